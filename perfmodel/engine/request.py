@@ -1,0 +1,92 @@
+"""`Request`: a few counters, and what follows from them. Times are in ticks of whatever clock drives the engine."""
+
+__all__ = ["Request", "RequestStatus"]
+
+from collections.abc import Hashable
+from enum import Enum
+
+
+class RequestStatus(Enum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class Request:
+    """One request as the engine knows it: counts of tokens, never their text.
+
+    block_hashes:          identity of the prompt's full KV blocks, in order; () = a prompt like no other
+    num_computed_tokens:   tokens whose KV is computed, or will be once the plans made so far have run
+    num_promised_tokens:   output tokens that the plans made so far will have sampled
+    num_output_tokens:     output tokens that exist (promised minus those still in flight)
+    """
+
+    __slots__ = (
+        "arrival",
+        "block_hashes",
+        "block_ids",
+        "finished_at",
+        "first_scheduled_at",
+        "first_token_at",
+        "last_step",
+        "last_token_at",
+        "max_output_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_hashed_blocks",
+        "num_output_tokens",
+        "num_preemptions",
+        "num_promised_tokens",
+        "num_prompt_tokens",
+        "priority",
+        "request_id",
+        "status",
+    )
+
+    def __init__(
+        self,
+        request_id: int,
+        arrival: int,
+        num_prompt_tokens: int,
+        max_output_tokens: int,
+        block_hashes: tuple[Hashable, ...] = (),
+        priority: int = 0,
+    ) -> None:
+        self.request_id = request_id
+        self.arrival = arrival
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_output_tokens = max_output_tokens
+        self.block_hashes = block_hashes
+        self.priority = priority
+        self.status = RequestStatus.WAITING
+        self.num_computed_tokens = 0
+        self.num_promised_tokens = 0
+        self.num_output_tokens = 0
+        self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
+        self.num_hashed_blocks = 0  # leading blocks already entered in the prefix cache
+        self.num_preemptions = 0
+        self.block_ids: list[int] = []
+        self.last_step = -1  # index of the last plan that granted it tokens
+        self.first_scheduled_at: int | None = None
+        self.first_token_at: int | None = None
+        self.last_token_at: int | None = None
+        self.finished_at: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens whose values are known once the plans made so far have run."""
+        return self.num_prompt_tokens + self.num_promised_tokens
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Output tokens not yet promised by any plan."""
+        return self.max_output_tokens - self.num_promised_tokens
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id}, {self.status.value}, prompt={self.num_prompt_tokens}, "
+            f"output={self.num_output_tokens}/{self.max_output_tokens}, computed={self.num_computed_tokens})"
+        )

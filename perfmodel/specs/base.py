@@ -1,0 +1,11 @@
+"""The base of every specification read from a file: frozen, unknown keys refused."""
+
+__all__ = ["Spec"]
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Spec(BaseModel):
+    """Immutable, validated, and closed: a key that is not a field is an error, never ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False)

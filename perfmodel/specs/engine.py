@@ -1,0 +1,57 @@
+"""`EngineSpec`: how the model is served, with vLLM's engine-argument names, meanings and defaults."""
+
+__all__ = ["EngineSpec"]
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from perfmodel.specs.base import Spec
+from perfmodel.specs.units import Milliseconds
+
+
+class EngineSpec(Spec):
+    """vLLM's arguments first, ours (batching, profile, ...) last."""
+
+    tensor_parallel_size: PositiveInt = 1
+    pipeline_parallel_size: PositiveInt = 1
+    data_parallel_size: PositiveInt = 1
+    enable_expert_parallel: bool = False
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    max_num_seqs: PositiveInt = 256
+    max_num_batched_tokens: PositiveInt = 2048
+    max_model_len: PositiveInt | None = None
+    block_size: PositiveInt = 16
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    num_gpu_blocks_override: PositiveInt | None = None
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = Field(default=0, ge=0)
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = False
+    scheduling_policy: Literal["fcfs", "priority", "shortest-first"] = "fcfs"
+    async_scheduling: bool = True
+    batching: Literal["continuous", "iteration", "dynamic", "static", "none"] = "continuous"
+    batch_timeout_ms: Milliseconds = Field(
+        default=100.0, ge=0
+    )  # dynamic batching: start a partial batch after this wait
+    profile: str = "vllm"
+    split_kv: bool = True  # decode attention split over the KV length (flash-decoding)
+    attention: Literal["flash", "standard"] = "flash"
+    fused_kernels: bool = True
+
+    @model_validator(mode="after")
+    def _budget_holds_a_batch(self) -> "EngineSpec":
+        # vLLM refuses this too: a running batch must fit the budget with one token each.
+        if self.batching == "continuous" and self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}; "
+                f"raise the first or lower the second"
+            )
+        return self
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of one replica."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size

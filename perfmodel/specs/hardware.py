@@ -1,0 +1,100 @@
+"""`HardwareSpec`: declared facts of one device (or system), each block with its source. No fitted factor lives here."""
+
+__all__ = ["Declared", "HardwareSpec", "Link", "MemoryLevel", "Price"]
+
+from datetime import date
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from perfmodel.specs.base import Spec
+from perfmodel.specs.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, Seconds
+
+
+class MemoryLevel(Spec):
+    """One level of the memory hierarchy; `per: compute_unit` sizes multiply by the number of compute units."""
+
+    level: str  # hbm (the outermost, whatever its technology) | l2 | l3 | sram | tensor_memory | registers
+    capacity_bytes: Bytes = Field(gt=0)
+    bandwidth_bytes_per_s: BytesPerSecond | None = Field(default=None, gt=0)
+    per: Literal["device", "compute_unit"] = "device"
+    technology: str | None = None  # HBM3, GDDR6 ECC, DDR5-4800 ...
+
+
+class Link(Spec):
+    """A connection to other devices or to the host; bandwidth is one way, per device."""
+
+    name: str  # nvlink | pcie | infinity_fabric | ici | scale_out ...
+    bandwidth_bytes_per_s: BytesPerSecond = Field(gt=0)
+    direction: Literal["one_way"] = "one_way"
+    latency_s: Seconds = Field(default=0.0, ge=0)
+    topology: str | None = None
+
+
+class Declared(Spec):
+    """The vendor's dense peak figures."""
+
+    source: str
+    architecture: str | None = None  # ampere | hopper | ada | blackwell | cdna3 ... : siblings share achieved fractions
+    compute_units: PositiveInt
+    clock_hz: Hertz = Field(gt=0)
+    peak_flops_per_s: dict[str, FlopsPerSecond]
+    vector_flops_per_s: FlopsPerSecond | None = (
+        None  # non-tensor fp32 rate, where it differs from peak_flops_per_s.fp32
+    )
+    sparsity_speedup: float = 1.0
+    memory: tuple[MemoryLevel, ...] = Field(min_length=1)
+    links: tuple[Link, ...] = ()
+    tdp_w: PositiveFloat | None = None
+    idle_w: NonNegativeFloat | None = None
+    max_devices: PositiveInt = 8  # in one scale-up domain
+    unconfirmed: tuple[str, ...] = ()  # field paths recalled or derived, not read in a vendor's document
+
+
+class Price(Spec):
+    """What an hour of one device costs, where and when."""
+
+    source: str
+    date: date
+    usd_per_hour: PositiveFloat
+
+
+class HardwareSpec(Spec):
+    """One device type. See design section 3.5 for the file."""
+
+    name: str
+    kind: Literal["gpu", "cpu", "tpu", "npu", "fpga"]
+    aliases: tuple[str, ...] = ()
+    declared: Declared
+    price: Price | None = None
+
+    @model_validator(mode="after")
+    def _has_main_memory(self) -> "HardwareSpec":
+        if self.declared.memory[0].bandwidth_bytes_per_s is None:
+            raise ValueError("declared.memory.0 (the outermost level) needs bandwidth_bytes_per_s")
+        return self
+
+    @property
+    def memory_bytes(self) -> float:
+        """Capacity of the outermost level."""
+        return self.declared.memory[0].capacity_bytes
+
+    @property
+    def memory_bandwidth(self) -> float:
+        """Bandwidth of the outermost level, byte/s."""
+        bandwidth = self.declared.memory[0].bandwidth_bytes_per_s
+        assert bandwidth is not None  # the validator refused the file otherwise
+        return bandwidth
+
+    def level(self, name: str) -> MemoryLevel | None:
+        """The memory level called `name`, or None."""
+        return next((m for m in self.declared.memory if m.level == name), None)
+
+    def link(self, name: str) -> Link | None:
+        """The link called `name`, or None."""
+        return next((link for link in self.declared.links if link.name == name), None)
+
+    @property
+    def scale_up_link(self) -> Link | None:
+        """The fastest link to sibling devices: the scale-up fabric if there is one, else PCIe."""
+        return max(self.declared.links, key=lambda link: link.bandwidth_bytes_per_s, default=None)

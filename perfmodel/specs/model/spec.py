@@ -1,0 +1,89 @@
+"""`ModelSpec`: one model as everything else sees it, structure and number formats, no time and no hardware."""
+
+__all__ = ["ModelSpec", "QuantizationSpec"]
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from perfmodel.specs.model.architecture import Attention, Layer
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationSpec:
+    """Number formats of the linear layers.
+
+    weights:     format of quantized weights ("bf16", "fp8", "int8", "int4", "fp4", "mxfp4", ...)
+    activations: format the matrix multiplication reads; None keeps the model's dtype (weight-only)
+    group_size:  weights per scale along the input; 0 = one scale per tensor or channel
+    kept:        component names left in the model's dtype, among COMPONENTS
+    """
+
+    method: str = "none"
+    weights: str | None = None
+    activations: str | None = None
+    group_size: int = 0
+    kv_cache: str | None = None
+    kept: frozenset[str] = frozenset({"embedding", "lm_head", "router"})
+
+
+COMPONENTS = (
+    "embedding",
+    "lm_head",
+    "attention",
+    "linear_attention",
+    "dense_ffn",
+    "experts",
+    "shared_experts",
+    "router",
+)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A decoder-only model. Sizes in elements, before sharding.
+
+    name:         as people say it ("llama-3.1-8b")
+    layers:       runs of equal consecutive layers, in order: ((layer, how many), ...)
+    dtype:        format of weights and activations that are not quantized
+    sampling:     the card's generation_config: "greedy", "top_p", ... (what a server applies by default)
+    extra_params: parameters outside the text decoder that are loaded with it (a vision tower), if known
+    """
+
+    name: str
+    model_type: str
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    layers: tuple[tuple[Layer, int], ...]
+    tie_word_embeddings: bool = False
+    dtype: str = "bf16"
+    quantization: QuantizationSpec = QuantizationSpec()
+    sampling: str = "greedy"
+    hf_id: str | None = None
+    aliases: tuple[str, ...] = ()
+    published_params: float | None = None
+    extra_params: float = 0.0
+    source: str = ""
+
+    @property
+    def num_layers(self) -> int:
+        return sum(count for _, count in self.layers)
+
+    def iter_layers(self) -> Iterator[Layer]:
+        """Each layer in order."""
+        for layer, count in self.layers:
+            for _ in range(count):
+                yield layer
+
+    @cached_property
+    def attention_spans(self) -> tuple[int, ...]:
+        """The distinct limits on how far a query sees (windows and chunks), ascending; full attention adds none."""
+        spans = {
+            span
+            for layer, _ in self.layers
+            if isinstance(layer.mixer, Attention)
+            for span in (layer.mixer.window, layer.mixer.chunk)
+            if span is not None
+        }
+        return tuple(sorted(spans))

@@ -1,0 +1,130 @@
+"""Traffic: arrivals, length distributions, shared prefixes, traces, and what counts as good service."""
+
+__all__ = ["SLO", "Arrivals", "Lengths", "Prefix", "Sampling", "Stage", "Trace", "Traffic"]
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from perfmodel.specs.base import Spec
+from perfmodel.specs.units import Milliseconds, Seconds
+
+
+class Stage(Spec):
+    """`rate` requests per second for `duration_s` seconds."""
+
+    rate: PositiveFloat
+    duration_s: Seconds = Field(gt=0)
+
+
+class Arrivals(Spec):
+    """When requests arrive. `stages` run back to back with the same process."""
+
+    process: Literal["constant", "poisson", "poisson_fixed_count", "gamma", "closed_loop", "burst", "trace"] = "poisson"
+    rate: PositiveFloat | None = None
+    cv: PositiveFloat = 1.0  # gamma: coefficient of variation of the gaps (1 = Poisson)
+    concurrency: PositiveInt | None = None  # closed_loop: requests in flight
+    think_time_s: Seconds = Field(default=0.0, ge=0)  # closed_loop
+    stages: tuple[Stage, ...] = ()
+
+    @model_validator(mode="after")
+    def _has_what_its_process_needs(self) -> "Arrivals":
+        if self.process == "closed_loop" and self.concurrency is None:
+            raise ValueError("closed_loop needs `concurrency`, the number of requests in flight")
+        if self.process in ("constant", "poisson", "poisson_fixed_count", "gamma") and not (self.rate or self.stages):
+            raise ValueError(f"{self.process} needs `rate` (requests per second) or `stages`")
+        return self
+
+
+class Lengths(Spec):
+    """A distribution of token counts; drawn values are rounded and clipped to [min, max]."""
+
+    distribution: Literal["fixed", "uniform", "lognormal", "exponential", "empirical"]
+    value: PositiveInt | None = None
+    low: PositiveInt | None = None
+    high: PositiveInt | None = None
+    mean: PositiveFloat | None = None
+    p99: PositiveFloat | None = None
+    std: PositiveFloat | None = None
+    values: tuple[PositiveInt, ...] | None = None
+    path: str | None = None  # one count per line
+    min: PositiveInt = 1
+    max: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _has_what_its_distribution_needs(self) -> "Lengths":
+        needs = {
+            "fixed": self.value is not None,
+            "uniform": self.low is not None and self.high is not None and self.low <= self.high,
+            "lognormal": self.mean is not None and (self.p99 is not None) != (self.std is not None),
+            "exponential": self.mean is not None,
+            "empirical": (self.values is not None) != (self.path is not None),
+        }
+        wants = {
+            "fixed": "`value`",
+            "uniform": "`low` <= `high`",
+            "lognormal": "`mean` and one of `p99`, `std`",
+            "exponential": "`mean`",
+            "empirical": "one of `values`, `path`",
+        }
+        if not needs[self.distribution]:
+            raise ValueError(f"{self.distribution} needs {wants[self.distribution]}")
+        return self
+
+
+class Prefix(Spec):
+    """Prompts that share their beginnings: `num_groups` prefixes of `shared_tokens`.
+
+    With `num_prompts_per_group`, only that many distinct prompts exist per group and they repeat in whole.
+    """
+
+    num_groups: PositiveInt = 1
+    shared_tokens: PositiveInt
+    num_prompts_per_group: PositiveInt | None = None
+
+
+class Trace(Spec):
+    """A file of recorded requests; `speedup` divides the gaps."""
+
+    path: str
+    format: Literal["azure", "mooncake", "burstgpt", "jsonl"]
+    speedup: PositiveFloat = 1.0
+
+
+class Traffic(Spec):
+    """What arrives. Lengths come from the distributions, or from the trace."""
+
+    arrivals: Arrivals = Arrivals(process="burst")
+    num_requests: PositiveInt | None = None
+    duration_s: Seconds | None = Field(default=None, gt=0)
+    input_tokens: Lengths | None = None
+    output_tokens: Lengths | None = None
+    prefix: Prefix | None = None
+    trace: Trace | None = None
+    priorities: tuple[NonNegativeInt, ...] = ()  # drawn uniformly; lower is served first
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> "Traffic":
+        if self.trace is None:
+            missing = [k for k in ("input_tokens", "output_tokens") if getattr(self, k) is None]
+            if missing:
+                raise ValueError(f"needs {' and '.join(missing)}, or a trace")
+            if self.arrivals.process == "trace":
+                raise ValueError("arrivals.process is 'trace' but there is no `trace: {path, format}`")
+            if self.num_requests is None and self.duration_s is None and not self.arrivals.stages:
+                raise ValueError("needs `num_requests`, `duration_s` or `arrivals.stages`, or it would never end")
+        return self
+
+
+class SLO(Spec):
+    """A request is good when it meets every limit that is given."""
+
+    ttft_ms: Milliseconds | None = Field(default=None, gt=0)
+    tpot_ms: Milliseconds | None = Field(default=None, gt=0)
+    e2el_ms: Milliseconds | None = Field(default=None, gt=0)
+
+
+class Sampling(Spec):
+    """How tokens are drawn; `default` is what the model's generation_config makes a server do."""
+
+    method: Literal["default", "greedy", "top_p", "top_k", "temperature"] = "default"

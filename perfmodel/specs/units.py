@@ -1,0 +1,51 @@
+"""Numbers with units: `"2039 GB/s"`, `"80 GiB"`, `"1.5 ms"`, or plain numbers in the unit that the key names."""
+
+__all__ = ["Bytes", "BytesPerSecond", "FlopsPerSecond", "Hertz", "Milliseconds", "Seconds", "parse_quantity"]
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+_PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+_BYTES = {f"{p}B": f for p, f in (_PREFIX | _BINARY).items()}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+_NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S*)\s*")
+
+# What each dimension accepts: unit as written -> factor to the base unit.
+_UNITS: dict[str, dict[str, float]] = {
+    "bytes": _BYTES,
+    "bytes/s": {f"{unit}/s": factor for unit, factor in _BYTES.items()},
+    "FLOP/s": {f"{p}{u}": f for p, f in _PREFIX.items() for u in ("FLOPS", "FLOP/s", "OPS", "OP/s")},
+    "Hz": {f"{p}Hz": f for p, f in _PREFIX.items()},
+    "s": _SECONDS,
+    "ms": {unit: factor * 1e3 for unit, factor in _SECONDS.items()},
+}
+
+
+def parse_quantity(value: Any, dimension: str) -> Any:
+    """`value` in the base unit of `dimension`; numbers and non-strings pass through unchanged.
+
+    Raises ValueError that names the value and the accepted units.
+    """
+    if not isinstance(value, str):
+        return value
+    units = _UNITS[dimension]
+    match = _NUMBER.fullmatch(value)
+    if match is None or (match[2] and match[2] not in units):
+        shown = ", ".join(sorted(units, key=lambda u: (len(u), u))[:8])
+        raise ValueError(f"{value!r} is not a quantity in {dimension}; write a number, or a number with one of {shown}")
+    return float(match[1]) * (units[match[2]] if match[2] else 1.0)
+
+
+def _quantity(dimension: str) -> BeforeValidator:
+    return BeforeValidator(lambda value: parse_quantity(value, dimension))
+
+
+Bytes = Annotated[float, _quantity("bytes")]
+BytesPerSecond = Annotated[float, _quantity("bytes/s")]
+FlopsPerSecond = Annotated[float, _quantity("FLOP/s")]
+Hertz = Annotated[float, _quantity("Hz")]
+Seconds = Annotated[float, _quantity("s")]
+Milliseconds = Annotated[float, _quantity("ms")]
