@@ -1,0 +1,121 @@
+"""Where the data files are and what they are called; knows nothing of what is inside them but their `aliases`.
+
+An installed wheel carries the data in `perfmodel/_data/`; a checkout has it beside the package. A name
+is looked up without reading any file; only a name that is no file's own is compared with the aliases.
+"""
+
+__all__ = ["Kind", "data_dir", "find_file", "list_names"]
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from perfmodel.errors import SpecError, did_you_mean
+
+Kind = Literal["models", "hardware", "traffic", "scenarios", "calibrations"]
+
+_FOLDERS: dict[Kind, str] = {
+    "models": "workloads/models",
+    "hardware": "hardware_specs",
+    "traffic": "workloads/traffic",
+    "scenarios": "workloads/scenarios",
+    "calibrations": "hardware_specs/calibrations",
+}
+_SINGULAR: dict[Kind, str] = {
+    "models": "model",
+    "hardware": "hardware",
+    "traffic": "traffic",
+    "scenarios": "scenario",
+    "calibrations": "calibration",
+}
+_YAML = (".yaml", ".yml")
+_PACKAGE = Path(__file__).resolve().parent.parent
+# `aliases: [a, "b"]` on one or several lines, or a block list, at the top level of a file.
+_ALIASES = re.compile(r"^aliases:[ \t]*(?:\[(?P<flow>[^\]]*)\]|\n(?P<block>(?:[ \t]*-[^\n]*\n?)+))", re.MULTILINE)
+
+
+def data_dir(kind: Kind) -> Path:
+    """The folder that holds the files of `kind`: the wheel's if it is there, else the checkout's."""
+    installed = _PACKAGE / "_data" / _FOLDERS[kind]
+    return installed if installed.is_dir() else _PACKAGE.parent / _FOLDERS[kind]
+
+
+def list_names(kind: Kind, suffixes: Sequence[str] = _YAML) -> list[str]:
+    """The names of all files of `kind`, sorted; no file is opened."""
+    return sorted(path.name.removesuffix(path.suffix) for path in _files(kind, suffixes))
+
+
+def find_file(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _YAML) -> Path:
+    """The file meant by a name, an alias or a path.
+
+    A `Path`, or a string with a folder or one of `suffixes` in it, is a path if something is there. Names and aliases
+    are compared without regard to case, with spaces and underscores as hyphens.
+
+    Raises SpecError that names the nearest known names.
+    """
+    text = str(name_or_path)
+    path = Path(text).expanduser()
+    is_path = isinstance(name_or_path, Path) or "/" in text or "\\" in text or path.suffix in suffixes
+    if is_path and path.exists():
+        return path
+    direct = _direct(kind, text, suffixes)
+    if direct is not None:
+        return direct
+    wanted = _normal(text)
+    for file in _files(kind, suffixes):
+        if _normal(file.name.removesuffix(file.suffix)) == wanted:
+            return file
+    aliases = _aliases(kind, tuple(suffixes))
+    if wanted in aliases:
+        return aliases[wanted]
+    if is_path and not ("/" in text and not text.startswith((".", "/", "~")) and path.suffix not in suffixes):
+        raise SpecError(f"{text}: no such file.")
+    raise SpecError(_unknown(kind, text, suffixes))
+
+
+def _direct(kind: Kind, text: str, suffixes: Sequence[str]) -> Path | None:
+    """The file called exactly `text` (with or without its suffix), the case that costs one or two stat calls."""
+    if "/" in text or "\\" in text or not text:
+        return None
+    folder = data_dir(kind)
+    for candidate in (folder / text, *(folder / f"{text}{suffix}" for suffix in suffixes)):
+        if candidate.suffix in suffixes and candidate.is_file():
+            return candidate
+    return None
+
+
+def _files(kind: Kind, suffixes: Sequence[str]) -> Iterator[Path]:
+    folder = data_dir(kind)
+    if folder.is_dir():
+        yield from (path for path in sorted(folder.iterdir()) if path.suffix in suffixes and path.is_file())
+
+
+@cache
+def _aliases(kind: Kind, suffixes: tuple[str, ...]) -> dict[str, Path]:
+    """Alias as `_normal` writes it -> file. Read with a regular expression: a hundred files take a few milliseconds."""
+    found: dict[str, Path] = {}
+    for path in _files(kind, suffixes):
+        match = _ALIASES.search(path.read_text(encoding="utf-8", errors="replace"))
+        if match is None:
+            continue
+        items = re.split(r",|\n\s*-|^\s*-", match["flow"] if match["flow"] is not None else match["block"])
+        for item in items:
+            alias = item.split(" #")[0].strip().strip("\"'")
+            if alias:
+                found.setdefault(_normal(alias), path)
+    return found
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[\s_]+", "-", name.strip().lower())
+
+
+def _unknown(kind: Kind, text: str, suffixes: Sequence[str]) -> str:
+    names = list_names(kind, suffixes)
+    near = did_you_mean(_normal(text), names)
+    if not near and names:
+        shown = ", ".join(names[:6]) + (f", ... ({len(names)} in all)" if len(names) > 6 else "")
+        near = f" Known: {shown}."
+    return f"unknown {_SINGULAR[kind]} {text!r}: no file of this name in {_FOLDERS[kind]}, and no such path.{near}"
