@@ -39,6 +39,7 @@ class Attention:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False
+    qk_norm_width: str = "head"  # head: one weight of head_dim | all_heads: weights over all heads | none: no weight
     output_gate: bool = False  # a gate as wide as the output, projected beside q (Qwen3-Next, Qwen3.5)
     sinks: bool = False  # one learned sink logit per head (gpt-oss)
     use_rope: bool = True
@@ -90,6 +91,7 @@ class Mamba:
     dt_rank: int | None = None
     conv_bias: bool = True
     proj_bias: bool = False
+    inner_norm: bool = True  # a gated norm before the output projection (Mamba-2), norms on dt, B, C (Jamba)
 
 
 @dataclass(frozen=True, slots=True)

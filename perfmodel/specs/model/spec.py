@@ -1,6 +1,6 @@
 """`ModelSpec`: one model as everything else sees it, structure and number formats, no time and no hardware."""
 
-__all__ = ["ModelSpec", "QuantizationSpec"]
+__all__ = ["COMPONENTS", "ModelSpec", "QuantizationSpec"]
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,15 +16,17 @@ class QuantizationSpec:
     weights:     format of quantized weights ("bf16", "fp8", "int8", "int4", "fp4", "mxfp4", ...)
     activations: format the matrix multiplication reads; None keeps the model's dtype (weight-only)
     group_size:  weights per scale along the input; 0 = one scale per tensor or channel
-    kept:        component names left in the model's dtype, among COMPONENTS
+    group_rows:  output rows that share those scales: 128 for the 128 x 128 blocks of DeepSeek's FP8, else 1
+    kept:        component names left in the model's dtype, among COMPONENTS; norms always are
     """
 
     method: str = "none"
     weights: str | None = None
     activations: str | None = None
     group_size: int = 0
+    group_rows: int = 1
     kv_cache: str | None = None
-    kept: frozenset[str] = frozenset({"embedding", "lm_head", "router"})
+    kept: frozenset[str] = frozenset({"embedding", "lm_head", "router", "norms"})
 
 
 COMPONENTS = (
@@ -36,6 +38,7 @@ COMPONENTS = (
     "experts",
     "shared_experts",
     "router",
+    "norms",
 )
 
 
@@ -48,6 +51,11 @@ class ModelSpec:
     dtype:        format of weights and activations that are not quantized
     sampling:     the card's generation_config: "greedy", "top_p", ... (what a server applies by default)
     extra_params: parameters outside the text decoder that are loaded with it (a vision tower), if known
+    norm_bias:    norms are LayerNorms with a bias (GPT-2, OPT, Falcon) instead of RMSNorms
+    post_norms:   a second norm after each block (Gemma 2 and 3, GLM-4)
+    parallel_blocks:   mixer and feed-forward read the same input: one all-reduce a layer (GPT-NeoX, Falcon, Phi)
+    shared_block_norm: ... behind one norm (Falcon-7B, Phi)
+    num_learned_positions: rows of a learned position table (GPT-2, OPT); 0 with rotary or no positions
     """
 
     name: str
@@ -65,6 +73,12 @@ class ModelSpec:
     published_params: float | None = None
     extra_params: float = 0.0
     source: str = ""
+    norm_bias: bool = False
+    post_norms: bool = False
+    parallel_blocks: bool = False
+    shared_block_norm: bool = False
+    num_learned_positions: int = 0
+    lm_head_bias: bool = False
 
     @property
     def num_layers(self) -> int:
