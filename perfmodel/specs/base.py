@@ -8,4 +8,4 @@ from pydantic import BaseModel, ConfigDict
 class Spec(BaseModel):
     """Immutable, validated, and closed: a key that is not a field is an error, never ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False, allow_inf_nan=False)

@@ -5,7 +5,7 @@ __all__ = ["Bytes", "BytesPerSecond", "FlopsPerSecond", "Hertz", "Milliseconds",
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, WithJsonSchema
 
 _PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -22,6 +22,15 @@ _UNITS: dict[str, dict[str, float]] = {
     "s": _SECONDS,
     "ms": {unit: factor * 1e3 for unit, factor in _SECONDS.items()},
 }
+# The ones that an error message offers.
+_USUAL = {
+    "bytes": "B, KB, MB, GB, TB, KiB, MiB, GiB",
+    "bytes/s": "MB/s, GB/s, TB/s, GiB/s",
+    "FLOP/s": "GFLOPS, TFLOPS, PFLOPS, TOPS",
+    "Hz": "Hz, MHz, GHz",
+    "s": "s, ms, us, ns, min, h",
+    "ms": "ms, s, us, min",
+}
 
 
 def parse_quantity(value: Any, dimension: str) -> Any:
@@ -29,13 +38,16 @@ def parse_quantity(value: Any, dimension: str) -> Any:
 
     Raises ValueError that names the value and the accepted units.
     """
+    if isinstance(value, bool):
+        raise ValueError(f"found {str(value).lower()}, allowed a quantity in {dimension}")
     if not isinstance(value, str):
         return value
     units = _UNITS[dimension]
     match = _NUMBER.fullmatch(value)
     if match is None or (match[2] and match[2] not in units):
-        shown = ", ".join(sorted(units, key=lambda u: (len(u), u))[:8])
-        raise ValueError(f"{value!r} is not a quantity in {dimension}; write a number, or a number with one of {shown}")
+        raise ValueError(
+            f"{value!r} is not a quantity in {dimension}; write a number, or a number with one of {_USUAL[dimension]}"
+        )
     return float(match[1]) * (units[match[2]] if match[2] else 1.0)
 
 
@@ -43,9 +55,12 @@ def _quantity(dimension: str) -> BeforeValidator:
     return BeforeValidator(lambda value: parse_quantity(value, dimension))
 
 
-Bytes = Annotated[float, _quantity("bytes")]
-BytesPerSecond = Annotated[float, _quantity("bytes/s")]
-FlopsPerSecond = Annotated[float, _quantity("FLOP/s")]
-Hertz = Annotated[float, _quantity("Hz")]
-Seconds = Annotated[float, _quantity("s")]
-Milliseconds = Annotated[float, _quantity("ms")]
+_SCHEMA = WithJsonSchema({"type": ["number", "string"]})
+
+
+Bytes = Annotated[float, _quantity("bytes"), _SCHEMA]
+BytesPerSecond = Annotated[float, _quantity("bytes/s"), _SCHEMA]
+FlopsPerSecond = Annotated[float, _quantity("FLOP/s"), _SCHEMA]
+Hertz = Annotated[float, _quantity("Hz"), _SCHEMA]
+Seconds = Annotated[float, _quantity("s"), _SCHEMA]
+Milliseconds = Annotated[float, _quantity("ms"), _SCHEMA]

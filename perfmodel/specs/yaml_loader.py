@@ -1,0 +1,185 @@
+"""Reading YAML as YAML 1.2 does, remembering where everything stood.
+
+PyYAML implements YAML 1.1, where `4.8e12` and `1e9` are strings and `no` is false. Here PyYAML (its C parser
+where it is there) only builds the tree of nodes; scalars are resolved by the core schema of YAML 1.2, duplicate
+keys are refused, keys are text, and lines are looked up in the tree when an error needs one.
+"""
+
+__all__ = ["LoadedYaml", "Path", "Positions", "load_yaml", "parse_scalar_yaml"]
+
+import pathlib
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from perfmodel.errors import SpecError
+
+Path = tuple[str | int, ...]  # ("memory", 0, "capacity_bytes")
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_WORDS: dict[str, Any] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), float("inf")),
+    **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+}
+
+
+@dataclass
+class Positions:
+    """Where the fields of one document stood: in a file, or on the command line for what `--set` changed."""
+
+    file: str
+    root: yaml.Node | None = None
+    overridden: dict[Path, str] = field(default_factory=dict)
+
+    def where(self, path: Path) -> str:
+        """`file:line` of the nearest enclosing field that is in the file, or the `--set ...` that set it."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.overridden:
+                return f"--set {self.overridden[path[:end]]}"
+        line = self.line(path)
+        return self.file if line is None else f"{self.file}:{line}"
+
+    def line(self, path: Path) -> int | None:
+        """The line (from 1) of the key or list item at `path`, else of the nearest enclosing one."""
+        node = self.root
+        if node is None:
+            return None
+        line: int = node.start_mark.line
+        for key in path:
+            found = _child(node, key)
+            if found is None:
+                break
+            line, node = found
+        return line + 1
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedYaml:
+    """A document's mapping and where its fields stood."""
+
+    data: dict[str, Any]
+    positions: Positions
+
+
+def load_yaml(path: str | pathlib.Path) -> LoadedYaml:
+    """The mapping in a YAML file.
+
+    Raises SpecError (`file:line: ...`) for a file that is missing, a folder, not UTF-8, empty, not a mapping, or not
+    YAML; for tabs used as indentation and for a key given twice.
+    """
+    text, name = _read(pathlib.Path(path)), str(path)
+    root = _compose(text, name)
+    if root is None:
+        raise SpecError(f"{name}: the file is empty; a mapping of `key: value` lines is needed.")
+    if not isinstance(root, yaml.MappingNode):
+        found = "a list" if isinstance(root, yaml.SequenceNode) else f"{root.value!r}"
+        raise SpecError(f"{name}:{root.start_mark.line + 1}: found {found}, a mapping of `key: value` lines is needed.")
+    return LoadedYaml(_construct(root, name, ()), Positions(name, root))
+
+
+def parse_scalar_yaml(text: str, origin: str) -> Any:
+    """One value as YAML 1.2 reads it (`64`, `1e9`, `[1, 2]`, `{rate: 4}`); `origin` names it in errors."""
+    root = _compose(text, origin)
+    return None if root is None else _construct(root, origin, ())
+
+
+def _read(path: pathlib.Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such file.") from None
+    except IsADirectoryError:
+        raise SpecError(f"{path}: is a folder; the path of a YAML file is needed.") from None
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8.") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}.") from None
+
+
+def _compose(text: str, name: str) -> yaml.Node | None:
+    loader = _Loader(text)
+    try:
+        node: yaml.Node | None = loader.get_single_node()
+    except yaml.YAMLError as error:
+        raise SpecError(_syntax_error(error, text, name)) from None
+    finally:
+        loader.dispose()
+    return node
+
+
+def _syntax_error(error: yaml.YAMLError, text: str, name: str) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    if mark is None:
+        return f"{name}: not valid YAML: {' '.join(str(problem).split())}."
+    lines = text.splitlines()
+    for number in (mark.line, mark.line - 1):
+        if 0 <= number < len(lines) and re.match(r"\s*\t", lines[number]):
+            return f"{name}:{number + 1}: found a tab in the indentation; YAML allows only spaces there."
+    if "multiple documents" in str(problem) or "single document" in str(getattr(error, "context", "")):
+        return f"{name}:{mark.line + 1}: found a second document (`---`); one file holds one."
+    opened = getattr(error, "context_mark", None)
+    if mark.line >= len(lines) and opened is not None:
+        return f"{name}:{opened.line + 1}: not valid YAML: what is opened here is not closed ({problem})."
+    shown = lines[mark.line].strip() if mark.line < len(lines) else "the end of the file"
+    return f"{name}:{mark.line + 1}: not valid YAML at {shown!r}: {problem}."
+
+
+def _construct(node: yaml.Node, name: str, parents: tuple[int, ...]) -> Any:
+    """Python values of a node; `parents` are the ids of the nodes around it, to refuse an anchor inside itself."""
+    if not node.tag.startswith("tag:yaml.org,2002:") and node.tag != "!":
+        raise SpecError(f"{name}:{node.start_mark.line + 1}: found the tag {node.tag}; tags have no meaning here.")
+    if isinstance(node, yaml.ScalarNode):
+        return _scalar(node)
+    if id(node) in parents:
+        raise SpecError(f"{name}:{node.start_mark.line + 1}: an anchor (&) contains itself.")
+    if len(parents) > 50:
+        raise SpecError(f"{name}:{node.start_mark.line + 1}: nested more than 50 levels deep.")
+    inside = (*parents, id(node))
+    if isinstance(node, yaml.SequenceNode):
+        return [_construct(item, name, inside) for item in node.value]
+    result: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise SpecError(f"{name}:{line}: found a list or mapping as a key; keys are words.")
+        key = str(key_node.value)
+        if key in lines:
+            raise SpecError(f"{name}:{line}: key {key!r} is given twice, first on line {lines[key]}; keep one.")
+        lines[key] = line
+        result[key] = _construct(value_node, name, inside)
+    return result
+
+
+def _scalar(node: yaml.ScalarNode) -> Any:
+    text: str = node.value
+    if node.style or node.tag == "!":  # quoted, or a block of text
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INT.fullmatch(text):
+        return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return text
+
+
+def _child(node: yaml.Node, key: str | int) -> tuple[int, yaml.Node] | None:
+    """Line (from 0) and node of a key or list index."""
+    if isinstance(node, yaml.MappingNode):
+        for key_node, value_node in node.value:
+            if key_node.value == str(key):
+                return key_node.start_mark.line, value_node
+    elif isinstance(node, yaml.SequenceNode) and isinstance(key, int) and 0 <= key < len(node.value):
+        item = node.value[key]
+        return item.start_mark.line, item
+    return None
