@@ -1,1 +1,31 @@
-"""(to be written by its owner)"""
+"""One serving engine: which tokens of which requests run in the next step, and who owns the KV blocks.
+
+Standard library only, no clock, no costs: `now` is an argument, and a driver (simulated or executed) turns the
+`ServeLoop`.
+"""
+
+__all__ = [
+    "DISCIPLINES",
+    "POLICIES",
+    "Backend",
+    "Discipline",
+    "Grant",
+    "KVBlockManager",
+    "Outcome",
+    "Request",
+    "RequestStatus",
+    "Scheduler",
+    "SchedulerConfig",
+    "ServeLoop",
+    "StepPlan",
+    "StepRecord",
+]
+
+from perfmodel.engine.batching import DISCIPLINES, Discipline
+from perfmodel.engine.config import SchedulerConfig
+from perfmodel.engine.kv_blocks import KVBlockManager
+from perfmodel.engine.plan import Backend, Grant, Outcome, StepPlan, StepRecord
+from perfmodel.engine.policies import POLICIES
+from perfmodel.engine.request import Request, RequestStatus
+from perfmodel.engine.scheduler import Scheduler
+from perfmodel.engine.serve_loop import ServeLoop

@@ -3,7 +3,6 @@
 __all__ = ["Backend", "Grant", "Outcome", "StepPlan", "StepRecord"]
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
@@ -18,36 +17,67 @@ class Grant(NamedTuple):
     num_new_tokens: int
 
 
-@dataclass(slots=True)
 class StepPlan:
     """The tokens that run in one step, and nothing about how long they take.
 
     Decode, chunked prefill and a prefix hit are readings of the grants. Grants of one token to sequences whose other
     tokens are all computed are kept apart in `decodes`, because their number and summed context say all that a cost
-    model needs: `grants` gives them all.
+    model needs; `grants` gives them all.
 
-    decodes:        requests granted one token each, with all earlier tokens computed
-    decode_context: sum over `decodes` of the tokens in their KV, the new one included
-    chunks:         every other grant
-    samples:        requests of `chunks` that will have a new output token after this step
-    preempted:      requests that lost their blocks while this plan was made
+    decodes:         requests granted one token each, with all earlier tokens computed
+    decode_context:  sum over `decodes` of the tokens in their KV, the new one included
+    decode_windowed: for each span of the scheduler's config, the sum over `decodes` of min(KV tokens, span)
+    chunks:          every other grant
+    samples:         requests of `chunks` that have a new output token after this step
+    resumed:         requests whose previous output token, if any, came earlier than in the step before
+    preempted:       requests that lost their blocks while this plan was made
+    is_complete:     every running request with tokens to compute has a grant
+    positions:       tokens computed before this step, per request of `decodes`  } only with
+    block_tables:    block ids per request id of all grants                      } `record_positions`
     """
 
-    index: int
-    decodes: list[Request] = field(default_factory=list)
-    decode_context: int = 0
-    chunks: list[Grant] = field(default_factory=list)
-    samples: list[Request] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
+    __slots__ = (
+        "block_tables",
+        "chunks",
+        "decode_context",
+        "decode_windowed",
+        "decodes",
+        "index",
+        "is_complete",
+        "num_chunk_tokens",
+        "positions",
+        "preempted",
+        "resumed",
+        "samples",
+    )
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.decodes: list[Request] = []
+        self.decode_context = 0
+        self.decode_windowed: tuple[int, ...] = ()
+        self.chunks: list[Grant] = []
+        self.num_chunk_tokens = 0
+        self.samples: list[Request] = []
+        self.resumed: list[Request] = []
+        self.preempted: list[Request] = []
+        self.is_complete = True
+        self.positions: list[int] = []
+        self.block_tables: dict[int, list[int]] = {}
 
     @property
     def num_tokens(self) -> int:
-        return len(self.decodes) + sum(grant.num_new_tokens for grant in self.chunks)
+        return len(self.decodes) + self.num_chunk_tokens
 
     @property
     def num_samples(self) -> int:
         """Sequences that sample an output token."""
         return len(self.decodes) + len(self.samples)
+
+    @property
+    def chunk_lengths(self) -> tuple[tuple[int, int], ...]:
+        """(new tokens, tokens already computed) of each chunk."""
+        return tuple((new, computed) for _, computed, new in self.chunks)
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.chunks)
@@ -55,15 +85,14 @@ class StepPlan:
     def fingerprint(self) -> str:
         """A hash of what the plan decides; equal plans of two runs have equal fingerprints."""
         text = ";".join(
-            [f"{r.request_id}:1" for r in self.decodes]
+            [f"{self.index}", *(f"{r.request_id}:1" for r in self.decodes), f"context {self.decode_context}"]
             + [f"{g.request.request_id}:{g.num_computed_tokens}+{g.num_new_tokens}" for g in self.chunks]
             + [f"-{r.request_id}" for r in self.preempted]
         )
         return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What came of a step: how long it took, in ticks, and the sampled tokens if anyone looks at them."""
 
     duration: int
@@ -81,10 +110,10 @@ class Backend(Protocol):
 class StepRecord(NamedTuple):
     """One executed step, or `num_steps` equal decode steps advanced together. Times in ticks.
 
-    `first_duration` is that of the first of them; durations grow linearly to make up `end - start`.
+    `first_duration` is that of the first of them. `num_gaps` inter-token gaps end with each of the steps.
     """
 
-    index: int
+    step: int
     num_steps: int
     start: int
     end: int
@@ -96,3 +125,4 @@ class StepRecord(NamedTuple):
     num_running: int
     num_waiting: int
     used_blocks: int
+    num_gaps: int

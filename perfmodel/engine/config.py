@@ -1,0 +1,26 @@
+"""What the scheduler may do in one step. Sizes in tokens and sequences, times in ticks of the driving clock."""
+
+__all__ = ["SchedulerConfig"]
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Names and meanings of vLLM's engine arguments; see `perfmodel.specs.EngineSpec`.
+
+    spans:            the model's limits on how far a query sees; plans sum the decodes' context under each
+    record_positions: plans carry the token positions and block tables that a backend with real tensors needs
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 8192
+    block_size: int = 16
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    scheduling_policy: str = "fcfs"
+    batching: str = "continuous"
+    batch_timeout: int = 0
+    spans: tuple[int, ...] = ()
+    record_positions: bool = False

@@ -1,0 +1,187 @@
+"""KV blocks: who owns which, which hold content that another request can reuse, and in what order they are reused.
+
+The rules are vLLM v1's. A block is private to one request until its content has a hash; then it is shared by
+reference count, and after its last owner leaves it stays in the cache until it is reused, least recently freed
+first and a request's last block before its first.
+
+Private blocks have no per-block state at all: they move between requests and the free queue as slices of lists.
+Only blocks with a hash carry a reference count, so a workload without shared prefixes never pays for one.
+"""
+
+__all__ = ["KVBlockManager"]
+
+from collections import deque
+from collections.abc import Hashable, Iterable
+
+from perfmodel.engine.request import Request
+
+
+class _Lot:
+    """Blocks freed together; taken from the end of `blocks`. `has_hashed`: some may have been claimed back since."""
+
+    __slots__ = ("blocks", "has_hashed")
+
+    def __init__(self, blocks: list[int], has_hashed: bool) -> None:
+        self.blocks = blocks
+        self.has_hashed = has_hashed
+
+
+class KVBlockManager:
+    """`num_blocks` blocks of `block_size` tokens.
+
+    Invariants (`check_integrity`): every block is free or owned; a private block has one owner; a hashed block has
+    as many owners as its count says and is free exactly when that is zero.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.num_free = num_blocks
+        self._queue: deque[_Lot] = deque([_Lot(list(range(num_blocks - 1, -1, -1)), False)])
+        self._num_entries = num_blocks  # entries in all lots, those claimed back since included
+        self._block_of: dict[Hashable, int] = {}  # hash -> block
+        self._hash_of: dict[int, Hashable] = {}  # block -> hash
+        self._owners: dict[int, int] = {}  # hashed block -> number of requests that hold it
+        self._lot_of: dict[int, _Lot] = {}  # hashed free block -> the lot it waits in
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_free
+
+    def num_needed(self, request: Request, num_tokens: int) -> int:
+        """Blocks that `request` lacks to hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size) - len(request.block_ids)
+
+    def cached_prefix(self, request: Request) -> list[int]:
+        """Blocks in the cache that hold the beginning of the prompt, at most all but its last token."""
+        if not self.enable_prefix_caching or not request.block_hashes:
+            return []
+        blocks: list[int] = []
+        limit = (request.num_tokens - 1) // self.block_size
+        for content in request.block_hashes[:limit]:
+            block = self._block_of.get(content)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def can_allocate(self, request: Request, num_tokens: int, cached: Iterable[int] = ()) -> bool:
+        """Whether `request` can hold `num_tokens` tokens, of which the blocks `cached` are already there."""
+        claimed_back = num_cached = 0
+        for block in cached:
+            num_cached += 1
+            claimed_back += self._owners[block] == 0
+        return self.num_needed(request, num_tokens) - num_cached <= self.num_free - claimed_back
+
+    def allocate(self, request: Request, num_tokens: int, cached: Iterable[int] = ()) -> None:
+        """Give `request` the cached blocks and as many new ones as `num_tokens` tokens need (`can_allocate` first)."""
+        for block in cached:
+            if self._owners[block] == 0:
+                self.num_free -= 1
+                del self._lot_of[block]
+            self._owners[block] += 1
+            request.block_ids.append(block)
+            request.num_hashed_blocks += 1
+        missing = -(-num_tokens // self.block_size) - len(request.block_ids)
+        if missing > 0:
+            self._take(missing, request.block_ids)
+
+    def publish(self, request: Request) -> None:
+        """Enter the full prompt blocks that are computed, or planned to be, into the prefix cache."""
+        if not self.enable_prefix_caching:
+            return
+        last = min(request.num_computed_tokens // self.block_size, len(request.block_hashes))
+        for i in range(request.num_hashed_blocks, last):
+            content, block = request.block_hashes[i], request.block_ids[i]
+            if content in self._block_of:
+                break  # computed twice side by side: this copy, and what follows it, stays private
+            self._block_of[content] = block
+            self._hash_of[block] = content
+            self._owners[block] = 1
+            request.num_hashed_blocks = i + 1
+
+    def free(self, request: Request) -> None:
+        """Take all blocks from `request`; those with a hash stay cached until they are reused."""
+        blocks = request.block_ids
+        if not blocks:
+            return
+        if request.num_hashed_blocks == 0:
+            lot = _Lot(blocks, False)
+        else:
+            lot = _Lot([], True)
+            for block in blocks:
+                owners = self._owners.get(block)
+                if owners is not None:
+                    self._owners[block] = owners - 1
+                    if owners > 1:
+                        continue
+                    self._lot_of[block] = lot
+                lot.blocks.append(block)
+        request.block_ids = []
+        request.num_hashed_blocks = 0
+        self.num_free += len(lot.blocks)
+        self._num_entries += len(lot.blocks)
+        self._queue.append(lot)
+        if self._num_entries > 4 * self.num_blocks + 1024:
+            self._compact()
+
+    def _take(self, count: int, into: list[int]) -> None:
+        self.num_free -= count
+        while count:
+            lot = self._queue[0]
+            blocks = lot.blocks
+            if not lot.has_hashed:
+                taken = blocks[-count:]
+                del blocks[-count:]
+                taken.reverse()
+                into.extend(taken)
+                self._num_entries -= len(taken)
+                count -= len(taken)
+            else:
+                while blocks and count:
+                    block = blocks.pop()
+                    self._num_entries -= 1
+                    if self._is_waiting_in(block, lot):
+                        self._forget(block)
+                        into.append(block)
+                        count -= 1
+            if not blocks:
+                self._queue.popleft()
+
+    def _is_waiting_in(self, block: int, lot: _Lot) -> bool:
+        # A hashed block may have been claimed back from this lot, and even freed again into a later one.
+        return block not in self._hash_of or self._lot_of.get(block) is lot
+
+    def _forget(self, block: int) -> None:
+        content = self._hash_of.pop(block, None)
+        if content is not None:
+            del self._block_of[content], self._owners[block], self._lot_of[block]
+
+    def _compact(self) -> None:
+        """Drop the entries of blocks that were claimed back, so that the queue's size stays bounded."""
+        for lot in self._queue:
+            if lot.has_hashed:
+                lot.blocks = [block for block in lot.blocks if self._is_waiting_in(block, lot)]
+        self._queue = deque(lot for lot in self._queue if lot.blocks)
+        self._num_entries = sum(len(lot.blocks) for lot in self._queue)
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Raise AssertionError unless `requests`, which must be all that hold blocks, and the queue account for all."""
+        owners: dict[int, int] = {}
+        for request in requests:
+            assert len(set(request.block_ids)) == len(request.block_ids), f"{request} holds a block twice"
+            for block in request.block_ids:
+                owners[block] = owners.get(block, 0) + 1
+        waiting = [b for lot in self._queue for b in lot.blocks if not lot.has_hashed or self._is_waiting_in(b, lot)]
+        assert len(waiting) == self.num_free, f"{len(waiting)} blocks wait but num_free is {self.num_free}"
+        assert len(set(waiting)) == len(waiting), "a block waits twice"
+        assert set(waiting).isdisjoint(owners), "a block is free and owned"
+        assert len(waiting) + len(owners) == self.num_blocks, "a block is lost"
+        for block, count in owners.items():
+            assert count == self._owners.get(block, 1), (
+                f"block {block} has {count} owners, not {self._owners.get(block)}"
+            )
+        for content, block in self._block_of.items():
+            assert self._hash_of[block] == content
+            assert self._owners[block] == owners.get(block, 0)

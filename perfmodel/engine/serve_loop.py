@@ -1,0 +1,76 @@
+"""The serve loop: plan -> execute -> apply, in the order of vLLM's engine core. Both drivers turn it.
+
+With asynchronous scheduling the plan of the next step is made when a step starts, so the host's work hides behind the
+device's; a request that arrives during step N is first seen when N+1 starts and first runs in N+2.
+
+    plan = loop.start_step(now)           # the step that runs now (and, asynchronously, the next one is planned)
+    outcome = backend.execute(plan)       # a driver lets `outcome.duration` pass on its clock
+    finished = loop.finish_step(plan, now)
+"""
+
+__all__ = ["ServeLoop"]
+
+from operator import add
+
+from perfmodel.engine.plan import StepPlan
+from perfmodel.engine.request import Request
+from perfmodel.engine.scheduler import Scheduler
+
+
+class ServeLoop:
+    """Turns `scheduler`, at most one planned step ahead of the running one."""
+
+    def __init__(self, scheduler: Scheduler, async_scheduling: bool = True) -> None:
+        self.scheduler = scheduler
+        self.async_scheduling = async_scheduling
+        self._ahead: StepPlan | None = None
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request waits or runs."""
+        return self.scheduler.has_requests
+
+    def add(self, request: Request) -> None:
+        """Hand a request over. Raises WorkloadError for one that could never run."""
+        self.scheduler.add(request)
+
+    def next_wakeup(self, now: int) -> int | None:
+        """When to call `start_step` again after it returned None, if nothing arrives before."""
+        return self.scheduler.next_wakeup(now)
+
+    def start_step(self, now: int) -> StepPlan | None:
+        """The plan to execute from `now` on; None when there is nothing to run."""
+        plan = self._ahead or self.scheduler.plan(now)
+        if not plan:
+            self._ahead = None
+            return None
+        self._ahead = self.scheduler.plan(now) if self.async_scheduling else None
+        return plan
+
+    def finish_step(self, plan: StepPlan, now: int) -> list[Request]:
+        """`plan` has been executed by `now`; returns the requests it finished."""
+        return self.scheduler.apply(plan, now)
+
+    def max_leap(self, plan: StepPlan) -> int:
+        """How many steps, `plan` (just started) and equal ones after it, pass before anything changes by itself."""
+        if plan.chunks or plan.resumed:
+            return 1
+        if self._ahead is None:
+            # Executed one by one, the last equal step may finish requests; a leap stops before it.
+            return max(self.scheduler.max_repeats(plan), 1)
+        if self._ahead.decodes != plan.decodes or self._ahead.decode_windowed != self._grown(plan):
+            return 1
+        return self.scheduler.max_repeats(self._ahead) + 1
+
+    def leap_growth(self, plan: StepPlan) -> tuple[int, ...]:
+        """By how much each sum of `plan.decode_windowed` grows from step to step of a leap."""
+        return self.scheduler.num_growing(plan)
+
+    def _grown(self, plan: StepPlan) -> tuple[int, ...]:
+        return tuple(map(add, plan.decode_windowed, self.leap_growth(plan)))
+
+    def finish_leap(self, plan: StepPlan, num_steps: int, now: int) -> None:
+        """`plan` and `num_steps - 1` equal steps after it have been executed by `now`; `num_steps` <= `max_leap`."""
+        if num_steps > 1:
+            self.scheduler.repeat(self._ahead or plan, num_steps - 1)
+        self.scheduler.apply_repeated(plan, num_steps, now)
