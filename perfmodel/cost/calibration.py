@@ -11,7 +11,7 @@ lives in `hardware_specs/calibrations/<device>@<engine>.yaml`, written by `perfm
 
 __all__ = ["Calibration", "FamilyFit", "HostFit", "Residuals"]
 
-from datetime import date as Date
+import datetime
 from typing import Literal
 
 from pydantic import Field, NonNegativeFloat
@@ -58,9 +58,9 @@ class Calibration(Spec):
     engine: str
     origin: Literal["datasheet", "calibrated"] = "calibrated"
     source: str = ""
-    date: Date | None = None
+    date: datetime.date | None = None
     command: str = ""
-    families: dict[str, FamilyFit] = {}
+    families: dict[str, FamilyFit] = Field(default_factory=dict)
     default: FamilyFit = FamilyFit()
     host: HostFit = HostFit()
     step_residuals: Residuals = Residuals()

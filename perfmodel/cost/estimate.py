@@ -1,0 +1,156 @@
+"""How long a step takes, operator by operator, and what bounds it.
+
+    t_step = serial host + max( hidden host, sum over operators of count x t_op )
+
+Operators run one after another on a device, each bounded by its own resource: never a maximum of global sums.
+"""
+
+__all__ = ["OperatorEstimate", "StepEstimate", "estimate_step"]
+
+from dataclasses import dataclass
+
+from perfmodel.cost.datasheet import EAGER_LAUNCH_S
+from perfmodel.cost.rates import peak_flops_per_s
+from perfmodel.cost.roofline import OperatorTime, OperatorTimer
+from perfmodel.ops.graph import StepGraph
+from perfmodel.ops.work import BatchShape, Work
+
+_BOUNDS = ("compute", "memory", "communication", "overhead")
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorEstimate:
+    """One row: an operator that runs `count` times; `work` and `time` are of one run, the sums of all."""
+
+    name: str
+    count: int
+    work: Work
+    time: OperatorTime
+
+    @property
+    def flops(self) -> float:
+        return self.count * self.work.flops
+
+    @property
+    def hbm_bytes(self) -> float:
+        return self.count * self.work.hbm_bytes
+
+    @property
+    def message_bytes(self) -> float:
+        return self.count * self.work.message.bytes_ if self.work.message else 0.0
+
+    @property
+    def intensity(self) -> float:
+        return self.work.intensity
+
+    @property
+    def duration_s(self) -> float:
+        return self.count * self.time.duration_s
+
+    @property
+    def bound(self) -> str:
+        return self.time.bound
+
+
+@dataclass(frozen=True, slots=True)
+class StepEstimate:
+    """A step on one device. `str()` prints the roofline table.
+
+    duration_s:     the step, host included
+    device_s:       sum of the operators
+    serial_host_s:  host time that always shows
+    hidden_host_s:  host time beside the device; shows only where it is longer
+    flops, hbm_bytes: per device
+    mfu, mbu:       model FLOPs and bytes utilisation: share of the declared peaks over `duration_s`
+    bound_share:    share of `duration_s` by the bound of the operators (host time that shows is overhead)
+    """
+
+    rows: tuple[OperatorEstimate, ...]
+    duration_s: float
+    device_s: float
+    serial_host_s: float
+    hidden_host_s: float
+    flops: float
+    hbm_bytes: float
+    mfu: float
+    mbu: float
+    bound_share: dict[str, float]
+    origin: str
+
+    @property
+    def bound(self) -> str:
+        """What bounds the largest share of the step."""
+        return max(self.bound_share, key=self.bound_share.__getitem__)
+
+    @property
+    def num_kernels(self) -> int:
+        return sum(row.count * row.work.num_kernels for row in self.rows)
+
+    def __str__(self) -> str:
+        return _table(self)
+
+
+def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
+    """The estimate of one step of `shape` on `timer`'s device."""
+    rows = []
+    for node in graph.nodes:
+        work = node.work(shape)
+        if work.num_kernels:
+            rows.append(OperatorEstimate(node.name, node.count, work, timer.time(work)))
+    host = timer.calibration.host
+    num_seqs = shape.num_decodes + len(shape.prefills)
+    serial = host.serial_step_s + host.serial_per_sequence_s * num_seqs
+    hidden = host.hidden_step_s + host.hidden_per_sequence_s * num_seqs
+    if graph.is_eager:
+        hidden += EAGER_LAUNCH_S * sum(row.count * row.work.num_kernels for row in rows)
+    device = sum(row.duration_s for row in rows)
+    duration = serial + max(hidden, device)
+    at_peak = sum(row.flops / peak_flops_per_s(timer.hardware, row.work.rate) for row in rows)
+    num_bytes = sum(row.hbm_bytes for row in rows)
+    return StepEstimate(
+        rows=tuple(rows),
+        duration_s=duration,
+        device_s=device,
+        serial_host_s=serial,
+        hidden_host_s=hidden,
+        flops=sum(row.flops for row in rows),
+        hbm_bytes=num_bytes,
+        mfu=at_peak / duration if duration else 0.0,
+        mbu=num_bytes / timer.hardware.memory_bandwidth / duration if duration else 0.0,
+        bound_share=_bound_share(rows, duration, device),
+        origin=timer.calibration.origin,
+    )
+
+
+def _bound_share(rows: list[OperatorEstimate], duration: float, device: float) -> dict[str, float]:
+    seconds = dict.fromkeys(_BOUNDS, 0.0)
+    for row in rows:
+        seconds[row.bound] += row.duration_s
+    seconds["overhead"] += duration - device
+    return {bound: value / duration if duration else 0.0 for bound, value in seconds.items()}
+
+
+def _table(estimate: StepEstimate) -> str:
+    """The rows, aligned, most expensive operators as they come in the model's order, and the totals."""
+    head = ("GFLOP", "MB", "FLOP/B", "us each", "ms", "%")
+    widths = (11, 11, 8, 10, 9, 6)
+    titles = " ".join(f"{title:>{width}}" for title, width in zip(head, widths, strict=True))
+    lines = [f"{'operator':<28} {'count':>5} {titles}  bound"]
+    for row in estimate.rows:
+        share = row.duration_s / estimate.duration_s
+        moved = row.hbm_bytes + row.message_bytes
+        intensity = "-" if row.work.message else f"{row.intensity:.1f}"
+        lines.append(
+            f"{row.name:<28} {row.count:>5} {row.flops / 1e9:>11.2f} {moved / 1e6:>11.2f} {intensity:>8} "
+            f"{row.time.duration_s * 1e6:>10.1f} {row.duration_s * 1e3:>9.3f} {share:>6.1%}  {row.bound}"
+        )
+    shown = estimate.duration_s - estimate.device_s
+    if shown > 0:
+        lines.append(f"{'host time that shows':<66} {'':>10} {shown * 1e3:>9.3f}")
+    shares = ", ".join(f"{bound} {share:.0%}" for bound, share in estimate.bound_share.items() if share >= 0.005)
+    lines.append(
+        f"step {estimate.duration_s * 1e3:.3f} ms ({estimate.origin}): {estimate.flops / 1e12:.4f} TFLOP, "
+        f"{estimate.hbm_bytes / 1e9:.3f} GB, {estimate.num_kernels} kernels, MFU {estimate.mfu:.1%}, "
+        f"MBU {estimate.mbu:.1%}; bound: {shares}"
+    )
+    return "\n".join(lines)

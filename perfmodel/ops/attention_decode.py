@@ -1,0 +1,56 @@
+"""Softmax attention of one new token per sequence over its KV cache."""
+
+__all__ = ["attention_decode"]
+
+from math import ceil
+
+from perfmodel.ops.attention_prefill import Heads
+from perfmodel.ops.work import Work
+
+_SPLIT_TOKENS = 256  # the least KV tokens that are worth a split of their own
+_MAX_GROUP = 64  # query heads of one KV head that share a thread block
+
+
+def attention_decode(
+    num_seqs: int,
+    context: float,
+    heads: Heads,
+    *,
+    splits_kv: bool = True,
+    is_flash: bool = True,
+    name: str = "attention_decode",
+) -> Work:
+    """`num_seqs` queries of one token; `context` visible KV tokens of all sequences together.
+
+        FLOPs = 2 (h_k + h_v) H C    HBM = b_kv K (h_k + h_v) C + b H (h_k + h_v) B
+
+    Without splits one thread block serves a sequence and KV head, so that few sequences leave most of the machine
+    idle: `ctas` = B K ceil(g / 64), with g = H / K. Flash-decoding cuts the KV length into `splits` pieces
+    (at most one per 256 tokens) and adds a kernel that combines them; how many are used depends on the device,
+    so the extent carries `max_splits`. `is_flash=False` writes and reads the scores (4 b H C bytes, 3 kernels).
+    Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
+    """
+    if num_seqs == 0:
+        return Work(name, "attention_decode", rate=heads.dtype, num_kernels=0)
+    group = heads.num_heads / heads.num_kv_heads
+    max_splits = max(1, int(context / num_seqs / _SPLIT_TOKENS)) if splits_kv and is_flash else 1
+    score_bytes = 0.0 if is_flash else 4.0 * heads.num_heads * context * heads.element_bytes
+    return Work(
+        name,
+        "attention_decode",
+        flops=2.0 * context * heads.query_elements,
+        rate=heads.dtype,
+        activation_bytes=num_seqs * heads.query_elements * heads.element_bytes + score_bytes,
+        kv_bytes=context * heads.kv_elements * heads.kv_element_bytes,
+        num_kernels=(2 if max_splits > 1 else 1) if is_flash else 3,
+        extent={
+            "seqs": num_seqs,
+            "kv_tokens": context,
+            "heads": heads.num_heads,
+            "kv_heads": heads.num_kv_heads,
+            "head_dim": heads.head_dim,
+            "v_head_dim": heads.v_head_dim,
+            "ctas": num_seqs * heads.num_kv_heads * ceil(group / _MAX_GROUP),
+            "max_splits": max_splits,
+        },
+    )

@@ -1,0 +1,78 @@
+"""The operators of one softmax-attention mixer (MHA, GQA, MQA), sharded by heads."""
+
+__all__ = ["attention_heads", "attention_nodes"]
+
+from functools import partial
+
+from perfmodel.ops.activation import gate
+from perfmodel.ops.attention_decode import attention_decode
+from perfmodel.ops.attention_prefill import Heads, flash_prefill, standard_prefill
+from perfmodel.ops.gemm import gemm
+from perfmodel.ops.kv_write import kv_write
+from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_prefills, on_tokens
+from perfmodel.ops.norm import rms_norm
+from perfmodel.ops.rope import rope
+from perfmodel.specs.model.architecture import Attention
+
+
+def attention_heads(mixer: Attention, context: LayerContext) -> Heads:
+    """The heads of the mixer that one device computes."""
+    return Heads(
+        num_heads=context.shard.columns(mixer.num_heads),
+        num_kv_heads=context.shard.kv_heads(mixer.num_kv_heads),
+        head_dim=mixer.head_dim,
+        v_head_dim=mixer.v_head_dim,
+        dtype=context.dtype,
+        element_bytes=context.element_bytes,
+        kv_element_bytes=context.kv_element_bytes,
+        window=mixer.window,
+        chunk=mixer.chunk,
+    )
+
+
+def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNode]:
+    """QKV projection, query/key norm, RoPE, KV write, attention of prefills and of decodes, output projection."""
+    heads = attention_heads(mixer, context)
+    nodes = _projections(mixer, context, heads)
+    rotated = (heads.num_heads + heads.num_kv_heads) * heads.head_dim
+    size, fused = context.element_bytes, context.is_fused
+    if mixer.qk_norm:
+        nodes.append(on_tokens("qk_norm", lambda n: rms_norm("qk_norm", n, rotated, size, is_fused=fused)))
+    if mixer.use_rope:
+        nodes.append(on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=fused)))
+    nodes.append(on_tokens("kv_write", lambda n: kv_write(n, heads.kv_elements, size, heads.kv_element_bytes)))
+
+    prefill = flash_prefill if context.is_flash else standard_prefill
+    nodes.append(on_prefills("attention_prefill", partial(prefill, heads=heads)))
+    span = mixer.window if mixer.window is not None else mixer.chunk
+    nodes.append(
+        on_decodes(
+            "attention_decode",
+            partial(attention_decode, heads=heads, splits_kv=context.splits_kv, is_flash=context.is_flash),
+            None if span is None else context.model.attention_spans.index(span),
+        )
+    )
+    gated = heads.num_heads * heads.v_head_dim
+    if mixer.output_gate:
+        nodes.append(on_tokens("output_gate", lambda n: gate("output_gate", n, gated, size)))
+    form = context.format("attention")
+    nodes.append(on_tokens("o_proj", lambda n: gemm("o_proj", n, context.hidden, gated, form, has_bias=mixer.out_bias)))
+    return nodes
+
+
+def _projections(mixer: Attention, context: LayerContext, heads: Heads) -> list[OperatorNode]:
+    """One GEMM for q, k, v (and the gate) when fused, one each otherwise."""
+    form, hidden = context.format("attention"), context.hidden
+    widths = {
+        "q_proj": heads.num_heads * heads.head_dim,
+        "gate_proj": heads.num_heads * heads.v_head_dim if mixer.output_gate else 0,
+        "k_proj": heads.num_kv_heads * heads.head_dim,
+        "v_proj": heads.num_kv_heads * heads.v_head_dim,
+    }
+    if context.is_fused:
+        widths = {"qkv_proj": sum(widths.values())}
+    return [
+        on_tokens(name, partial(gemm, name, n=width, k=hidden, form=form, has_bias=mixer.qkv_bias))
+        for name, width in widths.items()
+        if width
+    ]

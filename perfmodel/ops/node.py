@@ -1,0 +1,84 @@
+"""`OperatorNode`: an operator as it stands in a model, and what is common to all nodes of one device."""
+
+__all__ = ["LayerContext", "OperatorNode", "on_decodes", "on_prefills", "on_samples", "on_tokens"]
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from perfmodel.ops.formats import LinearFormat, element_bytes, linear_format
+from perfmodel.ops.sharding import Sharding
+from perfmodel.ops.work import BatchShape, Depends, Work
+from perfmodel.specs.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorNode:
+    """An operator that runs `count` times per step on the device that sets the time.
+
+    `work` maps the shape of the whole step to the work of one run on one device; it reads only the fields of the shape
+    that `depends` names.
+    """
+
+    name: str
+    count: int
+    depends: Depends
+    work: Callable[[BatchShape], Work]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerContext:
+    """What every layer needs to know: the model as served, how it is cut, which kernels run."""
+
+    model: ModelSpec
+    shard: Sharding
+    is_fused: bool = True
+    is_flash: bool = True
+    splits_kv: bool = True
+
+    @property
+    def hidden(self) -> int:
+        return self.model.hidden_size
+
+    @property
+    def dtype(self) -> str:
+        return self.model.dtype
+
+    @property
+    def element_bytes(self) -> float:
+        return element_bytes(self.model.dtype)
+
+    @property
+    def kv_element_bytes(self) -> float:
+        return element_bytes(self.model.quantization.kv_cache or self.model.dtype)
+
+    def format(self, component: str) -> LinearFormat:
+        return linear_format(self.model, component)
+
+
+def on_tokens(name: str, work: Callable[[int], Work]) -> OperatorNode:
+    """A node whose work is a function of the number of tokens."""
+    return OperatorNode(name, 1, Depends.TOKENS, lambda shape: work(shape.num_tokens))
+
+
+def on_samples(name: str, work: Callable[[int], Work]) -> OperatorNode:
+    """A node whose work is a function of the number of sequences to sample."""
+    return OperatorNode(name, 1, Depends.SAMPLES, lambda shape: work(shape.num_samples))
+
+
+def on_prefills(name: str, work: Callable[[Sequence[tuple[int, int]]], Work]) -> OperatorNode:
+    """A node whose work is a function of the prefills."""
+    return OperatorNode(name, 1, Depends.PREFILL, lambda shape: work(shape.prefills))
+
+
+def on_decodes(name: str, work: Callable[[int, int], Work], span_index: int | None = None) -> OperatorNode:
+    """A node whose work is a function of the number of decodes and their visible context.
+
+    `span_index` picks the entry of `decode_windowed` that is the context of a layer with a limited span.
+    """
+
+    def run(shape: BatchShape) -> Work:
+        if span_index is None or shape.num_decodes == 0:
+            return work(shape.num_decodes, shape.decode_context)
+        return work(shape.num_decodes, shape.decode_windowed[span_index])
+
+    return OperatorNode(name, 1, Depends.DECODE, run)

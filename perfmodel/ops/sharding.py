@@ -1,0 +1,50 @@
+"""How a model is cut over devices: tensor, pipeline, data and expert parallelism, as vLLM cuts it.
+
+Sizes that do not divide are rounded up: the device with the larger share sets the time.
+"""
+
+__all__ = ["Sharding"]
+
+from dataclasses import dataclass
+from math import ceil
+
+from perfmodel.specs.engine import EngineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """tp, pp, dp: degrees of tensor, pipeline and data parallelism; ep: ranks that share out whole experts.
+
+    Without expert parallelism the experts are cut along their intermediate size over all tp * dp ranks (vLLM flattens
+    the two for mixture-of-experts layers), so that `moe_tp * ep == tp * dp` always.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    is_expert_parallel: bool = False
+
+    @classmethod
+    def of(cls, engine: EngineSpec) -> "Sharding":
+        return cls(
+            tp=engine.tensor_parallel_size,
+            pp=engine.pipeline_parallel_size,
+            dp=engine.data_parallel_size,
+            is_expert_parallel=engine.enable_expert_parallel,
+        )
+
+    @property
+    def ep(self) -> int:
+        return self.tp * self.dp if self.is_expert_parallel else 1
+
+    @property
+    def moe_tp(self) -> int:
+        return 1 if self.is_expert_parallel else self.tp * self.dp
+
+    def columns(self, size: int) -> int:
+        """A dimension cut over the tensor-parallel ranks."""
+        return ceil(size / self.tp)
+
+    def kv_heads(self, num_kv_heads: int) -> int:
+        """KV heads on a device: shared out, or replicated where there are fewer heads than ranks."""
+        return max(1, ceil(num_kv_heads / self.tp))
