@@ -1,0 +1,80 @@
+"""Records on disk: requests.csv (or .jsonl) and steps.csv, one line each, named as the columns are.
+
+Floats are written with `repr`, so reading gives back the same bits. A run that was cut short leaves whole lines and
+perhaps a last broken one, which is passed over.
+"""
+
+__all__ = ["read_requests", "read_steps", "write_requests", "write_requests_jsonl", "write_steps"]
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfmodel.errors import WorkloadError
+from perfmodel.sim.result import RequestColumns, StepColumns
+
+
+def write_requests(path: Path, requests: RequestColumns) -> Path:
+    """One line per finished request."""
+    return _write(path, requests)
+
+
+def write_steps(path: Path, steps: StepColumns) -> Path:
+    """One line per step record."""
+    return _write(path, steps)
+
+
+def write_requests_jsonl(path: Path, requests: RequestColumns) -> Path:
+    """The same records as `write_requests`, one JSON object per line."""
+    names = [column.name for column in fields(requests)]
+    with path.open("w", encoding="utf-8") as file:
+        for row in _rows(requests):
+            file.write(json.dumps(dict(zip(names, row, strict=True))) + "\n")
+    return path
+
+
+def read_requests(path: Path) -> RequestColumns:
+    """The finished requests in a file of this module or of the simulator's writer; further columns are ignored."""
+    return RequestColumns(**_read(path, RequestColumns))
+
+
+def read_steps(path: Path) -> StepColumns:
+    """The step records in a file of this module or of the simulator's writer; further columns are ignored."""
+    return StepColumns(**_read(path, StepColumns))
+
+
+def _rows(columns: RequestColumns | StepColumns) -> Iterator[tuple[Any, ...]]:
+    return zip(*(getattr(columns, column.name).tolist() for column in fields(columns)), strict=True)
+
+
+def _write(path: Path, columns: RequestColumns | StepColumns) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([column.name for column in fields(columns)])
+        writer.writerows(_rows(columns))
+    return path
+
+
+def _read(path: Path, kind: type[RequestColumns] | type[StepColumns]) -> dict[str, Any]:
+    with path.open("rb") as file:
+        header = file.readline().decode().strip().split(",")
+        body = file.read()
+    wanted = [column.name for column in fields(kind)]
+    missing = [name for name in wanted if name not in header]
+    if missing:
+        raise WorkloadError(f"{path}: has no column {missing[0]!r}, so it is no record file of perfmodel.")
+    whole = body[: body.rfind(b"\n") + 1]  # a last line without its end was cut short
+    is_float = [name.endswith("_s") for name in wanted]
+    dtype = np.dtype(
+        [(name, np.float64 if floats else np.int64) for name, floats in zip(wanted, is_float, strict=True)]
+    )
+    lines = whole.decode().splitlines()
+    if not lines:
+        return {name: np.empty(0, dtype[name]) for name in wanted}
+    table = np.loadtxt(lines, delimiter=",", dtype=dtype, usecols=[header.index(name) for name in wanted], ndmin=1)
+    return {name: np.ascontiguousarray(table[name]) for name in wanted}
