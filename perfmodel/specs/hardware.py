@@ -2,7 +2,7 @@
 
 __all__ = ["Declared", "HardwareSpec", "Link", "MemoryLevel", "Price"]
 
-from datetime import date
+from datetime import date as Date
 from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
@@ -12,10 +12,11 @@ from perfmodel.specs.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, 
 
 
 class MemoryLevel(Spec):
-    """One level of the memory hierarchy; `per: compute_unit` sizes multiply by the number of compute units."""
+    """One level of the memory hierarchy; with `per: compute_unit`, capacity and bandwidth are those of one unit."""
 
-    level: str  # hbm (the outermost, whatever its technology) | l2 | l3 | sram | tensor_memory | registers
+    level: str  # hbm (the outermost, whatever its technology) | l3 | l2 | sram | tensor_memory | registers
     capacity_bytes: Bytes = Field(gt=0)
+    visible_bytes: Bytes | None = Field(default=None, gt=0)  # what the driver lets a process see, where it is known
     bandwidth_bytes_per_s: BytesPerSecond | None = Field(default=None, gt=0)
     per: Literal["device", "compute_unit"] = "device"
     technology: str | None = None  # HBM3, GDDR6 ECC, DDR5-4800 ...
@@ -48,14 +49,16 @@ class Declared(Spec):
     tdp_w: PositiveFloat | None = None
     idle_w: NonNegativeFloat | None = None
     max_devices: PositiveInt = 8  # in one scale-up domain
-    unconfirmed: tuple[str, ...] = ()  # field paths recalled or derived, not read in a vendor's document
+    # Paths inside this block (`clock_hz`, `memory.l2.bandwidth_bytes_per_s`, `links.pcie.latency_s`) of what was
+    # recalled, derived or taken as a default, not read in a vendor's document.
+    unconfirmed: tuple[str, ...] = ()
 
 
 class Price(Spec):
     """What an hour of one device costs, where and when."""
 
     source: str
-    date: date
+    date: Date
     usd_per_hour: PositiveFloat
 
 
@@ -85,6 +88,31 @@ class HardwareSpec(Spec):
         bandwidth = self.declared.memory[0].bandwidth_bytes_per_s
         assert bandwidth is not None  # the validator refused the file otherwise
         return bandwidth
+
+    @property
+    def visible_memory_bytes(self) -> float:
+        """What a process can allocate of the outermost level.
+
+        Vendors name memory in round gigabytes: an "80 GB" A100 shows 81,920 MiB (85.9e9 bytes), an L40S of "48 GB"
+        loses a sixteenth to ECC. Without a known figure, the declared capacity.
+        """
+        outermost = self.declared.memory[0]
+        return outermost.visible_bytes or outermost.capacity_bytes
+
+    def level_capacity_bytes(self, name: str) -> float | None:
+        """Capacity of a memory level over the whole device."""
+        level = self.level(name)
+        return None if level is None else level.capacity_bytes * self._units(level)
+
+    def level_bandwidth(self, name: str) -> float | None:
+        """Bandwidth of a memory level over the whole device, byte/s; None where it is not declared."""
+        level = self.level(name)
+        if level is None or level.bandwidth_bytes_per_s is None:
+            return None
+        return level.bandwidth_bytes_per_s * self._units(level)
+
+    def _units(self, level: MemoryLevel) -> int:
+        return self.declared.compute_units if level.per == "compute_unit" else 1
 
     def level(self, name: str) -> MemoryLevel | None:
         """The memory level called `name`, or None."""
