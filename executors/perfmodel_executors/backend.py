@@ -1,0 +1,92 @@
+"""`ExecutedBackend`: plans of the engine run on real tensors, timed.
+
+Durations are CPU time of the executing thread by default: on a shared machine wall time measures the neighbours.
+The forward pass is what is timed: building the batch's index tensors included, sampling included, scheduling not.
+
+A step whose shape was not seen before is first run once untimed: the BLAS compiles kernels for each new matrix shape
+(0.2 to 10 ms measured, as much as a whole step), which a serving engine does once when it starts. Running a step twice
+is harmless: it writes the same keys and values to the same slots.
+"""
+
+__all__ = ["PS_PER_NS", "ExecutedBackend"]
+
+import time
+from collections.abc import Callable, Hashable
+
+import torch
+
+from perfmodel.engine import Outcome, Request, StepPlan
+from perfmodel_executors.measure.drift import DriftMeter
+from perfmodel_executors.models.batch import Segment, build_batch
+from perfmodel_executors.models.decoder import Decoder
+from perfmodel_executors.tokens import TokenStore
+
+PS_PER_NS = 1000
+
+
+class ExecutedBackend:
+    """Executes plans with `decoder`. Needs plans made with `SchedulerConfig.record_positions`.
+
+    clock_ns: what durations are differences of
+    warms_up: run each new step shape once untimed
+    drift:    if given, durations are stated at the speed that the machine had when the meter was set
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        block_size: int,
+        seed: int = 0,
+        clock_ns: Callable[[], int] = time.thread_time_ns,
+        warms_up: bool = True,
+        drift: DriftMeter | None = None,
+    ) -> None:
+        self.decoder = decoder
+        self.cache = decoder.new_cache(block_size)
+        self.tokens = TokenStore(decoder.model.vocab_size, block_size, seed)
+        self.warms_up = warms_up
+        self._clock_ns = clock_ns
+        self._drift = drift
+        self._seen: set[Hashable] = set()
+
+    def execute(self, plan: StepPlan) -> Outcome:
+        """Run the plan's tokens; the outcome has the sampled ones in the order of `decodes`, then `samples`."""
+        segments, sampled = self._segments(plan)
+        self.cache.reserve_for([segment.block_table for segment in segments])
+        with torch.inference_mode():
+            if self.warms_up and self._is_new(plan):
+                self._forward(segments)
+            factor = self._drift.measure() if self._drift is not None else 1.0
+            start = self._clock_ns()
+            tokens = self._forward(segments)
+            duration = self._clock_ns() - start
+        for (request, position), token in zip(sampled, tokens, strict=True):
+            self.tokens.put(request, position, token)
+        return Outcome(max(1, round(duration * PS_PER_NS * factor)), tokens)
+
+    def _forward(self, segments: list[Segment]) -> list[int]:
+        batch = build_batch(segments, self.cache.block_size)
+        return self.decoder.step(batch, self.cache)
+
+    def _is_new(self, plan: StepPlan) -> bool:
+        shape = (plan.num_tokens, plan.num_samples, tuple(plan.chunk_lengths))
+        is_new = shape not in self._seen
+        self._seen.add(shape)
+        return is_new
+
+    def _segments(self, plan: StepPlan) -> tuple[list[Segment], list[tuple[Request, int]]]:
+        """The plan's grants with their token values, and (request, position) of each token to be sampled."""
+        segments: list[Segment] = []
+        sampled: list[tuple[Request, int]] = []
+        for request, position in zip(plan.decodes, plan.positions, strict=True):
+            table = plan.block_tables[request.request_id]
+            segments.append(Segment(self.tokens.of(request)[position : position + 1], position, table))
+            sampled.append((request, position + 1))
+        sampling = {request.request_id for request in plan.samples}
+        for request, computed, new in plan.chunks:
+            is_sampled = request.request_id in sampling
+            tokens = self.tokens.of(request)[computed : computed + new]
+            segments.append(Segment(tokens, computed, plan.block_tables[request.request_id], is_sampled))
+            if is_sampled:
+                sampled.append((request, computed + new))
+        return segments, sampled

@@ -1,0 +1,1 @@
+"""Attention of single new tokens over the paged KV cache."""

@@ -1,0 +1,59 @@
+"""The one table of kernels: operator -> backend -> where its implementation is.
+
+Implementations are named, not imported, so that a backend's library (triton) is needed only by who uses it.
+A faster kernel is one file beside `reference.py` and one entry here; what a backend lacks falls back to `torch`.
+"""
+
+__all__ = ["KERNELS", "Kernels", "load_kernels"]
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from perfmodel.errors import PerfmodelError
+
+_HERE = "perfmodel_executors.kernels"
+
+KERNELS: dict[str, dict[str, str]] = {
+    "activate": {"torch": f"{_HERE}.swiglu.reference"},
+    "add_rms_norm": {"torch": f"{_HERE}.rms_norm.reference"},
+    "attention_decode": {"torch": f"{_HERE}.attention_decode.reference"},
+    "attention_prefill": {"torch": f"{_HERE}.attention_prefill.reference"},
+    "greedy": {"torch": f"{_HERE}.sampling.reference"},
+    "grouped_experts": {"torch": f"{_HERE}.moe.reference"},
+    "kv_write": {"torch": f"{_HERE}.kv_write.reference"},
+    "linear": {"torch": f"{_HERE}.linear.reference"},
+    "rms_norm": {"torch": f"{_HERE}.rms_norm.reference"},
+    "rope": {"torch": f"{_HERE}.rope.reference"},
+    "route": {"torch": f"{_HERE}.moe.reference"},
+}
+
+
+class Kernels:
+    """The chosen implementation of every operator, as attributes: `kernels.rms_norm(x, weight, eps)`."""
+
+    __slots__ = tuple(KERNELS)
+
+    activate: Callable[..., Any]
+    add_rms_norm: Callable[..., Any]
+    attention_decode: Callable[..., Any]
+    attention_prefill: Callable[..., Any]
+    greedy: Callable[..., Any]
+    grouped_experts: Callable[..., Any]
+    kv_write: Callable[..., Any]
+    linear: Callable[..., Any]
+    rms_norm: Callable[..., Any]
+    rope: Callable[..., Any]
+    route: Callable[..., Any]
+
+
+def load_kernels(backend: str = "torch") -> Kernels:
+    """The implementations of `backend`, with torch's where it has none."""
+    known = sorted({name for row in KERNELS.values() for name in row})
+    if backend not in known:
+        raise PerfmodelError(f"there are no {backend!r} kernels; known backends: {', '.join(known)}.")
+    kernels = Kernels()
+    for operator, implementations in KERNELS.items():
+        module = import_module(implementations.get(backend, implementations["torch"]))
+        setattr(kernels, operator, getattr(module, operator))
+    return kernels

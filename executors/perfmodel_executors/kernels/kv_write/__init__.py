@@ -1,0 +1,1 @@
+"""Scatter of new keys and values into the paged KV cache."""

@@ -1,0 +1,1 @@
+"""Root-mean-square normalisation, with and without the residual addition."""

@@ -1,0 +1,1 @@
+"""Gated and plain activations of feed-forward blocks."""

@@ -1,0 +1,1 @@
+"""Timing protocols and the calibration of this machine."""

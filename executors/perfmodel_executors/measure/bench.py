@@ -1,0 +1,87 @@
+"""`StepBench`: any step shape of a model as a function to time, on random tokens and a filled KV cache."""
+
+__all__ = ["StepBench", "StepShape"]
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+
+from perfmodel.ops.work import BatchShape
+from perfmodel_executors.models.batch import Segment, build_batch
+from perfmodel_executors.models.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """A step by its grants.
+
+    contexts: KV length of each decode, the new token included
+    chunks:   (new tokens, tokens already computed, whether its last token is sampled) of each prompt chunk
+    """
+
+    contexts: tuple[int, ...] = ()
+    chunks: tuple[tuple[int, int, bool], ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """decode | chunk | mixed"""
+        if not self.chunks:
+            return "decode"
+        return "mixed" if self.contexts else "chunk"
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.contexts) + sum(new for new, _, _ in self.chunks)
+
+    def batch_shape(self, spans: tuple[int, ...] = ()) -> BatchShape:
+        """As the cost model sees it; `spans` are the model's `attention_spans`."""
+        return BatchShape(
+            num_tokens=self.num_tokens,
+            num_samples=len(self.contexts) + sum(is_sampled for _, _, is_sampled in self.chunks),
+            prefills=tuple((new, computed) for new, computed, _ in self.chunks),
+            num_decodes=len(self.contexts),
+            decode_context=sum(self.contexts),
+            decode_windowed=tuple(sum(min(context, span) for context in self.contexts) for span in spans),
+        )
+
+
+class StepBench:
+    """Builds steps on one decoder. All steps share a cache filled with random keys and values."""
+
+    def __init__(self, decoder: Decoder, block_size: int, seed: int = 0) -> None:
+        self.decoder = decoder
+        self._block_size = block_size
+        self._rng = random.Random(seed)
+        self._cache = decoder.new_cache(block_size)
+
+    def step(self, shape: StepShape) -> Callable[[], list[int]]:
+        """One step of `shape`, its index tensors built anew in each call as in a run."""
+        blocks = count()
+        segments = []
+        for context in shape.contexts:
+            segments.append(self._segment(1, context - 1, blocks, True))
+        for new, computed, is_sampled in shape.chunks:
+            segments.append(self._segment(new, computed, blocks, is_sampled))
+        self._reserve(segments)
+
+        def run() -> list[int]:
+            with torch.inference_mode():
+                return self.decoder.step(build_batch(segments, self._block_size), self._cache)
+
+        return run
+
+    def _segment(self, new: int, computed: int, blocks: Iterator[int], is_sampled: bool) -> Segment:
+        num_blocks = -(-(new + computed) // self._block_size)
+        table = [next(blocks) for _ in range(num_blocks)]
+        vocab = self.decoder.model.vocab_size
+        return Segment([self._rng.randrange(vocab) for _ in range(new)], computed, table, is_sampled)
+
+    def _reserve(self, segments: list[Segment]) -> None:
+        before = self._cache.num_blocks
+        self._cache.reserve_for([segment.block_table for segment in segments])
+        for k, v in self._cache.pages:
+            k[before:].normal_()
+            v[before:].normal_()

@@ -1,0 +1,80 @@
+"""Which steps to time: a grid over the range of shapes that a scenario can produce, none taken from its workload."""
+
+__all__ = ["REFERENCE", "StepRange", "calibration_grid", "scenario_range"]
+
+import math
+from dataclasses import dataclass
+
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.traffic import Lengths
+from perfmodel_executors.measure.bench import StepShape
+
+# The step that every sample is paired with: long enough for the clock, short enough to be run between all others.
+REFERENCE = StepShape(contexts=(192, 192))
+
+_MAX_BATCH = 32
+_MAX_CHUNK = 1024
+_MAX_CONTEXT = 4096
+_DEFAULT_LENGTH = 512
+
+
+@dataclass(frozen=True)
+class StepRange:
+    """The largest batch of decodes, context of a decode, and prompt chunk that the grid has to reach."""
+
+    max_batch: int = 16
+    max_context: int = 1024
+    max_chunk: int = 512
+
+
+def scenario_range(scenario: Scenario) -> StepRange:
+    """The range that a scenario's engine limits and length distributions span, capped to what is quick to time."""
+    engine, traffic = scenario.engine, scenario.traffic
+    batch = min(engine.max_num_seqs, traffic.num_requests or _MAX_BATCH, traffic.arrivals.concurrency or _MAX_BATCH)
+    prompt, output = _longest(traffic.input_tokens), _longest(traffic.output_tokens)
+    limit = min(engine.max_model_len or _MAX_CONTEXT, scenario.model.max_position_embeddings, _MAX_CONTEXT)
+    return StepRange(
+        max_batch=max(1, min(batch, _MAX_BATCH)),
+        max_context=max(32, min(prompt + output, limit)),
+        max_chunk=max(16, min(prompt * 2, engine.max_num_batched_tokens, limit, _MAX_CHUNK)),
+    )
+
+
+def _longest(lengths: Lengths | None) -> int:
+    """About the 99th percentile of a length distribution."""
+    if lengths is None:
+        return _DEFAULT_LENGTH
+    known = lengths.value or lengths.high or lengths.p99 or (lengths.values and max(lengths.values))
+    if not known:
+        mean = lengths.mean or _DEFAULT_LENGTH
+        known = mean + 2.5 * (lengths.std or mean)
+    return math.ceil(min(known, lengths.max or known))
+
+
+def calibration_grid(span: StepRange) -> list[StepShape]:
+    """Decodes over batch and context, chunks over length and prefix, and mixtures of both: about 35 steps."""
+    low, high = min(24, span.max_context), span.max_context
+    middle = round(math.sqrt(low * high))
+    steps = [
+        StepShape(contexts=(context,) * batch)
+        for batch in _geometric(1, span.max_batch, 6)
+        for context in sorted({low, middle, high})
+    ]
+    chunks = _geometric(8, span.max_chunk, 6)
+    steps += [StepShape(chunks=((chunk, 0, True),)) for chunk in chunks]
+    steps += [StepShape(chunks=((chunk, middle, False),)) for chunk in chunks[1::2] if chunk + middle <= high]
+    half = max(2, span.max_chunk // 3)
+    steps.append(StepShape(chunks=((half, 0, True), (half // 2, 0, True))))
+    batches = _geometric(2, span.max_batch, 3)
+    steps += [
+        StepShape(contexts=(middle,) * batch, chunks=((chunk, 0, True),)) for batch in batches for chunk in chunks[1::2]
+    ]
+    return list(dict.fromkeys(steps))
+
+
+def _geometric(low: int, high: int, count: int) -> list[int]:
+    """About `count` distinct integers from `low` to `high`, evenly spaced in their logarithms."""
+    if high <= low:
+        return [high]
+    ratio = (high / low) ** (1 / (count - 1))
+    return sorted({round(low * ratio**i) for i in range(count)})

@@ -1,0 +1,151 @@
+"""One decoder for every executable `ModelSpec`: pre-norm layers of attention and feed-forward over a flat mixed batch.
+
+Linear layers see all tokens of a step at once, attention sees each sequence through its block table, and the LM head
+only the rows that are sampled: the structure of the step that the cost model's graph describes.
+"""
+
+__all__ = ["Decoder"]
+
+import torch
+from torch import Tensor
+
+from perfmodel.specs.model.architecture import Attention, DenseFFN, MoEFFN
+from perfmodel.specs.model.spec import ModelSpec
+from perfmodel_executors.kernels import Kernels, load_kernels
+from perfmodel_executors.kernels.rope.reference import rope_table
+from perfmodel_executors.models.batch import StepBatch
+from perfmodel_executors.models.kv_cache import KVCache
+from perfmodel_executors.models.support import check_executable
+from perfmodel_executors.models.weights import (
+    AttentionWeights,
+    DecoderWeights,
+    FFNWeights,
+    LayerWeights,
+    MoEWeights,
+    random_weights,
+)
+
+ROPE_THETA = 10_000.0  # the value costs nothing to change and nothing depends on it
+NORM_EPS = 1e-5
+
+
+class Decoder:
+    """A model with its weights; keys and values live in the `KVCache` passed to each call."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        dtype: torch.dtype = torch.bfloat16,
+        seed: int = 0,
+        kernels: Kernels | None = None,
+        weights: DecoderWeights | None = None,
+    ) -> None:
+        check_executable(model)
+        self.model = model
+        self.dtype = dtype
+        self.kernels = kernels or load_kernels()
+        self.weights = weights or random_weights(model, dtype, seed)
+        dims = {layer.mixer.head_dim for layer in model.iter_layers() if isinstance(layer.mixer, Attention)}
+        self._rope = {d: rope_table(model.max_position_embeddings, d, ROPE_THETA, dtype) for d in dims}
+
+    def new_cache(self, block_size: int, num_blocks: int = 0) -> KVCache:
+        """An empty KV cache that fits this model."""
+        return KVCache(self.model, block_size, self.dtype, num_blocks)
+
+    def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
+        """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`."""
+        kernels, weights = self.kernels, self.weights
+        rope = {dim: table[batch.positions_T] for dim, table in self._rope.items()}
+        residual_TC = weights.embedding[batch.tokens_T]
+        update_TC: Tensor | None = None  # what the last block adds to the residual stream
+        pages = iter(cache.pages)
+        for layer, layer_weights in zip(self.model.iter_layers(), weights.layers, strict=True):
+            if isinstance(layer.mixer, Attention) and layer_weights.mixer is not None:
+                x_TC, residual_TC = self._norm(update_TC, residual_TC, layer_weights.mixer_norm)
+                rows = rope[layer.mixer.head_dim] if layer.mixer.use_rope else None
+                update_TC = self._attention(x_TC, layer.mixer, layer_weights.mixer, next(pages), batch, rows)
+            if layer.ffn is not None:
+                x_TC, residual_TC = self._norm(update_TC, residual_TC, layer_weights.ffn_norm)
+                update_TC = self._feed_forward(x_TC, layer.ffn, layer_weights)
+        x_TC = residual_TC if update_TC is None else residual_TC + update_TC
+        x_SC = kernels.rms_norm(x_TC[batch.sample_rows_S], weights.final_norm, NORM_EPS)
+        logits_SV: Tensor = kernels.linear(x_SC, weights.lm_head)
+        return logits_SV
+
+    def step(self, batch: StepBatch, cache: KVCache) -> list[int]:
+        """The next token of each sampled sequence, greedily."""
+        if not len(batch.sample_rows_S):
+            self.forward(batch, cache)
+            return []
+        tokens: list[int] = self.kernels.greedy(self.forward(batch, cache)).tolist()
+        return tokens
+
+    def _norm(self, update_TC: Tensor | None, residual_TC: Tensor, weight_C: Tensor) -> tuple[Tensor, Tensor]:
+        if update_TC is None:
+            return self.kernels.rms_norm(residual_TC, weight_C, NORM_EPS), residual_TC
+        normed: tuple[Tensor, Tensor] = self.kernels.add_rms_norm(update_TC, residual_TC, weight_C, NORM_EPS)
+        return normed
+
+    def _attention(
+        self,
+        x_TC: Tensor,
+        mixer: Attention,
+        weights: AttentionWeights,
+        pages: tuple[Tensor, Tensor],
+        batch: StepBatch,
+        cos_sin_TH: Tensor | None,
+    ) -> Tensor:
+        kernels, num_tokens = self.kernels, x_TC.shape[0]
+        heads, kv_heads, dim, v_dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.v_head_dim
+        gate = heads * v_dim if mixer.output_gate else 0
+        q, k, v, gate_TD = kernels.linear(x_TC, weights.qkv, weights.qkv_bias).split(
+            [heads * dim, kv_heads * dim, kv_heads * v_dim, gate], dim=-1
+        )
+        q_TNH, k_TKH = q.view(num_tokens, heads, dim), k.view(num_tokens, kv_heads, dim)
+        if weights.q_norm is not None:
+            q_TNH = kernels.rms_norm(q_TNH, weights.q_norm, NORM_EPS)
+            k_TKH = kernels.rms_norm(k_TKH, weights.k_norm, NORM_EPS)
+        if cos_sin_TH is not None:
+            q_TNH, k_TKH = kernels.rope(q_TNH, cos_sin_TH), kernels.rope(k_TKH, cos_sin_TH)
+        kernels.kv_write(k_TKH, v.view(num_tokens, kv_heads, v_dim), *pages, batch.slots_T)
+        out_TD = self._attend(q_TNH, mixer, pages, batch).flatten(1)
+        if gate:
+            out_TD = out_TD * torch.sigmoid(gate_TD)
+        update_TC: Tensor = kernels.linear(out_TD, weights.out, weights.out_bias)
+        return update_TC
+
+    def _attend(self, q_TNH: Tensor, mixer: Attention, pages: tuple[Tensor, Tensor], batch: StepBatch) -> Tensor:
+        """[T, N, H_v]: the one-token rows first, then the chunks'."""
+        kernels, split = self.kernels, batch.num_decodes
+        span = (mixer.window, mixer.chunk)
+        parts: list[Tensor] = []
+        if split:
+            parts.append(kernels.attention_decode(q_TNH[:split], *pages, batch.tables_DM, batch.contexts_D, *span))
+        if len(batch.computed_G):
+            chunks = (batch.tables_GM, batch.starts_G, batch.computed_G)
+            parts.append(kernels.attention_prefill(q_TNH[split:], *pages, *chunks, *span))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _feed_forward(self, x_TC: Tensor, ffn: DenseFFN | MoEFFN, weights: LayerWeights) -> Tensor:
+        if isinstance(weights.ffn, FFNWeights):
+            return self._dense(x_TC, weights.ffn, ffn.activation, ffn.gated)
+        assert isinstance(ffn, MoEFFN)
+        assert isinstance(weights.ffn, MoEWeights)
+        return self._moe(x_TC, ffn, weights.ffn)
+
+    def _dense(self, x_TC: Tensor, weights: FFNWeights, activation: str, gated: bool) -> Tensor:
+        kernels = self.kernels
+        hidden = kernels.activate(kernels.linear(x_TC, weights.up, weights.up_bias), activation, gated)
+        update_TC: Tensor = kernels.linear(hidden, weights.down, weights.down_bias)
+        return update_TC
+
+    def _moe(self, x_TC: Tensor, ffn: MoEFFN, weights: MoEWeights) -> Tensor:
+        kernels = self.kernels
+        routing = kernels.route(kernels.linear(x_TC, weights.router), ffn.top_k)
+        update_TC: Tensor = kernels.grouped_experts(x_TC, *routing, weights.up, weights.down, ffn.activation, ffn.gated)
+        if weights.shared is not None:
+            shared_TC = self._dense(x_TC, weights.shared, ffn.activation, ffn.gated)
+            if weights.shared_gate is not None:
+                shared_TC = shared_TC * torch.sigmoid(kernels.linear(x_TC, weights.shared_gate))
+            update_TC = update_TC + shared_TC
+        return update_TC

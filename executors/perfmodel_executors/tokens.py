@@ -1,0 +1,69 @@
+"""Token ids of requests: the engine knows counts and block hashes only, the executor needs values.
+
+A prompt's ids follow from its block hashes: equal hashes give equal ids, so that a cached block holds exactly what
+the request that finds it would have computed. Tokens without a hash follow from the request's id.
+"""
+
+__all__ = ["TokenStore"]
+
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.engine import Request
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # splitmix64
+_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX2 = np.uint64(0x94D049BB133111EB)
+
+
+class TokenStore:
+    """Prompt and output token ids per request."""
+
+    def __init__(self, vocab_size: int, block_size: int, seed: int = 0) -> None:
+        self._vocab_size = vocab_size
+        self._block_size = block_size
+        self._seed = seed
+        self._tokens: dict[int, list[int]] = {}
+
+    def of(self, request: Request) -> list[int]:
+        """All ids known so far, the prompt's first; the caller must not change it."""
+        tokens = self._tokens.get(request.request_id)
+        if tokens is None:
+            tokens = self._tokens[request.request_id] = self._prompt(request)
+        return tokens
+
+    def put(self, request: Request, position: int, token: int) -> None:
+        """`token` was sampled for `position`; recomputing a known position must not change it, so it is not stored."""
+        tokens = self.of(request)
+        if position == len(tokens):
+            tokens.append(token)
+        elif position > len(tokens):
+            raise AssertionError(f"{request} sampled position {position} but has {len(tokens)} tokens")
+
+    def outputs(self, request: Request) -> list[int]:
+        """The ids generated so far."""
+        return self.of(request)[request.num_prompt_tokens :]
+
+    def release(self, request: Request) -> None:
+        """Forget a finished request."""
+        self._tokens.pop(request.request_id, None)
+
+    def _prompt(self, request: Request) -> list[int]:
+        size, length = self._block_size, request.num_prompt_tokens
+        ids: list[int] = []
+        for content in request.block_hashes[: length // size]:
+            ids += self._draw(f"block {content!r}", size)
+        return ids + self._draw(f"request {request.request_id} from {len(ids)}", length - len(ids))
+
+    def _draw(self, name: str, count: int) -> list[int]:
+        key = blake2b(f"{self._seed} {name}".encode(), digest_size=8).digest()
+        start = np.frombuffer(key, dtype=np.uint64)[0]
+        with np.errstate(over="ignore"):
+            z: NDArray[np.uint64] = start + _GOLDEN * np.arange(count, dtype=np.uint64)
+            z = (z ^ (z >> np.uint64(30))) * _MIX1
+            z = (z ^ (z >> np.uint64(27))) * _MIX2
+            z = z ^ (z >> np.uint64(31))
+        ids: list[int] = (z % np.uint64(self._vocab_size)).tolist()
+        return ids
