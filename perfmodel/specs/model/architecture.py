@@ -80,7 +80,7 @@ class GatedDeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class Mamba:
-    """A selective state-space mixer. Mamba-2 as named here; Mamba-1 is `num_heads = d_inner, head_dim = 1` with dt_rank."""
+    """A selective state-space mixer: Mamba-2; Mamba-1 is `num_heads = d_inner, head_dim = 1` with dt_rank."""
 
     num_heads: int
     head_dim: int

@@ -1,0 +1,158 @@
+"""Number formats: how many bytes a weight takes, and what an engine's `quantization` or `dtype` argument means.
+
+Knows formats and methods by name; nothing of kernels or of how a checkpoint writes its settings (`hf/quantization.py`).
+"""
+
+__all__ = [
+    "BITS_PER_WEIGHT",
+    "METHODS",
+    "bytes_per_weight",
+    "format_of_dtype",
+    "matmul_rate",
+    "with_dtype",
+    "with_quantization",
+]
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from perfmodel.errors import SpecError, did_you_mean
+from perfmodel.specs.model.architecture import MoEFFN
+from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
+
+# Bits of one element without its scales; mxfp4, mxfp8, nvfp4 and nf4 with the scales that their definition fixes:
+# mxfp4 4 + 8/32, nvfp4 4 + 8/16 (OCP MX 1.0; NVIDIA Blackwell), nf4 4 + 8/64 + 32/16384 (double quantization).
+BITS_PER_WEIGHT = MappingProxyType(
+    {
+        "fp32": 32.0,
+        "tf32": 32.0,
+        "bf16": 16.0,
+        "fp16": 16.0,
+        "fp8": 8.0,
+        "int8": 8.0,
+        "fp6": 6.0,
+        "int4": 4.0,
+        "fp4": 4.0,
+        "int3": 3.0,
+        "int2": 2.0,
+        "mxfp8": 8.25,
+        "mxfp4": 4.25,
+        "nvfp4": 4.5,
+        "nf4": 4.127,
+    }
+)
+
+# Bits of one scale (and zero point) per group, where `group_size` says how long a group is.
+_SCALE_BITS = MappingProxyType({"fp8": 32.0, "int8": 16.0, "int4": 16.0, "int3": 16.0, "int2": 16.0, "fp4": 16.0})
+
+# The peak rate (a key of `peak_flops_per_s`) that multiplies operands of a format.
+_MATMUL_RATE = MappingProxyType({"mxfp4": "fp4", "nvfp4": "fp4", "mxfp8": "fp8", "nf4": "bf16"})
+
+_DTYPES = MappingProxyType(
+    {
+        "bfloat16": "bf16",
+        "bf16": "bf16",
+        "float16": "fp16",
+        "fp16": "fp16",
+        "half": "fp16",
+        "float32": "fp32",
+        "fp32": "fp32",
+        "float": "fp32",
+        "float8_e4m3fn": "fp8",
+        "float8_e5m2": "fp8",
+        "fp8": "fp8",
+    }
+)
+
+_W4A16 = QuantizationSpec(method="awq", weights="int4", group_size=128)
+
+# What an engine's `quantization` argument makes of an unquantized checkpoint: vLLM's names and the short ones.
+METHODS = MappingProxyType(
+    {
+        "none": QuantizationSpec(),
+        "fp8": QuantizationSpec(method="fp8", weights="fp8", activations="fp8"),
+        "w8a8_fp8": QuantizationSpec(method="fp8", weights="fp8", activations="fp8"),
+        "fp8_block": QuantizationSpec(method="fp8", weights="fp8", activations="fp8", group_size=128, group_rows=128),
+        "fp8_w8a16": QuantizationSpec(method="fp8_w8a16", weights="fp8"),
+        "mxfp8": QuantizationSpec(method="mxfp8", weights="mxfp8", activations="mxfp8", group_size=32),
+        "int8": QuantizationSpec(method="int8", weights="int8", activations="int8"),
+        "w8a8": QuantizationSpec(method="int8", weights="int8", activations="int8"),
+        "w8a8_int8": QuantizationSpec(method="int8", weights="int8", activations="int8"),
+        "w8a16": QuantizationSpec(method="w8a16", weights="int8"),
+        "awq": _W4A16,
+        "awq_marlin": _W4A16,
+        "gptq": replace(_W4A16, method="gptq"),
+        "gptq_marlin": replace(_W4A16, method="gptq"),
+        "int4": replace(_W4A16, method="w4a16"),
+        "w4a16": replace(_W4A16, method="w4a16"),
+        "w4a8": replace(_W4A16, method="w4a8", activations="fp8"),
+        "mxfp4": QuantizationSpec(method="mxfp4", weights="mxfp4", group_size=32),
+        "nvfp4": QuantizationSpec(method="nvfp4", weights="nvfp4", activations="nvfp4", group_size=16),
+        "fp4": QuantizationSpec(method="nvfp4", weights="nvfp4", activations="nvfp4", group_size=16),
+        "modelopt": QuantizationSpec(method="fp8", weights="fp8", activations="fp8"),
+        "modelopt_fp4": QuantizationSpec(method="nvfp4", weights="nvfp4", activations="nvfp4", group_size=16),
+        "bitsandbytes": QuantizationSpec(method="bitsandbytes", weights="nf4", group_size=64),
+    }
+)
+
+
+def bytes_per_weight(format: str, group_size: int = 0, group_rows: int = 1) -> float:
+    """Bytes of one stored weight, its share of the group's scale included.
+
+    bytes = (bits + scale_bits / (group_size * group_rows)) / 8; formats that fix their scales (mxfp4, nvfp4, ...) carry
+    them in `bits`. int4 in groups of 128 with a 16-bit scale: (4 + 16/128)/8 = 0.515625. A scale per tensor or channel
+    (group_size 0) is not counted.
+    """
+    bits = BITS_PER_WEIGHT.get(format)
+    if bits is None:
+        raise SpecError(
+            f"unknown number format {format!r}; known: {', '.join(BITS_PER_WEIGHT)}."
+            f"{did_you_mean(format, BITS_PER_WEIGHT)}"
+        )
+    scale = _SCALE_BITS.get(format, 0.0) / (group_size * group_rows) if group_size else 0.0
+    return (bits + scale) / 8
+
+
+def matmul_rate(format: str) -> str:
+    """The key of `peak_flops_per_s` at which operands of `format` are multiplied (nvfp4 and mxfp4: fp4)."""
+    return _MATMUL_RATE.get(format, format)
+
+
+def format_of_dtype(dtype: str) -> str:
+    """ "bfloat16" or "torch.bfloat16" -> "bf16"; our own names pass through."""
+    found = _DTYPES.get(dtype.removeprefix("torch.").lower())
+    if found is None:
+        raise SpecError(f"dtype: found {dtype!r}, allowed: bfloat16, float16, float32.{did_you_mean(dtype, _DTYPES)}")
+    return found
+
+
+def with_dtype(model: ModelSpec, dtype: str) -> ModelSpec:
+    """The model with `dtype` for everything that is not quantized; "auto" keeps the checkpoint's.
+
+    As in vLLM, a float32 checkpoint under "auto" is the caller's to narrow; here nothing changes.
+    """
+    return model if dtype == "auto" else replace(model, dtype=format_of_dtype(dtype))
+
+
+def with_quantization(model: ModelSpec, method: str | None) -> ModelSpec:
+    """The model as an engine's `quantization` argument has it; None or "auto" keeps the checkpoint's own.
+
+    The same format asked of a checkpoint already in it changes nothing; another format stands for the checkpoint
+    published in that one. Embedding, LM head, router and norms stay in the model's dtype. In 4-bit float formats the
+    attention of a mixture-of-experts model stays too, as in the published NVFP4 and MXFP4 checkpoints of DeepSeek-V3,
+    Kimi-K2.5, MiniMax-M2.5, Qwen3.5 and gpt-oss.
+    """
+    if method is None or method.lower() == "auto":
+        return model
+    key = method.lower().replace("-", "_")
+    wanted = METHODS.get(key)
+    if wanted is None:
+        raise SpecError(
+            f"engine.quantization: found {method!r}, allowed: {', '.join(METHODS)}.{did_you_mean(key, METHODS)}"
+        )
+    have = model.quantization
+    if wanted.weights is not None and (have.weights, have.activations) == (wanted.weights, wanted.activations):
+        return model
+    if wanted.weights in ("mxfp4", "nvfp4") and any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers):
+        wanted = replace(wanted, kept=wanted.kept | {"attention", "linear_attention"})
+    return replace(model, quantization=replace(wanted, kv_cache=have.kv_cache))
