@@ -26,14 +26,16 @@ def attention_decode(
 
     Without splits one thread block serves a sequence and KV head, so that few sequences leave most of the machine
     idle: `ctas` = B K ceil(g / 64), with g = H / K. Flash-decoding cuts the KV length into `splits` pieces
-    (at most one per 256 tokens) and adds a kernel that combines them; how many are used depends on the device,
-    so the extent carries `max_splits`. `is_flash=False` writes and reads the scores (4 b H C bytes, 3 kernels).
+    (at most one per 256 tokens); how many are used depends on the device, so the extent carries `max_splits`. The
+    kernel that combines them is launched in any case: a CUDA graph cannot leave it out when the contexts are short.
+    `is_flash=False` writes and reads the scores (4 b H C bytes, 3 kernels).
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
     """
     if num_seqs == 0:
         return Work(name, "attention_decode", rate=heads.dtype, num_kernels=0)
     group = heads.num_heads / heads.num_kv_heads
-    max_splits = max(1, int(context / num_seqs / _SPLIT_TOKENS)) if splits_kv and is_flash else 1
+    is_split = splits_kv and is_flash
+    max_splits = max(1.0, context / num_seqs / _SPLIT_TOKENS) if is_split else 1.0
     score_bytes = 0.0 if is_flash else 4.0 * heads.num_heads * context * heads.element_bytes
     return Work(
         name,
@@ -42,7 +44,7 @@ def attention_decode(
         rate=heads.dtype,
         activation_bytes=num_seqs * heads.query_elements * heads.element_bytes + score_bytes,
         kv_bytes=context * heads.kv_elements * heads.kv_element_bytes,
-        num_kernels=(2 if max_splits > 1 else 1) if is_flash else 3,
+        num_kernels=(2 if is_split else 1) if is_flash else 3,
         extent={
             "seqs": num_seqs,
             "kv_tokens": context,

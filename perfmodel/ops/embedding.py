@@ -5,8 +5,8 @@ __all__ = ["embedding"]
 from perfmodel.ops.work import Work
 
 
-def embedding(num_tokens: float, hidden_size: int, element_bytes: float) -> Work:
-    """One row of the table per token, read and written: 2 n d b bytes, no FLOPs.
+def embedding(num_tokens: float, hidden_size: int, element_bytes: float, *, num_tables: int = 1) -> Work:
+    """One row of each table (tokens, learned positions) per token, read; their sum written: (t + 1) n d b bytes.
 
     Rows that repeat within a step are counted each time; only the touched rows move, never the table. Under tensor
     parallelism each rank owns a slice of the vocabulary, gathers its rows and writes zeros elsewhere, so the traffic
@@ -16,7 +16,7 @@ def embedding(num_tokens: float, hidden_size: int, element_bytes: float) -> Work
     return Work(
         "embedding",
         "embedding",
-        weight_bytes=num_tokens * row_bytes,
+        weight_bytes=num_tables * num_tokens * row_bytes,
         activation_bytes=num_tokens * row_bytes,
         extent={"tokens": num_tokens, "size": hidden_size},
     )

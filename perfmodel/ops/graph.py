@@ -14,25 +14,19 @@ Parallelism, per device of the replica (`BatchShape` is the batch of one data-pa
 
 __all__ = ["StepGraph", "build_graph"]
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 
-from perfmodel.ops.attention_layer import attention_nodes
-from perfmodel.ops.collectives import all_gather, all_reduce, send_recv
-from perfmodel.ops.embedding import embedding
-from perfmodel.ops.ffn_layer import dense_ffn_nodes
 from perfmodel.ops.formats import served_model
-from perfmodel.ops.gemm import gemm
-from perfmodel.ops.node import LayerContext, OperatorNode, on_samples, on_tokens
-from perfmodel.ops.norm import residual_add, rms_norm
-from perfmodel.ops.sampling import sample
+from perfmodel.ops.layers import embedding_nodes, head_nodes, layer_nodes
+from perfmodel.ops.moe import Routing, uniform_routing
+from perfmodel.ops.node import LayerContext, OperatorNode
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, Depends, Work
 from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.architecture import Attention, DenseFFN, FeedForward, Layer, Mixer
+from perfmodel.specs.model.architecture import Layer
 from perfmodel.specs.model.spec import ModelSpec
 
 
@@ -57,11 +51,13 @@ def build_graph(
     *,
     sampling: str = "default",
     bytes_per_logit: float | None = None,
+    routing: Routing = uniform_routing,
 ) -> StepGraph:
     """The step graph of `model` under `engine`.
 
     sampling:        "greedy", "top_p", ...; "default" is the model's own generation config
     bytes_per_logit: overrides the traffic of the sampling method
+    routing:         the load of the rank that sets the time, for mixtures of experts
     """
     engine = engine or EngineSpec()
     model = served_model(model, engine)
@@ -71,90 +67,15 @@ def build_graph(
         is_fused=engine.fused_kernels,
         is_flash=engine.attention == "flash",
         splits_kv=engine.split_kv,
+        routing=routing,
     )
     method = model.sampling if sampling == "default" else sampling
-    nodes = [*_embedding_nodes(context), *_layer_nodes(context), *_head_nodes(context, method, bytes_per_logit)]
     pp = context.shard.pp
+    stage = _critical_stage(list(model.iter_layers()), pp)
+    nodes = [*embedding_nodes(context), *layer_nodes(stage, context), *head_nodes(context, method, bytes_per_logit)]
     if pp > 1:
         nodes = [replace(node, count=node.count * pp, work=_microbatch(node, pp)) for node in nodes]
     return StepGraph(model, context.shard, tuple(nodes), is_eager=engine.enforce_eager)
-
-
-def _embedding_nodes(context: LayerContext) -> list[OperatorNode]:
-    hidden, size, tp = context.hidden, context.element_bytes, context.shard.tp
-    nodes = [on_tokens("embedding", lambda n: embedding(n, hidden, size))]
-    if tp > 1:
-        nodes.append(on_tokens("embedding_all_reduce", lambda n: all_reduce(n * hidden * size, tp)))
-    if context.shard.pp > 1:
-        nodes.append(on_tokens("send_recv", lambda n: send_recv(n * hidden * size)))
-    return nodes
-
-
-def _head_nodes(context: LayerContext, method: str, bytes_per_logit: float | None) -> list[OperatorNode]:
-    hidden, size, tp = context.hidden, context.element_bytes, context.shard.tp
-    vocab, form = context.model.vocab_size, context.format("lm_head")
-    columns = context.shard.columns(vocab)
-    fused = context.is_fused
-    nodes = [
-        on_tokens("final_norm", lambda n: rms_norm("final_norm", n, hidden, size, adds_residual=fused, is_fused=fused)),
-        on_samples("lm_head", lambda b: gemm("lm_head", b, columns, hidden, form)),
-    ]
-    if tp > 1:
-        nodes.append(on_samples("logits_all_gather", lambda b: all_gather(b * columns * tp * size, tp)))
-    nodes.append(on_samples("sample", lambda b: sample(b, vocab, method, bytes_per_logit)))
-    return nodes
-
-
-def _layer_nodes(context: LayerContext) -> list[OperatorNode]:
-    """Norms, mixers and feed-forward blocks with their all-reduces, each distinct one once with its count."""
-    layers = _critical_stage(list(context.model.iter_layers()), context.shard.pp)
-    mixers = Counter(layer.mixer for layer in layers if layer.mixer is not None)
-    ffns = Counter(layer.ffn for layer in layers if layer.ffn is not None)
-    groups = [(_label(m), [*_before("input_norm", context), *_mixer_nodes(m, context)], c) for m, c in mixers.items()]
-    groups += [
-        (_label(f), [*_before("post_attention_norm", context), *_ffn_nodes(f, context)], c) for f, c in ffns.items()
-    ]
-    names = Counter(node.name for _, nodes, _ in groups for node in nodes)
-    return [
-        replace(node, name=node.name if names[node.name] == 1 else f"{node.name}@{label}", count=node.count * count)
-        for label, nodes, count in groups
-        for node in nodes
-    ]
-
-
-def _before(name: str, context: LayerContext) -> list[OperatorNode]:
-    """The norm in front of a block, and the residual addition after the one before it (one kernel when fused)."""
-    hidden, size, fused = context.hidden, context.element_bytes, context.is_fused
-    nodes = [on_tokens(name, lambda n: rms_norm(name, n, hidden, size, adds_residual=fused, is_fused=fused))]
-    if not fused:
-        nodes.append(on_tokens("residual_add", lambda n: residual_add("residual_add", n, hidden, size)))
-    return nodes
-
-
-def _mixer_nodes(mixer: Mixer, context: LayerContext) -> list[OperatorNode]:
-    if isinstance(mixer, Attention):
-        return [*attention_nodes(mixer, context), *_reduce("attention_all_reduce", context)]
-    raise NotImplementedError(type(mixer).__name__)
-
-
-def _ffn_nodes(ffn: FeedForward, context: LayerContext) -> list[OperatorNode]:
-    if isinstance(ffn, DenseFFN):
-        return [*dense_ffn_nodes(ffn, context), *_reduce("mlp_all_reduce", context)]
-    raise NotImplementedError(type(ffn).__name__)
-
-
-def _reduce(name: str, context: LayerContext) -> list[OperatorNode]:
-    tp, token_bytes = context.shard.tp, context.hidden * context.element_bytes
-    return [on_tokens(name, lambda n: all_reduce(n * token_bytes, tp))] if tp > 1 else []
-
-
-def _label(block: Mixer | FeedForward) -> str:
-    """A short name for a distinct block, to tell its nodes from those of another."""
-    if isinstance(block, Attention):
-        if block.window is not None:
-            return f"window_{block.window}"
-        return f"chunk_{block.chunk}" if block.chunk is not None else "full"
-    return type(block).__name__.removesuffix("FFN").lower()
 
 
 def _critical_stage(layers: list[Layer], num_stages: int) -> list[Layer]:

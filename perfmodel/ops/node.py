@@ -5,9 +5,11 @@ __all__ = ["LayerContext", "OperatorNode", "on_decodes", "on_prefills", "on_samp
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from perfmodel.ops.formats import LinearFormat, element_bytes, linear_format
+from perfmodel.ops.formats import LinearFormat, linear_format
+from perfmodel.ops.moe import Routing, uniform_routing
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, Depends, Work
+from perfmodel.specs.model.quantization import bytes_per_weight
 from perfmodel.specs.model.spec import ModelSpec
 
 
@@ -34,6 +36,7 @@ class LayerContext:
     is_fused: bool = True
     is_flash: bool = True
     splits_kv: bool = True
+    routing: Routing = uniform_routing
 
     @property
     def hidden(self) -> int:
@@ -45,11 +48,11 @@ class LayerContext:
 
     @property
     def element_bytes(self) -> float:
-        return element_bytes(self.model.dtype)
+        return bytes_per_weight(self.model.dtype)
 
     @property
     def kv_element_bytes(self) -> float:
-        return element_bytes(self.model.quantization.kv_cache or self.model.dtype)
+        return bytes_per_weight(self.model.quantization.kv_cache or self.model.dtype)
 
     def format(self, component: str) -> LinearFormat:
         return linear_format(self.model, component)

@@ -1,0 +1,150 @@
+"""A layer of any kind as a list of operators, and what stands before and after the layers."""
+
+__all__ = ["embedding_nodes", "head_nodes", "layer_nodes"]
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from perfmodel.ops.attention_layer import attention_nodes
+from perfmodel.ops.collectives import all_gather, all_reduce, send_recv
+from perfmodel.ops.embedding import embedding
+from perfmodel.ops.ffn_layer import dense_ffn_nodes
+from perfmodel.ops.gemm import gemm
+from perfmodel.ops.latent_layer import latent_nodes
+from perfmodel.ops.moe_layer import moe_nodes
+from perfmodel.ops.node import LayerContext, OperatorNode, on_samples, on_tokens
+from perfmodel.ops.norm import residual_add, rms_norm
+from perfmodel.ops.sampling import sample
+from perfmodel.ops.scan_layer import delta_net_nodes, mamba_nodes
+from perfmodel.specs.model.architecture import (
+    Attention,
+    DenseFFN,
+    FeedForward,
+    GatedDeltaNet,
+    LatentAttention,
+    Layer,
+    Mixer,
+)
+
+Block = TypeVar("Block", Mixer, FeedForward)
+_LABELS = {
+    "LatentAttention": "mla",
+    "GatedDeltaNet": "delta_net",
+    "Mamba": "mamba",
+    "DenseFFN": "dense",
+    "MoEFFN": "moe",
+}
+
+
+def embedding_nodes(context: LayerContext) -> list[OperatorNode]:
+    hidden, size, tp = context.hidden, context.element_bytes, context.shard.tp
+    tables = 2 if context.model.num_learned_positions else 1
+    nodes = [on_tokens("embedding", lambda n: embedding(n, hidden, size, num_tables=tables))]
+    if tp > 1:
+        name = "embedding_all_reduce"
+        nodes.append(on_tokens(name, lambda n: all_reduce(n * hidden * size, tp, name)))
+    if context.shard.pp > 1:
+        nodes.append(on_tokens("send_recv", lambda n: send_recv(n * hidden * size)))
+    return nodes
+
+
+def head_nodes(context: LayerContext, method: str, bytes_per_logit: float | None) -> list[OperatorNode]:
+    hidden, size, tp = context.hidden, context.element_bytes, context.shard.tp
+    vocab, form = context.model.vocab_size, context.format("lm_head")
+    columns = context.shard.columns(vocab)
+    fused, bias = context.is_fused, context.model.lm_head_bias
+    nodes = [
+        on_tokens("final_norm", lambda n: rms_norm("final_norm", n, hidden, size, adds_residual=fused, is_fused=fused)),
+        on_samples("lm_head", lambda b: gemm("lm_head", b, columns, hidden, form, has_bias=bias)),
+    ]
+    if tp > 1:
+        nodes.append(
+            on_samples("logits_all_gather", lambda b: all_gather(b * columns * tp * size, tp, "logits_all_gather"))
+        )
+    nodes.append(on_samples("sample", lambda b: sample(b, vocab, method, bytes_per_logit)))
+    return nodes
+
+
+def layer_nodes(layers: Sequence[Layer], context: LayerContext) -> list[OperatorNode]:
+    """Each distinct mixer and each distinct feed-forward block of `layers` once, with how often it occurs.
+
+    Nodes whose names would coincide are told apart by a label of their block: "attention_decode@window_128".
+    """
+    mixers = Counter(layer.mixer for layer in layers if layer.mixer is not None)
+    ffns = Counter(layer.ffn for layer in layers if layer.ffn is not None)
+    groups = [(label, _mixer_block(mixer, context), mixers[mixer]) for mixer, label in _labels(mixers).items()]
+    groups += [(label, _ffn_block(ffn, context), ffns[ffn]) for ffn, label in _labels(ffns).items()]
+    names = Counter(node.name for _, nodes, _ in groups for node in nodes)
+    return [
+        replace(node, name=node.name if names[node.name] == 1 else f"{node.name}@{label}", count=node.count * count)
+        for label, nodes, count in groups
+        for node in nodes
+    ]
+
+
+def _mixer_block(mixer: Mixer, context: LayerContext) -> list[OperatorNode]:
+    """Norm, mixer, all-reduce. Where both blocks of a layer read the same input, the second one's all-reduce serves."""
+    nodes = _norms("input_norm", context)
+    if isinstance(mixer, Attention):
+        nodes += attention_nodes(mixer, context)
+    elif isinstance(mixer, LatentAttention):
+        nodes += latent_nodes(mixer, context)
+    elif isinstance(mixer, GatedDeltaNet):
+        nodes += delta_net_nodes(mixer, context)
+    else:
+        nodes += mamba_nodes(mixer, context)
+    if not context.model.parallel_blocks:
+        nodes += _reduce("mixer_all_reduce", context)
+    return nodes + _post_norm("mixer_post_norm", context)
+
+
+def _ffn_block(ffn: FeedForward, context: LayerContext) -> list[OperatorNode]:
+    """Norm, feed-forward block, all-reduce (mixtures of experts bring their own messages)."""
+    nodes = [] if context.model.shared_block_norm else _norms("post_attention_norm", context)
+    if isinstance(ffn, DenseFFN):
+        nodes += [*dense_ffn_nodes(ffn, context), *_reduce("mlp_all_reduce", context)]
+    else:
+        nodes += moe_nodes(ffn, context)
+    return nodes + _post_norm("ffn_post_norm", context)
+
+
+def _norms(name: str, context: LayerContext) -> list[OperatorNode]:
+    """The norm in front of a block, and the residual addition after the one before it (one kernel when fused)."""
+    hidden, size, fused = context.hidden, context.element_bytes, context.is_fused
+    nodes = [on_tokens(name, lambda n: rms_norm(name, n, hidden, size, adds_residual=fused, is_fused=fused))]
+    if not fused:
+        nodes.append(on_tokens("residual_add", lambda n: residual_add("residual_add", n, hidden, size)))
+    return nodes
+
+
+def _post_norm(name: str, context: LayerContext) -> list[OperatorNode]:
+    if not context.model.post_norms:
+        return []
+    hidden, size, fused = context.hidden, context.element_bytes, context.is_fused
+    return [on_tokens(name, lambda n: rms_norm(name, n, hidden, size, is_fused=fused))]
+
+
+def _reduce(name: str, context: LayerContext) -> list[OperatorNode]:
+    tp, token_bytes = context.shard.tp, context.hidden * context.element_bytes
+    return [on_tokens(name, lambda n: all_reduce(n * token_bytes, tp, name))] if tp > 1 else []
+
+
+def _labels(blocks: Iterable[Block]) -> dict[Block, str]:
+    """A short name for each distinct block; blocks of one kind are numbered from the second on."""
+    seen: Counter[str] = Counter()
+    labels = {}
+    for block in blocks:
+        label = _label(block)
+        seen[label] += 1
+        labels[block] = label if seen[label] == 1 else f"{label}_{seen[label]}"
+    return labels
+
+
+def _label(block: Mixer | FeedForward) -> str:
+    if isinstance(block, Attention):
+        if block.window is not None:
+            return f"window_{block.window}"
+        return f"chunk_{block.chunk}" if block.chunk is not None else "full"
+    return _LABELS[type(block).__name__]

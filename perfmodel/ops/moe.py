@@ -1,0 +1,127 @@
+"""Mixture of experts: routing, the load of one rank, and the grouped experts themselves.
+
+The load is an expectation over uniform, independent routing unless a `Routing` says otherwise (skew, recorded
+traces, the slowest rank of an expert-parallel group).
+"""
+
+__all__ = ["ExpertLoad", "Routing", "distinct_experts", "distinct_ranks", "experts", "route", "uniform_routing"]
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+
+from perfmodel.ops.formats import LinearFormat
+from perfmodel.ops.work import Work
+from perfmodel.specs.model.architecture import MoEFFN
+
+_KERNELS = 5  # sort by expert (align), grouped gate-up, activation, grouped down, weighted sum
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLoad:
+    """What one rank is sent: distinct experts that get a token, and (token, expert) assignments to them."""
+
+    distinct: float
+    assignments: float
+
+
+# (block, tokens of all data-parallel ranks, ranks that share out the experts) -> load of the rank that sets the time
+Routing = Callable[[MoEFFN, int, int], ExpertLoad]
+
+
+def distinct_experts(num_experts: int, top_k: int, num_tokens: float) -> float:
+    """Expected experts that get at least one of `num_tokens` tokens: D = E (1 - (1 - k/E)^n).
+
+    Each token picks k of E distinct experts uniformly and independently of other tokens. Group-limited routing
+    (DeepSeek-V3: the best 4 of 8 groups first) leaves k/E, and so D, unchanged while tokens choose their groups
+    independently. Source: linearity of expectation.
+    """
+    missed: float = (1.0 - min(1.0, top_k / num_experts)) ** num_tokens
+    return num_experts * (1.0 - missed)
+
+
+def uniform_routing(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
+    """The expected load of a rank with ceil(E / ranks) experts: its share of D, and n k E_local / E assignments."""
+    share = ceil(ffn.num_experts / num_ranks) / ffn.num_experts
+    top_k = min(ffn.top_k, ffn.num_experts)
+    return ExpertLoad(
+        distinct=share * distinct_experts(ffn.num_experts, top_k, num_tokens), assignments=share * num_tokens * top_k
+    )
+
+
+def distinct_ranks(ffn: MoEFFN, num_ranks: int) -> float:
+    """Expected distinct ranks that a token's k experts live on, when E/R experts live on each.
+
+        R (1 - C(E - E/R, k) / C(E, k))
+
+    With group-limited routing the token reaches only top_k_groups / num_groups of experts and ranks.
+    Source: inclusion of a rank, hypergeometric.
+    """
+    fraction = ffn.top_k_groups / ffn.num_groups
+    reachable = ffn.num_experts * fraction
+    ranks = max(1.0, num_ranks * fraction)
+    per_rank = reachable / ranks
+    missed = 1.0
+    for i in range(min(ffn.top_k, ffn.num_experts)):
+        missed *= max(0.0, (reachable - per_rank - i) / (reachable - i))
+    return ranks * (1.0 - missed)
+
+
+def route(num_tokens: float, num_experts: int, top_k: int) -> Work:
+    """Softmax (or sigmoid) and top-k over the router's logits: 4 n E bytes read, 8 n k written (weight and index)."""
+    return Work(
+        "topk",
+        "elementwise",
+        flops=8.0 * num_tokens * num_experts,
+        rate="vector",
+        activation_bytes=num_tokens * (4.0 * num_experts + 8.0 * top_k),
+        extent={"tokens": num_tokens, "size": num_experts},
+    )
+
+
+def experts(
+    num_tokens: float,
+    ffn: MoEFFN,
+    load: ExpertLoad,
+    form: LinearFormat,
+    *,
+    width: int,
+    intermediate: int,
+    is_fused: bool = True,
+) -> Work:
+    """The routed experts of one rank: permute, grouped up GEMM, activation, grouped down GEMM, combine.
+
+        FLOPs = 2 A (g + 1) d f              A assignments, g = 2 gated or 1, f intermediate size on this rank
+        weights = D (g + 1) d f w            D distinct experts: each is read once
+        activations per assignment: permute d (o + a), up d a + g f o, activation g f o + f a, down f a + d o,
+                    combine d o; and n d o for the sum
+
+    with w, a, o bytes of a weight, a multiplied input and an output. `width` is d, or the latent width the experts
+    work in. Unfused, every distinct expert launches its own kernels. Source: identity; D: `distinct_experts`.
+    """
+    if num_tokens == 0:
+        return Work("experts", "moe", rate=form.rate, num_kernels=0)
+    d, f, gates = width, intermediate, 2 if ffn.gated else 1
+    o, a = form.output_bytes, form.input_bytes
+    row_bytes = d * (o + a) + (d * a + gates * f * o) + (gates * f * o + f * a) + (f * a + d * o) + d * o
+    return Work(
+        "experts",
+        "moe",
+        flops=2.0 * load.assignments * (gates + 1) * d * f,
+        rate=form.rate,
+        weight_bytes=load.distinct * (gates + 1) * d * f * form.weight_bytes,
+        activation_bytes=load.assignments * row_bytes + num_tokens * d * o,
+        num_kernels=_KERNELS + 2 * form.quantizes_input if is_fused else _KERNELS * ceil(load.distinct),
+        extent={
+            "tokens": num_tokens,
+            "experts": ffn.num_experts,
+            "top_k": ffn.top_k,
+            "distinct_experts": load.distinct,
+            "assignments": load.assignments,
+            "hidden": d,
+            "intermediate": f,
+            "gates": gates,
+            "weight_bytes": form.weight_bytes,
+            "input_bytes": form.input_bytes,
+        },
+    )

@@ -1,0 +1,111 @@
+"""The operators of one mixture-of-experts block, with the messages of its parallelism.
+
+As vLLM runs it, with n tokens on each of dp ranks of tp devices:
+    dp = 1                    every device holds all n tokens; experts cut by width, or shared out whole under expert
+                              parallelism; one all-reduce combines either way
+    dp > 1, expert parallel   all-to-all to the ranks of the chosen experts and back (each device dispatches n / tp
+                              tokens), then an all-gather within the tensor-parallel group
+    dp > 1, cut by width      all-gather of the tokens of all ranks, then reduce-scatter (and the same all-gather)
+"""
+
+__all__ = ["moe_nodes"]
+
+from functools import partial
+from math import ceil
+
+from perfmodel.ops.activation import gate
+from perfmodel.ops.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from perfmodel.ops.ffn_layer import mlp_nodes
+from perfmodel.ops.gemm import gemm
+from perfmodel.ops.moe import distinct_ranks, experts, route
+from perfmodel.ops.node import LayerContext, OperatorNode, on_tokens
+from perfmodel.ops.work import Work
+from perfmodel.specs.model.architecture import MoEFFN
+
+
+def moe_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
+    """Router, top-k, shared experts, dispatch, routed experts, combine."""
+    hidden, router = context.hidden, context.format("router")
+    return [
+        on_tokens("router", partial(gemm, "router", n=ffn.num_experts, k=hidden, form=router)),
+        on_tokens("topk", lambda n: route(n, ffn.num_experts, ffn.top_k)),
+        *_shared_nodes(ffn, context),
+        *_latent_nodes(ffn, context, "latent_in_proj"),
+        *_dispatch_nodes(ffn, context),
+        _expert_node(ffn, context),
+        *_latent_nodes(ffn, context, "latent_out_proj"),
+        *_combine_nodes(ffn, context),
+    ]
+
+
+def _expert_node(ffn: MoEFFN, context: LayerContext) -> OperatorNode:
+    shard, form = context.shard, context.format("experts")
+    intermediate = ceil(ffn.intermediate_size / shard.moe_tp)
+    width = ffn.latent_size or context.hidden
+
+    def work(num_tokens: int) -> Work:
+        everyone = num_tokens * shard.dp
+        load = context.routing(ffn, everyone, shard.ep)
+        return experts(everyone, ffn, load, form, width=width, intermediate=intermediate, is_fused=context.is_fused)
+
+    return on_tokens("experts", work)
+
+
+def _shared_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
+    if not ffn.shared_intermediate_size:
+        return []
+    nodes = mlp_nodes(
+        context.shard.columns(ffn.shared_intermediate_size),
+        context,
+        component="shared_experts",
+        is_gated=ffn.gated,
+        function=ffn.activation,
+        prefix="shared_",
+    )
+    if ffn.shared_gate:
+        hidden, size = context.hidden, context.element_bytes
+        form = context.format("shared_experts")
+        nodes.append(on_tokens("shared_gate_proj1", partial(gemm, "shared_gate_proj1", n=1, k=hidden, form=form)))
+        nodes.append(on_tokens("shared_gate", lambda n: gate("shared_gate", n, hidden, size)))
+    return nodes
+
+
+def _latent_nodes(ffn: MoEFFN, context: LayerContext, name: str) -> list[OperatorNode]:
+    """Projections into and out of the latent width of the experts, on every device in full."""
+    if ffn.latent_size is None:
+        return []
+    form = context.format("shared_experts")
+    n, k = (ffn.latent_size, context.hidden) if name == "latent_in_proj" else (context.hidden, ffn.latent_size)
+    return [on_tokens(name, partial(gemm, name, n=n, k=k, form=form))]
+
+
+def _dispatch_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
+    shard = context.shard
+    if shard.dp == 1:
+        return []
+    width = ffn.latent_size or context.hidden
+    if not shard.is_expert_parallel:
+        payload = shard.dp * width * context.element_bytes
+        return [on_tokens("moe_all_gather", lambda n: all_gather(n * payload, shard.dp, "moe_all_gather"))]
+    copies = distinct_ranks(ffn, shard.ep)
+    sent = copies * width * context.format("experts").input_bytes / shard.tp
+    return [on_tokens("moe_dispatch", lambda n: all_to_all(n * sent, shard.ep, "moe_dispatch"))]
+
+
+def _combine_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
+    shard, size = context.shard, context.element_bytes
+    hidden, width = context.hidden, ffn.latent_size or context.hidden
+    if shard.dp == 1:
+        if shard.tp == 1:
+            return []
+        return [on_tokens("moe_all_reduce", lambda n: all_reduce(n * hidden * size, shard.tp, "moe_all_reduce"))]
+    if shard.is_expert_parallel:
+        sent = distinct_ranks(ffn, shard.ep) * width * size / shard.tp
+        nodes = [on_tokens("moe_combine", lambda n: all_to_all(n * sent, shard.ep, "moe_combine"))]
+    else:
+        payload, ranks = shard.dp * width * size, shard.tp * shard.dp
+        nodes = [on_tokens("moe_reduce_scatter", lambda n: reduce_scatter(n * payload, ranks, "moe_reduce_scatter"))]
+    if shard.tp > 1:
+        gathered = hidden * size
+        nodes.append(on_tokens("moe_tp_all_gather", lambda n: all_gather(n * gathered, shard.tp, "moe_tp_all_gather")))
+    return nodes
