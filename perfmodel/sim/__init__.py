@@ -1,1 +1,23 @@
-"""(to be written by its owner)"""
+"""The simulated clock: arrivals, replicas behind a router, and the driver that lets the cost model's time pass.
+
+SimPy lives only here. What both clocks share beside the engine also does: workloads, records and their summary.
+"""
+
+__all__ = [
+    "Collector",
+    "DeviceTotals",
+    "RequestColumns",
+    "RunResult",
+    "StepColumns",
+    "Workload",
+    "build_serve_loop",
+    "simulate",
+    "summarize",
+]
+
+from perfmodel.sim.collector import Collector
+from perfmodel.sim.driver import simulate
+from perfmodel.sim.result import RequestColumns, RunResult, StepColumns
+from perfmodel.sim.serving import build_serve_loop
+from perfmodel.sim.summary import DeviceTotals, summarize
+from perfmodel.sim.workload import Workload

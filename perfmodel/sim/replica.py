@@ -1,0 +1,167 @@
+"""`Replica`: one engine on the simulated clock. It turns the serve loop, a step or a leap at a time.
+
+A leap runs until something in the engine changes by itself (a request finishes, a block runs out). An arrival cuts it:
+the step in progress is completed, as it would have been had the steps been taken one by one.
+"""
+
+__all__ = ["LeapingBackend", "Replica", "SimulatedBackend"]
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+from simpy.events import Event
+
+from perfmodel.cost.step_timer import DecodeRun, StepTimer
+from perfmodel.engine import Backend, Outcome, Request, ServeLoop, StepPlan, StepRecord
+from perfmodel.sim.clock import Alarm, TickEnvironment
+
+
+@runtime_checkable
+class LeapingBackend(Backend, Protocol):
+    """A backend that can tell what a run of equal, growing decode steps takes without executing them one by one."""
+
+    def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
+        """`num_steps` steps of which `plan` is the first; `growth` is what each adds to `plan.decode_windowed`."""
+        ...
+
+    def commit(self, run: DecodeRun, plan: StepPlan, num_steps: int) -> None:
+        """The first `num_steps` of `run`, which began with `plan`, have taken place."""
+        ...
+
+
+class SimulatedBackend:
+    """Asks the cost model how long a plan takes."""
+
+    def __init__(self, timer: StepTimer) -> None:
+        self.timer = timer
+
+    def execute(self, plan: StepPlan) -> Outcome:
+        num_decodes = len(plan.decodes)
+        return Outcome(
+            self.timer.step(
+                num_decodes + plan.num_chunk_tokens,
+                num_decodes + len(plan.samples),
+                plan.chunk_lengths,
+                num_decodes,
+                plan.decode_context,
+                plan.decode_windowed,
+            )
+        )
+
+    def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
+        return self.timer.decode_run(len(plan.decodes), plan.decode_context, plan.decode_windowed, growth, num_steps)
+
+    def commit(self, run: DecodeRun, plan: StepPlan, num_steps: int) -> None:
+        self.timer.commit(run, len(plan.decodes), num_steps)
+
+
+class Replica:
+    """An engine under simulated time.
+
+    on_finished: called with (replica, request) for each request that is done, before the next step is planned
+    on_step:     called with (replica, record) for each step or leap that has ended
+    """
+
+    def __init__(
+        self,
+        env: TickEnvironment,
+        index: int,
+        loop: ServeLoop,
+        backend: Backend,
+        on_finished: "Callable[[Replica, Request], None]",
+        on_step: "Callable[[Replica, StepRecord], None]",
+        can_leap: bool = True,
+    ) -> None:
+        self.env = env
+        self.index = index
+        self.loop = loop
+        self.backend = backend
+        self.num_outstanding = 0
+        self._on_finished = on_finished
+        self._on_step = on_step
+        self._leaper = backend if can_leap and isinstance(backend, LeapingBackend) else None
+        self._pending: Alarm | None = None  # the end of the step in progress, or a start to come
+        self._plan: StepPlan | None = None
+        self._run: DecodeRun | None = None  # of the leap in progress
+        self._num_steps = 1
+        self._started = 0
+
+    def add(self, request: Request) -> None:
+        """`request` arrives now."""
+        self.loop.add(request)
+        self.num_outstanding += 1
+        if self._plan is None:
+            self._pending = Alarm(self.env, 0, self._start)
+        elif self._run is not None:
+            self._cut(self._run)
+
+    def _cut(self, run: DecodeRun) -> None:
+        """End the leap with the step that is in progress now."""
+        num_steps = run.steps_to_reach(self.env.ticks - self._started)
+        if num_steps < self._num_steps:
+            self._num_steps = num_steps
+            self._pending = Alarm(self.env, self._started + run.duration(num_steps) - self.env.ticks, self._end)
+
+    def _start(self, event: Event) -> None:
+        if event is self._pending:
+            self._begin()
+
+    def _begin(self) -> None:
+        now, loop = self.env.ticks, self.loop
+        self._plan = plan = loop.start_step(now)
+        if plan is None:
+            wakeup = loop.next_wakeup(now)
+            self._pending = None if wakeup is None else Alarm(self.env, wakeup - now, self._start)
+            return
+        self._started = now
+        self._run = None
+        self._num_steps = 1
+        if self._leaper is not None and (num_steps := loop.max_leap(plan)) > 1:
+            self._num_steps = num_steps
+            self._run = run = self._leaper.foresee(plan, loop.leap_growth(plan), num_steps)
+            duration = run.duration(num_steps)
+        else:
+            duration = self.backend.execute(plan).duration
+        self._pending = Alarm(self.env, duration, self._end)
+
+    def _end(self, event: Event) -> None:
+        if event is not self._pending:
+            return
+        plan, now = self._plan, self.env.ticks
+        assert plan is not None
+        scheduler = self.loop.scheduler
+        num_decodes = len(plan.decodes)
+        index, context = plan.index, plan.decode_context
+        num_running, num_waiting = len(scheduler.running), scheduler.num_waiting
+        used_blocks = scheduler.blocks.num_used
+        num_gaps = num_decodes + len(plan.samples) - len(plan.resumed)
+        first_duration = now - self._started
+        finished: list[Request] = []
+        if self._run is not None:
+            first_duration = self._run.first_duration
+            assert self._leaper is not None
+            self._leaper.commit(self._run, plan, self._num_steps)
+            self.loop.finish_leap(plan, self._num_steps, now)
+        else:
+            finished = self.loop.finish_step(plan, now)
+        record = StepRecord(
+            index,
+            self._num_steps,
+            self._started,
+            now,
+            first_duration,
+            plan.num_tokens,
+            num_decodes,
+            context,
+            len(plan.chunks),
+            num_running,
+            num_waiting,
+            used_blocks,
+            num_gaps,
+        )
+        self._on_step(self, record)
+        if finished:
+            self.num_outstanding -= len(finished)
+            for request in finished:
+                self._on_finished(self, request)
+        self._begin()

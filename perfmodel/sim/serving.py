@@ -1,0 +1,33 @@
+"""From a scenario to a serve loop: the one place where engine arguments become scheduler settings, for both clocks."""
+
+__all__ = ["build_serve_loop", "scheduler_config"]
+
+from perfmodel.engine import KVBlockManager, Scheduler, SchedulerConfig, ServeLoop
+from perfmodel.sim.clock import to_ticks
+from perfmodel.specs.scenario import Scenario
+
+
+def scheduler_config(scenario: Scenario, record_positions: bool = False) -> SchedulerConfig:
+    """The scheduler's settings; `max_model_len` defaults to what the model was made for."""
+    engine, model = scenario.engine, scenario.model
+    return SchedulerConfig(
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_model_len=engine.max_model_len or model.max_position_embeddings,
+        block_size=engine.block_size,
+        enable_chunked_prefill=engine.enable_chunked_prefill,
+        long_prefill_token_threshold=engine.long_prefill_token_threshold,
+        scheduling_policy=engine.scheduling_policy,
+        batching=engine.batching,
+        batch_timeout=to_ticks(engine.batch_timeout_ms / 1e3),
+        spans=model.attention_spans,
+        record_positions=record_positions,
+    )
+
+
+def build_serve_loop(scenario: Scenario, num_blocks: int, record_positions: bool = False) -> ServeLoop:
+    """A serve loop with an empty engine of `num_blocks` KV blocks."""
+    engine = scenario.engine
+    blocks = KVBlockManager(num_blocks, engine.block_size, engine.enable_prefix_caching)
+    scheduler = Scheduler(scheduler_config(scenario, record_positions), blocks)
+    return ServeLoop(scheduler, engine.async_scheduling)

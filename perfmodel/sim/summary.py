@@ -1,0 +1,131 @@
+"""The summary of a run: design section 3.3, under vLLM's `bench serve` names. The same for both clocks."""
+
+__all__ = ["DeviceTotals", "summarize"]
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import exp, isfinite
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.calibration import Calibration
+from perfmodel.sim.collector import Collector
+from perfmodel.sim.gaps import GapHistogram
+from perfmodel.sim.result import RequestColumns
+from perfmodel.specs.scenario import Scenario
+
+_QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+@dataclass(frozen=True)
+class DeviceTotals:
+    """What only the driver knows about a run. Fields that a clock cannot tell are None.
+
+    num_blocks:  KV blocks of one engine; num_devices: of all engines together
+    bound_share: share of the busy time by what bounded it; mfu, mbu: over the whole run, per device
+    """
+
+    num_blocks: int
+    num_devices: int
+    num_preemptions: int = 0
+    prefix_tokens_asked: int = 0
+    prefix_tokens_hit: int = 0
+    energy_j: float | None = None
+    mfu: float | None = None
+    mbu: float | None = None
+    bound_share: Mapping[str, float] = field(default_factory=dict)
+
+
+def summarize(
+    scenario: Scenario, collector: Collector, totals: DeviceTotals, calibration: Calibration | None = None
+) -> dict[str, Any]:
+    """The summary of what `collector` has seen. Latencies in ms; null where there is nothing to tell."""
+    requests = collector.requests()
+    duration = collector.end_tick / 1e12
+    inputs, outputs = int(requests.num_prompt_tokens.sum()), int(requests.num_output_tokens.sum())
+    good = _num_good(scenario, requests)
+    summary: dict[str, Any] = {
+        "duration": duration,
+        "completed": len(requests),
+        "failed": 0,
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "request_throughput": _ratio(len(requests), duration),
+        "request_goodput": None if good is None else _ratio(good, duration),
+        "output_throughput": _ratio(outputs, duration),
+        "total_token_throughput": _ratio(inputs + outputs, duration),
+    }
+    summary |= _latencies("ttft", requests.ttft_s) | _latencies("tpot", requests.tpot_s)
+    summary |= _gap_latencies(collector.gaps) | _latencies("e2el", requests.e2el_s)
+    summary |= _costs(scenario, totals, duration, outputs)
+    summary |= {
+        "energy_j": totals.energy_j,
+        "mfu": totals.mfu,
+        "mbu": totals.mbu,
+        "kv_cache_usage_peak": _ratio(collector.used_blocks_peak, totals.num_blocks),
+        "preemptions": totals.num_preemptions,
+        "prefix_cache_hit_rate": _ratio(totals.prefix_tokens_hit, totals.prefix_tokens_asked),
+        "bound_share": dict(totals.bound_share),
+        "num_steps": collector.num_steps,
+        "origin": calibration.origin if calibration else "measured",
+    }
+    return summary | {"interval": _intervals(summary, calibration)}
+
+
+def _ratio(amount: float, base: float) -> float | None:
+    return amount / base if base else None
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if isfinite(value) else None
+
+
+def _latencies(name: str, seconds: NDArray[np.float64]) -> dict[str, float | None]:
+    seconds = seconds[np.isfinite(seconds)]
+    if not len(seconds):
+        return {f"{statistic}_{name}_ms": None for statistic in ("mean", "median", "std", "p90", "p95", "p99")}
+    values = {"mean": seconds.mean(), "median": 0.0, "std": seconds.std()}
+    values |= dict(zip(_QUANTILES, np.quantile(seconds, list(_QUANTILES.values())), strict=True))
+    return {f"{statistic}_{name}_ms": _finite(value * 1e3) for statistic, value in values.items()}
+
+
+def _gap_latencies(gaps: GapHistogram) -> dict[str, float | None]:
+    values = {"mean": gaps.mean, "median": gaps.quantile(0.5), "std": gaps.std}
+    values |= {name: gaps.quantile(q) for name, q in _QUANTILES.items()}
+    return {f"{statistic}_itl_ms": _finite(value * 1e3) for statistic, value in values.items()}
+
+
+def _num_good(scenario: Scenario, requests: RequestColumns) -> int | None:
+    """Requests that meet every limit of the SLO; None without one. A one-token answer has no TPOT to miss."""
+    slo = scenario.slo
+    limits = ((slo.ttft_ms, requests.ttft_s), (slo.tpot_ms, requests.tpot_s), (slo.e2el_ms, requests.e2el_s))
+    given = [(limit, seconds) for limit, seconds in limits if limit is not None]
+    if not given:
+        return None
+    good = np.ones(len(requests), dtype=bool)
+    for limit, seconds in given:
+        good &= ~(seconds * 1e3 > limit)
+    return int(good.sum())
+
+
+def _costs(scenario: Scenario, totals: DeviceTotals, duration: float, outputs: int) -> dict[str, float | None]:
+    gpu_hours = totals.num_devices * duration / 3600
+    hourly = scenario.hardware.price.usd_per_hour if scenario.hardware.price else None
+    if scenario.price is not None:
+        hourly = scenario.price.usd_per_gpu_hour
+    usd = _ratio(gpu_hours * hourly * 1e6, outputs) if hourly is not None else None
+    return {"gpu_hours": gpu_hours, "usd_per_million_output_tokens": usd}
+
+
+def _intervals(summary: Mapping[str, Any], calibration: Calibration | None) -> dict[str, list[float]]:
+    """80 % prediction intervals of the means: what the calibration left unexplained of whole steps.
+
+    Every latency is a sum of steps that share most of their error, so it is scaled as one step is.
+    """
+    if calibration is None or not calibration.step_residuals.num_rows:
+        return {}
+    low, high = exp(calibration.step_residuals.p10), exp(calibration.step_residuals.p90)
+    names = [f"mean_{metric}_ms" for metric in ("ttft", "tpot", "itl", "e2el")]
+    return {name: [summary[name] * low, summary[name] * high] for name in names if summary[name] is not None}

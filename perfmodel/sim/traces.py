@@ -1,0 +1,146 @@
+"""Readers of request traces. A bad line is reported with its number; nothing is skipped silently.
+
+azure:    CSV `TIMESTAMP,ContextTokens,GeneratedTokens` (Azure LLM inference traces 2023)
+mooncake: JSON lines with `timestamp` (ms), `input_length`, `output_length`, `hash_ids` of blocks of 512 tokens
+burstgpt: CSV with `Timestamp` (s), `Request tokens`, `Response tokens`; a response of 0 tokens is a recorded failure
+jsonl:    JSON lines with `arrival_s`, `input_tokens`, `output_tokens` and optionally `block_hashes`, `hash_block_size`
+"""
+
+__all__ = ["TraceRow", "read_trace"]
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from perfmodel.errors import WorkloadError
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One recorded request; `arrival_s` counts from the first."""
+
+    arrival_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    block_hashes: tuple[int, ...] = ()
+    hash_block_size: int = 16
+
+
+class _BadLineError(Exception):
+    """What is wrong with a line; the reader adds where."""
+
+
+def read_trace(path: str | Path, format_: str) -> Iterator[TraceRow]:
+    """Rows of the trace in order of arrival. Raises WorkloadError with file and line for what cannot be read."""
+    path = Path(path)
+    try:
+        file = path.open(encoding="utf-8", newline="")
+    except OSError as error:
+        raise WorkloadError(f"{path}: the trace cannot be read: {error.strerror}") from None
+    with file:
+        yield from _checked(path, _READERS[format_](file))
+
+
+def _checked(path: Path, lines: Iterator[tuple[int, Any]]) -> Iterator[TraceRow]:
+    first, last, number = None, 0.0, 0
+    try:
+        for number, parse in lines:  # noqa: B007  (the handlers below name it)
+            row: TraceRow | None = parse()
+            if row is None:
+                continue
+            if row.num_prompt_tokens < 1 or row.num_output_tokens < 1:
+                raise _BadLineError(
+                    f"found {row.num_prompt_tokens} input and {row.num_output_tokens} output tokens, "
+                    f"expected at least one of each"
+                )
+            first = row.arrival_s if first is None else first
+            if row.arrival_s - first < last:
+                raise _BadLineError("its arrival is before the previous one's; sort the trace by time")
+            last = row.arrival_s - first
+            yield TraceRow(last, row.num_prompt_tokens, row.num_output_tokens, row.block_hashes, row.hash_block_size)
+    except _BadLineError as error:
+        raise WorkloadError(f"{path}:{number}: {error}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"has no field {error}" if isinstance(error, KeyError) else f"cannot be read ({error})"
+        raise WorkloadError(f"{path}:{number}: the line {what}") from None
+    except csv.Error as error:
+        raise WorkloadError(f"{path}: is not a CSV file ({error})") from None
+    if first is None:
+        raise WorkloadError(f"{path}: the trace is empty; it needs at least one request")
+
+
+Lines = Iterator[tuple[int, Callable[[], TraceRow | None]]]
+
+
+def _csv_lines(file: TextIO, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+    reader = csv.DictReader(file)
+    missing = [name for name in columns if name not in (reader.fieldnames or ())]
+    if reader.fieldnames and missing:
+        raise WorkloadError(f"{file.name}:1: found columns {', '.join(reader.fieldnames)}; {missing[0]!r} is missing")
+    for row in reader:
+        yield reader.line_num, row
+
+
+def _azure(file: TextIO) -> Lines:
+    def parse(row: dict[str, str]) -> TraceRow:
+        stamp = row["TIMESTAMP"]
+        whole, _, fraction = stamp.partition(".")  # seven digits of fraction, one more than datetime takes
+        seconds = datetime.fromisoformat(whole + "+00:00").timestamp()
+        seconds += float("0." + (fraction or "0"))
+        return TraceRow(seconds, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+
+    for number, row in _csv_lines(file, ("TIMESTAMP", "ContextTokens", "GeneratedTokens")):
+        yield number, lambda row=row: parse(row)  # type: ignore[misc]
+
+
+def _burstgpt(file: TextIO) -> Lines:
+    def parse(row: dict[str, str]) -> TraceRow | None:
+        outputs = int(row["Response tokens"])
+        return TraceRow(float(row["Timestamp"]), int(row["Request tokens"]), outputs) if outputs else None
+
+    for number, row in _csv_lines(file, ("Timestamp", "Request tokens", "Response tokens")):
+        yield number, lambda row=row: parse(row)  # type: ignore[misc]
+
+
+def _json_lines(file: TextIO) -> Iterator[tuple[int, Callable[[], dict[str, Any]]]]:
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            yield number, lambda line=line: _object(line)  # type: ignore[misc]
+
+
+def _object(line: str) -> dict[str, Any]:
+    value = json.loads(line)
+    if not isinstance(value, dict):
+        raise _BadLineError(f"found {line.strip()[:40]!r}, expected a JSON object")
+    return value
+
+
+def _mooncake(file: TextIO) -> Lines:
+    def parse(row: dict[str, Any]) -> TraceRow:
+        hashes = tuple(int(h) for h in row.get("hash_ids", ()))
+        return TraceRow(row["timestamp"] / 1e3, int(row["input_length"]), int(row["output_length"]), hashes, 512)
+
+    for number, load in _json_lines(file):
+        yield number, lambda load=load: parse(load())  # type: ignore[misc]
+
+
+def _jsonl(file: TextIO) -> Lines:
+    def parse(row: dict[str, Any]) -> TraceRow:
+        hashes = tuple(int(h) for h in row.get("block_hashes", ()))
+        size = int(row.get("hash_block_size", 16))
+        return TraceRow(float(row["arrival_s"]), int(row["input_tokens"]), int(row["output_tokens"]), hashes, size)
+
+    for number, load in _json_lines(file):
+        yield number, lambda load=load: parse(load())  # type: ignore[misc]
+
+
+_READERS: dict[str, Callable[[TextIO], Lines]] = {
+    "azure": _azure,
+    "burstgpt": _burstgpt,
+    "jsonl": _jsonl,
+    "mooncake": _mooncake,
+}
