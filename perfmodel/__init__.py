@@ -1,1 +1,67 @@
-"""(to be written by its owner)"""
+"""A performance model of LLM inference that runs twice: simulated from hardware specs, and executed by the same engine.
+
+    import perfmodel
+
+    scenario = perfmodel.load_scenario("llama-3.1-8b-a100", ["engine.max_num_seqs=64"])
+    result = perfmodel.simulate(scenario)
+    result.summary["mean_tpot_ms"]
+
+Names are loaded on first use: `import perfmodel` costs next to nothing, and torch is never loaded from here.
+"""
+
+__all__ = [
+    "DoesNotFitError",
+    "MissingExtraError",
+    "PerfmodelError",
+    "RunResult",
+    "Scenario",
+    "SpecError",
+    "WorkloadError",
+    "__version__",
+    "build_graph",
+    "estimate_step",
+    "load_hardware",
+    "load_model",
+    "load_scenario",
+    "plan_memory",
+    "simulate",
+]
+
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.errors import DoesNotFitError, MissingExtraError, PerfmodelError, SpecError, WorkloadError
+
+if TYPE_CHECKING:
+    from perfmodel.cost import estimate_step, plan_memory
+    from perfmodel.ops import build_graph
+    from perfmodel.sim import RunResult, simulate
+    from perfmodel.specs import Scenario, load_hardware, load_model, load_scenario
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "RunResult": "perfmodel.sim",
+    "Scenario": "perfmodel.specs",
+    "build_graph": "perfmodel.ops",
+    "estimate_step": "perfmodel.cost",
+    "load_hardware": "perfmodel.specs",
+    "load_model": "perfmodel.specs",
+    "load_scenario": "perfmodel.specs",
+    "plan_memory": "perfmodel.cost",
+    "simulate": "perfmodel.sim",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

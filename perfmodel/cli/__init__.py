@@ -1,1 +1,52 @@
-"""(to be written by its owner)"""
+"""The command line: one file per command, and what the commands share.
+
+    options.py    the flags that several commands have
+    terminal.py   consoles, the one JSON document, progress, errors as one line
+    runs.py       what `simulate` and `execute` do with a result: tables, JSON, files
+
+Commands import what they need when they run, so that `perfmodel --help` loads nothing but typer and rich.
+"""
+
+__all__ = ["app", "main"]
+
+import typer
+
+from perfmodel.cli.calibrate import calibrate
+from perfmodel.cli.execute import execute
+from perfmodel.cli.explain import explain
+from perfmodel.cli.hardware import hardware_app
+from perfmodel.cli.memory import memory
+from perfmodel.cli.models import models_app
+from perfmodel.cli.roofline import roofline
+from perfmodel.cli.schema import schema
+from perfmodel.cli.simulate import simulate
+from perfmodel.cli.terminal import guarded
+from perfmodel.cli.validate import validate
+
+app = typer.Typer(
+    name="perfmodel",
+    help="A performance model of LLM inference: simulate a serving scenario, or execute it with the same engine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _command in (simulate, execute, explain, roofline, memory, calibrate, validate):
+    app.command()(guarded(_command))
+app.add_typer(hardware_app, name="hardware")
+app.add_typer(models_app, name="models")
+app.command()(guarded(schema))
+
+
+@app.callback(invoke_without_command=True)
+def _top(version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
+    if version:
+        from perfmodel import __version__
+
+        typer.echo(f"perfmodel {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point of the `perfmodel` command."""
+    app(prog_name="perfmodel")

@@ -31,6 +31,7 @@ class StepPlan:
     samples:         requests of `chunks` that have a new output token after this step
     resumed:         requests whose previous output token, if any, came earlier than in the step before
     preempted:       requests that lost their blocks while this plan was made
+    num_gaps:        once applied, how many requests had their next token right after the last one's step
     is_complete:     every running request with tokens to compute has a grant
     positions:       tokens computed before this step, per request of `decodes`  } only with
     block_tables:    block ids per request id of all grants                      } `record_positions`
@@ -45,6 +46,7 @@ class StepPlan:
         "index",
         "is_complete",
         "num_chunk_tokens",
+        "num_gaps",
         "positions",
         "preempted",
         "resumed",
@@ -58,6 +60,7 @@ class StepPlan:
         self.decode_windowed: tuple[int, ...] = ()
         self.chunks: list[Grant] = []
         self.num_chunk_tokens = 0
+        self.num_gaps = 0
         self.samples: list[Request] = []
         self.resumed: list[Request] = []
         self.preempted: list[Request] = []

@@ -264,17 +264,21 @@ class Scheduler:
     def apply(self, plan: StepPlan, now: int) -> list[Request]:
         """Take the tokens that `plan` has sampled by `now`; returns the requests that are done."""
         finished: list[Request] = []
+        num_gaps = plan.num_samples
         for request in plan.resumed:
-            if request.num_output_tokens and request.last_token_at is not None:
+            if request.last_token_at is not None and (request in plan.decodes or request in plan.samples):
                 self.irregular_gaps.append(now - request.last_token_at)
+                num_gaps -= 1
         for sampled in (plan.decodes, plan.samples):
             for request in sampled:
                 request.num_output_tokens = count = request.num_output_tokens + 1
                 request.last_token_at = now
                 if count == 1:
                     request.first_token_at = now
+                    num_gaps -= 1
                 if count == request.max_output_tokens:
                     finished.append(request)
+        plan.num_gaps = num_gaps
         if finished:
             self._finish(finished, now)
         return finished

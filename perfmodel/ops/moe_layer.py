@@ -65,7 +65,7 @@ def _shared_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
     if ffn.shared_gate:
         hidden, size = context.hidden, context.element_bytes
         form = context.format("shared_experts")
-        nodes.append(on_tokens("shared_gate_proj1", partial(gemm, "shared_gate_proj1", n=1, k=hidden, form=form)))
+        nodes.append(on_tokens("shared_expert_gate", partial(gemm, "shared_expert_gate", n=1, k=hidden, form=form)))
         nodes.append(on_tokens("shared_gate", lambda n: gate("shared_gate", n, hidden, size)))
     return nodes
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
+from perfmodel.cost.rates import peak_flops_per_s
 from perfmodel.report.fields import format_si
 from perfmodel.report.style import BLUE, BOUND_COLOURS, GREEN, GREY, INK, ORANGE, PINK, SKY, VERMILION, styled
 from perfmodel.specs.hardware import HardwareSpec
@@ -50,17 +51,15 @@ def roofline_figure(hardware: HardwareSpec, points: Sequence[OperatorPoint], tit
     have no place on a roofline and are left out; `operators_figure` shows their time.
     """
     drawable = [point for point in points if point.is_drawable]
-    peaks = hardware.declared.peak_flops_per_s
-    rates = [rate for rate in dict.fromkeys(point.rate for point in drawable) if rate in peaks] or list(peaks)[:1]
-    ridges = ridge_points(hardware)
-    intensities = [point.intensity for point in drawable] + [ridges[rate] for rate in rates]
+    roofs = _roofs(hardware, drawable)
+    intensities = [point.intensity for point in drawable] + [peak / hardware.memory_bandwidth for peak in roofs]
     low, high = min(intensities) / 4, max(intensities) * 8
     figure = go.Figure()
-    for position, rate in enumerate(rates):
-        _add_roof(figure, hardware, rate, low, high, is_first=position == 0)
+    for position, (peak, rate) in enumerate(roofs.items()):
+        _add_roof(figure, hardware, rate, peak, (low, high), is_first=position == 0)
     _add_operators(figure, drawable)
     floor = min((point.flops / point.time_s for point in drawable), default=low * hardware.memory_bandwidth)
-    top = max(peaks[rate] for rate in rates) * 3
+    top = max(roofs) * 3
     figure.update_xaxes(title_text="arithmetic intensity (FLOP/byte)", range=_log_range(low, high))
     figure.update_yaxes(title_text="FLOP/s", exponentformat="SI", range=_log_range(floor / 3, top))
     for axes in (figure.update_xaxes, figure.update_yaxes):
@@ -69,14 +68,29 @@ def roofline_figure(hardware: HardwareSpec, points: Sequence[OperatorPoint], tit
     return styled(figure, 480)
 
 
+def _roofs(hardware: HardwareSpec, points: Sequence[OperatorPoint]) -> dict[float, str]:
+    """Peak FLOP/s -> the formats that run at it, for the formats of `points`, the busiest first."""
+    busy: dict[str, float] = {}
+    for point in points:
+        busy[point.rate] = busy.get(point.rate, 0.0) + point.time_s
+    rates = sorted(busy, key=lambda rate: -busy[rate]) or list(hardware.declared.peak_flops_per_s)[:1]
+    roofs: dict[float, str] = {}
+    for rate in rates:
+        peak = peak_flops_per_s(hardware, rate)
+        roofs[peak] = f"{roofs[peak]}, {rate}" if peak in roofs else rate
+    return roofs
+
+
 def _log_range(low: float, high: float) -> list[float]:
     return [math.log10(low), math.log10(high)]
 
 
-def _add_roof(figure: go.Figure, hardware: HardwareSpec, rate: str, low: float, high: float, is_first: bool) -> None:
-    peak, bandwidth = hardware.declared.peak_flops_per_s[rate], hardware.memory_bandwidth
+def _add_roof(
+    figure: go.Figure, hardware: HardwareSpec, rate: str, peak: float, span: tuple[float, float], is_first: bool
+) -> None:
+    bandwidth = hardware.memory_bandwidth
     ridge = peak / bandwidth
-    x = np.geomspace(low, high, 120)
+    x = np.geomspace(*span, 120)
     x = np.sort(np.append(x, ridge))
     figure.add_trace(
         go.Scatter(

@@ -1,6 +1,6 @@
 """Tables for a terminal: the summary of a run with vLLM's labels, and runs side by side."""
 
-__all__ = ["bound_line", "comparison_table", "latency_table", "print_summary", "rows_table", "summary_table"]
+__all__ = ["BOUND_STYLES", "bound_line", "comparison_table", "latency_table", "print_summary", "rows_table", "summary_table"]
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ from perfmodel.report.fields import (
 )
 from perfmodel.sim.result import RunResult
 
-_BOUND_STYLES = {"compute": "blue", "memory": "green", "communication": "yellow", "overhead": "bright_black"}
+BOUND_STYLES = {"compute": "blue", "memory": "green", "communication": "yellow", "overhead": "bright_black"}
 
 
 def print_summary(result: RunResult, console: Console) -> None:
@@ -92,7 +92,7 @@ def bound_line(shares: Mapping[str, float]) -> Text:
     line = Text()
     for name, share in sorted(shares.items(), key=lambda item: -item[1]):
         if share:
-            line.append(f"{name} {share:.0%}  ", style=_BOUND_STYLES.get(name, ""))
+            line.append(f"{name} {share:.0%}  ", style=BOUND_STYLES.get(name, ""))
     return line
 
 

@@ -134,7 +134,6 @@ class Replica:
         index, context = plan.index, plan.decode_context
         num_running, num_waiting = len(scheduler.running), scheduler.num_waiting
         used_blocks = scheduler.blocks.num_used
-        num_gaps = num_decodes + len(plan.samples) - len(plan.resumed)
         first_duration = now - self._started
         finished: list[Request] = []
         if self._run is not None:
@@ -142,6 +141,7 @@ class Replica:
             assert self._leaper is not None
             self._leaper.commit(self._run, plan, self._num_steps)
             self.loop.finish_leap(plan, self._num_steps, now)
+            plan.num_gaps = num_decodes
         else:
             finished = self.loop.finish_step(plan, now)
         record = StepRecord(
@@ -157,7 +157,7 @@ class Replica:
             num_running,
             num_waiting,
             used_blocks,
-            num_gaps,
+            plan.num_gaps,
         )
         self._on_step(self, record)
         if finished:

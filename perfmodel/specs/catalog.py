@@ -113,8 +113,11 @@ def _normal(name: str) -> str:
 
 
 def _unknown(kind: Kind, text: str, suffixes: Sequence[str]) -> str:
-    names = list_names(kind, suffixes)
-    near = did_you_mean(_normal(text), names)
+    names, wanted = list_names(kind, suffixes), _normal(text)
+    longer = [name for name in names if wanted and name.startswith(wanted)][:3]
+    near = (
+        did_you_mean(longer[0], longer) if longer else did_you_mean(wanted, [*names, *_aliases(kind, tuple(suffixes))])
+    )
     if not near and names:
         shown = ", ".join(names[:6]) + (f", ... ({len(names)} in all)" if len(names) > 6 else "")
         near = f" Known: {shown}."

@@ -2,7 +2,7 @@
 
 __all__ = ["Declared", "HardwareSpec", "Link", "MemoryLevel", "Price"]
 
-from datetime import date as Date
+import datetime
 from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
@@ -58,7 +58,7 @@ class Price(Spec):
     """What an hour of one device costs, where and when."""
 
     source: str
-    date: Date
+    date: datetime.date
     usd_per_hour: PositiveFloat
 
 

@@ -2,7 +2,7 @@
 
 __all__ = ["SLO", "Arrivals", "Lengths", "Prefix", "Sampling", "Stage", "Trace", "Traffic"]
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -69,6 +69,12 @@ class Lengths(Spec):
         }
         if not needs[self.distribution]:
             raise ValueError(f"{self.distribution} needs {wants[self.distribution]}")
+        # mean = exp(mu + s^2/2) and p99 = exp(mu + 2.326 s) have a common s only up to p99/mean = exp(2.326^2 / 2).
+        is_lognormal = self.distribution == "lognormal"
+        if is_lognormal and self.mean and self.p99 and not 1 < self.p99 / self.mean < 14.9:
+            raise ValueError(f"lognormal: found p99 {self.p99:g}, allowed 1 to 14.9 times the mean ({self.mean:g})")
+        if self.max is not None and self.max < self.min:
+            raise ValueError(f"found max {self.max}, allowed at least min ({self.min})")
         return self
 
 
@@ -94,6 +100,8 @@ class Trace(Spec):
 class Traffic(Spec):
     """What arrives. Lengths come from the distributions, or from the trace."""
 
+    name: str | None = None  # of a file in workloads/traffic
+    source: str | None = None  # where its figures come from
     arrivals: Arrivals = Arrivals(process="burst")
     num_requests: PositiveInt | None = None
     duration_s: Seconds | None = Field(default=None, gt=0)
@@ -102,6 +110,13 @@ class Traffic(Spec):
     prefix: Prefix | None = None
     trace: Trace | None = None
     priorities: tuple[NonNegativeInt, ...] = ()  # drawn uniformly; lower is served first
+
+    @model_validator(mode="before")
+    @classmethod
+    def _trace_brings_its_arrivals(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("trace") is not None and "arrivals" not in data:
+            return {**data, "arrivals": {"process": "trace"}}
+        return data
 
     @model_validator(mode="after")
     def _is_complete(self) -> "Traffic":

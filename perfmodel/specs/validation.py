@@ -83,14 +83,18 @@ def _path_in_data(loc: tuple[str | int, ...], data: Any, kind: str) -> Path:
     path: list[str | int] = []
     for position, key in enumerate(loc):
         is_last = position == len(loc) - 1
-        if isinstance(data, Mapping) and key in data:
-            data = data[key]
-        elif isinstance(data, (list, tuple)) and isinstance(key, int) and key < len(data):
+        if _has(data, key):
             data = data[key]
         elif not (is_last and kind == "missing"):
             continue
         path.append(key)
     return tuple(path)
+
+
+def _has(data: Any, key: str | int) -> bool:
+    if isinstance(data, (list, tuple)):
+        return isinstance(key, int) and key < len(data)
+    return isinstance(data, Mapping) and key in data
 
 
 def _sentence(item: Any, path: Path, model_class: type[BaseModel]) -> str:

@@ -5,7 +5,7 @@ where it is there) only builds the tree of nodes; scalars are resolved by the co
 keys are refused, keys are text, and lines are looked up in the tree when an error needs one.
 """
 
-__all__ = ["LoadedYaml", "Path", "Positions", "load_yaml", "parse_scalar_yaml"]
+__all__ = ["LoadedYaml", "Path", "Positions", "load_yaml", "parse_value"]
 
 import pathlib
 import re
@@ -44,8 +44,20 @@ class Positions:
         for end in range(len(path), 0, -1):
             if path[:end] in self.overridden:
                 return f"--set {self.overridden[path[:end]]}"
+        made = next((text for place, text in self.overridden.items() if place[: len(path)] == path and path), None)
+        if made is not None and not self._has(path):
+            return f"--set {made}"
         line = self.line(path)
         return self.file if line is None else f"{self.file}:{line}"
+
+    def _has(self, path: Path) -> bool:
+        node = self.root
+        for key in path:
+            found = None if node is None else _child(node, key)
+            if found is None:
+                return False
+            node = found[1]
+        return True
 
     def line(self, path: Path) -> int | None:
         """The line (from 1) of the key or list item at `path`, else of the nearest enclosing one."""
@@ -85,7 +97,7 @@ def load_yaml(path: str | pathlib.Path) -> LoadedYaml:
     return LoadedYaml(_construct(root, name, ()), Positions(name, root))
 
 
-def parse_scalar_yaml(text: str, origin: str) -> Any:
+def parse_value(text: str, origin: str) -> Any:
     """One value as YAML 1.2 reads it (`64`, `1e9`, `[1, 2]`, `{rate: 4}`); `origin` names it in errors."""
     root = _compose(text, origin)
     return None if root is None else _construct(root, origin, ())
