@@ -2,20 +2,9 @@
 
 `load_scenario`, `load_hardware`, `load_traffic` and `load_model` read files by name, alias or path; a mistake in a
 file is a `perfmodel.errors.SpecError` with file, line, field, what was found and what is allowed.
-"""
 
-from perfmodel.specs.base import Spec
-from perfmodel.specs.catalog import data_dir, find_file, list_names
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.hardware import Declared, HardwareSpec, Link, MemoryLevel, Price
-from perfmodel.specs.model.cards import load_model
-from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
-from perfmodel.specs.scenario import ClusterSpec, PriceOverride, Scenario
-from perfmodel.specs.scenario_file import list_hardware, load_hardware, load_scenario, load_traffic
-from perfmodel.specs.schema import SCHEMA_KINDS, scenario_schema, schema
-from perfmodel.specs.traffic import SLO, Arrivals, Lengths, Prefix, Sampling, Stage, Trace, Traffic
-from perfmodel.specs.validation import parse
-from perfmodel.specs.yaml_loader import LoadedYaml, Positions, load_yaml
+Names are loaded on first use, so a module that needs one spec does not pay for reading YAML.
+"""
 
 __all__ = [
     "SCHEMA_KINDS",
@@ -54,3 +43,72 @@ __all__ = [
     "scenario_schema",
     "schema",
 ]
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfmodel.specs.base import Spec
+    from perfmodel.specs.catalog import data_dir, find_file, list_names
+    from perfmodel.specs.engine import EngineSpec
+    from perfmodel.specs.hardware import Declared, HardwareSpec, Link, MemoryLevel, Price
+    from perfmodel.specs.json_schema import SCHEMA_KINDS, scenario_schema, schema
+    from perfmodel.specs.model.cards import load_model
+    from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
+    from perfmodel.specs.scenario import ClusterSpec, PriceOverride, Scenario
+    from perfmodel.specs.scenario_file import list_hardware, load_hardware, load_scenario, load_traffic
+    from perfmodel.specs.traffic import SLO, Arrivals, Lengths, Prefix, Sampling, Stage, Trace, Traffic
+    from perfmodel.specs.validation import parse
+    from perfmodel.specs.yaml_loader import LoadedYaml, Positions, load_yaml
+
+_HOMES = {
+    "SCHEMA_KINDS": "json_schema",
+    "SLO": "traffic",
+    "Arrivals": "traffic",
+    "ClusterSpec": "scenario",
+    "Declared": "hardware",
+    "EngineSpec": "engine",
+    "HardwareSpec": "hardware",
+    "Lengths": "traffic",
+    "Link": "hardware",
+    "LoadedYaml": "yaml_loader",
+    "MemoryLevel": "hardware",
+    "ModelSpec": "model.spec",
+    "Positions": "yaml_loader",
+    "Prefix": "traffic",
+    "Price": "hardware",
+    "PriceOverride": "scenario",
+    "QuantizationSpec": "model.spec",
+    "Sampling": "traffic",
+    "Scenario": "scenario",
+    "Spec": "base",
+    "Stage": "traffic",
+    "Trace": "traffic",
+    "Traffic": "traffic",
+    "data_dir": "catalog",
+    "find_file": "catalog",
+    "list_hardware": "scenario_file",
+    "list_names": "catalog",
+    "load_hardware": "scenario_file",
+    "load_model": "model.cards",
+    "load_scenario": "scenario_file",
+    "load_traffic": "scenario_file",
+    "load_yaml": "yaml_loader",
+    "parse": "validation",
+    "scenario_schema": "json_schema",
+    "schema": "json_schema",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'perfmodel.specs' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"perfmodel.specs.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

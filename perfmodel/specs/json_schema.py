@@ -1,0 +1,74 @@
+"""JSON Schemas of the files, for editors: `# yaml-language-server: $schema=scenario.schema.json`."""
+
+__all__ = ["SCHEMA_KINDS", "scenario_schema", "schema"]
+
+from typing import Any
+
+from perfmodel.errors import SpecError, did_you_mean
+from perfmodel.specs.catalog import list_names
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.traffic import Traffic
+
+SCHEMA_KINDS = ("hardware", "model", "scenario", "traffic")
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+# What pydantic writes beside a quantity, in JSON Schema's own words (they bind numbers, not strings with units).
+_LIMITS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
+
+
+def schema(kind: str) -> dict[str, Any]:
+    """The JSON Schema of a file of `kind`, one of SCHEMA_KINDS."""
+    if kind == "scenario":
+        return scenario_schema()
+    if kind == "hardware":
+        return _titled(HardwareSpec.model_json_schema(), "perfmodel hardware file")
+    if kind == "traffic":
+        return _titled(Traffic.model_json_schema(), "perfmodel traffic file")
+    if kind == "model":
+        return _titled(_model_card_schema(), "perfmodel model card")
+    raise SpecError(
+        f"no schema for {kind!r}; there is one for {', '.join(SCHEMA_KINDS)}.{did_you_mean(kind, SCHEMA_KINDS)}"
+    )
+
+
+def scenario_schema() -> dict[str, Any]:
+    """The JSON Schema of a scenario file, where model and hardware are names or paths."""
+    result = Scenario.model_json_schema()
+    fields = result["properties"]
+    fields["model"]["examples"] = list_names("models", (".yaml", ".json"))
+    fields["hardware"]["examples"] = list_names("hardware")
+    named = {
+        "type": "string",
+        "description": "A name in workloads/traffic, or a path",
+        "examples": list_names("traffic"),
+    }
+    fields["traffic"] = {"anyOf": [fields["traffic"], named]}
+    result["required"] = [name for name in result["required"] if name != "name"]  # the file's own name stands in
+    return _titled(result, "perfmodel scenario file")
+
+
+def _titled(body: dict[str, Any], title: str) -> dict[str, Any]:
+    body["title"] = title
+    plain: dict[str, Any] = _with_json_schema_limits(body)
+    return {"$schema": _DIALECT, **plain}
+
+
+def _with_json_schema_limits(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_with_json_schema_limits(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    is_quantity = node.get("type") == ["number", "string"]
+    return {
+        (_LIMITS.get(key, key) if is_quantity else key): _with_json_schema_limits(value) for key, value in node.items()
+    }
+
+
+def _model_card_schema() -> dict[str, Any]:
+    """A card is a Hugging Face configuration, whose fields are open, with a few of ours beside them."""
+    text, number = {"type": "string"}, {"type": "number", "exclusiveMinimum": 0}
+    return {
+        "type": "object",
+        "additionalProperties": True,
+        "properties": {"name": text, "source": text, "published_params": number},
+    }

@@ -1,0 +1,189 @@
+"""From a scenario file to a `Scenario`: names and paths resolved, `--set` applied, everything validated.
+
+Order of authority: `--set`, the scenario file, the files that it names, the defaults. `--set model=...`,
+`--set hardware=...` and `--set traffic=...` replace the name; deeper paths change what the named file says.
+"""
+
+__all__ = ["list_hardware", "load_hardware", "load_scenario", "load_traffic"]
+
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from perfmodel.errors import SpecError
+from perfmodel.specs.catalog import find_file, list_names
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.model.cards import load_model
+from perfmodel.specs.model.quantization import with_dtype, with_quantization
+from perfmodel.specs.overrides import Override, apply_override, hardware_path, parse_override
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.traffic import Traffic
+from perfmodel.specs.validation import parse, show_value
+from perfmodel.specs.yaml_loader import LoadedYaml, Path, Positions, load_yaml
+
+_HAS_PLACE = re.compile(r"\S+:\d+: ")
+
+
+def load_scenario(path_or_name: str | pathlib.Path, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario in a file, or one of workloads/scenarios by name, with `--set` overrides (`field.path=value`).
+
+    Paths inside the file are relative to it. `engine.dtype` and `engine.quantization` are already applied to the
+    model, and `engine.max_model_len` is the model's own where the file gives none.
+
+    Raises SpecError: `file:line: field: what was found, what is allowed`, one line per mistake.
+    """
+    path = find_file("scenarios", path_or_name)
+    loaded = load_yaml(path)
+    data, positions = loaded.data, loaded.positions
+    data.setdefault("name", path.stem)
+    changes = [parse_override(text) for text in overrides]
+    for change in changes:
+        _refuse_model_fields(change)
+        if len(change.path) == 1 or change.path[0] not in ("hardware", "traffic"):
+            apply_override(change, data, change.path, positions)
+    _resolve_hardware(data, positions, path.parent, [c for c in changes if _is_inside("hardware", c)])
+    _resolve_traffic(data, positions, path.parent, [c for c in changes if _is_inside("traffic", c)])
+    _resolve_model(data, positions, path.parent)
+    return _finished(parse(Scenario, data, positions), positions)
+
+
+def load_hardware(name_or_path: str | pathlib.Path, overrides: Sequence[str] = ()) -> HardwareSpec:
+    """The device of a file in hardware_specs by name or alias, or of a path; overrides start with `hardware.`."""
+    return _hardware(find_file("hardware", name_or_path), [parse_override(text) for text in overrides])
+
+
+def list_hardware() -> list[str]:
+    """Names of the devices in hardware_specs, sorted."""
+    return list_names("hardware")
+
+
+def load_traffic(name_or_path: str | pathlib.Path) -> Traffic:
+    """The traffic of a file in workloads/traffic by name, or of a path."""
+    loaded = load_yaml(find_file("traffic", name_or_path))
+    return _traffic(loaded, pathlib.Path(loaded.positions.file).parent)
+
+
+def _is_inside(field: str, change: Override) -> bool:
+    return len(change.path) > 1 and change.path[0] == field
+
+
+def _refuse_model_fields(change: Override) -> None:
+    if _is_inside("model", change):
+        raise SpecError(
+            f"--set {change.text}: a model's own fields cannot be set; copy its card or config.json, change it there "
+            f"and use --set model=PATH."
+        )
+
+
+def _resolve_hardware(
+    data: dict[str, Any], positions: Positions, folder: pathlib.Path, changes: list[Override]
+) -> None:
+    name = _name(data, "hardware", positions)
+    if name is None:
+        return
+    try:
+        file = find_file("hardware", _beside(name, folder))
+    except SpecError as error:
+        raise SpecError(f"{positions.where(('hardware',))}: hardware: {error}") from None
+    data["hardware"] = _hardware(file, changes)
+
+
+def _hardware(file: pathlib.Path, changes: Sequence[Override]) -> HardwareSpec:
+    loaded = load_yaml(file)
+    for change in changes:
+        if not _is_inside("hardware", change):
+            raise SpecError(
+                f"--set {change.text}: only fields of hardware can be set here, as in hardware.hbm.bandwidth."
+            )
+        place = hardware_path(change.path[1:], loaded.data, change.text)
+        apply_override(change, loaded.data, place, loaded.positions)
+        if place[:2] == ("declared", "memory") and place[-1] == "capacity_bytes":
+            # What a process sees of the old capacity says nothing of the new one.
+            loaded.data["declared"]["memory"][place[2]].pop("visible_bytes", None)
+    return parse(HardwareSpec, loaded.data, loaded.positions)
+
+
+def _resolve_traffic(data: dict[str, Any], positions: Positions, folder: pathlib.Path, changes: list[Override]) -> None:
+    if not isinstance(data.get("traffic"), str):
+        for change in changes:
+            apply_override(change, data, change.path, positions)
+        if isinstance(data.get("traffic"), dict):
+            _resolve_paths(data["traffic"], folder, positions, ("traffic",))
+        return
+    try:
+        file = find_file("traffic", _beside(data["traffic"], folder))
+    except SpecError as error:
+        raise SpecError(f"{positions.where(('traffic',))}: traffic: {error}") from None
+    loaded = load_yaml(file)
+    for change in changes:
+        apply_override(change, loaded.data, change.path[1:], loaded.positions)
+    data["traffic"] = _traffic(loaded, file.parent)
+
+
+def _traffic(loaded: LoadedYaml, folder: pathlib.Path) -> Traffic:
+    _resolve_paths(loaded.data, folder, loaded.positions, ())
+    return parse(Traffic, loaded.data, loaded.positions)
+
+
+def _resolve_paths(traffic: dict[str, Any], folder: pathlib.Path, positions: Positions, prefix: Path) -> None:
+    """Make the paths in a traffic block absolute, relative to the file that holds them; they must exist."""
+    for field in ("trace", "input_tokens", "output_tokens"):
+        block = traffic.get(field)
+        if not isinstance(block, dict) or not isinstance(block.get("path"), str):
+            continue
+        written = pathlib.Path(block["path"]).expanduser()
+        found = next((p for p in (folder / written, written) if p.is_file()), None)
+        if found is None:
+            place = (*prefix, field, "path")
+            shown = ".".join(map(str, place))
+            raise SpecError(f"{positions.where(place)}: {shown}: no such file: {block['path']!r} (from {folder}).")
+        block["path"] = str(found.resolve())
+
+
+def _resolve_model(data: dict[str, Any], positions: Positions, folder: pathlib.Path) -> None:
+    name = _name(data, "model", positions)
+    if name is None:
+        return
+    try:
+        data["model"] = load_model(_beside(name, folder))
+    except SpecError as error:
+        if _HAS_PLACE.match(str(error)):
+            raise
+        raise SpecError(f"{positions.where(('model',))}: model: {error}") from None
+
+
+def _name(data: dict[str, Any], field: str, positions: Positions) -> str | None:
+    """The name or path in `data[field]`; None where there is none, which validation will report."""
+    value = data.get(field)
+    if field not in data:
+        return None
+    if not isinstance(value, str) or not value.strip():
+        raise SpecError(f"{positions.where((field,))}: {field}: found {show_value(value)}, allowed a name or a path.")
+    return value
+
+
+def _beside(name: str, folder: pathlib.Path) -> str:
+    """A path that exists beside the scenario file, else `name` as it is."""
+    if "/" not in name and "." not in name:
+        return name
+    beside = folder / pathlib.Path(name).expanduser()
+    is_there = beside.exists() if "/" in name else beside.is_file()
+    return str(beside) if is_there else name
+
+
+def _finished(scenario: Scenario, positions: Positions) -> Scenario:
+    """The engine's dtype and quantization applied to the model, and the context length filled in."""
+    engine, model = scenario.engine, scenario.model
+    dtype = engine.dtype
+    if (
+        dtype == "auto" and model.dtype == "fp32"
+    ):  # as vLLM: a float32 checkpoint is served in the device's 16-bit format
+        dtype = "bfloat16" if "bf16" in scenario.hardware.declared.peak_flops_per_s else "float16"
+    try:
+        model = with_quantization(with_dtype(model, dtype), engine.quantization)
+    except SpecError as error:
+        raise SpecError(f"{positions.where(('engine', 'quantization'))}: {error}") from None
+    if engine.max_model_len is None:
+        engine = engine.model_copy(update={"max_model_len": model.max_position_embeddings})
+    return scenario.model_copy(update={"model": model, "engine": engine})
