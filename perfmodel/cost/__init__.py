@@ -5,18 +5,34 @@ __all__ = [
     "Calibration",
     "FamilyFit",
     "HostFit",
+    "MemoryPlan",
+    "OperatorEstimate",
     "OperatorTime",
     "OperatorTimer",
     "Residuals",
     "StepEstimate",
+    "StepTimer",
+    "Usage",
     "datasheet",
+    "energy_j",
     "estimate_step",
+    "host_fit",
+    "load_calibration",
     "peak_flops_per_s",
+    "plan_memory",
     "ridge_point",
+    "save_calibration",
+    "usd_per_hour",
+    "usd_per_million_tokens",
 ]
 
 from perfmodel.cost.calibration import Calibration, FamilyFit, HostFit, Residuals
+from perfmodel.cost.calibrations import load_calibration, save_calibration
 from perfmodel.cost.datasheet import DATASHEET, datasheet
-from perfmodel.cost.estimate import StepEstimate, estimate_step
+from perfmodel.cost.energy import energy_j
+from perfmodel.cost.estimate import OperatorEstimate, StepEstimate, estimate_step, host_fit
+from perfmodel.cost.memory import MemoryPlan, plan_memory
+from perfmodel.cost.price import usd_per_hour, usd_per_million_tokens
 from perfmodel.cost.rates import peak_flops_per_s, ridge_point
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
+from perfmodel.cost.step_timer import StepTimer, Usage

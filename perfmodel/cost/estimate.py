@@ -5,15 +5,16 @@
 Operators run one after another on a device, each bounded by its own resource: never a maximum of global sums.
 """
 
-__all__ = ["OperatorEstimate", "StepEstimate", "estimate_step"]
+__all__ = ["OperatorEstimate", "StepEstimate", "estimate_step", "host_fit"]
 
 from dataclasses import dataclass
 
+from perfmodel.cost.calibration import Calibration, HostFit
 from perfmodel.cost.datasheet import EAGER_LAUNCH_S
 from perfmodel.cost.rates import peak_flops_per_s
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
 from perfmodel.ops.graph import StepGraph
-from perfmodel.ops.work import BatchShape, Work
+from perfmodel.ops.work import BatchShape, Work, decode_shape
 
 _BOUNDS = ("compute", "memory", "communication", "overhead")
 
@@ -62,7 +63,7 @@ class StepEstimate:
     hidden_host_s:  host time beside the device; shows only where it is longer
     flops, hbm_bytes: per device
     mfu, mbu:       model FLOPs and bytes utilisation: share of the declared peaks over `duration_s`
-    bound_share:    share of `duration_s` by the bound of the operators (host time that shows is overhead)
+    bound_share:    share of `duration_s` by what bounds the operators; launches and host time that shows are overhead
     """
 
     rows: tuple[OperatorEstimate, ...]
@@ -90,6 +91,19 @@ class StepEstimate:
         return _table(self)
 
 
+def host_fit(graph: StepGraph, calibration: Calibration) -> HostFit:
+    """The calibration's host time; without CUDA graphs, and without a fit of it, EAGER_LAUNCH_S per kernel of a decode.
+
+    The launches run ahead of the device and show only where they take longer. A fitted host time contains them.
+    """
+    host = calibration.host
+    if not graph.is_eager or calibration.origin != "datasheet":
+        return host
+    shape = decode_shape(1, 1, graph.model.attention_spans)
+    num_kernels = sum(node.count * node.work(shape).num_kernels for node in graph.nodes)
+    return host.model_copy(update={"hidden_step_s": host.hidden_step_s + EAGER_LAUNCH_S * num_kernels})
+
+
 def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
     """The estimate of one step of `shape` on `timer`'s device."""
     rows = []
@@ -97,12 +111,10 @@ def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> 
         work = node.work(shape)
         if work.num_kernels:
             rows.append(OperatorEstimate(node.name, node.count, work, timer.time(work)))
-    host = timer.calibration.host
+    host = host_fit(graph, timer.calibration)
     num_seqs = shape.num_decodes + len(shape.prefills)
     serial = host.serial_step_s + host.serial_per_sequence_s * num_seqs
     hidden = host.hidden_step_s + host.hidden_per_sequence_s * num_seqs
-    if graph.is_eager:
-        hidden += EAGER_LAUNCH_S * sum(row.count * row.work.num_kernels for row in rows)
     device = sum(row.duration_s for row in rows)
     duration = serial + max(hidden, device)
     at_peak = sum(row.flops / peak_flops_per_s(timer.hardware, row.work.rate) for row in rows)
@@ -125,7 +137,9 @@ def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> 
 def _bound_share(rows: list[OperatorEstimate], duration: float, device: float) -> dict[str, float]:
     seconds = dict.fromkeys(_BOUNDS, 0.0)
     for row in rows:
-        seconds[row.bound] += row.duration_s
+        overhead = row.count * row.time.overhead_s
+        seconds["overhead"] += overhead
+        seconds[row.bound] += row.duration_s - overhead
     seconds["overhead"] += duration - device
     return {bound: value / duration if duration else 0.0 for bound, value in seconds.items()}
 

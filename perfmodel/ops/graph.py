@@ -23,7 +23,7 @@ from perfmodel.ops.formats import served_model
 from perfmodel.ops.layers import embedding_nodes, head_nodes, layer_nodes
 from perfmodel.ops.moe import Routing, uniform_routing
 from perfmodel.ops.node import LayerContext, OperatorNode
-from perfmodel.ops.sharding import Sharding
+from perfmodel.ops.sharding import Sharding, stages
 from perfmodel.ops.work import BatchShape, Depends, Work
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.model.architecture import Layer
@@ -71,26 +71,17 @@ def build_graph(
     )
     method = model.sampling if sampling == "default" else sampling
     pp = context.shard.pp
-    stage = _critical_stage(list(model.iter_layers()), pp)
+    stage = _critical_stage(model, pp)
     nodes = [*embedding_nodes(context), *layer_nodes(stage, context), *head_nodes(context, method, bytes_per_logit)]
     if pp > 1:
         nodes = [replace(node, count=node.count * pp, work=_microbatch(node, pp)) for node in nodes]
     return StepGraph(model, context.shard, tuple(nodes), is_eager=engine.enforce_eager)
 
 
-def _critical_stage(layers: list[Layer], num_stages: int) -> list[Layer]:
-    """The layers of the longest pipeline stage, under vLLM's split: the remainder goes to stages before the last."""
-    base, rest = divmod(len(layers), num_stages)
-    sizes = [base] * num_stages
-    for i in range(rest):
-        sizes[-2 - i] += 1  # from the last but one backwards
-    longest = max(sizes)
-    start = 0
-    for size in sizes:
-        if size == longest:
-            return layers[start : start + size]
-        start += size
-    raise AssertionError("no stage")
+def _critical_stage(model: ModelSpec, num_stages: int) -> list[Layer]:
+    """The layers of the longest pipeline stage."""
+    longest = max(stages(model.num_layers, num_stages), key=len)
+    return list(model.iter_layers())[longest.start : longest.stop]
 
 
 def _microbatch(node: OperatorNode, num_stages: int) -> Callable[[BatchShape], Work]:

@@ -3,7 +3,7 @@
 Sizes that do not divide are rounded up: the device with the larger share sets the time.
 """
 
-__all__ = ["Sharding"]
+__all__ = ["Sharding", "stages"]
 
 from dataclasses import dataclass
 from math import ceil
@@ -48,3 +48,13 @@ class Sharding:
     def kv_heads(self, num_kv_heads: int) -> int:
         """KV heads on a device: shared out, or replicated where there are fewer heads than ranks."""
         return max(1, ceil(num_kv_heads / self.tp))
+
+
+def stages(num_layers: int, num_stages: int) -> list[range]:
+    """The layers of each pipeline stage, as vLLM splits them: the remainder goes to stages before the last."""
+    base, rest = divmod(num_layers, num_stages)
+    sizes = [base] * num_stages
+    for i in range(rest):
+        sizes[-2 - i] += 1
+    starts = [sum(sizes[:i]) for i in range(num_stages)]
+    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]

@@ -1,0 +1,165 @@
+"""What one device holds: weights by component, KV cache per token, recurrent state per sequence, activations.
+
+Sharding is applied to the architecture itself (heads, widths and experts of one device), so that replicated parts
+(routers, latents, KV heads beyond their number, norms) come out replicated without being listed.
+"""
+
+__all__ = ["activation_bytes", "kv_bytes_per_token", "shard_layer", "state_bytes_per_sequence", "weights"]
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
+
+from perfmodel.ops.formats import linear_format
+from perfmodel.ops.scan import STATE_BYTES
+from perfmodel.ops.scan_layer import conv_channels, state_shape
+from perfmodel.ops.sharding import Sharding
+from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.model.architecture import (
+    Attention,
+    DenseFFN,
+    FeedForward,
+    GatedDeltaNet,
+    LatentAttention,
+    Layer,
+    Mamba,
+    Mixer,
+    MoEFFN,
+)
+from perfmodel.specs.model.params import layer_parameters
+from perfmodel.specs.model.quantization import bytes_per_weight
+from perfmodel.specs.model.spec import ModelSpec
+
+_INDEX_KEY_BYTES = 1.0  # the indexer caches fp8 keys
+_INDEX_SCALE_BYTES = 4.0  # and one fp32 scale per token
+
+
+def shard_layer(layer: Layer, shard: Sharding) -> Layer:
+    """The part of a layer that one device holds, as a layer of smaller sizes."""
+    return Layer(_shard_mixer(layer.mixer, shard), _shard_ffn(layer.ffn, shard))
+
+
+def _shard_mixer(mixer: Mixer | None, shard: Sharding) -> Mixer | None:
+    if isinstance(mixer, Attention):
+        kv_heads = shard.kv_heads(mixer.num_kv_heads)
+        return replace(mixer, num_heads=shard.columns(mixer.num_heads), num_kv_heads=kv_heads)
+    if isinstance(mixer, LatentAttention):
+        return replace(mixer, num_heads=shard.columns(mixer.num_heads))
+    if isinstance(mixer, GatedDeltaNet):
+        keys, values = shard.columns(mixer.num_key_heads), shard.columns(mixer.num_value_heads)
+        return replace(mixer, num_key_heads=keys, num_value_heads=values)
+    if isinstance(mixer, Mamba):
+        return replace(
+            mixer, num_heads=shard.columns(mixer.num_heads), num_groups=max(1, shard.columns(mixer.num_groups))
+        )
+    return None
+
+
+def _shard_ffn(ffn: FeedForward | None, shard: Sharding) -> FeedForward | None:
+    if isinstance(ffn, DenseFFN):
+        return replace(ffn, intermediate_size=shard.columns(ffn.intermediate_size))
+    if isinstance(ffn, MoEFFN):
+        return replace(
+            ffn,
+            num_experts=ceil(ffn.num_experts / shard.ep),
+            intermediate_size=ceil(ffn.intermediate_size / shard.moe_tp),
+            shared_intermediate_size=shard.columns(ffn.shared_intermediate_size),
+        )
+    return None
+
+
+def weights(
+    model: ModelSpec, shard: Sharding, stage: Sequence[Layer], *, is_first: bool, is_last: bool
+) -> dict[str, float]:
+    """Bytes of weights on a device of a pipeline stage, by component; "other" is what comes with the text decoder.
+
+    A tied LM head shares the embedding's memory, and is a copy of it where the two are on different stages.
+    """
+    plain = bytes_per_weight(model.dtype)
+    totals: dict[str, float] = {}
+
+    def add(component: str, params: float) -> None:
+        if component == "norms":
+            per_weight = plain
+        else:
+            per_weight = linear_format(model, component).weight_bytes
+        totals[component] = totals.get(component, 0.0) + params * per_weight
+
+    table = shard.columns(model.vocab_size) * model.hidden_size
+    if is_first:
+        add("embedding", table + model.num_learned_positions * model.hidden_size)
+    if is_last:
+        add("norms", model.hidden_size)
+        if not (model.tie_word_embeddings and is_first):
+            add("lm_head", table)
+    for layer in stage:
+        for component, params in layer_parameters(model, shard_layer(layer, shard)).items():
+            if component == "router" and isinstance(layer.ffn, MoEFFN):
+                params = model.hidden_size * layer.ffn.num_experts  # routers know all experts
+            add(component, params)
+    if is_first and model.extra_params:
+        totals["other"] = model.extra_params * plain
+    return totals
+
+
+def kv_bytes_per_token(model: ModelSpec, shard: Sharding, layers: Sequence[Layer]) -> float:
+    """KV cache bytes of one token in `layers` on one device.
+
+    Attention 2 K h b (K KV heads of this device), MLA (r_kv + r) b on every device, plus the keys of an indexer.
+    Layers with a window or chunk count in full: blocks are handed out for whole sequences.
+    """
+    size = bytes_per_weight(model.quantization.kv_cache or model.dtype)
+    total = 0.0
+    for layer in layers:
+        mixer = layer.mixer
+        if isinstance(mixer, Attention):
+            total += shard.kv_heads(mixer.num_kv_heads) * (mixer.head_dim + mixer.v_head_dim) * size
+        elif isinstance(mixer, LatentAttention):
+            total += (mixer.kv_lora_rank + mixer.qk_rope_head_dim) * size
+            if mixer.indexer is not None:
+                total += mixer.indexer.head_dim * _INDEX_KEY_BYTES + _INDEX_SCALE_BYTES
+    return total
+
+
+def state_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequence[Layer]) -> float:
+    """Recurrent state of one sequence on one device: fp32 states, and the windows of the convolutions."""
+    size = bytes_per_weight(model.dtype)
+    total = 0.0
+    for layer in layers:
+        mixer = layer.mixer
+        if isinstance(mixer, Mamba | GatedDeltaNet):
+            state = state_shape(mixer, shard.tp, model.dtype, size)
+            total += state.state_elements * STATE_BYTES
+            total += conv_channels(mixer, state) * (mixer.conv_kernel - 1) * size
+    return total
+
+
+def activation_bytes(model: ModelSpec, shard: Sharding, engine: EngineSpec) -> float:
+    """Peak of activations in the profiling run: `max_num_batched_tokens` tokens, `max_num_seqs` to sample.
+
+        T b (2 d + widest intermediate)   residual, hidden and the widest pair of tensors of a layer
+        + 24 S V                          six fp32 copies of the logits in the sampler's warm-up
+
+    The second is fitted to what vLLM 0.15 leaves unused beside weights and KV cache (four runs, within 0.4 GB).
+    Standard attention holds two score matrices of T x T per head.
+    """
+    size = bytes_per_weight(model.dtype)
+    tokens = engine.max_num_batched_tokens
+    widest = max((_intermediate(layer, shard, model.hidden_size) for layer, _ in model.layers), default=0)
+    total = tokens * size * (2 * model.hidden_size + widest) + 24.0 * engine.max_num_seqs * model.vocab_size
+    if engine.attention == "standard":
+        heads = [layer.mixer.num_heads for layer, _ in model.layers if isinstance(layer.mixer, Attention)]
+        total += 2.0 * shard.columns(max(heads, default=0)) * tokens * tokens * size
+    return total
+
+
+def _intermediate(layer: Layer, shard: Sharding, hidden: int) -> int:
+    """Elements per token of a feed-forward block's input and output halves on one device."""
+    ffn = layer.ffn
+    if isinstance(ffn, DenseFFN):
+        return (3 if ffn.gated else 2) * shard.columns(ffn.intermediate_size)
+    if isinstance(ffn, MoEFFN):
+        per_row = (3 if ffn.gated else 2) * ceil(ffn.intermediate_size / shard.moe_tp) + (ffn.latent_size or hidden)
+        rows = ceil(ffn.top_k * shard.dp / shard.ep)
+        return rows * per_row
+    return 0

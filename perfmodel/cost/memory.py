@@ -1,0 +1,194 @@
+"""The memory plan: what a device holds, and how many KV blocks remain, as vLLM sizes them.
+
+    blocks = floor( (utilization x visible memory - weights - activations - reserve - states) / bytes per block )
+
+at the pipeline stage that has the fewest. Not modelled: fragmentation, memory that other processes hold, encoders of
+multimodal models beyond their weights (vLLM's profiling run takes some 5 GB for them).
+"""
+
+__all__ = ["MemoryPlan", "plan_memory", "smallest_fitting_tp"]
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from perfmodel.cost.footprint import (
+    activation_bytes,
+    kv_bytes_per_token,
+    state_bytes_per_sequence,
+    weights,
+)
+from perfmodel.errors import DoesNotFitError
+from perfmodel.ops.formats import served_model
+from perfmodel.ops.sharding import Sharding, stages
+from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.model.architecture import Attention, LatentAttention
+from perfmodel.specs.model.spec import ModelSpec
+
+# Libraries' workspaces, and NCCL buffers with more than one device: what vLLM 0.15 runs leave beside the computed
+# activations is 0.05 to 0.4 GB on one device and 0.4 GB more under tensor parallelism.
+_RESERVE_BYTES = 0.15e9
+_NCCL_BYTES = 0.4e9
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes on the device that limits the KV cache. `str()` prints the layout.
+
+    usable_bytes:  gpu_memory_utilization x what a process sees of the device
+    weights:       bytes by component
+    state_bytes:   recurrent states of `max_num_seqs` sequences
+    num_kv_blocks: blocks of `block_size` tokens, each of all layers
+    """
+
+    model: str
+    hardware: str
+    num_devices: int
+    visible_bytes: float
+    usable_bytes: float
+    weights: dict[str, float]
+    activation_bytes: float
+    reserve_bytes: float
+    state_bytes_per_sequence: float
+    state_bytes: float
+    kv_bytes_per_token: float
+    block_size: int
+    num_kv_blocks: int
+    max_num_seqs: int
+
+    @property
+    def weight_bytes(self) -> float:
+        return sum(self.weights.values())
+
+    @property
+    def kv_bytes(self) -> float:
+        """Bytes of all KV blocks."""
+        return self.num_kv_blocks * self.block_size * self.kv_bytes_per_token
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.num_kv_blocks * self.block_size
+
+    def max_batch(self, context: int) -> int:
+        """Sequences of `context` tokens that fit at once, `max_num_seqs` aside (unless states were reserved for it)."""
+        batch = self.num_kv_blocks // max(1, -(-context // self.block_size))
+        return min(batch, self.max_num_seqs) if self.state_bytes else batch
+
+    def max_context(self, batch: int = 1) -> int:
+        """The longest context that `batch` sequences can all have."""
+        return self.num_kv_blocks // batch * self.block_size
+
+    def __str__(self) -> str:
+        return _layout(self)
+
+
+def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec | None = None) -> MemoryPlan:
+    """The plan of `model` under `engine` on devices of `hardware`.
+
+    Raises DoesNotFitError, with what is needed and the smallest tensor_parallel_size that fits, when the weights leave
+    no room for one KV block.
+    """
+    engine = engine or EngineSpec()
+    plan, room = _limiting_plan(served_model(model, engine), hardware, engine)
+    if plan.num_kv_blocks < 1 or room < 0:
+        raise DoesNotFitError(_does_not_fit(plan, model, hardware, engine))
+    return plan
+
+
+def smallest_fitting_tp(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> int | None:
+    """The smallest tensor_parallel_size above the engine's that fits, or None up to 64 devices."""
+    for tp in _degrees(model):
+        if tp <= engine.tensor_parallel_size:
+            continue
+        wider = engine.model_copy(update={"tensor_parallel_size": tp})
+        plan, room = _limiting_plan(served_model(model, wider), hardware, wider)
+        if plan.num_kv_blocks >= 1 and room >= 0:
+            return tp
+    return None
+
+
+def _degrees(model: ModelSpec) -> Iterator[int]:
+    """Powers of two that divide the attention heads."""
+    mixers = (layer.mixer for layer, _ in model.layers)
+    heads = [mixer.num_heads for mixer in mixers if isinstance(mixer, Attention | LatentAttention)]
+    return (tp for tp in (1, 2, 4, 8, 16, 32, 64) if all(count % tp == 0 for count in heads))
+
+
+def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> tuple[MemoryPlan, float]:
+    """The plan of the pipeline stage with the fewest blocks, and the bytes it has for them (negative: too little)."""
+    shard = Sharding.of(engine)
+    layers = list(model.iter_layers())
+    plans = []
+    for index, span in enumerate(stages(len(layers), shard.pp)):
+        stage = layers[span.start : span.stop]
+        held = weights(model, shard, stage, is_first=index == 0, is_last=index == shard.pp - 1)
+        per_token = kv_bytes_per_token(model, shard, stage)
+        per_sequence = state_bytes_per_sequence(model, shard, stage)
+        plan = MemoryPlan(
+            model=model.name,
+            hardware=hardware.name,
+            num_devices=engine.num_devices,
+            visible_bytes=hardware.visible_memory_bytes,
+            usable_bytes=engine.gpu_memory_utilization * hardware.visible_memory_bytes,
+            weights=held,
+            activation_bytes=activation_bytes(model, shard, engine),
+            reserve_bytes=_RESERVE_BYTES + (_NCCL_BYTES if engine.num_devices > 1 else 0.0),
+            state_bytes_per_sequence=per_sequence,
+            state_bytes=per_sequence * engine.max_num_seqs,
+            kv_bytes_per_token=per_token,
+            block_size=engine.block_size,
+            num_kv_blocks=0,
+            max_num_seqs=engine.max_num_seqs,
+        )
+        plans.append(_with_blocks(plan, model, engine))
+    return min(plans, key=lambda found: found[0].num_kv_blocks)
+
+
+def _with_blocks(plan: MemoryPlan, model: ModelSpec, engine: EngineSpec) -> tuple[MemoryPlan, float]:
+    room = plan.usable_bytes - plan.weight_bytes - plan.activation_bytes - plan.reserve_bytes - plan.state_bytes
+    if engine.num_gpu_blocks_override is not None:
+        blocks = engine.num_gpu_blocks_override
+    elif plan.kv_bytes_per_token:
+        blocks = int(max(0.0, room) // (plan.block_size * plan.kv_bytes_per_token))
+    else:  # no layer on this stage keeps keys: blocks only count tokens, and all sequences may be as long as allowed
+        longest = engine.max_model_len or model.max_position_embeddings
+        blocks = engine.max_num_seqs * -(-longest // plan.block_size)
+    return replace(plan, num_kv_blocks=blocks), room
+
+
+def _does_not_fit(plan: MemoryPlan, model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> str:
+    tp = engine.tensor_parallel_size
+    needed = plan.weight_bytes
+    what = "the weights need"
+    if plan.usable_bytes >= needed:  # the weights alone would fit
+        needed += (
+            plan.activation_bytes + plan.reserve_bytes + plan.state_bytes + plan.block_size * plan.kv_bytes_per_token
+        )
+        what = "weights, activations and one KV block need"
+    has = f"{hardware.name} has {hardware.memory_bytes / 1e9:.1f} GB"
+    if plan.usable_bytes < 0.999 * hardware.memory_bytes:
+        has += f" ({plan.usable_bytes / 1e9:.1f} GB at gpu_memory_utilization={engine.gpu_memory_utilization:g})"
+    fitting = smallest_fitting_tp(model, hardware, engine)
+    if fitting is None:
+        way_out = "No tensor_parallel_size up to 64 fits; quantize the model, or take devices with more memory."
+    else:
+        way_out = f"Smallest that fits: {fitting}."
+    return f"{has}; {what} {needed / 1e9:.1f} GB per device at tensor_parallel_size={tp}. {way_out}"
+
+
+def _layout(plan: MemoryPlan) -> str:
+    rows = [(f"weights: {name.replace('_', ' ')}", size) for name, size in plan.weights.items() if size]
+    rows += [("activations", plan.activation_bytes), ("reserve", plan.reserve_bytes)]
+    if plan.state_bytes:
+        rows.append((f"states of {plan.max_num_seqs} sequences", plan.state_bytes))
+    rows.append(("KV blocks", plan.kv_bytes))
+    lines = [f"{plan.model} on {plan.num_devices} x {plan.hardware}, per device:"]
+    lines += [f"  {name:<28} {size / 1e9:>8.2f} GB {size / plan.visible_bytes:>6.1%}" for name, size in rows]
+    lines.append(f"  {'usable':<28} {plan.usable_bytes / 1e9:>8.2f} GB of {plan.visible_bytes / 1e9:.2f} GB visible")
+    lines.append(
+        f"  {plan.num_kv_blocks:,} blocks of {plan.block_size} tokens at {plan.kv_bytes_per_token:,.0f} B per token: "
+        f"{plan.max_tokens:,} tokens; largest batch at 2,048 tokens {plan.max_batch(2048):,}, "
+        f"largest context of one sequence {plan.max_context():,}"
+    )
+    return "\n".join(lines)
