@@ -1,1 +1,60 @@
-"""(to be written by its owner)"""
+"""Models: what a decoder-only language model is made of, how it is read from files, and how big it is.
+
+`load_model("llama-3.1-8b")` gives a frozen ModelSpec; `count_parameters` and `weight_bytes` say what it takes. Nothing
+here knows time or hardware.
+"""
+
+__all__ = [
+    "BITS_PER_WEIGHT",
+    "COMPONENTS",
+    "Attention",
+    "DenseFFN",
+    "FeedForward",
+    "GatedDeltaNet",
+    "Indexer",
+    "LatentAttention",
+    "Layer",
+    "Mamba",
+    "Mixer",
+    "MoEFFN",
+    "ModelSpec",
+    "ParameterCount",
+    "QuantizationSpec",
+    "bytes_per_weight",
+    "count_parameters",
+    "layer_parameters",
+    "list_models",
+    "load_config",
+    "load_header",
+    "load_model",
+    "matmul_rate",
+    "model_from_config",
+    "weight_bytes",
+    "with_dtype",
+    "with_quantization",
+]
+
+from perfmodel.specs.model.architecture import (
+    Attention,
+    DenseFFN,
+    FeedForward,
+    GatedDeltaNet,
+    Indexer,
+    LatentAttention,
+    Layer,
+    Mamba,
+    Mixer,
+    MoEFFN,
+)
+from perfmodel.specs.model.cards import list_models, load_model
+from perfmodel.specs.model.headers import load_header
+from perfmodel.specs.model.hf_config import load_config, model_from_config
+from perfmodel.specs.model.params import ParameterCount, count_parameters, layer_parameters, weight_bytes
+from perfmodel.specs.model.quantization import (
+    BITS_PER_WEIGHT,
+    bytes_per_weight,
+    matmul_rate,
+    with_dtype,
+    with_quantization,
+)
+from perfmodel.specs.model.spec import COMPONENTS, ModelSpec, QuantizationSpec

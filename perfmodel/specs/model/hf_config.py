@@ -23,8 +23,12 @@ from perfmodel.specs.model.spec import ModelSpec
 _UNLIMITED_POSITIONS = 1 << 20  # scans without positions have no limit of their own
 
 
-def model_from_config(config: Json, name: str, *, source: str = "config.json", **about: Any) -> ModelSpec:
-    """Normalises a config.json. `source` names the file in errors; `about` are ModelSpec fields that a card adds.
+def model_from_config(
+    config: Json, name: str, *, source: str = "config.json", origin: str = "", **about: Any
+) -> ModelSpec:
+    """Normalises a config.json. `source` names the file in errors.
+
+    `origin` (who says so) and `about` (other fields of ModelSpec that a card adds) go into the result as they are.
 
     Raises SpecError in one sentence: the file, the field, and what is missing or wrong.
     """
@@ -49,6 +53,7 @@ def model_from_config(config: Json, name: str, *, source: str = "config.json", *
         shared_block_norm=is_parallel and family.shared_norm and not _has_two_norms(fields),
         num_learned_positions=_num_learned_positions(fields, family),
         lm_head_bias=fields.flag("lm_head_bias", family.lm_head_bias),
+        source=origin,
         **about,
     )
 

@@ -39,6 +39,21 @@ BITS_PER_WEIGHT = MappingProxyType(
         "mxfp4": 4.25,
         "nvfp4": 4.5,
         "nf4": 4.127,
+        # llama.cpp's block formats, scales included: bytes per block * 8 / elements per block
+        "q8_0": 8.5,
+        "q6_k": 6.5625,
+        "q5_k": 5.5,
+        "q5_1": 6.0,
+        "q5_0": 5.5,
+        "q4_k": 4.5,
+        "q4_1": 5.0,
+        "q4_0": 4.5,
+        "iq4_nl": 4.5,
+        "iq4_xs": 4.25,
+        "q3_k": 3.4375,
+        "q2_k": 2.625,
+        "tq2_0": 2.0625,
+        "tq1_0": 1.6875,
     }
 )
 

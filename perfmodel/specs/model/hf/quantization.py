@@ -7,7 +7,7 @@ unquantized are matched against the module names that Hugging Face checkpoints u
 __all__ = ["quantization_from_config"]
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import translate
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,9 @@ from perfmodel.specs.model.spec import QuantizationSpec
 
 _KEPT = QuantizationSpec().kept
 _IGNORE_KEYS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "llm_int8_skip_modules")
+
+# (weights, activations, group_size, group_rows)
+_Formats = tuple[str, str | None, int, int]
 
 # Module names of each component as checkpoints write them; `0` stands for any number.
 _MODULES = MappingProxyType(
@@ -57,27 +60,24 @@ def quantization_from_config(fields: Fields, layers: Sequence[Layer]) -> Quantiz
     kv_cache = _kv_cache(settings)
     if isinstance(settings.get("config_groups"), Mapping) and settings["config_groups"]:
         return _from_groups(fields, method, settings, kept, kv_cache)
-    readers = {
+    readers: dict[str, Callable[[Mapping[str, Any]], _Formats]] = {
         "fp8": _fp8,
         "fbgemm_fp8": _fp8,
         "gptq": _integer_groups,
         "awq": _integer_groups,
         "auto_round": _integer_groups,
-        "mxfp4": lambda _: ("mxfp4", None, 32, 1),
+        "mxfp4": _mxfp4,
         "modelopt": _modelopt,
         "bitsandbytes": _bitsandbytes,
+        "gguf": _gguf,
     }
     if method not in readers:
         raise SpecError(
             f"{fields.source}: quantization_config.quant_method: found {method!r}, "
-            f"allowed: {', '.join([*readers, 'compressed-tensors'])}."
+            f"allowed: {', '.join([*(r for r in readers if r != 'gguf'), 'compressed-tensors'])}."
         )
     weights, activations, group_size, group_rows = readers[method](settings)
     return QuantizationSpec(method, weights, activations, group_size, group_rows, kv_cache, kept)
-
-
-# (weights, activations, group_size, group_rows)
-_Formats = tuple[str, str | None, int, int]
 
 
 def _settings(fields: Fields) -> dict[str, Any]:
@@ -128,6 +128,15 @@ def _modelopt(settings: Mapping[str, Any]) -> _Formats:
 
 def _bitsandbytes(settings: Mapping[str, Any]) -> _Formats:
     return ("nf4", None, 64, 1) if settings.get("load_in_4bit") else ("int8", "int8", 0, 1)
+
+
+def _mxfp4(_: Mapping[str, Any]) -> _Formats:
+    return "mxfp4", None, 32, 1
+
+
+def _gguf(settings: Mapping[str, Any]) -> _Formats:
+    """What `gguf.py` found to be the commonest block format; its name carries the scales."""
+    return str(settings.get("format", "q4_0")), None, 0, 1
 
 
 def _from_groups(

@@ -1,0 +1,235 @@
+"""The header of a .gguf file as config.json fields: metadata keys, and what the tensor list says beside them.
+
+Reads versions 2 and 3, little-endian; standard library only. Knows the container and llama.cpp's key names.
+"""
+
+__all__ = ["GGML_BLOCKS", "GgufHeader", "config_from_gguf", "read_gguf"]
+
+import struct
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO
+
+from perfmodel.errors import SpecError
+
+# ggml tensor type -> (name, elements per block, bytes per block); gguf 0.19.
+GGML_BLOCKS = MappingProxyType(
+    {
+        0: ("f32", 1, 4),
+        1: ("f16", 1, 2),
+        2: ("q4_0", 32, 18),
+        3: ("q4_1", 32, 20),
+        6: ("q5_0", 32, 22),
+        7: ("q5_1", 32, 24),
+        8: ("q8_0", 32, 34),
+        10: ("q2_k", 256, 84),
+        11: ("q3_k", 256, 110),
+        12: ("q4_k", 256, 144),
+        13: ("q5_k", 256, 176),
+        14: ("q6_k", 256, 210),
+        20: ("iq4_nl", 32, 18),
+        23: ("iq4_xs", 256, 136),
+        30: ("bf16", 1, 2),
+        34: ("tq1_0", 256, 54),
+        35: ("tq2_0", 256, 66),
+        39: ("mxfp4", 32, 17),
+        40: ("nvfp4", 64, 36),
+    }
+)
+
+# Metadata value type -> struct format; 8 is a string, 9 an array.
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_LARGEST = 1 << 28  # no header has a longer string or list: a larger length means a damaged file
+
+_MODEL_TYPES = MappingProxyType(
+    {
+        "qwen2moe": "qwen2_moe",
+        "qwen3moe": "qwen3_moe",
+        "qwen3next": "qwen3_next",
+        "gemma3": "gemma3_text",
+        "deepseek2": "deepseek_v3",
+        "gpt-oss": "gpt_oss",
+        "gptneox": "gpt_neox",
+        "starcoder": "gpt_bigcode",
+        "phi2": "phi",
+        "glm4moe": "glm4_moe",
+        "command-r": "cohere",
+        "minimax-m2": "minimax_m2",
+    }
+)
+
+# config.json field -> key below the architecture's name.
+_KEYS = MappingProxyType(
+    {
+        "num_hidden_layers": "block_count",
+        "max_position_embeddings": "context_length",
+        "hidden_size": "embedding_length",
+        "intermediate_size": "feed_forward_length",
+        "vocab_size": "vocab_size",
+        "num_attention_heads": "attention.head_count",
+        "num_key_value_heads": "attention.head_count_kv",
+        "head_dim": "attention.key_length",
+        "v_head_dim": "attention.value_length",
+        "q_lora_rank": "attention.q_lora_rank",
+        "kv_lora_rank": "attention.kv_lora_rank",
+        "sliding_window": "attention.sliding_window",
+        "num_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "n_shared_experts": "expert_shared_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
+        "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        "first_k_dense_replace": "leading_dense_block_count",
+        "n_group": "expert_group_count",
+        "topk_group": "expert_group_used_count",
+        "mamba_d_conv": "ssm.conv_kernel",
+        "mamba_d_state": "ssm.state_size",
+        "mamba_dt_rank": "ssm.time_step_rank",
+        "mamba_n_groups": "ssm.group_count",
+    }
+)
+
+
+@dataclass
+class GgufHeader:
+    """Metadata (long lists by their length only) and the tensors' shapes, innermost dimension first, and types."""
+
+    metadata: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
+
+
+def read_gguf(path: Path) -> GgufHeader:
+    """Raises SpecError for a file that is no GGUF, is cut off or has lengths that cannot be."""
+    try:
+        with path.open("rb") as stream:
+            return _read(stream, path)
+    except (struct.error, UnicodeDecodeError, OverflowError, MemoryError):
+        raise SpecError(f"{path}: the GGUF header is cut off or damaged.") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read ({error.strerror}).") from None
+
+
+def config_from_gguf(header: GgufHeader, path: Path) -> dict[str, Any]:
+    """config.json fields from the metadata, and biases, norms and tied embeddings from the tensors' names."""
+    meta = header.metadata
+    arch = meta.get("general.architecture")
+    if not isinstance(arch, str):
+        raise SpecError(f"{path}: general.architecture is missing from the GGUF metadata.")
+    config: dict[str, Any] = {"model_type": _MODEL_TYPES.get(arch, arch)}
+    for name, key in _KEYS.items():
+        value = meta.get(f"{arch}.{key}")
+        if value:  # 0 stands for "has none" (the heads of a Mamba, the experts of a dense model)
+            config[name] = _one_value(value, f"{arch}.{key}", path)
+    config.setdefault("vocab_size", meta.get("tokenizer.ggml.tokens"))
+    if "kv_lora_rank" in config:
+        _set_latent(config, meta, arch)
+    _set_from_tensors(config, header.tensors)
+    return config
+
+
+def _read(stream: BinaryIO, path: Path) -> GgufHeader:
+    if stream.read(4) != b"GGUF":
+        raise SpecError(f"{path}: is not a GGUF file (it does not start with 'GGUF').")
+    (version,) = struct.unpack("<I", stream.read(4))
+    if version not in (2, 3):
+        raise SpecError(f"{path}: GGUF version: found {version}, allowed: 2 and 3.")
+    num_tensors, num_keys = struct.unpack("<QQ", stream.read(16))
+    header = GgufHeader()
+    for _ in range(_length(num_keys)):
+        key = _string(stream)
+        (kind,) = struct.unpack("<I", stream.read(4))
+        header.metadata[key] = _value(stream, kind)
+    for _ in range(_length(num_tensors)):
+        name = _string(stream)
+        (num_dims,) = struct.unpack("<I", stream.read(4))
+        shape = struct.unpack(f"<{min(num_dims, 8)}Q", stream.read(8 * min(num_dims, 8)))
+        kind, _offset = struct.unpack("<IQ", stream.read(12))
+        header.tensors[name] = (shape, kind)
+    return header
+
+
+def _value(stream: BinaryIO, kind: int) -> Any:
+    """A metadata value; a list of more than 1024 numbers, or of strings, is read as its length."""
+    if kind == 8:
+        return _string(stream)
+    if kind != 9:
+        return _scalar(stream, kind)
+    (item_kind,) = struct.unpack("<I", stream.read(4))
+    (count,) = struct.unpack("<Q", stream.read(8))
+    if item_kind == 8:
+        for _ in range(_length(count)):
+            (size,) = struct.unpack("<Q", stream.read(8))
+            stream.seek(_length(size), 1)
+        return count
+    if count > 1024 and item_kind in _SCALARS:
+        stream.seek(struct.calcsize(_SCALARS[item_kind]) * _length(count), 1)
+        return count
+    return [_value(stream, item_kind) for _ in range(_length(count))]
+
+
+def _scalar(stream: BinaryIO, kind: int) -> Any:
+    if kind not in _SCALARS:
+        raise struct.error(f"metadata type {kind}")
+    code = "<" + _SCALARS[kind]
+    return struct.unpack(code, stream.read(struct.calcsize(code)))[0]
+
+
+def _string(stream: BinaryIO) -> str:
+    (size,) = struct.unpack("<Q", stream.read(8))
+    text = stream.read(_length(size))
+    if len(text) < size:
+        raise struct.error("cut off")
+    return text.decode("utf-8")
+
+
+def _length(count: int) -> int:
+    if count > _LARGEST:
+        raise struct.error("impossible length")
+    return count
+
+
+def _one_value(value: Any, key: str, path: Path) -> Any:
+    """A list with one entry per layer as its one value."""
+    if not isinstance(value, list):
+        return value
+    distinct = set(value)
+    if len(distinct) != 1:
+        raise SpecError(f"{path}: {key} differs between layers; such models load from their config.json.")
+    return distinct.pop()
+
+
+def _set_latent(config: dict[str, Any], meta: dict[str, Any], arch: str) -> None:
+    """MLA's head sizes: key length = no-position part + rotary part; older files have them without the suffix."""
+    rope = meta.get(f"{arch}.rope.dimension_count", 64)
+    key_length = meta.get(f"{arch}.attention.key_length_mla") or config.get("head_dim")
+    config["qk_rope_head_dim"] = rope
+    config["qk_nope_head_dim"] = key_length - rope if key_length else None
+    config["v_head_dim"] = meta.get(f"{arch}.attention.value_length_mla") or config.get("v_head_dim")
+
+
+def _set_from_tensors(config: dict[str, Any], tensors: dict[str, tuple[tuple[int, ...], int]]) -> None:
+    """Embedding rows, tying, biases, q/k norms and number formats."""
+    if not tensors:
+        return
+    if "token_embd.weight" in tensors:
+        config["vocab_size"] = tensors["token_embd.weight"][0][-1]
+        config["tie_word_embeddings"] = "output.weight" not in tensors
+    if any(name.endswith("attn_q_norm.weight") for name in tensors):
+        config["use_qk_norm"] = True
+    if any(name.endswith("attn_output.bias") for name in tensors):
+        config["attention_bias"] = True
+    elements: Counter[str] = Counter()
+    for name, (shape, kind) in tensors.items():
+        if name.startswith("blk.") and len(shape) > 1:
+            size = 1
+            for extent in shape:
+                size *= extent
+            elements[GGML_BLOCKS.get(kind, ("unknown", 1, 2))[0]] += size
+    if not elements:
+        return
+    main = elements.most_common(1)[0][0]
+    if main in ("f32", "f16", "bf16"):
+        config["dtype"] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}[main]
+    else:
+        config["quantization_config"] = {"quant_method": "gguf", "format": main}
