@@ -33,6 +33,7 @@ __all__ = [
     "data_dir",
     "find_file",
     "list_hardware",
+    "list_models",
     "list_names",
     "load_hardware",
     "load_model",
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from perfmodel.specs.engine import EngineSpec
     from perfmodel.specs.hardware import Declared, HardwareSpec, Link, MemoryLevel, Price
     from perfmodel.specs.json_schema import SCHEMA_KINDS, scenario_schema, schema
-    from perfmodel.specs.model.cards import load_model
+    from perfmodel.specs.model.cards import list_models, load_model
     from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
     from perfmodel.specs.scenario import ClusterSpec, PriceOverride, Scenario
     from perfmodel.specs.scenario_file import list_hardware, load_hardware, load_scenario, load_traffic
@@ -87,6 +88,7 @@ _HOMES = {
     "data_dir": "catalog",
     "find_file": "catalog",
     "list_hardware": "scenario_file",
+    "list_models": "model.cards",
     "list_names": "catalog",
     "load_hardware": "scenario_file",
     "load_model": "model.cards",

@@ -7,6 +7,7 @@ from typing import Any
 from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.specs.catalog import list_names
 from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.model.cards import Card
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Traffic
 
@@ -25,7 +26,7 @@ def schema(kind: str) -> dict[str, Any]:
     if kind == "traffic":
         return _titled(Traffic.model_json_schema(), "perfmodel traffic file")
     if kind == "model":
-        return _titled(_model_card_schema(), "perfmodel model card")
+        return _titled(Card.model_json_schema(), "perfmodel model card")
     raise SpecError(
         f"no schema for {kind!r}; there is one for {', '.join(SCHEMA_KINDS)}.{did_you_mean(kind, SCHEMA_KINDS)}"
     )
@@ -61,14 +62,4 @@ def _with_json_schema_limits(node: Any) -> Any:
     is_quantity = node.get("type") == ["number", "string"]
     return {
         (_LIMITS.get(key, key) if is_quantity else key): _with_json_schema_limits(value) for key, value in node.items()
-    }
-
-
-def _model_card_schema() -> dict[str, Any]:
-    """A card is a Hugging Face configuration, whose fields are open, with a few of ours beside them."""
-    text, number = {"type": "string"}, {"type": "number", "exclusiveMinimum": 0}
-    return {
-        "type": "object",
-        "additionalProperties": True,
-        "properties": {"name": text, "source": text, "published_params": number},
     }
