@@ -68,16 +68,16 @@ class Scheduler:
 
     def _check_can_ever_run(self, request: Request) -> None:
         config, blocks = self.config, self.blocks
-        longest = request.num_prompt_tokens + request.max_output_tokens
-        if request.num_prompt_tokens > config.max_model_len or longest - 1 > config.max_model_len:
+        longest = request.num_prompt_tokens + request.max_output_tokens - 1  # the last token sampled is never computed
+        if longest > config.max_model_len:
             raise WorkloadError(
                 f"request {request.request_id} needs {longest} tokens ({request.num_prompt_tokens} of prompt), above "
                 f"max_model_len={config.max_model_len}; raise it or shorten the request"
             )
         is_whole = self._discipline.uses_budget and not config.enable_chunked_prefill
-        if is_whole and longest - 1 > config.max_num_batched_tokens:  # it may have to be recomputed in whole
+        if is_whole and longest > config.max_num_batched_tokens:  # it may have to be recomputed in whole
             raise WorkloadError(
-                f"request {request.request_id} may have to compute {longest - 1} tokens at once, above "
+                f"request {request.request_id} may have to compute {longest} tokens at once, above "
                 f"max_num_batched_tokens={config.max_num_batched_tokens}; raise it or set enable_chunked_prefill"
             )
         most = config.max_model_len if self._discipline.reserves_all else longest

@@ -1,0 +1,167 @@
+"""The scheduler's rules, by hand: vLLM v1's order of granting, admission, chunking, preemption."""
+
+import pytest
+
+from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop, StepPlan
+from perfmodel.errors import WorkloadError
+
+
+def scheduler(num_blocks: int = 100, **config: object) -> Scheduler:
+    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 256, "block_size": 4} | config
+    return Scheduler(SchedulerConfig(**settings), KVBlockManager(num_blocks, 4))  # type: ignore[arg-type]
+
+
+def grants(plan: StepPlan) -> dict[int, int]:
+    return {r.request_id: 1 for r in plan.decodes} | {g.request.request_id: g.num_new_tokens for g in plan.chunks}
+
+
+def turn(engine: Scheduler, now: int) -> dict[int, int]:
+    """Plan and apply one step."""
+    plan = engine.plan(now)
+    engine.apply(plan, now + 1)
+    engine.check_integrity()
+    return grants(plan)
+
+
+def test_a_long_prompt_is_chunked_by_the_budget_and_decodes_come_first() -> None:
+    engine = scheduler()
+    engine.add(Request(0, 0, 10, 8))
+    assert turn(engine, 0) == {0: 10}
+    engine.add(Request(1, 1, 40, 2))
+    assert turn(engine, 1) == {0: 1, 1: 15}
+    assert turn(engine, 2) == {0: 1, 1: 15}
+    assert turn(engine, 3) == {0: 1, 1: 10}
+    assert turn(engine, 4) == {0: 1, 1: 1}
+
+
+def test_what_is_left_of_the_budget_goes_to_the_next_prompt() -> None:
+    engine = scheduler()
+    for i in range(3):
+        engine.add(Request(i, i, 7, 3))
+    assert turn(engine, 3) == {0: 7, 1: 7, 2: 2}
+    assert turn(engine, 4) == {0: 1, 1: 1, 2: 5}
+
+
+def test_without_chunked_prefill_a_prompt_waits_until_it_fits_whole() -> None:
+    engine = scheduler(enable_chunked_prefill=False)
+    engine.add(Request(0, 0, 10, 3))
+    engine.add(Request(1, 0, 10, 3))
+    assert turn(engine, 0) == {0: 10}
+    assert turn(engine, 1) == {0: 1, 1: 10}
+
+
+def test_long_prefill_token_threshold_caps_a_chunk() -> None:
+    engine = scheduler(long_prefill_token_threshold=6)
+    engine.add(Request(0, 0, 10, 2))
+    engine.add(Request(1, 0, 10, 2))
+    assert turn(engine, 0) == {0: 6, 1: 6}
+
+
+def test_slots_limit_admission_in_policy_order() -> None:
+    engine = scheduler(max_num_seqs=1, scheduling_policy="shortest-first")
+    engine.add(Request(0, 0, 9, 1))
+    engine.add(Request(1, 0, 3, 1))
+    assert turn(engine, 0) == {1: 3}
+    assert turn(engine, 1) == {0: 9}
+
+
+def test_priority_serves_the_lowest_number_first() -> None:
+    engine = scheduler(max_num_seqs=1, scheduling_policy="priority")
+    engine.add(Request(0, 0, 3, 1, (), 5))
+    engine.add(Request(1, 9, 3, 1, (), 1))
+    assert turn(engine, 9) == {1: 3}
+
+
+def test_out_of_blocks_the_last_arrived_is_preempted_and_recomputed_in_whole() -> None:
+    """4 blocks of 4 tokens. Two requests of 6 tokens hold two blocks each; at 9 tokens the first needs a third."""
+    engine = scheduler(num_blocks=4)
+    engine.add(Request(0, 0, 6, 10))
+    engine.add(Request(1, 1, 6, 10))
+    assert turn(engine, 1) == {0: 6, 1: 6}
+    assert turn(engine, 2) == {0: 1, 1: 1}
+    assert turn(engine, 3) == {0: 1, 1: 1}
+    plan = engine.plan(4)
+    assert [r.request_id for r in plan.preempted] == [1]
+    assert grants(plan) == {0: 1}
+    victim = plan.preempted[0]
+    assert (victim.num_computed_tokens, victim.num_output_tokens, victim.block_ids) == (0, 3, [])
+    engine.apply(plan, 5)
+    for now in range(5, 11):
+        assert turn(engine, now) == {0: 1}
+    # The first request is done and frees its blocks; the other is recomputed: 6 prompt and 3 output tokens at once.
+    assert turn(engine, 11) == {1: 9}
+    assert victim.num_preemptions == 1
+
+
+def test_static_batch_keeps_its_slots_until_all_are_done() -> None:
+    engine = scheduler(batching="static", max_num_seqs=2, max_model_len=20)
+    for i, outputs in enumerate((1, 3, 1)):
+        engine.add(Request(i, i, 4, outputs))
+    assert [turn(engine, now) for now in range(2, 6)] == [{0: 4, 1: 4}, {1: 1}, {1: 1}, {2: 4}]
+
+
+def test_dynamic_batch_starts_full_or_after_its_timeout() -> None:
+    engine = scheduler(batching="dynamic", max_num_seqs=2, max_model_len=20, batch_timeout=10)
+    engine.add(Request(0, 5, 4, 1))
+    assert not engine.plan(5)
+    assert engine.next_wakeup(5) == 15
+    assert turn(engine, 15) == {0: 4}
+    engine.add(Request(1, 20, 4, 1))
+    engine.add(Request(2, 21, 4, 1))
+    assert turn(engine, 21) == {1: 4, 2: 4}
+
+
+def test_iteration_level_batching_reserves_the_longest_sequence() -> None:
+    """Orca: 10 blocks hold two requests of max_model_len 20 (5 blocks each), however short they are."""
+    engine = scheduler(num_blocks=10, batching="iteration", max_model_len=20)
+    for i in range(3):
+        engine.add(Request(i, 0, 4, 2))
+    assert turn(engine, 0) == {0: 4, 1: 4}
+    assert engine.blocks.num_free == 0
+
+
+def test_a_known_prefix_is_not_computed_again_and_its_last_token_always_is() -> None:
+    engine = scheduler()
+    hashes = ("a", "b", "c")
+    engine.add(Request(0, 0, 12, 2, hashes))
+    assert turn(engine, 0) == {0: 12}
+    engine.add(Request(1, 1, 12, 2, hashes))
+    engine.add(Request(2, 1, 14, 2, hashes))
+    # 12 tokens hit two of three blocks (one token must remain to compute), 14 tokens hit all three.
+    assert turn(engine, 1) == {0: 1, 1: 4, 2: 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "request_", "words"),
+    [
+        ({}, Request(7, 0, 300, 1), "above max_model_len=256"),
+        ({"num_blocks": 3}, Request(7, 0, 10, 10), "the pool has 3 blocks"),
+        ({"enable_chunked_prefill": False}, Request(7, 0, 40, 2), "set enable_chunked_prefill"),
+    ],
+)
+def test_a_request_that_could_never_run_is_refused_with_a_reason(
+    config: dict[str, object], request_: Request, words: str
+) -> None:
+    with pytest.raises(WorkloadError, match=words):
+        scheduler(**config).add(request_)  # type: ignore[arg-type]
+
+
+def test_asynchronously_a_finished_request_holds_its_blocks_one_plan_longer() -> None:
+    """Two blocks, both taken; the third request gets the first one's, which a plan made during step 0 cannot know."""
+    expected = {False: [{0: 4, 1: 2}, {1: 1, 2: 4}], True: [{0: 4, 1: 2}, {1: 1}, {2: 4}]}
+    for is_async, steps in expected.items():
+        loop = ServeLoop(scheduler(num_blocks=2), is_async)
+        for number, (prompt, outputs) in enumerate(((4, 1), (2, 2), (4, 1))):
+            loop.add(Request(number, number, prompt, outputs))
+        seen = []
+        while plan := loop.start_step(len(seen)):
+            seen.append(grants(plan))
+            loop.finish_step(plan, len(seen))
+        assert seen == steps
+
+
+def test_fingerprints_tell_plans_apart() -> None:
+    first, second = scheduler(), scheduler()
+    for engine, length in ((first, 10), (second, 11)):
+        engine.add(Request(0, 0, length, 2))
+    assert first.plan(0).fingerprint() != second.plan(0).fingerprint()

@@ -1,0 +1,117 @@
+"""Random workloads for engines, and a driver of the plainest kind to serve them: what laws are checked on."""
+
+__all__ = ["Case", "Served", "cases", "serve_stepwise"]
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+
+from perfmodel.engine import (
+    DISCIPLINES,
+    POLICIES,
+    KVBlockManager,
+    Request,
+    Scheduler,
+    SchedulerConfig,
+    ServeLoop,
+    StepPlan,
+)
+
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 160
+
+
+@dataclass(frozen=True)
+class Case:
+    """An engine and the requests it is to serve: (arrival, prompt, output, hashes, priority) each, by arrival."""
+
+    config: SchedulerConfig
+    num_blocks: int
+    has_prefix_cache: bool
+    is_async: bool
+    rows: tuple[tuple[int, int, int, tuple[tuple[int, int], ...], int], ...]
+
+    def requests(self) -> list[Request]:
+        return [Request(i, *row) for i, row in enumerate(self.rows)]
+
+    def loop(self) -> ServeLoop:
+        blocks = KVBlockManager(self.num_blocks, BLOCK_SIZE, self.has_prefix_cache)
+        return ServeLoop(Scheduler(self.config, blocks), self.is_async)
+
+
+@st.composite
+def cases(draw: st.DrawFn, max_requests: int = 25) -> Case:
+    """Engines small enough to run out of everything: slots, budget, blocks."""
+    config = SchedulerConfig(
+        max_num_seqs=draw(st.sampled_from([1, 2, 4, 8])),
+        max_num_batched_tokens=draw(st.sampled_from([8, 16, 64])),
+        max_model_len=MAX_MODEL_LEN,
+        block_size=BLOCK_SIZE,
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 12])),
+        batching=draw(st.sampled_from(sorted(DISCIPLINES))),
+        scheduling_policy=draw(st.sampled_from(sorted(POLICIES))),
+        batch_timeout=draw(st.sampled_from([0, 50])),
+        spans=draw(st.sampled_from([(), (8,), (8, 20)])),
+    )
+    gaps = draw(st.lists(st.sampled_from([0, 0, 1, 10, 100, 1000]), min_size=1, max_size=max_requests))
+    rows, now = [], 0
+    for gap in gaps:
+        now += gap
+        prompt, output = draw(st.integers(1, 60)), draw(st.integers(1, 80))
+        is_shared = draw(st.booleans())
+        family = draw(st.integers(0, 2))
+        hashes = tuple((family if k else 0, k) for k in range(prompt // BLOCK_SIZE)) if is_shared else ()
+        rows.append((now, prompt, output, hashes, draw(st.integers(0, 2))))
+    return Case(
+        config,
+        num_blocks=draw(st.sampled_from([MAX_MODEL_LEN // BLOCK_SIZE, 60, 100, 1000])),
+        has_prefix_cache=draw(st.booleans()),
+        is_async=draw(st.booleans()),
+        rows=tuple(rows),
+    )
+
+
+@dataclass
+class Served:
+    """What a run did: plan fingerprints, the requests as they ended, the tick of the end."""
+
+    requests: list[Request]
+    fingerprints: list[str] = field(default_factory=list)
+    end: int = 0
+    busy: int = 0
+
+
+def duration_of(plan: StepPlan) -> int:
+    """A made-up cost: integer, growing with tokens and context."""
+    return 3 + plan.num_tokens + plan.decode_context // 7 + sum(plan.decode_windowed)
+
+
+def serve_stepwise(
+    case: Case,
+    after_step: Callable[[ServeLoop, StepPlan], None] = lambda loop, plan: None,
+    duration: Callable[[StepPlan], int] = duration_of,
+) -> Served:
+    """Serve `case` one step at a time; `after_step` is called after each."""
+    loop, served, now, coming = case.loop(), Served([]), 0, case.requests()
+    while coming or loop.has_requests:
+        while coming and coming[0].arrival <= now:
+            loop.add(coming.pop(0))
+        plan = loop.start_step(now)
+        if plan is None:
+            wakeup = loop.next_wakeup(now)
+            ticks = [t for t in (wakeup, coming[0].arrival if coming else None) if t is not None]
+            assert ticks, "requests wait, nothing runs and nothing will happen"
+            assert min(ticks) > now, "nothing runs although it could"
+            now = min(ticks)
+            continue
+        served.fingerprints.append(plan.fingerprint())
+        step = duration(plan)
+        now, served.busy = now + step, served.busy + step
+        while coming and coming[0].arrival <= now:
+            loop.add(coming.pop(0))
+        served.requests += loop.finish_step(plan, now)
+        after_step(loop, plan)
+    served.end = now
+    assert loop.scheduler.blocks.num_free == case.num_blocks
+    return served
