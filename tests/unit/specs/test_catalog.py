@@ -66,3 +66,20 @@ def test_nothing_near_is_answered_with_what_there_is() -> None:
 def test_a_missing_path_is_no_unknown_name() -> None:
     with pytest.raises(SpecError, match=r"^\./absent\.yaml: no such file\.$"):
         find_file("hardware", "./absent.yaml")
+
+
+def test_an_installed_wheel_uses_its_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from perfmodel.specs import catalog
+
+    folder = tmp_path / "perfmodel" / "_data" / "hardware_specs"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("aliases:\n  - My Card  # the one I own\n  - 'mine-2'\n")
+    monkeypatch.setattr(catalog, "_PACKAGE", tmp_path / "perfmodel")
+    catalog._aliases.cache_clear()
+    try:
+        assert catalog.list_names("hardware") == ["mine"]
+        assert catalog.find_file("hardware", "my_card") == folder / "mine.yaml"
+        assert catalog.find_file("hardware", "MINE-2") == folder / "mine.yaml"
+        assert catalog.data_dir("traffic") == tmp_path / "workloads" / "traffic"  # not in this wheel: the checkout
+    finally:
+        catalog._aliases.cache_clear()
