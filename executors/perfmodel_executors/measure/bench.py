@@ -5,13 +5,15 @@ __all__ = ["StepBench", "StepShape"]
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 
 import torch
 
 from perfmodel.ops.work import BatchShape
 from perfmodel_executors.models.batch import Segment, build_batch
 from perfmodel_executors.models.decoder import Decoder
+
+_NUM_VARIANTS = 4
 
 
 @dataclass(frozen=True)
@@ -58,24 +60,29 @@ class StepBench:
         self._cache = decoder.new_cache(block_size)
 
     def step(self, shape: StepShape) -> Callable[[], list[int]]:
-        """One step of `shape`, its index tensors built anew in each call as in a run."""
-        blocks = count()
-        segments = []
-        for context in shape.contexts:
-            segments.append(self._segment(1, context - 1, blocks, True))
-        for new, computed, is_sampled in shape.chunks:
-            segments.append(self._segment(new, computed, blocks, is_sampled))
-        self._reserve(segments)
+        """One step of `shape`, its index tensors built anew in each call as in a run.
+
+        Tokens change with every second call (and come round again), so that timing covers several routings of a
+        mixture of experts, each once untimed and once timed.
+        """
+        variants = [self._segments(shape) for _ in range(_NUM_VARIANTS)]
+        self._reserve(variants[0])
+        calls = count()
 
         def run() -> list[int]:
+            segments = variants[next(calls) // 2 % _NUM_VARIANTS]
             with torch.inference_mode():
                 return self.decoder.step(build_batch(segments, self._block_size), self._cache)
 
         return run
 
+    def _segments(self, shape: StepShape) -> list[Segment]:
+        blocks = count()
+        decodes = [self._segment(1, context - 1, blocks, True) for context in shape.contexts]
+        return decodes + [self._segment(new, done, blocks, is_sampled) for new, done, is_sampled in shape.chunks]
+
     def _segment(self, new: int, computed: int, blocks: Iterator[int], is_sampled: bool) -> Segment:
-        num_blocks = -(-(new + computed) // self._block_size)
-        table = [next(blocks) for _ in range(num_blocks)]
+        table = list(islice(blocks, -(-(new + computed) // self._block_size)))
         vocab = self.decoder.model.vocab_size
         return Segment([self._rng.randrange(vocab) for _ in range(new)], computed, table, is_sampled)
 

@@ -13,7 +13,7 @@ weak pull towards prior values; only the sum matters for predictions on that mod
 
 __all__ = ["PARAMETERS", "FitResult", "features", "fit_steps"]
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -100,14 +100,12 @@ def features(graph: StepGraph, hardware: HardwareSpec, shape: BatchShape) -> dic
 
 
 def fit_steps(
-    graph: StepGraph,
     hardware: HardwareSpec,
-    shapes: Sequence[BatchShape],
+    rows: Sequence[Mapping[tuple[str, str], float]],
     seconds: Sequence[float],
     engine: str = "perfmodel",
 ) -> FitResult:
-    """Fits the parameters that occur in `graph` to the measured `seconds` of `shapes`."""
-    rows = [features(graph, hardware, shape) for shape in shapes]
+    """Fits the parameters that occur in `rows` (see `features`; of one model or several) to the measured `seconds`."""
     used = [p for p in PARAMETERS if any(_column(p, row) > 0 for row in rows)]
     design = np.array([[_column(p, row) for p in used] for row in rows])
     target = np.array(seconds)
@@ -122,7 +120,7 @@ def fit_steps(
     return FitResult(calibration, errors.tolist(), names)
 
 
-def _column(parameter: Parameter, row: dict[tuple[str, str], float]) -> float:
+def _column(parameter: Parameter, row: Mapping[tuple[str, str], float]) -> float:
     if parameter.family is None:
         return sum(row.get((family, parameter.quantity), 0.0) for family in _SHARED)
     total = row.get((parameter.family, parameter.quantity), 0.0)

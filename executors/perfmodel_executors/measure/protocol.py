@@ -49,16 +49,18 @@ def measure_paired(
     budget_s: float = 30.0,
     seed: int = 0,
     clock_ns: Callable[[], int] = time.thread_time_ns,
+    progress: Callable[[int, int | None], None] | None = None,
 ) -> Measured[Key]:
     """Times all `cases` in random order over `min_rounds` rounds, and more while `budget_s` of wall time lasts.
 
-    Every case runs once untimed first, and once untimed before each sample, so that a sample finds the caches as its
-    own kind of step leaves them, not as the reference did.
+    Every case runs twice untimed first, and once untimed before each sample, so that a sample finds the caches as its
+    own kind of step leaves them, not as the reference did. `progress` is called with (rounds done, rounds at least).
     """
     rng = random.Random(seed)
     ratios: dict[Key, list[float]] = {key: [] for key in cases}
     references: list[int] = []
     for case in cases.values():
+        case()
         case()
     started, rounds = time.monotonic(), 0
     while rounds < min_rounds or (time.monotonic() - started) * (rounds + 1) / rounds < budget_s:
@@ -73,6 +75,8 @@ def measure_paired(
             references += (before, after)
             ratios[key].append(2 * sample / (before + after))
         rounds += 1
+        if progress is not None:
+            progress(rounds, max(rounds, min_rounds))
     unit = median(references) * 1e-9
     spread = {key: quantile(r, 0.9) / quantile(r, 0.1) - 1 for key, r in ratios.items()}
     return Measured({key: median(r) * unit for key, r in ratios.items()}, spread, unit, rounds)

@@ -1,0 +1,153 @@
+"""The executed clock: turns the serve loop over a backend that does the work.
+
+By default the clock is *virtual*: it advances by each step's measured duration and jumps over idle time. Queueing is
+replayed exactly, a noisy machine disturbs only durations, and a run takes as long as its work. `WallClock` runs live:
+arrivals are waited for, and the time is that of the wall.
+"""
+
+__all__ = ["Clock", "VirtualClock", "WallClock", "serve"]
+
+import heapq
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from perfmodel.engine import Backend, Request, ServeLoop, StepPlan, StepRecord
+
+_PS_PER_NS = 1000
+
+
+class Clock(Protocol):
+    """Where the time of a run comes from, in picoseconds since its start."""
+
+    @property
+    def now(self) -> int: ...
+
+    def pass_step(self, duration: int) -> None:
+        """A step that took `duration` has just been executed."""
+        ...
+
+    def wait_until(self, tick: int) -> None:
+        """Nothing happens before `tick`."""
+        ...
+
+
+class VirtualClock:
+    """Advances by what it is told."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def pass_step(self, duration: int) -> None:
+        self.now += duration
+
+    def wait_until(self, tick: int) -> None:
+        self.now = max(self.now, tick)
+
+
+class WallClock:
+    """Follows the machine's monotonic clock, and sleeps when there is nothing to do."""
+
+    def __init__(self) -> None:
+        self._start_ns = time.monotonic_ns()
+
+    @property
+    def now(self) -> int:
+        return (time.monotonic_ns() - self._start_ns) * _PS_PER_NS
+
+    def pass_step(self, duration: int) -> None:
+        """The wall has moved on by itself."""
+
+    def wait_until(self, tick: int) -> None:
+        time.sleep(max(0, tick - self.now) / 1e12)
+
+
+class _Arrivals:
+    """Requests by arrival; in a closed loop (`concurrency`), each finished request lets the next one in."""
+
+    def __init__(self, requests: Iterator[Request], concurrency: int | None, think_time: int) -> None:
+        self._source = requests
+        self._think_time = think_time
+        self._is_closed = concurrency is not None
+        self._due: list[tuple[int, int, Request]] = []
+        for _ in range(concurrency or 1):
+            self._draw(0)
+
+    def _draw(self, not_before: int) -> None:
+        request = next(self._source, None)
+        if request is not None:
+            request.arrival = max(request.arrival, not_before)
+            heapq.heappush(self._due, (request.arrival, request.request_id, request))
+
+    @property
+    def next_tick(self) -> int | None:
+        return self._due[0][0] if self._due else None
+
+    def pop_due(self, now: int) -> Iterator[Request]:
+        while self._due and self._due[0][0] <= now:
+            yield heapq.heappop(self._due)[2]
+            if not self._is_closed:
+                self._draw(0)
+
+    def on_finished(self, now: int) -> None:
+        if self._is_closed:
+            self._draw(now + self._think_time)
+
+
+def serve(
+    loop: ServeLoop,
+    backend: Backend,
+    requests: Iterator[Request],
+    on_finished: Callable[[Request], None],
+    on_step: Callable[[StepRecord], None],
+    concurrency: int | None = None,
+    think_time: int = 0,
+    clock: Clock | None = None,
+) -> int:
+    """Serves all `requests` (in order of arrival) and returns the tick at which the last step ended.
+
+    concurrency, think_time: closed loop with so many requests in flight, and the pause before the next, in ticks
+    clock:                   virtual unless given
+    """
+    clock = clock or VirtualClock()
+    arrivals = _Arrivals(requests, concurrency, think_time)
+    while True:
+        for request in arrivals.pop_due(clock.now):
+            loop.add(request)
+        now = clock.now
+        plan = loop.start_step(now)
+        if plan is None:
+            ticks = [t for t in (arrivals.next_tick, loop.next_wakeup(now)) if t is not None]
+            if not ticks:
+                return now
+            clock.wait_until(min(ticks))
+            continue
+        clock.pass_step(backend.execute(plan).duration)
+        end = clock.now
+        # As on the simulated clock: what arrives until the step's last tick has arrived before it ends.
+        for request in arrivals.pop_due(end):
+            loop.add(request)
+        record = _record(loop, plan, now, end)
+        for request in loop.finish_step(plan, end):
+            on_finished(request)
+            arrivals.on_finished(end)
+        on_step(record)
+
+
+def _record(loop: ServeLoop, plan: StepPlan, start: int, end: int) -> StepRecord:
+    scheduler = loop.scheduler
+    return StepRecord(
+        step=plan.index,
+        num_steps=1,
+        start=start,
+        end=end,
+        first_duration=end - start,
+        num_tokens=plan.num_tokens,
+        num_decodes=len(plan.decodes),
+        decode_context=plan.decode_context,
+        num_chunks=len(plan.chunks),
+        num_running=len(scheduler.running),
+        num_waiting=scheduler.num_waiting,
+        used_blocks=scheduler.blocks.num_used,
+        num_gaps=len(plan.decodes) + len(plan.samples) - len(plan.resumed),
+    )

@@ -1,0 +1,156 @@
+"""Calibration of this machine's CPU: a grid of steps of one model or several, timed in pairs, fitted to their graphs.
+
+The result predicts steps of the models it was measured on: which part of a step is due to which operator is settled
+only as far as those models' steps differ. Half a minute a model.
+"""
+
+__all__ = ["CalibratedMachine", "StepTimes", "calibrate_cpu", "calibrate_machine", "time_steps"]
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from perfmodel.cost import Calibration, save_calibration
+from perfmodel.errors import SpecError
+from perfmodel.ops.graph import build_graph
+from perfmodel.specs import load_hardware, load_model
+from perfmodel.specs.catalog import data_dir
+from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.specs.scenario import Scenario
+from perfmodel_executors.measure.bench import StepBench, StepShape
+from perfmodel_executors.measure.ceilings import measure_ceilings
+from perfmodel_executors.measure.cpu_steps import REFERENCE, StepRange, calibration_grid, scenario_range
+from perfmodel_executors.measure.drift import DriftMeter
+from perfmodel_executors.measure.fit import FitResult, features, fit_steps
+from perfmodel_executors.measure.protocol import Measured, measure_paired
+from perfmodel_executors.models.decoder import Decoder
+from perfmodel_executors.models.support import torch_dtype
+
+ENGINE = "perfmodel"  # the engine that a calibration of this executor is for
+DEFAULT_MODELS = ("tiny-llama", "tiny-moe")
+MIN_ROUNDS = 10
+
+Progress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The timed steps of one model, and its reference step to go on measuring with."""
+
+    decoder: Decoder
+    measured: Measured[StepShape]
+    rows: list[dict[tuple[str, str], float]]
+    reference: Callable[[], object] = field(repr=False)
+
+    @property
+    def seconds(self) -> list[float]:
+        return list(self.measured.seconds.values())
+
+    def drift_meter(self, every: int = 1) -> DriftMeter:
+        """A meter that restates durations at the speed the machine had while these steps were timed."""
+        return DriftMeter(self.reference, self.measured.reference_s, every=every)
+
+
+@dataclass(frozen=True)
+class CalibratedMachine:
+    """A calibration for one scenario, with the model and the timings it came from."""
+
+    calibration: Calibration
+    fit: FitResult
+    times: StepTimes
+
+
+def calibrate_cpu(
+    models: Sequence[str] | None = None,
+    out: Path | None = None,
+    progress: Progress | None = None,
+    budget_s: float = 25.0,
+) -> tuple[Calibration, Path]:
+    """Measures this machine on `models`, fits them together, and writes the calibration of device `cpu`.
+
+    out:      the file to write; by default where `engine.profile: perfmodel` looks for it
+    budget_s: wall seconds of timed rounds per model; ten rounds are run whatever they take
+    """
+    hardware, engine = load_hardware("cpu"), EngineSpec(dtype="bfloat16", profile=ENGINE)
+    names = list(models or DEFAULT_MODELS)
+    specs = [load_model(name) for name in names]
+    times = [time_steps(spec, hardware, engine, StepRange(), budget_s, progress=progress) for spec in specs]
+    rows = [row for part in times for row in part.rows]
+    fit = fit_steps(hardware, rows, [second for part in times for second in part.seconds], ENGINE)
+    command = "perfmodel calibrate --device cpu" + "".join(f" --model {name}" for name in names if models)
+    calibration = _documented(fit, times, command)
+    path = out or data_dir("calibrations") / f"{calibration.device}@{calibration.engine}.yaml"
+    try:
+        save_calibration(calibration, path)
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror or error}; name a file that can be written with --out.") from None
+    return calibration, path
+
+
+def calibrate_machine(
+    scenario: Scenario, budget_s: float = 40.0, min_rounds: int = MIN_ROUNDS, progress: Progress | None = None
+) -> CalibratedMachine:
+    """Measures this machine on the scenario's model, in the range of shapes that the scenario can produce.
+
+    budget_s: wall seconds for the timed rounds; at least `min_rounds` are run whatever they take
+    """
+    span, method = scenario_range(scenario), scenario.sampling.method
+    times = time_steps(
+        scenario.model,
+        scenario.hardware,
+        scenario.engine,
+        span,
+        budget_s,
+        min_rounds,
+        seed=scenario.seed,
+        sampling=method,
+        progress=progress,
+    )
+    fit = fit_steps(scenario.hardware, times.rows, times.seconds, ENGINE)
+    return CalibratedMachine(_documented(fit, [times], f"perfmodel validate executor {scenario.name}"), fit, times)
+
+
+def time_steps(
+    model: ModelSpec,
+    hardware: HardwareSpec,
+    engine: EngineSpec,
+    span: StepRange,
+    budget_s: float,
+    min_rounds: int = MIN_ROUNDS,
+    seed: int = 0,
+    sampling: str = "default",
+    progress: Progress | None = None,
+) -> StepTimes:
+    """Times the calibration grid over `span` on one thread."""
+    torch.set_num_threads(1)  # barriers between threads wait for whole scheduler quanta on a shared machine
+    decoder = Decoder(model, torch_dtype(model, engine.dtype), seed)
+    bench = StepBench(decoder, engine.block_size, seed)
+    grid = calibration_grid(span)
+    reference = bench.step(REFERENCE)
+    cases = {shape: bench.step(shape) for shape in grid}
+    measured = measure_paired(cases, reference, min_rounds, budget_s, seed, progress=progress)
+    graph = build_graph(model, engine, sampling=sampling)
+    rows = [features(graph, hardware, shape.batch_shape(model.attention_spans)) for shape in grid]
+    return StepTimes(decoder, measured, rows, reference)
+
+
+def _documented(fit: FitResult, times: Sequence[StepTimes], command: str) -> Calibration:
+    sessions = "; ".join(
+        f"{len(part.rows)} steps of {part.decoder.model.name} (reference {part.measured.reference_s * 1e3:.2f} ms, "
+        f"median of {part.measured.num_rounds} rounds, p90/p10 {fmean(part.measured.spread.values()):.0%} apart)"
+        for part in times
+    )
+    error = fmean(map(abs, fit.errors))
+    source = (
+        f"thread CPU time of whole steps, paired with a reference step: {sessions}. Left-out steps are predicted "
+        f"within {error:.1%} on average. Sums of operators are fitted, single fractions are not identified. "
+        f"{platform.machine()}, torch {torch.__version__}, one thread; {measure_ceilings()}"
+    )
+    return fit.calibration.model_copy(update={"source": source, "date": date.today(), "command": command})

@@ -1,0 +1,128 @@
+"""Whole scenarios on the executed clock: execute one, or put it beside its simulation."""
+
+__all__ = ["execute_scenario", "validate_executor"]
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from perfmodel.cost import OperatorTimer, StepTimer, plan_memory
+from perfmodel.cost.calibration import Calibration
+from perfmodel.engine import Backend, Request, StepRecord
+from perfmodel.errors import PerfmodelError, WorkloadError
+from perfmodel.ops import build_graph
+from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, build_serve_loop, simulate, summarize
+from perfmodel.sim.clock import to_ticks
+from perfmodel.sim.replica import SimulatedBackend
+from perfmodel.specs.scenario import Scenario
+from perfmodel.validate.executor import ExecutorComparison, ShadowedBackend, report_executor
+from perfmodel.validate.report import ValidationReport
+from perfmodel_executors.backend import ExecutedBackend
+from perfmodel_executors.driver import WallClock, serve
+from perfmodel_executors.measure.calibrate import calibrate_machine
+from perfmodel_executors.models.decoder import Decoder
+from perfmodel_executors.models.support import torch_dtype
+
+Progress = Callable[[int, int | None], None]
+
+
+def execute_scenario(
+    scenario: Scenario, progress: Progress | None = None, out: Path | None = None, live: bool = False
+) -> RunResult:
+    """Serves the scenario's traffic on this machine's CPU, with random weights.
+
+    progress: called now and then with (requests finished, requests in all if known)
+    out:      folder to stream `requests.csv` and `steps.csv` to
+    live:     wait for arrivals and take the wall's time; by default the clock is virtual and counts CPU time
+
+    Raises PerfmodelError for what is not executed yet, DoesNotFitError and WorkloadError as the simulator does.
+    """
+    torch.set_num_threads(1)
+    decoder = Decoder(scenario.model, torch_dtype(scenario.model, scenario.engine.dtype), scenario.seed)
+    backend = ExecutedBackend(decoder, scenario.engine.block_size, scenario.seed)
+    return _run(scenario, backend, backend, progress, out, live)
+
+
+def validate_executor(
+    scenario: Scenario,
+    repeats: int = 1,
+    progress: Progress | None = None,
+    budget_s: float = 40.0,
+) -> ValidationReport:
+    """Calibrates on a grid of steps, then simulates and executes the scenario `repeats` times and compares.
+
+    Workload i is drawn with seed + i; none of its steps was used to calibrate. Executed durations are restated at the
+    speed that the machine had while calibrating (a reference step before each step says how fast it is now): without,
+    the drift of a shared machine would be counted as an error of the model.
+    """
+    machine = calibrate_machine(scenario, budget_s, progress=progress)
+    comparisons = []
+    for number in range(repeats):
+        workload = scenario.model_copy(update={"seed": scenario.seed + number})
+        simulated = simulate(workload, calibration=machine.calibration, keep_steps=True)
+        meter = machine.times.drift_meter()
+        executed = ExecutedBackend(machine.times.decoder, workload.engine.block_size, workload.seed, drift=meter)
+        shadowed = ShadowedBackend(executed, _predictor(workload, machine.calibration))
+        comparisons.append(ExecutorComparison(simulated, _run(workload, shadowed, executed, progress), shadowed.pairs))
+    notes = (
+        f"Calibrated here and now: {machine.calibration.source}.",
+        "Executed durations are thread CPU time, restated at the speed of the machine while calibrating.",
+    )
+    return report_executor(comparisons, machine.calibration.step_residuals, notes)
+
+
+def _predictor(scenario: Scenario, calibration: Calibration) -> SimulatedBackend:
+    """What the simulator asks for durations."""
+    graph = build_graph(scenario.model, scenario.engine, sampling=scenario.sampling.method)
+    return SimulatedBackend(StepTimer(graph, OperatorTimer(scenario.hardware, calibration), calibration.host))
+
+
+def _run(
+    scenario: Scenario,
+    backend: Backend,
+    executed: ExecutedBackend,
+    progress: Progress | None = None,
+    out: Path | None = None,
+    live: bool = False,
+) -> RunResult:
+    """Serve the scenario's workload with `backend`, which is `executed` or stands in front of it."""
+    engine = scenario.engine
+    num_devices = engine.num_devices * scenario.cluster.replicas
+    if num_devices > 1:
+        raise PerfmodelError(
+            f"{scenario.name} asks for {num_devices} devices, but the executor runs one replica on one device; set "
+            f"tensor_parallel_size, pipeline_parallel_size, data_parallel_size and cluster.replicas to 1."
+        )
+    num_blocks = plan_memory(scenario.model, scenario.hardware, engine).num_kv_blocks
+    loop = build_serve_loop(scenario, num_blocks, record_positions=True)
+    workload = Workload(scenario)
+    with Collector(out) as collector:
+
+        def on_finished(request: Request) -> None:
+            collector.add_request(request)
+            executed.tokens.release(request)
+            if progress is not None:
+                progress(collector.num_finished, workload.num_requests)
+
+        def on_step(record: StepRecord) -> None:
+            collector.add_step(record)
+            gaps = loop.scheduler.irregular_gaps
+            while gaps:
+                collector.add_gap(gaps.pop())
+
+        think = to_ticks(workload.think_time_s)
+        clock = WallClock() if live else None
+        serve(loop, backend, workload.requests(), on_finished, on_step, workload.concurrency, think, clock)
+    if not collector.num_finished:
+        raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
+    scheduler = loop.scheduler
+    totals = DeviceTotals(
+        num_blocks=num_blocks,
+        num_devices=1,
+        num_preemptions=scheduler.num_preemptions,
+        prefix_tokens_asked=scheduler.num_prefix_tokens_asked,
+        prefix_tokens_hit=scheduler.num_prefix_tokens_hit,
+    )
+    summary = summarize(scenario, collector, totals)
+    return RunResult(scenario, "executed", summary, collector.requests(), collector.steps(), num_blocks)

@@ -1,0 +1,70 @@
+"""The one door from here to the executor: `perfmodel` never imports torch, `perfmodel_executors` imports `perfmodel`.
+
+The executor package is looked up when it is needed; without it, or without torch, there is one sentence.
+"""
+
+__all__ = ["ExecutorPackage", "Progress", "calibrate_cpu", "execute_scenario", "load_executor", "validate_executor"]
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol, cast
+
+from perfmodel.cost.calibration import Calibration
+from perfmodel.errors import MissingExtraError
+from perfmodel.sim.result import RunResult
+from perfmodel.specs.scenario import Scenario
+from perfmodel.validate.report import ValidationReport
+
+Progress = Callable[[int, int | None], None]
+
+
+class ExecutorPackage(Protocol):
+    """What `perfmodel_executors` offers."""
+
+    def calibrate_cpu(
+        self, models: Sequence[str] | None = None, out: Path | None = None, progress: Progress | None = None
+    ) -> tuple[Calibration, Path]:
+        """Measures this machine on `models` and writes the calibration; returns it and the file."""
+        ...
+
+    def execute_scenario(
+        self, scenario: Scenario, progress: Progress | None = None, out: Path | None = None
+    ) -> RunResult:
+        """Serves the scenario's workload for real."""
+        ...
+
+    def validate_executor(
+        self, scenario: Scenario, repeats: int = 1, progress: Progress | None = None
+    ) -> ValidationReport:
+        """Calibrates, simulates, executes and compares."""
+        ...
+
+
+def load_executor() -> ExecutorPackage:
+    """The executor package. Raises MissingExtraError when it, or torch, is not installed."""
+    for name in ("torch", "perfmodel_executors"):
+        if find_spec(name) is None:
+            raise MissingExtraError(
+                f"executing needs {name}, which is not installed: pip install 'perfmodel[executor]' "
+                f"(on a machine without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)."
+            )
+    return cast(ExecutorPackage, import_module("perfmodel_executors"))
+
+
+def calibrate_cpu(
+    models: Sequence[str] | None = None, out: Path | None = None, progress: Progress | None = None
+) -> tuple[Calibration, Path]:
+    """See `ExecutorPackage.calibrate_cpu`."""
+    return load_executor().calibrate_cpu(models=models, out=out, progress=progress)
+
+
+def execute_scenario(scenario: Scenario, progress: Progress | None = None, out: Path | None = None) -> RunResult:
+    """See `ExecutorPackage.execute_scenario`."""
+    return load_executor().execute_scenario(scenario, progress=progress, out=out)
+
+
+def validate_executor(scenario: Scenario, repeats: int = 1, progress: Progress | None = None) -> ValidationReport:
+    """See `ExecutorPackage.validate_executor`."""
+    return load_executor().validate_executor(scenario, repeats=repeats, progress=progress)
