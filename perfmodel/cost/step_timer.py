@@ -17,7 +17,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from perfmodel.cost.calibration import HostFit
+from perfmodel.cost.estimate import host_fit
+from perfmodel.cost.rates import peak_flops_per_s
 from perfmodel.cost.roofline import OperatorTimer
 from perfmodel.ops.graph import StepGraph
 from perfmodel.ops.node import OperatorNode
@@ -44,6 +45,7 @@ class Usage:
     """What the device did over a run: totals per device, and seconds by what bounded each operator."""
 
     flops: float = 0.0
+    peak_compute_s: float = 0.0  # what the FLOPs take at the declared peak rates
     hbm_bytes: float = 0.0
     bound_s: dict[str, float] = field(
         default_factory=lambda: {"compute": 0.0, "memory": 0.0, "communication": 0.0, "overhead": 0.0}
@@ -56,6 +58,7 @@ class Usage:
     def add(self, other: "Usage", times: float) -> None:
         """Add `times` times `other`."""
         self.flops += times * other.flops
+        self.peak_compute_s += times * other.peak_compute_s
         self.hbm_bytes += times * other.hbm_bytes
         for bound, seconds in other.bound_s.items():
             self.bound_s[bound] += times * seconds
@@ -182,7 +185,7 @@ class DecodeRun:
 class StepTimer:
     """Durations of steps of `graph` in picoseconds, on the hardware and with the fits of `timer`."""
 
-    def __init__(self, graph: StepGraph, timer: OperatorTimer, host: HostFit) -> None:
+    def __init__(self, graph: StepGraph, timer: OperatorTimer) -> None:
         self.graph = graph
         self.timer = timer
         self.num_spans = len(graph.model.attention_spans)
@@ -194,6 +197,7 @@ class StepTimer:
         self._folded = Usage()  # of prefill entries dropped to bound memory
         self._nodes = graph.by_depends
         self._decode_nodes = self._nodes_by_axis()
+        host = host_fit(graph, timer.calibration)
         self._serial = _ps(host.serial_step_s), _ps(host.serial_per_sequence_s)
         self._hidden = _ps(host.hidden_step_s), _ps(host.hidden_per_sequence_s)
 
@@ -365,6 +369,7 @@ class StepTimer:
             work = node.work(shape)
             time = self.timer.time(work)
             usage.flops += node.count * work.flops
+            usage.peak_compute_s += node.count * work.flops / peak_flops_per_s(self.timer.hardware, work.rate)
             usage.hbm_bytes += node.count * work.hbm_bytes
             usage.bound_s["overhead"] += node.count * time.overhead_s
             usage.bound_s[time.bound] += node.count * (time.duration_s - time.overhead_s)

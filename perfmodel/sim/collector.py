@@ -22,6 +22,7 @@ from perfmodel.sim.result import RequestColumns, StepColumns
 REQUEST_COLUMNS = tuple(f.name for f in fields(RequestColumns))
 STEP_COLUMNS = tuple(f.name for f in fields(StepColumns))
 _FLUSH_EVERY = 1000  # rows
+_DTYPES = {"d": np.float64, "q": np.int64}
 
 
 class _Table:
@@ -59,7 +60,7 @@ class _Table:
             self._file = None
 
     def arrays(self) -> dict[str, Any]:
-        return {name: np.array(column) for name, column in self.columns.items()}
+        return {name: np.frombuffer(column, dtype=_DTYPES[column.typecode]) for name, column in self.columns.items()}
 
 
 class Collector:

@@ -54,7 +54,7 @@ def simulate(
     calibration = calibration or load_calibration(scenario.hardware, scenario.engine.profile)
     memory = plan_memory(scenario.model, scenario.hardware, scenario.engine)
     graph = build_graph(scenario.model, scenario.engine, sampling=scenario.sampling.method)
-    timer = StepTimer(graph, OperatorTimer(scenario.hardware, calibration), calibration.host)
+    timer = StepTimer(graph, OperatorTimer(scenario.hardware, calibration))
     workload = Workload(scenario)
     if keep_steps is None:
         keep_steps = (workload.num_requests or 0) <= _MOST_STEPS_KEPT

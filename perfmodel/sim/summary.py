@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.calibration import Calibration
+from perfmodel.cost.price import usd_per_hour
 from perfmodel.sim.collector import Collector
 from perfmodel.sim.gaps import GapHistogram
 from perfmodel.sim.result import RequestColumns
@@ -112,9 +113,7 @@ def _num_good(scenario: Scenario, requests: RequestColumns) -> int | None:
 
 def _costs(scenario: Scenario, totals: DeviceTotals, duration: float, outputs: int) -> dict[str, float | None]:
     gpu_hours = totals.num_devices * duration / 3600
-    hourly = scenario.hardware.price.usd_per_hour if scenario.hardware.price else None
-    if scenario.price is not None:
-        hourly = scenario.price.usd_per_gpu_hour
+    hourly = usd_per_hour(scenario.hardware, scenario.price)
     usd = _ratio(gpu_hours * hourly * 1e6, outputs) if hourly is not None else None
     return {"gpu_hours": gpu_hours, "usd_per_million_output_tokens": usd}
 
