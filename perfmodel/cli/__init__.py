@@ -28,6 +28,7 @@ app = typer.Typer(
     help="A performance model of LLM inference: simulate a serving scenario, or execute it with the same engine.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -1,9 +1,7 @@
 """The report of a run: one HTML file that opens anywhere, without a network."""
 
-__all__ = ["StepView", "render_report", "render_step", "write_text"]
+__all__ = ["render_report", "render_step", "write_text"]
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.report import plots
@@ -19,8 +17,9 @@ from perfmodel.report.fields import (
     prediction_interval,
 )
 from perfmodel.report.page import Page
-from perfmodel.report.roofline import OperatorPoint, memory_figure, operators_figure, ridge_points, roofline_figure
+from perfmodel.report.roofline import memory_figure, operators_figure, roofline_figure
 from perfmodel.report.series import MAX_BINS, MAX_POINTS
+from perfmodel.report.step_view import StepView, ridge_points
 from perfmodel.sim.result import RunResult
 from perfmodel.specs.scenario import Scenario
 
@@ -29,15 +28,6 @@ _DEFINITIONS = (
     "requests of one output token have none. ITL: gap between consecutive tokens of a request. "
     "E2E: from arrival to the last token. The names are those of vLLM's `bench serve`."
 )
-
-
-@dataclass(frozen=True)
-class StepView:
-    """One typical step and the memory behind it, for the report; empty parts leave their sections out."""
-
-    label: str = ""
-    points: Sequence[OperatorPoint] = ()
-    memory_parts: Sequence[tuple[str, float]] = ()
 
 
 def render_report(result: RunResult, step: StepView | None = None) -> str:
@@ -150,8 +140,8 @@ def _add_step_figures(page: Page, scenario: Scenario, step: StepView) -> None:
         page.figure("Roofline of one step", roofline_figure(scenario.hardware, step.points), note)
         page.figure("Operators of that step", operators_figure(step.points), step.label + ".")
     if step.memory_parts:
-        figure = memory_figure(step.memory_parts, scenario.hardware.memory_bytes)
-        page.figure("Device memory", figure, "One device; the line is its capacity.")
+        figure = memory_figure(step.memory_parts, step.memory_bytes or scenario.hardware.memory_bytes)
+        page.figure("Device memory", figure, "One device; the line is what a process sees of it.")
 
 
 def _origins(result: RunResult) -> list[str]:
@@ -164,10 +154,7 @@ def _origins(result: RunResult) -> list[str]:
             f"Step times: predicted by a calibration fitted to measurements (profile {scenario.engine.profile!r})."
         ]
     else:
-        lines = [
-            "Step times: predicted from the datasheet alone. No measurement of this device was used: "
-            "real achieved rates are lower, so read these times as optimistic."
-        ]
+        lines = ["Step times: predicted from the datasheet alone; no measurement of this device was used."]
     lines.append(_hardware_source(scenario))
     if scenario.price is not None:
         lines.append(f"Price: {scenario.price.usd_per_gpu_hour:g} USD per device hour, given in the scenario.")

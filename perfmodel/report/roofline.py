@@ -1,47 +1,20 @@
 """Figures of one step: its operators on the roofline, their times, and what lies in device memory."""
 
-__all__ = ["OperatorPoint", "memory_figure", "operators_figure", "ridge_points", "roofline_figure"]
+__all__ = ["memory_figure", "operators_figure", "roofline_figure"]
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
 
 from perfmodel.cost.rates import peak_flops_per_s
 from perfmodel.report.fields import format_si
+from perfmodel.report.step_view import OperatorPoint
 from perfmodel.report.style import BLUE, BOUND_COLOURS, GREEN, GREY, INK, ORANGE, PINK, SKY, VERMILION, styled
 from perfmodel.specs.hardware import HardwareSpec
 
 _MAX_OPERATORS = 14
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorPoint:
-    """One operator of a step on one device: totals over the layers that contain it."""
-
-    name: str
-    rate: str  # dtype whose peak does the FLOPs
-    flops: float
-    hbm_bytes: float
-    time_s: float
-    bound: str  # compute | memory | communication | overhead
-
-    @property
-    def intensity(self) -> float:
-        """FLOP per byte of main memory."""
-        return self.flops / self.hbm_bytes if self.hbm_bytes else math.inf
-
-    @property
-    def is_drawable(self) -> bool:
-        """A point on a log-log plot needs FLOPs, bytes and time above zero."""
-        return self.flops > 0 and self.hbm_bytes > 0 and self.time_s > 0
-
-
-def ridge_points(hardware: HardwareSpec) -> dict[str, float]:
-    """Intensity (FLOP/byte) where each dtype's peak meets the main memory's bandwidth."""
-    return {rate: peak / hardware.memory_bandwidth for rate, peak in hardware.declared.peak_flops_per_s.items()}
 
 
 def roofline_figure(hardware: HardwareSpec, points: Sequence[OperatorPoint], title: str = "") -> go.Figure:

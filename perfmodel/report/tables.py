@@ -1,6 +1,14 @@
 """Tables for a terminal: the summary of a run with vLLM's labels, and runs side by side."""
 
-__all__ = ["BOUND_STYLES", "bound_line", "comparison_table", "latency_table", "print_summary", "rows_table", "summary_table"]
+__all__ = [
+    "BOUND_STYLES",
+    "bound_line",
+    "comparison_table",
+    "latency_table",
+    "print_summary",
+    "rows_table",
+    "summary_table",
+]
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.report.html import StepView, render_report, render_step
-from perfmodel.report.roofline import OperatorPoint, ridge_points
+from perfmodel.report.html import render_report, render_step
+from perfmodel.report.step_view import OperatorPoint, StepView, ridge_points
 
 STEP = StepView(
     "Decode of 32 sequences",

@@ -1,0 +1,52 @@
+# Everything a person or a machine does with this checkout. All of it happens in .venv; nothing is installed elsewhere.
+#
+#   make demo    install, simulate Llama-3.1-8B on an A100, write the report
+#   make test    install what the tests need (torch for CPUs, triton) and run them all
+#   make check   ruff, its formatter, mypy --strict on both packages
+#   make bench   how fast the simulator is
+#
+# PYTHON picks the interpreter, PIP_ARGS is passed to pip (another index, a local folder of wheels).
+
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+WORKERS ?= 2
+
+# One thread per process: with more, BLAS barriers wait for the scheduler and tests run many times slower.
+export OMP_NUM_THREADS := 1
+export MKL_NUM_THREADS := 1
+
+.PHONY: demo test check bench clean
+
+demo: $(VENV)/.core
+	$(BIN)/perfmodel simulate llama-3.1-8b-a100 --out out/demo
+	@echo "Open the report: $(CURDIR)/out/demo/report.html"
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+check: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.core
+	set -e; for script in benchmarks/bench_*.py; do $(BIN)/python $$script; done
+
+clean:
+	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# Editable, so that the environment follows the checkout; pyproject.toml says what else is needed.
+$(VENV)/.core: pyproject.toml | $(BIN)/python
+	$(PIP) install --quiet $(PIP_ARGS) --editable .
+	@touch $@
+
+# The constraints pin torch and triton: what a plain `torch` resolves to may be the CUDA build, gigabytes of it.
+$(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --quiet $(PIP_ARGS) --constraint constraints.txt --editable ".[test,check,executor,data]" triton
+	@touch $@ $(VENV)/.core

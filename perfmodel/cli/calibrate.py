@@ -1,0 +1,79 @@
+"""`perfmodel calibrate`: measure this machine and write its calibration."""
+
+__all__ = ["Device", "calibrate"]
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfmodel.cli.options import JsonFlag
+from perfmodel.cli.terminal import print_json, progress_bar, say, stdout
+
+if TYPE_CHECKING:
+    from perfmodel.cost.calibration import Calibration
+
+
+class Device(StrEnum):
+    """What can be measured in place."""
+
+    cpu = "cpu"
+
+
+DeviceName = Annotated[Device, typer.Option("--device", help="The device to measure.")]
+ModelNames = Annotated[
+    list[str] | None,
+    typer.Option("--model", metavar="NAME", help="Models whose steps are timed; may be given several times."),
+]
+CalibrationPath = Annotated[
+    Path | None, typer.Option("--out", metavar="PATH", help="File to write the calibration to.", show_default=False)
+]
+
+
+def calibrate(
+    device: DeviceName = Device.cpu,
+    model: ModelNames = None,
+    out: CalibrationPath = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure whole steps on this machine and fit achieved fractions and overheads to them.
+
+    Needs the executor extra (torch). Takes a minute or two.
+    """
+    from perfmodel.validate.executor_bridge import calibrate_cpu
+
+    with progress_bar("measuring") as progress:
+        calibration, path = calibrate_cpu(models=model, out=out, progress=progress)
+    if as_json:
+        print_json({**calibration.model_dump(mode="json"), "path": str(path)})
+        return
+    _print_calibration(calibration)
+    say(f"Written to {path}")
+
+
+def _print_calibration(calibration: "Calibration") -> None:
+    from math import exp
+
+    from rich.text import Text
+
+    from perfmodel.report.tables import rows_table
+
+    fits = {**calibration.families, "all others": calibration.default}
+    rows = [
+        (
+            family,
+            f"{fit.compute_fraction:.1%}",
+            f"{fit.memory_fraction:.1%}",
+            f"{fit.overhead_s * 1e6:.2f}",
+            f"{fit.overhead_per_item_s * 1e6:.2f}",
+        )
+        for family, fit in fits.items()
+    ]
+    console = stdout()
+    console.print(Text(f"{calibration.device} running {calibration.engine}: {calibration.source}"))
+    console.print(rows_table(("operators", "of peak FLOP/s", "of bandwidth", "µs a kernel", "µs an item"), rows))
+    spread = calibration.step_residuals
+    if spread.num_rows:
+        low, high = exp(spread.p10) - 1, exp(spread.p90) - 1
+        console.print(Text(f"80 % of {spread.num_rows:,} steps measured within {low:+.1%} and {high:+.1%} of the fit."))

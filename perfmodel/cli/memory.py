@@ -1,0 +1,27 @@
+"""`perfmodel memory SCENARIO`: what lies in device memory, and how much it can serve."""
+
+__all__ = ["memory"]
+
+from perfmodel.cli.options import JsonFlag, Overrides, ScenarioName, load
+from perfmodel.cli.terminal import print_json
+
+
+def memory(scenario: ScenarioName, overrides: Overrides = None, as_json: JsonFlag = False) -> None:
+    """Show weights, KV cache and activations per device, and the largest batch and context that fit."""
+    loaded = load(scenario, overrides)
+    from perfmodel.cost import plan_memory
+
+    plan = plan_memory(loaded.model, loaded.hardware, loaded.engine)
+    if as_json:
+        from dataclasses import asdict
+
+        derived = {
+            "weight_bytes": plan.weight_bytes,
+            "kv_bytes": plan.kv_bytes,
+            "max_tokens": plan.max_tokens,
+            "max_batch_at_2048_tokens": plan.max_batch(2048),
+            "max_context": plan.max_context(),
+        }
+        print_json({"scenario": loaded.name, **asdict(plan), **derived})
+        return
+    print(plan)

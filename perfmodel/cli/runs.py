@@ -1,0 +1,96 @@
+"""What `simulate` and `execute` share: the folder for files, the answer on the terminal or as JSON, the reports."""
+
+__all__ = ["RUN_FILES", "open_folder", "present", "run_to_folder"]
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from perfmodel.cli.terminal import EXIT_INTERRUPTED, print_json, progress_bar, say, stdout
+from perfmodel.errors import SpecError
+
+if TYPE_CHECKING:
+    from perfmodel.sim.result import RunResult
+
+Progress = Callable[[int, int | None], None]
+
+_MOST_BYTES_READ = 100_000_000  # of a steps.csv: about a million records
+
+RUN_FILES = ("requests.csv", "steps.csv", "result.json", "report.html", "timeline.json")
+
+
+def open_folder(path: Path) -> Path:
+    """Make the folder for a run's files, without those of an earlier run; or say why it cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        for name in RUN_FILES:
+            (path / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise SpecError(f"--out {path}: {error.strerror or error}; give a folder that can be written.") from None
+    return path
+
+
+def run_to_folder(
+    what: str, run: Callable[[Progress | None, Path | None], "RunResult"], out: Path | None, as_json: bool
+) -> None:
+    """Run with a progress bar, write the files if there is a folder for them, and give the answer.
+
+    Ctrl-C ends with status 130; records written so far stay where they are.
+    """
+    folder = open_folder(out) if out is not None else None
+    try:
+        with progress_bar(what) as progress:
+            result = run(progress, folder)
+        present(result, folder, as_json)
+    except KeyboardInterrupt:
+        kept = f"the finished requests are in {folder / 'requests.csv'}." if folder else "nothing was kept (no --out)."
+        say(f"interrupted: {kept}")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def present(result: "RunResult", folder: Path | None, as_json: bool) -> None:
+    """Print the answer; with a folder, write its files first and name them."""
+    if folder is not None:
+        _write_files(result, folder)
+    if as_json:
+        print_json(result.to_json())
+        return
+    from perfmodel.report.tables import print_summary
+
+    console = stdout()
+    print_summary(result, console)
+    if folder is not None:
+        console.print(f"Report: {folder / 'report.html'}", highlight=False)
+        console.print(f"Timeline for ui.perfetto.dev: {folder / 'timeline.json'}", highlight=False)
+        console.print(f"Records: {folder / 'requests.csv'}, {folder / 'steps.csv'}", highlight=False)
+
+
+def _write_files(result: "RunResult", folder: Path) -> None:
+    import json
+
+    from perfmodel.cli.terminal import to_jsonable
+    from perfmodel.report.html import render_report, write_text
+    from perfmodel.report.step_view import view_of_run
+    from perfmodel.report.timeline import write_timeline
+
+    result = _with_records(result, folder)
+    write_text(folder / "result.json", json.dumps(to_jsonable(result.to_json()), indent=2) + "\n")
+    write_text(folder / "report.html", render_report(result, view_of_run(result)))
+    write_timeline(folder / "timeline.json", result)
+
+
+def _with_records(result: "RunResult", folder: Path) -> "RunResult":
+    """`result` with its step records in memory, unless they are too many to draw."""
+    from perfmodel.report.records import read_steps
+
+    streamed = folder / "steps.csv"
+    if result.steps is not None or not streamed.exists():
+        return result
+    size = streamed.stat().st_size
+    if size > _MOST_BYTES_READ:
+        note = f"The {size / 1e6:,.0f} MB of step records are in steps.csv; they are too many to be drawn here."
+        return replace(result, notes=(*result.notes, note))
+    return replace(result, steps=read_steps(streamed))

@@ -1,0 +1,141 @@
+"""From a scenario to what the reports show of one step: an estimate, points on a roofline, a memory layout."""
+
+__all__ = [
+    "OperatorPoint",
+    "StepReport",
+    "StepView",
+    "estimate_choice",
+    "mean_step",
+    "memory_parts",
+    "operator_points",
+    "ridge_points",
+    "view_of_run",
+]
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.cost import (
+    MemoryPlan,
+    OperatorTimer,
+    StepEstimate,
+    estimate_step,
+    load_calibration,
+    plan_memory,
+)
+from perfmodel.errors import PerfmodelError
+from perfmodel.ops import BatchShape, build_graph
+from perfmodel.report.typical_step import StepChoice, choose_step
+from perfmodel.sim.result import RunResult, StepColumns
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorPoint:
+    """One operator of a step on one device: totals over the layers that contain it."""
+
+    name: str
+    rate: str  # dtype whose peak does the FLOPs
+    flops: float
+    hbm_bytes: float
+    time_s: float
+    bound: str  # compute | memory | communication | overhead
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte of main memory."""
+        return self.flops / self.hbm_bytes if self.hbm_bytes else math.inf
+
+    @property
+    def is_drawable(self) -> bool:
+        """A point on a log-log plot needs FLOPs, bytes and time above zero."""
+        return self.flops > 0 and self.hbm_bytes > 0 and self.time_s > 0
+
+
+@dataclass(frozen=True)
+class StepView:
+    """One typical step and the memory behind it, for the report; empty parts leave their sections out."""
+
+    label: str = ""
+    points: Sequence[OperatorPoint] = ()
+    memory_parts: Sequence[tuple[str, float]] = ()
+    memory_bytes: float = 0.0  # what a process sees of the device
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """A step in words, its shape, and its estimate operator by operator."""
+
+    label: str
+    shape: BatchShape
+    estimate: StepEstimate
+
+    def view(self, scenario: Scenario) -> StepView:
+        """What the HTML page draws of it."""
+        plan = plan_memory(scenario.model, scenario.hardware, scenario.engine)
+        return StepView(self.label, operator_points(self.estimate), memory_parts(plan), plan.visible_bytes)
+
+
+def estimate_choice(
+    scenario: Scenario, batch: int | None = None, context: int | None = None, prefill: int | None = None
+) -> StepReport:
+    """The step asked for, or the scenario's typical one, estimated with the scenario's calibration."""
+    graph = build_graph(scenario.model, scenario.engine, sampling=scenario.sampling.method)
+    timer = OperatorTimer(scenario.hardware, load_calibration(scenario.hardware, scenario.engine.profile))
+    choice = choose_step(scenario, lambda shape: estimate_step(graph, timer, shape).duration_s, batch, context, prefill)
+    return StepReport(choice.label, choice.shape, estimate_step(graph, timer, choice.shape))
+
+
+def mean_step(steps: StepColumns, spans: tuple[int, ...]) -> StepChoice | None:
+    """The decode step at a run's mean batch and context, over time; None if the run never decoded."""
+    weights = (steps.end_s - steps.start_s) * (steps.num_decodes > 0)
+    total = float(weights.sum())
+    if total <= 0:
+        return None
+    batch = max(1, round(float(np.dot(weights, steps.num_decodes)) / total))
+    tokens = float(np.dot(steps.num_steps, steps.decode_context)) / float(np.dot(steps.num_steps, steps.num_decodes))
+    context = max(1, round(tokens))
+    shape = BatchShape(batch, batch, (), batch, batch * context, tuple(batch * min(context, span) for span in spans))
+    return StepChoice(shape, f"Decode of {batch:,} sequences with {context:,} tokens each (the run's mean batch)")
+
+
+def view_of_run(result: RunResult) -> StepView:
+    """The run's mean decode step, and the memory layout; whatever cannot be had is left out."""
+    scenario = result.scenario
+    try:
+        choice = mean_step(result.steps, scenario.model.attention_spans) if result.steps is not None else None
+        if choice is None:
+            return estimate_choice(scenario).view(scenario)
+        graph = build_graph(scenario.model, scenario.engine, sampling=scenario.sampling.method)
+        timer = OperatorTimer(scenario.hardware, load_calibration(scenario.hardware, scenario.engine.profile))
+        return StepReport(choice.label, choice.shape, estimate_step(graph, timer, choice.shape)).view(scenario)
+    except PerfmodelError:  # the run itself succeeded: its report must not fail for an illustration
+        return StepView()
+
+
+def operator_points(estimate: StepEstimate) -> tuple[OperatorPoint, ...]:
+    """The rows of an estimate, totals over all layers."""
+    return tuple(
+        OperatorPoint(row.name, row.work.rate, row.flops, row.hbm_bytes, row.duration_s, row.bound)
+        for row in estimate.rows
+    )
+
+
+def memory_parts(plan: MemoryPlan) -> tuple[tuple[str, float], ...]:
+    """What lies in one device's memory, in bytes; empty parts are left out."""
+    parts = (
+        ("weights", plan.weight_bytes),
+        ("activations and reserve", plan.activation_bytes + plan.reserve_bytes),
+        ("recurrent states", plan.state_bytes),
+        ("KV blocks", plan.kv_bytes),
+    )
+    return tuple((name, size) for name, size in parts if size > 0)
+
+
+def ridge_points(hardware: HardwareSpec) -> dict[str, float]:
+    """Intensity (FLOP/byte) where each dtype's peak meets the main memory's bandwidth."""
+    return {rate: peak / hardware.memory_bandwidth for rate, peak in hardware.declared.peak_flops_per_s.items()}

@@ -1,0 +1,38 @@
+"""The commands and flags that people and tools outside the repository call: a change here is a breaking change."""
+
+import typer
+
+from perfmodel.cli import app
+
+FROZEN = {
+    "calibrate": ["--device", "--model", "--out", "--json"],
+    "execute": ["SCENARIO", "--set", "--json", "--out", "--seed"],
+    "explain": ["SCENARIO", "--set", "--batch", "--context", "--prefill", "--run", "--json", "--seed"],
+    "hardware list": ["--json"],
+    "hardware show": ["NAME", "--json"],
+    "memory": ["SCENARIO", "--set", "--json"],
+    "models list": ["--json"],
+    "models show": ["NAME", "--json"],
+    "roofline": ["SCENARIO", "--set", "--batch", "--context", "--prefill", "--out", "--json"],
+    "schema": ["KIND"],
+    "simulate": ["SCENARIO", "--set", "--json", "--out", "--seed"],
+    "validate": ["KIND", "PATH", "--set", "--repeat", "--json", "--seed"],
+}
+
+
+def surface(command, prefix=""):
+    if hasattr(command, "commands"):
+        found = {}
+        for name, sub in command.commands.items():
+            found |= surface(sub, f"{prefix} {name}".strip())
+        return found
+    names = []
+    for parameter in command.params:
+        longest = max(parameter.opts, key=len)
+        names.append(longest if longest.startswith("-") else parameter.metavar)
+    return {prefix: [name for name in names if name != "--help"]}
+
+
+def test_commands_and_flags_are_frozen():
+    found = surface(typer.main.get_command(app))
+    assert {name: sorted(flags) for name, flags in found.items()} == {n: sorted(f) for n, f in FROZEN.items()}

@@ -1,0 +1,116 @@
+"""Imports point one way: specs <- ops <- cost; engine stands alone; sim joins them; plan, validate, report; cli."""
+
+import sys
+
+BELOW = {
+    "errors": set(),
+    "specs": {"errors"},
+    "ops": {"specs", "errors"},
+    "cost": {"ops", "specs", "errors"},
+    "engine": {"errors"},
+    "sim": {"engine", "cost", "ops", "specs", "errors"},
+    "plan": {"sim", "engine", "cost", "ops", "specs", "errors"},
+    "report": {"plan", "sim", "engine", "cost", "ops", "specs", "errors"},
+    "validate": {"report", "plan", "sim", "engine", "cost", "ops", "specs", "errors"},
+    "cli": {"validate", "report", "plan", "sim", "engine", "cost", "ops", "specs", "errors"},
+}
+# Third parties that only some rooms may use.
+HOMES = {
+    "torch": {"perfmodel_executors"},
+    "triton": {"perfmodel_executors"},
+    "simpy": {"perfmodel.sim"},
+    "typer": {"perfmodel.cli"},
+    "rich": {"perfmodel.cli", "perfmodel.report"},
+    "plotly": {"perfmodel.report"},
+    "yaml": {"perfmodel.specs", "perfmodel.cost", "perfmodel_executors"},
+    "pandas": set(),
+}
+
+
+def room(name):
+    """The room of `perfmodel.<room>...`; names defined in perfmodel/__init__.py belong to none."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in BELOW else None
+
+
+def test_every_folder_is_a_known_room(modules):
+    rooms = {m.name.split(".")[1] for m in modules if m.name.startswith("perfmodel.")}
+    assert rooms - {"__main__"} <= set(BELOW)
+
+
+def test_imports_point_one_way(modules):
+    wrong = []
+    for module in modules:
+        here = room(module.name) if module.name.startswith("perfmodel.") else None
+        if here is None:
+            continue
+        for name in module.imports(at_run_time_only=False):
+            there = room(name) if name.startswith("perfmodel.") else None
+            if there not in (None, here, *BELOW[here]):
+                wrong.append(f"{module.name} imports {name}")
+    assert not wrong
+
+
+def test_engine_is_standard_library_only(modules):
+    wrong = []
+    for module in modules:
+        if module.name.split(".")[:2] != ["perfmodel", "engine"]:
+            continue
+        for name in module.imports(at_run_time_only=False):
+            top = name.split(".")[0]
+            if top not in sys.stdlib_module_names and not name.startswith(("perfmodel.engine", "perfmodel.errors")):
+                wrong.append(f"{module.name} imports {name}")
+    assert not wrong
+
+
+def test_core_never_imports_the_executors(modules):
+    wrong = [
+        f"{module.name} imports {name}"
+        for module in modules
+        if module.name.split(".")[0] == "perfmodel"
+        for name in module.imports(at_run_time_only=False)
+        if name.split(".")[0] == "perfmodel_executors"
+    ]
+    assert not wrong
+
+
+def test_third_parties_stay_in_their_rooms(modules):
+    wrong = []
+    for module in modules:
+        for name in module.imports(at_run_time_only=False):
+            homes = HOMES.get(name.split(".")[0])
+            if homes is not None and not any(f"{module.name}.".startswith(f"{home}.") for home in homes):
+                wrong.append(f"{module.name} imports {name}")
+    assert not wrong
+
+
+def test_no_import_cycles(modules):
+    """Within and across rooms, counting imports that happen at import time."""
+    import ast
+
+    names = {module.name for module in modules}
+    graph = {}
+    for module in modules:
+        edges = set()
+        for node in module.tree.body:
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    full = f"{node.module}.{alias.name}"
+                    edges.add(full if full in names else node.module)
+            elif isinstance(node, ast.Import):
+                edges |= {alias.name for alias in node.names}
+        graph[module.name] = (edges & names) - {module.name}
+    done, path = set(), []
+
+    def visit(name):
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name in done:
+            return
+        path.append(name)
+        for other in sorted(graph[name]):
+            visit(other)
+        path.pop()
+        done.add(name)
+
+    for name in sorted(names):
+        visit(name)

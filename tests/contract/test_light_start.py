@@ -1,0 +1,74 @@
+"""What is not needed is not loaded: no torch in the core, nothing heavy for `--help`."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "triton", "scipy.optimize", "scipy.stats", "pandas", "perfmodel_executors")
+NOT_FOR_HELP = (*HEAVY, "numpy", "scipy", "plotly", "simpy", "pydantic", "yaml")
+
+LOADED = "import sys, json; print(); print(json.dumps(sorted(sys.modules)))"
+RUN_CLI = f"""
+from perfmodel.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+{LOADED}
+"""
+# CPU seconds of a fresh interpreter, as the operating system counts them for a child.
+CPU_OF = """
+import resource, subprocess, sys
+def cpu(args):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *args], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+pairs = [(cpu(["-m", "perfmodel", "--help"]), cpu(["-c", "import numpy"])) for _ in range(7)]
+print(sorted(a / b for a, b in pairs)[3])
+"""
+
+
+@pytest.fixture
+def loaded(run_python):
+    """The modules that a fresh interpreter has loaded when the code is done: the last line of its stdout."""
+    return lambda code, *args: set(json.loads(run_python(code, *args).splitlines()[-1]))
+
+
+def test_import_perfmodel_loads_nothing_heavy(loaded):
+    names = loaded(f"import perfmodel; {LOADED}")
+    assert names.isdisjoint(NOT_FOR_HELP)
+
+
+def test_help_loads_nothing_heavy(loaded):
+    names = loaded(RUN_CLI, "--help")
+    assert names.isdisjoint(NOT_FOR_HELP)
+
+
+@pytest.mark.parametrize("command", ["simulate", "explain", "memory"])
+def test_commands_of_the_core_load_no_torch(loaded, command):
+    extra = ["--set", "traffic.num_requests=5"] if command == "simulate" else []
+    names = loaded(RUN_CLI, command, "llama-3.1-8b-a100", "--json", *extra)
+    assert names.isdisjoint(HEAVY)
+    assert "plotly" not in names
+
+
+def test_help_takes_no_more_than_a_few_numpy_imports(run_python):
+    """Relative, since machines differ: 1.2 measured on an idle machine; a careless import makes it 5 or more."""
+    assert float(run_python(CPU_OF)) < 3.0
+
+
+def test_names_of_the_package_are_all_there(run_python):
+    code = "import perfmodel; [getattr(perfmodel, name) for name in perfmodel.__all__]; print(len(dir(perfmodel)))"
+    assert int(run_python(code)) > 10
+
+
+def test_unknown_names_are_attribute_errors(run_python):
+    assert run_python("import perfmodel; print(hasattr(perfmodel, 'nothing'))").strip() == "False"
+
+
+def test_python_dash_m_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "perfmodel", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("perfmodel ")

@@ -1,0 +1,107 @@
+"""Every module says what it offers, sorted and complete, and stays small enough to read."""
+
+import ast
+import re
+
+MOST_LINES = 400
+SCHEDULER_METHODS = {"plan", "apply"}
+
+
+def declared(module):
+    """The literal `__all__`, or None."""
+    for node in module.tree.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+            return ast.literal_eval(node.value)
+    return None
+
+
+def is_docstring_only(module):
+    """A folder's `__init__.py` that only says what the folder is."""
+    return len(module.tree.body) == 1 and module.path.name == "__init__.py"
+
+
+def natural(name):
+    """ruff's order (RUF022): constants, classes, the rest; digits by value."""
+    kind = 0 if name.isupper() and len(name) > 1 else 1 if name.lstrip("_")[:1].isupper() else 2
+    return kind, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def test_all_is_there_and_sorted(modules):
+    wrong = []
+    for module in modules:
+        names = declared(module)
+        if names is None and is_docstring_only(module):
+            continue
+        if names is None:
+            wrong.append(f"{module.name}: no __all__")
+        elif names != sorted(names, key=natural):
+            wrong.append(f"{module.name}: {names} should be {sorted(names, key=natural)}")
+        elif len(names) != len(set(names)):
+            wrong.append(f"{module.name}: names twice")
+    assert not wrong
+
+
+def test_all_is_complete_and_defined(modules):
+    wrong = []
+    for module in modules:
+        names = set(declared(module) or ())
+        definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        public = {n.name for n in module.tree.body if isinstance(n, definitions) and not n.name.startswith("_")}
+        decorated = {n.name for n in module.tree.body if isinstance(n, definitions) and is_registered(n)}
+        if missing := public - decorated - names:
+            wrong.append(f"{module.name}: not in __all__: {sorted(missing)}")
+        if module.path.name != "__init__.py" and (unknown := names - bound(module)):
+            wrong.append(f"{module.name}: in __all__ but not defined: {sorted(unknown)}")
+    assert not wrong
+
+
+def is_registered(node):
+    """A command registered by its decorator is reached through the app, not by name."""
+    return any(".command(" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def bound(module):
+    names = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+def test_every_module_says_what_it_is(modules):
+    assert not [module.name for module in modules if not ast.get_docstring(module.tree)]
+
+
+def test_files_are_short(modules):
+    long = {m.name: n for m in modules if (n := len(m.path.read_text(encoding="utf-8").splitlines())) > MOST_LINES}
+    assert not long
+
+
+def test_there_is_one_scheduler(modules):
+    """Both clocks use it; a second one would drift from the first."""
+    found = []
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.ClassDef) or any("Protocol" in ast.unparse(base) for base in node.bases):
+                continue
+            methods = {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
+            if "Scheduler" in node.name.replace("SchedulerConfig", "") or methods >= SCHEDULER_METHODS:
+                found.append(f"{module.name}.{node.name}")
+    assert found == ["perfmodel.engine.scheduler.Scheduler"]
+
+
+def test_there_is_one_kv_block_manager(modules):
+    found = [
+        f"{module.name}.{node.name}"
+        for module in modules
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef) and "BlockManager" in node.name
+    ]
+    assert found == ["perfmodel.engine.kv_blocks.KVBlockManager"]

@@ -1,0 +1,74 @@
+"""The edge: JSON without nan, errors as one line, interrupts."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+
+from perfmodel.cli.terminal import guarded, print_json, to_jsonable
+from perfmodel.errors import SpecError
+
+
+def test_numbers_without_a_json_word_become_null(capsys):
+    print_json({"a": math.nan, "b": [math.inf, 1.5], "c": np.float64("nan"), "d": np.array([1, 2])})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5], "c": None, "d": [1, 2]}
+
+
+def test_other_values_are_as_people_write_them():
+    found = to_jsonable({"day": date(2026, 3, 10), "path": Path("a/b"), "set": frozenset({"y", "x"}), 1: True})
+    assert found == {"day": "2026-03-10", "path": "a/b", "set": ["x", "y"], "1": True}
+
+
+def test_input_errors_are_one_line(capsys):
+    @guarded
+    def command():
+        raise SpecError("a.yaml:3: engine: found 1, allowed 2")
+
+    with pytest.raises(typer.Exit) as stop:
+        command()
+    assert stop.value.exit_code == 2
+    assert capsys.readouterr().err == "error: a.yaml:3: engine: found 1, allowed 2\n"
+
+
+def test_bugs_pass_through():
+    @guarded
+    def command():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        command()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_interrupting_keeps_the_finished_records(tmp_path):
+    args = ["simulate", "llama-3.1-8b-a100", "--set", "traffic.num_requests=2000000", "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "perfmodel", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+    )
+    records = tmp_path / "out" / "requests.csv"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (records.exists() and records.stat().st_size > 10_000):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert out == ""
+    assert err == f"interrupted: the finished requests are in {records}.\n"
+    from perfmodel.report.records import read_requests
+
+    requests = read_requests(records)
+    assert len(requests) > 100
+    assert (requests.finished_s > requests.arrival_s).all()
