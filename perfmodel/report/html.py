@@ -26,7 +26,7 @@ from perfmodel.specs.scenario import Scenario
 _DEFINITIONS = (
     "TTFT: from arrival to the first output token, queueing included. TPOT: (E2E - TTFT) / (output tokens - 1), "
     "requests of one output token have none. ITL: gap between consecutive tokens of a request. "
-    "E2E: from arrival to the last token. The names are those of vLLM's `bench serve`."
+    "E2E: from arrival to the last token. The names are those of vLLM's bench serve."
 )
 
 

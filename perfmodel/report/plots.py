@@ -154,8 +154,10 @@ def kv_figure(steps: StepColumns, num_blocks: int) -> go.Figure:
     bins = time_bins(steps)
     replicas = replicas_of(steps)
     figure = go.Figure()
+    top = 0.0
     for replica in replicas[:_MAX_REPLICA_LINES]:
         usage = blocks_in_use(steps, bins, replica) / max(num_blocks, 1) * 100
+        top = max(top, float(usage.max()))
         only = len(replicas) == 1
         figure.add_trace(
             go.Scatter(
@@ -170,7 +172,7 @@ def kv_figure(steps: StepColumns, num_blocks: int) -> go.Figure:
             )
         )
     figure.add_hline(y=100, line={"color": GREY, "dash": "dot", "width": 1})
-    figure.update_yaxes(title_text=f"of {num_blocks:,} KV blocks (%)", range=[0, 105])
+    figure.update_yaxes(title_text=f"of {num_blocks:,} KV blocks (%)", range=[0, min(max(1.4 * top, 5.0), 105.0)])
     figure.update_xaxes(title_text="time (s)")
     return styled(figure.update_layout(showlegend=len(replicas) > 1), 320)
 

@@ -100,7 +100,7 @@ def _add_operators(figure: go.Figure, points: Sequence[OperatorPoint]) -> None:
                 x=[point.intensity for point in mine],
                 y=[point.flops / point.time_s for point in mine],
                 mode="markers+text",
-                name=f"{bound}-bound",
+                name=_bound_name(bound),
                 marker={
                     "color": colour,
                     "opacity": 0.85,
@@ -118,6 +118,10 @@ def _add_operators(figure: go.Figure, points: Sequence[OperatorPoint]) -> None:
                 "%{customdata[1]} (%{customdata[2]:.1f} %), %{customdata[3]}<extra></extra>",
             )
         )
+
+
+def _bound_name(bound: str) -> str:
+    return bound if bound == "overhead" else f"{bound}-bound"
 
 
 def _labels(points: Sequence[OperatorPoint]) -> dict[str, str]:
@@ -154,7 +158,7 @@ def operators_figure(points: Sequence[OperatorPoint]) -> go.Figure:
                     y=[name for name, _, _ in mine],
                     x=[time_s * 1e6 for _, time_s, _ in mine],
                     orientation="h",
-                    name=f"{bound}-bound" if bound != "overhead" else bound,
+                    name=_bound_name(bound),
                     marker={"color": colour},
                     text=[f"{time_s / total:.1%}" for _, time_s, _ in mine],
                     textposition="outside",
