@@ -264,11 +264,11 @@ class Scheduler:
     def apply(self, plan: StepPlan, now: int) -> list[Request]:
         """Take the tokens that `plan` has sampled by `now`; returns the requests that are done."""
         finished: list[Request] = []
-        num_gaps = plan.num_samples
-        for request in plan.resumed:
-            if request.last_token_at is not None and (request in plan.decodes or request in plan.samples):
-                self.irregular_gaps.append(now - request.last_token_at)
-                num_gaps -= 1
+        # A token that does not end a plain gap: the first, and one after steps that the request sat out.
+        late = [request for request in plan.resumed if request in plan.decodes] + plan.samples
+        gaps = [now - request.last_token_at for request in late if request.last_token_at is not None]
+        self.irregular_gaps += gaps
+        num_gaps = plan.num_samples - len(gaps)
         for sampled in (plan.decodes, plan.samples):
             for request in sampled:
                 request.num_output_tokens = count = request.num_output_tokens + 1

@@ -64,12 +64,14 @@ def _fixed_count(rate: float, duration_s: float, rng: np.random.Generator) -> ND
 def _staged(arrivals: Arrivals, rng: np.random.Generator) -> Iterator[float]:
     start = 0.0
     for stage in arrivals.stages:
+        end = stage.duration_s
         if arrivals.process == "poisson_fixed_count":
-            times: Iterator[float] = iter(_fixed_count(stage.rate, stage.duration_s, rng).tolist())
+            times: Iterator[float] = iter(_fixed_count(stage.rate, end, rng).tolist())
+            end = inf  # the last one falls on the end itself, give or take a rounding
         else:
             times = _endless(arrivals, stage.rate, rng)
         for time in times:
-            if time > stage.duration_s:
+            if time > end:
                 break
             yield start + time
         start += stage.duration_s

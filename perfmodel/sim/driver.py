@@ -65,7 +65,13 @@ def simulate(
     totals = _totals(scenario, replicas, timer.usage(), collector)
     summary = summarize(scenario, collector, totals, calibration)
     return RunResult(
-        scenario, "simulated", summary, collector.requests(), collector.steps(), memory.num_kv_blocks, _notes(calibration)
+        scenario,
+        "simulated",
+        summary,
+        collector.requests(),
+        collector.steps(),
+        memory.num_kv_blocks,
+        _notes(calibration),
     )
 
 
