@@ -110,7 +110,7 @@ def serve_stepwise(
         now, served.busy = now + step, served.busy + step
         while coming and coming[0].arrival <= now:
             loop.add(coming.pop(0))
-        served.requests += loop.finish_step(plan, now)
+        served.requests += loop.finish_step(plan, now - step, now)[0]
         after_step(loop, plan)
     served.end = now
     assert loop.scheduler.blocks.num_free == case.num_blocks

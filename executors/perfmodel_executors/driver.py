@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from perfmodel.engine import Backend, Request, ServeLoop, StepPlan, StepRecord
+from perfmodel.engine import Backend, Request, ServeLoop, StepRecord
 
 _PS_PER_NS = 1000
 
@@ -127,27 +127,8 @@ def serve(
         # As on the simulated clock: what arrives until the step's last tick has arrived before it ends.
         for request in arrivals.pop_due(end):
             loop.add(request)
-        record = _record(loop, plan, now, end)
-        for request in loop.finish_step(plan, end):
+        finished, record = loop.finish_step(plan, now, end)
+        for request in finished:
             on_finished(request)
             arrivals.on_finished(end)
         on_step(record)
-
-
-def _record(loop: ServeLoop, plan: StepPlan, start: int, end: int) -> StepRecord:
-    scheduler = loop.scheduler
-    return StepRecord(
-        step=plan.index,
-        num_steps=1,
-        start=start,
-        end=end,
-        first_duration=end - start,
-        num_tokens=plan.num_tokens,
-        num_decodes=len(plan.decodes),
-        decode_context=plan.decode_context,
-        num_chunks=len(plan.chunks),
-        num_running=len(scheduler.running),
-        num_waiting=scheduler.num_waiting,
-        used_blocks=scheduler.blocks.num_used,
-        num_gaps=len(plan.decodes) + len(plan.samples) - len(plan.resumed),
-    )

@@ -346,6 +346,7 @@ class Scheduler:
 
     def apply_repeated(self, plan: StepPlan, times: int, now: int) -> None:
         """As `times` calls of `apply` for equal plans of which none finishes a request, the last at `now`."""
+        plan.num_gaps = len(plan.decodes)
         for request in plan.decodes:
             request.num_output_tokens += times
             request.last_token_at = now

@@ -5,14 +5,14 @@ device's; a request that arrives during step N is first seen when N+1 starts and
 
     plan = loop.start_step(now)           # the step that runs now (and, asynchronously, the next one is planned)
     outcome = backend.execute(plan)       # a driver lets `outcome.duration` pass on its clock
-    finished = loop.finish_step(plan, now)
+    finished, record = loop.finish_step(plan, started, now)
 """
 
 __all__ = ["ServeLoop"]
 
 from operator import add
 
-from perfmodel.engine.plan import StepPlan
+from perfmodel.engine.plan import StepPlan, StepRecord
 from perfmodel.engine.request import Request
 from perfmodel.engine.scheduler import Scheduler
 
@@ -47,9 +47,11 @@ class ServeLoop:
         self._ahead = self.scheduler.plan(now) if self.async_scheduling else None
         return plan
 
-    def finish_step(self, plan: StepPlan, now: int) -> list[Request]:
-        """`plan` has been executed by `now`; returns the requests it finished."""
-        return self.scheduler.apply(plan, now)
+    def finish_step(self, plan: StepPlan, started: int, now: int) -> tuple[list[Request], StepRecord]:
+        """`plan` has been executed from `started` to `now`: the requests it finished, and its record."""
+        counts = self._counts()
+        finished = self.scheduler.apply(plan, now)
+        return finished, _record(plan, 1, started, now, now - started, counts)
 
     def max_leap(self, plan: StepPlan) -> int:
         """How many steps, `plan` (just started) and equal ones after it, pass before anything changes by itself."""
@@ -69,8 +71,35 @@ class ServeLoop:
     def _grown(self, plan: StepPlan) -> tuple[int, ...]:
         return tuple(map(add, plan.decode_windowed, self.leap_growth(plan)))
 
-    def finish_leap(self, plan: StepPlan, num_steps: int, now: int) -> None:
-        """`plan` and `num_steps - 1` equal steps after it have been executed by `now`; `num_steps` <= `max_leap`."""
+    def finish_leap(self, plan: StepPlan, num_steps: int, started: int, now: int, first_duration: int) -> StepRecord:
+        """`plan` and `num_steps - 1` equal steps after it, at most `max_leap` in all, were executed by `now`."""
+        context = plan.decode_context  # a synchronous leap rolls the plan itself forward
+        index, counts = plan.index, self._counts()
         if num_steps > 1:
             self.scheduler.repeat(self._ahead or plan, num_steps - 1)
         self.scheduler.apply_repeated(plan, num_steps, now)
+        record = _record(plan, num_steps, started, now, first_duration, counts)
+        return record._replace(step=index, decode_context=context)
+
+    def _counts(self) -> tuple[int, int, int]:
+        scheduler = self.scheduler
+        return len(scheduler.running), scheduler.num_waiting, scheduler.blocks.num_used
+
+
+def _record(
+    plan: StepPlan, num_steps: int, started: int, now: int, first_duration: int, counts: tuple[int, int, int]
+) -> StepRecord:
+    num_decodes = len(plan.decodes)
+    return StepRecord(
+        plan.index,
+        num_steps,
+        started,
+        now,
+        first_duration,
+        num_decodes + plan.num_chunk_tokens,
+        num_decodes,
+        plan.decode_context,
+        len(plan.chunks),
+        *counts,
+        plan.num_gaps,
+    )

@@ -129,36 +129,14 @@ class Replica:
             return
         plan, now = self._plan, self.env.ticks
         assert plan is not None
-        scheduler = self.loop.scheduler
-        num_decodes = len(plan.decodes)
-        index, context = plan.index, plan.decode_context
-        num_running, num_waiting = len(scheduler.running), scheduler.num_waiting
-        used_blocks = scheduler.blocks.num_used
-        first_duration = now - self._started
         finished: list[Request] = []
-        if self._run is not None:
-            first_duration = self._run.first_duration
-            assert self._leaper is not None
-            self._leaper.commit(self._run, plan, self._num_steps)
-            self.loop.finish_leap(plan, self._num_steps, now)
-            plan.num_gaps = num_decodes
+        if self._run is None:
+            finished, record = self.loop.finish_step(plan, self._started, now)
         else:
-            finished = self.loop.finish_step(plan, now)
-        record = StepRecord(
-            index,
-            self._num_steps,
-            self._started,
-            now,
-            first_duration,
-            plan.num_tokens,
-            num_decodes,
-            context,
-            len(plan.chunks),
-            num_running,
-            num_waiting,
-            used_blocks,
-            plan.num_gaps,
-        )
+            run, num_steps = self._run, self._num_steps
+            assert self._leaper is not None
+            self._leaper.commit(run, plan, num_steps)
+            record = self.loop.finish_leap(plan, num_steps, self._started, now, run.first_duration)
         self._on_step(self, record)
         if finished:
             self.num_outstanding -= len(finished)

@@ -156,7 +156,7 @@ def test_asynchronously_a_finished_request_holds_its_blocks_one_plan_longer() ->
         seen = []
         while plan := loop.start_step(len(seen)):
             seen.append(grants(plan))
-            loop.finish_step(plan, len(seen))
+            loop.finish_step(plan, len(seen) - 1, len(seen))
         assert seen == steps
 
 
