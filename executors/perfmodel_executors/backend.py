@@ -17,6 +17,7 @@ import torch
 
 from perfmodel.engine import Outcome, Request, StepPlan
 from perfmodel_executors.measure.drift import DriftMeter
+from perfmodel_executors.measure.protocol import uninterrupted
 from perfmodel_executors.models.batch import Segment, build_batch
 from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.tokens import TokenStore
@@ -56,10 +57,11 @@ class ExecutedBackend:
         with torch.inference_mode():
             if self.warms_up and self._is_new(plan):
                 self._forward(segments)
-            factor = self._drift.measure() if self._drift is not None else 1.0
-            start = self._clock_ns()
-            tokens = self._forward(segments)
-            duration = self._clock_ns() - start
+            with uninterrupted():
+                factor = self._drift.measure() if self._drift is not None else 1.0
+                start = self._clock_ns()
+                tokens = self._forward(segments)
+                duration = self._clock_ns() - start
         for (request, position), token in zip(sampled, tokens, strict=True):
             self.tokens.put(request, position, token)
         return Outcome(max(1, round(duration * PS_PER_NS * factor)), tokens)

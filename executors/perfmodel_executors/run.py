@@ -75,7 +75,7 @@ def validate_executor(
 def _predictor(scenario: Scenario, calibration: Calibration) -> SimulatedBackend:
     """What the simulator asks for durations."""
     graph = build_graph(scenario.model, scenario.engine, sampling=scenario.sampling.method)
-    return SimulatedBackend(StepTimer(graph, OperatorTimer(scenario.hardware, calibration), calibration.host))
+    return SimulatedBackend(StepTimer(graph, OperatorTimer(scenario.hardware, calibration)))
 
 
 def _run(

@@ -50,8 +50,9 @@ class StepTimes:
     reference: Callable[[], object] = field(repr=False)
 
     @property
-    def seconds(self) -> list[float]:
-        return list(self.measured.seconds.values())
+    def samples(self) -> list[list[float]]:
+        """Seconds of all rounds of each row."""
+        return list(self.measured.samples.values())
 
     def drift_meter(self, every: int = 1) -> DriftMeter:
         """A meter that restates durations at the speed the machine had while these steps were timed."""
@@ -83,7 +84,7 @@ def calibrate_cpu(
     specs = [load_model(name) for name in names]
     times = [time_steps(spec, hardware, engine, StepRange(), budget_s, progress=progress) for spec in specs]
     rows = [row for part in times for row in part.rows]
-    fit = fit_steps(hardware, rows, [second for part in times for second in part.seconds], ENGINE)
+    fit = fit_steps(hardware, rows, [samples for part in times for samples in part.samples], ENGINE)
     command = "perfmodel calibrate --device cpu" + "".join(f" --model {name}" for name in names if models)
     calibration = _documented(fit, times, command)
     path = out or data_dir("calibrations") / f"{calibration.device}@{calibration.engine}.yaml"
@@ -113,7 +114,7 @@ def calibrate_machine(
         sampling=method,
         progress=progress,
     )
-    fit = fit_steps(scenario.hardware, times.rows, times.seconds, ENGINE)
+    fit = fit_steps(scenario.hardware, times.rows, times.samples, ENGINE)
     return CalibratedMachine(_documented(fit, [times], f"perfmodel validate executor {scenario.name}"), fit, times)
 
 
@@ -144,7 +145,7 @@ def time_steps(
 def _documented(fit: FitResult, times: Sequence[StepTimes], command: str) -> Calibration:
     sessions = "; ".join(
         f"{len(part.rows)} steps of {part.decoder.model.name} (reference {part.measured.reference_s * 1e3:.2f} ms, "
-        f"median of {part.measured.num_rounds} rounds, p90/p10 {fmean(part.measured.spread.values()):.0%} apart)"
+        f"median of {part.measured.num_rounds} rounds, p90/p10 {part.measured.spread:.0%} apart)"
         for part in times
     )
     error = fmean(map(abs, fit.errors))

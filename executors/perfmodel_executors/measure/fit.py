@@ -11,10 +11,11 @@ cannot be told apart on a fixed model (say, kernel overhead from weight bytes, b
 weak pull towards prior values; only the sum matters for predictions on that model, and the source text says so.
 """
 
-__all__ = ["PARAMETERS", "FitResult", "features", "fit_steps"]
+__all__ = ["PARAMETERS", "FitResult", "Parameter", "features", "fit_steps"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -102,16 +103,22 @@ def features(graph: StepGraph, hardware: HardwareSpec, shape: BatchShape) -> dic
 def fit_steps(
     hardware: HardwareSpec,
     rows: Sequence[Mapping[tuple[str, str], float]],
-    seconds: Sequence[float],
+    samples: Sequence[Sequence[float]],
     engine: str = "perfmodel",
 ) -> FitResult:
-    """Fits the parameters that occur in `rows` (see `features`; of one model or several) to the measured `seconds`."""
+    """Fits the parameters that occur in `rows` (see `features`; of one model or several).
+
+    samples: seconds of each row, measured repeatedly; the fit is to their medians, and the residuals are those of
+    single samples from predictions that left their row out: a run executes each step once
+    """
     used = [p for p in PARAMETERS if any(_column(p, row) > 0 for row in rows)]
     design = np.array([[_column(p, row) for p in used] for row in rows])
-    target = np.array(seconds)
+    target = np.array([median(row) for row in samples])
     values = _solve(design, target, used)
     errors = _cross_validated(design, target, used)
-    residuals = _residuals(-np.log1p(errors))
+    predicted = target * (1 + errors)
+    logs = [np.log(np.asarray(row) / p) for row, p in zip(samples, predicted, strict=True)]
+    residuals = _residuals(np.concatenate(logs))
     fits = _families(dict(zip(used, values, strict=True)), residuals)
     calibration = Calibration(
         device=hardware.name, engine=engine, families=fits, default=fits["elementwise"], step_residuals=residuals

@@ -6,13 +6,15 @@ time 5 %. So: CPU time of one thread, samples in random order over rounds, each 
 median over rounds of time / reference, times the reference's own median over the whole session.
 """
 
-__all__ = ["Measured", "measure_paired", "quantile"]
+__all__ = ["Measured", "measure_paired", "quantile", "uninterrupted"]
 
+import gc
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
@@ -23,14 +25,31 @@ class Measured(Generic[Key]):
     """Seconds per case at the session's reference speed.
 
     seconds:     median over the rounds
-    spread:      p90 / p10 - 1 of a case's ratios over the rounds
+    samples:     all rounds
     reference_s: median time of the reference step
     """
 
     seconds: dict[Key, float]
-    spread: dict[Key, float]
+    samples: dict[Key, list[float]]
     reference_s: float
     num_rounds: int
+
+    @property
+    def spread(self) -> float:
+        """p90 / p10 - 1 of a case's samples, on average over the cases."""
+        return fmean(quantile(s, 0.9) / quantile(s, 0.1) - 1 for s in self.samples.values())
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Python's cyclic garbage collector off: a full collection takes 20 to 100 ms of the timed thread's CPU time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def quantile(values: Sequence[float], q: float) -> float:
@@ -63,23 +82,24 @@ def measure_paired(
         case()
         case()
     started, rounds = time.monotonic(), 0
-    while rounds < min_rounds or (time.monotonic() - started) * (rounds + 1) / rounds < budget_s:
-        order = list(cases)
-        rng.shuffle(order)
-        for key in order:
-            before = _time(reference, clock_ns)
-            cases[key]()
-            sample = _time(cases[key], clock_ns)
-            reference()
-            after = _time(reference, clock_ns)
-            references += (before, after)
-            ratios[key].append(2 * sample / (before + after))
-        rounds += 1
-        if progress is not None:
-            progress(rounds, max(rounds, min_rounds))
+    with uninterrupted():
+        while rounds < min_rounds or (time.monotonic() - started) * (rounds + 1) / rounds < budget_s:
+            order = list(cases)
+            rng.shuffle(order)
+            for key in order:
+                before = _time(reference, clock_ns)
+                cases[key]()
+                sample = _time(cases[key], clock_ns)
+                reference()
+                after = _time(reference, clock_ns)
+                references += (before, after)
+                ratios[key].append(2 * sample / (before + after))
+            rounds += 1
+            if progress is not None:
+                progress(rounds, max(rounds, min_rounds))
     unit = median(references) * 1e-9
-    spread = {key: quantile(r, 0.9) / quantile(r, 0.1) - 1 for key, r in ratios.items()}
-    return Measured({key: median(r) * unit for key, r in ratios.items()}, spread, unit, rounds)
+    samples = {key: [ratio * unit for ratio in case] for key, case in ratios.items()}
+    return Measured({key: median(case) for key, case in samples.items()}, samples, unit, rounds)
 
 
 def _time(call: Callable[[], object], clock_ns: Callable[[], int]) -> int:
