@@ -33,7 +33,8 @@ class OperatorTimer:
     """Times work on `hardware` with the achieved fractions of `calibration` (default: the datasheet's).
 
     The formula is in `perfmodel.cost.calibration`. A kernel of fewer thread blocks than the device has compute units
-    reaches only that share of compute and bandwidth (extents `ctas` and `max_splits`). No rate is refused: see
+    reaches only that share of compute, and streams the KV cache at only that share of bandwidth (extents `ctas` and
+    `max_splits`). No rate is refused: see
     `perfmodel.cost.rates.FALLBACKS`.
     """
 
@@ -49,7 +50,8 @@ class OperatorTimer:
         fit, peak = self._fit_and_peak(work.family, work.rate)
         fill = self._fill(work.extent)
         compute = work.flops / (peak * fit.compute_fraction * fill)
-        memory = work.hbm_bytes / (self._bandwidth * fit.memory_fraction * fill)
+        num_bytes = work.weight_bytes + work.activation_bytes + work.kv_bytes / fill
+        memory = num_bytes / (self._bandwidth * fit.memory_fraction)
         overhead = fit.overhead_s * work.num_kernels
         if fit.overhead_per_item_s:
             overhead += fit.overhead_per_item_s * work.extent.get(_ITEMS.get(work.family, ""), 0.0)

@@ -1,6 +1,6 @@
 """The operators of one feed-forward block: dense (sharded by columns, then rows) or mixture of experts."""
 
-__all__ = ["dense_ffn_nodes"]
+__all__ = ["dense_ffn_nodes", "mlp_nodes"]
 
 from functools import partial
 

@@ -1,0 +1,143 @@
+"""Attention operators: flash against standard, decode against prefill, splits, latents."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.ops.attention_decode import attention_decode
+from perfmodel.ops.attention_prefill import Heads, flash_prefill, standard_prefill
+from perfmodel.ops.latent_attention import (
+    absorb,
+    expanded_heads,
+    index_decode,
+    index_prefill,
+    latent_decode,
+    latent_heads,
+    sparse_prefill,
+)
+from perfmodel.specs.model.architecture import Indexer, LatentAttention
+
+HEADS = Heads(32, 8, 128, 128, "bf16", 2.0, 2.0)
+DEEPSEEK = LatentAttention(128, 1536, 512, 128, 64, 128)
+PREFILLS = st.lists(st.tuples(st.integers(1, 500), st.integers(0, 500)), min_size=1, max_size=5).map(tuple)
+
+
+@given(PREFILLS)
+def test_flash_moves_fewer_bytes_than_standard(prefills):
+    flash, standard = flash_prefill(prefills, HEADS), standard_prefill(prefills, HEADS)
+    assert flash.hbm_bytes < standard.hbm_bytes
+    assert flash.flops <= standard.flops
+
+
+def test_standard_attention_moves_four_passes_over_the_scores():
+    """T = 2048, no cache: scores 32 heads x 2048^2; written, read by softmax, written, read: 4 x 2 B each."""
+    scores = 32 * 2048 * 2048
+    work = standard_prefill([(2048, 0)], HEADS)
+    inputs = 2048 * 32 * 256 * 2 + 2048 * 8 * 256 * 2
+    assert work.hbm_bytes == 4 * 2 * scores + inputs
+    assert work.flops == 4 * 128 * scores
+
+
+@given(PREFILLS)
+def test_flash_rereads_keys_in_sram_not_in_hbm(prefills):
+    work = flash_prefill(prefills, HEADS)
+    assert work.sram_bytes >= work.hbm_bytes
+
+
+@given(st.integers(0, 10_000), st.sampled_from([None, 100, 4096]))
+def test_a_decode_is_a_prefill_of_one_token(cached, window):
+    heads = replace(HEADS, window=window)
+    visible = min(cached + 1, window) if window else cached + 1
+    decode, prefill = attention_decode(1, visible, heads), flash_prefill([(1, cached)], heads)
+    assert decode.flops == prefill.flops
+    assert decode.hbm_bytes == prefill.hbm_bytes
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=6), st.sampled_from([None, 64, 1000]))
+def test_chunked_prefill_has_the_flops_of_the_whole(chunks, window):
+    heads = replace(HEADS, window=window)
+    cached, total = 0, 0.0
+    for chunk in chunks:
+        total += flash_prefill([(chunk, cached)], heads).flops
+        cached += chunk
+    assert total == flash_prefill([(cached, 0)], heads).flops
+
+
+def test_chunked_prefill_reads_the_cache_again():
+    """Chunks of c re-read what came before: sum of i c keys for i = 1 .. T/c, instead of T."""
+    whole = flash_prefill([(2048, 0)], HEADS).kv_bytes
+    chunks = sum(flash_prefill([(512, 512 * i)], HEADS).kv_bytes for i in range(4))
+    assert chunks == pytest.approx(whole * (1 + 2 + 3 + 4) / 4)
+
+
+def test_prefills_of_a_step_add_up():
+    together = flash_prefill([(100, 7), (900, 0)], HEADS)
+    apart = [flash_prefill([p], HEADS) for p in ((100, 7), (900, 0))]
+    assert together.flops == sum(work.flops for work in apart)
+    assert together.hbm_bytes == sum(work.hbm_bytes for work in apart)
+    assert together.num_kernels == 1
+
+
+def test_splits_fill_the_machine_only_when_asked():
+    """Flash-decoding's example: one sequence of 64k tokens, 2 KV heads: 2 thread blocks, or 2 x 256."""
+    heads = Heads(16, 2, 128, 128, "bf16", 2.0, 2.0)
+    split, whole = attention_decode(1, 65536, heads), attention_decode(1, 65536, heads, splits_kv=False)
+    assert whole.extent["ctas"] == split.extent["ctas"] == 2
+    assert (whole.extent["max_splits"], split.extent["max_splits"]) == (1, 256)
+    assert (whole.num_kernels, split.num_kernels) == (1, 2)
+    assert whole.hbm_bytes == split.hbm_bytes
+
+
+def test_nothing_to_do_launches_nothing():
+    heads = latent_heads(DEEPSEEK, 128, "bf16", 2.0, 2.0)
+    indexer = Indexer(64, 128, 2048)
+    works = [
+        flash_prefill((), HEADS),
+        standard_prefill((), HEADS),
+        attention_decode(0, 0, HEADS),
+        latent_decode(0, 0, heads),
+        sparse_prefill((), heads, 2048),
+        index_prefill((), indexer),
+        index_decode(0, 0, indexer),
+        absorb("absorb_query", 0, 128, 512, 128, "bf16", 2.0),
+    ]
+    assert all(work.num_kernels == 0 and work.flops == 0 and work.hbm_bytes == 0 for work in works)
+
+
+def test_latent_decode_by_hand():
+    """DeepSeek-V3, C = 1000 tokens in all: 2 C 128 (2 x 512 + 64) FLOPs; C x 576 x 2 B, whatever the heads."""
+    work = latent_decode(4, 1000, latent_heads(DEEPSEEK, 128, "bf16", 2.0, 2.0))
+    assert work.flops == 2 * 1000 * 128 * (2 * 512 + 64)
+    assert work.kv_bytes == 1000 * 576 * 2
+    fewer_heads = latent_decode(4, 1000, latent_heads(DEEPSEEK, 16, "bf16", 2.0, 2.0))
+    assert fewer_heads.kv_bytes == work.kv_bytes
+    assert fewer_heads.flops == work.flops / 8
+
+
+@pytest.mark.parametrize(("new_tokens", "absorbed_is_cheaper"), [(1, True), (128, True), (256, False), (2048, False)])
+def test_absorbed_and_expanded_attention_cross_over(new_tokens, absorbed_is_cheaper):
+    """Per head and cached token, expanding costs r_kv (n + v) once and n + r + v per query; absorbed attention
+    2 r_kv + r per query: equal at 512 x 256 / (1088 - 320) = 171 new tokens over a long context.
+    """
+    cached, heads = 200_000, 128
+    expand = 2 * (cached + new_tokens) * 512 * heads * (128 + 128)
+    expanded = expand + flash_prefill([(new_tokens, cached)], expanded_heads(DEEPSEEK, heads, "bf16", 2.0)).flops
+    absorbing = 2 * absorb("", new_tokens, heads, 512, 128, "bf16", 2.0).flops
+    latent = latent_heads(DEEPSEEK, heads, "bf16", 2.0, 2.0)
+    absorbed = absorbing + flash_prefill([(new_tokens, cached)], latent).flops
+    assert (absorbed < expanded) is absorbed_is_cheaper
+
+
+def test_sparse_prefill_is_dense_up_to_top_k_and_linear_beyond():
+    heads = latent_heads(DEEPSEEK, 128, "bf16", 2.0, 2.0)
+    assert sparse_prefill([(2048, 0)], heads, 2048).flops == flash_prefill([(2048, 0)], heads).flops
+    step = [sparse_prefill([(1000, p)], heads, 2048).flops for p in (10_000, 20_000)]
+    assert step[0] == step[1] == 1000 * 2048 * 2 * 128 * 1088
+
+
+def test_index_scores_by_hand():
+    """One prefill of 3 tokens: 1 + 2 + 3 pairs, 64 heads of 128, 2 FLOPs each."""
+    assert index_prefill([(3, 0)], Indexer(64, 128, 2048)).flops == 2 * 6 * 64 * 128
+    assert index_decode(2, 50, Indexer(64, 128, 2048)).flops == 2 * 50 * 64 * 128

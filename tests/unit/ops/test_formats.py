@@ -1,0 +1,48 @@
+"""Number formats as the operators see them."""
+
+import pytest
+
+from perfmodel.errors import SpecError
+from perfmodel.ops.formats import LinearFormat, linear_format, served_model
+from perfmodel.ops.gemm import gemm
+from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.model.cards import load_model
+
+
+def served(**engine):
+    return served_model(load_model("llama-3.1-8b"), EngineSpec(**engine))
+
+
+def test_default_engine_changes_nothing():
+    model = load_model("llama-3.1-8b")
+    assert served_model(model, EngineSpec()) is model
+
+
+def test_fp8_multiplies_at_its_rate_and_quantizes_activations():
+    form = linear_format(served(quantization="fp8"), "attention")
+    assert form == LinearFormat("fp8", 1.0, 1.0, 2.0, True)
+    assert linear_format(served(quantization="fp8"), "lm_head") == LinearFormat("bf16", 2.0, 2.0, 2.0)
+
+
+def test_weight_only_formats_multiply_at_the_dtype():
+    form = linear_format(served(quantization="awq"), "dense_ffn")
+    assert (form.rate, form.input_bytes, form.quantizes_input) == ("bf16", 2.0, False)
+    assert form.weight_bytes == pytest.approx(0.5 + 2 / 128)
+
+
+def test_quantizing_reads_two_bytes_and_writes_one():
+    form = linear_format(served(quantization="fp8"), "attention")
+    work = gemm("o_proj", 64, 4096, 4096, form)
+    assert work.weight_bytes == 4096 * 4096
+    assert work.activation_bytes == 64 * 4096 * (1 + 2 + 2 + 1)
+    assert work.num_kernels == 2
+
+
+def test_kv_cache_dtype_is_applied():
+    assert served(kv_cache_dtype="fp8_e4m3").quantization.kv_cache == "fp8"
+
+
+@pytest.mark.parametrize("engine", [{"quantization": "fp9"}, {"kv_cache_dtype": "fp9"}])
+def test_unknown_formats_are_named_with_their_neighbours(engine):
+    with pytest.raises(SpecError, match="fp8"):
+        served(**engine)

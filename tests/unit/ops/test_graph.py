@@ -1,0 +1,204 @@
+"""The step graph: what each node depends on, how parallelism cuts it, what fusing saves."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perfmodel.ops import BatchShape, Depends, build_graph, decode_shape
+from perfmodel.ops.sharding import stages
+from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.model.cards import list_models, load_model
+
+MODELS = [
+    "llama-3.1-8b",
+    "mixtral-8x7b",
+    "deepseek-v3",
+    "deepseek-v3.2",
+    "gpt-oss-120b",
+    "llama-4-scout",
+    "qwen3.5-27b",
+    "nemotron-3-nano-30b-a3b",
+    "opt-13b",
+]
+FIELDS = {
+    Depends.TOKENS: ("num_tokens",),
+    Depends.SAMPLES: ("num_samples",),
+    Depends.PREFILL: ("prefills",),
+    Depends.DECODE: ("num_decodes", "decode_context", "decode_windowed"),
+}
+PREFILLS = st.lists(st.tuples(st.integers(2, 3000), st.integers(0, 3000)), max_size=4).map(tuple)
+
+
+@st.composite
+def shapes(draw, num_spans=2):
+    """Any BatchShape, consistent or not: nodes must not care about fields that they do not name."""
+    num_decodes = draw(st.integers(0, 200))
+    context = num_decodes * draw(st.integers(1, 5000))
+    windowed = tuple(num_decodes * draw(st.integers(1, 5000)) for _ in range(num_spans))
+    counts = draw(st.integers(1, 5000)), draw(st.integers(1, 300))
+    return BatchShape(*counts, draw(PREFILLS), num_decodes, context, windowed)
+
+
+def graph_of(name, **engine):
+    return build_graph(load_model(name), EngineSpec(**engine))
+
+
+def totals(graph, shape, attribute="flops"):
+    return {n.name: n.count * getattr(n.work(shape), attribute) for n in graph.nodes}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(first=shapes(), second=shapes(), pp=st.sampled_from([1, 2]))
+def test_nodes_depend_only_on_the_fields_they_name(name, first, second, pp):
+    for node in graph_of(name, tensor_parallel_size=2, pipeline_parallel_size=pp).nodes:
+        kept = {field: getattr(first, field) for field in FIELDS[node.depends]}
+        one, other = node.work(first), node.work(replace(second, **kept))
+        assert one == other, node.name
+        assert one.extent == other.extent, node.name
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_card_has_a_graph_of_distinctly_named_nodes(name):
+    model = load_model(name)
+    graph = build_graph(model, EngineSpec(tensor_parallel_size=2))
+    names = [node.name for node in graph.nodes]
+    assert len(names) == len(set(names))
+    shape = decode_shape(8, 1000, model.attention_spans)
+    assert all(node.work(shape).flops >= 0 for node in graph.nodes)
+    assert sum(len(nodes) for nodes in graph.by_depends.values()) == len(names)
+
+
+def test_equal_layers_share_their_nodes():
+    assert len(graph_of("llama-3.1-405b").nodes) == len(graph_of("llama-3.1-8b").nodes)
+    assert len(graph_of("llama-3.1-405b").nodes) < 20
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b"])
+@given(shape=shapes(0))
+@settings(max_examples=20)
+def test_two_tensor_parallel_ranks_do_half_each(name, shape):
+    one, two = totals(graph_of(name), shape), totals(graph_of(name, tensor_parallel_size=2), shape)
+    replicated = {"input_norm", "post_attention_norm", "final_norm", "router", "topk", "sample"}
+    for operator, flops in one.items():
+        assert two[operator] == pytest.approx(flops if operator in replicated else flops / 2), operator
+
+
+def test_tensor_parallel_messages():
+    """Two all-reduces a layer and the embedding's, each of n d b bytes, and the logits of the samples."""
+    graph = graph_of("llama-3.1-8b", tensor_parallel_size=4)
+    shape = decode_shape(16, 100)
+    messages = {n.name: (n.count, n.work(shape).message) for n in graph.nodes if n.work(shape).message}
+    reduces = {name: found for name, found in messages.items() if found[1].kind == "all_reduce"}
+    assert sum(count for count, _ in reduces.values()) == 2 * 32 + 1
+    assert all(message.bytes_ == 16 * 4096 * 2 and message.num_ranks == 4 for _, message in reduces.values())
+    assert messages["logits_all_gather"][1].bytes_ == 16 * 128256 * 2
+
+
+def test_kv_heads_are_replicated_beyond_their_number():
+    """Llama-3.1-8B has 8 KV heads: 16 ranks read as much KV each as 8 do."""
+    shape = decode_shape(8, 1000)
+    eight, sixteen = (
+        totals(graph_of("llama-3.1-8b", tensor_parallel_size=tp), shape, "kv_bytes") for tp in (8, 16)
+    )
+    assert eight["attention_decode"] == sixteen["attention_decode"] == 32 * 8000 * 1 * 256 * 2
+
+
+@pytest.mark.parametrize("ep", [True, False])
+def test_experts_over_data_parallel_ranks_conserve_work(ep):
+    """Four ranks of n tokens each do together what one device does with 4 n."""
+    shape = decode_shape(64, 100)
+    four = totals(graph_of("mixtral-8x7b", data_parallel_size=4, enable_expert_parallel=ep), shape)
+    alone = totals(graph_of("mixtral-8x7b"), decode_shape(256, 100))
+    assert 4 * four["experts"] == pytest.approx(alone["experts"])
+    assert 4 * four["qkv_proj"] == pytest.approx(alone["qkv_proj"])
+
+
+def test_expert_parallel_messages():
+    """Without data parallelism tokens are everywhere: an all-reduce. With it they travel, and back."""
+    shape = decode_shape(64, 100)
+
+    def kinds(**engine):
+        nodes = graph_of("mixtral-8x7b", **engine).nodes
+        return [n.work(shape).message.kind for n in nodes if n.work(shape).message and n.name.startswith("moe")]
+
+    assert kinds(tensor_parallel_size=4, enable_expert_parallel=True) == ["all_reduce"]
+    assert kinds(data_parallel_size=4, enable_expert_parallel=True) == ["all_to_all", "all_to_all"]
+    assert kinds(data_parallel_size=4) == ["all_gather", "reduce_scatter"]
+    both = kinds(tensor_parallel_size=2, data_parallel_size=2, enable_expert_parallel=True)
+    assert both == ["all_to_all", "all_to_all", "all_gather"]
+
+
+def test_pipeline_stages_work_on_microbatches():
+    """p stages at B/p: the FLOPs of the whole batch over p devices, weights read p times, p messages."""
+    shape = decode_shape(64, 1000)
+    one, two = graph_of("llama-3.1-8b"), graph_of("llama-3.1-8b", pipeline_parallel_size=2)
+    assert totals(two, shape)["qkv_proj"] * 2 == totals(one, shape)["qkv_proj"]
+    assert totals(two, shape)["attention_decode"] * 2 == totals(one, shape)["attention_decode"]
+    weights = totals(one, shape, "weight_bytes"), totals(two, shape, "weight_bytes")
+    assert weights[0]["qkv_proj"] == weights[1]["qkv_proj"]
+    sends = next(node for node in two.nodes if node.name == "send_recv")
+    assert sends.count == 2
+    assert sends.work(shape).message.bytes_ == 32 * 4096 * 2
+
+
+@given(PREFILLS)
+def test_pipeline_shares_out_prefills(prefills):
+    shape = BatchShape(1, 1, prefills)
+    one, two = graph_of("llama-3.1-8b"), graph_of("llama-3.1-8b", pipeline_parallel_size=2)
+    assert totals(two, shape)["attention_prefill"] * 2 == totals(one, shape)["attention_prefill"]
+
+
+@pytest.mark.parametrize(("layers", "p", "sizes"), [(32, 2, [16, 16]), (61, 4, [15, 15, 16, 15]), (3, 4, [1, 1, 1, 0])])
+def test_stages_give_the_remainder_to_those_before_the_last(layers, p, sizes):
+    assert [len(stage) for stage in stages(layers, p)] == sizes
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fusing_saves_kernels_and_bytes_but_no_matrix_flops(name):
+    model = load_model(name)
+    shape = replace(decode_shape(8, 1000, model.attention_spans), prefills=((512, 0),), num_tokens=520)
+    fused, unfused = (build_graph(model, EngineSpec(fused_kernels=on)) for on in (True, False))
+
+    def total(graph, value, families=("gemm", "moe")):
+        works = [(n.count, n.work(shape)) for n in graph.nodes]
+        return sum(count * value(work) for count, work in works if families is None or work.family in families)
+
+    assert total(fused, lambda w: w.flops) == pytest.approx(total(unfused, lambda w: w.flops))
+    assert total(fused, lambda w: w.num_kernels, None) < total(unfused, lambda w: w.num_kernels, None)
+    assert total(fused, lambda w: w.hbm_bytes, None) < total(unfused, lambda w: w.hbm_bytes, None)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_mixed_step_has_the_flops_of_its_parts(name):
+    model = load_model(name)
+    graph = build_graph(model)
+    decodes = decode_shape(32, 700, model.attention_spans)
+    prefill = BatchShape(512, 1, ((512, 100),), decode_windowed=(0,) * len(model.attention_spans))
+    mixed = replace(decodes, num_tokens=544, num_samples=33, prefills=prefill.prefills)
+    together = sum(totals(graph, mixed).values())
+    apart = sum(totals(graph, decodes).values()) + sum(totals(graph, prefill).values())
+    assert together == pytest.approx(apart)
+
+
+def test_sampling_follows_the_card_unless_told():
+    shape = decode_shape(10, 10)
+
+    def sampled(**options):
+        graph = build_graph(replace(load_model("llama-3.1-8b"), sampling="top_p"), **options)
+        return next(n.work(shape).hbm_bytes for n in graph.nodes if n.name == "sample") / (10 * 128256)
+
+    assert sampled() == 460
+    assert sampled(sampling="greedy") == 10
+    assert sampled(bytes_per_logit=300.0) == 300
+
+
+def test_windowed_layers_read_their_window_only():
+    """gpt-oss: half the layers see 128 tokens; each kind has its own node."""
+    model = load_model("gpt-oss-120b")
+    graph = build_graph(model)
+    bytes_of = totals(graph, decode_shape(4, 5000, model.attention_spans), "kv_bytes")
+    full, window = bytes_of["attention_decode@full"], bytes_of["attention_decode@window_128"]
+    assert full / window == pytest.approx(5000 / 128)

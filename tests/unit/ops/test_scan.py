@@ -1,0 +1,59 @@
+"""Recurrent mixers: counts by hand, and the laws they obey."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.ops.scan import chunked_delta_rule, chunked_ssd, selective_scan, state_update
+from perfmodel.ops.scan_layer import conv_channels, state_shape
+from perfmodel.specs.model.architecture import GatedDeltaNet, Mamba
+
+DELTA = GatedDeltaNet(16, 32, 128, 128, 4)  # Qwen3-Next
+MAMBA2 = Mamba(128, 64, 128, 8, 4, chunk_size=256)
+MAMBA1 = Mamba(8192, 1, 16, 1, 4, dt_rank=256)
+
+
+def state(mixer, tp=1):
+    return state_shape(mixer, tp, "bf16", 2.0)
+
+
+def test_state_update_by_hand():
+    """Qwen3-Next: 32 heads of 128 x 128 in fp32, read and written, 7 FLOPs each, per sequence."""
+    work = state_update(3, state(DELTA))
+    assert work.kv_bytes == 3 * 32 * 128 * 128 * 8
+    assert work.flops == 3 * 32 * 128 * 128 * 7
+
+
+def test_chunked_ssd_by_hand():
+    """Per token: 2 x 256 x (128 x 8 groups + 64 x 128 heads) + 4 x 128 x 64 x 128."""
+    per_token = 2 * 256 * (128 * 8 + 64 * 128) + 4 * 128 * 64 * 128
+    assert chunked_ssd([(1000, 0)], state(MAMBA2), 256).flops == 1000 * per_token
+
+
+def test_chunked_delta_rule_by_hand():
+    """Per token and head: 2 x 64 (3 x 128 + 2 x 128) + 64^2 + 6 x 128 x 128."""
+    per_head = 2 * 64 * 5 * 128 + 64 * 64 + 6 * 128 * 128
+    assert chunked_delta_rule([(640, 0)], state(DELTA)).flops == 640 * 32 * per_head
+
+
+@given(st.integers(1, 2000), st.integers(1, 2000))
+def test_scans_are_linear_in_tokens_and_blind_to_the_context(tokens, cached):
+    for scan in (chunked_delta_rule, selective_scan):
+        assert scan([(tokens, cached)], state(DELTA)) == scan([(tokens, 0)], state(DELTA))
+        assert scan([(2 * tokens, 0)], state(DELTA)).flops == 2 * scan([(tokens, 0)], state(DELTA)).flops
+
+
+@pytest.mark.parametrize("mixer", [DELTA, MAMBA2, MAMBA1])
+def test_two_devices_hold_half_the_state_each(mixer):
+    assert state(mixer, 2).state_elements * 2 == state(mixer).state_elements
+
+
+def test_convolution_runs_over_the_inputs_of_the_scan():
+    assert conv_channels(DELTA, state(DELTA)) == 2 * 16 * 128 + 32 * 128
+    assert conv_channels(MAMBA2, state(MAMBA2)) == 128 * 64 + 2 * 8 * 128
+    assert conv_channels(MAMBA1, state(MAMBA1)) == 8192
+
+
+def test_nothing_to_scan_launches_nothing():
+    assert chunked_ssd((), state(MAMBA2), 256).num_kernels == 0
+    assert state_update(0, state(MAMBA2)).num_kernels == 0
