@@ -89,9 +89,11 @@ def weights(
     if is_first:
         add("embedding", table + model.num_learned_positions * model.hidden_size)
     if is_last:
-        add("norms", model.hidden_size)
+        add("norms", model.hidden_size * (2 if model.norm_bias else 1))
         if not (model.tie_word_embeddings and is_first):
             add("lm_head", table)
+        if model.lm_head_bias:
+            add("lm_head", shard.columns(model.vocab_size))
     for layer in stage:
         for component, params in layer_parameters(model, shard_layer(layer, shard)).items():
             if component == "router" and isinstance(layer.ffn, MoEFFN):

@@ -100,9 +100,7 @@ def test_tensor_parallel_messages():
 def test_kv_heads_are_replicated_beyond_their_number():
     """Llama-3.1-8B has 8 KV heads: 16 ranks read as much KV each as 8 do."""
     shape = decode_shape(8, 1000)
-    eight, sixteen = (
-        totals(graph_of("llama-3.1-8b", tensor_parallel_size=tp), shape, "kv_bytes") for tp in (8, 16)
-    )
+    eight, sixteen = (totals(graph_of("llama-3.1-8b", tensor_parallel_size=tp), shape, "kv_bytes") for tp in (8, 16))
     assert eight["attention_decode"] == sixteen["attention_decode"] == 32 * 8000 * 1 * 256 * 2
 
 

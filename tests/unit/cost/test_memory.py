@@ -1,0 +1,138 @@
+"""The memory plan against what vLLM reported, and its own arithmetic."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.cost import plan_memory
+from perfmodel.cost.memory import smallest_fitting_tp
+from perfmodel.errors import DoesNotFitError
+from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.model.cards import list_models, load_model
+from perfmodel.specs.model.params import weight_bytes
+from perfmodel.specs.scenario_file import load_hardware
+
+
+def plan(model, hardware="h100-sxm-80gb", **engine):
+    return plan_memory(load_model(model), load_hardware(hardware), EngineSpec(**engine))
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "tp", "blocks"),
+    [
+        ("llama-2-7b", "h100-sxm-80gb", 1, 7463),
+        ("llama-3.1-70b", "h100-sxm-80gb", 4, 30425),
+        ("mistral-nemo", "h100-sxm-80gb", 1, 19251),
+        ("llama-3.1-8b", "rtx-4090", 1, 2588),
+    ],
+)
+def test_kv_blocks_as_vllm_sized_them(model, hardware, tp, blocks):
+    """KV blocks that vLLM 0.15 logged in served runs, at its default arguments."""
+    assert plan(model, hardware, tensor_parallel_size=tp).num_kv_blocks == pytest.approx(blocks, rel=0.02)
+
+
+def test_llama_2_7b_by_hand():
+    """13.48 GB of weights; 2 x 32 x 128 x 2 B x 32 layers = 512 KiB a token, 8 MiB a block of 16."""
+    found = plan("llama-2-7b")
+    assert found.weight_bytes == pytest.approx(6_738_415_616 * 2)
+    assert found.kv_bytes_per_token == 524_288
+    left = found.usable_bytes - found.weight_bytes - found.activation_bytes - found.reserve_bytes
+    assert found.num_kv_blocks == int(left // (16 * 524_288))
+    assert found.max_tokens == 16 * found.num_kv_blocks
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_one_device_would_hold_all_weights(name):
+    """The sharded architecture at one device has the parameters of the model, component by component."""
+    model = load_model(name)
+    expected = {component: size for component, size in weight_bytes(model).items() if size}
+    everything = load_hardware("b300-sxm")
+    memory = everything.declared.memory[0].model_copy(update={"capacity_bytes": 1e13, "visible_bytes": 1e13})
+    declared = everything.declared.model_copy(update={"memory": (memory, *everything.declared.memory[1:])})
+    found = plan_memory(model, everything.model_copy(update={"declared": declared})).weights
+    other = found.pop("other", 0.0)
+    assert other == pytest.approx(model.extra_params * 2)
+    assert {name: size for name, size in found.items() if size} == pytest.approx(expected, rel=1e-3)
+
+
+def test_tensor_parallelism_shares_weights_and_heads():
+    one, four = (plan("llama-3.1-8b", tensor_parallel_size=tp) for tp in (1, 4))
+    assert four.weight_bytes == pytest.approx(one.weight_bytes / 4, rel=0.01)
+    assert four.kv_bytes_per_token == one.kv_bytes_per_token / 4
+
+
+def test_latents_are_on_every_rank():
+    assert plan("deepseek-v3", "h200-sxm", tensor_parallel_size=8).kv_bytes_per_token == 70_272
+
+
+def test_pipeline_stages_hold_their_layers():
+    one, two = (plan("llama-3.1-70b", "mi300x", pipeline_parallel_size=pp) for pp in (1, 2))
+    assert two.kv_bytes_per_token == one.kv_bytes_per_token / 2
+    assert two.weight_bytes == pytest.approx(one.weight_bytes / 2, rel=0.01)
+
+
+def test_experts_are_shared_out_over_data_parallel_ranks():
+    engine = {"tensor_parallel_size": 1, "data_parallel_size": 8}
+    cut = plan("mixtral-8x7b", **engine)
+    whole = plan("mixtral-8x7b", **engine, enable_expert_parallel=True)
+    assert cut.weights["experts"] == whole.weights["experts"] == pytest.approx(8 * 32 * 3 * 4096 * 14336 * 2 / 8)
+    assert cut.weights["attention"] == 32 * 41_943_040 * 2
+
+
+def test_recurrent_states_are_reserved_for_all_sequences():
+    """Nemotron-3 Nano: 23 Mamba layers of 64 heads x 64 x 128 in fp32 and windows of 3 x 6144 in bf16."""
+    found = plan("nemotron-3-nano-30b-a3b", "h200-sxm", max_num_seqs=100)
+    assert found.state_bytes_per_sequence == 23 * (64 * 64 * 128 * 4 + 3 * 6144 * 2)
+    assert found.state_bytes == 100 * found.state_bytes_per_sequence
+    assert found.max_batch(16) == 100
+
+
+def test_fp8_caches_hold_twice_the_tokens():
+    half, whole = (plan("llama-3.1-8b", kv_cache_dtype=dtype) for dtype in ("fp8", "auto"))
+    assert half.max_tokens == pytest.approx(2 * whole.max_tokens, rel=0.001)
+
+
+def test_an_override_is_taken_as_it_is():
+    assert plan("llama-3.1-8b", num_gpu_blocks_override=77).num_kv_blocks == 77
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 100_000), st.sampled_from([8, 16, 32]))
+def test_largest_batch_and_context_fit_and_one_more_does_not(context, block_size):
+    found = plan("llama-3.1-8b", block_size=block_size)
+    blocks = -(-context // block_size)
+    batch = found.max_batch(context)
+    assert batch * blocks <= found.num_kv_blocks < (batch + 1) * blocks
+    if batch:
+        longest = found.max_context(batch)
+        assert longest >= context // block_size * block_size
+        assert batch * -(-(longest + 1) // block_size) > found.num_kv_blocks
+
+
+def test_a_model_that_does_not_fit_says_what_would():
+    with pytest.raises(DoesNotFitError) as error:
+        plan("llama-3.1-405b", "h200-sxm")
+    text = str(error.value)
+    assert text.startswith("h200-sxm has 141.0 GB")
+    assert "the weights need 811.7 GB per device at tensor_parallel_size=1. Smallest that fits: 8." in text
+    assert plan("llama-3.1-405b", "h200-sxm", tensor_parallel_size=8).num_kv_blocks > 0
+    with pytest.raises(DoesNotFitError):
+        plan("llama-3.1-405b", "h200-sxm", tensor_parallel_size=4)
+
+
+def test_a_model_that_fits_nowhere_says_so():
+    with pytest.raises(DoesNotFitError, match="No tensor_parallel_size up to 64 fits"):
+        plan("kimi-k2", "t4")
+    assert smallest_fitting_tp(load_model("kimi-k2"), load_hardware("t4"), EngineSpec()) is None
+
+
+def test_weights_that_leave_no_block_name_the_rest():
+    with pytest.raises(DoesNotFitError, match="weights, activations and one KV block need"):
+        plan("llama-3.1-8b", "h100-sxm-80gb", gpu_memory_utilization=0.195)
+
+
+def test_the_plan_prints_its_layout():
+    text = str(plan("llama-2-7b"))
+    assert "llama-2-7b on 1 x h100-sxm-80gb" in text
+    assert "dense ffn" in text
+    assert "524,288 B per token" in text
