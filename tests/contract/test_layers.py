@@ -7,12 +7,13 @@ BELOW = {
     "specs": {"errors"},
     "ops": {"specs", "errors"},
     "cost": {"ops", "specs", "errors"},
+    "calibrate": {"cost", "ops", "specs", "errors"},
     "engine": {"errors"},
     "sim": {"engine", "cost", "ops", "specs", "errors"},
     "plan": {"sim", "engine", "cost", "ops", "specs", "errors"},
     "report": {"plan", "sim", "engine", "cost", "ops", "specs", "errors"},
-    "validate": {"report", "plan", "sim", "engine", "cost", "ops", "specs", "errors"},
-    "cli": {"validate", "report", "plan", "sim", "engine", "cost", "ops", "specs", "errors"},
+    "validate": {"calibrate", "report", "plan", "sim", "engine", "cost", "ops", "specs", "errors"},
+    "cli": {"validate", "calibrate", "report", "plan", "sim", "engine", "cost", "ops", "specs", "errors"},
 }
 # Third parties that only some rooms may use.
 HOMES = {

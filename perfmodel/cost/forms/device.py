@@ -1,0 +1,43 @@
+"""`DeviceFacts`: the declared figures that physical forms scale with."""
+
+__all__ = ["DeviceFacts"]
+
+from dataclasses import dataclass
+
+from perfmodel.cost.rates import peak_flops_per_s
+from perfmodel.specs.hardware import HardwareSpec
+
+# Cache to assume where a file declares none: forms only ask whether something fits in it.
+_SMALLEST_L2_BYTES = 4e6
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """Declared peaks of one device, ready to divide by.
+
+    bandwidth: of the outermost memory, byte/s; link_bandwidth: one way, to sibling devices, byte/s (0 without a link)
+    """
+
+    hardware: HardwareSpec
+    compute_units: int
+    clock_hz: float
+    bandwidth: float
+    l2_bytes: float
+    link_bandwidth: float
+
+    @classmethod
+    def of(cls, hardware: HardwareSpec) -> "DeviceFacts":
+        declared, link = hardware.declared, hardware.scale_up_link
+        l2 = hardware.level("l2")
+        return cls(
+            hardware=hardware,
+            compute_units=declared.compute_units,
+            clock_hz=declared.clock_hz,
+            bandwidth=hardware.memory_bandwidth,
+            l2_bytes=l2.capacity_bytes if l2 else _SMALLEST_L2_BYTES,
+            link_bandwidth=link.bandwidth_bytes_per_s if link else 0.0,
+        )
+
+    def peak(self, rate: str) -> float:
+        """Dense FLOP/s of a number format, or of what it falls back to."""
+        return peak_flops_per_s(self.hardware, rate)

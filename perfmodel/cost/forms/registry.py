@@ -1,0 +1,34 @@
+"""All forms: what a calibration's `families` may hold, and how each is timed.
+
+To add a form, write its file, add its fit to `FormFit` and its function to `_TIMES`.
+"""
+
+__all__ = ["FormFit", "time_work"]
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Tag
+
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.operator_time import OperatorTime
+from perfmodel.cost.forms.roofline import FamilyFit, roofline_time
+from perfmodel.ops.work import Work
+
+
+def _form(value: Any) -> str:
+    """A fit without a `form` is a roofline."""
+    form = value.get("form", "roofline") if isinstance(value, dict) else getattr(value, "form", "roofline")
+    return str(form)
+
+
+FormFit = Annotated[Annotated[FamilyFit, Tag("roofline")], Discriminator(_form)]
+
+_TIMES: dict[str, Callable[[Work, Any, DeviceFacts], OperatorTime]] = {
+    "roofline": roofline_time,
+}
+
+
+def time_work(work: Work, fit: FormFit, device: DeviceFacts) -> OperatorTime:
+    """How long one run of `work` takes under `fit`."""
+    return _TIMES[fit.form](work, fit, device)

@@ -1,0 +1,72 @@
+"""The roofline with what it leaves out: the form of the datasheet, and of families that nobody measured closely.
+
+    t = overhead_s * kernels + overhead_per_item_s * items + knee(FLOPs / (compute_fraction * peak),
+                                                                bytes / (memory_fraction * bandwidth))
+    knee(a, b) = (a**p + b**p) ** (1/p);  p = None is the hard maximum of the roofline, p = 1 the sum
+
+Items are what the family counts beside kernels: sequences for attention, distinct experts for mixtures of experts.
+A kernel of fewer thread blocks than the device has compute units reaches only that share of the tensor rate and of the
+bandwidth for its KV (extents `ctas` and `max_splits`).
+"""
+
+__all__ = ["FamilyFit", "knee", "roofline_time"]
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat
+
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
+from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.cost.links import collective_time, link_for
+from perfmodel.ops.work import Work
+from perfmodel.specs.base import Spec
+
+_ITEMS = {"attention_prefill": "seqs", "attention_decode": "seqs", "moe": "distinct_experts"}
+
+
+class FamilyFit(Spec):
+    """How well one operator family uses the hardware. Fractions are of the declared peaks, in (0, 1]."""
+
+    form: Literal["roofline"] = "roofline"
+    compute_fraction: float = Field(default=1.0, gt=0, le=1)
+    memory_fraction: float = Field(default=1.0, gt=0, le=1)
+    overhead_s: NonNegativeFloat = 0.0  # per kernel
+    overhead_per_item_s: NonNegativeFloat = 0.0
+    knee: float | None = Field(default=None, ge=1)
+    residuals: Residuals = Residuals()
+
+
+def roofline_time(work: Work, fit: FamilyFit, device: DeviceFacts) -> OperatorTime:
+    """How long one run of `work` takes."""
+    fill = _fill(work.extent, device.compute_units)
+    compute = work.flops / (device.peak(work.rate) * fit.compute_fraction * fill)
+    num_bytes = work.weight_bytes + work.activation_bytes + work.kv_bytes / fill
+    memory = num_bytes / (device.bandwidth * fit.memory_fraction)
+    overhead = fit.overhead_s * work.num_kernels
+    if fit.overhead_per_item_s:
+        overhead += fit.overhead_per_item_s * work.extent.get(_ITEMS.get(work.family, ""), 0.0)
+    communication = 0.0
+    if work.message is not None:
+        link = link_for(device.hardware, work.message.num_ranks)
+        communication = collective_time(work.message, link, fit.memory_fraction)
+    duration = overhead + communication + knee(compute, memory, fit.knee)
+    bound = bound_of(compute, memory, communication, overhead)
+    return OperatorTime(duration, compute, memory, communication, overhead, bound)
+
+
+def _fill(extent: dict[str, float], compute_units: int) -> float:
+    """The share of compute units that the kernel's thread blocks, split if they may be, can occupy."""
+    ctas = extent.get("ctas")
+    if not ctas:
+        return 1.0
+    return min(1.0, ctas * extent.get("max_splits", 1.0) / compute_units)
+
+
+def knee(compute: float, memory: float, p: float | None) -> float:
+    """(a**p + b**p) ** (1/p), the smoothed maximum; the hard one for p = None."""
+    if p is None or compute == 0.0 or memory == 0.0:
+        return max(compute, memory)
+    high, low = max(compute, memory), min(compute, memory)
+    ratio: float = (1.0 + (low / high) ** p) ** (1.0 / p)
+    return high * ratio
