@@ -52,6 +52,9 @@ def cases(draw: st.DrawFn, max_requests: int = 25) -> Case:
         batching=draw(st.sampled_from(sorted(DISCIPLINES))),
         scheduling_policy=draw(st.sampled_from(sorted(POLICIES))),
         batch_timeout=draw(st.sampled_from([0, 50])),
+        prefill_exclusive=draw(st.sampled_from([False, False, True])),
+        reserves_output=draw(st.sampled_from([False, False, True])),
+        poll_every=draw(st.sampled_from([1, 1, 5])),
         spans=draw(st.sampled_from([(), (8,), (8, 20)])),
     )
     gaps = draw(st.lists(st.sampled_from([0, 0, 1, 10, 100, 1000]), min_size=1, max_size=max_requests))

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 class SchedulerConfig:
     """Names and meanings of vLLM's engine arguments; see `perfmodel.specs.EngineSpec`.
 
+    prefill_exclusive: a step computes prompts or decodes, prompts first (SGLang); else both together (vLLM, TRT-LLM)
+    reserves_output:  a request is admitted with blocks for its whole answer, so it is never preempted (TRT-LLM)
+    poll_every:       arrivals are looked at every so many steps while the engine is busy (SGLang's receive interval)
     spans:            the model's limits on how far a query sees; plans sum the decodes' context under each
     record_positions: plans carry the token positions and block tables that a backend with real tensors needs
     """
@@ -22,5 +25,8 @@ class SchedulerConfig:
     scheduling_policy: str = "fcfs"
     batching: str = "continuous"
     batch_timeout: int = 0
+    prefill_exclusive: bool = False
+    reserves_output: bool = False
+    poll_every: int = 1
     spans: tuple[int, ...] = ()
     record_positions: bool = False

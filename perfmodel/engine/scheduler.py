@@ -91,12 +91,19 @@ class Scheduler:
 
     def plan(self, now: int) -> StepPlan:
         """The next step at time `now`; an empty plan when nothing can run."""
-        plan = StepPlan(self._next_index)
-        budget = self._grant_running(plan, self._budget)
-        if self._waiting and not plan.preempted and self._may_join(now):
+        plan, budget = StepPlan(self._next_index), self._budget
+        is_polled = plan.index % self.config.poll_every == 0 or not self.running
+        exclusive = self.config.prefill_exclusive
+        budget = self._grant_running(plan, budget, decodes=not exclusive)
+        if is_polled and self._waiting and not plan.preempted and self._may_join(now):
             self._admit(plan, budget, now)
+        if exclusive:
+            if plan:
+                plan.is_complete = False  # decodes stand still while prompts are computed
+            else:
+                self._grant_running(plan, budget)
         self._sum_contexts(plan)
-        self._may_admit = False
+        self._may_admit = not is_polled and bool(self._waiting)
         if plan:
             self._next_index += 1
         return plan
@@ -110,9 +117,12 @@ class Scheduler:
     def _oldest_arrival(self) -> int:
         return min(request.arrival for _, request in self._waiting)
 
-    def _grant_running(self, plan: StepPlan, budget: int) -> int:
-        """Grant the running requests their next tokens, in order; returns what is left of the budget."""
-        index, block_size, decodes = plan.index, self.blocks.block_size, plan.decodes
+    def _grant_running(self, plan: StepPlan, budget: int, decodes: bool = True) -> int:
+        """Grant the running requests their next tokens, in order; returns what is left of the budget.
+
+        Without `decodes`, only prompts (and sequences to recompute) are continued.
+        """
+        index, block_size, granted = plan.index, self.blocks.block_size, plan.decodes
         running = RequestStatus.RUNNING
         for request in tuple(self.running):
             promised = request.num_promised_tokens
@@ -120,6 +130,8 @@ class Scheduler:
                 continue  # its last token is in flight, or it was preempted a moment ago
             computed = request.num_computed_tokens
             missing = request.num_prompt_tokens + promised - computed
+            if missing == 1 and not decodes:
+                continue
             if budget <= 0:
                 plan.is_complete = False
                 continue
@@ -135,7 +147,7 @@ class Scheduler:
             if missing == 1 and computed + 1 == request.num_prompt_tokens + promised:
                 request.num_computed_tokens = computed + 1
                 request.num_promised_tokens = promised + 1
-                decodes.append(request)
+                granted.append(request)
                 if not promised or request.last_step != index - 1:
                     plan.resumed.append(request)
                 request.last_step = index
@@ -224,7 +236,7 @@ class Scheduler:
                 break
             if missing > 1:
                 missing = self._chunk(missing, budget)
-            reserved = config.max_model_len if self._discipline.reserves_all else num_cached + missing
+            reserved = self._reservation(request, num_cached + missing)
             if not blocks.can_allocate(request, reserved, cached):
                 break
             heapq.heappop(self._waiting)
@@ -246,6 +258,14 @@ class Scheduler:
                 plan.resumed.append(request)
             else:
                 self._grant_chunk(request, missing, plan)
+
+    def _reservation(self, request: Request, needed: int) -> int:
+        """Tokens that a request is given blocks for when it joins; `needed` now."""
+        if self._discipline.reserves_all:
+            return self.config.max_model_len
+        if self.config.reserves_output:
+            return request.num_prompt_tokens + request.max_output_tokens - 1
+        return needed
 
     def _sum_contexts(self, plan: StepPlan) -> None:
         decodes = plan.decodes
@@ -311,9 +331,9 @@ class Scheduler:
         decodes = plan.decodes
         if not decodes or plan.chunks or plan.resumed or plan.preempted or not plan.is_complete:
             return 0
-        if self._may_admit and self._waiting:
-            return 0
         repeats = min([request.max_output_tokens - request.num_promised_tokens for request in decodes])
+        if self._may_admit and self._waiting:  # up to the plan in which they are looked at
+            repeats = min(repeats, -self._next_index % self.config.poll_every)
         num_free, block_size = self.blocks.num_free, self.blocks.block_size
         if -(-repeats // block_size) * len(decodes) > num_free:
             repeats = num_free // len(decodes) * block_size

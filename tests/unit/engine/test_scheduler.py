@@ -160,6 +160,36 @@ def test_asynchronously_a_finished_request_holds_its_blocks_one_plan_longer() ->
         assert seen == steps
 
 
+def test_exclusive_prefill_lets_decodes_wait_while_prompts_are_computed() -> None:
+    """SGLang: a step is all prompts or all decodes, prompts first, in chunks of the budget."""
+    engine = scheduler(prefill_exclusive=True)
+    engine.add(Request(0, 0, 10, 4))
+    assert turn(engine, 0) == {0: 10}
+    assert turn(engine, 1) == {0: 1}
+    engine.add(Request(1, 1, 30, 2))
+    assert [turn(engine, now) for now in range(2, 6)] == [{1: 16}, {1: 14}, {0: 1, 1: 1}, {0: 1}]
+
+
+def test_reserving_the_answer_admits_fewer_and_never_preempts() -> None:
+    """TRT-LLM's guaranteed no-evict: 6 + 10 - 1 tokens take 4 blocks of the 4, so the second request waits."""
+    engine = scheduler(num_blocks=4, reserves_output=True)
+    engine.add(Request(0, 0, 6, 10))
+    engine.add(Request(1, 0, 6, 10))
+    assert turn(engine, 0) == {0: 6}
+    for now in range(1, 10):
+        assert turn(engine, now) == {0: 1}
+    assert turn(engine, 10) == {1: 6}
+    assert engine.num_preemptions == 0
+
+
+def test_arrivals_are_polled_every_so_many_steps_unless_the_engine_is_idle() -> None:
+    engine = scheduler(poll_every=4)
+    engine.add(Request(0, 0, 4, 20))
+    assert turn(engine, 0) == {0: 4}
+    engine.add(Request(1, 1, 4, 2))
+    assert [turn(engine, now) for now in range(1, 5)] == [{0: 1}, {0: 1}, {0: 1}, {0: 1, 1: 4}]
+
+
 def test_fingerprints_tell_plans_apart() -> None:
     first, second = scheduler(), scheduler()
     for engine, length in ((first, 10), (second, 11)):
