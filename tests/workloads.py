@@ -52,6 +52,7 @@ def cases(draw: st.DrawFn, max_requests: int = 25) -> Case:
         batching=draw(st.sampled_from(sorted(DISCIPLINES))),
         scheduling_policy=draw(st.sampled_from(sorted(POLICIES))),
         batch_timeout=draw(st.sampled_from([0, 50])),
+        scheduler_reserve_full_isl=draw(st.booleans()),
         prefill_exclusive=draw(st.sampled_from([False, False, True])),
         reserves_output=draw(st.sampled_from([False, False, True])),
         poll_every=draw(st.sampled_from([1, 1, 5])),

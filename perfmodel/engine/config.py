@@ -9,6 +9,8 @@ from dataclasses import dataclass
 class SchedulerConfig:
     """Names and meanings of vLLM's engine arguments; see `perfmodel.specs.EngineSpec`.
 
+    scheduler_reserve_full_isl: a request is admitted only when blocks for all its known tokens are free, not just for
+                      its first chunk; it is not given more than that chunk needs
     prefill_exclusive: a step computes prompts or decodes, prompts first (SGLang); else both together (vLLM, TRT-LLM)
     reserves_output:  a request is admitted with blocks for its whole answer, so it is never preempted (TRT-LLM)
     poll_every:       arrivals are looked at every so many steps while the engine is busy (SGLang's receive interval)
@@ -25,6 +27,7 @@ class SchedulerConfig:
     scheduling_policy: str = "fcfs"
     batching: str = "continuous"
     batch_timeout: int = 0
+    scheduler_reserve_full_isl: bool = True
     prefill_exclusive: bool = False
     reserves_output: bool = False
     poll_every: int = 1

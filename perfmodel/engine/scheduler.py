@@ -237,7 +237,8 @@ class Scheduler:
             if missing > 1:
                 missing = self._chunk(missing, budget)
             reserved = self._reservation(request, num_cached + missing)
-            if not blocks.can_allocate(request, reserved, cached):
+            must_fit = max(reserved, request.num_tokens) if config.scheduler_reserve_full_isl else reserved
+            if not blocks.can_allocate(request, must_fit, cached):
                 break
             heapq.heappop(self._waiting)
             blocks.allocate(request, reserved, cached)

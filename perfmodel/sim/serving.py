@@ -17,6 +17,7 @@ def scheduler_config(scenario: Scenario, record_positions: bool = False) -> Sche
         block_size=engine.block_size,
         enable_chunked_prefill=engine.enable_chunked_prefill,
         long_prefill_token_threshold=engine.long_prefill_token_threshold,
+        scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl,
         scheduling_policy=engine.scheduling_policy,
         batching=engine.batching,
         batch_timeout=to_ticks(engine.batch_timeout_ms / 1e3),

@@ -28,6 +28,7 @@ class EngineSpec(Spec):
     num_gpu_blocks_override: PositiveInt | None = None
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = Field(default=0, ge=0)
+    scheduler_reserve_full_isl: bool = True  # admit a prompt only when KV blocks for all of it are free
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
     scheduling_policy: Literal["fcfs", "priority", "shortest-first"] = "fcfs"
