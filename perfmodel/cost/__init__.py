@@ -3,6 +3,7 @@
 __all__ = [
     "DATASHEET",
     "Calibration",
+    "EngineProfile",
     "FamilyFit",
     "HostFit",
     "MemoryPlan",
@@ -10,6 +11,7 @@ __all__ = [
     "OperatorTime",
     "OperatorTimer",
     "Residuals",
+    "ServerFit",
     "StepEstimate",
     "StepTimer",
     "Usage",
@@ -18,6 +20,7 @@ __all__ = [
     "estimate_step",
     "host_fit",
     "load_calibration",
+    "load_engine_profile",
     "peak_flops_per_s",
     "plan_memory",
     "ridge_point",
@@ -35,4 +38,5 @@ from perfmodel.cost.memory import MemoryPlan, plan_memory
 from perfmodel.cost.price import usd_per_hour, usd_per_million_tokens
 from perfmodel.cost.rates import peak_flops_per_s, ridge_point
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
+from perfmodel.cost.server import EngineProfile, ServerFit, load_engine_profile
 from perfmodel.cost.step_timer import StepTimer, Usage

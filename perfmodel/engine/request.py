@@ -22,6 +22,7 @@ class Request:
     num_computed_tokens:   tokens whose KV is computed, or will be once the plans made so far have run
     num_promised_tokens:   output tokens that the plans made so far will have sampled
     num_output_tokens:     output tokens that exist (promised minus those still in flight)
+    first_token_batch, last_token_batch: sequences that sampled a token in the same step as its first, its last
     """
 
     __slots__ = (
@@ -31,8 +32,10 @@ class Request:
         "finished_at",
         "first_scheduled_at",
         "first_token_at",
+        "first_token_batch",
         "last_step",
         "last_token_at",
+        "last_token_batch",
         "max_output_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -72,6 +75,8 @@ class Request:
         self.last_step = -1  # index of the last plan that granted it tokens
         self.first_scheduled_at: int | None = None
         self.first_token_at: int | None = None
+        self.first_token_batch = 0
+        self.last_token_batch = 0
         self.last_token_at: int | None = None
         self.finished_at: int | None = None
 

@@ -296,17 +296,19 @@ class Scheduler:
                 request.last_token_at = now
                 if count == 1:
                     request.first_token_at = now
+                    request.first_token_batch = plan.num_samples
                     num_gaps -= 1
                 if count == request.max_output_tokens:
                     finished.append(request)
         plan.num_gaps = num_gaps
         if finished:
-            self._finish(finished, now)
+            self._finish(finished, plan.num_samples, now)
         return finished
 
-    def _finish(self, finished: list[Request], now: int) -> None:
+    def _finish(self, finished: list[Request], batch: int, now: int) -> None:
         for request in finished:
             request.finished_at = now
+            request.last_token_batch = batch
             request.status = RequestStatus.FINISHED
         if self._discipline.frees_together:
             if any(request.status is not RequestStatus.FINISHED for request in self.running):

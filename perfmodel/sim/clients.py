@@ -54,5 +54,7 @@ class ClosedLoopClient:
         """The user whose request this was goes on."""
         if self._think_ticks:
             self._env.process(self._send_after(self._think_ticks))
+        elif request.finished_at is not None and request.finished_at > self._env.ticks:
+            self._env.process(self._send_after(request.finished_at - self._env.ticks))  # the answer is on its way
         else:
             self._send()

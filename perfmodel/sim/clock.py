@@ -5,7 +5,7 @@ the same tick. At one tick, arrivals come before steps end, so a step that start
 by then.
 """
 
-__all__ = ["STEP_PRIORITY", "TICKS_PER_S", "Alarm", "TickEnvironment", "to_ticks"]
+__all__ = ["ARRIVAL_PRIORITY", "STEP_PRIORITY", "TICKS_PER_S", "Alarm", "TickEnvironment", "to_ticks"]
 
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +14,7 @@ from simpy import Environment
 from simpy.events import NORMAL, Event, EventPriority
 
 TICKS_PER_S = 10**12
+ARRIVAL_PRIORITY = NORMAL
 STEP_PRIORITY = EventPriority(NORMAL + 1)  # later than everything else at the same tick
 
 
@@ -37,9 +38,15 @@ class TickEnvironment(Environment):
 class Alarm(Event):
     """An event that happens after `delay` ticks and calls `callback` with itself, so that a stale one is recognised."""
 
-    def __init__(self, env: Environment, delay: int, callback: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        env: Environment,
+        delay: int,
+        callback: Callable[[Event], None],
+        priority: EventPriority = STEP_PRIORITY,
+    ) -> None:
         self.env = env
         self.callbacks = [callback]
         self._value: Any = None
         self._ok = True
-        env.schedule(self, STEP_PRIORITY, delay)
+        env.schedule(self, priority, delay)

@@ -7,11 +7,15 @@ from pathlib import Path
 
 from perfmodel.cost import (
     Calibration,
+    EngineProfile,
+    HostFit,
     OperatorTimer,
+    ServerFit,
     StepTimer,
     Usage,
     energy_j,
     load_calibration,
+    load_engine_profile,
     plan_memory,
 )
 from perfmodel.engine import Request, StepRecord
@@ -20,6 +24,7 @@ from perfmodel.ops import build_graph
 from perfmodel.sim.clients import ClosedLoopClient, OpenLoopClient
 from perfmodel.sim.clock import TickEnvironment, to_ticks
 from perfmodel.sim.collector import Collector
+from perfmodel.sim.front_end import FrontEnd
 from perfmodel.sim.replica import Replica, SimulatedBackend
 from perfmodel.sim.result import RunResult
 from perfmodel.sim.router import ROUTERS
@@ -36,6 +41,7 @@ def simulate(
     scenario: Scenario,
     *,
     calibration: Calibration | None = None,
+    profile: EngineProfile | None = None,
     progress: Progress | None = None,
     out: Path | None = None,
     keep_steps: bool | None = None,
@@ -44,6 +50,7 @@ def simulate(
     """Serve the scenario's traffic on the simulated clock.
 
     calibration: achieved fractions to use; by default what `engine.profile` names, or the datasheet
+    profile:     host and server of the engine; by default the fitted one that `engine.profile` names
     progress:    called now and then with (requests finished, requests in all if known)
     out:         folder to stream `requests.csv` and `steps.csv` to
     keep_steps:  keep step records in memory; by default for up to 300,000 requests
@@ -51,15 +58,23 @@ def simulate(
 
     Raises DoesNotFitError for a model too large for the devices, WorkloadError for traffic that cannot be served.
     """
+    profile = profile or load_engine_profile(scenario.engine.profile)
     calibration = calibration or load_calibration(scenario.hardware, scenario.engine.profile)
+    if profile.host != HostFit():
+        calibration = calibration.model_copy(update={"host": profile.host})
     memory = plan_memory(scenario.model, scenario.hardware, scenario.engine)
-    graph = build_graph(scenario.model, scenario.engine, sampling=scenario.sampling.method)
+    graph = build_graph(
+        scenario.model,
+        scenario.engine,
+        sampling=scenario.sampling.method,
+        bytes_per_logit=profile.bytes_per_logit(scenario.sampling.method, scenario.model),
+    )
     timer = StepTimer(graph, OperatorTimer(scenario.hardware, calibration))
     workload = Workload(scenario)
     if keep_steps is None:
         keep_steps = (workload.num_requests or 0) <= _MOST_STEPS_KEPT
     with Collector(out, keep_steps) as collector:
-        replicas = _serve(scenario, workload, memory.num_kv_blocks, timer, collector, progress, can_leap)
+        replicas = _serve(scenario, workload, memory.num_kv_blocks, timer, profile, collector, progress, can_leap)
     if not collector.num_finished:
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
     totals = _totals(scenario, replicas, timer.usage(), collector)
@@ -80,6 +95,7 @@ def _serve(
     workload: Workload,
     num_blocks: int,
     timer: StepTimer,
+    profile: EngineProfile,
     collector: Collector,
     progress: Progress | None,
     can_leap: bool,
@@ -104,7 +120,16 @@ def _serve(
     num_engines = scenario.cluster.replicas * scenario.engine.data_parallel_size
     backend = SimulatedBackend(timer)
     replicas = [
-        Replica(env, index, build_serve_loop(scenario, num_blocks), backend, on_finished, on_step, can_leap)
+        Replica(
+            env,
+            index,
+            build_serve_loop(scenario, num_blocks),
+            backend,
+            on_finished,
+            on_step,
+            can_leap,
+            FrontEnd(profile.server) if profile.server != ServerFit() else None,
+        )
         for index in range(num_engines)
     ]
     route = ROUTERS[scenario.cluster.router](replicas)

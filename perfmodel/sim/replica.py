@@ -13,7 +13,8 @@ from simpy.events import Event
 
 from perfmodel.cost.step_timer import DecodeRun, StepTimer
 from perfmodel.engine import Backend, Outcome, Request, ServeLoop, StepPlan, StepRecord
-from perfmodel.sim.clock import Alarm, TickEnvironment
+from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment
+from perfmodel.sim.front_end import FrontEnd
 
 
 @runtime_checkable
@@ -58,7 +59,8 @@ class SimulatedBackend:
 class Replica:
     """An engine under simulated time.
 
-    on_finished: called with (replica, request) for each request that is done, before the next step is planned
+    on_finished: called with (replica, request) for each request that is done, before the next step is planned; its
+                 times are those of the client if there is a front end
     on_step:     called with (replica, record) for each step or leap that has ended
     """
 
@@ -71,12 +73,14 @@ class Replica:
         on_finished: "Callable[[Replica, Request], None]",
         on_step: "Callable[[Replica, StepRecord], None]",
         can_leap: bool = True,
+        front_end: FrontEnd | None = None,
     ) -> None:
         self.env = env
         self.index = index
         self.loop = loop
         self.backend = backend
         self.num_outstanding = 0
+        self._front_end = front_end
         self._on_finished = on_finished
         self._on_step = on_step
         self._leaper = backend if can_leap and isinstance(backend, LeapingBackend) else None
@@ -87,9 +91,16 @@ class Replica:
         self._started = 0
 
     def add(self, request: Request) -> None:
-        """`request` arrives now."""
-        self.loop.add(request)
+        """`request` arrives now, at the front end if there is one."""
         self.num_outstanding += 1
+        delay = self._front_end.delay(request, self.env.ticks) if self._front_end is not None else 0
+        if delay:
+            Alarm(self.env, delay, lambda _: self._enter(request), ARRIVAL_PRIORITY)
+        else:
+            self._enter(request)
+
+    def _enter(self, request: Request) -> None:
+        self.loop.add(request)
         if self._plan is None:
             self._pending = Alarm(self.env, 0, self._start)
         elif self._run is not None:
@@ -141,5 +152,7 @@ class Replica:
         if finished:
             self.num_outstanding -= len(finished)
             for request in finished:
+                if self._front_end is not None:
+                    self._front_end.deliver(request)
                 self._on_finished(self, request)
         self._begin()

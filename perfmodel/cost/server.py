@@ -1,0 +1,65 @@
+"""`EngineProfile`: what an inference engine adds to its kernels: the host's work per step, and the server around it.
+
+It belongs to the engine, not to the device: `hardware_specs/calibrations/engine@<profile>.yaml`, fitted to whole
+serving runs by `perfmodel calibrate`, never by hand. An engine nobody fitted adds nothing, and the answer says so.
+"""
+
+__all__ = ["EngineProfile", "ServerFit", "load_engine_profile"]
+
+import datetime
+
+from pydantic import Field
+
+from perfmodel.cost.calibration import HostFit
+from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.specs.base import Spec
+from perfmodel.specs.catalog import data_dir
+from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.specs.validation import parse
+from perfmodel.specs.yaml_loader import load_yaml
+
+
+class ServerFit(Spec):
+    """What a request pays outside the engine's steps; shows in TTFT and end-to-end latency, never in a step.
+
+    in_s:                   HTTP, validation and hand-over to the engine, per request, in parallel
+    in_per_prompt_token_s:  tokenisation, one request after another
+    out_s:                  detokenisation and hand-over of a token
+    out_per_sequence_s:     streaming: a token leaves after those of the sequences sampled with it
+    """
+
+    in_s: float = Field(default=0.0, ge=0, le=0.1)
+    in_per_prompt_token_s: float = Field(default=0.0, ge=0, le=1e-4)
+    out_s: float = Field(default=0.0, ge=0, le=0.1)
+    out_per_sequence_s: float = Field(default=0.0, ge=0, le=1e-3)
+
+
+class EngineProfile(Spec):
+    """Host and server of one engine.
+
+    sampling_bytes_per_logit: memory traffic of sampling beyond greedy (sort, softmax, cumulative sum), per logit
+    latency_residuals:        spread of log(measured / simulated) of mean latencies over whole runs
+    """
+
+    engine: str
+    source: str = ""
+    date: datetime.date | None = None
+    command: str = ""
+    host: HostFit = HostFit()
+    server: ServerFit = ServerFit()
+    sampling_bytes_per_logit: float | None = Field(default=None, ge=0, le=2000)
+    latency_residuals: Residuals = Residuals()
+
+    def bytes_per_logit(self, sampling: str, model: ModelSpec) -> float | None:
+        """Fitted traffic of the sampling method in use; None leaves it to the operator's own figure."""
+        method = model.sampling if sampling == "default" else sampling
+        return self.sampling_bytes_per_logit if method in ("top_p", "top_k") else None
+
+
+def load_engine_profile(engine: str) -> EngineProfile:
+    """The fitted profile of `engine`, or one that adds nothing."""
+    file = data_dir("calibrations") / f"engine@{engine}.yaml"
+    if not file.is_file():
+        return EngineProfile(engine=engine)
+    loaded = load_yaml(file)
+    return parse(EngineProfile, loaded.data, loaded.positions)
