@@ -9,7 +9,7 @@ from perfmodel.specs import load_scenario
 
 
 def run(server: ServerFit, *overrides: str, host: HostFit | None = None) -> RunResult:
-    settings = ["traffic.num_requests=50", "traffic.arrivals={process: constant, rate: 0.2}", *overrides]
+    settings = ["traffic.num_requests=50", "traffic.arrivals={process: constant, rate: 0.05}", *overrides]
     profile = EngineProfile(engine="test", server=server, host=host or HostFit())
     return simulate(load_scenario("llama-3.1-8b-a100", settings), profile=profile)
 
