@@ -178,7 +178,7 @@ def refuse_unless_decoder(fields: Fields) -> None:
     """Raises SpecError for encoder-decoder, encoder-only and text-free models: they are served in another way."""
     kind, outer = fields.model_type, str(fields.outer.get("model_type") or "")
     is_pair = bool(fields.get("is_encoder_decoder")) or fields.has("encoder_layers", "num_decoder_layers")
-    masked = any(str(a).endswith("ForMaskedLM") for a in fields.get("architectures") or ())
+    masked = any(str(a).endswith("ForMaskedLM") for a in fields.items("architectures"))
     is_known = any(kind.startswith(word) or outer.startswith(word) or "bert" in kind for word in _NO_DECODER)
     if is_pair:
         raise SpecError(

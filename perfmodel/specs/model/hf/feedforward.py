@@ -74,12 +74,12 @@ def is_moe_layer(fields: Fields, index: int, num_layers: int) -> bool:
     if fields.has("moe_layer_start_index"):  # Ernie 4.5
         start = fields.integer("moe_layer_start_index", minimum=0)
         return index >= start and (index + 1) % fields.integer("moe_layer_interval", 1) == 0
-    if index < fields.integer("first_k_dense_replace", 0, minimum=0) or index in (fields.get("mlp_only_layers") or ()):
+    if index < fields.integer("first_k_dense_replace", 0, minimum=0) or index in fields.items("mlp_only_layers"):
         return False
     frequency = fields.get("moe_layer_freq", 1)
     if isinstance(frequency, list):
-        flags = fields.per_layer("moe_layer_freq", num_layers) or []
-        return bool(flags[index])
+        flags = fields.per_layer("moe_layer_freq", num_layers)
+        return flags is None or bool(flags[index])
     if index % fields.integer("moe_layer_freq", 1):
         return False
     return (index + 1) % fields.integer("decoder_sparse_step", 1) == 0
@@ -94,7 +94,7 @@ def _dense_width(fields: Fields) -> int:
     if shared is not None:
         return shared
     if fields.model_type in _FOUR_TIMES or fields.has("expansion_ratio"):
-        return int(fields.get("expansion_ratio", 4)) * fields.integer("hidden_size")
+        return fields.integer("expansion_ratio", 4) * fields.integer("hidden_size")
     return fields.integer("intermediate_size")
 
 

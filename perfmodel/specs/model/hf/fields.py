@@ -68,6 +68,9 @@ SYNONYMS = MappingProxyType(
     }
 )
 
+_LARGEST = 10**12  # beyond any size in use: a slip of the keyboard, or a damaged file
+_MOST_LAYERS = 10_000
+
 # Where the text part of a multimodal file is nested.
 _TEXT_BLOCKS = ("text_config", "language_config", "llm_config", "thinker_config")
 
@@ -109,8 +112,9 @@ class Fields:
             raise SpecError(f"{self.source}: {names} is missing; without it the model's size is not known.")
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise SpecError(f"{self.source}: {name}: found {value!r}, expected a whole number of at least {minimum}.")
+        largest = _MOST_LAYERS if name == "num_hidden_layers" else _LARGEST
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= largest:
+            raise SpecError(f"{self.source}: {name}: found {value!r}, expected a whole number, {minimum} to {largest}.")
         return value
 
     def optional(self, name: str) -> int | None:
@@ -130,6 +134,20 @@ class Fields:
         if not isinstance(value, str):
             raise SpecError(f"{self.source}: {name}: found {value!r}, expected a name.")
         return value
+
+    def number(self, name: str, default: float) -> float:
+        """A positive number."""
+        value = self.get(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < _LARGEST:
+            raise SpecError(f"{self.source}: {name}: found {value!r}, expected a positive number.")
+        return value
+
+    def items(self, name: str) -> list[Any]:
+        """A list; an absent one is empty."""
+        value = self.get(name, [])
+        if not isinstance(value, list | tuple):
+            raise SpecError(f"{self.source}: {name}: found {value!r}, expected a list.")
+        return list(value)
 
     def per_layer(self, name: str, num_layers: int) -> list[Any] | None:
         """A list with one entry per layer (a longer one is cut, it also describes prediction layers), or None."""

@@ -31,7 +31,7 @@ def decoder_layers(fields: Fields, family: Family) -> list[Layer]:
         if fields.get(name):
             raise SpecError(f"{fields.source}: {name}: {what} is not modelled.")
     if fields.has("block_configs"):
-        return [_searched_block(fields, family, block) for block in fields.get("block_configs")]
+        return [_searched_block(fields, family, block) for block in fields.items("block_configs")]
     pattern = _letters(fields)
     if pattern is not None:
         return [_lettered_layer(fields, family, letter) for letter in pattern]
@@ -83,7 +83,7 @@ def _kind_name(fields: Fields, family: Family, index: int, num_layers: int) -> s
     if not fields.has("num_attention_heads"):
         return "mamba" if fields.has("mamba_state_size") else "full"
     if fields.has("attn_layer_indices"):  # Bamba
-        return "full" if index in fields.get("attn_layer_indices") else "mamba"
+        return "full" if index in fields.items("attn_layer_indices") else "mamba"
     if fields.has("attn_layer_period"):  # Jamba
         offset = fields.integer("attn_layer_offset", 0, minimum=0)
         return "full" if index % fields.integer("attn_layer_period") == offset else "mamba"
@@ -156,8 +156,8 @@ def _letters(fields: Fields) -> str | None:
     """Nemotron-H: M a scan, * attention, - dense, E experts; each layer holds one of them."""
     pattern = fields.get("hybrid_override_pattern")
     if pattern is None and fields.model_type == "nemotron_h":
-        words = fields.get("layers_block_type") or ()
-        pattern = "".join({"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}.get(w, "?") for w in words) or None
+        letters = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+        pattern = "".join(letters.get(str(word), "?") for word in fields.items("layers_block_type")) or None
     if pattern is None:
         return None
     if not isinstance(pattern, str) or set(pattern) - set("M*-E"):

@@ -87,21 +87,21 @@ def mamba(fields: Fields) -> Mamba:
     biases = {"conv_bias": fields.flag("mamba_conv_bias", True), "proj_bias": fields.flag("mamba_proj_bias")}
     is_pure = fields.model_type == "mamba2"
     if not (fields.has("mamba_num_heads") or is_pure):
-        inner = int(fields.get("mamba_expand", 2) * d)
-        rank = fields.get("mamba_dt_rank", "auto")
+        inner = int(fields.number("mamba_expand", 2) * d)
+        is_auto = fields.get("mamba_dt_rank", "auto") == "auto"
         return Mamba(
             num_heads=inner,
             head_dim=1,
             state_size=state,
             num_groups=1,
             conv_kernel=kernel,
-            dt_rank=math.ceil(d / 16) if rank == "auto" else int(rank),
+            dt_rank=math.ceil(d / 16) if is_auto else fields.integer("mamba_dt_rank"),
             inner_norm=fields.model_type == "jamba",
             **biases,
         )
     num_heads = fields.integer("num_heads" if is_pure else "mamba_num_heads")
     head_dim = fields.get("head_dim") if is_pure else fields.get("mamba_head_dim", "auto")
-    inner = fields.optional("mamba_d_ssm") or int(fields.get("mamba_expand", 2) * d)
+    inner = fields.optional("mamba_d_ssm") or int(fields.number("mamba_expand", 2) * d)
     return Mamba(
         num_heads=num_heads,
         head_dim=head_dim if isinstance(head_dim, int) else inner // num_heads,

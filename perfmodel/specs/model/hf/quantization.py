@@ -55,6 +55,13 @@ def quantization_from_config(fields: Fields, layers: Sequence[Layer]) -> Quantiz
     settings = _settings(fields)
     if not settings:
         return QuantizationSpec()
+    try:
+        return _from_settings(fields, settings, layers)
+    except (TypeError, ValueError, KeyError, AttributeError, re.error) as error:
+        raise SpecError(f"{fields.source}: quantization_config: holds a value of the wrong kind ({error}).") from None
+
+
+def _from_settings(fields: Fields, settings: Mapping[str, Any], layers: Sequence[Layer]) -> QuantizationSpec:
     method = _method(settings)
     kept = _KEPT | _kept(_ignored(settings), layers)
     kv_cache = _kv_cache(settings)

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from perfmodel.errors import SpecError
 from perfmodel.specs.catalog import data_dir
@@ -17,9 +19,11 @@ from perfmodel.specs.model import (
     Layer,
     Mamba,
     MoEFFN,
+    count_parameters,
     load_config,
     load_model,
     model_from_config,
+    weight_bytes,
 )
 from perfmodel.specs.model.cards import load_card
 
@@ -148,6 +152,47 @@ def test_modelopt_settings_in_their_own_file_count(tmp_path: Path) -> None:
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(settings))
     quantization = load_model(tmp_path).quantization
     assert (quantization.weights, quantization.activations, quantization.kv_cache) == ("fp8", "fp8", "fp8")
+
+
+VARIED = (
+    "llama-4-scout-fp8",
+    "deepseek-v3.2-nvfp4",
+    "gpt-oss-20b",
+    "qwen3.5-35b-a3b",
+    "mimo-v2-flash",
+    "minimax-m2.5",
+    "nemotron-3-nano-30b-a3b",
+    "nemotron-super-49b",
+    "kimi-k2.5",
+    "falcon-180b",
+    "gpt-j-6b",
+)
+STRANGE = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**30), 10**30),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.one_of(st.none(), st.integers(-2, 2), st.text(max_size=3)), max_size=4),
+    st.dictionaries(st.text(max_size=3), st.integers(-2, 2), max_size=2),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(VARIED), st.data())
+def test_any_value_in_any_field_loads_or_is_one_sentence(name: str, data: st.DataObject) -> None:
+    config = card_config(name)
+    block = config
+    if "quantization_config" in config and data.draw(st.booleans()):
+        block = config["quantization_config"]
+    block[data.draw(st.sampled_from(sorted(block)))] = data.draw(STRANGE)
+    try:
+        model = model_from_config(config, "x")
+    except SpecError as error:
+        assert "\n" not in str(error).strip()  # noqa: PT017
+    else:
+        assert count_parameters(model).total > 0
+        assert all(size >= 0 for size in weight_bytes(model).values())
 
 
 # How the layers of each family are told apart.
