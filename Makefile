@@ -33,7 +33,7 @@ check: $(VENV)/.test
 	$(BIN)/mypy
 
 bench: $(VENV)/.core
-	set -e; for script in benchmarks/bench_*.py; do $(BIN)/python $$script; done
+	set -e; for script in benchmarks/*.py; do $(BIN)/python $$script; done
 
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache
