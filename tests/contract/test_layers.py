@@ -7,7 +7,7 @@ BELOW = {
     "specs": {"errors"},
     "ops": {"specs", "errors"},
     "cost": {"ops", "specs", "errors"},
-    "calibrate": {"cost", "ops", "specs", "errors"},
+    "calibrate": {"sim", "engine", "cost", "ops", "specs", "errors"},
     "engine": {"errors"},
     "sim": {"engine", "cost", "ops", "specs", "errors"},
     "plan": {"sim", "engine", "cost", "ops", "specs", "errors"},

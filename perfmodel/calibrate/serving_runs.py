@@ -1,0 +1,149 @@
+"""Recorded serving runs as scenarios: open-loop load in stages, with latencies measured per stage.
+
+The file is a JSON list. What it says of arrivals is what the load tool calls them: its "constant" rate draws
+exponential gaps and rescales them to fill each stage exactly, so the process is `poisson_fixed_count`. Prompts are
+`num_groups` x `num_prompts_per_group` distinct texts that repeat; their nominal length grows by some 5 % when the
+server tokenises them again, and varies a little from text to text.
+"""
+
+__all__ = ["METRICS", "ServingRun", "StageLatencies", "read_serving_runs", "stage_latencies"]
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.sim.result import RequestColumns
+from perfmodel.specs import (
+    Arrivals,
+    EngineSpec,
+    Lengths,
+    Prefix,
+    Scenario,
+    Stage,
+    Traffic,
+    load_hardware,
+    load_model,
+)
+
+METRICS = ("e2el_mean", "e2el_p90", "e2el_p99", "ttft_mean", "ttft_p90", "ttft_p99", "itl_mean")
+
+_RETOKENIZED = 1.05
+_LENGTH_SPREAD = 8  # tokens: about one half of a KV block either way
+
+StageLatencies = dict[str, float]  # metric -> milliseconds
+
+
+@dataclass(frozen=True)
+class ServingRun:
+    """One run: its scenario, when its stages end, and what was measured in each."""
+
+    run_id: str
+    scenario: Scenario
+    stage_ends_s: tuple[float, ...]
+    measured: tuple[StageLatencies, ...]
+
+    def is_overloaded(self, stage: int) -> bool:
+        """Whether requests were answered so much later than their answers take that a backlog must have grown."""
+        latencies = self.measured[stage]
+        return latencies["ttft_mean"] > 0.5 * latencies["e2el_mean"]
+
+
+def read_serving_runs(path: str | Path) -> tuple[list[ServingRun], list[tuple[str, str]]]:
+    """(runs that can be described as scenarios, (run, reason) for those that cannot).
+
+    Raises SpecError for a file that is not a list of runs.
+    """
+    path = Path(path)
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise SpecError(f"{path}: is not JSON ({error})") from None
+    if not isinstance(entries, list) or not entries:
+        raise SpecError(f"{path}: expected a list of at least one run")
+    runs, left_out = [], []
+    for number, entry in enumerate(entries):
+        name = str(entry.get("id", number)) if isinstance(entry, dict) else str(number)
+        try:
+            runs.append(_run(name, entry))
+        except PerfmodelError as error:
+            left_out.append((name, str(error)))
+        except (KeyError, TypeError, ValueError) as error:
+            left_out.append((name, f"its description is incomplete: {error}"))
+    return runs, left_out
+
+
+def _run(name: str, entry: dict[str, Any]) -> ServingRun:
+    workload = entry["workload"]
+    stages = tuple(Stage(rate=s["rate"], duration_s=s["duration_s"]) for s in workload["stages"])
+    scenario = Scenario(
+        name=name,
+        model=load_model(entry["model"]),
+        hardware=load_hardware(entry["gpu"]),
+        engine=_engine(entry),
+        traffic=_traffic(workload, stages),
+    )
+    ends = np.cumsum([stage.duration_s for stage in stages])
+    outputs = workload["output_len"]
+    return ServingRun(name, scenario, tuple(ends.tolist()), tuple(_measured(m, outputs) for m in entry["measured"]))
+
+
+def _engine(entry: dict[str, Any]) -> EngineSpec:
+    server = entry["server"]
+    kept = ("tensor_parallel_size", "data_parallel_size", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
+    arguments = {name: server[name] for name in (*kept, "gpu_memory_utilization", "block_size") if server.get(name)}
+    if server.get("total_kv_blocks"):
+        arguments["num_gpu_blocks_override"] = server["total_kv_blocks"]
+    return EngineSpec(profile=entry["engine"].split()[0].lower().replace("-", ""), **arguments)
+
+
+def _traffic(workload: dict[str, Any], stages: tuple[Stage, ...]) -> Traffic:
+    length = round((workload["system_prompt_len"] + workload["question_len"]) * _RETOKENIZED)
+    low, high = max(length - _LENGTH_SPREAD, 1), length + _LENGTH_SPREAD
+    return Traffic(
+        arrivals=Arrivals(process="poisson_fixed_count", stages=stages),
+        input_tokens=Lengths(distribution="uniform", low=low, high=high),
+        output_tokens=Lengths(distribution="fixed", value=workload["output_len"]),
+        prefix=Prefix(
+            num_groups=workload["num_groups"],
+            shared_tokens=max(workload["system_prompt_len"], 1),
+            num_prompts_per_group=workload["num_prompts_per_group"],
+        ),
+    )
+
+
+def _measured(row: dict[str, Any], output_tokens: int) -> StageLatencies:
+    """A stage's latencies in ms; the gap between tokens is (E2E - TTFT) / (output - 1), see the truth's notes."""
+    found = {}
+    for metric in METRICS:
+        kind, _, statistic = metric.partition("_")
+        value = row.get(f"{'e2e' if kind == 'e2el' else kind}_{statistic}_ms")
+        if value is not None and metric != "itl_mean":
+            found[metric] = float(value)
+    found["itl_mean"] = (found["e2el_mean"] - found["ttft_mean"]) / max(output_tokens - 1, 1)
+    return found
+
+
+def stage_latencies(run: ServingRun, requests: RequestColumns) -> list[StageLatencies]:
+    """The same figures from simulated requests, by the stage in which each arrived."""
+    starts = (0.0, *run.stage_ends_s[:-1])
+    found = []
+    for start, end in zip(starts, run.stage_ends_s, strict=True):
+        # The last request of a stage falls on its end, give or take a rounding.
+        mine = (requests.arrival_s > start + 1e-9) & (requests.arrival_s <= end + 1e-9)
+        found.append(_latencies(requests.e2el_s[mine], requests.ttft_s[mine], requests.num_output_tokens[mine]))
+    return found
+
+
+def _latencies(e2el: Any, ttft: Any, outputs: Any) -> StageLatencies:
+    figures: StageLatencies = {}
+    for name, seconds in (("e2el", e2el), ("ttft", ttft)):
+        figures[f"{name}_mean"] = 1e3 * float(seconds.mean())
+        figures[f"{name}_p90"], figures[f"{name}_p99"] = (1e3 * np.quantile(seconds, [0.9, 0.99])).tolist()
+    figures["itl_mean"] = (figures["e2el_mean"] - figures["ttft_mean"]) / max(float(outputs.mean()) - 1, 1)
+    return figures
