@@ -43,7 +43,7 @@ def model_from_config(
         hidden_size=fields.integer("hidden_size"),
         vocab_size=fields.integer("vocab_size"),
         max_position_embeddings=fields.integer("max_position_embeddings", _default_positions(family, layers)),
-        layers=runs(layers),
+        layers=_runs(layers),
         tie_word_embeddings=fields.flag("tie_word_embeddings", family.tied),
         dtype=format_of_dtype(fields.text("dtype", "bfloat16")),
         quantization=quantization_from_config(fields, layers),
@@ -68,7 +68,7 @@ def load_config(path: str | Path, name: str | None = None) -> ModelSpec:
     return model_from_config(config, name or _name_of(path), source=str(path))
 
 
-def runs(layers: list[Layer]) -> tuple[tuple[Layer, int], ...]:
+def _runs(layers: list[Layer]) -> tuple[tuple[Layer, int], ...]:
     """Equal consecutive layers together: ((layer, how many), ...)."""
     return tuple((layer, sum(1 for _ in group)) for layer, group in groupby(layers))
 
