@@ -100,11 +100,12 @@ def mamba(fields: Fields) -> Mamba:
             **biases,
         )
     num_heads = fields.integer("num_heads" if is_pure else "mamba_num_heads")
-    head_dim = fields.get("head_dim") if is_pure else fields.get("mamba_head_dim", "auto")
+    head_name = "head_dim" if is_pure else "mamba_head_dim"
+    is_auto = fields.get(head_name, "auto") == "auto"
     inner = fields.optional("mamba_d_ssm") or int(fields.number("mamba_expand", 2) * d)
     return Mamba(
         num_heads=num_heads,
-        head_dim=head_dim if isinstance(head_dim, int) else inner // num_heads,
+        head_dim=max(inner // num_heads, 1) if is_auto else fields.integer(head_name),
         state_size=state,
         num_groups=fields.integer("mamba_num_groups", 1),
         conv_kernel=kernel,

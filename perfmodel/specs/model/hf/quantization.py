@@ -15,6 +15,7 @@ from typing import Any
 from perfmodel.errors import SpecError
 from perfmodel.specs.model.architecture import Attention, DenseFFN, LatentAttention, Layer, MoEFFN
 from perfmodel.specs.model.hf.fields import Fields
+from perfmodel.specs.model.quantization import BITS_PER_WEIGHT
 from perfmodel.specs.model.spec import QuantizationSpec
 
 _KEPT = QuantizationSpec().kept
@@ -56,9 +57,18 @@ def quantization_from_config(fields: Fields, layers: Sequence[Layer]) -> Quantiz
     if not settings:
         return QuantizationSpec()
     try:
-        return _from_settings(fields, settings, layers)
-    except (TypeError, ValueError, KeyError, AttributeError, re.error) as error:
+        found = _from_settings(fields, settings, layers)
+    except (TypeError, ValueError, ArithmeticError, KeyError, AttributeError, re.error) as error:
         raise SpecError(f"{fields.source}: quantization_config: holds a value of the wrong kind ({error}).") from None
+    for format in (found.weights, found.activations, found.kv_cache):
+        if format is not None and format not in BITS_PER_WEIGHT:
+            raise SpecError(f"{fields.source}: quantization_config: {format!r} is no known number format.")
+    if found.group_size < 0 or found.group_rows < 1:
+        raise SpecError(
+            f"{fields.source}: quantization_config: found groups of {found.group_rows} x {found.group_size}, "
+            f"allowed are positive sizes."
+        )
+    return found
 
 
 def _from_settings(fields: Fields, settings: Mapping[str, Any], layers: Sequence[Layer]) -> QuantizationSpec:
@@ -186,9 +196,10 @@ def _kv_cache(settings: Mapping[str, Any]) -> str | None:
     scheme = settings.get("kv_cache_scheme") or settings.get("kv_cache_quant_algo")
     if isinstance(scheme, Mapping):
         return _group_format(scheme)
-    if not scheme:
+    name = str(scheme or "auto").lower()
+    if name in ("auto", "none"):
         return None
-    return {"FP8": "fp8", "NVFP4": "nvfp4", "INT8": "int8"}.get(str(scheme).upper(), str(scheme).lower())
+    return "fp8" if name.startswith("fp8") else name  # fp8_e4m3 and fp8_e5m2 cost the same
 
 
 def _ignored(settings: Mapping[str, Any]) -> list[str]:
