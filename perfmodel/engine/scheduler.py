@@ -75,9 +75,10 @@ class Scheduler:
                 f"max_model_len={config.max_model_len}; raise it or shorten the request"
             )
         is_whole = self._discipline.uses_budget and not config.enable_chunked_prefill
-        if is_whole and longest > config.max_num_batched_tokens:  # it may have to be recomputed in whole
+        at_once = request.num_prompt_tokens if config.reserves_output else longest  # it may be recomputed in whole
+        if is_whole and at_once > config.max_num_batched_tokens:
             raise WorkloadError(
-                f"request {request.request_id} may have to compute {longest} tokens at once, above "
+                f"request {request.request_id} may have to compute {at_once} tokens at once, above "
                 f"max_num_batched_tokens={config.max_num_batched_tokens}; raise it or set enable_chunked_prefill"
             )
         most = config.max_model_len if self._discipline.reserves_all else longest

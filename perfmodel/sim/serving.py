@@ -4,18 +4,23 @@ __all__ = ["build_serve_loop", "scheduler_config"]
 
 from perfmodel.engine import KVBlockManager, Scheduler, SchedulerConfig, ServeLoop
 from perfmodel.sim.clock import to_ticks
+from perfmodel.sim.engine_rules import rules_of
 from perfmodel.specs.scenario import Scenario
 
 
 def scheduler_config(scenario: Scenario, record_positions: bool = False) -> SchedulerConfig:
     """The scheduler's settings; `max_model_len` defaults to what the model was made for."""
     engine, model = scenario.engine, scenario.model
+    rules = rules_of(engine)
     return SchedulerConfig(
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_model_len=engine.max_model_len or model.max_position_embeddings,
         block_size=engine.block_size,
-        enable_chunked_prefill=engine.enable_chunked_prefill,
+        enable_chunked_prefill=rules.chunks_prompts,
+        prefill_exclusive=rules.prefill_exclusive,
+        reserves_output=rules.reserves_output,
+        poll_every=engine.poll_every,
         long_prefill_token_threshold=engine.long_prefill_token_threshold,
         scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl,
         scheduling_policy=engine.scheduling_policy,

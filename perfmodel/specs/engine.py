@@ -38,6 +38,9 @@ class EngineSpec(Spec):
         default=100.0, ge=0
     )  # dynamic batching: start a partial batch after this wait
     profile: str = "vllm"
+    prefill_exclusive: bool | None = None  # steps of prompts or of decodes, never both; None: as the profile's engine
+    reserve_output: bool | None = None  # admit with KV blocks for the whole answer; None: as the profile's engine
+    poll_every: PositiveInt = 1  # steps between looks at arrivals while busy (SGLang's scheduler_recv_interval)
     split_kv: bool = True  # decode attention split over the KV length (flash-decoding)
     attention: Literal["flash", "standard"] = "flash"
     fused_kernels: bool = True

@@ -1,0 +1,121 @@
+"""Recorded steady states as scenarios: mean TTFT and TPOT of a server at a fixed concurrency.
+
+What the load was, as the benchmark's scripts have it: a closed loop of `concurrency` slots, all sent at once on an
+idle server, ten requests per slot, lengths drawn uniformly from 0.8 to 1.0 of the nominal ones where the row says so.
+How the servers ran, as their recipes have it: vLLM with a budget of 8,192 tokens; SGLang with prompts in chunks of
+8,192 in steps of their own, arrivals polled every 10 steps (30 from concurrency 16 on) on Blackwell; TensorRT-LLM with
+whole prompts and room for one prompt beside the decodes, at least 8,192 tokens.
+"""
+
+__all__ = ["SteadyState", "read_steady_states"]
+
+import csv
+import gzip
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.specs import Arrivals, EngineSpec, Lengths, Scenario, Traffic, load_hardware, load_model
+from perfmodel.specs.model.quantization import with_quantization
+
+_REQUESTS_PER_SLOT = 10
+_PROFILES = {"vllm": "vllm", "trtllm": "trtllm", "sglang": "sglang"}
+_QUANTIZATION = {"bf16": None, "fp8": "fp8", "fp4": "nvfp4"}
+
+
+@dataclass(frozen=True)
+class SteadyState:
+    """One row: its scenario, its measured means, and whether its figures can be taken at face value.
+
+    is_clear: lengths are known and no speculation is suspected (rows with unlabelled MTP decode faster than they say)
+    """
+
+    row_id: str
+    scenario: Scenario
+    measured_ttft_ms: float
+    measured_tpot_ms: float
+    is_clear: bool
+    groups: tuple[str, ...]
+
+
+def read_steady_states(path: str | Path) -> tuple[list[SteadyState], list[tuple[str, str]]]:
+    """(rows that can be described as scenarios, (row, reason) for those that cannot)."""
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from None
+    entries = list(csv.DictReader(text.splitlines()))
+    if not entries or "concurrency" not in entries[0]:
+        raise SpecError(f"{path}: expected a CSV with a column `concurrency` and at least one row")
+    rows, left_out = [], []
+    for number, entry in enumerate(entries, 2):
+        name = entry.get("id") or f"line {number}"
+        try:
+            rows.append(_row(name, entry))
+        except PerfmodelError as error:
+            left_out.append((name, str(error)))
+        except (KeyError, TypeError, ValueError) as error:
+            left_out.append((name, f"its description is incomplete: {error}"))
+    return rows, left_out
+
+
+def _row(name: str, entry: dict[str, str]) -> SteadyState:
+    hardware = load_hardware(entry["system"])
+    model = load_model(entry["model_path"])
+    if entry["precision"] != "bf16" and model.quantization.weights != "mxfp4":
+        model = with_quantization(model, _QUANTIZATION[entry["precision"]])
+    concurrency, inputs, outputs = (int(float(entry[key])) for key in ("concurrency", "isl", "osl"))
+    scenario = Scenario(
+        name=name,
+        model=model,
+        hardware=hardware,
+        engine=_engine(entry, hardware.declared.architecture == "blackwell", concurrency, inputs, outputs),
+        traffic=_traffic(entry["lengths"], concurrency, inputs, outputs, int(entry["attention_dp"])),
+    )
+    is_clear = entry["lengths"] != "unknown" and entry["mtp_unlabelled"] != "True"
+    groups = (
+        f"engine {entry['backend']}",
+        f"system {entry['system']}",
+        f"model {entry['model_path'].split('/')[-1]}",
+        f"precision {entry['precision']}",
+        f"mtp {'suspected' if entry['mtp_unlabelled'] == 'True' else 'no'}",
+        f"concurrency {'below 32' if concurrency < 32 else '32 and above'}",
+    )
+    return SteadyState(name, scenario, float(entry["ttft_ms"]), float(entry["tpot_ms"]), is_clear, groups)
+
+
+def _engine(entry: dict[str, str], is_blackwell: bool, concurrency: int, inputs: int, outputs: int) -> EngineSpec:
+    profile = _PROFILES[entry["backend"]]
+    budget, poll_every = 8192, 1
+    if profile == "trtllm":
+        budget = max(budget, -(-(concurrency + inputs + 64) // 64) * 64)
+    if profile == "sglang" and is_blackwell:
+        poll_every = 10 if concurrency < 16 else 30
+    return EngineSpec(
+        tensor_parallel_size=int(entry["attention_tp"]),
+        data_parallel_size=int(entry["attention_dp"]),
+        enable_expert_parallel=entry["ep"] not in ("", "1"),
+        kv_cache_dtype="auto" if entry["precision"] == "bf16" else "fp8",
+        max_num_seqs=max(concurrency, 1),
+        max_num_batched_tokens=max(budget, concurrency),
+        max_model_len=inputs + outputs + 64,
+        enable_prefix_caching=False,
+        poll_every=poll_every,
+        profile=profile,
+    )
+
+
+def _traffic(lengths: str, concurrency: int, inputs: int, outputs: int, num_engines: int) -> Traffic:
+    low = 1.0 if lengths == "fixed" else 0.8
+
+    def drawn(nominal: int) -> Lengths:
+        return Lengths(distribution="uniform", low=max(int(low * nominal), 1), high=nominal)
+
+    return Traffic(
+        arrivals=Arrivals(process="closed_loop", concurrency=concurrency),
+        num_requests=_REQUESTS_PER_SLOT * concurrency,
+        input_tokens=drawn(inputs),
+        output_tokens=drawn(outputs),
+    )

@@ -1,0 +1,42 @@
+"""How engines schedule where they differ from vLLM: facts of their code, chosen by `engine.profile`.
+
+A scenario that sets one of these itself is left alone.
+"""
+
+__all__ = ["EngineRules", "rules_of"]
+
+from dataclasses import dataclass
+
+from perfmodel.specs.engine import EngineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRules:
+    """prefill_exclusive, reserves_output, chunks_prompts: see `perfmodel.engine.SchedulerConfig`."""
+
+    prefill_exclusive: bool = False
+    reserves_output: bool = False
+    chunks_prompts: bool = True
+
+
+# vLLM v1: one token budget for prompts and decodes, prompts in chunks.
+# SGLang: a batch extends prompts (in chunks of chunked_prefill_size) or decodes; extends go first.
+# TensorRT-LLM: in-flight batching with whole prompts unless chunked context is on; the capacity scheduler's default
+# policy, guaranteed no evict, admits a request only with blocks for all it may generate.
+_RULES = {
+    "vllm": EngineRules(),
+    "sglang": EngineRules(prefill_exclusive=True),
+    "trtllm": EngineRules(reserves_output=True, chunks_prompts=False),
+}
+
+
+def rules_of(engine: EngineSpec) -> EngineRules:
+    """The rules of the profile's engine, with what the scenario sets itself."""
+    own = _RULES.get(engine.profile, EngineRules())
+    return EngineRules(
+        own.prefill_exclusive if engine.prefill_exclusive is None else engine.prefill_exclusive,
+        own.reserves_output if engine.reserve_output is None else engine.reserve_output,
+        engine.enable_chunked_prefill
+        if "enable_chunked_prefill" in engine.model_fields_set
+        else own.chunks_prompts and engine.enable_chunked_prefill,
+    )
