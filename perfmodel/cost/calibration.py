@@ -8,14 +8,19 @@ datasheet calibration (`DATASHEET`) is the roofline itself: fractions of 1 and a
 __all__ = ["Calibration", "FamilyFit", "HostFit", "Residuals"]
 
 import datetime
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat
 
+from perfmodel.cost.forms.domain import distance
 from perfmodel.cost.forms.registry import FormFit
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.roofline import FamilyFit
+from perfmodel.cost.rates import FALLBACKS
 from perfmodel.specs.base import Spec
+
+_NO_SIZES: Mapping[str, Any] = {}
 
 
 class HostFit(Spec):
@@ -31,7 +36,11 @@ class HostFit(Spec):
 
 
 class Calibration(Spec):
-    """All fits for one device and engine. `families` keys are a family ("gemm") or a family and rate ("gemm/fp8")."""
+    """All fits for one device and engine.
+
+    `families` keys are a family ("gemm"), a family and rate ("gemm/fp8"), or that and a kernel for some sizes only
+    ("attention_decode/bf16/kv_fp8/hd128/xqa"), which its fit's `domain` states.
+    """
 
     device: str
     engine: str
@@ -44,6 +53,20 @@ class Calibration(Spec):
     host: HostFit = HostFit()
     step_residuals: Residuals = Residuals()
 
-    def fit(self, family: str, rate: str) -> FormFit:
-        """The most specific fit: family and rate, then family, then the default."""
-        return self.families.get(f"{family}/{rate}") or self.families.get(family) or self.default
+    def fit(self, family: str, rate: str, extent: Mapping[str, Any] = _NO_SIZES) -> FormFit:
+        """The most specific fit: family and rate, then family, then a rate that `rate` falls back to, then the default.
+
+        Of several for one family and rate the one whose domain is nearest to the sizes in `extent`.
+        """
+        for name in (f"{family}/{rate}", family, *(f"{family}/{other}" for other in FALLBACKS.get(rate, ()))):
+            found = self.families.get(name) or self._nearest(name, extent)
+            if found is not None:
+                return found
+        return self.default
+
+    def _nearest(self, name: str, extent: Mapping[str, Any]) -> FormFit | None:
+        """The fit for some sizes of `name` that suits `extent` best."""
+        if "/" not in name:
+            return None
+        found = [fit for key, fit in self.families.items() if key.startswith(f"{name}/")]
+        return min(found, key=lambda fit: distance(fit, extent), default=None)

@@ -2,6 +2,8 @@
 
 __all__ = ["OperatorTime", "OperatorTimer"]
 
+from typing import Any
+
 from perfmodel.cost.calibration import Calibration
 from perfmodel.cost.datasheet import datasheet
 from perfmodel.cost.forms.device import DeviceFacts
@@ -9,6 +11,8 @@ from perfmodel.cost.forms.operator_time import OperatorTime
 from perfmodel.cost.forms.registry import FormFit, time_work
 from perfmodel.ops.work import Work
 from perfmodel.specs.hardware import HardwareSpec
+
+_PICKED_BY = ("head_dim", "kv_element_bytes", "heads", "kv_heads")  # what `Domain` looks at
 
 
 class OperatorTimer:
@@ -21,12 +25,13 @@ class OperatorTimer:
         self.hardware = hardware
         self.calibration = calibration or datasheet(hardware)
         self.device = DeviceFacts.of(hardware)
-        self._fits: dict[tuple[str, str], FormFit] = {}
+        self._fits: dict[tuple[Any, ...], FormFit] = {}
 
     def time(self, work: Work) -> OperatorTime:
         """How long one run of `work` takes."""
-        key = (work.family, work.rate)
+        sizes = work.extent.get
+        key = (work.family, work.rate, *(sizes(name) for name in _PICKED_BY))
         fit = self._fits.get(key)
         if fit is None:
-            fit = self._fits[key] = self.calibration.fit(*key)
+            fit = self._fits[key] = self.calibration.fit(work.family, work.rate, work.extent)
         return time_work(work, fit, self.device)

@@ -52,6 +52,8 @@ def attention_decode(
             "kv_heads": heads.num_kv_heads,
             "head_dim": heads.head_dim,
             "v_head_dim": heads.v_head_dim,
+            "kv_element_bytes": heads.kv_element_bytes,
+            "window": heads.window or heads.chunk or 0,
             "ctas": num_seqs * heads.num_kv_heads * ceil(group / _MAX_GROUP),
             "max_splits": max_splits,
         },

@@ -52,6 +52,8 @@ def _extent(prefills: Sequence[tuple[int, int]], heads: Heads) -> dict[str, floa
         "kv_heads": heads.num_kv_heads,
         "head_dim": heads.head_dim,
         "v_head_dim": heads.v_head_dim,
+        "kv_element_bytes": heads.kv_element_bytes,
+        "window": heads.window or heads.chunk or 0,
         "ctas": heads.num_heads * sum(ceil(t / _TILE) for t, _ in prefills),
         "tile_kv": sum(tile_pairs(t, p, heads.window, heads.chunk, _TILE) for t, p in prefills),
     }

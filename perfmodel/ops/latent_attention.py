@@ -136,5 +136,12 @@ def index_decode(num_seqs: int, context: float, indexer: Indexer) -> Work:
         activation_bytes=8.0 * context + num_seqs * indexer.num_heads * indexer.head_dim,
         kv_bytes=context * indexer.head_dim,
         num_kernels=2,
-        extent={"seqs": num_seqs, "kv_tokens": context, "heads": indexer.num_heads},
+        extent={
+            "seqs": num_seqs,
+            "kv_tokens": context,
+            "heads": indexer.num_heads,
+            "kv_heads": 1,
+            "head_dim": indexer.head_dim,
+            "kv_element_bytes": 1.0,
+        },
     )

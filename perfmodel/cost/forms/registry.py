@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Tag
 
+from perfmodel.cost.forms.attention_decode import FlashDecodeFit, decode_time
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.operator_time import OperatorTime
 from perfmodel.cost.forms.roofline import FamilyFit, roofline_time
@@ -22,9 +23,13 @@ def _form(value: Any) -> str:
     return str(form)
 
 
-FormFit = Annotated[Annotated[FamilyFit, Tag("roofline")], Discriminator(_form)]
+FormFit = Annotated[
+    Annotated[FamilyFit, Tag("roofline")] | Annotated[FlashDecodeFit, Tag("flash_decode")],
+    Discriminator(_form),
+]
 
 _TIMES: dict[str, Callable[[Work, Any, DeviceFacts], OperatorTime]] = {
+    "flash_decode": decode_time,
     "roofline": roofline_time,
 }
 

@@ -1,0 +1,193 @@
+"""Flash decoding: one new token per sequence over its KV cache, the KV length split over thread blocks.
+
+    t = launch + max( tc, tm + (1 - overlap) tc ) + doubling * log2(max(1, S / 64)) [+ swap] [+ combine]
+
+    C  = B K ceil(g / q) s                   thread blocks: B sequences, K KV heads, g query heads each, q of them per
+                                             block, s splits of the KV length (see `DecodeKernel`)
+    tc = block (1 + group_block g / 8) max(1, C / SM)              what a block costs before and after it streams
+    tm = max( KV bytes ceil(g / q) (1 + group_traffic (g - 1) / 8) / (memory_fraction W f),
+              padded FLOPs / (tensor_fraction F f) ) + (Q, O, new K and V bytes) / (memory_fraction W)
+    f  = min(1, block_bandwidth C / SM)                            few blocks cannot fill the memory system
+
+W and F are the declared bandwidth and tensor rate, SM the compute units, S the KV tokens of a sequence. Few blocks are
+what makes short batches slow, not few bytes. `combine` is paid where s > 1, `swap` by libraries that fold the query
+heads of a group into the query length with kernels of their own. The measured kernels contain the write of the new
+keys and values into the cache. Serving reads its KV from HBM; a benchmark that repeats one shape finds it in L2
+(`is_warm`). All contexts of a batch count as equally long: splits even out most of what ragged batches lose.
+Source: Dao et al. 2023 (Flash-Decoding); FlashAttention-2/3, TensorRT-LLM XQA and MMHA sources for the splits.
+"""
+
+__all__ = ["DecodeKernel", "DecodeParts", "DecodeSizes", "FlashDecodeFit", "decode_seconds", "decode_time"]
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.domain import Domain
+from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
+from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.ops.work import Work
+from perfmodel.specs.base import Spec
+
+Values = NDArray[np.float64]
+
+_SHORT = 64.0  # KV tokens up to which the context does not show
+_CACHED_SHARE = 0.7  # of L2 that a repeated benchmark keeps; nothing is left beyond twice of it
+
+
+class DecodeKernel(Spec):
+    """How a decode kernel cuts its work: facts of its code, chosen by reading it, not fitted.
+
+    heads_per_block: query heads of one KV head that share a thread block and its reads of the KV
+    rows:            rows of a tensor-core tile that those heads are padded to
+    split_tokens:    least KV tokens of a split
+    split_waves:     splits are made until so many blocks per compute unit are launched
+    whole_splits:    the number of splits is rounded down (else the scheduler balances fractions)
+    splits_mha:      KV heads with a single query head are split, too
+    splits_window:   splits are counted before a sliding window cuts the context
+    pays_splits:     every split costs a block (else splits of a context share one persistent block's cost)
+    window_overlap:  KV tokens read beyond a sliding window, which starts within a tile
+    """
+
+    heads_per_block: PositiveInt = 64
+    rows: PositiveInt = 64
+    split_tokens: PositiveFloat = 256.0
+    split_waves: PositiveFloat = 1.0
+    whole_splits: bool = False
+    splits_mha: bool = True
+    splits_window: bool = False
+    pays_splits: bool = False
+    window_overlap: float = Field(default=0.0, ge=0)
+
+
+class FlashDecodeFit(Spec):
+    """One decode kernel. Times in seconds at the clock of the device; fractions of the declared peaks."""
+
+    form: Literal["flash_decode"] = "flash_decode"
+    kernel: DecodeKernel = DecodeKernel()
+    domain: Domain = Domain()
+    rate: str | None = None  # the number format whose tensor peak it runs at; None: that of the work
+    launch_s: float = Field(default=8e-6, ge=1e-6, le=1e-4)
+    memory_fraction: float = Field(default=0.85, ge=0.1, le=1.0)
+    tensor_fraction: float = Field(default=0.9, ge=0.02, le=1.0)
+    block_s: float = Field(default=3e-6, ge=1e-8, le=3e-5)
+    block_bandwidth: float = Field(default=1.0, ge=0.05, le=10.0)  # one block's share of the bandwidth / (1 / SM)
+    overlap: float = Field(default=0.5, ge=0.01, le=1.0)  # of a block's fixed cost with the streaming of others
+    doubling_s: float = Field(default=3e-7, ge=1e-9, le=1e-5)  # per doubling of the context: splits, their scheduling
+    group_traffic: float = Field(default=0.01, ge=1e-5, le=3.0)
+    group_block: float = Field(default=0.01, ge=1e-4, le=5.0)
+    combine_s: float = Field(default=1e-9, ge=1e-9, le=5e-5)
+    swap_s: float = Field(default=1e-9, ge=1e-9, le=3e-5)
+    cache_speedup: float = Field(default=1.0, ge=1.0, le=6.0)  # of KV that a benchmark finds in L2
+    residuals: Residuals = Residuals()
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSizes:
+    """One decode batch, or many as arrays. `length`: KV tokens per sequence before a window (0: none) cuts them.
+
+    kv_token_bytes: of K and V per token, all KV heads; io_bytes: Q, O and the new K and V of the batch
+    flops_per_token: of one query head and KV token, 2 (h_k + h_v)
+    """
+
+    seqs: Values
+    heads: Values
+    kv_heads: Values
+    length: Values
+    window: Values
+    kv_token_bytes: Values
+    io_bytes: Values
+    flops_per_token: Values
+
+    def take(self, rows: NDArray[Any]) -> "DecodeSizes":
+        """The batches of an index array or a mask."""
+        return DecodeSizes(*(getattr(self, name)[rows] for name in self.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeParts:
+    """Seconds in all, and of the resources alone."""
+
+    duration: Values
+    compute: Values
+    memory: Values
+
+
+def decode_seconds(
+    sizes: DecodeSizes, fit: FlashDecodeFit, device: DeviceFacts, rate: str = "bf16", *, is_warm: bool = False
+) -> DecodeParts:
+    """The formula of this module; `is_warm`: the KV may be in L2 from the last repetition."""
+    kernel, units = fit.kernel, device.compute_units
+    group = sizes.heads / sizes.kv_heads
+    reads = np.ceil(group / kernel.heads_per_block)
+    first = sizes.seqs * sizes.kv_heads * reads
+    limit = np.where(sizes.window > 0, sizes.window + kernel.window_overlap, np.inf)
+    visible = np.minimum(sizes.length, limit)
+    splits = _splits(sizes.length if kernel.splits_window else visible, first, group, kernel, units)
+    blocks = first * splits
+    fill = np.minimum(1.0, fit.block_bandwidth * blocks / units)
+
+    bandwidth = device.bandwidth * fit.memory_fraction
+    kv_bytes = sizes.seqs * visible * sizes.kv_token_bytes
+    memory = kv_bytes * reads * (1 + fit.group_traffic / 8 * (group - 1)) / (bandwidth * fill)
+    if is_warm:
+        hit = np.clip(2 - kv_bytes / (_CACHED_SHARE * device.l2_bytes), 0, 1)
+        memory = memory * (1 - hit + hit / fit.cache_speedup)
+    padded = np.ceil(group / kernel.rows) * kernel.rows * sizes.kv_heads
+    flops = sizes.seqs * visible * padded * sizes.flops_per_token
+    compute = flops / (device.peak(fit.rate or rate) * fit.tensor_fraction * fill)
+    io = sizes.io_bytes / bandwidth
+    stream = np.maximum(memory, compute) + io
+
+    paid = blocks if kernel.pays_splits else first
+    block = fit.block_s * (1 + fit.group_block / 8 * group) * np.maximum(1.0, paid / units)
+    duration = fit.launch_s + np.maximum(block, stream + (1 - fit.overlap) * block)
+    duration = duration + fit.doubling_s * np.log2(np.maximum(1.0, visible / _SHORT))
+    duration = duration + fit.combine_s * (splits > 1.01) + fit.swap_s * ((group > 1) & (sizes.seqs > 1))
+    return DecodeParts(duration, compute, memory + io)
+
+
+def _splits(length: Values, first: Values, group: Values, kernel: DecodeKernel, units: int) -> Values:
+    most = np.maximum(1.0, length / kernel.split_tokens)
+    splits = np.minimum(kernel.split_waves * units / first, most)
+    if kernel.whole_splits:
+        splits = np.floor(splits)
+    if not kernel.splits_mha:
+        splits = np.where(group == 1, 1.0, splits)
+    result: Values = np.maximum(1.0, splits)
+    return result
+
+
+def decode_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> OperatorTime:
+    """How long one run of `work` takes: KV from HBM."""
+    if not work.num_kernels:
+        return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
+    parts = decode_seconds(_sizes(work, fit.kernel), fit, device, work.rate)
+    duration, compute, memory = float(parts.duration), float(parts.compute), float(parts.memory)
+    overhead = max(0.0, duration - max(compute, memory))
+    return OperatorTime(duration, compute, memory, 0.0, overhead, bound_of(compute, memory, 0.0, overhead))
+
+
+def _sizes(work: Work, kernel: DecodeKernel) -> DecodeSizes:
+    """Sizes from the extent. The window's overlap is added as the mean context comes near the window."""
+    extent = work.extent
+    seqs = extent["seqs"]
+    length, window = extent["kv_tokens"] / seqs, extent.get("window", 0.0)
+    if window:
+        length += kernel.window_overlap * max(0.0, 2 * length / window - 1)
+    new_bytes = seqs * work.kv_bytes / extent["kv_tokens"] if extent["kv_tokens"] else 0.0
+    values = (
+        seqs,
+        extent["heads"],
+        extent["kv_heads"],
+        length,
+        window,
+        work.kv_bytes / max(extent["kv_tokens"], 1.0),
+        work.activation_bytes + 2 * new_bytes,
+        work.flops / max(extent["heads"] * extent["kv_tokens"], 1.0),
+    )
+    return DecodeSizes(*(np.float64(value) for value in values))  # type: ignore[arg-type]
