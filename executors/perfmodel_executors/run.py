@@ -20,9 +20,8 @@ from perfmodel.validate.executor import ExecutorComparison, ShadowedBackend, rep
 from perfmodel.validate.report import ValidationReport
 from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.driver import WallClock, serve
-from perfmodel_executors.measure.calibrate import calibrate_machine
-from perfmodel_executors.models.decoder import Decoder
-from perfmodel_executors.models.support import torch_dtype
+from perfmodel_executors.measure.calibrate import MIN_ROUNDS, calibrate_machine
+from perfmodel_executors.models.decoder import load_decoder
 
 Progress = Callable[[int, int | None], None]
 
@@ -39,7 +38,8 @@ def execute_scenario(
     Raises PerfmodelError for what is not executed yet, DoesNotFitError and WorkloadError as the simulator does.
     """
     torch.set_num_threads(1)
-    decoder = Decoder(scenario.model, torch_dtype(scenario.model, scenario.engine.dtype), scenario.seed)
+    _check_device(scenario)
+    decoder = load_decoder(scenario.model, scenario.engine, scenario.seed)
     backend = ExecutedBackend(decoder, scenario.engine.block_size, scenario.seed)
     return _run(scenario, backend, backend, progress, out, live)
 
@@ -49,6 +49,7 @@ def validate_executor(
     repeats: int = 1,
     progress: Progress | None = None,
     budget_s: float = 40.0,
+    min_rounds: int = MIN_ROUNDS,
 ) -> ValidationReport:
     """Calibrates on a grid of steps, then simulates and executes the scenario `repeats` times and compares.
 
@@ -56,7 +57,8 @@ def validate_executor(
     speed that the machine had while calibrating (a reference step before each step says how fast it is now): without,
     the drift of a shared machine would be counted as an error of the model.
     """
-    machine = calibrate_machine(scenario, budget_s, progress=progress)
+    _check_device(scenario)
+    machine = calibrate_machine(scenario, budget_s, min_rounds, progress)
     comparisons = []
     for number in range(repeats):
         workload = scenario.model_copy(update={"seed": scenario.seed + number})
@@ -78,6 +80,19 @@ def _predictor(scenario: Scenario, calibration: Calibration) -> SimulatedBackend
     return SimulatedBackend(StepTimer(graph, OperatorTimer(scenario.hardware, calibration)))
 
 
+def _check_device(scenario: Scenario) -> None:
+    if scenario.hardware.kind != "cpu":
+        raise PerfmodelError(
+            f"{scenario.name} is for {scenario.hardware.name}, but the executor runs on a CPU; use --set hardware=cpu."
+        )
+    num_devices = scenario.engine.num_devices * scenario.cluster.replicas
+    if num_devices > 1:
+        raise PerfmodelError(
+            f"{scenario.name} asks for {num_devices} devices, but the executor runs one replica on one device; set "
+            f"tensor_parallel_size, pipeline_parallel_size, data_parallel_size and cluster.replicas to 1."
+        )
+
+
 def _run(
     scenario: Scenario,
     backend: Backend,
@@ -87,14 +102,7 @@ def _run(
     live: bool = False,
 ) -> RunResult:
     """Serve the scenario's workload with `backend`, which is `executed` or stands in front of it."""
-    engine = scenario.engine
-    num_devices = engine.num_devices * scenario.cluster.replicas
-    if num_devices > 1:
-        raise PerfmodelError(
-            f"{scenario.name} asks for {num_devices} devices, but the executor runs one replica on one device; set "
-            f"tensor_parallel_size, pipeline_parallel_size, data_parallel_size and cluster.replicas to 1."
-        )
-    num_blocks = plan_memory(scenario.model, scenario.hardware, engine).num_kv_blocks
+    num_blocks = plan_memory(scenario.model, scenario.hardware, scenario.engine).num_kv_blocks
     loop = build_serve_loop(scenario, num_blocks, record_positions=True)
     workload = Workload(scenario)
     with Collector(out) as collector:

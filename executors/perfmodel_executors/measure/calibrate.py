@@ -30,8 +30,7 @@ from perfmodel_executors.measure.cpu_steps import REFERENCE, StepRange, calibrat
 from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.measure.fit import FitResult, features, fit_steps
 from perfmodel_executors.measure.protocol import Measured, measure_paired
-from perfmodel_executors.models.decoder import Decoder
-from perfmodel_executors.models.support import torch_dtype
+from perfmodel_executors.models.decoder import Decoder, load_decoder
 
 ENGINE = "perfmodel"  # the engine that a calibration of this executor is for
 DEFAULT_MODELS = ("tiny-llama", "tiny-moe")
@@ -73,16 +72,17 @@ def calibrate_cpu(
     out: Path | None = None,
     progress: Progress | None = None,
     budget_s: float = 25.0,
+    min_rounds: int = MIN_ROUNDS,
 ) -> tuple[Calibration, Path]:
     """Measures this machine on `models`, fits them together, and writes the calibration of device `cpu`.
 
     out:      the file to write; by default where `engine.profile: perfmodel` looks for it
-    budget_s: wall seconds of timed rounds per model; ten rounds are run whatever they take
+    budget_s: wall seconds of timed rounds per model; at least `min_rounds` are run whatever they take
     """
     hardware, engine = load_hardware("cpu"), EngineSpec(dtype="bfloat16", profile=ENGINE)
     names = list(models or DEFAULT_MODELS)
     specs = [load_model(name) for name in names]
-    times = [time_steps(spec, hardware, engine, StepRange(), budget_s, progress=progress) for spec in specs]
+    times = [time_steps(m, hardware, engine, StepRange(), budget_s, min_rounds, progress=progress) for m in specs]
     rows = [row for part in times for row in part.rows]
     fit = fit_steps(hardware, rows, [samples for part in times for samples in part.samples], ENGINE)
     command = "perfmodel calibrate --device cpu" + "".join(f" --model {name}" for name in names if models)
@@ -131,7 +131,7 @@ def time_steps(
 ) -> StepTimes:
     """Times the calibration grid over `span` on one thread."""
     torch.set_num_threads(1)  # barriers between threads wait for whole scheduler quanta on a shared machine
-    decoder = Decoder(model, torch_dtype(model, engine.dtype), seed)
+    decoder = load_decoder(model, engine, seed)
     bench = StepBench(decoder, engine.block_size, seed)
     grid = calibration_grid(span)
     reference = bench.step(REFERENCE)

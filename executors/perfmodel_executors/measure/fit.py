@@ -30,7 +30,7 @@ from perfmodel.specs.hardware import HardwareSpec
 
 Floats = NDArray[np.float64]
 
-_PULL = 0.003  # a parameter at twice its prior weighs as much as this relative error on every step
+_PULL = 0.001  # a parameter at twice its prior weighs as much as this relative error on every step
 _NUM_FOLDS = 5
 _FAMILIES = ("gemm", "elementwise", "sampling", "embedding", "attention_prefill", "attention_decode", "moe")
 

@@ -4,18 +4,21 @@ Linear layers see all tokens of a step at once, attention sees each sequence thr
 only the rows that are sampled: the structure of the step that the cost model's graph describes.
 """
 
-__all__ = ["Decoder"]
+__all__ = ["Decoder", "load_decoder"]
 
 import torch
 from torch import Tensor
 
+from perfmodel.ops.formats import served_model
+from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.model.architecture import Attention, DenseFFN, MoEFFN
+from perfmodel.specs.model.params import weight_bytes
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel_executors.kernels import Kernels, load_kernels
 from perfmodel_executors.kernels.rope.reference import rope_table
 from perfmodel_executors.models.batch import StepBatch
 from perfmodel_executors.models.kv_cache import KVCache
-from perfmodel_executors.models.support import check_executable
+from perfmodel_executors.models.support import check_executable, check_memory, torch_dtype
 from perfmodel_executors.models.weights import (
     AttentionWeights,
     DecoderWeights,
@@ -41,6 +44,8 @@ class Decoder:
         weights: DecoderWeights | None = None,
     ) -> None:
         check_executable(model)
+        if weights is None:
+            check_memory(f"{model.name}: weights", sum(weight_bytes(model).values()))
         self.model = model
         self.dtype = dtype
         self.kernels = kernels or load_kernels()
@@ -149,3 +154,9 @@ class Decoder:
                 shared_TC = shared_TC * torch.sigmoid(kernels.linear(x_TC, weights.shared_gate))
             update_TC = update_TC + shared_TC
         return update_TC
+
+
+def load_decoder(model: ModelSpec, engine: EngineSpec, seed: int = 0) -> Decoder:
+    """The model in the formats that the engine serves it in, with random weights."""
+    served = served_model(model, engine)
+    return Decoder(served, torch_dtype(served), seed)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from perfmodel.specs.model.architecture import Attention
 from perfmodel.specs.model.spec import ModelSpec
+from perfmodel_executors.models.support import check_memory
 
 
 class KVCache:
@@ -34,8 +35,11 @@ class KVCache:
         """Make room for block ids below `num_blocks`; contents are kept."""
         if num_blocks <= self.num_blocks:
             return
-        self.num_blocks = max(num_blocks, 2 * self.num_blocks, 64)
-        self.pages = [(_grown(k, self.num_blocks), _grown(v, self.num_blocks)) for k, v in self.pages]
+        self.num_blocks = max(num_blocks, self.num_blocks * 3 // 2, 64)
+        per_block = sum((k.stride(0) + v.stride(0)) * k.element_size() for k, v in self.pages)
+        check_memory(f"{self.num_blocks} KV blocks", self.num_blocks * per_block)
+        for layer, (k, v) in enumerate(self.pages):  # one layer at a time: the old pages go as the new ones come
+            self.pages[layer] = (_grown(k, self.num_blocks), _grown(v, self.num_blocks))
 
     def reserve_for(self, block_tables: Sequence[Sequence[int]]) -> None:
         """Make room for every block id in `block_tables`."""

@@ -1,39 +1,50 @@
 """What the decoder runs, and a sentence for what it does not."""
 
-__all__ = ["check_executable", "torch_dtype"]
+__all__ = ["check_executable", "check_memory", "torch_dtype"]
+
+import os
 
 import torch
 
-from perfmodel.errors import PerfmodelError
+from perfmodel.errors import DoesNotFitError, PerfmodelError
 from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer, MoEFFN
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel_executors.kernels.swiglu.reference import ACTIVATIONS
 
 _DTYPES = {
     "bf16": torch.bfloat16,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
     "fp16": torch.float16,
     "fp32": torch.float32,
 }
 
 
-def torch_dtype(model: ModelSpec, engine_dtype: str = "auto") -> torch.dtype:
-    """The engine's dtype, or the model's where that is `auto`."""
-    name = model.dtype if engine_dtype == "auto" else engine_dtype
-    if name not in _DTYPES:
+def torch_dtype(model: ModelSpec) -> torch.dtype:
+    """The dtype of weights, activations and KV cache."""
+    if model.dtype not in _DTYPES:
         raise PerfmodelError(
-            f"{model.name}: weights in {name} are not executed yet; set engine.dtype to bfloat16 or float32."
+            f"{model.name}: weights in {model.dtype} are not executed yet; set engine.dtype to bfloat16 or float32."
         )
-    return _DTYPES[name]
+    return _DTYPES[model.dtype]
+
+
+def check_memory(what: str, num_bytes: float) -> None:
+    """Raises DoesNotFitError for what this machine's memory cannot hold, before the machine finds out."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_bytes > 0.8 * physical:
+        raise DoesNotFitError(
+            f"{what} of {num_bytes / 1e9:.1f} GB do not fit this machine, which has {physical / 1e9:.1f} GB; execute a "
+            f"smaller model, or fewer KV blocks (engine.num_gpu_blocks_override)."
+        )
 
 
 def check_executable(model: ModelSpec) -> None:
     """Raises PerfmodelError with one sentence that names what is not executed yet."""
-    if model.quantization.method != "none":
+    quantization = model.quantization
+    if quantization.weights is not None:
+        raise PerfmodelError(f"{model.name}: weights in {quantization.weights} are not executed yet; use a bf16 card.")
+    if quantization.kv_cache not in (None, model.dtype):
         raise PerfmodelError(
-            f"{model.name}: {model.quantization.method} weights are not executed yet; use a bf16 card."
+            f"{model.name}: a KV cache in {quantization.kv_cache} is not executed yet; set kv_cache_dtype to auto."
         )
     missing = next(filter(None, (_missing(layer) for layer, _ in model.layers)), None) or _missing_around(model)
     if missing:

@@ -1,0 +1,169 @@
+"""Protocol, grid and fit, on fake clocks and synthetic times: nothing here depends on this machine's speed."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the executor needs torch")
+
+from executor_models import MODELS  # noqa: E402
+
+from perfmodel.cost import OperatorTimer, estimate_step  # noqa: E402
+from perfmodel.cost.calibration import Calibration, FamilyFit  # noqa: E402
+from perfmodel.ops import build_graph  # noqa: E402
+from perfmodel.specs import EngineSpec, load_hardware, load_model  # noqa: E402
+from perfmodel_executors.measure.bench import StepBench, StepShape  # noqa: E402
+from perfmodel_executors.measure.cpu_steps import StepRange, calibration_grid  # noqa: E402
+from perfmodel_executors.measure.drift import DriftMeter  # noqa: E402
+from perfmodel_executors.measure.fit import PARAMETERS, features, fit_steps  # noqa: E402
+from perfmodel_executors.measure.protocol import measure_paired, quantile  # noqa: E402
+from perfmodel_executors.models.decoder import Decoder  # noqa: E402
+
+CPU = load_hardware("cpu")
+ENGINE = EngineSpec(dtype="bfloat16", profile="perfmodel")
+SHARED = ("gemm", "elementwise", "sampling", "embedding")
+
+
+class FakeMachine:
+    """A clock that only work moves, on a machine whose speed drifts."""
+
+    def __init__(self):
+        self.now, self.slowness = 0, 1.0
+
+    def work(self, nanoseconds):
+        def run():
+            self.now += round(nanoseconds * self.slowness)
+            self.slowness *= 1.002
+
+        return run
+
+
+def test_pairing_cancels_drift():
+    machine = FakeMachine()
+    cases = {"short": machine.work(1_000_000), "long": machine.work(5_000_000)}
+    measured = measure_paired(cases, machine.work(2_000_000), min_rounds=12, budget_s=0, clock_ns=lambda: machine.now)
+    assert measured.num_rounds == 12
+    assert measured.seconds["long"] / measured.seconds["short"] == pytest.approx(5, rel=0.01)
+    assert measured.seconds["short"] / measured.reference_s == pytest.approx(0.5, rel=0.01)
+    assert machine.slowness > 1.15  # unpaired, the last round would be 15 % above the first
+    assert measured.spread < 0.01
+
+
+def test_the_drift_meter_restates_durations_at_the_calibrated_speed():
+    machine = FakeMachine()
+    reference = machine.work(1000)
+    meter = DriftMeter(reference, reference_s=1e-6, window=1, clock_ns=lambda: machine.now)
+    machine.slowness = 2.0
+    assert meter.measure() == pytest.approx(0.5, rel=0.01)
+
+
+def test_the_drift_meter_runs_only_when_due():
+    machine = FakeMachine()
+    meter = DriftMeter(machine.work(1000), reference_s=1e-6, every=3, clock_ns=lambda: machine.now)
+    before = machine.now
+    for _ in range(6):
+        meter.measure()
+    assert machine.now - before == pytest.approx(2 * 1000, rel=0.02)
+
+
+def test_quantiles_are_linear_between_order_statistics():
+    assert quantile([3, 1, 2], 0.5) == 2
+    assert quantile([0, 10], 0.9) == pytest.approx(9)
+
+
+@pytest.mark.parametrize("span", [StepRange(), StepRange(1, 32, 16), StepRange(32, 4096, 1024)])
+def test_the_grid_spans_its_range_and_no_more(span):
+    grid = calibration_grid(span)
+    assert len(grid) == len(set(grid)) <= 45
+    assert {shape.kind for shape in grid} == {"decode", "chunk", "mixed"}
+    assert max(len(shape.contexts) for shape in grid) == span.max_batch
+    assert max(max(shape.contexts, default=0) for shape in grid) == span.max_context
+    assert max(max((new for new, _, _ in shape.chunks), default=0) for shape in grid) == span.max_chunk
+
+
+def synthetic(model):
+    """(shapes, features, seconds) of a machine that obeys the cost formula exactly."""
+    families = {
+        "gemm": FamilyFit(compute_fraction=0.1, memory_fraction=0.07, overhead_s=4e-6, knee=1),
+        "elementwise": FamilyFit(memory_fraction=0.08, overhead_s=4e-6, knee=1),
+        "sampling": FamilyFit(memory_fraction=0.1, overhead_s=4e-6, knee=1),
+        "embedding": FamilyFit(memory_fraction=0.08, overhead_s=4e-6, knee=1),
+        "attention_prefill": FamilyFit(compute_fraction=0.02, memory_fraction=0.05, overhead_per_item_s=4e-5, knee=1),
+        "attention_decode": FamilyFit(compute_fraction=0.02, memory_fraction=0.05, overhead_per_item_s=2e-5, knee=1),
+        "moe": FamilyFit(compute_fraction=0.1, memory_fraction=0.07, overhead_per_item_s=3e-5, knee=1),
+    }
+    timer = OperatorTimer(CPU, Calibration(device="cpu", engine="test", families=families))
+    graph = build_graph(model, ENGINE)
+    shapes = [shape.batch_shape(model.attention_spans) for shape in calibration_grid(StepRange())]
+    rows = [features(graph, CPU, shape) for shape in shapes]
+    return graph, shapes, rows, [estimate_step(graph, timer, shape).duration_s for shape in shapes]
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-moe", "tiny-swa"])
+def test_the_fit_predicts_steps_of_a_machine_that_obeys_the_formula(name):
+    model = load_model(name)
+    graph, _, rows, seconds = synthetic(model)
+    fit = fit_steps(CPU, rows, [[second] for second in seconds])
+    assert max(map(abs, fit.errors)) < 0.02  # left-out steps; the pull towards priors costs this much
+    timer = OperatorTimer(CPU, fit.calibration)
+    unseen = StepShape(contexts=(77, 500, 1000), chunks=((133, 50, True),)).batch_shape(model.attention_spans)
+    truth = sum(predicted(fit, unseen, graph).values())
+    assert estimate_step(graph, timer, unseen).duration_s == pytest.approx(truth, rel=1e-6)
+
+
+def predicted(fit, shape, graph):
+    """The linear formula written out: coefficient times feature, with the families that share a coefficient."""
+    row = features(graph, CPU, shape)
+    terms = {}
+    for (family, quantity), value in row.items():
+        owner = {("embedding", "memory"): "elementwise", ("attention_prefill", "memory"): "attention_decode"}.get(
+            (family, quantity), family
+        )
+        if (family, quantity) == ("attention_decode", "compute"):
+            owner = "attention_prefill"
+        if quantity == "kernels":
+            coefficient = fit.coefficients["kernel.kernels"] if family in SHARED else 0.0
+        elif quantity == "items":
+            coefficient = fit.coefficients.get(f"{owner}.items", 0.0)
+        else:
+            coefficient = fit.coefficients.get(f"{owner}.{quantity}", 1.0)
+        terms[family, quantity] = coefficient * value
+    return terms
+
+
+def test_fractions_never_exceed_the_declared_peaks():
+    _, _, rows, seconds = synthetic(load_model("tiny-llama"))
+    fit = fit_steps(CPU, rows, [[second / 1000] for second in seconds])  # an impossibly fast machine
+    for family in fit.calibration.families.values():
+        assert 0 < family.compute_fraction <= 1
+        assert 0 < family.memory_fraction <= 1
+
+
+def test_residuals_are_those_of_single_samples():
+    _, _, rows, seconds = synthetic(load_model("tiny-llama"))
+    samples = [[0.8 * s, 0.9 * s, s, 1.1 * s, 1.2 * s] for s in seconds]
+    residuals = fit_steps(CPU, rows, samples).calibration.step_residuals
+    assert residuals.num_rows == 5 * len(seconds)
+    assert residuals.p10 == pytest.approx(-0.22, abs=0.03)
+    assert residuals.p90 == pytest.approx(0.18, abs=0.03)
+
+
+def test_every_parameter_may_take_its_prior():
+    assert all(p.low <= p.prior <= p.high for p in PARAMETERS)
+
+
+def test_a_bench_step_has_the_shape_it_was_asked_for():
+    seen = []
+
+    class SpyDecoder(Decoder):
+        def step(self, batch, cache):
+            seen.append(batch)
+            return super().step(batch, cache)
+
+    bench = StepBench(SpyDecoder(MODELS["gqa"], torch.float32), 4)
+    shape = StepShape(contexts=(5, 9), chunks=((6, 3, True), (4, 0, False)))
+    assert len(bench.step(shape)()) == 3
+    (batch,) = seen
+    assert batch.contexts_D.tolist() == [5, 9]
+    assert batch.starts_G.tolist() == [0, 6, 10]
+    assert batch.computed_G.tolist() == [3, 0]
+    assert len(set(batch.slots_T.tolist())) == shape.num_tokens == 12
+    assert shape.kind == "mixed"
