@@ -32,5 +32,12 @@ def gemm(name: str, m: float, n: int, k: int, form: LinearFormat, *, has_bias: b
         weight_bytes=n * k * form.weight_bytes + (n * form.output_bytes if has_bias else 0.0),
         activation_bytes=m * k * form.input_bytes + m * n * form.output_bytes + quantize_bytes(m, k, form),
         num_kernels=2 if form.quantizes_input else 1,
-        extent={"m": m, "n": n, "k": k, "weight_bytes": form.weight_bytes, "input_bytes": form.input_bytes},
+        extent={
+            "m": m,
+            "n": n,
+            "k": k,
+            "weight_bytes": form.weight_bytes,
+            "input_bytes": form.input_bytes,
+            "quantized_bytes": quantize_bytes(m, k, form),
+        },
     )

@@ -1,0 +1,194 @@
+"""Tiled matrix multiplication: the library picks the tile and the k split that are fastest, then pays for what is left.
+
+    t = launch + min over tiles (tm, tn) and splits s of
+                 knee( waves(tiles / SM) (K/s step + prologue),  bytes / (memory_fraction W) )
+                 + [s > 1] (split + 4 s M N bytes of partial sums / (memory_fraction W))
+        [+ 3 M K bytes / (quantize_fraction W), if a kernel quantizes the input first]
+
+    tiles = ceil(M / tm) ceil(N / tn) s thread blocks on SM compute units; `waves`, `k_step_s`: see `tiles`
+
+W is the declared bandwidth. Kernels without a choice name their tiles (`tile_rule`). What tile choice and split-K miss
+of cuBLAS's own tables is the scatter of 3 to 6 % that even two engines calling the same library show between them.
+Source of the form: wave quantization as in NVIDIA's "Matrix Multiplication Background" guide; parameters are fitted to
+the GEMM tables of ai-dynamo/aiconfigurator (Apache-2.0).
+"""
+
+__all__ = ["GemmParts", "GemmSizes", "TiledGemmFit", "gemm_seconds", "time_gemm"]
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
+from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.cost.forms.tiles import TileStep, Values, k_step_s, knee_of, tile_allowed, waves
+from perfmodel.ops.work import Work
+from perfmodel.specs.base import Spec
+
+# Tiles that cuBLAS and CUTLASS ship for tensor cores, and the k splits they are launched with.
+_TILES = ((16, 64), (16, 128), (32, 64), (64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
+_SPLITS = (1, 2, 4, 8, 16, 32)
+_LARGE_TILE_ROWS = 128  # from here on a tile splits k at most _LARGE_TILE_SPLITS ways
+_LARGE_TILE_SPLITS = 4
+_LEAST_SPLIT_K = 128
+_K_STEP = 32  # k is padded to whole steps of the main loop
+_NEVER_S = 1e9
+_ROWS_AT_ONCE = 4096
+_MOST_PLANS = 4096
+
+
+class TiledGemmFit(Spec):
+    """One family of GEMM kernels. Times in seconds; fractions of the declared peaks."""
+
+    form: Literal["tiled_gemm"] = "tiled_gemm"
+    tile_rule: tuple[TileStep, ...] = ()  # by M, without k splits; empty: the fastest of all tiles and splits
+    launch_s: float = Field(default=2e-6, ge=3e-7, le=6e-5)  # launches, epilogue; several kernels where it quantizes
+    compute_fraction: float = Field(default=0.85, ge=0.3, le=1.0)  # of the tensor peak, in the main loop
+    memory_fraction: float = Field(default=0.82, ge=0.3, le=1.0)
+    feed_edge: float = Field(default=50.0, ge=5.0, le=300.0)  # elements; larger where weights are dequantized
+    split_s: float = Field(default=2.2e-6, ge=3e-7, le=3e-5)  # one more pass over the output, with its launch
+    knee: float = Field(default=2.2, ge=1.0, le=20.0)  # how well loads hide behind multiplications
+    prologue_s: float = Field(default=1.5e-6, ge=1e-8, le=8e-6)  # fill and drain of the pipeline, per wave
+    wave_quantization: float = Field(default=0.1, ge=1e-3, le=1.0)  # 1: a last, partial wave costs a whole one
+    quantize_fraction: float = Field(default=0.5, ge=0.05, le=1.0)  # of the bandwidth, by the quantizing kernel
+    # Host time of launching eagerly, below which no measurement falls. Serving replays CUDA graphs: it has no floor.
+    eager_floor_s: float | None = Field(default=None, ge=1e-6, le=1e-3)
+    residuals: Residuals = Residuals()
+
+
+@dataclass(frozen=True, slots=True)
+class GemmSizes:
+    """Many multiplications of one number format (or one, as arrays of length 1).
+
+    m, n, k:         rows, weights' columns, inner size
+    moved_bytes:     of the multiplication itself: weights, input, output (and bias)
+    quantized_bytes: of the kernel that quantizes the input first, 0 without
+    rate:            the peak rate that multiplies; weight_bytes, input_bytes: per element, as multiplied
+    """
+
+    m: Values
+    n: Values
+    k: Values
+    moved_bytes: Values
+    quantized_bytes: Values
+    rate: str
+    weight_bytes: float
+    input_bytes: float
+
+    def take(self, rows: NDArray[Any] | slice) -> "GemmSizes":
+        """The multiplications of an index array, a mask or a slice."""
+        columns = {name: getattr(self, name)[rows] for name in ("m", "n", "k", "moved_bytes", "quantized_bytes")}
+        return replace(self, **columns)
+
+
+@dataclass(frozen=True, slots=True)
+class GemmParts:
+    """Seconds in all, and of the resources alone."""
+
+    duration: Values
+    compute: Values
+    memory: Values
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What does not depend on m, for each (problem, split, tile).
+
+    tile_rows: tm; columns: thread blocks per row of tiles and compute unit; block_s: of one thread block, longer
+    than anything where the split is not offered; partial_s_per_row: (problem, split), writing and reading partial sums
+    """
+
+    tile_rows: Values
+    columns: Values
+    block_s: Values
+    split_s: Values
+    partial_s_per_row: Values
+    bandwidth: float
+
+
+def _plan(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> _Plan:
+    tiles = tuple((step.rows, step.columns) for step in fit.tile_rule) or _TILES
+    rows, columns = np.array(tiles, dtype=np.float64).T
+    splits = np.array((1,) if fit.tile_rule else _SPLITS, dtype=np.float64)
+    n, k, s = sizes.n[:, None, None], sizes.k[:, None, None], splits[:, None]
+    peak_per_unit = device.peak(sizes.rate) / device.compute_units
+    step = k_step_s(
+        rows, columns, peak_per_unit, fit.compute_fraction, fit.feed_edge, sizes.input_bytes, sizes.weight_bytes
+    )
+    offered = (s == 1) | ((k >= s * _LEAST_SPLIT_K) & ((rows < _LARGE_TILE_ROWS) | (s <= _LARGE_TILE_SPLITS)))
+    block = np.ceil(k / (s * _K_STEP)) * (_K_STEP * step) + fit.prologue_s
+    bandwidth = device.bandwidth * fit.memory_fraction
+    is_split = splits > 1
+    return _Plan(
+        tile_rows=rows,
+        columns=np.ceil(n / columns) * (s / device.compute_units),
+        block_s=np.where(offered, block, _NEVER_S),
+        split_s=np.where(is_split, fit.split_s, 0.0),
+        partial_s_per_row=is_split * splits * (4.0 / bandwidth) * sizes.n[:, None],
+        bandwidth=bandwidth,
+    )
+
+
+def _parts(sizes: GemmSizes, plan: _Plan, fit: TiledGemmFit, device: DeviceFacts) -> GemmParts:
+    m = sizes.m[:, None]
+    blocks = np.ceil(m / plan.tile_rows)[:, None, :] * plan.columns
+    by_tile = waves(blocks, fit.wave_quantization) * plan.block_s
+    if fit.tile_rule:
+        by_tile = np.where(tile_allowed(fit.tile_rule, sizes.m)[:, None, :], by_tile, _NEVER_S)
+    compute = by_tile.min(axis=2)
+    memory = sizes.moved_bytes / plan.bandwidth
+    total = knee_of(compute, memory[:, None], fit.knee) + (plan.split_s + m * plan.partial_s_per_row)
+    each, best = np.arange(len(total)), total.argmin(axis=1)
+    duration = total[each, best] + fit.launch_s
+    if sizes.quantized_bytes.any():
+        quantize = sizes.quantized_bytes / (device.bandwidth * fit.quantize_fraction)
+        duration, memory = duration + quantize, memory + quantize
+    return GemmParts(duration, compute[each, best], memory)
+
+
+def gemm_seconds(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts, *, is_eager: bool = False) -> GemmParts:
+    """The formula of this module. `is_eager`: launched one by one, so never below `fit.eager_floor_s`."""
+    pieces = []
+    for start in range(0, max(1, len(sizes.m)), _ROWS_AT_ONCE):
+        some = sizes.take(slice(start, start + _ROWS_AT_ONCE))
+        pieces.append(_parts(some, _plan(some, fit, device), fit, device))
+    names = ("duration", "compute", "memory")
+    parts = GemmParts(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in names))
+    if not is_eager or fit.eager_floor_s is None:
+        return parts
+    return GemmParts(np.maximum(parts.duration, fit.eager_floor_s), parts.compute, parts.memory)
+
+
+# (fit, device, sizes) -> plan, found by identity, which the entry's own references keep from being reused.
+_plans: dict[tuple[Any, ...], tuple[TiledGemmFit, DeviceFacts, _Plan]] = {}
+
+
+def time_gemm(work: Work, fit: TiledGemmFit, device: DeviceFacts) -> OperatorTime:
+    """How long one run of `work` takes, replayed from a CUDA graph."""
+    if not work.num_kernels:
+        return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
+    sizes = _sizes(work)
+    extent = work.extent
+    key = (id(fit), id(device), extent["n"], extent["k"], work.rate, sizes.weight_bytes, sizes.input_bytes)
+    entry = _plans.get(key)
+    if entry is None:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        entry = _plans[key] = (fit, device, _plan(sizes, fit, device))
+    parts = _parts(sizes, entry[2], fit, device)
+    duration, compute, memory = float(parts.duration[0]), float(parts.compute[0]), float(parts.memory[0])
+    overhead = max(0.0, duration - max(compute, memory))
+    return OperatorTime(duration, compute, memory, 0.0, overhead, bound_of(compute, memory, 0.0, overhead))
+
+
+def _sizes(work: Work) -> GemmSizes:
+    extent = work.extent
+    quantized = extent.get("quantized_bytes", 0.0)
+    moved = work.weight_bytes + work.activation_bytes - quantized
+    values = (extent["m"], extent["n"], extent["k"], moved, quantized)
+    m, n, k, moved_bytes, quantized_bytes = np.array(values, dtype=np.float64)[:, None]
+    return GemmSizes(m, n, k, moved_bytes, quantized_bytes, work.rate, extent["weight_bytes"], extent["input_bytes"])
