@@ -2,9 +2,10 @@
 
 __all__ = ["Device", "calibrate"]
 
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -60,20 +61,24 @@ def _print_calibration(calibration: "Calibration") -> None:
     from perfmodel.report.tables import rows_table
 
     fits = {**calibration.families, "all others": calibration.default}
-    rows = [
-        (
-            family,
-            f"{fit.compute_fraction:.1%}",
-            f"{fit.memory_fraction:.1%}",
-            f"{fit.overhead_s * 1e6:.2f}",
-            f"{fit.overhead_per_item_s * 1e6:.2f}",
-        )
-        for family, fit in fits.items()
-    ]
+    rows = [(family, ", ".join(_described(fit.model_dump(exclude={"residuals"})))) for family, fit in fits.items()]
     console = stdout()
     console.print(Text(f"{calibration.device} running {calibration.engine}: {calibration.source}"))
-    console.print(rows_table(("operators", "of peak FLOP/s", "of bandwidth", "µs a kernel", "µs an item"), rows))
+    console.print(rows_table(("operators", "fitted"), rows, left=2))
     spread = calibration.step_residuals
     if spread.num_rows:
         low, high = exp(spread.p10) - 1, exp(spread.p90) - 1
         console.print(Text(f"80 % of {spread.num_rows:,} steps measured within {low:+.1%} and {high:+.1%} of the fit."))
+
+
+def _described(parameters: dict[str, Any]) -> Iterator[str]:
+    """`memory 71.0 %`, `overhead 2.31 µs`: fractions of the declared peak, times per kernel or item; zeros left out."""
+    for name, value in parameters.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 1e-12:
+            continue
+        if name.endswith("_fraction"):
+            yield f"{name.removesuffix('_fraction')} {value:.1%} of peak"
+        elif name.endswith("_s"):
+            yield f"{name.removesuffix('_s').replace('_', ' ')} {value * 1e6:.2f} µs"
+        else:
+            yield f"{name.replace('_', ' ')} {value:.3g}"

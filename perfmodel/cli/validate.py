@@ -2,14 +2,19 @@
 
 __all__ = ["Kind", "validate"]
 
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perfmodel.cli.options import JsonFlag, Overrides, Seed, load
 from perfmodel.cli.terminal import print_json, progress_bar
 from perfmodel.errors import SpecError
+
+if TYPE_CHECKING:
+    from perfmodel.validate.report import ValidationReport
 
 
 class Kind(StrEnum):
@@ -21,6 +26,12 @@ class Kind(StrEnum):
     per_request = "per-request"
     executor = "executor"
 
+
+# Recorded measurements: where the function `(path, progress) -> ValidationReport` of each kind lives.
+_READERS = {
+    Kind.serving: "perfmodel.validate.serving:validate_serving",
+}
+Progress = Callable[[int, int | None], None]
 
 KindName = Annotated[
     Kind,
@@ -44,19 +55,41 @@ def validate(
     """Put predictions beside measurements and say how far apart they are.
 
     `executor` calibrates this machine, simulates the scenario, executes it, and compares step by step and request
-    by request. Needs the executor extra (torch).
+    by request; needs the executor extra (torch). The other kinds read recorded measurements; `--set`, `--seed` and
+    `--repeat` do not apply to them.
     """
-    if kind is not Kind.executor:
-        raise SpecError(
-            f"validate {kind.value}: comparing with recorded measurements comes with the calibrations fitted to them, "
-            f"which this version does not have yet; `validate executor SCENARIO` measures here and now."
-        )
-    loaded = load(path, overrides, seed)
-    from perfmodel.validate.executor_bridge import validate_executor
-
     with progress_bar("validating") as progress:
-        report = validate_executor(loaded, repeats=repeat, progress=progress)
+        if kind is Kind.executor:
+            report = _executor(path, overrides, seed, repeat, progress)
+        else:
+            if overrides or seed is not None or repeat != 1:
+                raise SpecError("--set, --seed and --repeat go with `validate executor`; recorded data is as it is.")
+            report = _recorded(kind, path, progress)
     if as_json:
         print_json(report.to_json())
         return
     print(report)
+
+
+def _executor(
+    scenario: str, overrides: list[str] | None, seed: int | None, repeat: int, progress: Progress | None
+) -> "ValidationReport":
+    loaded = load(scenario, overrides, seed)
+    from perfmodel.validate.executor_bridge import validate_executor
+
+    return validate_executor(loaded, repeats=repeat, progress=progress)
+
+
+def _recorded(kind: Kind, path: str, progress: Progress | None) -> "ValidationReport":
+    if kind not in _READERS:
+        raise SpecError(
+            f"validate {kind.value}: comparing with these measurements comes with the calibrations fitted to them, "
+            f"which this version does not have yet; `validate executor SCENARIO` measures here and now."
+        )
+    if not Path(path).exists():
+        raise SpecError(f"validate {kind.value} {path}: no such file or folder.")
+    from importlib import import_module
+
+    module, name = _READERS[kind].split(":")
+    report: ValidationReport = getattr(import_module(module), name)(path, progress)
+    return report

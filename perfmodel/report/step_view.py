@@ -77,7 +77,8 @@ class StepReport:
     def view(self, scenario: Scenario) -> StepView:
         """What the HTML page draws of it."""
         plan = plan_memory(scenario.model, scenario.hardware, scenario.engine)
-        return StepView(self.label, operator_points(self.estimate), memory_parts(plan), plan.visible_bytes)
+        label = f"{self.label}, predicted ({self.estimate.origin})"
+        return StepView(label, operator_points(self.estimate), memory_parts(plan), plan.visible_bytes)
 
 
 def estimate_choice(
