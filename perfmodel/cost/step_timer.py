@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from perfmodel.cost.estimate import host_fit
-from perfmodel.cost.rates import peak_flops_per_s
 from perfmodel.cost.roofline import OperatorTimer
 from perfmodel.ops.graph import StepGraph
 from perfmodel.ops.node import OperatorNode
@@ -369,7 +368,7 @@ class StepTimer:
             work = node.work(shape)
             time = self.timer.time(work)
             usage.flops += node.count * work.flops
-            usage.peak_compute_s += node.count * work.flops / peak_flops_per_s(self.timer.hardware, work.rate)
+            usage.peak_compute_s += node.count * work.flops / self.timer.device.peak(work.rate)
             usage.hbm_bytes += node.count * work.hbm_bytes
             usage.bound_s["overhead"] += node.count * time.overhead_s
             usage.bound_s[time.bound] += node.count * (time.duration_s - time.overhead_s)

@@ -2,7 +2,7 @@
 
 __all__ = ["DeviceFacts"]
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from perfmodel.cost.rates import peak_flops_per_s
 from perfmodel.specs.hardware import HardwareSpec
@@ -24,6 +24,7 @@ class DeviceFacts:
     bandwidth: float
     l2_bytes: float
     link_bandwidth: float
+    _peaks: dict[str, float] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, hardware: HardwareSpec) -> "DeviceFacts":
@@ -40,4 +41,7 @@ class DeviceFacts:
 
     def peak(self, rate: str) -> float:
         """Dense FLOP/s of a number format, or of what it falls back to."""
-        return peak_flops_per_s(self.hardware, rate)
+        peak = self._peaks.get(rate)
+        if peak is None:
+            peak = self._peaks[rate] = peak_flops_per_s(self.hardware, rate)
+        return peak
