@@ -96,6 +96,9 @@ class Scheduler:
         is_polled = plan.index % self.config.poll_every == 0 or not self.running
         exclusive = self.config.prefill_exclusive
         budget = self._grant_running(plan, budget, decodes=not exclusive)
+        # Only now: until here a grant could still be taken back, and its blocks with it.
+        for request in [grant.request for grant in plan.chunks] + plan.resumed:
+            self.blocks.publish(request)
         if is_polled and self._waiting and not plan.preempted and self._may_join(now):
             self._admit(plan, budget, now)
         if exclusive:
@@ -173,8 +176,6 @@ class Scheduler:
         if request.last_step != plan.index - 1:
             plan.resumed.append(request)
         request.last_step = plan.index
-        if request.block_hashes:
-            self.blocks.publish(request)
 
     def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> int | None:
         """Preempt until `request` can hold `num_tokens`: the granted tokens taken back, or None if it fell itself."""
@@ -260,6 +261,7 @@ class Scheduler:
                 plan.resumed.append(request)
             else:
                 self._grant_chunk(request, missing, plan)
+            blocks.publish(request)
 
     def _reservation(self, request: Request, needed: int) -> int:
         """Tokens that a request is given blocks for when it joins; `needed` now."""

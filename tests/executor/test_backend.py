@@ -112,7 +112,6 @@ def test_token_ids_follow_from_block_hashes():
     assert TokenStore(50, 4, seed=4).of(first) != a
 
 
-@pytest.mark.xfail(reason="blocks published by a grant that the same plan takes back hold keys nobody computed")
 def test_blocks_of_a_grant_taken_back_are_not_found_in_the_prefix_cache():
     config = SchedulerConfig(
         max_num_seqs=8,
