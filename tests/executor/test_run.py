@@ -83,6 +83,7 @@ def test_more_than_the_machine_has_is_refused_before_it_is_tried():
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("timing")  # one at a time: what is timed shares the caches
 def test_calibrate_writes_a_file_that_the_simulator_finds(tmp_path):
     from perfmodel.cost import load_calibration
 
@@ -94,6 +95,7 @@ def test_calibrate_writes_a_file_that_the_simulator_finds(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("timing")  # one at a time: what is timed shares the caches
 @pytest.mark.parametrize("name", ["tiny-llama-cpu", "tiny-moe-cpu"])
 def test_steps_and_requests_are_predicted_within_a_tenth(name):
     """Retried once: a neighbour can disturb a run on a shared machine, even in CPU time."""
