@@ -15,9 +15,10 @@ from perfmodel.report.style import BLUE, BOUND_COLOURS, GREEN, GREY, INK, ORANGE
 from perfmodel.specs.hardware import HardwareSpec
 
 _MAX_OPERATORS = 14
+_LEAST_LABELLED = 0.02  # share of the step below which a marker has no name beside it; hovering names all
 
 
-def roofline_figure(hardware: HardwareSpec, points: Sequence[OperatorPoint], title: str = "") -> go.Figure:
+def roofline_figure(hardware: HardwareSpec, points: Sequence[OperatorPoint]) -> go.Figure:
     """Log-log: achieved FLOP/s over intensity, with a roof for each dtype that the operators use.
 
     Marker area follows the operator's share of the step. Operators without FLOPs or bytes (collectives, launches)
@@ -26,19 +27,22 @@ def roofline_figure(hardware: HardwareSpec, points: Sequence[OperatorPoint], tit
     drawable = [point for point in points if point.is_drawable]
     roofs = _roofs(hardware, drawable)
     intensities = [point.intensity for point in drawable] + [peak / hardware.memory_bandwidth for peak in roofs]
-    low, high = min(intensities) / 4, max(intensities) * 8
+    low, high = min(intensities) / 4, max(intensities) * 16
     figure = go.Figure()
     for position, (peak, rate) in enumerate(roofs.items()):
-        _add_roof(figure, hardware, rate, peak, (low, high), is_first=position == 0)
+        _add_roof(figure, hardware, rate, peak, (low, high), position)
     _add_operators(figure, drawable)
     floor = min((point.flops / point.time_s for point in drawable), default=low * hardware.memory_bandwidth)
     top = max(roofs) * 3
     figure.update_xaxes(title_text="arithmetic intensity (FLOP/byte)", range=_log_range(low, high))
-    figure.update_yaxes(title_text="FLOP/s", exponentformat="SI", range=_log_range(floor / 3, top))
+    decades = [10.0**power for power in range(math.floor(math.log10(floor / 3)), math.ceil(math.log10(top)) + 1)]
+    names = [format_si(decade, "", 1) for decade in decades]
+    figure.update_yaxes(title_text="FLOP/s", range=_log_range(floor / 3, top), tickvals=decades, ticktext=names)
+    figure.update_xaxes(dtick=1)
     for axes in (figure.update_xaxes, figure.update_yaxes):
-        axes(type="log", dtick=1, minor={"dtick": "D1", "showgrid": True, "gridcolor": "#F3F5F7"})
-    figure.update_layout(title={"text": title, "font": {"size": 14}})
-    return styled(figure, 480)
+        axes(type="log", minor={"dtick": "D1", "showgrid": True, "gridcolor": "#F3F5F7"})
+    figure.update_layout(legend={"yanchor": "top", "y": -0.16}, margin={"b": 96})
+    return styled(figure, 520)
 
 
 def _roofs(hardware: HardwareSpec, points: Sequence[OperatorPoint]) -> dict[float, str]:
@@ -59,8 +63,9 @@ def _log_range(low: float, high: float) -> list[float]:
 
 
 def _add_roof(
-    figure: go.Figure, hardware: HardwareSpec, rate: str, peak: float, span: tuple[float, float], is_first: bool
+    figure: go.Figure, hardware: HardwareSpec, rate: str, peak: float, span: tuple[float, float], position: int
 ) -> None:
+    is_first = position == 0
     bandwidth = hardware.memory_bandwidth
     ridge = peak / bandwidth
     x = np.geomspace(*span, 120)
@@ -76,14 +81,12 @@ def _add_roof(
         )
     )
     figure.add_annotation(
-        x=math.log10(ridge),
+        x=math.log10(span[1]),
         y=math.log10(peak),
-        text=f"{rate} ridge {ridge:.0f} FLOP/byte",
-        showarrow=True,
-        arrowhead=0,
-        arrowcolor=GREY,
-        ax=-60,
-        ay=-28,
+        xanchor="right",
+        yanchor="bottom",
+        text=f"{rate}: ridge at {ridge:.0f} FLOP/byte",
+        showarrow=False,
         font={"size": 12},
     )
 
@@ -121,7 +124,7 @@ def _add_operators(figure: go.Figure, points: Sequence[OperatorPoint]) -> None:
 
 
 def _bound_name(bound: str) -> str:
-    return bound if bound == "overhead" else f"{bound}-bound"
+    return bound if bound in ("overhead", "others") else f"{bound}-bound"
 
 
 def _labels(points: Sequence[OperatorPoint]) -> dict[str, str]:
@@ -129,6 +132,7 @@ def _labels(points: Sequence[OperatorPoint]) -> dict[str, str]:
 
     Products of one batch with different weights have nearly the same intensity, so they lie on top of each other.
     """
+    total = sum(point.time_s for point in points) or 1.0
     leaders: dict[str, tuple[float, float, int]] = {}
     for point in sorted(points, key=lambda p: -p.time_s):
         x, y = math.log10(point.intensity), math.log10(point.flops / point.time_s)
@@ -138,7 +142,9 @@ def _labels(points: Sequence[OperatorPoint]) -> dict[str, str]:
         else:
             a, b, others = leaders[near]
             leaders[near] = (a, b, others + 1)
-    return {name: f"{name} +{others}" if others else name for name, (_, _, others) in leaders.items()}
+    shares = {point.name: point.time_s / total for point in points}
+    shown = {name: others for name, (_, _, others) in leaders.items() if shares[name] >= _LEAST_LABELLED}
+    return {name: f"{name} +{others}" if others else name for name, others in shown.items()}
 
 
 def operators_figure(points: Sequence[OperatorPoint]) -> go.Figure:
@@ -147,10 +153,10 @@ def operators_figure(points: Sequence[OperatorPoint]) -> go.Figure:
     shown, rest = ordered[:_MAX_OPERATORS], ordered[_MAX_OPERATORS:]
     bars = [(p.name, p.time_s, p.bound) for p in shown]
     if rest:
-        bars.append((f"{len(rest)} others", sum(p.time_s for p in rest), "overhead"))
+        bars.append((f"{len(rest)} others", sum(p.time_s for p in rest), "others"))
     total = sum(p.time_s for p in ordered) or 1.0
     figure = go.Figure()
-    for bound, colour in BOUND_COLOURS.items():
+    for bound, colour in {**BOUND_COLOURS, "others": "#C9CED6"}.items():
         mine = [bar for bar in bars if bar[2] == bound]
         if mine:
             figure.add_trace(
