@@ -116,7 +116,7 @@ def fit(group: Group, device: DeviceFacts) -> FlashDecodeFit:
     start, free = _start(group.key)
 
     def seconds(candidate: FlashDecodeFit, rows: Rows) -> Floats:
-        return decode_seconds(sizes.take(rows), candidate, device, is_warm=True).duration
+        return np.asarray(decode_seconds(sizes.take(rows), candidate, device, is_warm=True).duration)
 
     found = fit_form(seconds, start, group.seconds, free=free, starts=_STARTS, most_rows=2500)
     return found.model_copy(update={"residuals": residuals_of(predict(group, found, device), group.seconds)})
@@ -124,7 +124,7 @@ def fit(group: Group, device: DeviceFacts) -> FlashDecodeFit:
 
 def predict(group: Group, fit: FlashDecodeFit, device: DeviceFacts) -> Floats:
     """Seconds of each row, measured as benchmarks do: repeated, so that small KV stays in L2."""
-    return decode_seconds(group.sizes, fit, device, is_warm=True).duration
+    return np.asarray(decode_seconds(group.sizes, fit, device, is_warm=True).duration)
 
 
 def _start(key: str) -> tuple[FlashDecodeFit, tuple[str, ...]]:

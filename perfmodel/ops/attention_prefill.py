@@ -54,6 +54,7 @@ def _extent(prefills: Sequence[tuple[int, int]], heads: Heads) -> dict[str, floa
         "v_head_dim": heads.v_head_dim,
         "kv_element_bytes": heads.kv_element_bytes,
         "window": heads.window or heads.chunk or 0,
+        "pairs": sum(visible_pairs(t, p, heads.window, heads.chunk) for t, p in prefills),
         "ctas": heads.num_heads * sum(ceil(t / _TILE) for t, _ in prefills),
         "tile_kv": sum(tile_pairs(t, p, heads.window, heads.chunk, _TILE) for t, p in prefills),
     }
@@ -73,17 +74,17 @@ def flash_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: str =
     if not prefills:
         return Work(name, "attention_prefill", rate=heads.dtype, num_kernels=0)
     extent = _extent(prefills, heads)
-    pairs = sum(visible_pairs(t, p, heads.window, heads.chunk) for t, p in prefills)
     query_bytes = extent["tokens"] * heads.query_elements * heads.element_bytes
     return Work(
         name,
         "attention_prefill",
-        flops=2.0 * pairs * heads.query_elements,
+        flops=2.0 * extent["pairs"] * heads.query_elements,
         rate=heads.dtype,
         activation_bytes=query_bytes,
         kv_bytes=extent["kv_tokens"] * heads.kv_elements * heads.kv_element_bytes,
         sram_bytes=query_bytes + extent["tile_kv"] * heads.query_elements * heads.kv_element_bytes,
         extent=extent,
+        prefills=tuple(prefills),
     )
 
 
@@ -109,4 +110,5 @@ def standard_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: st
         kv_bytes=sum(t + p for t, p in prefills) * heads.kv_elements * heads.kv_element_bytes,
         num_kernels=3 * len(prefills),
         extent=_extent(prefills, heads),
+        prefills=tuple(prefills),
     )

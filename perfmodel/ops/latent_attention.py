@@ -120,7 +120,19 @@ def index_prefill(prefills: Sequence[tuple[int, int]], indexer: Indexer) -> Work
         activation_bytes=8.0 * pairs + tokens * indexer.num_heads * indexer.head_dim,
         kv_bytes=float(keys * indexer.head_dim),
         num_kernels=2,
-        extent={"seqs": len(prefills), "tokens": tokens, "kv_tokens": keys, "heads": indexer.num_heads},
+        extent={
+            "seqs": len(prefills),
+            "tokens": tokens,
+            "kv_tokens": keys,
+            "pairs": pairs,
+            "heads": indexer.num_heads,
+            "kv_heads": 1,
+            "head_dim": indexer.head_dim,
+            "v_head_dim": 0,
+            "kv_element_bytes": 1.0,
+            "window": 0,
+        },
+        prefills=tuple(prefills),
     )
 
 

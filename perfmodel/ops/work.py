@@ -75,6 +75,7 @@ class Work:
     message:    the collective, for operators that talk to other devices
     num_kernels: launches on the device
     extent:     sizes that shape-dependent achieved fractions need, e.g. {"m": 8, "n": 4096, "k": 4096, "ctas": 32}
+    prefills:   (new tokens, cached tokens) of each prompt, for attention of prompts
     """
 
     name: str
@@ -88,6 +89,7 @@ class Work:
     message: Message | None = None
     num_kernels: int = 1
     extent: dict[str, float] = field(default_factory=dict, compare=False)
+    prefills: tuple[tuple[int, int], ...] = field(default=(), compare=False)
 
     @property
     def hbm_bytes(self) -> float:

@@ -30,10 +30,11 @@ from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.domain import Domain
 from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.cost.forms.scalars import SCALARS
 from perfmodel.ops.work import Work
 from perfmodel.specs.base import Spec
 
-Values = NDArray[np.float64]
+Values = Any  # floats, or arrays of them
 
 _SHORT = 64.0  # KV tokens up to which the context does not show
 _CACHED_SHARE = 0.7  # of L2 that a repeated benchmark keeps; nothing is left beyond twice of it
@@ -118,47 +119,53 @@ class DecodeParts:
 
 
 def decode_seconds(
-    sizes: DecodeSizes, fit: FlashDecodeFit, device: DeviceFacts, rate: str = "bf16", *, is_warm: bool = False
+    sizes: DecodeSizes,
+    fit: FlashDecodeFit,
+    device: DeviceFacts,
+    rate: str = "bf16",
+    *,
+    is_warm: bool = False,
+    xp: Any = np,
 ) -> DecodeParts:
     """The formula of this module; `is_warm`: the KV may be in L2 from the last repetition."""
     kernel, units = fit.kernel, device.compute_units
     group = sizes.heads / sizes.kv_heads
-    reads = np.ceil(group / kernel.heads_per_block)
+    reads = xp.ceil(group / kernel.heads_per_block)
     first = sizes.seqs * sizes.kv_heads * reads
-    limit = np.where(sizes.window > 0, sizes.window + kernel.window_overlap, np.inf)
-    visible = np.minimum(sizes.length, limit)
-    splits = _splits(sizes.length if kernel.splits_window else visible, first, group, kernel, units)
+    limit = xp.where(sizes.window > 0, sizes.window + kernel.window_overlap, np.inf)
+    visible = xp.minimum(sizes.length, limit)
+    splits = _splits(sizes.length if kernel.splits_window else visible, first, group, kernel, units, xp)
     blocks = first * splits
-    fill = np.minimum(1.0, fit.block_bandwidth * blocks / units)
+    fill = xp.minimum(1.0, fit.block_bandwidth * blocks / units)
 
     bandwidth = device.bandwidth * fit.memory_fraction
     kv_bytes = sizes.seqs * visible * sizes.kv_token_bytes
     memory = kv_bytes * reads * (1 + fit.group_traffic / 8 * (group - 1)) / (bandwidth * fill)
     if is_warm:
-        hit = np.clip(2 - kv_bytes / (_CACHED_SHARE * device.l2_bytes), 0, 1)
+        hit = xp.minimum(1.0, xp.maximum(0.0, 2 - kv_bytes / (_CACHED_SHARE * device.l2_bytes)))
         memory = memory * (1 - hit + hit / fit.cache_speedup)
-    padded = np.ceil(group / kernel.rows) * kernel.rows * sizes.kv_heads
+    padded = xp.ceil(group / kernel.rows) * kernel.rows * sizes.kv_heads
     flops = sizes.seqs * visible * padded * sizes.flops_per_token
     compute = flops / (device.peak(fit.rate or rate) * fit.tensor_fraction * fill)
-    io = sizes.io_bytes / bandwidth
-    stream = np.maximum(memory, compute) + io
+    memory = memory + sizes.io_bytes / bandwidth
+    stream = xp.maximum(memory, compute)
 
     paid = blocks if kernel.pays_splits else first
-    block = fit.block_s * (1 + fit.group_block / 8 * group) * np.maximum(1.0, paid / units)
-    duration = fit.launch_s + np.maximum(block, stream + (1 - fit.overlap) * block)
-    duration = duration + fit.doubling_s * np.log2(np.maximum(1.0, visible / _SHORT))
+    block = fit.block_s * (1 + fit.group_block / 8 * group) * xp.maximum(1.0, paid / units)
+    duration = fit.launch_s + xp.maximum(block, stream + (1 - fit.overlap) * block)
+    duration = duration + fit.doubling_s * xp.log2(xp.maximum(1.0, visible / _SHORT))
     duration = duration + fit.combine_s * (splits > 1.01) + fit.swap_s * ((group > 1) & (sizes.seqs > 1))
-    return DecodeParts(duration, compute, memory + io)
+    return DecodeParts(duration, compute, memory)
 
 
-def _splits(length: Values, first: Values, group: Values, kernel: DecodeKernel, units: int) -> Values:
-    most = np.maximum(1.0, length / kernel.split_tokens)
-    splits = np.minimum(kernel.split_waves * units / first, most)
+def _splits(length: Values, first: Values, group: Values, kernel: DecodeKernel, units: int, xp: Any) -> Values:
+    most = xp.maximum(1.0, length / kernel.split_tokens)
+    splits = xp.minimum(kernel.split_waves * units / first, most)
     if kernel.whole_splits:
-        splits = np.floor(splits)
+        splits = xp.floor(splits)
     if not kernel.splits_mha:
-        splits = np.where(group == 1, 1.0, splits)
-    result: Values = np.maximum(1.0, splits)
+        splits = xp.where(group == 1, 1.0, splits)
+    result: Values = xp.maximum(1.0, splits)
     return result
 
 
@@ -166,7 +173,7 @@ def decode_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> Operato
     """How long one run of `work` takes: KV from HBM."""
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
-    parts = decode_seconds(_sizes(work, fit.kernel), fit, device, work.rate)
+    parts = decode_seconds(_sizes(work, fit.kernel), fit, device, work.rate, xp=SCALARS)
     duration, compute, memory = float(parts.duration), float(parts.compute), float(parts.memory)
     overhead = max(0.0, duration - max(compute, memory))
     return OperatorTime(duration, compute, memory, 0.0, overhead, bound_of(compute, memory, 0.0, overhead))
@@ -180,14 +187,13 @@ def _sizes(work: Work, kernel: DecodeKernel) -> DecodeSizes:
     if window:
         length += kernel.window_overlap * max(0.0, 2 * length / window - 1)
     new_bytes = seqs * work.kv_bytes / extent["kv_tokens"] if extent["kv_tokens"] else 0.0
-    values = (
-        seqs,
-        extent["heads"],
-        extent["kv_heads"],
-        length,
-        window,
-        work.kv_bytes / max(extent["kv_tokens"], 1.0),
-        work.activation_bytes + 2 * new_bytes,
-        work.flops / max(extent["heads"] * extent["kv_tokens"], 1.0),
+    return DecodeSizes(
+        seqs=seqs,
+        heads=extent["heads"],
+        kv_heads=extent["kv_heads"],
+        length=length,
+        window=window,
+        kv_token_bytes=work.kv_bytes / max(extent["kv_tokens"], 1.0),
+        io_bytes=work.activation_bytes + 2 * new_bytes,
+        flops_per_token=work.flops / max(extent["heads"] * extent["kv_tokens"], 1.0),
     )
-    return DecodeSizes(*(np.float64(value) for value in values))  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Tag
 
 from perfmodel.cost.forms.attention_decode import FlashDecodeFit, decode_time
+from perfmodel.cost.forms.attention_prefill import FlashPrefillFit, prefill_time
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.operator_time import OperatorTime
 from perfmodel.cost.forms.roofline import FamilyFit, roofline_time
@@ -24,12 +25,15 @@ def _form(value: Any) -> str:
 
 
 FormFit = Annotated[
-    Annotated[FamilyFit, Tag("roofline")] | Annotated[FlashDecodeFit, Tag("flash_decode")],
+    Annotated[FamilyFit, Tag("roofline")]
+    | Annotated[FlashDecodeFit, Tag("flash_decode")]
+    | Annotated[FlashPrefillFit, Tag("flash_prefill")],
     Discriminator(_form),
 ]
 
 _TIMES: dict[str, Callable[[Work, Any, DeviceFacts], OperatorTime]] = {
     "flash_decode": decode_time,
+    "flash_prefill": prefill_time,
     "roofline": roofline_time,
 }
 

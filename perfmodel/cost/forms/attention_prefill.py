@@ -1,0 +1,234 @@
+"""Flash attention of prompts: query tiles that visit key tiles, one thread block per query tile and head.
+
+    t = launch + IO / (memory_fraction W) + write tokens min(K h, 512) / 512 / SM
+        + max( (A + block N) / SM + tail (L + block), L + block ) cost
+
+    n    = ceil(T / M) query tiles of M rows per sequence of T new tokens, N = sum(H n) blocks
+    A    = sum over sequences and heads of the key tokens that their query tiles visit, whole tiles of `keys` tokens:
+           n P + M n (n + 1) / 2 + padding for a causal chunk after P cached tokens, less under a window
+    L    = key tokens of the longest block: causal blocks are unequal, the last ones run alone, and no kernel is
+           shorter than its longest block
+    cost = 2 M (h_k + h_v) / (tensor_fraction F / SM) + M softmax_ops / (128 clock)      seconds per key token of a tile
+    IO   = Q, O and the new K and V once, + kv_weight x the K and V of all visible tokens
+
+W, F, SM as declared; `block` is a block's fixed cost in key tokens. Packed kernels (GQA) make tiles of T g rows per KV
+head. A sum, not a maximum: loads and stores of a short block do not hide behind its own products, and this term is
+what looks like a ramp with the prompt's length. The measured kernels contain the write of K and V into the cache,
+in vLLM one thread block per token with a thread per element, which costs its threads, not its bytes.
+Source: Dao 2023 (FlashAttention-2), Shah et al. 2024 (FlashAttention-3); tile sizes from their sources.
+"""
+
+__all__ = ["FlashPrefillFit", "PrefillKernel", "PrefillParts", "PrefillSizes", "prefill_seconds", "prefill_time"]
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, PositiveInt
+
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.domain import Domain
+from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
+from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.cost.forms.scalars import SCALARS
+from perfmodel.ops.work import Work
+from perfmodel.specs.base import Spec
+
+Values = Any  # floats, or arrays of them
+
+_INPUT_BYTES = 2.0  # of an element of the new keys and values, as the projection leaves them
+_WRITE_THREADS = 512.0  # of a block that writes one token into the cache: one per element, this many at most
+_LANES = 128  # fp32 operations per clock and compute unit
+_WORTH_PACKING = 0.9  # packed tiles are used where they visit less than this of the unpacked ones' keys
+
+
+class PrefillKernel(Spec):
+    """How a prefill kernel cuts its work: facts of its code, not fitted.
+
+    rows, keys:   of a query tile and of a key tile, tokens
+    packs:        the g query heads of a KV head share tiles: never, for single queries only, or where it saves work
+    window_overlap: key tokens visited beyond a sliding window, which starts within a tile
+    """
+
+    rows: PositiveInt = 128
+    keys: PositiveInt = 128
+    packs: Literal["never", "single", "worthwhile"] = "worthwhile"
+    window_overlap: float = Field(default=0.0, ge=0)
+
+
+class FlashPrefillFit(Spec):
+    """One prefill kernel. Times in seconds; fractions of the declared peaks."""
+
+    form: Literal["flash_prefill"] = "flash_prefill"
+    kernel: PrefillKernel = PrefillKernel()
+    domain: Domain = Domain()
+    rate: str | None = None  # the number format whose tensor peak it runs at; None: that of the work
+    launch_s: float = Field(default=1e-5, ge=1e-6, le=1e-3)
+    tensor_fraction: float = Field(default=0.6, ge=0.02, le=1.0)  # of a full tile, the softmax it does not hide within
+    memory_fraction: float = Field(default=0.55, ge=0.02, le=1.0)
+    block_tokens: float = Field(default=50.0, ge=0.01, le=3000.0)
+    tail: float = Field(default=0.5, ge=0.01, le=3.0)  # the share of the longest block that runs alone
+    kv_weight: float = Field(default=1.0, ge=0.05, le=30.0)  # paged gathers cost more than their bytes, L2 hits less
+    softmax_ops: float = Field(default=0.01, ge=0.01, le=200.0)  # per score, beside the tensor cores
+    write_s: float = Field(default=1e-9, ge=1e-9, le=1e-5)  # of a full block that writes a token's K and V
+    residuals: Residuals = Residuals()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSizes:
+    """One prompt, or equal ones, in one kernel; many kernels as arrays.
+
+    tokens, cached: T and P of a prompt; count: of equal prompts; window: 0 for none
+    head_size:      h_k + h_v; io_bytes: per new token, Q, O and new K and V; kv_bytes: per visible token
+    """
+
+    tokens: Values
+    cached: Values
+    count: Values
+    heads: Values
+    kv_heads: Values
+    head_size: Values
+    window: Values
+    io_bytes: Values
+    kv_bytes: Values
+
+    def take(self, rows: NDArray[Any]) -> "PrefillSizes":
+        """The kernels of an index array or a mask."""
+        return PrefillSizes(*(getattr(self, name)[rows] for name in self.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillParts:
+    """Seconds in all, and of the resources alone."""
+
+    duration: Values
+    compute: Values
+    memory: Values
+
+
+# Key tokens visited, thread blocks, key tokens of the longest block.
+_Tiles = tuple[Values, Values, Values]
+
+
+def prefill_seconds(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts, rate: str = "bf16") -> PrefillParts:
+    """The formula of this module."""
+    tiles = _chosen(_plain(sizes, fit.kernel, np), _packed(sizes, fit.kernel, np), sizes, fit.kernel, np)
+    return _seconds(tiles, _traffic(sizes, fit, np), sizes.count * sizes.tokens, sizes, fit, device, rate, np)
+
+
+def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> OperatorTime:
+    """How long one run of `work` takes: all its prompts in one kernel, their tiles together.
+
+    Work that is a share of what its prompts need (a pipeline's microbatch, the keys that an indexer chose) takes that
+    share of the time beside the launch.
+    """
+    if not work.num_kernels:
+        return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
+    kernel, prompts = fit.kernel, _sizes(work)
+    plain = _together([_plain(sizes, kernel, SCALARS) for sizes in prompts])
+    packed = None
+    if kernel.packs == "worthwhile" or (kernel.packs == "single" and all(sizes.tokens == 1 for sizes in prompts)):
+        packed = _together([_packed(sizes, kernel, SCALARS) for sizes in prompts])
+    first, extent = prompts[0], work.extent
+    tiles = _chosen(plain, packed, first, kernel, SCALARS)
+    traffic = sum(_traffic(sizes, fit, SCALARS) for sizes in prompts)
+    parts = _seconds(tiles, traffic, extent["tokens"], first, fit, device, work.rate, SCALARS)
+    share = work.flops / (2.0 * extent["pairs"] * first.heads * first.head_size)
+    compute, memory = parts.compute * share, parts.memory * share
+    duration = fit.launch_s + compute + memory
+    return OperatorTime(duration, compute, memory, 0.0, fit.launch_s, bound_of(compute, memory, 0.0, fit.launch_s))
+
+
+def _sizes(work: Work) -> list[PrefillSizes]:
+    """The prompts of a work."""
+    extent = work.extent
+    heads, kv_heads = extent["heads"], extent["kv_heads"]
+    head_size = extent["head_dim"] + extent["v_head_dim"]
+    io_bytes = work.activation_bytes / extent["tokens"] + kv_heads * head_size * _INPUT_BYTES
+    kv_bytes = work.kv_bytes / extent["kv_tokens"]
+    window = extent["window"]
+    return [
+        PrefillSizes(tokens, cached, 1.0, heads, kv_heads, head_size, window, io_bytes, kv_bytes)
+        for tokens, cached in work.prefills
+    ]
+
+
+def _seconds(
+    tiles: _Tiles,
+    traffic: Values,
+    tokens: Values,
+    sizes: PrefillSizes,
+    fit: FlashPrefillFit,
+    device: DeviceFacts,
+    rate: str,
+    xp: Any,
+) -> PrefillParts:
+    visited, blocks, longest = tiles
+    units, rows = device.compute_units, fit.kernel.rows
+    per_key = 2 * rows * sizes.head_size / (fit.tensor_fraction * device.peak(fit.rate or rate) / units)
+    per_key = per_key + rows * fit.softmax_ops / (_LANES * device.clock_hz)
+    alone = longest + fit.block_tokens
+    shared = (visited + fit.block_tokens * blocks) / units
+    compute = xp.maximum(shared + fit.tail * alone, alone) * per_key
+    threads = xp.minimum(sizes.kv_heads * sizes.head_size / 2, _WRITE_THREADS) / _WRITE_THREADS
+    memory = traffic / (fit.memory_fraction * device.bandwidth) + fit.write_s * threads * tokens / units
+    return PrefillParts(fit.launch_s + memory + compute, compute, memory)
+
+
+def _traffic(sizes: PrefillSizes, fit: FlashPrefillFit, xp: Any) -> Values:
+    """Bytes of Q, O, K and V, the cached ones weighted."""
+    cached = xp.where(sizes.window > 0, xp.minimum(sizes.cached, sizes.window), sizes.cached)
+    return sizes.count * (sizes.tokens * sizes.io_bytes + fit.kv_weight * (cached + sizes.tokens) * sizes.kv_bytes)
+
+
+def _plain(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
+    """Tiles of `rows` queries of one head."""
+    per_head, tiles, longest = _visits(sizes, kernel, kernel.rows, xp)
+    blocks = sizes.count * sizes.heads
+    return blocks * per_head, blocks * tiles, longest
+
+
+def _packed(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
+    """Tiles of `rows` queries of all g heads of a KV head."""
+    group = sizes.heads / sizes.kv_heads
+    per_head, tiles, longest = _visits(sizes, kernel, xp.maximum(1.0, kernel.rows / group), xp)
+    rows = xp.ceil(sizes.tokens * group / kernel.rows)  # tiles of T g rows, whatever they hold of each head
+    blocks = sizes.count * sizes.kv_heads
+    return blocks * per_head * rows / tiles, blocks * rows, longest
+
+
+def _together(tiles: list[_Tiles]) -> _Tiles:
+    """The tiles of all prompts of one kernel."""
+    visited, blocks, longest = zip(*tiles, strict=True)
+    return sum(visited), sum(blocks), max(longest)
+
+
+def _chosen(plain: _Tiles, packed: _Tiles | None, sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
+    """The tiles that the kernel makes."""
+    if kernel.packs == "never" or packed is None:
+        return plain
+    is_packed = sizes.tokens <= 1 if kernel.packs == "single" else packed[0] < _WORTH_PACKING * plain[0]
+    visited, blocks, longest = (xp.where(is_packed, one, other) for one, other in zip(packed, plain, strict=True))
+    return visited, blocks, longest
+
+
+def _visits(sizes: PrefillSizes, kernel: PrefillKernel, rows: Values, xp: Any) -> _Tiles:
+    """Of one head: key tokens visited by tiles of `rows` queries, the number of tiles, key tokens of the longest.
+
+    The first tiles of a window rise to its length, the rest stay there.
+    """
+    keys, tokens, cached, window = kernel.keys, sizes.tokens, sizes.cached, sizes.window
+    tiles = xp.ceil(tokens / rows)
+    step = xp.minimum(rows, keys)
+    start = xp.ceil(cached / step) * step
+    end = xp.ceil((cached + tokens) / keys) * keys
+    visited = tiles * (start + rows * (tiles + 1) / 2 + (keys - step) / 2)
+    visited = visited - xp.maximum(0.0, start + tiles * rows - end)
+    visited = xp.maximum(xp.minimum(visited, tiles * end), end * (rows < keys))
+    span = xp.ceil((rows + window) / keys) * keys + kernel.window_overlap
+    longest = xp.where(window > 0, xp.minimum(span, end), end)
+    rising = xp.minimum(xp.maximum(xp.floor((longest - start) / rows), 0.0), tiles)
+    within = rising * (start + rows * (rising + 1) / 2) + (tiles - rising) * longest
+    within = xp.minimum(visited, xp.maximum(within, longest))
+    return xp.where(window > 0, within, visited), tiles, longest
