@@ -29,7 +29,9 @@ class Kind(StrEnum):
 
 # Recorded measurements: where the function `(path, progress) -> ValidationReport` of each kind lives.
 _READERS = {
+    Kind.per_request: "perfmodel.validate.per_request:validate_per_request",
     Kind.serving: "perfmodel.validate.serving:validate_serving",
+    Kind.steady_state: "perfmodel.validate.steady_state:validate_steady_state",
 }
 Progress = Callable[[int, int | None], None]
 

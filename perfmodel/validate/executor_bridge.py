@@ -48,7 +48,7 @@ def load_executor() -> ExecutorPackage:
         if find_spec(name) is None:
             raise MissingExtraError(
                 f"executing needs {name}, which is not installed: pip install 'perfmodel[executor]' "
-                f"(on a machine without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)."
+                f"(on a machine without a GPU, choose the CPU build of torch)."
             )
     return cast(ExecutorPackage, import_module("perfmodel_executors"))
 

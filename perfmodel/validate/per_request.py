@@ -2,6 +2,7 @@
 
 __all__ = ["validate_per_request"]
 
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,14 +13,15 @@ from perfmodel.cost import EngineProfile, ServerFit, load_engine_profile
 from perfmodel.sim import RequestColumns, simulate
 from perfmodel.validate.report import ErrorStats, Rows, ValidationReport
 
+Progress = Callable[[int, int | None], None]
 _METRICS = ("e2el", "ttft", "tpot")
 
 
-def validate_per_request(folder: str | Path) -> ValidationReport:
+def validate_per_request(folder: str | Path, progress: Progress | None = None) -> ValidationReport:
     """Simulate the run and compare single requests, and their means."""
     with TemporaryDirectory() as traces:
         log = read_request_log(folder, traces)
-        requests = simulate(log.scenario, profile=_without_server(log)).requests
+        requests = simulate(log.scenario, profile=_without_server(log), progress=progress).requests
     assert requests is not None
     predicted = _in_order(requests)
     measured = {"e2el": log.e2el_s, "ttft": log.ttft_s, "tpot": log.tpot_s}

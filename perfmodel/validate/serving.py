@@ -1,38 +1,15 @@
 """`validate serving`: recorded runs of a server, simulated, and compared stage by stage."""
 
-__all__ = ["StageRow", "report_serving", "simulate_runs", "validate_serving"]
+__all__ = ["report_serving", "validate_serving"]
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from perfmodel.calibrate.serving_runs import METRICS, ServingRun, StageLatencies, read_serving_runs, stage_latencies
-from perfmodel.cost import Calibration, EngineProfile
-from perfmodel.sim import simulate
+from perfmodel.calibrate.serving_runs import METRICS, read_serving_runs
+from perfmodel.calibrate.serving_simulation import StageRow, simulate_runs
 from perfmodel.validate.report import ErrorStats, Rows, ValidationReport
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class StageRow:
-    """One stage of a run: what was predicted beside what was measured, in ms, and the interval of the means."""
-
-    run: ServingRun
-    stage: int
-    predicted: StageLatencies
-    origin: str
-
-    @property
-    def measured(self) -> StageLatencies:
-        return self.run.measured[self.stage]
-
-    @property
-    def label(self) -> str:
-        return f"{self.run.run_id}, stage {self.stage}"
 
 
 def validate_serving(path: str | Path, progress: Progress | None = None) -> ValidationReport:
@@ -40,32 +17,6 @@ def validate_serving(path: str | Path, progress: Progress | None = None) -> Vali
     runs, left_out = read_serving_runs(path)
     rows = simulate_runs(runs, progress)
     return report_serving(rows, left_out)
-
-
-def simulate_runs(
-    runs: Sequence[ServingRun],
-    progress: Progress | None = None,
-    calibration: Calibration | None = None,
-    profile: EngineProfile | None = None,
-) -> list[StageRow]:
-    """All stages of all runs, simulated over the cores of this machine; the answer does not depend on how many."""
-    work = partial(_simulate_run, calibration=calibration, profile=profile)
-    rows: list[StageRow] = []
-    with ProcessPoolExecutor(min(len(runs), len(os.sched_getaffinity(0)))) as pool:
-        for done, found in enumerate(pool.map(work, runs), 1):
-            rows += found
-            if progress is not None:
-                progress(done, len(runs))
-    return rows
-
-
-def _simulate_run(
-    run: ServingRun, calibration: Calibration | None = None, profile: EngineProfile | None = None
-) -> list[StageRow]:
-    result = simulate(run.scenario, calibration=calibration, profile=profile, keep_steps=False)
-    assert result.requests is not None
-    latencies = stage_latencies(run, result.requests)
-    return [StageRow(run, i, found, result.summary["origin"]) for i, found in enumerate(latencies)]
 
 
 def report_serving(rows: Sequence[StageRow], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:

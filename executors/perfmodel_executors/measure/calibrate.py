@@ -16,12 +16,13 @@ from statistics import fmean
 import torch
 
 from perfmodel.cost import Calibration, save_calibration
-from perfmodel.errors import SpecError
+from perfmodel.errors import DoesNotFitError, SpecError
 from perfmodel.ops.graph import build_graph
 from perfmodel.specs import load_hardware, load_model
 from perfmodel.specs.catalog import data_dir
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.model.params import count_parameters
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.measure.bench import StepBench, StepShape
@@ -35,6 +36,7 @@ from perfmodel_executors.models.decoder import Decoder, load_decoder
 ENGINE = "perfmodel"  # the engine that a calibration of this executor is for
 DEFAULT_MODELS = ("tiny-llama", "tiny-moe")
 MIN_ROUNDS = 10
+_MOST_PARAMETERS = 5e8
 
 Progress = Callable[[int, int | None], None]
 
@@ -130,6 +132,7 @@ def time_steps(
     progress: Progress | None = None,
 ) -> StepTimes:
     """Times the calibration grid over `span` on one thread."""
+    _check_size(model)
     torch.set_num_threads(1)  # barriers between threads wait for whole scheduler quanta on a shared machine
     decoder = load_decoder(model, engine, seed)
     bench = StepBench(decoder, engine.block_size, seed)
@@ -140,6 +143,16 @@ def time_steps(
     graph = build_graph(model, engine, sampling=sampling)
     rows = [features(graph, hardware, shape.batch_shape(model.attention_spans)) for shape in grid]
     return StepTimes(decoder, measured, rows, reference)
+
+
+def _check_size(model: ModelSpec) -> None:
+    """One core computes a few steps a second of a model of a billion parameters; a grid of steps needs thousands."""
+    active = count_parameters(model).active
+    if active > _MOST_PARAMETERS:
+        raise DoesNotFitError(
+            f"{model.name} computes {active / 1e9:.1f} billion parameters per token; timing a grid of its steps on one "
+            f"core would take hours. Calibrate on a model of at most {_MOST_PARAMETERS / 1e9:g} billion."
+        )
 
 
 def _documented(fit: FitResult, times: Sequence[StepTimes], command: str) -> Calibration:

@@ -1,0 +1,76 @@
+"""Recorded serving runs on the simulated clock, for fitting an engine's profile and for judging it."""
+
+__all__ = ["StageRow", "shortened", "simulate_runs"]
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+
+from perfmodel.calibrate.serving_runs import ServingRun, StageLatencies, stage_latencies
+from perfmodel.cost import Calibration, EngineProfile
+from perfmodel.sim import simulate
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """One stage of a run: what was predicted beside what was measured, in ms.
+
+    intervals: 80 % intervals of the means, by metric, in ms; empty where the simulation gave none
+    """
+
+    run: ServingRun
+    stage: int
+    predicted: StageLatencies
+    origin: str
+
+    @property
+    def measured(self) -> StageLatencies:
+        return self.run.measured[self.stage]
+
+    @property
+    def label(self) -> str:
+        return f"{self.run.run_id}, stage {self.stage}"
+
+
+def simulate_runs(
+    runs: Sequence[ServingRun],
+    progress: Progress | None = None,
+    calibration: Calibration | None = None,
+    profile: EngineProfile | None = None,
+) -> list[StageRow]:
+    """All stages of all runs, simulated over the cores of this machine; the answer does not depend on how many."""
+    work = partial(_simulate_run, calibration=calibration, profile=profile)
+    rows: list[StageRow] = []
+    with ProcessPoolExecutor(min(len(runs), len(os.sched_getaffinity(0)))) as pool:
+        for done, found in enumerate(pool.map(work, runs), 1):
+            rows += found
+            if progress is not None:
+                progress(done, len(runs))
+    return rows
+
+
+def shortened(run: ServingRun, share: float) -> ServingRun:
+    """`run` with each stage cut to `share` of its duration at the same rate: its means, sooner.
+
+    Prompts that were all new at the beginning stay so: the shorter the stage, the larger their part.
+    """
+    traffic = run.scenario.traffic
+    stages = tuple(
+        stage.model_copy(update={"duration_s": stage.duration_s * share}) for stage in traffic.arrivals.stages
+    )
+    arrivals = traffic.arrivals.model_copy(update={"stages": stages})
+    scenario = run.scenario.model_copy(update={"traffic": traffic.model_copy(update={"arrivals": arrivals})})
+    return replace(run, scenario=scenario, stage_ends_s=tuple(end * share for end in run.stage_ends_s))
+
+
+def _simulate_run(
+    run: ServingRun, calibration: Calibration | None = None, profile: EngineProfile | None = None
+) -> list[StageRow]:
+    result = simulate(run.scenario, calibration=calibration, profile=profile, keep_steps=False)
+    assert result.requests is not None
+    latencies = stage_latencies(run, result.requests)
+    return [StageRow(run, i, found, result.summary["origin"]) for i, found in enumerate(latencies)]
