@@ -5,7 +5,7 @@ head_dim, window_size (0 or NaN: none), attn_dtype, kv_cache_dtype, kernel_sourc
 head size and pair of number formats are fitted together, whatever their window.
 """
 
-__all__ = ["OP", "fit", "groups", "is_too_fast", "kernel_names", "predict", "sizes_of"]
+__all__ = ["OP", "fit", "groups", "is_too_fast", "kernel_names", "predict", "sizes_of", "tensor_rates"]
 
 import numpy as np
 from numpy.typing import NDArray

@@ -38,8 +38,8 @@ class HostFit(Spec):
 class Calibration(Spec):
     """All fits for one device and engine.
 
-    `families` keys are a family ("gemm"), a family and rate ("gemm/fp8"), or that and a kernel for some sizes only
-    ("attention_decode/bf16/kv_fp8/hd128/xqa"), which its fit's `domain` states.
+    `families` keys are a family ("gemm"), a family and a rate or kind of message ("gemm/fp8", "collective/all_reduce"),
+    or that and a kernel for some sizes only ("attention_decode/bf16/kv_fp8/hd128/xqa"), as its fit's `domain` states.
     """
 
     device: str

@@ -30,8 +30,9 @@ class OperatorTimer:
     def time(self, work: Work) -> OperatorTime:
         """How long one run of `work` takes."""
         sizes = work.extent.get
-        key = (work.family, work.rate, *(sizes(name) for name in _PICKED_BY))
+        rate = work.message.kind if work.message else work.rate
+        key = (work.family, rate, *(sizes(name) for name in _PICKED_BY))
         fit = self._fits.get(key)
         if fit is None:
-            fit = self._fits[key] = self.calibration.fit(work.family, work.rate, work.extent)
+            fit = self._fits[key] = self.calibration.fit(work.family, rate, work.extent)
         return time_work(work, fit, self.device)

@@ -12,6 +12,7 @@ from pydantic import Discriminator, Tag
 
 from perfmodel.cost.forms.attention_decode import FlashDecodeFit, decode_time
 from perfmodel.cost.forms.attention_prefill import FlashPrefillFit, prefill_time
+from perfmodel.cost.forms.collective import CollectiveFit, CustomAllReduceFit, collective_time, custom_time
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.operator_time import OperatorTime
 from perfmodel.cost.forms.roofline import FamilyFit, roofline_time
@@ -27,11 +28,15 @@ def _form(value: Any) -> str:
 FormFit = Annotated[
     Annotated[FamilyFit, Tag("roofline")]
     | Annotated[FlashDecodeFit, Tag("flash_decode")]
-    | Annotated[FlashPrefillFit, Tag("flash_prefill")],
+    | Annotated[FlashPrefillFit, Tag("flash_prefill")]
+    | Annotated[CollectiveFit, Tag("collective")]
+    | Annotated[CustomAllReduceFit, Tag("custom_all_reduce")],
     Discriminator(_form),
 ]
 
 _TIMES: dict[str, Callable[[Work, Any, DeviceFacts], OperatorTime]] = {
+    "collective": collective_time,
+    "custom_all_reduce": custom_time,
     "flash_decode": decode_time,
     "flash_prefill": prefill_time,
     "roofline": roofline_time,

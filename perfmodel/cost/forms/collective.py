@@ -1,0 +1,197 @@
+"""Collectives: NCCL's two protocols, and the all-reduce kernels that engines run for small messages.
+
+    NCCL    t = launch + hop steps + memory_touches S / W + min( min(wire / (first_channel L), ramp) + wire / (ll L),
+                                                                 start + wire / (simple L) )
+    custom  t = launch + peer (k - 1) + min( (k - 1) S / (one_shot L),  sync + 2 (k - 1) / k S / (two_shot L) )
+            up to `most_bytes`, NCCL beyond; two ranks have no use for two shots
+
+    steps = 2 (k - 1) for an all-reduce over k ranks, 1 for an all-to-all or a send, else k - 1
+    wire  = 2 S (k - 1) / k for an all-reduce, S for a send, else S (k - 1) / k; a switch that adds (NVLS) takes
+            S (1 + 1 / k) of large all-reduces in floating point between `switch_ranks` ranks and more
+
+S is the payload as in nccl-tests, L the declared one-way bandwidth of the link, W that of the memory. The low-latency
+protocol (LL, LL128) sends flags with the data over few channels first, then many; the simple one starts later and
+reaches the link's rate. Each byte is touched a few times in local memory besides. Hops scale with the link's declared
+latency, so that a fit for NVLink says something about PCIe.
+Source: NCCL's tuning model (src/graph/tuning.cc); vLLM csrc/custom_all_reduce.cuh; TensorRT-LLM allReduceKernels.
+"""
+
+__all__ = [
+    "CollectiveFit",
+    "CollectiveParts",
+    "CollectiveSizes",
+    "CustomAllReduceFit",
+    "collective_seconds",
+    "collective_time",
+    "custom_seconds",
+    "custom_time",
+]
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.operator_time import OperatorTime
+from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.cost.forms.scalars import SCALARS
+from perfmodel.cost.links import link_for
+from perfmodel.ops.work import Work
+from perfmodel.specs.base import Spec
+from perfmodel.specs.hardware import Link
+
+Values = Any  # floats, or arrays of them
+
+# (steps per k - 1, fixed steps, wire per payload and (k - 1) / k, fixed wire per payload)
+_SHAPES = {
+    "all_reduce": (2, 0, 2, 0),
+    "all_gather": (1, 0, 1, 0),
+    "reduce_scatter": (1, 0, 1, 0),
+    "all_to_all": (0, 1, 1, 0),
+    "send_recv": (0, 1, 0, 1),
+}
+
+
+class CollectiveFit(Spec):
+    """NCCL for one kind of collective. Times in seconds; fractions of the declared link bandwidth.
+
+    link_latency_s: the declared latency of the link it was fitted on; None: hops are not scaled
+    """
+
+    form: Literal["collective"] = "collective"
+    launch_s: float = Field(default=6e-6, ge=1e-6, le=5e-5)
+    hop_s: float = Field(default=1e-6, ge=1e-8, le=1e-5)  # one step of the low-latency protocol
+    first_channel: float = Field(default=0.02, ge=0.003, le=0.3)  # fraction of the link while channels are few
+    ramp_s: float = Field(default=2e-6, ge=1e-8, le=1e-5)  # until all channels run
+    low_latency_fraction: float = Field(default=0.35, ge=0.05, le=0.8)
+    simple_start_s: float = Field(default=2e-5, ge=1e-8, le=1e-4)
+    simple_fraction: float = Field(default=0.85, ge=0.7, le=1.0)
+    memory_touches: float = Field(default=2.5, ge=1.0, le=5.0)  # of local memory, per payload byte
+    switch_ranks: PositiveInt | None = None  # from so many ranks on the switch adds; None: it cannot
+    switch_bytes: PositiveFloat = 3e7  # payload from which it does
+    link_latency_s: PositiveFloat | None = None
+    residuals: Residuals = Residuals()
+
+
+class CustomAllReduceFit(Spec):
+    """An engine's own all-reduce for messages up to `most_bytes`, and NCCL's beyond.
+
+    eager_floor_s: host time of launching eagerly, below which no measurement falls; serving replays CUDA graphs
+    """
+
+    form: Literal["custom_all_reduce"] = "custom_all_reduce"
+    most_bytes: PositiveFloat = 8.3e6
+    launch_s: float = Field(default=4e-6, ge=5e-7, le=5e-5)
+    peer_s: float = Field(default=1e-7, ge=1e-9, le=5e-6)
+    one_shot_fraction: float = Field(default=0.5, ge=0.05, le=1.0)
+    two_shot_fraction: float = Field(default=0.6, ge=0.05, le=1.0)
+    sync_s: float = Field(default=3e-6, ge=1e-8, le=2e-5)
+    beyond: CollectiveFit = CollectiveFit()
+    eager_floor_s: float | None = Field(default=None, ge=1e-6, le=1e-3)
+    link_latency_s: PositiveFloat | None = None
+    residuals: Residuals = Residuals()
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveSizes:
+    """One message between `ranks` devices, or many as arrays.
+
+    payload: bytes as nccl-tests counts them; steps, wire: see the module; switched: 1 where a switch could add
+    """
+
+    payload: Values
+    ranks: Values
+    steps: Values
+    wire: Values
+    switched: Values
+
+    @classmethod
+    def of(cls, kind: str, payload: Values, ranks: Values, switched: Values = 1.0) -> "CollectiveSizes":
+        """Messages of one kind; `switched`: in a number format that a switch can add."""
+        per_rank, fixed, share, whole = _SHAPES[kind]
+        others = ranks - 1
+        wire = payload * (share * others / ranks + whole)
+        return cls(payload, ranks, per_rank * others + fixed, wire, switched * (kind == "all_reduce"))
+
+    def take(self, rows: NDArray[Any]) -> "CollectiveSizes":
+        """The messages of an index array or a mask."""
+        return CollectiveSizes(*(getattr(self, name)[rows] for name in self.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveParts:
+    """Seconds in all, and those in which bytes are on the wire."""
+
+    duration: Values
+    wire: Values
+
+
+def collective_seconds(
+    sizes: CollectiveSizes, fit: CollectiveFit, device: DeviceFacts, link: Link, xp: Any = np
+) -> CollectiveParts:
+    """NCCL's time; one rank alone takes none."""
+    rate = link.bandwidth_bytes_per_s
+    fixed = fit.launch_s + fit.hop_s * _slower(fit.link_latency_s, link) * sizes.steps
+    fixed = fixed + fit.memory_touches * sizes.payload / device.bandwidth
+    low_latency = sizes.wire / (fit.low_latency_fraction * rate)
+    ramp = xp.minimum(sizes.wire / (fit.first_channel * rate), fit.ramp_s)
+    wire = sizes.wire
+    if fit.switch_ranks is not None:
+        adds = (sizes.switched > 0) & (sizes.ranks >= fit.switch_ranks) & (sizes.payload > fit.switch_bytes)
+        wire = xp.where(adds, xp.minimum(wire, sizes.payload * (1 + 1 / sizes.ranks)), wire)
+    simple = wire / (fit.simple_fraction * rate)
+    duration = fixed + xp.minimum(ramp + low_latency, fit.simple_start_s + simple)
+    return CollectiveParts(xp.where(sizes.ranks > 1, duration, 0.0), xp.minimum(low_latency, simple))
+
+
+def custom_seconds(
+    sizes: CollectiveSizes, fit: CustomAllReduceFit, device: DeviceFacts, link: Link, xp: Any = np
+) -> CollectiveParts:
+    """The engine's kernels for small messages, NCCL for large ones."""
+    rate, others = link.bandwidth_bytes_per_s, sizes.ranks - 1
+    one_shot = others * sizes.payload / (fit.one_shot_fraction * rate)
+    two_shot = sizes.wire / (fit.two_shot_fraction * rate)
+    is_two = (sizes.ranks > 2) & (fit.sync_s + two_shot < one_shot)
+    fixed = fit.launch_s + fit.peer_s * _slower(fit.link_latency_s, link) * others + xp.where(is_two, fit.sync_s, 0.0)
+    wire = xp.where(is_two, two_shot, one_shot)
+    beyond = collective_seconds(sizes, fit.beyond, device, link, xp)
+    is_small = sizes.payload <= fit.most_bytes
+    duration = xp.maximum(xp.where(is_small, fixed + wire, beyond.duration), fit.eager_floor_s or 0.0)
+    return CollectiveParts(xp.where(sizes.ranks > 1, duration, 0.0), xp.where(is_small, wire, beyond.wire))
+
+
+def collective_time(work: Work, fit: CollectiveFit, device: DeviceFacts) -> OperatorTime:
+    """How long the message of `work` takes."""
+    if work.message is None or not work.num_kernels:
+        return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
+    link = link_for(device.hardware, work.message.num_ranks)
+    return _operator_time(collective_seconds(_sizes(work), fit, device, link, SCALARS))
+
+
+def custom_time(work: Work, fit: CustomAllReduceFit, device: DeviceFacts) -> OperatorTime:
+    """How long the all-reduce of `work` takes; other collectives are NCCL's."""
+    if work.message is None or not work.num_kernels:
+        return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
+    link = link_for(device.hardware, work.message.num_ranks)
+    if work.message.kind != "all_reduce":
+        return _operator_time(collective_seconds(_sizes(work), fit.beyond, device, link, SCALARS))
+    return _operator_time(custom_seconds(_sizes(work), fit, device, link, SCALARS))
+
+
+def _sizes(work: Work) -> CollectiveSizes:
+    message = work.message
+    assert message is not None
+    return CollectiveSizes.of(message.kind, message.bytes_, message.num_ranks)
+
+
+def _operator_time(parts: CollectiveParts) -> OperatorTime:
+    """Latency counts as communication as well: it is what a message costs, whatever its size."""
+    return OperatorTime(parts.duration, 0.0, 0.0, parts.duration, 0.0, "communication")
+
+
+def _slower(fitted: float | None, link: Link) -> float:
+    """How much longer a hop takes than on the link that the fit was made for."""
+    return link.latency_s / fitted if fitted and link.latency_s else 1.0
