@@ -1,14 +1,15 @@
 """Tiled matrix multiplication: the library picks the tile and the k split that are fastest, then pays for what is left.
 
     t = launch + min over tiles (tm, tn) and splits s of
-                 knee( waves(tiles / SM) (K/s step + prologue),  bytes / (memory_fraction W) )
+                 knee( waves(tiles / SM) (K/s step + tile tm tn / 128**2),  bytes / (memory_fraction W) )
                  + [s > 1] (split + 4 s M N bytes of partial sums / (memory_fraction W))
-        [+ 3 M K bytes / (quantize_fraction W), if a kernel quantizes the input first]
+        [+ 3 M K bytes / (quantize_fraction W) + quantize_row M / SM, if a kernel quantizes the input first]
 
     tiles = ceil(M / tm) ceil(N / tn) s thread blocks on SM compute units; `waves`, `k_step_s`: see `tiles`
 
-W is the declared bandwidth. Kernels without a choice name their tiles (`tile_rule`). What tile choice and split-K miss
-of cuBLAS's own tables is the scatter of 3 to 6 % that even two engines calling the same library show between them.
+W is the declared bandwidth. Kernels without a choice name their tiles (`tile_rule`). What the choice of the fastest
+misses are the library's own rules, which now and then pick a tile that is 1.5 times slower; two engines that call the
+same library differ by 4 % (median) themselves.
 Source of the form: wave quantization as in NVIDIA's "Matrix Multiplication Background" guide; parameters are fitted to
 the GEMM tables of ai-dynamo/aiconfigurator (Apache-2.0).
 """
@@ -31,10 +32,11 @@ from perfmodel.specs.base import Spec
 
 # Tiles that cuBLAS and CUTLASS ship for tensor cores, and the k splits they are launched with.
 _TILES = ((16, 64), (16, 128), (32, 64), (64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
-_SPLITS = (1, 2, 4, 8, 16, 32)
+_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _LARGE_TILE_ROWS = 128  # from here on a tile splits k at most _LARGE_TILE_SPLITS ways
 _LARGE_TILE_SPLITS = 4
 _LEAST_SPLIT_K = 128
+_TILE_AREA = 128 * 128
 _K_STEP = 32  # k is padded to whole steps of the main loop
 _NEVER_S = 1e9
 _ROWS_AT_ONCE = 4096
@@ -52,10 +54,13 @@ class TiledGemmFit(Spec):
     feed_edge: float = Field(default=50.0, ge=5.0, le=300.0)  # elements; larger where weights are dequantized
     split_s: float = Field(default=2.2e-6, ge=3e-7, le=3e-5)  # one more pass over the output, with its launch
     knee: float = Field(default=2.2, ge=1.0, le=20.0)  # how well loads hide behind multiplications
-    prologue_s: float = Field(default=1.5e-6, ge=1e-8, le=8e-6)  # fill and drain of the pipeline, per wave
+    tile_s: float = Field(default=1e-6, ge=1e-8, le=8e-6)  # fill of the pipeline, write of the output: of 128 x 128
     wave_quantization: float = Field(default=0.1, ge=1e-3, le=1.0)  # 1: a last, partial wave costs a whole one
     quantize_fraction: float = Field(default=0.5, ge=0.05, le=1.0)  # of the bandwidth, by the quantizing kernel
-    # Host time of launching eagerly, below which no measurement falls. Serving replays CUDA graphs: it has no floor.
+    quantize_row_s: float = Field(default=2e-9, ge=1e-11, le=1e-6)  # of one row on one unit, beside its bytes
+    # Of kernels measured launched one by one: instead of `launch_s`, and the host's time, below which no measurement
+    # falls. Serving replays CUDA graphs and has neither.
+    eager_launch_s: float | None = Field(default=None, ge=1e-6, le=1e-4)
     eager_floor_s: float | None = Field(default=None, ge=1e-6, le=1e-3)
     residuals: Residuals = Residuals()
 
@@ -120,7 +125,7 @@ def _plan(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> _Plan:
         rows, columns, peak_per_unit, fit.compute_fraction, fit.feed_edge, sizes.input_bytes, sizes.weight_bytes
     )
     offered = (s == 1) | ((k >= s * _LEAST_SPLIT_K) & ((rows < _LARGE_TILE_ROWS) | (s <= _LARGE_TILE_SPLITS)))
-    block = np.ceil(k / (s * _K_STEP)) * (_K_STEP * step) + fit.prologue_s
+    block = np.ceil(k / (s * _K_STEP)) * (_K_STEP * step) + fit.tile_s * (rows * columns / _TILE_AREA)
     bandwidth = device.bandwidth * fit.memory_fraction
     is_split = splits > 1
     return _Plan(
@@ -146,21 +151,23 @@ def _parts(sizes: GemmSizes, plan: _Plan, fit: TiledGemmFit, device: DeviceFacts
     duration = total[each, best] + fit.launch_s
     if sizes.quantized_bytes.any():
         quantize = sizes.quantized_bytes / (device.bandwidth * fit.quantize_fraction)
+        quantize = quantize + (sizes.quantized_bytes > 0) * sizes.m * (fit.quantize_row_s / device.compute_units)
         duration, memory = duration + quantize, memory + quantize
     return GemmParts(duration, compute[each, best], memory)
 
 
 def gemm_seconds(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts, *, is_eager: bool = False) -> GemmParts:
-    """The formula of this module. `is_eager`: launched one by one, so never below `fit.eager_floor_s`."""
+    """The formula of this module. `is_eager`: launched one by one, if the fit knows what that costs."""
     pieces = []
     for start in range(0, max(1, len(sizes.m)), _ROWS_AT_ONCE):
         some = sizes.take(slice(start, start + _ROWS_AT_ONCE))
         pieces.append(_parts(some, _plan(some, fit, device), fit, device))
     names = ("duration", "compute", "memory")
     parts = GemmParts(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in names))
-    if not is_eager or fit.eager_floor_s is None:
+    if not is_eager or fit.eager_floor_s is None or fit.eager_launch_s is None:
         return parts
-    return GemmParts(np.maximum(parts.duration, fit.eager_floor_s), parts.compute, parts.memory)
+    duration = parts.duration + (fit.eager_launch_s - fit.launch_s)
+    return GemmParts(np.maximum(duration, fit.eager_floor_s), parts.compute, parts.memory)
 
 
 # (fit, device, sizes) -> plan, found by identity, which the entry's own references keep from being reused.

@@ -14,6 +14,7 @@ from perfmodel.cost.forms.attention_decode import FlashDecodeFit, decode_time
 from perfmodel.cost.forms.attention_prefill import FlashPrefillFit, prefill_time
 from perfmodel.cost.forms.collective import CollectiveFit, CustomAllReduceFit, collective_time, custom_time
 from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.gemm import TiledGemmFit, time_gemm
 from perfmodel.cost.forms.operator_time import OperatorTime
 from perfmodel.cost.forms.roofline import FamilyFit, roofline_time
 from perfmodel.ops.work import Work
@@ -30,7 +31,8 @@ FormFit = Annotated[
     | Annotated[FlashDecodeFit, Tag("flash_decode")]
     | Annotated[FlashPrefillFit, Tag("flash_prefill")]
     | Annotated[CollectiveFit, Tag("collective")]
-    | Annotated[CustomAllReduceFit, Tag("custom_all_reduce")],
+    | Annotated[CustomAllReduceFit, Tag("custom_all_reduce")]
+    | Annotated[TiledGemmFit, Tag("tiled_gemm")],
     Discriminator(_form),
 ]
 
@@ -40,6 +42,7 @@ _TIMES: dict[str, Callable[[Work, Any, DeviceFacts], OperatorTime]] = {
     "flash_decode": decode_time,
     "flash_prefill": prefill_time,
     "roofline": roofline_time,
+    "tiled_gemm": time_gemm,
 }
 
 
