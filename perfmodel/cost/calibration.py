@@ -52,6 +52,7 @@ class Calibration(Spec):
     default: FamilyFit = FamilyFit()
     host: HostFit = HostFit()
     step_residuals: Residuals = Residuals()
+    spread: float = Field(default=1.0, ge=1)  # how much wider than its residuals say: the fits come from elsewhere
 
     def fit(self, family: str, rate: str, extent: Mapping[str, Any] = _NO_SIZES) -> FormFit:
         """The most specific fit: family and rate, then family, then a rate that `rate` falls back to, then the default.

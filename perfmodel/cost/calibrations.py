@@ -1,7 +1,14 @@
-"""Calibration files: found by device and engine profile, read with readable errors, written with their origin."""
+"""Calibration files: found by device and engine profile, passed on to devices without one, written with their origin.
+
+A device that nobody measured takes the fits of the nearest measured one: its sibling of the same architecture (other
+memory, other cooling), else of the architecture before or after it in its line. Fits are fractions of declared peaks
+and times per kernel, so what differs in the datasheets moves the prediction by itself; intervals widen by how far the
+fits have come. With no relation measured, the datasheet.
+"""
 
 __all__ = ["load_calibration", "save_calibration"]
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -10,10 +17,22 @@ from perfmodel.cost.calibration import Calibration
 from perfmodel.cost.datasheet import datasheet
 from perfmodel.specs.catalog import data_dir
 from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.scenario_file import load_hardware
 from perfmodel.specs.validation import parse
 from perfmodel.specs.yaml_loader import load_yaml
 
 _HEADER = "# Written by `perfmodel calibrate`, not by hand: measured or fitted factors, never declared facts.\n"
+
+# Lines of architectures: kernels of one are ported to the next, and reach about the same fractions of its peaks.
+_LINES = (
+    ("turing", "ampere", "hopper", "blackwell"),
+    ("turing", "ampere", "ada", "blackwell-consumer"),
+    ("cdna2", "cdna3"),
+)
+# How much wider an interval is, by where the fits come from.
+_SPREAD_OTHER_ENGINE = 1.3
+_SPREAD_SIBLING = 1.5
+_SPREAD_PER_GENERATION = 2.0
 
 
 def load_calibration(
@@ -21,16 +40,19 @@ def load_calibration(
 ) -> Calibration:
     """The calibration for a device under an engine.
 
-    `path` if given, else `<device>@<profile>.yaml` among the calibrations, else the datasheet's (also for the profile
-    "datasheet"); `origin` says which.
+    `path` if given, else `<device>@<profile>.yaml` among the calibrations, else the nearest relation's, else the
+    datasheet's (also for the profile "datasheet"); `origin` and `source` say which.
 
     Raises SpecError for a file that is missing (only when `path` is given) or malformed.
     """
-    file = Path(path) if path is not None else data_dir("calibrations") / f"{hardware.name}@{engine_profile}.yaml"
-    if path is None and (engine_profile == "datasheet" or not file.is_file()):
+    if path is not None:
+        return _read(Path(path))
+    if engine_profile == "datasheet":
         return datasheet(hardware)
-    loaded = load_yaml(file)
-    return parse(Calibration, loaded.data, loaded.positions)
+    own = data_dir("calibrations") / f"{hardware.name}@{engine_profile}.yaml"
+    if own.is_file():
+        return _read(own)
+    return _inherited(hardware, engine_profile) or datasheet(hardware)
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> Path:
@@ -42,3 +64,43 @@ def save_calibration(calibration: Calibration, path: str | Path) -> Path:
     text = _HEADER + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
     file.write_text(text, encoding="utf-8")
     return file
+
+
+def _read(file: Path) -> Calibration:
+    loaded = load_yaml(file)
+    return parse(Calibration, loaded.data, loaded.positions)
+
+
+def _inherited(hardware: HardwareSpec, engine: str) -> Calibration | None:
+    """The fits of the nearest relation, with their spread widened; None without a relation."""
+    candidates = sorted(_relations(hardware, engine), key=lambda found: (found[0], found[1].name))
+    if not candidates:
+        return None
+    spread, file = candidates[0]
+    found = _read(file)
+    source = f"passed on from {found.device} under {found.engine}: {found.source}"
+    return found.model_copy(update={"device": hardware.name, "source": source, "spread": found.spread * spread})
+
+
+def _relations(hardware: HardwareSpec, engine: str) -> Iterator[tuple[float, Path]]:
+    """(spread, file) of every calibration of a related device."""
+    for file in data_dir("calibrations").glob("*@*.yaml"):
+        device, _, other_engine = file.stem.partition("@")
+        if device in ("engine", "cpu"):
+            continue
+        steps = _distance(hardware.declared.architecture, load_hardware(device).declared.architecture)
+        if steps is None:
+            continue
+        spread = 1.0 if device == hardware.name else _SPREAD_SIBLING
+        spread *= _SPREAD_PER_GENERATION**steps * (1.0 if other_engine == engine else _SPREAD_OTHER_ENGINE)
+        yield spread, file
+
+
+def _distance(one: str | None, other: str | None) -> int | None:
+    """Generations between two architectures of one line; None if they have no line in common."""
+    if one is None or other is None:
+        return None
+    if one == other:
+        return 0
+    steps = [abs(line.index(one) - line.index(other)) for line in _LINES if one in line and other in line]
+    return min(steps, default=None)

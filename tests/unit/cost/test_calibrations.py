@@ -30,10 +30,10 @@ def test_what_is_written_is_read_back(tmp_path):
     assert path.read_text().startswith("# Written by `perfmodel calibrate`")
 
 
-def test_without_a_file_the_datasheet_stands_in():
-    found = load_calibration(A100, "an engine that nobody fitted")
+def test_without_a_relation_the_datasheet_stands_in():
+    found = load_calibration(load_hardware("tpu-v5e"), "vllm")
     assert found.origin == "datasheet"
-    assert found.device == "a100-sxm-80gb"
+    assert found.device == "tpu-v5e"
     assert load_calibration(A100, "datasheet").origin == "datasheet"
 
 
@@ -41,8 +41,35 @@ def test_the_file_of_the_device_and_profile_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr("perfmodel.cost.calibrations.data_dir", lambda kind: tmp_path)
     save_calibration(FITTED, tmp_path / "a100-sxm-80gb@vllm.yaml")
     assert load_calibration(A100, "vllm") == FITTED
-    assert load_calibration(A100, "sglang").origin == "datasheet"
     assert load_calibration(A100, "datasheet").origin == "datasheet"
+
+
+def test_the_nearest_relation_passes_its_fits_on_and_intervals_widen_with_the_distance(tmp_path, monkeypatch):
+    monkeypatch.setattr("perfmodel.cost.calibrations.data_dir", lambda kind: tmp_path)
+    save_calibration(FITTED, tmp_path / "a100-sxm-80gb@vllm.yaml")
+    spreads = []
+    for device, engine in (
+        ("a100-sxm-80gb", "vllm"),  # its own
+        ("a100-sxm-80gb", "sglang"),  # another engine on the same device
+        ("a100-sxm-40gb", "vllm"),  # a sibling
+        ("h100-sxm-80gb", "vllm"),  # the generation after
+        ("b200-sxm", "vllm"),  # the one after that
+    ):
+        found = load_calibration(load_hardware(device), engine)
+        assert found.families == FITTED.families
+        assert found.device == device
+        spreads.append(found.spread)
+    assert spreads == sorted(set(spreads))
+    assert "passed on from a100-sxm-80gb under vllm" in found.source
+    assert load_calibration(load_hardware("mi300x"), "vllm").origin == "datasheet"
+
+
+def test_a_sibling_goes_before_a_neighbour(tmp_path, monkeypatch):
+    monkeypatch.setattr("perfmodel.cost.calibrations.data_dir", lambda kind: tmp_path)
+    for device in ("a100-sxm-80gb", "h100-sxm-80gb"):
+        save_calibration(FITTED.model_copy(update={"device": device}), tmp_path / f"{device}@vllm.yaml")
+    assert "from h100-sxm-80gb" in load_calibration(load_hardware("h200-sxm"), "vllm").source
+    assert "from a100-sxm-80gb" in load_calibration(load_hardware("l40s"), "vllm").source
 
 
 def test_a_missing_file_asked_for_by_path_is_an_error(tmp_path):
