@@ -30,7 +30,7 @@ _KERNELS = {
     "flash3_sm80": DecodeKernel(split_tokens=128, whole_splits=True, pays_splits=True, window_overlap=128),
     "xqa": DecodeKernel(split_tokens=128, split_waves=8, whole_splits=True, splits_window=True, pays_splits=True),
     "xqa_fp8": DecodeKernel(split_tokens=256),  # Hopper's own: one wave of splits
-    "mmha": DecodeKernel(heads_per_block=1, rows=1, whole_splits=True, splits_window=True, pays_splits=True),
+    "mmha": DecodeKernel(heads_per_block=1, rows=1, split_waves=1.5, splits_window=True, pays_splits=True),
 }
 _COMMON = ("launch_s", "memory_fraction", "block_s", "block_bandwidth", "overlap", "doubling_s")
 _FREE = {

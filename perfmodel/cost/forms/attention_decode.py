@@ -11,7 +11,7 @@
 
 W and F are the declared bandwidth and tensor rate, SM the compute units, S the KV tokens of a sequence. Few blocks are
 what makes short batches slow, not few bytes. `combine` is paid where s > 1, `swap` by libraries that fold the query
-heads of a group into the query length with kernels of their own. The measured kernels contain the write of the new
+heads of a group into the query length: a copy, unless B, K or g is 1. The measured kernels contain the write of the new
 keys and values into the cache. Serving reads its KV from HBM; a benchmark that repeats one shape finds it in L2
 (`is_warm`). All contexts of a batch count as equally long: splits even out most of what ragged batches lose.
 Source: Dao et al. 2023 (Flash-Decoding); FlashAttention-2/3, TensorRT-LLM XQA and MMHA sources for the splits.
@@ -154,7 +154,11 @@ def decode_seconds(
     block = fit.block_s * (1 + fit.group_block / 8 * group) * xp.maximum(1.0, paid / units)
     duration = fit.launch_s + xp.maximum(block, stream + (1 - fit.overlap) * block)
     duration = duration + fit.doubling_s * xp.log2(xp.maximum(1.0, visible / _SHORT))
-    duration = duration + fit.combine_s * (splits > 1.01) + fit.swap_s * ((group > 1) & (sizes.seqs > 1))
+    duration = (
+        duration
+        + fit.combine_s * (splits > 1.01)
+        + fit.swap_s * ((group > 1) & (sizes.seqs > 1) & (sizes.kv_heads > 1))
+    )
     return DecodeParts(duration, compute, memory)
 
 

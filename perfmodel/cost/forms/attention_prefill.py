@@ -18,7 +18,15 @@ in vLLM one thread block per token with a thread per element, which costs its th
 Source: Dao 2023 (FlashAttention-2), Shah et al. 2024 (FlashAttention-3); tile sizes from their sources.
 """
 
-__all__ = ["FlashPrefillFit", "PrefillKernel", "PrefillParts", "PrefillSizes", "prefill_seconds", "prefill_time"]
+__all__ = [
+    "FlashPrefillFit",
+    "PrefillKernel",
+    "PrefillParts",
+    "PrefillSizes",
+    "prefill_seconds",
+    "prefill_time",
+    "prompt_tiles",
+]
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -184,7 +192,7 @@ def _traffic(sizes: PrefillSizes, fit: FlashPrefillFit, xp: Any) -> Values:
 
 def _plain(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
     """Tiles of `rows` queries of one head."""
-    per_head, tiles, longest = _visits(sizes, kernel, kernel.rows, xp)
+    per_head, tiles, longest = prompt_tiles(sizes.tokens, sizes.cached, sizes.window, kernel, kernel.rows, xp)
     blocks = sizes.count * sizes.heads
     return blocks * per_head, blocks * tiles, longest
 
@@ -192,7 +200,9 @@ def _plain(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
 def _packed(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
     """Tiles of `rows` queries of all g heads of a KV head."""
     group = sizes.heads / sizes.kv_heads
-    per_head, tiles, longest = _visits(sizes, kernel, xp.maximum(1.0, kernel.rows / group), xp)
+    per_head, tiles, longest = prompt_tiles(
+        sizes.tokens, sizes.cached, sizes.window, kernel, xp.maximum(1.0, kernel.rows / group), xp
+    )
     rows = xp.ceil(sizes.tokens * group / kernel.rows)  # tiles of T g rows, whatever they hold of each head
     blocks = sizes.count * sizes.kv_heads
     return blocks * per_head * rows / tiles, blocks * rows, longest
@@ -213,12 +223,14 @@ def _chosen(plain: _Tiles, packed: _Tiles | None, sizes: PrefillSizes, kernel: P
     return visited, blocks, longest
 
 
-def _visits(sizes: PrefillSizes, kernel: PrefillKernel, rows: Values, xp: Any) -> _Tiles:
+def prompt_tiles(
+    tokens: Values, cached: Values, window: Values, kernel: PrefillKernel, rows: Values, xp: Any = np
+) -> _Tiles:
     """Of one head: key tokens visited by tiles of `rows` queries, the number of tiles, key tokens of the longest.
 
     The first tiles of a window rise to its length, the rest stay there.
     """
-    keys, tokens, cached, window = kernel.keys, sizes.tokens, sizes.cached, sizes.window
+    keys = kernel.keys
     tiles = xp.ceil(tokens / rows)
     step = xp.minimum(rows, keys)
     start = xp.ceil(cached / step) * step

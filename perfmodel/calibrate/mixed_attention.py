@@ -1,0 +1,155 @@
+"""Attention profiled over whole batches (`attention.csv` of a card): prompts, decodes, and both in one varlen kernel.
+
+Columns: prefill_chunk (new tokens of the one prompt, 0: none), kv_prefill (its cached tokens), n_decode, kv_decode
+(tokens of each decode), time_us. The heads are not in the table: they come with it. Decodes alone are rows of the
+decode form, prompts alone of the prefill form; the mixed form takes all batches with a prompt.
+"""
+
+__all__ = ["Profile", "fit", "groups", "predict"]
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.calibrate import attention_decode, attention_prefill
+from perfmodel.calibrate.robust import fit_form, residuals_of
+from perfmodel.calibrate.tables import Group
+from perfmodel.cost.forms.attention_decode import DecodeSizes, FlashDecodeFit
+from perfmodel.cost.forms.attention_prefill import FlashPrefillFit, PrefillSizes
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.domain import Domain
+from perfmodel.cost.forms.mixed_attention import MixedAttentionFit, MixedSizes, mixed_seconds
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+_ELEMENT_BYTES = 2.0
+_FREE = (
+    "launch_s",
+    "tensor_fraction",
+    "memory_fraction",
+    "block_tokens",
+    "tail",
+    "decode_tile",
+    "empty_s",
+    "reread",
+)
+# Of the softmax per score: read off two cards whose tensor and vector rates differ, which it alone tells apart.
+_SOFTMAX_OPS = 38.0
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One table: its columns and the attention heads of one device of the group that it was taken on."""
+
+    columns: Mapping[str, Floats]
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    def __getitem__(self, name: str) -> Floats:
+        return np.asarray(self.columns[name], dtype=np.float64)
+
+    def full(self, value: float) -> Floats:
+        """A column of one value."""
+        return np.full(len(self["time_us"]), float(value))
+
+
+def groups(profiles: list[Profile], engine: str = "vllm") -> list[Group]:
+    """Decodes alone, prompts alone, and batches with a prompt, all profiles of a card together."""
+    decode = [_decode_sizes(profile) for profile in profiles]
+    prompt = [_prompt_sizes(profile) for profile in profiles]
+    mixed = [_mixed_sizes(profile) for profile in profiles]
+    seconds = np.concatenate([profile["time_us"] for profile in profiles]) * 1e-6
+    is_prompt = np.concatenate([profile["prefill_chunk"] > 0 for profile in profiles])
+    is_decode = np.concatenate([profile["n_decode"] > 0 for profile in profiles])
+    head_dim = profiles[0].head_dim
+    found = []
+    for family, parts, rows in (
+        ("attention_decode", decode, np.flatnonzero(~is_prompt)),
+        ("attention_prefill", prompt, np.flatnonzero(is_prompt & ~is_decode)),
+        ("attention_mixed", mixed, np.flatnonzero(is_prompt)),
+    ):
+        whole = _joined(parts)
+        found.append(Group(engine, f"{family}/bf16/kv_bf16/hd{head_dim}/flash2", whole.take(rows), seconds[rows], rows))
+    return found
+
+
+def fit(group: Group, device: DeviceFacts) -> FlashDecodeFit | FlashPrefillFit | MixedAttentionFit:
+    """The parameters of one kernel."""
+    if group.key.startswith("attention_decode"):
+        return attention_decode.fit(group, device)
+    if group.key.startswith("attention_prefill"):
+        return attention_prefill.fit(group, device)
+    sizes: MixedSizes = group.sizes
+
+    def seconds(candidate: MixedAttentionFit, rows: Rows) -> Floats:
+        return np.asarray(mixed_seconds(sizes.take(rows), candidate, device).duration)
+
+    head_dim = int(float(np.asarray(sizes.head_size)[0]) / 2)
+    start = MixedAttentionFit(domain=Domain(head_dim=head_dim), rate="bf16", softmax_ops=_SOFTMAX_OPS)
+    found = fit_form(seconds, start, group.seconds, free=_FREE, starts=({}, {"tensor_fraction": 0.9}), most_rows=3000)
+    return found.model_copy(update={"residuals": residuals_of(predict(group, found, device), group.seconds)})
+
+
+def predict(group: Group, fit: FlashDecodeFit | FlashPrefillFit | MixedAttentionFit, device: DeviceFacts) -> Floats:
+    """Seconds of each row."""
+    if isinstance(fit, FlashDecodeFit):
+        return attention_decode.predict(group, fit, device)
+    if isinstance(fit, FlashPrefillFit):
+        return attention_prefill.predict(group, fit, device)
+    return np.asarray(mixed_seconds(group.sizes, fit, device).duration)
+
+
+def _decode_sizes(profile: Profile) -> DecodeSizes:
+    batch, full = profile["n_decode"], profile.full
+    new_token = profile.kv_heads * profile.head_dim * 2 * _ELEMENT_BYTES
+    return DecodeSizes(
+        seqs=batch,
+        heads=full(profile.heads),
+        kv_heads=full(profile.kv_heads),
+        length=profile["kv_decode"] + 1,
+        window=full(0),
+        kv_token_bytes=full(new_token),
+        io_bytes=batch * (2 * _ELEMENT_BYTES * profile.heads * profile.head_dim + 2 * new_token),
+        flops_per_token=full(4 * profile.head_dim),
+    )
+
+
+def _prompt_sizes(profile: Profile) -> PrefillSizes:
+    full = profile.full
+    return PrefillSizes(
+        tokens=profile["prefill_chunk"],
+        cached=profile["kv_prefill"],
+        count=full(1),
+        heads=full(profile.heads),
+        kv_heads=full(profile.kv_heads),
+        head_size=full(2 * profile.head_dim),
+        window=full(0),
+        io_bytes=full(2 * _ELEMENT_BYTES * profile.head_dim * (profile.heads + profile.kv_heads)),
+        kv_bytes=full(2 * _ELEMENT_BYTES * profile.head_dim * profile.kv_heads),
+    )
+
+
+def _mixed_sizes(profile: Profile) -> MixedSizes:
+    full = profile.full
+    return MixedSizes(
+        tokens=profile["prefill_chunk"],
+        cached=profile["kv_prefill"],
+        decodes=profile["n_decode"],
+        length=profile["kv_decode"] + 1,
+        heads=full(profile.heads),
+        kv_heads=full(profile.kv_heads),
+        head_size=full(2 * profile.head_dim),
+        kv_token_bytes=full(2 * _ELEMENT_BYTES * profile.head_dim * profile.kv_heads),
+    )
+
+
+def _joined(
+    parts: list[DecodeSizes] | list[PrefillSizes] | list[MixedSizes],
+) -> DecodeSizes | PrefillSizes | MixedSizes:
+    """The sizes of several tables, one after the other."""
+    kind = type(parts[0])
+    return kind(*(np.concatenate([getattr(part, name) for part in parts]) for name in kind.__slots__))

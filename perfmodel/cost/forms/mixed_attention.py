@@ -1,0 +1,103 @@
+"""Prompts and decodes in one varlen kernel (FlashAttention-2 in vLLM): not the sum of the two apart.
+
+    t = launch + max( [ H (A + block n) + H B (decode_tile S' + block) ] / SM cost + tail max(L, 0.85 S') cost
+                      + H E empty / SM,   KV bytes / (memory_fraction W) )
+
+    A, n, L, cost   of the prompts, as in `attention_prefill`; B decodes of S tokens each, S' whole key tiles
+    E               blocks that find nothing to do: the grid has the longest prompt's query tiles for every sequence
+    KV bytes        K (h_k + h_v) e (P + T + B S m),
+                    m = 1 + (clip(reread B g / SM, 1, g) - 1) clip(B S (h_k + h_v) e / L2 - 1/2, 0, 1)
+
+With more than one query per sequence anywhere in the batch, decodes lose the packing of query heads and the splits of
+their KV: each is H blocks of a mostly empty query tile, the longest of them runs alone at the end, and the g heads of
+a KV head are B blocks apart, so that they read it again once the batch's KV of one head exceeds L2.
+Source of the form: kernel times of vLLM 0.19 over (chunk, cached, decodes, context) on two consumer-class GPUs.
+"""
+
+__all__ = ["MixedAttentionFit", "MixedSizes", "mixed_seconds"]
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from perfmodel.cost.forms.attention_prefill import PrefillKernel, PrefillParts, prompt_tiles
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.domain import Domain
+from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.specs.base import Spec
+
+Values = Any  # floats, or arrays of them
+
+_LANES = 128  # fp32 operations per clock and compute unit
+_OVERLAPPED = 0.15  # of a decode's only block, started before the last wave of the others
+
+
+class MixedAttentionFit(Spec):
+    """One varlen kernel. Times in seconds; fractions of the declared peaks."""
+
+    form: Literal["mixed_attention"] = "mixed_attention"
+    kernel: PrefillKernel = PrefillKernel(rows=64, keys=128, packs="never")
+    domain: Domain = Domain()
+    rate: str | None = None
+    launch_s: float = Field(default=8e-6, ge=1e-6, le=1e-4)
+    tensor_fraction: float = Field(default=0.6, ge=0.1, le=1.0)
+    memory_fraction: float = Field(default=0.8, ge=0.3, le=1.0)
+    block_tokens: float = Field(default=30.0, ge=0.01, le=1000.0)
+    tail: float = Field(default=0.6, ge=0.02, le=3.0)
+    decode_tile: float = Field(default=0.6, ge=0.05, le=3.0)  # a key tile of a decode, of one of a full query tile
+    empty_s: float = Field(default=1e-7, ge=1e-9, le=1e-5)  # of a block without work, times the compute units
+    reread: float = Field(default=1.2, ge=0.3, le=4.0)
+    softmax_ops: float = Field(default=0.01, ge=0.01, le=200.0)  # per score, beside the tensor cores
+    residuals: Residuals = Residuals()
+
+
+@dataclass(frozen=True, slots=True)
+class MixedSizes:
+    """One prompt of `tokens` new and `cached` tokens beside `decodes` sequences of `length` tokens; or arrays of them.
+
+    head_size: h_k + h_v; kv_token_bytes: of K and V, all KV heads; no window
+    """
+
+    tokens: Values
+    cached: Values
+    decodes: Values
+    length: Values
+    heads: Values
+    kv_heads: Values
+    head_size: Values
+    kv_token_bytes: Values
+
+    def take(self, rows: NDArray[Any]) -> "MixedSizes":
+        """The batches of an index array or a mask."""
+        return MixedSizes(*(getattr(self, name)[rows] for name in self.__slots__))
+
+
+def mixed_seconds(
+    sizes: MixedSizes, fit: MixedAttentionFit, device: DeviceFacts, rate: str = "bf16", xp: Any = np
+) -> PrefillParts:
+    """The formula of this module, for one prompt per batch."""
+    kernel, units = fit.kernel, device.compute_units
+    per_head, tiles, longest = prompt_tiles(sizes.tokens, sizes.cached, 0.0 * sizes.tokens, kernel, kernel.rows, xp)
+    padded = xp.ceil(sizes.length / kernel.keys) * kernel.keys * (sizes.decodes > 0)
+    per_key = 2 * kernel.rows * sizes.head_size / (fit.tensor_fraction * device.peak(fit.rate or rate) / units)
+    per_key = per_key + kernel.rows * fit.softmax_ops / (_LANES * device.clock_hz)
+    of_decodes = sizes.decodes * (fit.decode_tile * padded + fit.block_tokens)
+    shared = sizes.heads * (per_head + fit.block_tokens * tiles + of_decodes) / units
+    alone = xp.maximum(longest, (1 - _OVERLAPPED) * padded) + fit.block_tokens
+    empty = sizes.heads * sizes.decodes * (tiles - 1) * fit.empty_s / units
+    compute = xp.maximum(shared + fit.tail * alone, alone) * per_key + empty
+    memory = _kv_bytes(sizes, fit, device, xp) / (fit.memory_fraction * device.bandwidth)
+    return PrefillParts(fit.launch_s + xp.maximum(compute, memory), compute, memory)
+
+
+def _kv_bytes(sizes: MixedSizes, fit: MixedAttentionFit, device: DeviceFacts, xp: Any) -> Values:
+    """Bytes of K and V, the decodes' read again by the heads of a group where L2 does not hold them."""
+    group = sizes.heads / sizes.kv_heads
+    one_head = sizes.decodes * sizes.length * sizes.kv_token_bytes / sizes.kv_heads
+    missed = xp.minimum(xp.maximum(one_head / device.l2_bytes - 0.5, 0.0), 1.0)
+    reads = xp.minimum(xp.maximum(fit.reread * sizes.decodes * group / device.compute_units, 1.0), group)
+    tokens = sizes.cached + sizes.tokens + sizes.decodes * sizes.length * (1 + (reads - 1) * missed)
+    return tokens * sizes.kv_token_bytes
