@@ -60,6 +60,8 @@ def save_calibration(calibration: Calibration, path: str | Path) -> Path:
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     data = calibration.model_dump(mode="json", exclude_defaults=True)
+    for key, fit in calibration.families.items():
+        data["families"][key] = {"form": fit.form} | data["families"][key]  # a default, but the reader goes by it
     data = {"device": calibration.device, "engine": calibration.engine, "origin": calibration.origin} | data
     text = _HEADER + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
     file.write_text(text, encoding="utf-8")
