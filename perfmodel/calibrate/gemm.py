@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from perfmodel.calibrate.attention_columns import engine_name
 from perfmodel.calibrate.robust import fit_form, residuals_of
 from perfmodel.calibrate.tables import Group, KernelTable
+from perfmodel.calibrate.weight_formats import WEIGHT_FORMATS, WeightFormat
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.gemm import GemmSizes, TiledGemmFit, gemm_seconds
 from perfmodel.cost.forms.tiles import TileStep
@@ -25,40 +26,12 @@ Rows = NDArray[np.int64]
 OP = "gemm"
 
 
-@dataclass(frozen=True)
-class WeightFormat:
-    """How a table's `gemm_dtype` multiplies: the name in calibration keys, the peak rate, bytes per element.
-
-    quantized_bytes: per input element, read and written by a kernel that quantizes it first
-    """
-
-    name: str
-    rate: str
-    weight_bytes: float
-    input_bytes: float
-    quantized_bytes: float = 0.0
-
-
-_FORMATS = {
-    "bfloat16": WeightFormat("bf16", "bf16", 2, 2),
-    "float16": WeightFormat("bf16", "bf16", 2, 2),
-    "fp8": WeightFormat("fp8", "fp8", 1, 1, 3),
-    "fp8_static": WeightFormat("fp8", "fp8", 1, 1, 3),
-    "fp8_block": WeightFormat("fp8_block", "fp8", 1, 1, 3),
-    "fp8_wo": WeightFormat("fp8_wo", "bf16", 1, 2),
-    "int8_wo": WeightFormat("int8_wo", "bf16", 1, 2),
-    "int4_wo": WeightFormat("int4_wo", "bf16", 0.5, 2),
-    "sq": WeightFormat("int8", "int8", 1, 1),
-    "nvfp4": WeightFormat("nvfp4", "fp4", 0.5625, 0.5625, 2.5625),
-    "mxfp4": WeightFormat("mxfp4", "fp4", 0.53125, 0.53125, 2.53125),
-}
-
 # CUTLASS without a tuned choice: vLLM's scaled-mm dispatch for Hopper, TensorRT-LLM's blockwise FP8 kernel.
 _CUTLASS_TILES = (TileStep(64, 64, 64), TileStep(128, 64, 128), TileStep(0, 128, 128))
 
 
 @dataclass(frozen=True)
-class GemmKernel:
+class _Kernel:
     """What is known of a kernel from its code or from how it was timed.
 
     variant: a suffix of the calibration key, where an engine runs several kernels for one format; serving uses the
@@ -77,12 +50,12 @@ class GemmKernel:
 # CUTLASS where N or K is no multiple of 64 or 128, DeepGEMM for the rest. The eager floor hides what the first two do
 # on the device, so serving takes DeepGEMM's parameters for all.
 _KERNELS = (
-    GemmKernel("CutlassFP8Scaled", "vllm", "fp8", tile_rule=_CUTLASS_TILES),
-    GemmKernel("DeepGemm", "vllm", "fp8_block", is_eager=True),
-    GemmKernel("FlashInfer", "vllm", "fp8_block", is_eager=True, variant="flashinfer"),
-    GemmKernel("Cutlass", "vllm", "fp8_block", is_eager=True, variant="cutlass"),
-    GemmKernel("", "trtllm", "fp8_block", tile_rule=_CUTLASS_TILES),
-    GemmKernel("", ""),
+    _Kernel("CutlassFP8Scaled", "vllm", "fp8", tile_rule=_CUTLASS_TILES),
+    _Kernel("DeepGemm", "vllm", "fp8_block", is_eager=True),
+    _Kernel("FlashInfer", "vllm", "fp8_block", is_eager=True, variant="flashinfer"),
+    _Kernel("Cutlass", "vllm", "fp8_block", is_eager=True, variant="cutlass"),
+    _Kernel("", "trtllm", "fp8_block", tile_rule=_CUTLASS_TILES),
+    _Kernel("", ""),
 )
 _FREE = ("launch_s", "compute_fraction", "memory_fraction", "feed_edge", "knee", "tile_s", "wave_quantization")
 _STARTS: tuple[dict[str, float], ...] = (
@@ -106,8 +79,8 @@ def is_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.bool_]:
     """Rows that beat the declared tensor rate or bandwidth: operands stayed in L2, or something else was timed."""
     too_fast = np.zeros(len(table), dtype=np.bool_)
     for (dtype,), rows in table.groups(("gemm_dtype",)):
-        if dtype in _FORMATS:
-            sizes = sizes_of(table.take(rows), _FORMATS[dtype])
+        if dtype in WEIGHT_FORMATS:
+            sizes = sizes_of(table.take(rows), WEIGHT_FORMATS[dtype])
             flops = 2.0 * sizes.m * sizes.n * sizes.k
             fastest = np.maximum(flops / device.peak(sizes.rate), sizes.moved_bytes / device.bandwidth)
             too_fast[rows] = table.seconds[rows] < fastest
@@ -118,16 +91,16 @@ def groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
     """One group per engine, number format and kernel. Rows of formats without a known meaning are in none."""
     found: dict[tuple[str, str, str], list[Rows]] = {}
     for (version, dtype, source), rows in table.groups(("engine_version", "gemm_dtype", "kernel_source")):
-        if dtype in _FORMATS:
+        if dtype in WEIGHT_FORMATS:
             engine = engine_name(version)
-            kernel = _kernel(source, engine, _FORMATS[dtype].name)
-            key = "/".join(filter(None, ("gemm", _FORMATS[dtype].name, kernel.variant)))
+            kernel = _kernel(source, engine, WEIGHT_FORMATS[dtype].name)
+            key = "/".join(filter(None, ("gemm", WEIGHT_FORMATS[dtype].name, kernel.variant)))
             found.setdefault((engine, key, dtype), []).append(rows)
     result = []
     for (engine, key, dtype), parts in found.items():
         rows = np.concatenate(parts)
         part = table.take(rows)
-        result.append(Group(engine, key, sizes_of(part, _FORMATS[dtype]), part.seconds, rows))
+        result.append(Group(engine, key, sizes_of(part, WEIGHT_FORMATS[dtype]), part.seconds, rows))
     return result
 
 
@@ -149,7 +122,7 @@ def predict(group: Group, fit: TiledGemmFit, device: DeviceFacts) -> Floats:
     return gemm_seconds(group.sizes, fit, device, is_eager=True).duration
 
 
-def _kernel(source: str, engine: str, format: str) -> GemmKernel:
+def _kernel(source: str, engine: str, format: str) -> _Kernel:
     return next(
         kernel
         for kernel in _KERNELS

@@ -21,8 +21,8 @@ from math import ceil
 
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.layers import embedding_nodes, head_nodes, layer_nodes
-from perfmodel.ops.moe import Routing, uniform_routing
 from perfmodel.ops.node import LayerContext, OperatorNode
+from perfmodel.ops.routing import Routing, uniform_routing
 from perfmodel.ops.sharding import Sharding, stages
 from perfmodel.ops.work import BatchShape, Depends, Work
 from perfmodel.specs.engine import EngineSpec

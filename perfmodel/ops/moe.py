@@ -1,52 +1,15 @@
-"""Mixture of experts: routing, the load of one rank, and the grouped experts themselves.
+"""Mixture of experts: the router, where its tokens travel, and the experts themselves (`routing`: their load)."""
 
-The load is an expectation over uniform, independent routing unless a `Routing` says otherwise (skew, recorded
-traces, the slowest rank of an expert-parallel group).
-"""
+__all__ = ["distinct_ranks", "experts", "route"]
 
-__all__ = ["ExpertLoad", "Routing", "distinct_experts", "distinct_ranks", "experts", "route", "uniform_routing"]
-
-from collections.abc import Callable
-from dataclasses import dataclass
 from math import ceil
 
 from perfmodel.ops.formats import LinearFormat
+from perfmodel.ops.routing import TILE_ROWS, ExpertLoad
 from perfmodel.ops.work import Work
 from perfmodel.specs.model.architecture import MoEFFN
 
 _KERNELS = 5  # sort by expert (align), grouped gate-up, activation, grouped down, weighted sum
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertLoad:
-    """What one rank is sent: distinct experts that get a token, and (token, expert) assignments to them."""
-
-    distinct: float
-    assignments: float
-
-
-# (block, tokens of all data-parallel ranks, ranks that share out the experts) -> load of the rank that sets the time
-Routing = Callable[[MoEFFN, int, int], ExpertLoad]
-
-
-def distinct_experts(num_experts: int, top_k: int, num_tokens: float) -> float:
-    """Expected experts that get at least one of `num_tokens` tokens: D = E (1 - (1 - k/E)^n).
-
-    Each token picks k of E distinct experts uniformly and independently of other tokens. Group-limited routing
-    (DeepSeek-V3: the best 4 of 8 groups first) leaves k/E, and so D, unchanged while tokens choose their groups
-    independently. Source: linearity of expectation.
-    """
-    missed: float = (1.0 - min(1.0, top_k / num_experts)) ** num_tokens
-    return num_experts * (1.0 - missed)
-
-
-def uniform_routing(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
-    """The expected load of a rank with ceil(E / ranks) experts: its share of D, and n k E_local / E assignments."""
-    share = ceil(ffn.num_experts / num_ranks) / ffn.num_experts
-    top_k = min(ffn.top_k, ffn.num_experts)
-    return ExpertLoad(
-        distinct=share * distinct_experts(ffn.num_experts, top_k, num_tokens), assignments=share * num_tokens * top_k
-    )
 
 
 def distinct_ranks(ffn: MoEFFN, num_ranks: int) -> float:
@@ -87,6 +50,7 @@ def experts(
     *,
     width: int,
     intermediate: int,
+    local_experts: int | None = None,
     is_fused: bool = True,
 ) -> Work:
     """The routed experts of one rank: permute, grouped up GEMM, activation, grouped down GEMM, combine.
@@ -97,7 +61,8 @@ def experts(
                     combine d o; and n d o for the sum
 
     with w, a, o bytes of a weight, a multiplied input and an output. `width` is d, or the latent width the experts
-    work in. Unfused, every distinct expert launches its own kernels. Source: identity; D: `distinct_experts`.
+    work in; `local_experts` the experts that this rank holds (default all). Unfused, every distinct expert launches its
+    own kernels. Source: identity; D: `distinct_experts`.
     """
     if num_tokens == 0:
         return Work("experts", "moe", rate=form.rate, num_kernels=0)
@@ -123,5 +88,7 @@ def experts(
             "gates": gates,
             "weight_bytes": form.weight_bytes,
             "input_bytes": form.input_bytes,
+            "local_experts": local_experts or ffn.num_experts,
+            **{f"tiles_{rows}": tiles for rows, tiles in zip(TILE_ROWS, load.tiles, strict=False)},
         },
     )

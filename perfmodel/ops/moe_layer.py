@@ -41,12 +41,13 @@ def moe_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
 def _expert_node(ffn: MoEFFN, context: LayerContext) -> OperatorNode:
     shard, form = context.shard, context.format("experts")
     intermediate = ceil(ffn.intermediate_size / shard.moe_tp)
-    width = ffn.latent_size or context.hidden
+    width, local = ffn.latent_size or context.hidden, ceil(ffn.num_experts / shard.ep)
+    sizes = {"width": width, "intermediate": intermediate, "local_experts": local}
 
     def work(num_tokens: int) -> Work:
         everyone = num_tokens * shard.dp
         load = context.routing(ffn, everyone, shard.ep)
-        return experts(everyone, ffn, load, form, width=width, intermediate=intermediate, is_fused=context.is_fused)
+        return experts(everyone, ffn, load, form, **sizes, is_fused=context.is_fused)
 
     return on_tokens("experts", work)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perfmodel.ops.formats import LinearFormat, linear_format
-from perfmodel.ops.moe import Routing, uniform_routing
+from perfmodel.ops.routing import Routing, uniform_routing
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, Depends, Work
 from perfmodel.specs.model.quantization import bytes_per_weight

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.ops.formats import LinearFormat
-from perfmodel.ops.moe import distinct_experts, distinct_ranks, experts, uniform_routing
+from perfmodel.ops.moe import distinct_ranks, experts
+from perfmodel.ops.routing import distinct_experts, uniform_routing
 from perfmodel.specs.model.architecture import MoEFFN
 
 BF16 = LinearFormat("bf16", 2.0, 2.0, 2.0)

@@ -1,0 +1,157 @@
+"""Which experts tokens go to: the load of one rank, in expectation, for uniform and for skewed routing.
+
+A load counts what the grouped experts' time depends on: distinct experts (their weights are read), assignments (rows
+multiplied), and tiles of rows, since every expert pads its rows to whole tiles. A router learns to balance its experts,
+so uniform is the model of a well-trained one; power laws stand for domain traffic that favours some experts.
+"""
+
+__all__ = [
+    "TILE_ROWS",
+    "ExpertLoad",
+    "Routing",
+    "distinct_experts",
+    "expected_tiles",
+    "power_law_routing",
+    "slowest_uniform_routing",
+    "uniform_routing",
+]
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, sqrt
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.specs.model.architecture import MoEFFN
+
+Values = NDArray[np.float64]
+
+TILE_ROWS = (16, 32, 64, 128, 256)  # rows of the tiles that grouped GEMM kernels use
+_TILES = np.array(TILE_ROWS, dtype=np.float64)
+_EXACT_BELOW = 64.0  # rows per expert up to which the binomial is summed; above, a normal's quantiles stand for it
+_QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / 64) for i in range(64)])
+_MOST_POPULAR = 200.0  # how much more often than the least the most popular expert may be drawn [assumed]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLoad:
+    """What one rank is sent.
+
+    distinct: experts that get a token; assignments: (token, expert) pairs to them
+    tiles:    sum over experts of ceil(rows / t), for each t in TILE_ROWS; empty if not known
+    """
+
+    distinct: float
+    assignments: float
+    tiles: tuple[float, ...] = ()
+
+
+# (block, tokens of all data-parallel ranks, ranks that share out the experts) -> load of the rank that sets the time
+Routing = Callable[[MoEFFN, int, int], ExpertLoad]
+
+
+def distinct_experts(num_experts: int, top_k: int, num_tokens: float) -> float:
+    """Expected experts that get at least one of `num_tokens` tokens: D = E (1 - (1 - k/E)^n).
+
+    Each token picks k of E distinct experts uniformly and independently of other tokens. Group-limited routing
+    (DeepSeek-V3: the best 4 of 8 groups first) leaves k/E, and so D, unchanged while tokens choose their groups
+    independently. Source: linearity of expectation.
+    """
+    missed: float = (1.0 - min(1.0, top_k / num_experts)) ** num_tokens
+    return num_experts * (1.0 - missed)
+
+
+def expected_tiles(num_tokens: float, probability: float) -> Values:
+    """E ceil(X / t) for each t in TILE_ROWS, with X ~ Binomial(n, p) the rows of one expert.
+
+    E ceil(X / t) = sum over j >= 0 of P(X > j t). Source: tail sum.
+    """
+    mean = num_tokens * probability
+    if probability >= 1.0:
+        return np.ceil(num_tokens / _TILES)
+    if mean > _EXACT_BELOW:
+        rows = np.maximum(mean + sqrt(mean * (1.0 - probability)) * _QUANTILES, 0.0)
+        tiles: Values = np.ceil(rows[:, None] / _TILES).mean(axis=0)
+        return tiles
+    most = int(min(num_tokens, mean + 8.0 * sqrt(mean) + 8.0))
+    i = np.arange(most)
+    odds = probability / (1.0 - probability)
+    mass = (1.0 - probability) ** num_tokens * np.cumprod(np.append(1.0, (num_tokens - i) / (i + 1.0) * odds))
+    above = np.maximum(1.0 - np.cumsum(mass), 0.0)  # P(X > i)
+    return np.array([above[::t].sum() for t in TILE_ROWS])
+
+
+def uniform_routing(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
+    """The expected load of any rank with ceil(E / ranks) experts: its share of D, and n k E_local / E assignments."""
+    local, top_k = ceil(ffn.num_experts / num_ranks), min(ffn.top_k, ffn.num_experts)
+    return _uniform(local, num_tokens, top_k / ffn.num_experts)
+
+
+def slowest_uniform_routing(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
+    """The expected load of the rank that gets most, under uniform routing.
+
+    Assignments of a rank are about normal, with variance n k (1/R) (1 - 1/R); the largest of R is expected at the
+    quantile (R - 3/8) / (R + 1/4). Its experts are then that much more popular. Source: Blom 1958 (order statistics).
+    """
+    local, top_k = ceil(ffn.num_experts / num_ranks), min(ffn.top_k, ffn.num_experts)
+    if num_ranks <= 1:
+        return _uniform(local, num_tokens, top_k / ffn.num_experts)
+    total, share = num_tokens * top_k, local / ffn.num_experts
+    above = NormalDist().inv_cdf((num_ranks - 0.375) / (num_ranks + 0.25))
+    most = min(total * share + above * sqrt(total * share * (1.0 - share)), total, num_tokens * local)
+    return _uniform(local, num_tokens, most / (num_tokens * local))
+
+
+def _uniform(num_experts: int, num_tokens: int, probability: float) -> ExpertLoad:
+    tiles = num_experts * expected_tiles(num_tokens, probability)
+    distinct = num_experts * (1.0 - (1.0 - probability) ** num_tokens)
+    return ExpertLoad(distinct, num_experts * num_tokens * probability, tuple(tiles.tolist()))
+
+
+def power_law_routing(exponent: float, *, num_draws: int = 8, seed: int = 0) -> Routing:
+    """Routing in which experts are drawn in proportion to x, x of density x^-exponent; the slowest rank's load.
+
+    Popularity is drawn once per block shape, counts for each number of tokens: means over `num_draws` seeded draws.
+    Ranks hold consecutive experts.
+    """
+
+    @lru_cache(maxsize=256)
+    def probabilities(num_experts: int, top_k: int) -> Values:
+        draws = np.random.default_rng((seed, num_experts, top_k)).random((num_draws, num_experts))
+        return _inclusion(_power_law(draws, exponent), top_k)
+
+    def route(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
+        chances = probabilities(ffn.num_experts, min(ffn.top_k, ffn.num_experts))
+        counts = np.random.default_rng((seed, num_tokens)).binomial(num_tokens, chances)
+        local = ceil(ffn.num_experts / num_ranks)
+        padded = np.pad(counts, ((0, 0), (0, local * num_ranks - ffn.num_experts))).reshape(num_draws, num_ranks, local)
+        heaviest = padded[np.arange(num_draws), padded.sum(axis=2).argmax(axis=1)]
+        tiles = np.ceil(heaviest[:, :, None] / _TILES).sum(axis=1).mean(axis=0)
+        means = (heaviest > 0).sum(axis=1).mean(), heaviest.sum(axis=1).mean()
+        return ExpertLoad(float(means[0]), float(means[1]), tuple(tiles.tolist()))
+
+    return route
+
+
+def _power_law(uniform: Values, exponent: float) -> Values:
+    """Uniform numbers to values of density x^-exponent on [1, _MOST_POPULAR]."""
+    if abs(exponent - 1.0) < 1e-9:
+        return np.asarray(_MOST_POPULAR**uniform)
+    power = 1.0 - exponent
+    return np.asarray((1.0 + (_MOST_POPULAR**power - 1.0) * uniform) ** (1.0 / power))
+
+
+def _inclusion(popularity: Values, top_k: int) -> Values:
+    """Chances that a token's k experts include each: proportional to popularity, none above 1, k in sum."""
+    chances: Values = popularity * (top_k / popularity.sum(axis=1, keepdims=True))
+    for _ in range(popularity.shape[1]):
+        full = chances >= 1.0
+        missing = top_k - np.minimum(chances, 1.0).sum(axis=1, keepdims=True)
+        if (missing < 1e-9).all():
+            break
+        free = np.where(full, 0.0, chances)
+        chances = np.where(full, 1.0, chances * (1.0 + missing / np.maximum(free.sum(axis=1, keepdims=True), 1e-30)))
+    return np.asarray(np.minimum(chances, 1.0))
