@@ -6,7 +6,8 @@
 
 Items are what the family counts beside kernels: sequences for attention, distinct experts for mixtures of experts.
 A kernel of fewer thread blocks than the device has compute units reaches only that share of the tensor rate and of the
-bandwidth for its KV (extents `ctas` and `max_splits`).
+bandwidth for its KV (extents `ctas` and `max_splits`). Activations were written by the kernel before; those that fit
+L2 may be read from there (`cached_speedup`), all of them up to 0.7 of its size, none from twice that.
 """
 
 __all__ = ["FamilyFit", "knee", "roofline_time"]
@@ -22,6 +23,7 @@ from perfmodel.cost.links import collective_time, link_for
 from perfmodel.ops.work import Work
 from perfmodel.specs.base import Spec
 
+_CACHE_SHARE = 0.7  # of L2 that one kernel's operands can count on
 _ITEMS = {"attention_prefill": "seqs", "attention_decode": "seqs", "moe": "distinct_experts"}
 
 
@@ -34,6 +36,7 @@ class FamilyFit(Spec):
     overhead_s: NonNegativeFloat = 0.0  # per kernel
     overhead_per_item_s: NonNegativeFloat = 0.0
     knee: float | None = Field(default=None, ge=1)
+    cached_speedup: float = Field(default=1.0, ge=1, le=8)  # of activations that still lie in L2 over main memory
     residuals: Residuals = Residuals()
 
 
@@ -41,7 +44,11 @@ def roofline_time(work: Work, fit: FamilyFit, device: DeviceFacts) -> OperatorTi
     """How long one run of `work` takes."""
     fill = _fill(work.extent, device.compute_units)
     compute = work.flops / (device.peak(work.rate) * fit.compute_fraction * fill)
-    num_bytes = work.weight_bytes + work.activation_bytes + work.kv_bytes / fill
+    activation_bytes = work.activation_bytes
+    if fit.cached_speedup > 1:
+        hit = min(max(2.0 - activation_bytes / (_CACHE_SHARE * device.l2_bytes), 0.0), 1.0)
+        activation_bytes *= 1.0 - hit + hit / fit.cached_speedup
+    num_bytes = work.weight_bytes + activation_bytes + work.kv_bytes / fill
     memory = num_bytes / (device.bandwidth * fit.memory_fraction)
     overhead = fit.overhead_s * work.num_kernels
     if fit.overhead_per_item_s:

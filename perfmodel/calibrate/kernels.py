@@ -1,0 +1,144 @@
+"""From a folder of measurements to calibrations: every kernel table of every system, fitted group by group.
+
+A folder is either of kernel tables, `<system>/<op>.parquet`, or a run with a layer profile, `ops/meta.yaml`. To add a
+kind of kernel, write its module (`groups`, `fit`, `predict`) and enter its tables in MODULES.
+"""
+
+__all__ = ["GENERIC_SMALL", "MODULES", "FittedGroup", "KernelModule", "calibrate_folder", "fit_folder", "module_of"]
+
+import datetime
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.calibrate.layer_profile import fit_small_kernels, read_layer_profile
+from perfmodel.calibrate.tables import Group, KernelTable, read_table
+from perfmodel.cost.calibration import Calibration, FamilyFit
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.errors import SpecError
+from perfmodel.specs import HardwareSpec, load_hardware
+
+Progress = Callable[[int, int], None]
+
+
+class KernelModule(Protocol):
+    """What the module of a kind of kernel offers."""
+
+    def groups(self, table: KernelTable, device: DeviceFacts) -> list[Group]:
+        """The rows of each kernel."""
+        ...
+
+    def fit(self, group: Group, device: DeviceFacts) -> Any:
+        """The parameters of one kernel's form."""
+        ...
+
+    def predict(self, group: Group, fit: Any, device: DeviceFacts) -> NDArray[np.float64]:
+        """Seconds of each row under a fit."""
+        ...
+
+
+# Table name -> the module that knows its kernels.
+MODULES = {
+    "context_attention": "attention_prefill",
+    "custom_allreduce": "collectives",
+    "gemm": "gemm",
+    "generation_attention": "attention_decode",
+    "moe": "moe",
+    "nccl": "collectives",
+}
+
+# Norms, rotations, activations, cache writes of a device whose small kernels nobody timed: between those of the two
+# cards whose layer profiles were (2.0 and 2.3 us a kernel; activations in L2 at 2.7 and 3.2 times main memory).
+GENERIC_SMALL = FamilyFit(overhead_s=2.2e-6, memory_fraction=0.85, knee=1.0, cached_speedup=3.0)
+
+_EVERY_ENGINE = "nccl"  # a library that all engines call
+
+
+@dataclass(frozen=True)
+class FittedGroup:
+    """A kernel with its fit; `ape`: |predicted / measured - 1| of each of its rows."""
+
+    hardware: HardwareSpec
+    group: Group
+    fit: Any
+    ape: NDArray[np.float64]
+
+
+def calibrate_folder(
+    path: str | Path, engine: str, command: str = "", progress: Progress | None = None
+) -> list[Calibration]:
+    """Calibrations under `engine` of every device measured in `path`.
+
+    Raises SpecError for a folder without measurements of that engine.
+    """
+    path = Path(path)
+    if (path / "ops" / "meta.yaml").is_file():
+        return [_from_profile(path, engine, command)]
+    fitted: dict[str, list[FittedGroup]] = {}
+    for found in fit_folder(path, engine, progress):
+        fitted.setdefault(found.hardware.name, []).append(found)
+    if not any(found.group.engine == engine for members in fitted.values() for found in members):
+        raise SpecError(f"{path}: has no measurements of engine {engine!r}")
+    return [_calibration(name, engine, path.name, command, members) for name, members in fitted.items()]
+
+
+def fit_folder(path: Path, engine: str, progress: Progress | None = None) -> Iterator[FittedGroup]:
+    """Fit every kernel of `engine`, and of libraries that all engines call."""
+    files = [(file, module) for file in sorted(path.glob("*/*.parquet")) if (module := module_of(file.stem))]
+    for done, (file, module) in enumerate(files, 1):
+        hardware = load_hardware(file.parent.name)
+        device = DeviceFacts.of(hardware)
+        for group in module.groups(read_table(file), device):
+            if group.engine in (engine, _EVERY_ENGINE):
+                fit = module.fit(group, device)
+                ape = np.abs(module.predict(group, fit, device) / group.seconds - 1)
+                yield FittedGroup(hardware, group, fit, ape)
+        if progress is not None:
+            progress(done, len(files))
+
+
+def module_of(table: str) -> KernelModule | None:
+    """The module that knows the kernels of a table, or None."""
+    name = MODULES.get(table)
+    return cast(KernelModule, import_module(f"perfmodel.calibrate.{name}")) if name else None
+
+
+def _calibration(device: str, engine: str, source: str, command: str, members: Sequence[FittedGroup]) -> Calibration:
+    families = {found.group.key: found.fit for found in members}
+    num_rows = sum(len(found.ape) for found in members)
+    versions = f"{num_rows:,} kernel times of {len(members)} kernels"
+    return Calibration(
+        device=device,
+        engine=engine,
+        source=f"{versions} from the tables in {source}/ (ai-dynamo/aiconfigurator, Apache-2.0)",
+        date=datetime.date.today(),
+        command=command,
+        families=dict(sorted(families.items())),
+        default=GENERIC_SMALL,
+    )
+
+
+def _from_profile(path: Path, engine: str, command: str) -> Calibration:
+    profile = read_layer_profile(path)
+    if profile.engine != engine:
+        raise SpecError(f"{path}: profiles engine {profile.engine!r}, not {engine!r}")
+    device = DeviceFacts.of(profile.hardware)
+    gemm = module_of("gemm")
+    assert gemm is not None
+    families = {group.key: gemm.fit(group, device) for group in gemm.groups(profile.gemms, device)}
+    small = fit_small_kernels(profile)
+    num_rows = len(profile.gemms) + len(profile.small)
+    return Calibration(
+        device=profile.hardware.name,
+        engine=engine,
+        source=f"{num_rows:,} kernel times of the layer profile in {path.name}/ (casys-kaist/LLMServingSim, MIT)",
+        date=datetime.date.today(),
+        command=command,
+        families=families | {"elementwise": small},
+        default=small,
+    )
