@@ -54,7 +54,7 @@ def sizes_of(table: KernelTable) -> PrefillSizes:
         kv_heads=kv_heads,
         head_size=2 * head_dim,
         window=numbers(table, "window_size"),
-        io_bytes=2 * 2 * head_dim * (heads + kv_heads),
+        io_bytes=2 * 2 * head_dim * heads,
         kv_bytes=2 * kv_heads * head_dim * kv_bytes,
     )
 

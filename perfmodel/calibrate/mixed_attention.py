@@ -128,7 +128,7 @@ def _prompt_sizes(profile: Profile) -> PrefillSizes:
         kv_heads=full(profile.kv_heads),
         head_size=full(2 * profile.head_dim),
         window=full(0),
-        io_bytes=full(2 * _ELEMENT_BYTES * profile.head_dim * (profile.heads + profile.kv_heads)),
+        io_bytes=full(2 * _ELEMENT_BYTES * profile.head_dim * profile.heads),
         kv_bytes=full(2 * _ELEMENT_BYTES * profile.head_dim * profile.kv_heads),
     )
 

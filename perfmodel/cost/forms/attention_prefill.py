@@ -88,7 +88,7 @@ class PrefillSizes:
     """One prompt, or equal ones, in one kernel; many kernels as arrays.
 
     tokens, cached: T and P of a prompt; count: of equal prompts; window: 0 for none
-    head_size:      h_k + h_v; io_bytes: per new token, Q, O and new K and V; kv_bytes: per visible token
+    head_size:      h_k + h_v; io_bytes: Q and O per new token; kv_bytes: K and V per visible token
     """
 
     tokens: Values
@@ -122,14 +122,14 @@ _Tiles = tuple[Values, Values, Values]
 def prefill_seconds(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts, rate: str = "bf16") -> PrefillParts:
     """The formula of this module."""
     tiles = _chosen(_plain(sizes, fit.kernel, np), _packed(sizes, fit.kernel, np), sizes, fit.kernel, np)
-    return _seconds(tiles, _traffic(sizes, fit, np), sizes.count * sizes.tokens, sizes, fit, device, rate, np)
+    return _seconds(tiles, _memory(sizes, fit, device, np), sizes, fit, device, rate, np)
 
 
 def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> OperatorTime:
     """How long one run of `work` takes: all its prompts in one kernel, their tiles together.
 
-    Work that is a share of what its prompts need (a pipeline's microbatch, the keys that an indexer chose) takes that
-    share of the time beside the launch.
+    Work with a share of the FLOPs that its prompts need (a pipeline's microbatch, the keys that an indexer chose) takes
+    that share of the products' time; bytes are the work's own.
     """
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
@@ -140,10 +140,9 @@ def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> Opera
         packed = _together([_packed(sizes, kernel, SCALARS) for sizes in prompts])
     first, extent = prompts[0], work.extent
     tiles = _chosen(plain, packed, first, kernel, SCALARS)
-    traffic = sum(_traffic(sizes, fit, SCALARS) for sizes in prompts)
-    parts = _seconds(tiles, traffic, extent["tokens"], first, fit, device, work.rate, SCALARS)
+    memory = sum(_memory(sizes, fit, device, SCALARS) for sizes in prompts)
     share = work.flops / (2.0 * extent["pairs"] * first.heads * first.head_size)
-    compute, memory = parts.compute * share, parts.memory * share
+    compute = share * _seconds(tiles, memory, first, fit, device, work.rate, SCALARS).compute
     duration = fit.launch_s + compute + memory
     return OperatorTime(duration, compute, memory, 0.0, fit.launch_s, bound_of(compute, memory, 0.0, fit.launch_s))
 
@@ -153,7 +152,7 @@ def _sizes(work: Work) -> list[PrefillSizes]:
     extent = work.extent
     heads, kv_heads = extent["heads"], extent["kv_heads"]
     head_size = extent["head_dim"] + extent["v_head_dim"]
-    io_bytes = work.activation_bytes / extent["tokens"] + kv_heads * head_size * _INPUT_BYTES
+    io_bytes = work.activation_bytes / extent["tokens"]
     kv_bytes = work.kv_bytes / extent["kv_tokens"]
     window = extent["window"]
     return [
@@ -164,8 +163,7 @@ def _sizes(work: Work) -> list[PrefillSizes]:
 
 def _seconds(
     tiles: _Tiles,
-    traffic: Values,
-    tokens: Values,
+    memory: Values,
     sizes: PrefillSizes,
     fit: FlashPrefillFit,
     device: DeviceFacts,
@@ -179,15 +177,20 @@ def _seconds(
     alone = longest + fit.block_tokens
     shared = (visited + fit.block_tokens * blocks) / units
     compute = xp.maximum(shared + fit.tail * alone, alone) * per_key
-    threads = xp.minimum(sizes.kv_heads * sizes.head_size / 2, _WRITE_THREADS) / _WRITE_THREADS
-    memory = traffic / (fit.memory_fraction * device.bandwidth) + fit.write_s * threads * tokens / units
     return PrefillParts(fit.launch_s + memory + compute, compute, memory)
 
 
-def _traffic(sizes: PrefillSizes, fit: FlashPrefillFit, xp: Any) -> Values:
-    """Bytes of Q, O, K and V, the cached ones weighted."""
+def _memory(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts, xp: Any) -> Values:
+    """Seconds of Q, O, K, V and of the cache's write; never less than the bytes at the declared bandwidth."""
     cached = xp.where(sizes.window > 0, xp.minimum(sizes.cached, sizes.window), sizes.cached)
-    return sizes.count * (sizes.tokens * sizes.io_bytes + fit.kv_weight * (cached + sizes.tokens) * sizes.kv_bytes)
+    visible = (cached + sizes.tokens) * sizes.kv_bytes
+    queries = sizes.tokens * sizes.io_bytes
+    inputs = sizes.tokens * sizes.kv_heads * sizes.head_size * _INPUT_BYTES
+    least = (queries + visible) / device.bandwidth
+    io = (queries + inputs + fit.kv_weight * visible) / (fit.memory_fraction * device.bandwidth)
+    threads = xp.minimum(sizes.kv_heads * sizes.head_size / 2, _WRITE_THREADS) / _WRITE_THREADS
+    write = fit.write_s * threads * sizes.tokens / device.compute_units
+    return sizes.count * (xp.maximum(io, least) + write)
 
 
 def _plain(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:

@@ -1,0 +1,242 @@
+"""Attention forms: no prediction beats the declared peaks, more work never takes less time, floats equal arrays."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.cost import Calibration, OperatorTimer
+from perfmodel.cost.forms import DeviceFacts
+from perfmodel.cost.forms.attention_decode import DecodeKernel, DecodeSizes, FlashDecodeFit, decode_seconds, decode_time
+from perfmodel.cost.forms.attention_prefill import (
+    FlashPrefillFit,
+    PrefillKernel,
+    PrefillSizes,
+    prefill_seconds,
+    prefill_time,
+)
+from perfmodel.cost.forms.domain import Domain
+from perfmodel.cost.forms.mixed_attention import MixedAttentionFit, MixedSizes, mixed_seconds
+from perfmodel.ops.attention_decode import attention_decode
+from perfmodel.ops.attention_prefill import Heads, flash_prefill
+from perfmodel.specs.scenario_file import load_hardware
+
+DEVICES = [DeviceFacts.of(load_hardware(name)) for name in ("a100-sxm-80gb", "h200-sxm", "rtx-4090", "l4", "b200-sxm")]
+# Everything as good as it may be: what is fastest here is fastest under any fit.
+BEST_PREFILL = FlashPrefillFit(
+    launch_s=1e-6, tensor_fraction=1.0, memory_fraction=1.0, block_tokens=0.01, tail=0.01, kv_weight=0.05
+)
+BEST_DECODE = FlashDecodeFit(
+    launch_s=1e-6,
+    memory_fraction=1.0,
+    tensor_fraction=1.0,
+    block_s=1e-8,
+    block_bandwidth=10.0,
+    overlap=1.0,
+    doubling_s=1e-9,
+    group_traffic=1e-5,
+)
+
+
+@st.composite
+def heads_of(draw):
+    kv_heads = draw(st.sampled_from([1, 2, 3, 4, 8, 32]))
+    group = draw(st.sampled_from([1, 2, 3, 5, 8, 16, 64, 128]))
+    size = draw(st.sampled_from([64, 80, 128, 192, 256]))
+    window = draw(st.sampled_from([None, None, 128, 1024]))
+    kv_bytes = draw(st.sampled_from([1, 2]))
+    return Heads(group * kv_heads, kv_heads, size, size, "bf16", 2, kv_bytes, window)
+
+
+prompts = st.lists(st.tuples(st.integers(1, 9000), st.integers(0, 20000)), min_size=1, max_size=5)
+prefill_kernels = st.builds(
+    PrefillKernel,
+    rows=st.sampled_from([64, 128, 192]),
+    keys=st.sampled_from([32, 64, 128, 256]),
+    packs=st.sampled_from(["never", "single", "worthwhile"]),
+)
+decode_kernels = st.builds(
+    DecodeKernel,
+    heads_per_block=st.sampled_from([1, 16, 64]),
+    whole_splits=st.booleans(),
+    splits_mha=st.booleans(),
+    splits_window=st.booleans(),
+    pays_splits=st.booleans(),
+)
+devices = st.sampled_from(DEVICES)
+
+
+@given(prompts, heads_of(), prefill_kernels, devices)
+def test_prompts_never_beat_the_declared_peaks(prefills, heads, kernel, device):
+    work = flash_prefill(prefills, heads)
+    fit = BEST_PREFILL.model_copy(update={"kernel": kernel})
+    least = max(work.flops / device.peak("bf16"), work.hbm_bytes / device.bandwidth)
+    assert prefill_time(work, fit, device).duration_s >= 0.999 * least
+
+
+@given(st.integers(1, 2048), st.integers(1, 100_000), heads_of(), decode_kernels, devices)
+def test_decodes_never_beat_the_declared_peaks(seqs, length, heads, kernel, device):
+    context = seqs * min(length, heads.window or length)
+    work = attention_decode(seqs, context, heads)
+    fit = BEST_DECODE.model_copy(update={"kernel": kernel})
+    least = max(work.flops / device.peak("bf16"), work.hbm_bytes / device.bandwidth)
+    assert decode_time(work, fit, device).duration_s >= 0.999 * least
+
+
+@given(st.integers(1, 8000), st.integers(0, 20000), st.integers(1, 5000), heads_of(), prefill_kernels, devices)
+def test_more_cached_tokens_never_make_a_prompt_faster(tokens, cached, more, heads, kernel, device):
+    """Up to a key tile: the last tile's overhang is counted in full."""
+    fit = FlashPrefillFit(kernel=kernel)
+    short = prefill_time(flash_prefill([(tokens, cached)], heads), fit, device).duration_s
+    long = prefill_time(flash_prefill([(tokens, cached + more + kernel.keys)], heads), fit, device).duration_s
+    assert long >= 0.95 * short
+
+
+@given(st.integers(1, 512), st.integers(1, 50_000), st.integers(1, 20_000), heads_of(), devices)
+def test_longer_contexts_never_decode_faster(seqs, length, more, heads, device):
+    """Persistent kernels, which balance their splits; whole splits may lose a little where one more is made."""
+    span = heads.window or 10**9
+    times = [
+        decode_time(attention_decode(seqs, seqs * min(n, span), heads), FlashDecodeFit(), device).duration_s
+        for n in (length, length + more)
+    ]
+    assert times[1] >= times[0] * (1 - 1e-9)
+
+
+@given(st.integers(100, 4000), st.integers(2, 6), prefill_kernels, devices)
+def test_chunks_cost_more_than_the_whole_prompt_but_not_much_more_work(chunk, count, kernel, device):
+    """Each chunk pays its launch and reads the cache again; the products are those of the whole, but for tiles."""
+    heads = Heads(32, 8, 128, 128, "bf16", 2, 2)
+    fit = FlashPrefillFit(kernel=kernel)
+    whole = prefill_time(flash_prefill([(count * chunk, 0)], heads), fit, device)
+    parts = [prefill_time(flash_prefill([(chunk, i * chunk)], heads), fit, device) for i in range(count)]
+    assert sum(part.duration_s for part in parts) > 0.98 * whole.duration_s
+    assert sum(part.compute_s for part in parts) < 3 * whole.compute_s + 2e-4 * count
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=6), prefill_kernels, devices)
+def test_prompts_in_one_kernel_share_its_launch(lengths, kernel, device):
+    heads = Heads(16, 4, 128, 128, "bf16", 2, 2)
+    fit = FlashPrefillFit(kernel=kernel)
+    together = prefill_time(flash_prefill([(n, 0) for n in lengths], heads), fit, device).duration_s
+    apart = [prefill_time(flash_prefill([(n, 0)], heads), fit, device).duration_s for n in lengths]
+    assert together <= sum(apart) * (1 + 1e-9)
+    assert together >= max(apart) * 0.9  # a batch may be packed where its longest prompt alone is not
+
+
+@given(st.integers(1, 5000), st.integers(0, 5000), st.integers(1, 64), heads_of(), prefill_kernels, devices)
+def test_prompts_on_floats_equal_arrays(tokens, cached, count, heads, kernel, device):
+    fit = FlashPrefillFit(kernel=kernel)
+    work = flash_prefill([(tokens, cached)] * count, heads)
+    extent = work.extent
+    sizes = PrefillSizes(
+        tokens=np.array([tokens, tokens], dtype=float),
+        cached=np.array([cached, cached], dtype=float),
+        count=np.array([count, count], dtype=float),
+        heads=np.full(2, float(heads.num_heads)),
+        kv_heads=np.full(2, float(heads.num_kv_heads)),
+        head_size=np.full(2, float(heads.head_dim + heads.v_head_dim)),
+        window=np.full(2, float(heads.window or 0)),
+        io_bytes=np.full(2, work.activation_bytes / extent["tokens"]),
+        kv_bytes=np.full(2, work.kv_bytes / extent["kv_tokens"]),
+    )
+    many = prefill_seconds(sizes, fit, device).duration
+    assert many == pytest.approx([prefill_time(work, fit, device).duration_s] * 2)
+
+
+@given(st.integers(1, 1024), st.integers(1, 50_000), decode_kernels, devices)
+def test_decodes_on_floats_equal_arrays(seqs, length, kernel, device):
+    heads = Heads(32, 8, 128, 128, "bf16", 2, 2)
+    fit = FlashDecodeFit(kernel=kernel, combine_s=2e-6, swap_s=3e-6)
+    work = attention_decode(seqs, seqs * length, heads)
+    sizes = DecodeSizes(
+        seqs=np.array([seqs, seqs], dtype=float),
+        heads=np.full(2, 32.0),
+        kv_heads=np.full(2, 8.0),
+        length=np.full(2, float(length)),
+        window=np.zeros(2),
+        kv_token_bytes=np.full(2, 8 * 256 * 2.0),
+        io_bytes=np.full(2, work.activation_bytes + 2 * seqs * 8 * 256 * 2.0),
+        flops_per_token=np.full(2, 4 * 128.0),
+    )
+    many = decode_seconds(sizes, fit, device).duration
+    assert many == pytest.approx([decode_time(work, fit, device).duration_s] * 2)
+
+
+def test_few_thread_blocks_do_not_fill_the_memory_system():
+    """One sequence and one KV head, too short to be split, on 108 units: one block pulls 1/108 of the bandwidth."""
+    device, heads = DEVICES[0], Heads(1, 1, 128, 128, "bf16", 2, 2)
+    fit = FlashDecodeFit(kernel=DecodeKernel(split_tokens=1e9), memory_fraction=1.0, block_bandwidth=1.0, block_s=1e-8)
+    work = attention_decode(1, 10_000, heads)
+    assert decode_time(work, fit, device).memory_s == pytest.approx(108 * work.kv_bytes / device.bandwidth, rel=0.01)
+
+
+def test_a_repeated_benchmark_finds_small_kv_in_cache():
+    device = DEVICES[0]
+    sizes = DecodeSizes(8.0, 32.0, 8.0, 1000.0, 0.0, 4096.0, 1e5, 512.0)
+    fit = FlashDecodeFit(cache_speedup=2.0, overlap=0.01)
+    cold = float(decode_seconds(sizes, fit, device).duration)
+    assert float(decode_seconds(sizes, fit, device, is_warm=True).duration) < cold
+
+
+@given(st.integers(2, 2000), st.integers(0, 5000), st.integers(0, 128), st.integers(1, 8000), devices)
+def test_a_mixed_batch_takes_no_less_than_its_prompt(tokens, cached, decodes, length, device):
+    fit = MixedAttentionFit()
+
+    def seconds(num):
+        sizes = MixedSizes(float(tokens), float(cached), float(num), float(length), 32.0, 8.0, 256.0, 4096.0)
+        return float(mixed_seconds(sizes, fit, device).duration)
+
+    assert seconds(decodes) >= seconds(0) * (1 - 1e-12)
+    assert seconds(decodes + 1) >= seconds(decodes) * (1 - 1e-12)
+
+
+def test_the_fit_of_the_nearest_kernel_is_chosen():
+    """By group and KV format first, by head size then; other formats fall back to wider ones."""
+    keys = {
+        "attention_decode/bf16/kv_bf16/hd128/xqa": FlashDecodeFit(
+            launch_s=1e-6, domain=Domain(head_dim=128, kv_element_bytes=2, groups=((2, 32),))
+        ),
+        "attention_decode/bf16/kv_bf16/hd128/mmha": FlashDecodeFit(
+            launch_s=2e-6, domain=Domain(head_dim=128, kv_element_bytes=2, groups=((1, 1), (33, 4096)))
+        ),
+        "attention_decode/bf16/kv_bf16/hd64/xqa": FlashDecodeFit(
+            launch_s=3e-6, domain=Domain(head_dim=64, kv_element_bytes=2, groups=((2, 32),))
+        ),
+        "attention_decode/bf16/kv_fp8/hd128/xqa": FlashDecodeFit(
+            launch_s=4e-6, domain=Domain(head_dim=128, kv_element_bytes=1, groups=((2, 32),))
+        ),
+    }
+    calibration = Calibration(device="any", engine="any", families=keys)
+
+    def launch(num_heads, kv_heads, size, kv_bytes, rate="bf16"):
+        work = attention_decode(4, 4000, Heads(num_heads, kv_heads, size, size, rate, 2, kv_bytes))
+        return calibration.fit(work.family, work.rate, work.extent).launch_s
+
+    assert launch(32, 8, 128, 2) == 1e-6
+    assert launch(32, 32, 128, 2) == 2e-6
+    assert launch(64, 1, 128, 2) == 2e-6
+    assert launch(32, 8, 80, 2) == 3e-6
+    assert launch(32, 8, 256, 2) == 1e-6
+    assert launch(32, 8, 128, 1) == 4e-6
+    assert launch(32, 8, 128, 2, rate="fp16") == 1e-6
+
+
+def test_the_timer_runs_the_forms():
+    """A pipeline's microbatch has half the work of its prompts: half the products and bytes, the whole launch."""
+    from dataclasses import replace
+
+    families = {"attention_prefill/bf16": FlashPrefillFit(), "attention_decode/bf16": FlashDecodeFit()}
+    timer = OperatorTimer(DEVICES[0].hardware, Calibration(device="a100", engine="test", families=families))
+    heads = Heads(32, 8, 128, 128, "bf16", 2, 2)
+    work = flash_prefill([(2048, 0), (100, 5000)], heads)
+    whole = timer.time(work)
+    assert whole.bound == "compute"
+    half = timer.time(
+        replace(work, flops=work.flops / 2, activation_bytes=work.activation_bytes / 2, kv_bytes=work.kv_bytes / 2)
+    )
+    assert half.compute_s == pytest.approx(whole.compute_s / 2)
+    assert whole.duration_s / 2 < half.duration_s < whole.duration_s
+    assert timer.time(attention_decode(64, 64 * 4000, heads)).bound == "memory"
+    assert timer.time(flash_prefill([], heads)).duration_s == 0
+    assert timer.time(attention_decode(0, 0, heads)).duration_s == 0

@@ -1,0 +1,137 @@
+"""Collective forms: no message beats the link, more bytes and more ranks never take less, floats equal arrays."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.cost import Calibration, OperatorTimer
+from perfmodel.cost.forms import DeviceFacts
+from perfmodel.cost.forms.collective import (
+    CollectiveFit,
+    CollectiveSizes,
+    CustomAllReduceFit,
+    collective_seconds,
+    collective_time,
+    custom_seconds,
+    custom_time,
+)
+from perfmodel.cost.links import link_for
+from perfmodel.ops.collectives import all_gather, all_reduce
+from perfmodel.specs.scenario_file import load_hardware
+
+DEVICES = [DeviceFacts.of(load_hardware(name)) for name in ("a100-sxm-80gb", "h100-sxm-80gb", "rtx-4090", "l40s")]
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+BEST = CollectiveFit(
+    launch_s=1e-6,
+    hop_s=1e-8,
+    first_channel=0.3,
+    ramp_s=1e-8,
+    low_latency_fraction=0.8,
+    simple_start_s=1e-8,
+    simple_fraction=1.0,
+    memory_touches=1.0,
+)
+kinds, devices, ranks = st.sampled_from(KINDS), st.sampled_from(DEVICES), st.integers(2, 8)
+payloads = st.floats(1, 2e9)
+
+
+@given(kinds, payloads, ranks, devices)
+def test_nothing_is_faster_than_its_bytes_on_the_link(kind, payload, num_ranks, device):
+    link = link_for(device.hardware, num_ranks)
+    sizes = CollectiveSizes.of(kind, payload, num_ranks)
+    assert float(collective_seconds(sizes, BEST, device, link).duration) >= sizes.wire / link.bandwidth_bytes_per_s
+
+
+@given(payloads, ranks, devices)
+def test_a_custom_all_reduce_is_not_faster_than_its_bytes_either(payload, num_ranks, device):
+    fit = CustomAllReduceFit(
+        launch_s=5e-7, peer_s=1e-9, one_shot_fraction=1.0, two_shot_fraction=1.0, sync_s=1e-8, beyond=BEST
+    )
+    link = link_for(device.hardware, num_ranks)
+    sizes = CollectiveSizes.of("all_reduce", payload, num_ranks)
+    assert float(custom_seconds(sizes, fit, device, link).duration) >= sizes.wire / link.bandwidth_bytes_per_s
+
+
+@given(kinds, payloads, st.floats(1, 1e9), ranks, devices)
+def test_more_bytes_never_take_less(kind, payload, more, num_ranks, device):
+    link = link_for(device.hardware, num_ranks)
+    times = [
+        float(collective_seconds(CollectiveSizes.of(kind, size, num_ranks), CollectiveFit(), device, link).duration)
+        for size in (payload, payload + more)
+    ]
+    assert times[0] <= times[1]
+
+
+@given(st.sampled_from(KINDS[:3]), payloads, st.integers(2, 7), devices)
+def test_more_ranks_never_take_less(kind, payload, num_ranks, device):
+    link = link_for(device.hardware, num_ranks)
+    times = [
+        float(collective_seconds(CollectiveSizes.of(kind, payload, k), CollectiveFit(), device, link).duration)
+        for k in (num_ranks, num_ranks + 1)
+    ]
+    assert times[0] <= times[1]
+
+
+@given(payloads, ranks, devices)
+def test_floats_equal_arrays(payload, num_ranks, device):
+    link = link_for(device.hardware, num_ranks)
+    sizes = CollectiveSizes.of("all_reduce", np.full(2, payload), np.full(2, float(num_ranks)), np.ones(2))
+    work = all_reduce(payload, num_ranks)
+    for fit, one, many in (
+        (CollectiveFit(switch_ranks=4), collective_time, collective_seconds),
+        (CustomAllReduceFit(), custom_time, custom_seconds),
+    ):
+        seconds = many(sizes, fit, device, link).duration
+        assert seconds == pytest.approx([one(work, fit, device).duration_s] * 2)
+
+
+def test_a_switch_that_adds_saves_wire():
+    """8 ranks: 9/8 instead of 14/8 of the payload; integers, small messages and few ranks stay on the ring."""
+    device = DEVICES[1]
+    link = link_for(device.hardware, 8)
+    with_switch, without = CollectiveFit(switch_ranks=8), CollectiveFit()
+
+    def seconds(fit, payload, num_ranks, switched=1.0):
+        sizes = CollectiveSizes.of("all_reduce", payload, num_ranks, switched)
+        return float(collective_seconds(sizes, fit, device, link).duration)
+
+    saved = seconds(without, 1e9, 8) - seconds(with_switch, 1e9, 8)
+    assert saved == pytest.approx((14 - 9) / 8 * 1e9 / (with_switch.simple_fraction * link.bandwidth_bytes_per_s))
+    assert seconds(with_switch, 1e9, 8, switched=0.0) == seconds(without, 1e9, 8)
+    assert seconds(with_switch, 1e6, 8) == seconds(without, 1e6, 8)
+    assert seconds(with_switch, 1e9, 4) == seconds(without, 1e9, 4)
+
+
+def test_one_rank_talks_to_nobody():
+    device = DEVICES[0]
+    link = link_for(device.hardware, 2)
+    assert (
+        float(collective_seconds(CollectiveSizes.of("all_reduce", 1e6, 1), CollectiveFit(), device, link).duration) == 0
+    )
+    assert collective_time(all_reduce(1e6, 1), CollectiveFit(), device).duration_s == 0
+
+
+def test_a_fit_for_nvlink_says_something_about_pcie():
+    """Hops scale with the declared latency (1.0 and 0.6 us), the wire with the declared bandwidth."""
+    fit = CollectiveFit(link_latency_s=0.6e-6)
+    nvlink, pcie = DEVICES[0], DEVICES[2]
+    small = [collective_time(all_reduce(1, 2), fit, device).duration_s for device in (nvlink, pcie)]
+    assert small[1] - small[0] == pytest.approx(2 * fit.hop_s * (1.0 / 0.6 - 1), rel=0.05)
+    large = [collective_time(all_reduce(1e9, 2), fit, device).duration_s for device in (nvlink, pcie)]
+    assert large[1] / large[0] == pytest.approx(300 / 31.5, rel=0.25)
+
+
+def test_the_timer_finds_the_fit_of_each_kind():
+    """The engine's own all-reduce where there is one, NCCL's fits for the rest."""
+    families = {
+        "collective/all_reduce": CustomAllReduceFit(),
+        "collective/all_reduce/nccl": CollectiveFit(),
+        "collective/all_gather/nccl": CollectiveFit(launch_s=2e-5),
+    }
+    timer = OperatorTimer(DEVICES[0].hardware, Calibration(device="a100", engine="test", families=families))
+    assert (
+        timer.time(all_reduce(1e4, 2)).duration_s
+        == custom_time(all_reduce(1e4, 2), CustomAllReduceFit(), DEVICES[0]).duration_s
+    )
+    assert timer.time(all_gather(1e4, 2)).duration_s > 2e-5
