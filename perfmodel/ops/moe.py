@@ -88,6 +88,7 @@ def experts(
             "gates": gates,
             "weight_bytes": form.weight_bytes,
             "input_bytes": form.input_bytes,
+            "sum_bytes": num_tokens * d * o,
             "local_experts": local_experts or ffn.num_experts,
             **{f"tiles_{rows}": tiles for rows, tiles in zip(TILE_ROWS, load.tiles, strict=False)},
         },
