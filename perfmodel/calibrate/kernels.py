@@ -48,7 +48,6 @@ MODULES = {
     "custom_allreduce": "collectives",
     "gemm": "gemm",
     "generation_attention": "attention_decode",
-    "moe": "moe",
     "nccl": "collectives",
 }
 
@@ -82,9 +81,10 @@ def calibrate_folder(
     fitted: dict[str, list[FittedGroup]] = {}
     for found in fit_folder(path, engine, progress):
         fitted.setdefault(found.hardware.name, []).append(found)
-    if not any(found.group.engine == engine for members in fitted.values() for found in members):
+    own = {name: members for name, members in fitted.items() if any(m.group.engine == engine for m in members)}
+    if not own:
         raise SpecError(f"{path}: has no measurements of engine {engine!r}")
-    return [_calibration(name, engine, path.name, command, members) for name, members in fitted.items()]
+    return [_calibration(name, engine, path.name, command, members) for name, members in own.items()]
 
 
 def fit_folder(path: Path, engine: str, progress: Progress | None = None) -> Iterator[FittedGroup]:

@@ -27,6 +27,16 @@ ModelNames = Annotated[
     list[str] | None,
     typer.Option("--model", metavar="NAME", help="Models whose steps are timed; may be given several times."),
 ]
+Measurements = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="PATH",
+        help="Fit recorded measurements: a folder of kernel tables, a run with a layer profile, or serving runs.",
+        show_default=False,
+    ),
+]
+EngineName = Annotated[str, typer.Option("--engine", help="With --from: the engine whose measurements are fitted.")]
 CalibrationPath = Annotated[
     Path | None, typer.Option("--out", metavar="PATH", help="File to write the calibration to.", show_default=False)
 ]
@@ -35,13 +45,20 @@ CalibrationPath = Annotated[
 def calibrate(
     device: DeviceName = Device.cpu,
     model: ModelNames = None,
+    measurements: Measurements = None,
+    engine: EngineName = "vllm",
     out: CalibrationPath = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure whole steps on this machine and fit achieved fractions and overheads to them.
 
-    Needs the executor extra (torch). Takes a minute or two.
+    Needs the executor extra (torch). Takes a minute or two. With --from, fits recorded measurements: kernel tables
+    (`<system>/<op>.parquet`) or a layer profile give a calibration per device, serving runs (.json) the engine's
+    profile.
     """
+    if measurements is not None:
+        _fit_recorded(measurements, engine, out, as_json)
+        return
     from perfmodel.validate.executor_bridge import calibrate_cpu
 
     with progress_bar("measuring") as progress:
@@ -51,6 +68,22 @@ def calibrate(
         return
     _print_calibration(calibration)
     say(f"Written to {path}")
+
+
+def _fit_recorded(path: Path, engine: str, out: Path | None, as_json: bool) -> None:
+    from perfmodel.errors import SpecError
+
+    if not path.exists():
+        raise SpecError(f"calibrate --from {path}: no such file or folder.")
+    from perfmodel.calibrate.recorded import fit_recorded
+
+    with progress_bar("fitting") as progress:
+        written = fit_recorded(path, engine, out, f"perfmodel calibrate --from {path.name} --engine {engine}", progress)
+    if as_json:
+        print_json([{**fitted.model_dump(mode="json"), "path": str(file)} for fitted, file in written])
+        return
+    for fitted, file in written:
+        say(f"{fitted.source}\nWritten to {file}")
 
 
 def _print_calibration(calibration: "Calibration") -> None:

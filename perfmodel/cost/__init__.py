@@ -25,6 +25,7 @@ __all__ = [
     "plan_memory",
     "ridge_point",
     "save_calibration",
+    "save_engine_profile",
     "usd_per_hour",
     "usd_per_million_tokens",
 ]
@@ -38,5 +39,5 @@ from perfmodel.cost.memory import MemoryPlan, plan_memory
 from perfmodel.cost.price import usd_per_hour, usd_per_million_tokens
 from perfmodel.cost.rates import peak_flops_per_s, ridge_point
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
-from perfmodel.cost.server import EngineProfile, ServerFit, load_engine_profile
+from perfmodel.cost.server import EngineProfile, ServerFit, load_engine_profile, save_engine_profile
 from perfmodel.cost.step_timer import StepTimer, Usage

@@ -6,7 +6,7 @@ and times per kernel, so what differs in the datasheets moves the prediction by 
 fits have come. With no relation measured, the datasheet.
 """
 
-__all__ = ["load_calibration", "save_calibration"]
+__all__ = ["HEADER", "load_calibration", "save_calibration"]
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ from perfmodel.specs.scenario_file import load_hardware
 from perfmodel.specs.validation import parse
 from perfmodel.specs.yaml_loader import load_yaml
 
-_HEADER = "# Written by `perfmodel calibrate`, not by hand: measured or fitted factors, never declared facts.\n"
+HEADER = "# Written by `perfmodel calibrate`, not by hand: measured or fitted factors, never declared facts.\n"
 
 # Lines of architectures: kernels of one are ported to the next, and reach about the same fractions of its peaks.
 _LINES = (
@@ -50,9 +50,10 @@ def load_calibration(
     if engine_profile == "datasheet":
         return datasheet(hardware)
     own = data_dir("calibrations") / f"{hardware.name}@{engine_profile}.yaml"
+    inherited = _inherited(hardware, engine_profile)
     if own.is_file():
-        return _read(own)
-    return _inherited(hardware, engine_profile) or datasheet(hardware)
+        return _completed(_read(own), inherited)
+    return inherited or datasheet(hardware)
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> Path:
@@ -63,7 +64,7 @@ def save_calibration(calibration: Calibration, path: str | Path) -> Path:
     for key, fit in calibration.families.items():
         data["families"][key] = {"form": fit.form} | data["families"][key]  # a default, but the reader goes by it
     data = {"device": calibration.device, "engine": calibration.engine, "origin": calibration.origin} | data
-    text = _HEADER + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+    text = HEADER + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
     file.write_text(text, encoding="utf-8")
     return file
 
@@ -71,6 +72,15 @@ def save_calibration(calibration: Calibration, path: str | Path) -> Path:
 def _read(file: Path) -> Calibration:
     loaded = load_yaml(file)
     return parse(Calibration, loaded.data, loaded.positions)
+
+
+def _completed(own: Calibration, inherited: Calibration | None) -> Calibration:
+    """`own`, with the operator families that only a relation has measured."""
+    if inherited is None:
+        return own
+    measured = {key.split("/")[0] for key in own.families}
+    others = {key: fit for key, fit in inherited.families.items() if key.split("/")[0] not in measured}
+    return own.model_copy(update={"families": own.families | others}) if others else own
 
 
 def _inherited(hardware: HardwareSpec, engine: str) -> Calibration | None:
@@ -85,10 +95,10 @@ def _inherited(hardware: HardwareSpec, engine: str) -> Calibration | None:
 
 
 def _relations(hardware: HardwareSpec, engine: str) -> Iterator[tuple[float, Path]]:
-    """(spread, file) of every calibration of a related device."""
+    """(spread, file) of every calibration of a related device, or of the device under another engine."""
     for file in data_dir("calibrations").glob("*@*.yaml"):
         device, _, other_engine = file.stem.partition("@")
-        if device in ("engine", "cpu"):
+        if device in ("engine", "cpu") or (device, other_engine) == (hardware.name, engine):
             continue
         steps = _distance(hardware.declared.architecture, load_hardware(device).declared.architecture)
         if steps is None:

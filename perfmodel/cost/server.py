@@ -4,13 +4,16 @@ It belongs to the engine, not to the device: `hardware_specs/calibrations/engine
 serving runs by `perfmodel calibrate`, never by hand. An engine nobody fitted adds nothing, and the answer says so.
 """
 
-__all__ = ["EngineProfile", "ServerFit", "load_engine_profile"]
+__all__ = ["EngineProfile", "ServerFit", "load_engine_profile", "save_engine_profile"]
 
 import datetime
+from pathlib import Path
 
+import yaml
 from pydantic import Field
 
 from perfmodel.cost.calibration import HostFit
+from perfmodel.cost.calibrations import HEADER
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.specs.base import Spec
 from perfmodel.specs.catalog import data_dir
@@ -54,6 +57,14 @@ class EngineProfile(Spec):
         """Fitted traffic of the sampling method in use; None leaves it to the operator's own figure."""
         method = model.sampling if sampling == "default" else sampling
         return self.sampling_bytes_per_logit if method in ("top_p", "top_k") else None
+
+
+def save_engine_profile(profile: EngineProfile, path: Path) -> Path:
+    """Write a profile as YAML; reading it back gives an equal one."""
+    data = {"engine": profile.engine} | profile.model_dump(mode="json", exclude_defaults=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(HEADER + yaml.safe_dump(data, sort_keys=False, width=100), encoding="utf-8")
+    return path
 
 
 def load_engine_profile(engine: str) -> EngineProfile:
