@@ -5,10 +5,13 @@ Columns: prefill_chunk (new tokens of the one prompt, 0: none), kv_prefill (its 
 decode form, prompts alone of the prefill form; the mixed form takes all batches with a prompt.
 """
 
-__all__ = ["Profile", "fit", "groups", "predict"]
+__all__ = ["Profile", "fit", "groups", "predict", "read_profiles"]
 
+import csv
+import gzip
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +24,10 @@ from perfmodel.cost.forms.attention_prefill import FlashPrefillFit, PrefillSizes
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.domain import Domain
 from perfmodel.cost.forms.mixed_attention import MixedAttentionFit, MixedSizes, mixed_seconds
+from perfmodel.ops.sharding import Sharding
+from perfmodel.specs import EngineSpec, load_model
+from perfmodel.specs.model.architecture import Attention
+from perfmodel.specs.yaml_loader import load_yaml
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -55,6 +62,28 @@ class Profile:
     def full(self, value: float) -> Floats:
         """A column of one value."""
         return np.full(len(self["time_us"]), float(value))
+
+
+def read_profiles(folder: str | Path) -> list[Profile]:
+    """The tables `<folder>/ops/tp<degree>/attention.csv` (or `.csv.gz`), with the heads of the profiled model."""
+    root = Path(folder) / "ops"
+    model = load_model(str(load_yaml(root / "meta.yaml").data["model"]))
+    mixer = next((layer.mixer for layer in model.iter_layers() if isinstance(layer.mixer, Attention)), None)
+    if mixer is None:
+        return []
+    profiles = []
+    for degree in sorted(root.glob("tp*")):
+        shard = Sharding.of(EngineSpec(tensor_parallel_size=int(degree.name.removeprefix("tp"))))
+        for file in degree.glob("attention.csv*"):
+            heads, kv_heads = shard.columns(mixer.num_heads), shard.kv_heads(mixer.num_kv_heads)
+            profiles.append(Profile(_columns(file), heads, kv_heads, mixer.head_dim))
+    return profiles
+
+
+def _columns(file: Path) -> dict[str, Floats]:
+    text = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    rows = list(csv.DictReader(text.decode("utf-8").splitlines()))
+    return {name: np.array([float(row[name]) for row in rows]) for name in (rows[0] if rows else ())}
 
 
 def groups(profiles: list[Profile], engine: str = "vllm") -> list[Group]:

@@ -14,7 +14,7 @@ a KV head are B blocks apart, so that they read it again once the batch's KV of 
 Source of the form: kernel times of vLLM 0.19 over (chunk, cached, decodes, context) on two consumer-class GPUs.
 """
 
-__all__ = ["MixedAttentionFit", "MixedSizes", "mixed_seconds"]
+__all__ = ["MixedAttentionFit", "MixedSizes", "mixed_seconds", "mixed_time"]
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,7 +26,10 @@ from pydantic import Field
 from perfmodel.cost.forms.attention_prefill import PrefillKernel, PrefillParts, prompt_tiles
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.domain import Domain
+from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.cost.forms.scalars import SCALARS
+from perfmodel.ops.work import Work
 from perfmodel.specs.base import Spec
 
 Values = Any  # floats, or arrays of them
@@ -79,25 +82,69 @@ def mixed_seconds(
     sizes: MixedSizes, fit: MixedAttentionFit, device: DeviceFacts, rate: str = "bf16", xp: Any = np
 ) -> PrefillParts:
     """The formula of this module, for one prompt per batch."""
+    kernel = fit.kernel
+    tiles = prompt_tiles(sizes.tokens, sizes.cached, 0.0 * sizes.tokens, kernel, kernel.rows, xp)
+    empty = sizes.decodes * (tiles[1] - 1)
+    return _seconds(tiles, empty, sizes.tokens + sizes.cached, sizes, fit, device, rate, xp)
+
+
+def mixed_time(work: Work, fit: MixedAttentionFit, device: DeviceFacts) -> OperatorTime:
+    """How long one run of `work` takes: prompts and decodes together."""
+    if not work.num_kernels:
+        return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
+    kernel, extent, prompts = fit.kernel, work.extent, work.prefills
+    tiles = [prompt_tiles(new, cached, 0, kernel, kernel.rows, SCALARS) for new, cached in prompts]
+    visited, numbers, longest = zip(*tiles, strict=True)
+    most = max(numbers)
+    decodes, context = extent["decodes"], extent["decode_tokens"]
+    head_size = extent["head_dim"] + extent["v_head_dim"]
+    sizes = MixedSizes(
+        tokens=0,
+        cached=0,
+        decodes=decodes,
+        length=context / decodes if decodes else 0.0,
+        heads=extent["heads"],
+        kv_heads=extent["kv_heads"],
+        head_size=head_size,
+        kv_token_bytes=extent["kv_heads"] * head_size * extent["kv_element_bytes"],
+    )
+    empty = sum(most - number for number in numbers) + decodes * (most - 1)
+    keys = sum(new + cached for new, cached in prompts)
+    together = sum(visited), sum(numbers), max(longest)
+    parts = _seconds(together, empty, keys, sizes, fit, device, work.rate, SCALARS)
+    bound = bound_of(parts.compute, parts.memory, 0.0, fit.launch_s)
+    return OperatorTime(parts.duration, parts.compute, parts.memory, 0.0, fit.launch_s, bound)
+
+
+def _seconds(
+    tiles: tuple[Values, Values, Values],
+    empty: Values,
+    prompt_keys: Values,
+    sizes: MixedSizes,
+    fit: MixedAttentionFit,
+    device: DeviceFacts,
+    rate: str,
+    xp: Any,
+) -> PrefillParts:
+    """tiles: of one head of all prompts; empty: blocks without work per head; prompt_keys: tokens the prompts see."""
+    per_head, number, longest = tiles
     kernel, units = fit.kernel, device.compute_units
-    per_head, tiles, longest = prompt_tiles(sizes.tokens, sizes.cached, 0.0 * sizes.tokens, kernel, kernel.rows, xp)
     padded = xp.ceil(sizes.length / kernel.keys) * kernel.keys * (sizes.decodes > 0)
     per_key = 2 * kernel.rows * sizes.head_size / (fit.tensor_fraction * device.peak(fit.rate or rate) / units)
     per_key = per_key + kernel.rows * fit.softmax_ops / (_LANES * device.clock_hz)
     of_decodes = sizes.decodes * (fit.decode_tile * padded + fit.block_tokens)
-    shared = sizes.heads * (per_head + fit.block_tokens * tiles + of_decodes) / units
+    shared = sizes.heads * (per_head + fit.block_tokens * number + of_decodes) / units
     alone = xp.maximum(longest, (1 - _OVERLAPPED) * padded) + fit.block_tokens
-    empty = sizes.heads * sizes.decodes * (tiles - 1) * fit.empty_s / units
-    compute = xp.maximum(shared + fit.tail * alone, alone) * per_key + empty
-    memory = _kv_bytes(sizes, fit, device, xp) / (fit.memory_fraction * device.bandwidth)
+    compute = xp.maximum(shared + fit.tail * alone, alone) * per_key + sizes.heads * empty * fit.empty_s / units
+    num_bytes = prompt_keys * sizes.kv_token_bytes + _decode_bytes(sizes, fit, device, xp)
+    memory = num_bytes / (fit.memory_fraction * device.bandwidth)
     return PrefillParts(fit.launch_s + xp.maximum(compute, memory), compute, memory)
 
 
-def _kv_bytes(sizes: MixedSizes, fit: MixedAttentionFit, device: DeviceFacts, xp: Any) -> Values:
-    """Bytes of K and V, the decodes' read again by the heads of a group where L2 does not hold them."""
+def _decode_bytes(sizes: MixedSizes, fit: MixedAttentionFit, device: DeviceFacts, xp: Any) -> Values:
+    """Bytes of the decodes' K and V, read again by the heads of a group where L2 does not hold them."""
     group = sizes.heads / sizes.kv_heads
     one_head = sizes.decodes * sizes.length * sizes.kv_token_bytes / sizes.kv_heads
     missed = xp.minimum(xp.maximum(one_head / device.l2_bytes - 0.5, 0.0), 1.0)
     reads = xp.minimum(xp.maximum(fit.reread * sizes.decodes * group / device.compute_units, 1.0), group)
-    tokens = sizes.cached + sizes.tokens + sizes.decodes * sizes.length * (1 + (reads - 1) * missed)
-    return tokens * sizes.kv_token_bytes
+    return sizes.decodes * sizes.length * (1 + (reads - 1) * missed) * sizes.kv_token_bytes

@@ -15,6 +15,7 @@ from perfmodel.cost.forms.attention_prefill import FlashPrefillFit, prefill_time
 from perfmodel.cost.forms.collective import CollectiveFit, CustomAllReduceFit, collective_time, custom_time
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.gemm import TiledGemmFit, time_gemm
+from perfmodel.cost.forms.mixed_attention import MixedAttentionFit, mixed_time
 from perfmodel.cost.forms.operator_time import OperatorTime
 from perfmodel.cost.forms.roofline import FamilyFit, roofline_time
 from perfmodel.ops.work import Work
@@ -30,6 +31,7 @@ FormFit = Annotated[
     Annotated[FamilyFit, Tag("roofline")]
     | Annotated[FlashDecodeFit, Tag("flash_decode")]
     | Annotated[FlashPrefillFit, Tag("flash_prefill")]
+    | Annotated[MixedAttentionFit, Tag("mixed_attention")]
     | Annotated[CollectiveFit, Tag("collective")]
     | Annotated[CustomAllReduceFit, Tag("custom_all_reduce")]
     | Annotated[TiledGemmFit, Tag("tiled_gemm")],
@@ -41,6 +43,7 @@ _TIMES: dict[str, Callable[[Work, Any, DeviceFacts], OperatorTime]] = {
     "custom_all_reduce": custom_time,
     "flash_decode": decode_time,
     "flash_prefill": prefill_time,
+    "mixed_attention": mixed_time,
     "roofline": roofline_time,
     "tiled_gemm": time_gemm,
 }
