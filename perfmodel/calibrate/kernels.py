@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.calibrate import mixed_attention
 from perfmodel.calibrate.layer_profile import fit_small_kernels, read_layer_profile
 from perfmodel.calibrate.tables import Group, KernelTable, read_table
 from perfmodel.cost.calibration import Calibration, FamilyFit
@@ -131,8 +132,10 @@ def _from_profile(path: Path, engine: str, command: str) -> Calibration:
     gemm = module_of("gemm")
     assert gemm is not None
     families = {group.key: gemm.fit(group, device) for group in gemm.groups(profile.gemms, device)}
+    attention = mixed_attention.groups(mixed_attention.read_profiles(path))
+    families |= {group.key: mixed_attention.fit(group, device) for group in attention}
     small = fit_small_kernels(profile)
-    num_rows = len(profile.gemms) + len(profile.small)
+    num_rows = len(profile.gemms) + len(profile.small) + sum(len(group.seconds) for group in attention)
     return Calibration(
         device=profile.hardware.name,
         engine=engine,
