@@ -46,9 +46,13 @@ class KernelModule(Protocol):
 # Table name -> the module that knows its kernels.
 MODULES = {
     "context_attention": "attention_prefill",
+    "context_mla": "latent",
     "custom_allreduce": "collectives",
     "gemm": "gemm",
     "generation_attention": "attention_decode",
+    "generation_mla": "latent",
+    "mla_context_module": "latent",
+    "mla_generation_module": "latent",
     "nccl": "collectives",
 }
 

@@ -15,6 +15,7 @@ from perfmodel.cost.forms.attention_prefill import FlashPrefillFit, prefill_time
 from perfmodel.cost.forms.collective import CollectiveFit, CustomAllReduceFit, collective_time, custom_time
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.gemm import TiledGemmFit, time_gemm
+from perfmodel.cost.forms.latent import LatentDecodeFit, LatentPrefillFit, latent_decode_time, latent_prefill_time
 from perfmodel.cost.forms.mixed_attention import MixedAttentionFit, mixed_time
 from perfmodel.cost.forms.operator_time import OperatorTime
 from perfmodel.cost.forms.roofline import FamilyFit, roofline_time
@@ -32,6 +33,8 @@ FormFit = Annotated[
     | Annotated[FlashDecodeFit, Tag("flash_decode")]
     | Annotated[FlashPrefillFit, Tag("flash_prefill")]
     | Annotated[MixedAttentionFit, Tag("mixed_attention")]
+    | Annotated[LatentDecodeFit, Tag("latent_decode")]
+    | Annotated[LatentPrefillFit, Tag("latent_prefill")]
     | Annotated[CollectiveFit, Tag("collective")]
     | Annotated[CustomAllReduceFit, Tag("custom_all_reduce")]
     | Annotated[TiledGemmFit, Tag("tiled_gemm")],
@@ -43,6 +46,8 @@ _TIMES: dict[str, Callable[[Work, Any, DeviceFacts], OperatorTime]] = {
     "custom_all_reduce": custom_time,
     "flash_decode": decode_time,
     "flash_prefill": prefill_time,
+    "latent_decode": latent_decode_time,
+    "latent_prefill": latent_prefill_time,
     "mixed_attention": mixed_time,
     "roofline": roofline_time,
     "tiled_gemm": time_gemm,

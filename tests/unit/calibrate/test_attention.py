@@ -15,10 +15,14 @@ from perfmodel.calibrate import (
 )
 from perfmodel.calibrate.tables import Group
 from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.attention_decode import FlashDecodeFit, decode_seconds
+from perfmodel.cost.forms.attention_decode import DecodeKernel, FlashDecodeFit, decode_seconds
 from perfmodel.cost.forms.attention_prefill import FlashPrefillFit
 from perfmodel.cost.forms.collective import CollectiveFit, CustomAllReduceFit
+from perfmodel.cost.forms.latent import LatentDecodeFit
 from perfmodel.cost.forms.mixed_attention import MixedAttentionFit
+from perfmodel.cost.forms.registry import time_work
+from perfmodel.ops.attention_decode import attention_decode as attention_decode_work
+from perfmodel.ops.attention_prefill import Heads
 from perfmodel.specs.scenario_file import load_hardware
 
 A100, H100 = (DeviceFacts.of(load_hardware(name)) for name in ("a100-sxm-80gb", "h100-sxm-80gb"))
@@ -225,3 +229,25 @@ def test_decode_sizes_read_windows_and_formats():
     assert (sizes.length[0], sizes.window[0], sizes.kv_token_bytes[0]) == (1000, 128, 2 * 4 * 64)
     assert float(decode_seconds(sizes, FlashDecodeFit(), H100).memory[0]) < 1e-6
     assert FlashPrefillFit().residuals.num_rows == 0
+
+
+def test_the_latent_fit_finds_what_made_the_rows():
+    """Whole modules; as the fit of an operator it times the attention inside, with no floor and no projections."""
+    shape = grid(batch_size=[1, 8, 64, 512], num_heads=[16, 128], step=[63, 1023, 8191])
+    rows = table(
+        "mla_generation_module",
+        shape,
+        kernel_source="FLASHMLA",
+        engine_version="vllm 1.0",
+        kv_cache_dtype="bfloat16",
+        gemm_type="bfloat16",
+    )
+    true = LatentDecodeFit(
+        kernel=DecodeKernel(heads_per_block=64, rows=64), memory_fraction=0.85, tensor_fraction=0.6, launch_s=7e-5
+    )
+    group = timed(latent, rows, true, H100)
+    found = latent.fit(group, H100)
+    assert error(latent, group, found, H100) < 0.05
+    work = attention_decode_work(64, 64 * 4096, Heads(16, 1, 576, 512, "bf16", 2, 2))
+    assert time_work(work, found, H100).duration_s < 0.5 * float(np.max(group.seconds))
+    assert found.domain.distance(work.extent) == 0
