@@ -21,7 +21,7 @@ __all__ = [
     "latent_prefill_time",
 ]
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -121,8 +121,8 @@ class LatentSizes:
 
     def take(self, rows: NDArray[Any]) -> "LatentSizes":
         """The modules of an index array or a mask."""
-        own = (getattr(self, name)[rows] for name in self.__slots__[:-1])
-        return LatentSizes(*own, self.attention.take(rows))
+        own = {name: getattr(self, name)[rows] for name in self.__slots__[:-1]}
+        return replace(self, **own, attention=self.attention.take(rows))
 
 
 def _projections(sizes: LatentSizes, fit: LatentPrefillFit | LatentDecodeFit, device: DeviceFacts) -> Values:

@@ -10,6 +10,7 @@ from perfmodel.calibrate import (
     attention_decode,
     attention_prefill,
     collectives,
+    latent,
     mixed_attention,
     read_table,
 )
