@@ -65,7 +65,7 @@ _STARTS: tuple[dict[str, float], ...] = (
     {"knee": 1.5, "tile_s": 5e-7, "wave_quantization": 0.5, "compute_fraction": 0.7},
 )
 _REPLAYED_S = 4e-6  # launches of a quantizing kernel and a GEMM in a CUDA graph, where only eager times are known
-_FIRST_ROWS, _MOST_ROWS = 1200, 4000  # of the search from several starts, and of the fit from its best end
+_MOST_ROWS = 3000  # of a fit
 
 
 def sizes_of(table: KernelTable, form: WeightFormat) -> GemmSizes:
@@ -75,16 +75,12 @@ def sizes_of(table: KernelTable, form: WeightFormat) -> GemmSizes:
     return GemmSizes(m, n, k, moved, m * k * form.quantized_bytes, form.rate, form.weight_bytes, form.input_bytes)
 
 
-def is_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.bool_]:
+def is_too_fast(group: Group, device: DeviceFacts) -> NDArray[np.bool_]:
     """Rows that beat the declared tensor rate or bandwidth: operands stayed in L2, or something else was timed."""
-    too_fast = np.zeros(len(table), dtype=np.bool_)
-    for (dtype,), rows in table.groups(("gemm_dtype",)):
-        if dtype in WEIGHT_FORMATS:
-            sizes = sizes_of(table.take(rows), WEIGHT_FORMATS[dtype])
-            flops = 2.0 * sizes.m * sizes.n * sizes.k
-            fastest = np.maximum(flops / device.peak(sizes.rate), sizes.moved_bytes / device.bandwidth)
-            too_fast[rows] = table.seconds[rows] < fastest
-    return too_fast
+    sizes: GemmSizes = group.sizes
+    flops = 2.0 * sizes.m * sizes.n * sizes.k
+    fastest = np.maximum(flops / device.peak(sizes.rate), sizes.moved_bytes / device.bandwidth)
+    return np.asarray(group.seconds < fastest)
 
 
 def groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
@@ -105,16 +101,17 @@ def groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
 
 
 def fit(group: Group, device: DeviceFacts) -> TiledGemmFit:
-    """The parameters of one kernel: first from several starts with few rows, then from the best end with more."""
-    sizes: GemmSizes = group.sizes
+    """The parameters of one kernel, from the rows that do not beat the hardware."""
+    usable = ~is_too_fast(group, device)
+    sizes: GemmSizes = group.sizes.take(usable)
+    measured = group.seconds[usable]
     start, free, starts = _start(group)
 
     def seconds(candidate: TiledGemmFit, rows: Rows) -> Floats:
         return gemm_seconds(sizes.take(rows), candidate, device, is_eager=True).duration
 
-    found = fit_form(seconds, start, group.seconds, free=free, starts=starts, most_rows=_FIRST_ROWS)
-    found = fit_form(seconds, found, group.seconds, free=free, most_rows=_MOST_ROWS)
-    return found.model_copy(update={"residuals": residuals_of(predict(group, found, device), group.seconds)})
+    found = fit_form(seconds, start, measured, free=free, starts=starts, most_rows=_MOST_ROWS)
+    return found.model_copy(update={"residuals": residuals_of(seconds(found, np.arange(len(measured))), measured)})
 
 
 def predict(group: Group, fit: TiledGemmFit, device: DeviceFacts) -> Floats:

@@ -53,6 +53,7 @@ MODULES = {
     "generation_mla": "latent",
     "mla_context_module": "latent",
     "mla_generation_module": "latent",
+    "moe": "moe",
     "nccl": "collectives",
 }
 

@@ -70,15 +70,20 @@ _KERNELS = (
     _Kernel("marlin", "vllm", "mxfp4_wo", moves_all_slots=True, variant="marlin"),
     _Kernel("", ""),
 )
-_FREE = ("launch_s", "compute_fraction", "memory_fraction", "feed_edge", "knee", "tile_s", "passes", "expert_s")
+_FREE = (
+    *("launch_s", "compute_fraction", "memory_fraction", "feed_edge", "knee", "tile_s", "wave_quantization"),
+    *("passes", "expert_s"),
+)
 _STARTS: tuple[dict[str, float], ...] = (
     {},
     {"feed_edge": 20.0, "compute_fraction": 0.8, "tile_s": 5e-7, "knee": 2.0},
     {"feed_edge": 90.0, "compute_fraction": 0.5, "tile_s": 4e-6, "knee": 1.5},
     {"compute_fraction": 0.6, "passes": 3.0, "knee": 1.3, "memory_fraction": 0.95},
+    {"compute_fraction": 0.5, "feed_edge": 80.0, "tile_s": 4e-6, "knee": 4.4, "memory_fraction": 0.95},
 )
-_FIRST_ROWS, _MOST_ROWS = 900, 3500  # of the search from several starts, and of the fit from its best end
+_MOST_ROWS = 3000  # of a fit
 _TOO_FAST = 1.1  # times the declared peaks: the draws of expert loads are not the collector's own
+_ONE_CALL = ("tokens", "top_k", "num_experts", "local_experts", "width", "inner", "distinct", "assignments")
 _LEAST_MISALIGNED = 50  # rows with odd shards that it takes to fit what they cost
 
 
@@ -97,9 +102,7 @@ def sizes_of(table: KernelTable, form: WeightFormat, kernel: _Kernel, gates: Flo
         distinct, assignments = distinct + (masked > 0), assignments + masked
         tiles, tokens = tiles + np.ceil(masked[:, None] / np.array(TILE_ROWS)), local_tokens
     a = form.input_bytes
-    row_bytes = (
-        width * (2 + a) + (width * a + gates * inner * 2) + (gates * inner * 2 + inner * a) + inner * a + width * 4
-    )
+    row_bytes = (width * a + gates * inner * 2) + (gates * inner * 2 + inner * a) + (inner * a + width * 2) + width * 2
     return ExpertSizes(
         tokens=tokens,
         top_k=top_k,
@@ -119,17 +122,14 @@ def sizes_of(table: KernelTable, form: WeightFormat, kernel: _Kernel, gates: Flo
     )
 
 
-def is_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.bool_]:
+def is_too_fast(group: Group, device: DeviceFacts) -> NDArray[np.bool_]:
     """Rows that beat the declared tensor rate, or the bandwidth with the weights of the experts that are hit."""
-    too_fast = np.zeros(len(table), dtype=np.bool_)
-    for group in groups(table, device):
-        sizes: ExpertSizes = group.sizes
-        weights = (sizes.gates + 1) * sizes.width * sizes.inner
-        flops = 2.0 * sizes.assignments * weights
-        read = sizes.distinct * weights * sizes.weight_bytes
-        fastest = np.maximum(flops / device.peak(sizes.rate), read / device.bandwidth)
-        too_fast[group.rows] = group.seconds * _TOO_FAST < fastest
-    return too_fast
+    sizes: ExpertSizes = group.sizes
+    weights = (sizes.gates + 1) * sizes.width * sizes.inner
+    flops = 2.0 * sizes.assignments * weights
+    read = sizes.distinct * weights * sizes.weight_bytes
+    fastest = np.maximum(flops / device.peak(sizes.rate), read / device.bandwidth)
+    return np.asarray(group.seconds * _TOO_FAST < fastest)
 
 
 def groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
@@ -153,8 +153,12 @@ def groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
 
 
 def fit(group: Group, device: DeviceFacts) -> GroupedExpertsFit:
-    """The parameters of one kernel: first from several starts with few rows, then from the best end with more."""
-    sizes: ExpertSizes = group.sizes
+    """The parameters of one kernel, from the rows that do not beat the hardware; a call measured twice counts once."""
+    usable = np.flatnonzero(~is_too_fast(group, device))
+    calls = np.column_stack([getattr(group.sizes, name) for name in _ONE_CALL])[usable]
+    usable = usable[np.sort(np.unique(calls, axis=0, return_index=True)[1])]
+    sizes: ExpertSizes = group.sizes.take(usable)
+    measured = group.seconds[usable]
     _, format, *variant = group.key.split("/")
     kernel = next(
         each
@@ -168,15 +172,14 @@ def fit(group: Group, device: DeviceFacts) -> GroupedExpertsFit:
     if np.count_nonzero(sizes.inner % 16) >= _LEAST_MISALIGNED:
         free = (*free, "misaligned")
         start = start.model_copy(update={"misaligned": 1.3})
-    launch = max(4e-6, 0.7 * float(np.quantile(group.seconds, 0.01)))
+    launch = max(4e-6, 0.7 * float(np.quantile(measured, 0.01)))
 
     def seconds(candidate: GroupedExpertsFit, rows: Rows) -> Floats:
         return expert_seconds(sizes.take(rows), candidate, device).duration
 
     starts = tuple({"launch_s": launch, **each} for each in _STARTS)
-    found = fit_form(seconds, start, group.seconds, free=free, starts=starts, most_rows=_FIRST_ROWS)
-    found = fit_form(seconds, found, group.seconds, free=free, most_rows=_MOST_ROWS)
-    return found.model_copy(update={"residuals": residuals_of(predict(group, found, device), group.seconds)})
+    found = fit_form(seconds, start, measured, free=free, starts=starts, most_rows=_MOST_ROWS)
+    return found.model_copy(update={"residuals": residuals_of(seconds(found, np.arange(len(measured))), measured)})
 
 
 def predict(group: Group, fit: GroupedExpertsFit, device: DeviceFacts) -> Floats:

@@ -53,22 +53,23 @@ def experts(
     local_experts: int | None = None,
     is_fused: bool = True,
 ) -> Work:
-    """The routed experts of one rank: permute, grouped up GEMM, activation, grouped down GEMM, combine.
+    """The routed experts of one rank: grouped up GEMM, activation, grouped down GEMM, combine.
 
         FLOPs = 2 A (g + 1) d f              A assignments, g = 2 gated or 1, f intermediate size on this rank
         weights = D (g + 1) d f w            D distinct experts: each is read once
-        activations per assignment: permute d (o + a), up d a + g f o, activation g f o + f a, down f a + d o,
-                    combine d o; and n d o for the sum
+        activations per assignment: up d a + g f o, activation g f o + f a, down f a + d o, combine d o;
+                    and n d o for the sum
 
     with w, a, o bytes of a weight, a multiplied input and an output. `width` is d, or the latent width the experts
     work in; `local_experts` the experts that this rank holds (default all). Unfused, every distinct expert launches its
-    own kernels. Source: identity; D: `distinct_experts`.
+    own kernels. The up GEMM gathers its rows by index; libraries that permute (or quantize) them first move more.
+    Source: identity; D: `distinct_experts`.
     """
     if num_tokens == 0:
         return Work("experts", "moe", rate=form.rate, num_kernels=0)
     d, f, gates = width, intermediate, 2 if ffn.gated else 1
     o, a = form.output_bytes, form.input_bytes
-    row_bytes = d * (o + a) + (d * a + gates * f * o) + (gates * f * o + f * a) + (f * a + d * o) + d * o
+    row_bytes = (d * a + gates * f * o) + (gates * f * o + f * a) + (f * a + d * o) + d * o
     return Work(
         "experts",
         "moe",

@@ -1,7 +1,7 @@
 """The routed experts of one rank: two grouped GEMMs, and the kernels that permute, activate and combine around them.
 
     t = launch + expert E + sum over the up and the down GEMM of
-        min over tiles of knee( waves(tiles / SM) (K step + tile tm tn / 128**2),  D N K w / (memory_fraction W) )
+        min over tiles of knee( waves(tiles / SM) (K step + tile sqrt(tm tn) / 128),  D N K w / (memory_fraction W) )
         + passes * (activation bytes) / W
 
     tiles = T(tm) ceil(N / tn),  T(tm) = sum over experts of ceil(rows / tm);  N, K = g f, d and d, f
@@ -32,7 +32,7 @@ from perfmodel.specs.base import Spec
 
 _TILE_COLUMNS = (32, 64, 128, 256)
 _TILES = tuple((m, n) for m in TILE_ROWS for n in _TILE_COLUMNS if 512 <= m * n <= 32768)
-_TILE_AREA = 128 * 128
+_TILE_EDGE = 128.0
 _ALIGNMENT = 16
 _NEVER_S = 1e9
 _ROWS_AT_ONCE = 4096
@@ -50,7 +50,7 @@ class GroupedExpertsFit(Spec):
     memory_fraction: float = Field(default=0.9, ge=0.15, le=1.0)
     feed_edge: float = Field(default=50.0, ge=5.0, le=400.0)
     knee: float = Field(default=2.2, ge=1.0, le=20.0)
-    tile_s: float = Field(default=1e-6, ge=1e-8, le=2e-5)  # fill of the pipeline, write of the output: of 128 x 128
+    tile_s: float = Field(default=1e-6, ge=1e-8, le=2e-5)  # fill and drain of the pipeline, per wave of 128 x 128
     wave_quantization: float = Field(default=0.5, ge=1e-3, le=1.0)
     passes: float = Field(default=1.5, ge=1.0, le=12.0)  # over the activations between the GEMMs, at full bandwidth
     expert_s: float = Field(default=2e-8, ge=1e-11, le=2e-6)  # per expert of the model: counting and sorting slots
@@ -118,7 +118,7 @@ def _parts(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts) -> E
     step = k_step_s(
         rows, columns, peak_per_unit, fit.compute_fraction, fit.feed_edge, sizes.input_bytes, sizes.weight_bytes
     )
-    fill = fit.tile_s * (rows * columns / _TILE_AREA)
+    fill = fit.tile_s * np.sqrt(rows * columns) / _TILE_EDGE
     row_tiles = sizes.tiles[:, np.searchsorted(TILE_ROWS, rows)] / device.compute_units
     allowed = _allowed(sizes, fit)
     slow = np.where(sizes.inner % _ALIGNMENT, fit.misaligned, 1.0) if fit.misaligned > 1 else 1.0
