@@ -19,13 +19,14 @@ Progress = Callable[[int, int], None]
 class StageRow:
     """One stage of a run: what was predicted beside what was measured, in ms.
 
-    intervals: 80 % intervals of the means, by metric, in ms; empty where the simulation gave none
+    interval: the ends of the 80 % interval of means, as factors of the predicted value
     """
 
     run: ServingRun
     stage: int
     predicted: StageLatencies
     origin: str
+    interval: tuple[float, float] | None = None
 
     @property
     def measured(self) -> StageLatencies:
@@ -73,4 +74,6 @@ def _simulate_run(
     result = simulate(run.scenario, calibration=calibration, profile=profile, keep_steps=False)
     assert result.requests is not None
     latencies = stage_latencies(run, result.requests)
-    return [StageRow(run, i, found, result.summary["origin"]) for i, found in enumerate(latencies)]
+    ends, mean = result.summary["interval"].get("mean_e2el_ms"), result.summary["mean_e2el_ms"]
+    interval = (ends[0] / mean, ends[1] / mean) if ends else None
+    return [StageRow(run, i, found, result.summary["origin"], interval) for i, found in enumerate(latencies)]

@@ -29,6 +29,7 @@ class Kind(StrEnum):
 
 # Recorded measurements: where the function `(path, progress) -> ValidationReport` of each kind lives.
 _READERS = {
+    Kind.operators: "perfmodel.validate.operators:validate_operators",
     Kind.per_request: "perfmodel.validate.per_request:validate_per_request",
     Kind.serving: "perfmodel.validate.serving:validate_serving",
     Kind.steady_state: "perfmodel.validate.steady_state:validate_steady_state",

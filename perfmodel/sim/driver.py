@@ -78,7 +78,7 @@ def simulate(
     if not collector.num_finished:
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
     totals = _totals(scenario, replicas, timer.usage(), collector)
-    summary = summarize(scenario, collector, totals, calibration)
+    summary = summarize(scenario, collector, totals, calibration, profile)
     return RunResult(
         scenario,
         "simulated",

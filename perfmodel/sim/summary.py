@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.calibration import Calibration
 from perfmodel.cost.price import usd_per_hour
+from perfmodel.cost.server import EngineProfile
 from perfmodel.sim.collector import Collector
 from perfmodel.sim.gaps import GapHistogram
 from perfmodel.sim.result import RequestColumns
@@ -40,9 +41,16 @@ class DeviceTotals:
 
 
 def summarize(
-    scenario: Scenario, collector: Collector, totals: DeviceTotals, calibration: Calibration | None = None
+    scenario: Scenario,
+    collector: Collector,
+    totals: DeviceTotals,
+    calibration: Calibration | None = None,
+    profile: EngineProfile | None = None,
 ) -> dict[str, Any]:
-    """The summary of what `collector` has seen. Latencies in ms; null where there is nothing to tell."""
+    """The summary of what `collector` has seen. Latencies in ms; null where there is nothing to tell.
+
+    calibration, profile: what the times came from, for the origin and the prediction intervals
+    """
     requests = collector.requests()
     duration = collector.end_tick / 1e12
     inputs, outputs = int(requests.num_prompt_tokens.sum()), int(requests.num_output_tokens.sum())
@@ -72,7 +80,7 @@ def summarize(
         "num_steps": collector.num_steps,
         "origin": calibration.origin if calibration else "measured",
     }
-    return summary | {"interval": _intervals(summary, calibration)}
+    return summary | {"interval": _intervals(summary, calibration, profile)}
 
 
 def _ratio(amount: float, base: float) -> float | None:
@@ -118,13 +126,20 @@ def _costs(scenario: Scenario, totals: DeviceTotals, duration: float, outputs: i
     return {"gpu_hours": gpu_hours, "usd_per_million_output_tokens": usd}
 
 
-def _intervals(summary: Mapping[str, Any], calibration: Calibration | None) -> dict[str, list[float]]:
-    """80 % prediction intervals of the means: what the calibration left unexplained of whole steps.
+def _intervals(
+    summary: Mapping[str, Any], calibration: Calibration | None, profile: EngineProfile | None
+) -> dict[str, list[float]]:
+    """80 % prediction intervals of the means.
 
-    Every latency is a sum of steps that share most of their error, so it is scaled as one step is.
+    Their spread is that of whole runs under the engine where such were fitted, else of whole steps; wider by how far
+    the device's fits have come. A latency is a sum of steps that share most of their error, so it is scaled as one is.
     """
-    if calibration is None or not calibration.step_residuals.num_rows:
+    if calibration is None or calibration.origin == "datasheet":
         return {}
-    low, high = exp(calibration.step_residuals.p10), exp(calibration.step_residuals.p90)
+    whole_runs = profile.latency_residuals if profile is not None else calibration.step_residuals
+    residuals = whole_runs if whole_runs.num_rows else calibration.step_residuals
+    if not residuals.num_rows:
+        return {}
+    low, high = exp(residuals.p10 * calibration.spread), exp(residuals.p90 * calibration.spread)
     names = [f"mean_{metric}_ms" for metric in ("ttft", "tpot", "itl", "e2el")]
     return {name: [summary[name] * low, summary[name] * high] for name in names if summary[name] is not None}

@@ -41,7 +41,8 @@ class ErrorStats:
 
 
 class Rows:
-    """Pairs of one metric. `interval`: the prediction's 80 % interval as factors (low, high) of its value.
+    """Pairs of one metric. `interval`: the prediction's 80 % interval as factors (low, high) of its value, one for all
+    rows or one for each.
 
     Pairs that are not finite, or not measured above zero, are left out.
     """
@@ -51,14 +52,17 @@ class Rows:
         predicted: ArrayLike,
         measured: ArrayLike,
         labels: Sequence[str],
-        interval: tuple[float, float] | None = None,
+        interval: tuple[ArrayLike, ArrayLike] | None = None,
     ) -> None:
         p, m = np.asarray(predicted, dtype=float), np.asarray(measured, dtype=float)
         keep = np.isfinite(p) & np.isfinite(m) & (m > 0)
         self.predicted: NDArray[np.float64] = p[keep]
         self.measured: NDArray[np.float64] = m[keep]
         self.labels = [label for label, is_kept in zip(labels, keep, strict=True) if is_kept]
-        self.interval = interval
+        self.interval: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+        if interval is not None:
+            low, high = (np.broadcast_to(np.asarray(end, dtype=float), p.shape)[keep] for end in interval)
+            self.interval = (low, high)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -72,7 +76,8 @@ class Rows:
         """The rows at which `mask` is true."""
         chosen = np.asarray(mask, dtype=bool)
         labels = [label for label, is_kept in zip(self.labels, chosen, strict=True) if is_kept]
-        return Rows(self.predicted[chosen], self.measured[chosen], labels, self.interval)
+        interval = None if self.interval is None else (self.interval[0][chosen], self.interval[1][chosen])
+        return Rows(self.predicted[chosen], self.measured[chosen], labels, interval)
 
     def stats(self) -> ErrorStats:
         """Needs at least one row."""

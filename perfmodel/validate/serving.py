@@ -36,8 +36,14 @@ def report_serving(rows: Sequence[StageRow], left_out: Sequence[tuple[str, str]]
 
 def _pairs(rows: Sequence[StageRow], metric: str) -> Rows:
     kept = [row for row in rows if metric in row.measured]
+    intervals = [row.interval for row in kept]
+    ends = [interval for interval in intervals if interval is not None]
+    has_interval = metric.endswith("_mean") and len(ends) == len(kept)
     return Rows(
-        [row.predicted[metric] for row in kept], [row.measured[metric] for row in kept], [row.label for row in kept]
+        [row.predicted[metric] for row in kept],
+        [row.measured[metric] for row in kept],
+        [row.label for row in kept],
+        ([low for low, _ in ends], [high for _, high in ends]) if has_interval else None,
     )
 
 

@@ -1,0 +1,137 @@
+"""`validate operators`: every row of measured kernel tables beside its prediction under the device's calibration."""
+
+__all__ = ["validate_operators"]
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.calibrate.kernels import KernelModule, module_of
+from perfmodel.calibrate.tables import Group, read_table
+from perfmodel.cost import Calibration, load_calibration
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.specs import load_hardware
+from perfmodel.validate.report import Rows, ValidationReport
+
+Progress = Callable[[int, int], None]
+Floats = NDArray[np.float64]
+_ANY_ENGINE = "vllm"  # whose calibration holds the libraries that all engines call
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """The rows of one kernel: predicted and measured seconds, and the ends of the 80 % interval as factors."""
+
+    system: str
+    op: str
+    group: Group
+    predicted: Floats
+    low: float
+    high: float
+
+    @property
+    def labels(self) -> list[str]:
+        head = f"{self.system}/{self.op} {self.group.engine} {self.group.key} row"
+        return [f"{head} {row}" for row in self.group.rows.tolist()]
+
+
+def validate_operators(path: str | Path, progress: Progress | None = None) -> ValidationReport:
+    """Predict every row of `<system>/<op>.parquet`; rows of kernels without a form are listed with the reason."""
+    files = sorted(Path(path).glob("*/*.parquet"))
+    if not files:
+        raise SpecError(f"{path}: has no tables <system>/<op>.parquet")
+    judged: list[_Judged] = []
+    notes: list[str] = []
+    num_rows = 0
+    for done, file in enumerate(files, 1):
+        table_rows, found, reasons = _judge(file)
+        num_rows += table_rows
+        judged += found
+        notes += reasons
+        if progress is not None:
+            progress(done, len(files))
+    if not judged:
+        raise SpecError(f"{path}: no row could be predicted; {notes[0] if notes else 'no known kernels'}")
+    by = {name: {"latency": _rows(members).stats()} for name, members in _grouped(judged)}
+    everything = _rows(judged)
+    return ValidationReport(
+        kind="operators",
+        rows=num_rows,
+        covered=sum(len(member.group.rows) for member in judged),
+        metrics={"latency": everything.stats()},
+        by=by,
+        worst=everything.worst("latency"),
+        notes=notes,
+    )
+
+
+def _judge(file: Path) -> tuple[int, list[_Judged], list[str]]:
+    """(rows of the table, what could be judged, why the rest could not)."""
+    name = f"{file.parent.name}/{file.stem}"
+    table = read_table(file)
+    module = module_of(file.stem)
+    if module is None:
+        return len(table), [], [f"not covered: {name}: {len(table)} rows of a kernel without a form"]
+    try:
+        hardware = load_hardware(file.parent.name)
+    except PerfmodelError as error:
+        return len(table), [], [f"not covered: {name}: {error}"]
+    device = DeviceFacts.of(hardware)
+    judged, reasons = [], []
+    groups = module.groups(table, device)
+    for group in groups:
+        calibration = load_calibration(hardware, _ANY_ENGINE if group.engine == "nccl" else group.engine)
+        fit = _fit_for(group, calibration)
+        if fit is None:
+            reasons.append(f"not covered: {name}: {len(group.rows)} rows of {group.key}: no fit in the calibrations")
+            continue
+        judged.append(_judged(file, module, group, fit, device, calibration.spread))
+    known = sum(len(group.rows) for group in groups)
+    if known < len(table):
+        reasons.append(f"not covered: {name}: {len(table) - known} rows of a format or kernel without a form")
+    return len(table), judged, reasons
+
+
+def _fit_for(group: Group, calibration: Calibration) -> Any:
+    """The kernel's own fit, else that of the key of the same family with the most parts in common."""
+    own = calibration.families.get(group.key)
+    if own is not None:
+        return own
+    parts = group.key.split("/")
+
+    def in_common(key: str) -> int:
+        return sum(1 for a, b in zip(parts, key.split("/"), strict=False) if a == b)
+
+    related = [key for key in calibration.families if key.split("/")[0] == parts[0]]
+    return calibration.families[max(related, key=in_common)] if related else None
+
+
+def _judged(file: Path, module: KernelModule, group: Group, fit: Any, device: DeviceFacts, spread: float) -> _Judged:
+    residuals = fit.residuals
+    low, high = np.exp(residuals.p10 * spread), np.exp(residuals.p90 * spread)
+    return _Judged(file.parent.name, file.stem, group, module.predict(group, fit, device), float(low), float(high))
+
+
+def _rows(members: list[_Judged]) -> Rows:
+    sizes = [len(member.predicted) for member in members]
+    return Rows(
+        np.concatenate([member.predicted for member in members]),
+        np.concatenate([member.group.seconds for member in members]),
+        [label for member in members for label in member.labels],
+        (np.repeat([m.low for m in members], sizes), np.repeat([m.high for m in members], sizes)),
+    )
+
+
+def _grouped(judged: list[_Judged]) -> Iterator[tuple[str, list[_Judged]]]:
+    """By `<system>/<op>`, then by kernel."""
+    for names in (
+        [f"{member.system}/{member.op}" for member in judged],
+        [f"{member.system}/{member.op} {member.group.engine} {member.group.key}" for member in judged],
+    ):
+        for name in sorted(set(names)):
+            yield name, [member for member, its_name in zip(judged, names, strict=True) if its_name == name]
