@@ -21,6 +21,7 @@ from perfmodel.calibrate.robust import fit_form, residuals_of
 from perfmodel.calibrate.tables import Group, KernelTable
 from perfmodel.calibrate.weight_formats import WEIGHT_FORMATS, WeightFormat
 from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.domain import Domain
 from perfmodel.cost.forms.experts import ExpertSizes, GroupedExpertsFit, expert_seconds
 from perfmodel.cost.forms.tiles import TileStep
 from perfmodel.ops.routing import TILE_ROWS
@@ -40,10 +41,10 @@ _DEFAULT_FP8_BLOCK = (TileStep(64, 16, 128), TileStep(0, 64, 128))
 class _Kernel:
     """What is known of a kernel from its code or from how it was timed.
 
-    variant:       a suffix of the calibration key, where an engine runs several kernels for one format; serving uses
-                   the fit without one
+    variant:       a suffix of the calibration key, where an engine runs several kernels for one format
     computes_masked: the collector's call computes slots of other ranks' experts, too (serving does not)
     has_gate:      of the collector's experts; None: as the model has it
+    expert_parallel: the engine picks this kernel where ranks share out whole experts, or where they do not
     """
 
     source: str  # a part of `kernel_source`; "" matches all
@@ -54,7 +55,14 @@ class _Kernel:
     moves_all_slots: bool = False
     computes_masked: bool = False
     has_gate: bool | None = None
+    expert_parallel: bool | None = None
     variant: str = ""
+
+    @property
+    def domain(self) -> Domain:
+        """Which works run this kernel."""
+        gates = None if self.has_gate is None or self.engine != "trtllm" else 1 + self.has_gate
+        return Domain(gates=gates, expert_parallel=self.expert_parallel)
 
 
 # The first match counts.
@@ -65,7 +73,16 @@ _KERNELS = (
     _Kernel("", "sglang", computes_masked=True, has_gate=True),
     _Kernel("vllm_fused_moe", "vllm", "bf16", _DEFAULT_OLD, "tokens_per_expert", True, has_gate=True),
     _Kernel("unquantizedfusedmoe_triton", "vllm", "bf16", _DEFAULT_NEW, moves_all_slots=True),
-    _Kernel("fp8moe_triton", "vllm", "fp8_block", _DEFAULT_FP8_BLOCK, moves_all_slots=True, variant="triton"),
+    _Kernel(
+        "fp8moe_triton",
+        "vllm",
+        "fp8_block",
+        _DEFAULT_FP8_BLOCK,
+        moves_all_slots=True,
+        expert_parallel=False,
+        variant="triton",
+    ),
+    _Kernel("flashinfer", "vllm", "fp8_block", expert_parallel=True),
     _Kernel("marlin", "vllm", "int4_wo", moves_all_slots=True),
     _Kernel("marlin", "vllm", "mxfp4_wo", moves_all_slots=True, variant="marlin"),
     _Kernel("", ""),
@@ -166,7 +183,10 @@ def fit(group: Group, device: DeviceFacts) -> GroupedExpertsFit:
         if each.engine in ("", group.engine) and each.format in ("", format) and each.variant == "".join(variant)
     )
     start = GroupedExpertsFit(
-        tile_rule=kernel.tile_rule, rule_counts=kernel.rule_counts, moves_all_slots=kernel.moves_all_slots
+        tile_rule=kernel.tile_rule,
+        rule_counts=kernel.rule_counts,
+        moves_all_slots=kernel.moves_all_slots,
+        domain=kernel.domain,
     )
     free: tuple[str, ...] = _FREE
     if np.count_nonzero(sizes.inner % 16) >= _LEAST_MISALIGNED:

@@ -54,20 +54,23 @@ class Calibration(Spec):
     step_residuals: Residuals = Residuals()
     spread: float = Field(default=1.0, ge=1)  # how much wider than its residuals say: the fits come from elsewhere
 
-    def fit(self, family: str, rate: str, extent: Mapping[str, Any] = _NO_SIZES) -> FormFit:
-        """The most specific fit: family and rate, then family, then a rate that `rate` falls back to, then the default.
+    def fit(self, family: str, rate: str, extent: Mapping[str, Any] = _NO_SIZES, format: str = "") -> FormFit:
+        """The most specific fit: family and number format (where the rate does not tell it), family and rate, then
+        family, then a rate that `rate` falls back to, then the default.
 
         Of several for one family and rate the one whose domain is nearest to the sizes in `extent`.
         """
-        for name in (f"{family}/{rate}", family, *(f"{family}/{other}" for other in FALLBACKS.get(rate, ()))):
-            found = self.families.get(name) or self._nearest(name, extent)
+        rates = (*((format,) if format else ()), rate)
+        names = (*(f"{family}/{each}" for each in rates), family)
+        for name in (*names, *(f"{family}/{other}" for other in FALLBACKS.get(rate, ()))):
+            found = self._nearest(name, extent)
             if found is not None:
                 return found
         return self.default
 
     def _nearest(self, name: str, extent: Mapping[str, Any]) -> FormFit | None:
-        """The fit for some sizes of `name` that suits `extent` best."""
-        if "/" not in name:
-            return None
-        found = [fit for key, fit in self.families.items() if key.startswith(f"{name}/")]
+        """The fit of `name`, or the one for some of its sizes, that suits `extent` best."""
+        found = [self.families[name]] if name in self.families else []
+        if "/" in name:
+            found += [fit for key, fit in self.families.items() if key.startswith(f"{name}/")]
         return min(found, key=lambda fit: distance(fit, extent), default=None)

@@ -12,7 +12,15 @@ from perfmodel.cost.forms.registry import FormFit, time_work
 from perfmodel.ops.work import Work
 from perfmodel.specs.hardware import HardwareSpec
 
-_PICKED_BY = ("head_dim", "kv_element_bytes", "heads", "kv_heads")  # what `Domain` looks at
+_PICKED_BY = (
+    "head_dim",
+    "kv_element_bytes",
+    "heads",
+    "kv_heads",
+    "gates",
+    "experts",
+    "local_experts",
+)  # what `Domain` looks at
 
 
 class OperatorTimer:
@@ -31,8 +39,8 @@ class OperatorTimer:
         """How long one run of `work` takes."""
         sizes = work.extent.get
         rate = work.message.kind if work.message else work.rate
-        key = (work.family, rate, *(sizes(name) for name in _PICKED_BY))
+        key = (work.family, rate, work.format, *(sizes(name) for name in _PICKED_BY))
         fit = self._fits.get(key)
         if fit is None:
-            fit = self._fits[key] = self.calibration.fit(work.family, rate, work.extent)
+            fit = self._fits[key] = self.calibration.fit(work.family, rate, work.extent, work.format)
         return time_work(work, fit, self.device)

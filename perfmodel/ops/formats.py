@@ -5,7 +5,13 @@ __all__ = ["LinearFormat", "linear_format", "served_model"]
 from dataclasses import dataclass, replace
 
 from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.quantization import bytes_per_weight, matmul_rate, with_dtype, with_quantization
+from perfmodel.specs.model.quantization import (
+    BITS_PER_WEIGHT,
+    bytes_per_weight,
+    matmul_rate,
+    with_dtype,
+    with_quantization,
+)
 from perfmodel.specs.model.spec import ModelSpec
 
 _KV_DTYPES = {
@@ -28,6 +34,7 @@ class LinearFormat:
     input_bytes:     per input element as the multiplication reads it
     output_bytes:    per output element, and per input element before quantization
     quantizes_input: a kernel quantizes the activations first (dynamic fp8, int8, fp4)
+    name:            of the number format, where the rate does not tell which kernels run ("fp8_block", "int4_wo")
     """
 
     rate: str
@@ -35,6 +42,7 @@ class LinearFormat:
     input_bytes: float
     output_bytes: float
     quantizes_input: bool = False
+    name: str = ""
 
 
 def served_model(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
@@ -63,5 +71,13 @@ def linear_format(model: ModelSpec, component: str) -> LinearFormat:
     weight = bytes_per_weight(quantization.weights, quantization.group_size, quantization.group_rows)
     activations = quantization.activations
     if activations is None or activations == model.dtype:
-        return LinearFormat(model.dtype, weight, dtype_bytes, dtype_bytes)
-    return LinearFormat(matmul_rate(activations), weight, bytes_per_weight(activations), dtype_bytes, True)
+        return LinearFormat(model.dtype, weight, dtype_bytes, dtype_bytes, name=f"{quantization.weights}_wo")
+    rate, name = matmul_rate(activations), _kernel_format(quantization.weights, activations, quantization.group_size)
+    return LinearFormat(rate, weight, bytes_per_weight(activations), dtype_bytes, True, "" if name == rate else name)
+
+
+def _kernel_format(weights: str, activations: str, group_size: int) -> str:
+    """The format as tables of measured kernels name it: fp8, fp8_block (a scale per block), nvfp4, w4afp8."""
+    if weights == activations:
+        return f"{weights}_block" if weights == "fp8" and group_size else weights
+    return f"w{BITS_PER_WEIGHT[weights]:.0f}a{activations}"

@@ -40,4 +40,5 @@ def gemm(name: str, m: float, n: int, k: int, form: LinearFormat, *, has_bias: b
             "input_bytes": form.input_bytes,
             "quantized_bytes": quantize_bytes(m, k, form),
         },
+        format=form.name,
     )

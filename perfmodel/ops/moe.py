@@ -93,4 +93,5 @@ def experts(
             "local_experts": local_experts or ffn.num_experts,
             **{f"tiles_{rows}": tiles for rows, tiles in zip(TILE_ROWS, load.tiles, strict=False)},
         },
+        format=form.name,
     )

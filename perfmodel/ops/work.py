@@ -70,6 +70,7 @@ class Work:
                 elementwise | sampling | embedding | collective
     flops:      floating-point operations (a multiply-add is two)
     rate:       the dtype whose peak rate does them, a key of `peak_flops_per_s` (bf16, fp8, int8, ...)
+    format:     the number format where the rate does not tell which kernels run (fp8_block, int4_wo)
     weight_bytes, activation_bytes, kv_bytes: HBM traffic by what it carries (read and written)
     sram_bytes: traffic between SRAM and L2 where it differs from HBM traffic (re-reads of tiles); 0 if not counted
     message:    the collective, for operators that talk to other devices
@@ -90,6 +91,7 @@ class Work:
     num_kernels: int = 1
     extent: dict[str, float] = field(default_factory=dict, compare=False)
     prefills: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    format: str = ""
 
     @property
     def hbm_bytes(self) -> float:

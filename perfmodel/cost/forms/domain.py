@@ -14,14 +14,17 @@ _OTHER_GROUP = 8.0
 
 
 class Domain(Spec):
-    """The head size, KV format and group sizes (query heads per KV head) of one attention kernel; None is any.
+    """What a library picks its kernel by; None is any.
 
-    A library picks its kernel by these: TensorRT-LLM decodes groups of 2 to 32 with one kernel, others with another.
+    Attention: head size, KV format, group sizes (query heads per KV head). TensorRT-LLM decodes groups of 2 to 32 with
+    one kernel, others with another. Experts: their gates (2 with one, else 1), and whether ranks share them out whole.
     """
 
     head_dim: int | None = None
     kv_element_bytes: float | None = None
     groups: tuple[tuple[int, int], ...] = ()  # inclusive ranges; none is any
+    gates: int | None = None
+    expert_parallel: bool | None = None
 
     def distance(self, extent: Mapping[str, Any]) -> float:
         """How far the sizes of a work are from this domain, 0 if inside or unknown."""
@@ -35,6 +38,10 @@ class Domain(Spec):
             group = extent["heads"] / extent["kv_heads"]
             if not any(low <= group < high + 1 for low, high in self.groups):
                 far += _OTHER_GROUP
+        if self.gates is not None and "gates" in extent:
+            far += _OTHER_GROUP * (self.gates != extent["gates"])
+        if self.expert_parallel is not None and "local_experts" in extent:
+            far += _OTHER_FORMAT * (self.expert_parallel != (extent["local_experts"] < extent["experts"]))
         return far
 
 

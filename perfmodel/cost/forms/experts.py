@@ -13,7 +13,7 @@ f not a multiple of 16 lose vector loads (`misaligned`). Parameters are fitted t
 ai-dynamo/aiconfigurator (Apache-2.0).
 """
 
-__all__ = ["ExpertSizes", "GroupedExpertsFit", "expert_seconds", "time_experts"]
+__all__ = ["ExpertParts", "ExpertSizes", "GroupedExpertsFit", "expert_seconds", "time_experts"]
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.domain import Domain
 from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.tiles import TileStep, Values, k_step_s, knee_of, tile_allowed, waves
@@ -45,6 +46,7 @@ class GroupedExpertsFit(Spec):
     tile_rule: tuple[TileStep, ...] = ()  # of kernels with a default configuration; empty: the fastest tile
     rule_counts: Literal["tokens", "tokens_per_expert"] = "tokens"  # what `most_rows` of the rule limits
     moves_all_slots: bool = False
+    domain: Domain = Domain()
     launch_s: float = Field(default=2.5e-5, ge=2e-6, le=2e-4)  # of all kernels of the layer
     compute_fraction: float = Field(default=0.6, ge=0.1, le=1.0)
     memory_fraction: float = Field(default=0.9, ge=0.15, le=1.0)

@@ -46,3 +46,22 @@ def test_kv_cache_dtype_is_applied():
 def test_unknown_formats_are_named_with_their_neighbours(engine):
     with pytest.raises(SpecError, match="fp8"):
         served(**engine)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "rate", "name"),
+    [
+        ("fp8", "fp8", ""),
+        ("fp8_block", "fp8", "fp8_block"),
+        ("awq", "bf16", "int4_wo"),
+        ("w8a16", "bf16", "int8_wo"),
+        ("w8a8", "int8", ""),
+        ("mxfp4", "bf16", "mxfp4_wo"),
+        ("nvfp4", "fp4", "nvfp4"),
+        ("w4a8", "fp8", "w4afp8"),
+    ],
+)
+def test_formats_that_run_their_own_kernels_have_a_name(quantization, rate, name):
+    form = linear_format(served(quantization=quantization), "dense_ffn")
+    assert (form.rate, form.name) == (rate, name)
+    assert gemm("up_proj", 1, 128, 128, form).format == name
