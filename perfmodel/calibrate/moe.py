@@ -42,6 +42,7 @@ class _Kernel:
     """What is known of a kernel from its code or from how it was timed.
 
     variant:       a suffix of the calibration key, where an engine runs several kernels for one format
+    family:        how the calibration key begins
     computes_masked: the collector's call computes slots of other ranks' experts, too (serving does not)
     has_gate:      of the collector's experts; None: as the model has it
     expert_parallel: the engine picks this kernel where ranks share out whole experts, or where they do not
@@ -57,6 +58,7 @@ class _Kernel:
     has_gate: bool | None = None
     expert_parallel: bool | None = None
     variant: str = ""
+    family: str = "moe"
 
     @property
     def domain(self) -> Domain:
@@ -83,6 +85,9 @@ _KERNELS = (
         variant="triton",
     ),
     _Kernel("flashinfer", "vllm", "fp8_block", expert_parallel=True),
+    # As it was timed, per-tensor FP8 fell back to a slow tactic (a fifth of the tensor rate and of the bandwidth) that
+    # servers of FP8 checkpoints do not run: a family of its own, which they never find.
+    _Kernel("modeloptfp8moe_flashinfer", "vllm", "fp8", family="moe_untuned"),
     _Kernel("marlin", "vllm", "int4_wo", moves_all_slots=True),
     _Kernel("marlin", "vllm", "mxfp4_wo", moves_all_slots=True, variant="marlin"),
     _Kernel("", ""),
@@ -156,7 +161,7 @@ def groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
         if dtype in WEIGHT_FORMATS:
             form, engine = WEIGHT_FORMATS[dtype], engine_name(version)
             kernel = _kernel(source, engine, form.name)
-            key = "/".join(filter(None, ("moe", form.name, kernel.variant)))
+            key = "/".join(filter(None, (kernel.family, form.name, kernel.variant)))
             found.setdefault((engine, key), []).append((form, kernel, rows))
     known = _num_gates(table)
     result = []
