@@ -5,7 +5,7 @@ moe_tp_size, moe_ep_size, distribution, moe_dtype, kernel_source, engine_version
 kernel are fitted together. The tables do not say whether experts have a gate: see `_num_gates`.
 """
 
-__all__ = ["OP", "fit", "groups", "is_too_fast", "predict", "sizes_of"]
+__all__ = ["OP", "fit", "fit_start", "groups", "is_too_fast", "predict", "sizes_of"]
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -73,7 +73,9 @@ _KERNELS = (
     _Kernel("", "trtllm", has_gate=True),
     _Kernel("fused_moe_triton", "sglang", "bf16", _DEFAULT_OLD, "tokens_per_expert", False, True, True),
     _Kernel("", "sglang", computes_masked=True, has_gate=True),
-    _Kernel("vllm_fused_moe", "vllm", "bf16", _DEFAULT_OLD, "tokens_per_expert", True, has_gate=True),
+    _Kernel(
+        "vllm_fused_moe", "vllm", "bf16", _DEFAULT_OLD, "tokens_per_expert", True, has_gate=True, variant="fused_moe"
+    ),
     _Kernel("unquantizedfusedmoe_triton", "vllm", "bf16", _DEFAULT_NEW, moves_all_slots=True),
     _Kernel(
         "fp8moe_triton",
@@ -181,18 +183,7 @@ def fit(group: Group, device: DeviceFacts) -> GroupedExpertsFit:
     usable = usable[np.sort(np.unique(calls, axis=0, return_index=True)[1])]
     sizes: ExpertSizes = group.sizes.take(usable)
     measured = group.seconds[usable]
-    _, format, *variant = group.key.split("/")
-    kernel = next(
-        each
-        for each in _KERNELS
-        if each.engine in ("", group.engine) and each.format in ("", format) and each.variant == "".join(variant)
-    )
-    start = GroupedExpertsFit(
-        tile_rule=kernel.tile_rule,
-        rule_counts=kernel.rule_counts,
-        moves_all_slots=kernel.moves_all_slots,
-        domain=kernel.domain,
-    )
+    start = fit_start(group.key, group.engine)
     free: tuple[str, ...] = _FREE
     if np.count_nonzero(sizes.inner % 16) >= _LEAST_MISALIGNED:
         free = (*free, "misaligned")
@@ -205,6 +196,22 @@ def fit(group: Group, device: DeviceFacts) -> GroupedExpertsFit:
     starts = tuple({"launch_s": launch, **each} for each in _STARTS)
     found = fit_form(seconds, start, measured, free=free, starts=starts, most_rows=_MOST_ROWS)
     return found.model_copy(update={"residuals": residuals_of(seconds(found, np.arange(len(measured))), measured)})
+
+
+def fit_start(key: str, engine: str) -> GroupedExpertsFit:
+    """What is known of a kernel before any row: its rules, and which works run it."""
+    _, format, *variant = key.split("/")
+    kernel = next(
+        each
+        for each in _KERNELS
+        if each.engine in ("", engine) and each.format in ("", format) and each.variant == "".join(variant)
+    )
+    return GroupedExpertsFit(
+        tile_rule=kernel.tile_rule,
+        rule_counts=kernel.rule_counts,
+        moves_all_slots=kernel.moves_all_slots,
+        domain=kernel.domain,
+    )
 
 
 def predict(group: Group, fit: GroupedExpertsFit, device: DeviceFacts) -> Floats:

@@ -1,0 +1,71 @@
+"""Expected loads against simulated routing."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.ops.routing import (
+    TILE_ROWS,
+    expected_tiles,
+    power_law_routing,
+    slowest_uniform_routing,
+    uniform_routing,
+)
+from perfmodel.specs.model.architecture import MoEFFN
+
+BLOCK = MoEFFN(64, 6, 1408)
+
+
+def simulated(num_tokens, ranks, runs=400):
+    """(distinct, assignments, tiles) of the rank with most assignments, mean over runs."""
+    rng, found = np.random.default_rng(3), []
+    for _ in range(runs):
+        chosen = rng.random((num_tokens, BLOCK.num_experts)).argsort(axis=1)[:, : BLOCK.top_k]
+        counts = np.bincount(chosen.ravel(), minlength=BLOCK.num_experts).reshape(ranks, -1)
+        counts = counts[counts.sum(axis=1).argmax()]
+        found.append([(counts > 0).sum(), counts.sum(), *(np.ceil(counts / t).sum() for t in TILE_ROWS)])
+    return np.mean(found, axis=0)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 40, 300])
+def test_uniform_loads_match_simulated_routing(num_tokens):
+    load = uniform_routing(BLOCK, num_tokens, 1)
+    np.testing.assert_allclose([load.distinct, load.assignments, *load.tiles], simulated(num_tokens, 1), rtol=0.02)
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("num_tokens", [8, 64, 512])
+def test_slowest_loads_match_simulated_routing(num_tokens, ranks):
+    load = slowest_uniform_routing(BLOCK, num_tokens, ranks)
+    np.testing.assert_allclose([load.distinct, load.assignments, *load.tiles], simulated(num_tokens, ranks), rtol=0.12)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 100000), st.floats(0.001, 1.0))
+def test_tiles_hold_all_rows_and_at_least_one_per_expert_hit(num_tokens, probability):
+    tiles = expected_tiles(num_tokens, probability)
+    hit = 1 - (1 - probability) ** num_tokens
+    rows = num_tokens * probability
+    for t, count in zip(TILE_ROWS, tiles, strict=True):
+        assert max(rows / t * 0.99, hit * 0.999) <= count <= hit + rows / t + 1e-6
+    assert (np.diff(tiles) <= 1e-9).all()
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.0, 1.2])
+@pytest.mark.parametrize("num_tokens", [16, 1000])
+def test_power_laws_load_the_slowest_rank_more(exponent, num_tokens):
+    route = power_law_routing(exponent)
+    skewed, even = route(BLOCK, num_tokens, 8), slowest_uniform_routing(BLOCK, num_tokens, 8)
+    assert skewed.assignments > even.assignments
+    assert skewed.distinct <= 8
+    whole = route(BLOCK, num_tokens, 1)
+    assert whole.assignments == pytest.approx(num_tokens * BLOCK.top_k, rel=0.1)
+    assert whole.distinct <= uniform_routing(BLOCK, num_tokens, 1).distinct * 1.02
+    assert route(BLOCK, num_tokens, 8) == skewed  # seeded
+
+
+def test_an_expert_never_gets_more_tokens_than_there_are():
+    load = power_law_routing(1.2)(MoEFFN(4, 3, 1024), 10, 1)
+    assert load.distinct <= 4
+    assert load.assignments <= 40
