@@ -14,7 +14,7 @@ from perfmodel.specs.base import Spec
 
 FitT = TypeVar("FitT", bound=Spec)
 
-_NOT_OF_THE_DEVICE = {"eager_floor_s", "link_latency_s"}  # the host's, and a declared figure
+_NOT_OF_THE_DEVICE = {"eager_floor_s", "eager_launch_s", "link_latency_s"}  # the host's, and a declared figure
 _IN_KEY_TOKENS = {"block_tokens"}
 
 
