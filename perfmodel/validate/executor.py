@@ -160,7 +160,10 @@ def _step_groups(steps: Sequence[StepPair], interval: tuple[float, float] | None
 def _joined(rows: Sequence[Rows]) -> Rows:
     predicted = np.concatenate([r.predicted for r in rows])
     measured = np.concatenate([r.measured for r in rows])
-    return Rows(predicted, measured, [label for r in rows for label in r.labels], rows[0].interval)
+    intervals = [r.interval for r in rows if r.interval is not None]
+    low, high = (np.concatenate(ends) for ends in zip(*intervals, strict=True)) if intervals else (None, None)
+    interval = (low, high) if low is not None and high is not None and len(intervals) == len(rows) else None
+    return Rows(predicted, measured, [label for r in rows for label in r.labels], interval)
 
 
 def _requests(result: RunResult) -> RequestColumns:

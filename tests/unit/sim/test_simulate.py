@@ -87,7 +87,7 @@ def test_continuous_batching_beats_static_beats_none_under_load() -> None:
 
 
 def test_least_outstanding_waits_less_than_round_robin_and_two_replicas_less_than_one() -> None:
-    busy = ("traffic.arrivals.rate=6", "engine.max_num_seqs=8", "traffic.num_requests=600")
+    busy = ("traffic.arrivals.rate=3", "engine.max_num_seqs=8", "traffic.num_requests=600")
     ttft = [
         run(*busy, f"cluster={{replicas: {n}, router: {router}}}").summary["mean_ttft_ms"]
         for n, router in ((1, "round_robin"), (2, "round_robin"), (2, "least_outstanding"))
