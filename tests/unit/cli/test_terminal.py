@@ -57,6 +57,8 @@ def test_interrupting_keeps_the_finished_records(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ,
+        # Jobs started in the background ignore SIGINT, and so would this child of theirs.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     records = tmp_path / "out" / "requests.csv"
     deadline = time.monotonic() + 60
