@@ -101,7 +101,7 @@ def test_a_request_alone_runs_as_under_no_batching(case: Case) -> None:
 def test_prefix_cache_never_hits_more_than_was_asked_and_leaves_a_token_to_compute(case: Case) -> None:
     for request in serve_stepwise(replace(case, has_prefix_cache=True)).requests:
         assert request.num_cached_tokens % BLOCK_SIZE == 0
-        assert request.num_cached_tokens < request.num_prompt_tokens + max(request.num_preemptions, 0) * 1000
+        assert request.num_cached_tokens < request.num_prompt_tokens
 
 
 @pytest.mark.parametrize("name", sorted(DISCIPLINES))
