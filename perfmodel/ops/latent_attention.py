@@ -70,7 +70,14 @@ def absorb(name: str, num_tokens: int, num_heads: int, n: int, k: int, dtype: st
         rate=dtype,
         weight_bytes=num_heads * n * k * element_bytes,
         activation_bytes=num_tokens * num_heads * (n + k) * element_bytes,
-        extent={"m": num_tokens, "n": n, "k": k, "batch": num_heads},
+        extent={
+            "m": num_tokens,
+            "n": n,
+            "k": k,
+            "batch": num_heads,
+            "weight_bytes": element_bytes,
+            "input_bytes": element_bytes,
+        },
     )
 
 

@@ -5,7 +5,8 @@
                  + [s > 1] (split + 4 s M N bytes of partial sums / (memory_fraction W))
         [+ 3 M K bytes / (quantize_fraction W) + quantize_row M / SM, if a kernel quantizes the input first]
 
-    tiles = ceil(M / tm) ceil(N / tn) s thread blocks on SM compute units; `waves`, `k_step_s`: see `tiles`
+    tiles = G ceil(M / tm) ceil(N / tn) s thread blocks on SM compute units; `waves`, `k_step_s`: see `tiles`
+    G       equal multiplications in one launch (1, but for the small one per head of latent attention)
 
 W is the declared bandwidth. Kernels without a choice name their tiles (`tile_rule`). What the choice of the fastest
 misses are the library's own rules, which now and then pick a tile that is 1.5 times slower; two engines that call the
@@ -73,6 +74,7 @@ class GemmSizes:
     moved_bytes:     of the multiplication itself: weights, input, output (and bias)
     quantized_bytes: of the kernel that quantizes the input first, 0 without
     rate:            the peak rate that multiplies; weight_bytes, input_bytes: per element, as multiplied
+    batch:           equal multiplications in one launch, the same for all; the bytes are those of all of them
     """
 
     m: Values
@@ -83,6 +85,7 @@ class GemmSizes:
     rate: str
     weight_bytes: float
     input_bytes: float
+    batch: float = 1.0
 
     def take(self, rows: NDArray[Any] | slice) -> "GemmSizes":
         """The multiplications of an index array, a mask or a slice."""
@@ -130,10 +133,10 @@ def _plan(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> _Plan:
     is_split = splits > 1
     return _Plan(
         tile_rows=rows,
-        columns=np.ceil(n / columns) * (s / device.compute_units),
+        columns=np.ceil(n / columns) * (s * sizes.batch / device.compute_units),
         block_s=np.where(offered, block, _NEVER_S),
         split_s=np.where(is_split, fit.split_s, 0.0),
-        partial_s_per_row=is_split * splits * (4.0 / bandwidth) * sizes.n[:, None],
+        partial_s_per_row=is_split * splits * (4.0 * sizes.batch / bandwidth) * sizes.n[:, None],
         bandwidth=bandwidth,
     )
 
@@ -180,7 +183,8 @@ def time_gemm(work: Work, fit: TiledGemmFit, device: DeviceFacts) -> OperatorTim
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     sizes = _sizes(work)
     extent = work.extent
-    key = (id(fit), id(device), extent["n"], extent["k"], work.rate, sizes.weight_bytes, sizes.input_bytes)
+    per_element = sizes.weight_bytes, sizes.input_bytes
+    key = (id(fit), id(device), extent["n"], extent["k"], sizes.batch, work.rate, *per_element)
     entry = _plans.get(key)
     if entry is None:
         if len(_plans) >= _MOST_PLANS:
@@ -198,4 +202,5 @@ def _sizes(work: Work) -> GemmSizes:
     moved = work.weight_bytes + work.activation_bytes - quantized
     values = (extent["m"], extent["n"], extent["k"], moved, quantized)
     m, n, k, moved_bytes, quantized_bytes = np.array(values, dtype=np.float64)[:, None]
-    return GemmSizes(m, n, k, moved_bytes, quantized_bytes, work.rate, extent["weight_bytes"], extent["input_bytes"])
+    per_element = extent["weight_bytes"], extent["input_bytes"]
+    return GemmSizes(m, n, k, moved_bytes, quantized_bytes, work.rate, *per_element, extent.get("batch", 1.0))

@@ -1,0 +1,38 @@
+"""Every model card can be timed under every committed calibration, in every number format and cut: nothing is refused."""
+
+from itertools import product
+
+import pytest
+
+from perfmodel.cost import OperatorTimer, load_calibration
+from perfmodel.ops import build_graph
+from perfmodel.ops.work import BatchShape
+from perfmodel.specs import EngineSpec, list_models, load_hardware, load_model
+from perfmodel.specs.catalog import data_dir
+
+_CALIBRATIONS = sorted(
+    file.stem for file in data_dir("calibrations").glob("*@*.yaml") if not file.stem.startswith(("engine@", "cpu@"))
+)
+_ENGINES = [
+    {},
+    {"tensor_parallel_size": 4, "quantization": "fp8", "kv_cache_dtype": "fp8"},
+    {"data_parallel_size": 8, "enable_expert_parallel": True},
+]
+
+
+def _shape(num_spans: int) -> BatchShape:
+    return BatchShape(40, 9, ((32, 100),), 8, 8000, (4000,) * num_spans)
+
+
+@pytest.mark.parametrize("name", _CALIBRATIONS)
+def test_every_operator_of_every_model_takes_a_positive_time(name: str) -> None:
+    device, _, engine = name.partition("@")
+    hardware = load_hardware(device)
+    timer = OperatorTimer(hardware, load_calibration(hardware, engine))
+    for card, settings in product(list_models(), _ENGINES):
+        graph = build_graph(load_model(card), EngineSpec(**settings))
+        work_of = [node.work(_shape(len(graph.model.attention_spans))) for node in graph.nodes]
+        for work in work_of:
+            time = timer.time(work)
+            assert time.duration_s >= 0, (card, work)
+            assert (time.duration_s > 0) == (work.num_kernels > 0), (card, work)
