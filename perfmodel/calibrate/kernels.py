@@ -7,7 +7,7 @@ kind of kernel, write its module (`groups`, `fit`, `predict`) and enter its tabl
 __all__ = ["GENERIC_SMALL", "MODULES", "FittedGroup", "KernelModule", "calibrate_folder", "fit_folder", "module_of"]
 
 import datetime
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -61,6 +61,9 @@ MODULES = {
 # cards whose layer profiles were (2.0 and 2.3 us a kernel; activations in L2 at 2.7 and 3.2 times main memory).
 GENERIC_SMALL = FamilyFit(overhead_s=2.2e-6, memory_fraction=0.85, knee=1.0, cached_speedup=3.0)
 
+# What the engines' attention calls do beside attention, so that their measured times contain it: all write the new keys
+# and values into the cache, TensorRT-LLM's also rotates them.
+_CONTAINED = {"vllm": ("kv_write",), "sglang": ("kv_write",), "trtllm": ("kv_write", "rope")}
 _EVERY_ENGINE = "nccl"  # a library that all engines call
 
 
@@ -126,7 +129,13 @@ def _calibration(device: str, engine: str, source: str, command: str, members: S
         command=command,
         families=dict(sorted(families.items())),
         default=GENERIC_SMALL,
+        contained=_contained(engine, families),
     )
+
+
+def _contained(engine: str, families: Mapping[str, Any]) -> tuple[str, ...]:
+    has_attention = any(key.startswith("attention_decode/") for key in families)
+    return _CONTAINED.get(engine, ()) if has_attention else ()
 
 
 def _from_profile(path: Path, engine: str, command: str) -> Calibration:
@@ -148,5 +157,6 @@ def _from_profile(path: Path, engine: str, command: str) -> Calibration:
         date=datetime.date.today(),
         command=command,
         families=families | {"elementwise": small},
+        contained=_contained(engine, families),
         default=small,
     )

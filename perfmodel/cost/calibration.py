@@ -26,13 +26,23 @@ _NO_SIZES: Mapping[str, Any] = {}
 class HostFit(Spec):
     """Time of the host (CPU) per step: scheduling, input preparation, sampling bookkeeping.
 
-    `serial` parts always show; `hidden` parts run beside the device and show only where they are the longer ones.
+    `serial` parts always show; `hidden` parts run beside the device and show only where they are the longer ones:
+
+        t_step = serial + max(hidden, device)
     """
 
     serial_step_s: NonNegativeFloat = 0.0
     serial_per_sequence_s: NonNegativeFloat = 0.0
     hidden_step_s: NonNegativeFloat = 0.0
     hidden_per_sequence_s: NonNegativeFloat = 0.0
+
+    def serial_s(self, num_sequences: int) -> float:
+        """Seconds of a step that always show."""
+        return self.serial_step_s + self.serial_per_sequence_s * num_sequences
+
+    def hidden_s(self, num_sequences: int) -> float:
+        """Seconds of a step that run beside the device."""
+        return self.hidden_step_s + self.hidden_per_sequence_s * num_sequences
 
 
 class Calibration(Spec):
@@ -50,9 +60,14 @@ class Calibration(Spec):
     command: str = ""
     families: dict[str, FormFit] = Field(default_factory=dict)
     default: FamilyFit = FamilyFit()
+    contained: tuple[str, ...] = ()  # operators whose time lies within that of measured attention kernels
     host: HostFit = HostFit()
     step_residuals: Residuals = Residuals()
     spread: float = Field(default=1.0, ge=1)  # how much wider than its residuals say: the fits come from elsewhere
+
+    def knows(self, family: str) -> bool:
+        """Whether any kernel of `family` was measured."""
+        return any(key.split("/")[0] == family for key in self.families)
 
     def fit(self, family: str, rate: str, extent: Mapping[str, Any] = _NO_SIZES, format: str = "") -> FormFit:
         """The most specific fit: family and number format (where the rate does not tell it), family and rate, then

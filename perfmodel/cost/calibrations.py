@@ -30,6 +30,7 @@ _LINES = (
     ("cdna2", "cdna3"),
 )
 # How much wider an interval is, by where the fits come from.
+_ATTENTION = "attention_decode"  # what `contained` goes with
 _SPREAD_OTHER_ENGINE = 1.3
 _SPREAD_SIBLING = 1.5
 _SPREAD_PER_GENERATION = 2.0
@@ -80,7 +81,8 @@ def _completed(own: Calibration, inherited: Calibration | None) -> Calibration:
         return own
     measured = {key.split("/")[0] for key in own.families}
     others = {key: fit for key, fit in inherited.families.items() if key.split("/")[0] not in measured}
-    return own.model_copy(update={"families": own.families | others}) if others else own
+    contained = own.contained if own.knows(_ATTENTION) else inherited.contained
+    return own.model_copy(update={"families": own.families | others, "contained": contained}) if others else own
 
 
 def _inherited(hardware: HardwareSpec, engine: str) -> Calibration | None:

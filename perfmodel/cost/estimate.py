@@ -14,6 +14,7 @@ from perfmodel.cost.datasheet import EAGER_LAUNCH_S
 from perfmodel.cost.rates import peak_flops_per_s
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
 from perfmodel.ops.graph import StepGraph
+from perfmodel.ops.node import OperatorNode
 from perfmodel.ops.work import BatchShape, Work, decode_shape
 
 _BOUNDS = ("compute", "memory", "communication", "overhead")
@@ -107,14 +108,13 @@ def host_fit(graph: StepGraph, calibration: Calibration) -> HostFit:
 def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
     """The estimate of one step of `shape` on `timer`'s device."""
     rows = []
-    for node in graph.nodes:
+    for node in _nodes_of(graph, timer, shape):
         work = node.work(shape)
         if work.num_kernels:
             rows.append(OperatorEstimate(node.name, node.count, work, timer.time(work)))
     host = host_fit(graph, timer.calibration)
     num_seqs = shape.num_decodes + len(shape.prefills)
-    serial = host.serial_step_s + host.serial_per_sequence_s * num_seqs
-    hidden = host.hidden_step_s + host.hidden_per_sequence_s * num_seqs
+    serial, hidden = host.serial_s(num_seqs), host.hidden_s(num_seqs)
     device = sum(row.duration_s for row in rows)
     duration = serial + max(hidden, device)
     at_peak = sum(row.flops / peak_flops_per_s(timer.hardware, row.work.rate) for row in rows)
@@ -132,6 +132,15 @@ def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> 
         bound_share=_bound_share(rows, duration, device),
         origin=timer.calibration.origin,
     )
+
+
+def _nodes_of(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> list[OperatorNode]:
+    """The graph's nodes; where prompts and decodes share a kernel and the step has both, that one for them."""
+    if not (shape.prefills and shape.num_decodes and timer.mixes_attention):
+        return list(graph.nodes)
+    instead = {parts[-1].name: node for node, parts in graph.mixed}
+    left_out = {part.name for _, parts in graph.mixed for part in parts} - set(instead)
+    return [instead.get(node.name, node) for node in graph.nodes if node.name not in left_out]
 
 
 def _bound_share(rows: list[OperatorEstimate], duration: float, device: float) -> dict[str, float]:

@@ -23,6 +23,9 @@ _PICKED_BY = (
 )  # what `Domain` looks at
 
 
+_NOTHING = OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
+
+
 class OperatorTimer:
     """Times work on `hardware` with the fits of `calibration` (default: the datasheet's).
 
@@ -33,6 +36,8 @@ class OperatorTimer:
         self.hardware = hardware
         self.calibration = calibration or datasheet(hardware)
         self.device = DeviceFacts.of(hardware)
+        self.mixes_attention = self.calibration.knows("attention_mixed")  # prompts and decodes in one kernel
+        self._contained = frozenset(self.calibration.contained)
         self._fits: dict[tuple[Any, ...], FormFit] = {}
 
     def time(self, work: Work) -> OperatorTime:
@@ -40,6 +45,8 @@ class OperatorTimer:
         sizes = work.extent.get
         rate = work.message.kind if work.message else work.rate
         key = (work.family, rate, work.format, *(sizes(name) for name in _PICKED_BY))
+        if work.name in self._contained:
+            return _NOTHING
         fit = self._fits.get(key)
         if fit is None:
             fit = self._fits[key] = self.calibration.fit(work.family, rate, work.extent, work.format)

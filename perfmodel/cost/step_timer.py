@@ -196,9 +196,10 @@ class StepTimer:
         self._folded = Usage()  # of prefill entries dropped to bound memory
         self._nodes = graph.by_depends
         self._decode_nodes = self._nodes_by_axis()
-        host = host_fit(graph, timer.calibration)
-        self._serial = _ps(host.serial_step_s), _ps(host.serial_per_sequence_s)
-        self._hidden = _ps(host.hidden_step_s), _ps(host.hidden_per_sequence_s)
+        self._mixed = graph.mixed if timer.mixes_attention else ()
+        self._mixed_usage = Usage()
+        self._host = host_fit(graph, timer.calibration)
+        self._host_times: list[tuple[int, int]] = []  # serial and hidden picoseconds by the number of sequences
 
     # ---------------------------------------------------------------- durations
 
@@ -233,9 +234,9 @@ class StepTimer:
                 segment.uses += 1
                 segment.sum_offset += offset
                 device += segment.base + segment.slope * offset
-        num_sequences = num_decodes + len(prefills)
-        hidden = self._hidden[0] + self._hidden[1] * num_sequences
-        serial = self._serial[0] + self._serial[1] * num_sequences
+            if prefills and self._mixed:
+                device += self._mixed_extra(prefills, num_decodes, decode_context)
+        serial, hidden = self._host_time(num_decodes + len(prefills))
         wait = serial + (hidden - device if hidden > device else 0)
         self.host_wait += wait
         return device + wait
@@ -249,8 +250,7 @@ class StepTimer:
         """
         fixed = (self._tokens.get(num_decodes) or self._tokens_entry(num_decodes)).duration
         fixed += (self._samples.get(num_decodes) or self._samples_entry(num_decodes)).duration
-        hidden = self._hidden[0] + self._hidden[1] * num_decodes
-        serial = self._serial[0] + self._serial[1] * num_decodes
+        serial, hidden = self._host_time(num_decodes)
         curves = self._curves.get(num_decodes) or self._curves_of(num_decodes)
         contexts = [windowed[c.axis - 1] if c.axis else context for c in curves]
         growths = [growth[c.axis - 1] if c.axis else num_decodes for c in curves]
@@ -288,6 +288,25 @@ class StepTimer:
         for node in nodes:
             seconds += node.count * self.timer.time(node.work(shape)).duration_s
         return _ps(seconds)
+
+    def _host_time(self, num_sequences: int) -> tuple[int, int]:
+        """Picoseconds of the host that always show, and that show only beyond the device's."""
+        known, host = self._host_times, self._host
+        while len(known) <= num_sequences:
+            known.append((_ps(host.serial_s(len(known))), _ps(host.hidden_s(len(known)))))
+        return known[num_sequences]
+
+    def _mixed_extra(self, prefills: tuple[tuple[int, int], ...], num_decodes: int, context: int) -> int:
+        """Picoseconds by which one kernel for prompts and decodes takes longer than one for each."""
+        shape = BatchShape(0, 0, prefills, num_decodes, context)
+        extra = 0.0
+        for node, parts in self._mixed:
+            together = self.timer.time(node.work(shape))
+            apart = sum(self.timer.time(part.work(shape)).duration_s for part in parts)
+            longer = node.count * (together.duration_s - apart)
+            self._mixed_usage.bound_s[together.bound] += longer
+            extra += longer
+        return _ps(extra)
 
     # ---------------------------------------------------------------- entries, made on first use
 
@@ -333,6 +352,7 @@ class StepTimer:
         """Totals over all steps so far, per device."""
         total = Usage()
         total.add(self._folded, 1)
+        total.add(self._mixed_usage, 1)
         for count, entry in self._tokens.items():
             total.add(self._usage_of(Depends.TOKENS, BatchShape(count, 0)), entry.uses)
         for count, entry in self._samples.items():

@@ -6,10 +6,11 @@ from functools import partial
 
 from perfmodel.ops.activation import gate
 from perfmodel.ops.attention_decode import attention_decode
+from perfmodel.ops.attention_mixed import mixed_attention
 from perfmodel.ops.attention_prefill import Heads, flash_prefill, standard_prefill
 from perfmodel.ops.gemm import gemm
 from perfmodel.ops.kv_write import kv_write
-from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_prefills, on_tokens
+from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_mixed, on_prefills, on_tokens
 from perfmodel.ops.norm import rms_norm
 from perfmodel.ops.rope import rope
 from perfmodel.specs.model.architecture import Attention
@@ -52,6 +53,8 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
             None if span is None else context.model.attention_spans.index(span),
         )
     )
+    if span is None and context.is_flash:
+        nodes.append(on_mixed("attention_mixed", partial(mixed_attention, heads=heads)))
     gated = heads.num_heads * heads.v_head_dim
     if mixer.output_gate:
         nodes.append(on_tokens("output_gate", lambda n: gate("output_gate", n, gated, size)))

@@ -14,7 +14,7 @@ Parallelism, per device of the replica (`BatchShape` is the batch of one data-pa
 
 __all__ = ["StepGraph", "build_graph"]
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
@@ -32,12 +32,17 @@ from perfmodel.specs.model.spec import ModelSpec
 
 @dataclass(frozen=True)
 class StepGraph:
-    """All operators of a step. `model` is as served (formats of the engine applied); `is_eager`: no CUDA graphs."""
+    """All operators of a step. `model` is as served (formats of the engine applied); `is_eager`: no CUDA graphs.
+
+    mixed: (node, nodes that it stands for): one kernel for prompts and decodes of a step that has both, where the
+           calibration knows such a kernel
+    """
 
     model: ModelSpec
     shard: Sharding
     nodes: tuple[OperatorNode, ...]
     is_eager: bool = False
+    mixed: tuple[tuple[OperatorNode, tuple[OperatorNode, ...]], ...] = ()
 
     @cached_property
     def by_depends(self) -> dict[Depends, tuple[OperatorNode, ...]]:
@@ -73,9 +78,18 @@ def build_graph(
     pp = context.shard.pp
     stage = _critical_stage(model, pp)
     nodes = [*embedding_nodes(context), *layer_nodes(stage, context), *head_nodes(context, method, bytes_per_logit)]
-    if pp > 1:
-        nodes = [replace(node, count=node.count * pp, work=_microbatch(node, pp)) for node in nodes]
-    return StepGraph(model, context.shard, tuple(nodes), is_eager=engine.enforce_eager)
+    together = [node for node in nodes if node.depends is Depends.MIXED]
+    nodes = [node for node in nodes if node.depends is not Depends.MIXED]
+    if pp > 1:  # prompts and decodes are not in the same microbatches
+        nodes, together = [replace(node, count=node.count * pp, work=_microbatch(node, pp)) for node in nodes], []
+    mixed = tuple((node, _parts(node, nodes)) for node in together)
+    return StepGraph(model, context.shard, tuple(nodes), engine.enforce_eager, mixed)
+
+
+def _parts(mixed: OperatorNode, nodes: Sequence[OperatorNode]) -> tuple[OperatorNode, ...]:
+    """The attention of prompts and of decodes of the same layers."""
+    layers = mixed.name.removeprefix("attention_mixed")
+    return tuple(node for node in nodes if node.name in (f"attention_prefill{layers}", f"attention_decode{layers}"))
 
 
 def _critical_stage(model: ModelSpec, num_stages: int) -> list[Layer]:

@@ -1,6 +1,6 @@
 """`OperatorNode`: an operator as it stands in a model, and what is common to all nodes of one device."""
 
-__all__ = ["LayerContext", "OperatorNode", "on_decodes", "on_prefills", "on_samples", "on_tokens"]
+__all__ = ["LayerContext", "OperatorNode", "on_decodes", "on_mixed", "on_prefills", "on_samples", "on_tokens"]
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -71,6 +71,13 @@ def on_samples(name: str, work: Callable[[int], Work]) -> OperatorNode:
 def on_prefills(name: str, work: Callable[[Sequence[tuple[int, int]]], Work]) -> OperatorNode:
     """A node whose work is a function of the prefills."""
     return OperatorNode(name, 1, Depends.PREFILL, lambda shape: work(shape.prefills))
+
+
+def on_mixed(name: str, work: Callable[[Sequence[tuple[int, int]], int, int], Work]) -> OperatorNode:
+    """A node whose work is a function of the prefills and the decodes of a step that has both."""
+    return OperatorNode(
+        name, 1, Depends.MIXED, lambda shape: work(shape.prefills, shape.num_decodes, shape.decode_context)
+    )
 
 
 def on_decodes(name: str, work: Callable[[int, int], Work], span_index: int | None = None) -> OperatorNode:

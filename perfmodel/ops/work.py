@@ -18,6 +18,7 @@ class Depends(Enum):
     SAMPLES = "samples"  # num_samples
     PREFILL = "prefill"  # prefills
     DECODE = "decode"  # num_decodes, decode_context, decode_windowed
+    MIXED = "mixed"  # prefills, num_decodes, decode_context; no work unless the step has both
 
 
 @dataclass(frozen=True, slots=True)
