@@ -1,4 +1,4 @@
-"""Every model card can be timed under every committed calibration, in every number format and cut: nothing is refused."""
+"""Every model card can be timed under every committed calibration, in any number format and cut; none is refused."""
 
 from itertools import product
 
