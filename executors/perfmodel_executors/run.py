@@ -117,7 +117,7 @@ def _run(
             collector.add_step(record)
             gaps = loop.scheduler.irregular_gaps
             while gaps:
-                collector.add_gap(gaps.pop())
+                collector.add_gap(*gaps.pop())
 
         think = to_ticks(workload.think_time_s)
         clock = WallClock() if live else None

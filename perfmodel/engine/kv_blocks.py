@@ -11,7 +11,7 @@ Only blocks with a hash carry a reference count, so a workload without shared pr
 __all__ = ["KVBlockManager"]
 
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 
 from perfmodel.engine.request import Request
 
@@ -38,8 +38,9 @@ class KVBlockManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.num_free = num_blocks
-        self._queue: deque[_Lot] = deque([_Lot(list(range(num_blocks - 1, -1, -1)), False)])
-        self._num_entries = num_blocks  # entries in all lots, those claimed back since included
+        self._num_fresh = num_blocks  # blocks never used yet; taken before any of the queue
+        self._queue: deque[_Lot] = deque()
+        self._num_entries = 0  # in all lots, those claimed back since included
         self._block_of: dict[Hashable, int] = {}  # hash -> block
         self._hash_of: dict[int, Hashable] = {}  # block -> hash
         self._owners: dict[int, int] = {}  # hashed block -> number of requests that hold it
@@ -87,6 +88,19 @@ class KVBlockManager:
         if missing > 0:
             self._take(missing, request.block_ids)
 
+    def extend(self, requests: Sequence[Request], count: int = 1) -> None:
+        """Give each of `requests` `count` new blocks; so many must be free."""
+        if not requests:
+            return
+        taken: list[int] = []
+        self._take(len(requests) * count, taken)
+        if count == 1:
+            for request, block in zip(requests, taken, strict=True):
+                request.block_ids.append(block)
+        else:
+            for i, request in enumerate(requests):
+                request.block_ids += taken[i * count : (i + 1) * count]
+
     def publish(self, request: Request) -> None:
         """Enter the full prompt blocks that are computed, or planned to be, into the prefix cache."""
         if not self.enable_prefix_caching:
@@ -128,6 +142,12 @@ class KVBlockManager:
 
     def _take(self, count: int, into: list[int]) -> None:
         self.num_free -= count
+        if self._num_fresh:
+            first = self.num_blocks - self._num_fresh
+            fresh = min(count, self._num_fresh)
+            into.extend(range(first, first + fresh))
+            self._num_fresh -= fresh
+            count -= fresh
         while count:
             lot = self._queue[0]
             blocks = lot.blocks
@@ -173,7 +193,8 @@ class KVBlockManager:
             assert len(set(request.block_ids)) == len(request.block_ids), f"{request} holds a block twice"
             for block in request.block_ids:
                 owners[block] = owners.get(block, 0) + 1
-        waiting = [b for lot in self._queue for b in lot.blocks if not lot.has_hashed or self._is_waiting_in(b, lot)]
+        waiting = list(range(self.num_blocks - self._num_fresh, self.num_blocks))
+        waiting += [b for lot in self._queue for b in lot.blocks if not lot.has_hashed or self._is_waiting_in(b, lot)]
         assert len(waiting) == self.num_free, f"{len(waiting)} blocks wait but num_free is {self.num_free}"
         assert len(set(waiting)) == len(waiting), "a block waits twice"
         assert set(waiting).isdisjoint(owners), "a block is free and owned"

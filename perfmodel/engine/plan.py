@@ -29,7 +29,10 @@ class StepPlan:
     decode_windowed: for each span of the scheduler's config, the sum over `decodes` of min(KV tokens, span)
     chunks:          every other grant
     samples:         requests of `chunks` that have a new output token after this step
-    resumed:         requests whose previous output token, if any, came earlier than in the step before
+    singles:         requests of `decodes` whose one token ends a prompt, or a sequence to recompute
+    resumed:         requests of `decodes` whose previous output token came earlier than in the step before
+    num_stalled:     how many more of `decodes` that is true for, their previous tokens having come in one step
+    cohort_age:      the age of the `DecodeCohort` with this plan, if it granted its members anything, else 0
     preempted:       requests that lost their blocks while this plan was made
     num_gaps:        once applied, how many requests had their next token right after the last one's step
     is_complete:     every running request with tokens to compute has a grant
@@ -40,6 +43,7 @@ class StepPlan:
     __slots__ = (
         "block_tables",
         "chunks",
+        "cohort_age",
         "decode_context",
         "decode_windowed",
         "decodes",
@@ -47,10 +51,12 @@ class StepPlan:
         "is_complete",
         "num_chunk_tokens",
         "num_gaps",
+        "num_stalled",
         "positions",
         "preempted",
         "resumed",
         "samples",
+        "singles",
     )
 
     def __init__(self, index: int) -> None:
@@ -61,7 +67,10 @@ class StepPlan:
         self.chunks: list[Grant] = []
         self.num_chunk_tokens = 0
         self.num_gaps = 0
+        self.num_stalled = 0
+        self.cohort_age = 0
         self.samples: list[Request] = []
+        self.singles: list[Request] = []
         self.resumed: list[Request] = []
         self.preempted: list[Request] = []
         self.is_complete = True
@@ -76,6 +85,11 @@ class StepPlan:
     def num_samples(self) -> int:
         """Sequences that sample an output token."""
         return len(self.decodes) + len(self.samples)
+
+    @property
+    def is_plain(self) -> bool:
+        """Nobody starts, resumes or is preempted: each of `decodes` follows up its token of the step before."""
+        return not (self.chunks or self.singles or self.resumed or self.num_stalled or self.preempted)
 
     @property
     def chunk_lengths(self) -> tuple[tuple[int, int], ...]:

@@ -22,10 +22,14 @@ class Request:
     num_computed_tokens:   tokens whose KV is computed, or will be once the plans made so far have run
     num_promised_tokens:   output tokens that the plans made so far will have sampled
     num_output_tokens:     output tokens that exist (promised minus those still in flight)
+    admission:             its place in the order of admissions
     first_token_batch, last_token_batch: sequences that sampled a token in the same step as its first, its last
+
+    While it decodes beside others its counters stand still: `DecodeCohort` counts for all.
     """
 
     __slots__ = (
+        "admission",
         "arrival",
         "block_hashes",
         "block_ids",
@@ -72,6 +76,7 @@ class Request:
         self.num_hashed_blocks = 0  # leading blocks already entered in the prefix cache
         self.num_preemptions = 0
         self.block_ids: list[int] = []
+        self.admission = -1
         self.last_step = -1  # index of the last plan that granted it tokens
         self.first_scheduled_at: int | None = None
         self.first_token_at: int | None = None

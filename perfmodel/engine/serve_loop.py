@@ -55,21 +55,23 @@ class ServeLoop:
 
     def max_leap(self, plan: StepPlan) -> int:
         """How many steps, `plan` (just started) and equal ones after it, pass before anything changes by itself."""
-        if plan.chunks or plan.resumed:
+        if not plan.is_plain:
             return 1
         if self._ahead is None:
             # Executed one by one, the last equal step may finish requests; a leap stops before it.
             return max(self.scheduler.max_repeats(plan), 1)
-        if self._ahead.decodes != plan.decodes or self._ahead.decode_windowed != self._grown(plan):
+        # The same list, not an equal one: a plan whose requests were gone through one by one has a list of its own.
+        if self._ahead.decodes is not plan.decodes or self._ahead.decode_windowed != self._grown(plan):
             return 1
         return self.scheduler.max_repeats(self._ahead) + 1
 
-    def leap_growth(self, plan: StepPlan) -> tuple[int, ...]:
-        """By how much each sum of `plan.decode_windowed` grows from step to step of a leap."""
-        return self.scheduler.num_growing(plan)
+    @property
+    def leap_growth(self) -> tuple[int, ...]:
+        """By how much each sum of `decode_windowed` grows from step to step of a leap."""
+        return self.scheduler.num_growing
 
     def _grown(self, plan: StepPlan) -> tuple[int, ...]:
-        return tuple(map(add, plan.decode_windowed, self.leap_growth(plan)))
+        return tuple(map(add, plan.decode_windowed, self.leap_growth))
 
     def finish_leap(self, plan: StepPlan, num_steps: int, started: int, now: int, first_duration: int) -> StepRecord:
         """`plan` and `num_steps - 1` equal steps after it, at most `max_leap` in all, were executed by `now`."""
@@ -83,7 +85,7 @@ class ServeLoop:
 
     def _counts(self) -> tuple[int, int, int]:
         scheduler = self.scheduler
-        return len(scheduler.running), scheduler.num_waiting, scheduler.blocks.num_used
+        return scheduler.num_running, scheduler.num_waiting, scheduler.blocks.num_used
 
 
 def _record(

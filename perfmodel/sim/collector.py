@@ -139,9 +139,9 @@ class Collector:
                 )
             )
 
-    def add_gap(self, ticks: int) -> None:
-        """A gap between two tokens of a request that sat out the steps in between."""
-        self.gaps.add(ticks / TICKS_PER_S)
+    def add_gap(self, ticks: int, times: int = 1) -> None:
+        """Gaps between two tokens of requests that sat out the steps in between."""
+        self.gaps.add(ticks / TICKS_PER_S, times)
 
     def requests(self) -> RequestColumns:
         """All finished requests."""

@@ -115,7 +115,7 @@ def _serve(
         collector.add_step(record, replica.index)
         gaps = replica.loop.scheduler.irregular_gaps
         while gaps:
-            collector.add_gap(gaps.pop())
+            collector.add_gap(*gaps.pop())
 
     num_engines = scenario.cluster.replicas * scenario.engine.data_parallel_size
     backend = SimulatedBackend(timer)

@@ -129,7 +129,7 @@ class Replica:
         self._num_steps = 1
         if self._leaper is not None and (num_steps := loop.max_leap(plan)) > 1:
             self._num_steps = num_steps
-            self._run = run = self._leaper.foresee(plan, loop.leap_growth(plan), num_steps)
+            self._run = run = self._leaper.foresee(plan, loop.leap_growth, num_steps)
             duration = run.duration(num_steps)
         else:
             duration = self.backend.execute(plan).duration

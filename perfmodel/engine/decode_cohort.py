@@ -1,0 +1,222 @@
+"""`DecodeCohort`: the running requests that get one token each in every step, kept so that a step costs what changes.
+
+A member does the same as every other in each step: one more token. So the cohort has one age, the tokens granted to
+each member so far, and calendars of ages at which something does change: who gets its last token, who needs another
+KV block, how many fill an attention span. Sums over the members grow by their number.
+
+A member's own counters (`num_computed_tokens`, `num_promised_tokens`, `num_output_tokens`, `last_token_at`,
+`last_step`) stand as on the day it joined, and are brought up to date when it leaves.
+"""
+
+__all__ = ["DecodeCohort"]
+
+import heapq
+
+from perfmodel.engine.kv_blocks import KVBlockManager
+from perfmodel.engine.plan import StepPlan
+from perfmodel.engine.request import Request
+
+
+class DecodeCohort:
+    """Members hold blocks of `blocks`; `spans` are the attention spans under which contexts are summed.
+
+    age:            tokens granted to each member by all plans so far, members before it joined included
+    context:        sum over the members of the tokens in their KV
+    windowed:       for each span, the sum of min(tokens, span); growing: the members that have not filled it
+    last_index:     of the last plan that granted the members anything
+    last_token_at:  when the last of those plans that has run was over
+    last_admission: the latest admission of anyone who ever was a member
+    """
+
+    def __init__(self, blocks: KVBlockManager, spans: tuple[int, ...]) -> None:
+        self._blocks = blocks
+        self._spans = spans
+        self.age = 0
+        self.context = 0
+        self.windowed = [0] * len(spans)
+        self.growing = [0] * len(spans)
+        self.last_index = -1
+        self.last_token_at = 0
+        self.last_admission = -1
+        self._applied = 0  # the age that the plans already executed amount to
+        self._dissolved = 0  # plans up to this age were made for members who have left together
+        self._joined: dict[Request, int] = {}  # member -> age when it joined
+        self._last: dict[Request, int] = {}  # member -> age that brings its last token
+        self._members: list[Request] | None = None
+        self._ending: dict[int, list[Request]] = {}  # age -> those to whom it brings their last token
+        self._due: dict[int, list[Request]] = {}  # age -> those who need another block for it
+        self._fills: list[dict[int, int]] = [{} for _ in spans]  # per span: age -> how many fill it then
+        self._changes: list[int] = []  # heap of the ages in `_ending` and `_fills`
+
+    def __len__(self) -> int:
+        return len(self._joined)
+
+    @property
+    def members(self) -> list[Request]:
+        """All members; the same list object until someone joins or leaves."""
+        if self._members is None:
+            self._members = list(self._joined)
+        return self._members
+
+    def num_computed(self, request: Request) -> int:
+        """The tokens of `request`, member or not, whose KV the plans so far compute."""
+        return request.num_computed_tokens + self.age - self._joined.get(request, self.age)
+
+    # ---------------------------------------------------------------- coming and going
+
+    def join(self, request: Request) -> None:
+        """`request` lacks one token to compute and decodes from the next plan on."""
+        age, computed = self.age, request.num_computed_tokens
+        last = age + request.max_output_tokens - request.num_promised_tokens
+        self._joined[request] = age
+        self._last[request] = last
+        self._members = None
+        self.last_admission = max(self.last_admission, request.admission)
+        self.context += computed
+        self._ending.setdefault(last, []).append(request)
+        heapq.heappush(self._changes, last)
+        due = age + len(request.block_ids) * self._blocks.block_size - computed + 1
+        if due <= last:
+            self._due.setdefault(due, []).append(request)
+        for i, span in enumerate(self._spans):
+            self.windowed[i] += min(computed, span)
+            if computed < span:
+                self.growing[i] += 1
+                filled = age + span - computed
+                if filled <= last:
+                    self._fills[i][filled] = self._fills[i].get(filled, 0) + 1
+                    heapq.heappush(self._changes, filled)
+
+    def drop_ended(self) -> None:
+        """Those whose last token is in flight need no more."""
+        for request in self._ending.get(self.age, ()):
+            if request in self._joined:
+                self._leave(request)
+
+    def dissolve(self) -> list[Request]:
+        """Everyone leaves; returns them. Plans in flight then stand for each member by itself (see `covers`)."""
+        members = self.members
+        for request in members:
+            self._settle(request)
+        self._joined, self._last, self._members = {}, {}, None
+        self.context = 0
+        self._dissolved = self._applied = self.age
+        self.windowed, self.growing = [0] * len(self._spans), [0] * len(self._spans)
+        self._ending, self._due, self._fills, self._changes = {}, {}, [{} for _ in self._spans], []
+        return members
+
+    def _leave(self, request: Request) -> None:
+        self._settle(request)
+        del self._joined[request], self._last[request]
+        self._members = None
+        computed = request.num_computed_tokens
+        self.context -= computed
+        for i, span in enumerate(self._spans):
+            self.windowed[i] -= min(computed, span)
+            self.growing[i] -= computed < span
+
+    def _settle(self, request: Request) -> None:
+        """Bring the member's own counters up to date."""
+        joined = self._joined[request]
+        granted = self.age - joined
+        if granted:
+            request.num_computed_tokens += granted
+            request.num_promised_tokens += granted
+            request.last_step = self.last_index
+        if self._applied > joined:
+            request.num_output_tokens += self._applied - joined
+            request.last_token_at = self.last_token_at
+
+    # ---------------------------------------------------------------- steps
+
+    @property
+    def num_blocks_due(self) -> int:
+        """Blocks that the next step takes."""
+        return len(self._due.get(self.age + 1, ()))
+
+    def advance(self, plan: StepPlan) -> None:
+        """`plan` grants each member a token. The blocks due must be free."""
+        if self.last_index != plan.index - 1:
+            plan.num_stalled = sum(joined < self.age for joined in self._joined.values())
+        self.last_index = plan.index
+        self._grow(1)
+        plan.cohort_age = self.age
+
+    def _grow(self, num_steps: int) -> None:
+        self.age = age = self.age + num_steps
+        self.context += num_steps * len(self._joined)
+        self._take_blocks(num_steps)
+        for i, fills in enumerate(self._fills):
+            self.windowed[i] += num_steps * self.growing[i]
+            self.growing[i] -= fills.pop(age, 0)
+
+    def _take_blocks(self, num_steps: int) -> None:
+        """The blocks that were due in the last `num_steps` steps."""
+        age, due, last, size = self.age, self._due, self._last, self._blocks.block_size
+        ages = [age] if num_steps == 1 else sorted(first for first in due if first <= age)
+        for first in ages:
+            requests = due.pop(first, [])
+            count = (age - first) // size + 1
+            self._blocks.extend(requests, count)
+            following = first + count * size
+            again = [request for request in requests if last[request] >= following]
+            if again:
+                due.setdefault(following, []).extend(again)
+
+    def covers(self, plan: StepPlan) -> bool:
+        """Whether `plan` granted the members together, and they have not all been sent on their own since."""
+        return plan.cohort_age > self._dissolved
+
+    def apply(self, plan: StepPlan, now: int) -> list[Request]:
+        """The tokens that `plan` (covered) granted the members exist; returns the requests that have their last."""
+        self._applied, self.last_token_at = plan.cohort_age, now
+        ended = self._ending.pop(plan.cohort_age, [])
+        for request in ended:
+            if request in self._joined:
+                self._leave(request)
+            else:  # dropped when the next plan was made
+                request.num_output_tokens += 1
+                request.last_token_at = now
+        return ended
+
+    # ---------------------------------------------------------------- many equal steps at once
+
+    @property
+    def num_steps_unchanged(self) -> int:
+        """How many more steps the same members get, each sum growing as evenly as in the last."""
+        if self.age in self._ending:
+            return 0
+        while self._changes[0] <= self.age:
+            heapq.heappop(self._changes)
+        return self._changes[0] - self.age
+
+    def repeat(self, plan: StepPlan, times: int) -> None:
+        """As `times` more calls of `advance`, for plans of which `plan` becomes the last."""
+        self.last_index += times
+        self._grow(times)
+        plan.cohort_age = self.age
+
+    def apply_repeated(self, times: int, now: int) -> None:
+        """As `times` calls of `apply` that end no request."""
+        self._applied += times
+        self.last_token_at = now
+
+    # ---------------------------------------------------------------- invariants
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless the sums are those of the members, and each has its days in the calendars."""
+        computed = {request: self.num_computed(request) for request in self._joined}
+        assert self.context == sum(computed.values())
+        for i, span in enumerate(self._spans):
+            assert self.windowed[i] == sum(min(tokens, span) for tokens in computed.values())
+            assert self.growing[i] == sum(tokens < span for tokens in computed.values())
+        due = [request for requests in self._due.values() for request in requests]
+        assert len(set(due)) == len(due)
+        assert set(due) <= computed.keys(), "a block is due to someone who left"
+        ending = {request for requests in self._ending.values() for request in requests}
+        assert computed.keys() <= ending, "a member has no end"
+        for request, tokens in computed.items():
+            joined = self._joined[request]
+            assert self._dissolved <= joined <= self.age
+            assert self.age - joined <= request.num_remaining_tokens
+            assert tokens <= len(request.block_ids) * self._blocks.block_size, f"{request} has too few blocks"

@@ -1,0 +1,259 @@
+"""`RunningRequests`: who runs, and what a plan grants them.
+
+vLLM v1's rule: in order of admission, while the token budget lasts; if blocks run out, the running request with the
+largest policy key is preempted and later recomputed. Nearly always budget and blocks suffice for everyone who decodes,
+and then the order does not matter: the decodes advance together, as a `DecodeCohort`, and only prompts are looked at
+one by one. Else the requests are gone through in order.
+"""
+
+__all__ = ["RunningRequests"]
+
+from collections.abc import Callable
+
+from perfmodel.engine.config import SchedulerConfig
+from perfmodel.engine.decode_cohort import DecodeCohort
+from perfmodel.engine.kv_blocks import KVBlockManager
+from perfmodel.engine.plan import Grant, StepPlan
+from perfmodel.engine.policies import Policy
+from perfmodel.engine.request import Request, RequestStatus
+
+
+class RunningRequests:
+    """The requests that hold a slot. `on_preempted` is called with each that loses it.
+
+    A request in `_prompts` has more to compute than its newest token, or no token yet; one in `_joining` has had a
+    token sampled and decodes from the next plan on; the others are of the cohort, or have their last token in flight.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, blocks: KVBlockManager, key: Policy, on_preempted: Callable[[Request], None]
+    ) -> None:
+        self.requests: dict[Request, None] = {}  # in order of admission
+        self.cohort = DecodeCohort(blocks, config.spans)
+        self._blocks = blocks
+        self._key = key
+        self._on_preempted = on_preempted
+        self._threshold = config.long_prefill_token_threshold
+        self._num_admissions = 0
+        self._prompts: list[Request] = []
+        self._joining: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def chunk(self, missing: int, budget: int) -> int:
+        """How many of the `missing` tokens of a prompt a step takes."""
+        if 0 < self._threshold < missing:
+            missing = self._threshold
+        return min(missing, budget)
+
+    # ---------------------------------------------------------------- coming and going
+
+    def admit(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
+        """Give `request`, with blocks for them, a slot and its first tokens."""
+        self.requests[request] = None
+        request.admission = self._num_admissions
+        self._num_admissions += 1
+        if not self._grant_prompt(request, num_new_tokens, plan):
+            self._prompts.append(request)
+
+    def leave(self, request: Request) -> None:
+        """`request` is done."""
+        del self.requests[request]
+
+    # ---------------------------------------------------------------- grants
+
+    def grant(self, plan: StepPlan, budget: int, decodes: bool = True) -> int:
+        """Grant the running requests their next tokens, in order; returns what is left of the budget.
+
+        Without `decodes`, only prompts (and sequences to recompute) are continued.
+        """
+        cohort = self.cohort
+        cohort.drop_ended()
+        if decodes:
+            self._join_cohort(plan)
+        chunks = self._chunks(budget, decodes)
+        if chunks is None:
+            plan.resumed.clear()
+            return self._grant_in_order(plan, budget, decodes)
+        if chunks:
+            budget -= self._grant_chunks(chunks, plan)
+        if decodes and cohort:
+            budget -= len(cohort)
+            cohort.advance(plan)
+        return budget
+
+    def _join_cohort(self, plan: StepPlan) -> None:
+        """Those who have got a token by a grant of their own since the last plan for decodes."""
+        for request in self._joining:
+            if request.last_step != plan.index - 1:
+                plan.resumed.append(request)
+            self.cohort.join(request)
+        self._joining.clear()
+
+    def _chunks(self, budget: int, decodes: bool) -> list[tuple[Request, int]] | None:
+        """What to grant each prompt when all who decode get their token; None if the order must decide."""
+        left, num_blocks = budget, 0
+        if decodes:
+            left -= len(self.cohort)
+            num_blocks = self.cohort.num_blocks_due
+        chunks = []
+        for request in self._prompts:
+            missing = request.num_tokens - request.num_computed_tokens
+            if missing == 1 and not decodes:
+                continue
+            if missing > 1:
+                missing = self.chunk(missing, max(left, 0))
+            left -= missing
+            num_blocks += max(self._blocks.num_needed(request, request.num_computed_tokens + missing), 0)
+            chunks.append((request, missing))
+        if num_blocks > self._blocks.num_free or left < 0:
+            return None
+        if left == 0 and decodes and self._prompts and self._prompts[0].admission < self.cohort.last_admission:
+            return None  # a prompt may come before a decode that it leaves nothing for
+        return chunks
+
+    def _grant_chunks(self, chunks: list[tuple[Request, int]], plan: StepPlan) -> int:
+        """Returns the tokens granted."""
+        total = 0
+        for request, num_new_tokens in chunks:
+            if not num_new_tokens:
+                plan.is_complete = False
+                continue
+            total += num_new_tokens
+            self._blocks.allocate(request, request.num_computed_tokens + num_new_tokens)
+            if self._grant_prompt(request, num_new_tokens, plan):
+                self._prompts.remove(request)
+        return total
+
+    def _grant_prompt(self, request: Request, num_new_tokens: int, plan: StepPlan) -> bool:
+        """Grant tokens that are not a plain decode step; True if `request` has a new output token after it."""
+        if num_new_tokens > 1 or request.num_tokens - request.num_computed_tokens > 1:
+            has_sample = self._grant_chunk(request, num_new_tokens, plan)
+        else:
+            request.num_computed_tokens += 1
+            request.num_promised_tokens += 1
+            request.last_step = plan.index
+            plan.singles.append(request)
+            has_sample = True
+        if has_sample and request.num_remaining_tokens:
+            self._joining.append(request)
+        return has_sample
+
+    def _grant_chunk(self, request: Request, num_new_tokens: int, plan: StepPlan) -> bool:
+        """Grant all or part of a prompt, or of a sequence to recompute; True if it is the end of it."""
+        plan.chunks.append(Grant(request, request.num_computed_tokens, num_new_tokens))
+        plan.num_chunk_tokens += num_new_tokens
+        request.num_computed_tokens += num_new_tokens
+        request.last_step = plan.index
+        if request.num_computed_tokens < request.num_tokens:
+            return False
+        request.num_promised_tokens += 1
+        plan.samples.append(request)
+        return True
+
+    # ---------------------------------------------------------------- grants in order
+
+    def _grant_in_order(self, plan: StepPlan, budget: int, decodes: bool) -> int:
+        """`grant`, a request at a time, when budget or blocks do not suffice for all."""
+        self.cohort.dissolve()
+        index, block_size = plan.index, self._blocks.block_size
+        for request in tuple(self.requests):
+            if not request.num_remaining_tokens or request.status is not RequestStatus.RUNNING:
+                continue  # its last token is in flight, or it was preempted a moment ago
+            computed = request.num_computed_tokens
+            missing = request.num_tokens - computed
+            if missing == 1 and not decodes:
+                continue
+            if budget <= 0:
+                plan.is_complete = False
+                continue
+            if missing > 1:
+                missing = self.chunk(missing, budget)
+            if computed + missing > len(request.block_ids) * block_size:
+                given_back = self._make_room(request, computed + missing, plan)
+                if given_back is None:
+                    continue  # the request itself was the one to give way
+                budget += given_back
+                self._blocks.allocate(request, computed + missing)
+            budget -= missing
+            if missing == 1 and computed + 1 == request.num_tokens:
+                if not request.num_promised_tokens or request.last_step != index - 1:
+                    plan.resumed.append(request)
+                request.num_computed_tokens += 1
+                request.num_promised_tokens += 1
+                request.last_step = index
+                plan.decodes.append(request)
+            else:
+                self._grant_chunk(request, missing, plan)
+        self._sort_out()
+        return budget
+
+    def _sort_out(self) -> None:
+        """Who is to join the cohort, and who has more to compute first."""
+        self._prompts, self._joining = [], []
+        for request in self.requests:
+            if request.num_remaining_tokens:
+                is_decoding = request.num_promised_tokens and request.num_tokens == request.num_computed_tokens + 1
+                (self._joining if is_decoding else self._prompts).append(request)
+
+    def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> int | None:
+        """Preempt until `request` can hold `num_tokens`: the granted tokens taken back, or None if it fell itself."""
+        given_back = 0
+        while not self._blocks.can_allocate(request, num_tokens):
+            # A request whose last token is in flight frees its blocks by itself, and has nothing left to recompute.
+            candidates = (r for r in self.requests if r.num_remaining_tokens or r is request)
+            victim = max(candidates, key=self._key)
+            given_back += _take_back(victim, plan)
+            self._preempt(victim, plan)
+            if victim is request:
+                return None
+        return given_back
+
+    def _preempt(self, victim: Request, plan: StepPlan) -> None:
+        """Send `victim` back to wait, to be recomputed."""
+        self._blocks.free(victim)
+        del self.requests[victim]
+        victim.num_computed_tokens = 0
+        victim.last_step = -1
+        victim.num_preemptions += 1
+        victim.status = RequestStatus.PREEMPTED
+        plan.preempted.append(victim)
+        self._on_preempted(victim)
+
+    # ---------------------------------------------------------------- invariants
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless requests, counts and blocks agree with each other."""
+        cohort = self.cohort
+        cohort.check_integrity()
+        members = set(cohort.members)
+        assert members <= self.requests.keys()
+        assert members.isdisjoint(self._prompts)
+        assert members.isdisjoint(self._joining)
+        for request in self.requests:
+            assert 0 <= request.num_output_tokens <= request.num_promised_tokens <= request.max_output_tokens, request
+            in_flight = request.num_promised_tokens - request.num_output_tokens
+            assert request in members or in_flight <= 2, f"{request} has too much in flight"
+            assert request.num_computed_tokens <= request.num_tokens, request
+            num_computed = cohort.num_computed(request)
+            assert num_computed <= len(request.block_ids) * self._blocks.block_size, request
+
+
+def _take_back(victim: Request, plan: StepPlan) -> int:
+    """Take back what `plan`, made in order, has granted `victim`; returns the tokens."""
+    if victim.last_step != plan.index:
+        return 0
+    given_back = 0
+    for granted in (plan.decodes, plan.samples):
+        if victim in granted:
+            granted.remove(victim)
+            victim.num_promised_tokens -= 1
+            given_back += granted is plan.decodes
+    for grant in [g for g in plan.chunks if g.request is victim]:
+        plan.chunks.remove(grant)
+        plan.num_chunk_tokens -= grant.num_new_tokens
+        given_back += grant.num_new_tokens
+    if victim in plan.resumed:
+        plan.resumed.remove(victim)
+    return given_back
