@@ -118,7 +118,7 @@ def module_of(table: str) -> KernelModule | None:
 
 
 def _calibration(device: str, engine: str, source: str, command: str, members: Sequence[FittedGroup]) -> Calibration:
-    families = {found.group.key: found.fit for found in members}
+    families = _with_static_scales({found.group.key: found.fit for found in members})
     num_rows = sum(len(found.ape) for found in members)
     versions = f"{num_rows:,} kernel times of {len(members)} kernels"
     return Calibration(
@@ -131,6 +131,15 @@ def _calibration(device: str, engine: str, source: str, command: str, members: S
         default=GENERIC_SMALL,
         contained=_contained(engine, families),
     )
+
+
+def _with_static_scales(families: dict[str, Any]) -> dict[str, Any]:
+    """`families` with the FP8 multiplication whose input comes quantized: measured ones include the kernels that
+    quantize it, and differ from BF16's in launches by them."""
+    if "gemm/fp8" not in families or "gemm/bf16" not in families:
+        return families
+    launch_s = min(families["gemm/bf16"].launch_s, families["gemm/fp8"].launch_s)
+    return families | {"gemm/fp8_static": families["gemm/fp8"].model_copy(update={"launch_s": launch_s})}
 
 
 def _contained(engine: str, families: Mapping[str, Any]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ __all__ = ["SteadyState", "read_steady_states"]
 
 import csv
 import gzip
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,9 +103,16 @@ def _engine(entry: dict[str, str], is_blackwell: bool, concurrency: int, inputs:
         max_num_batched_tokens=max(budget, concurrency),
         max_model_len=inputs + outputs + 64,
         enable_prefix_caching=False,
+        async_scheduling=not _plans_synchronously(profile, entry["backend_version"]),
         poll_every=poll_every,
         profile=profile,
     )
+
+
+def _plans_synchronously(profile: str, version: str) -> bool:
+    """vLLM schedules asynchronously by default from 0.14 on (its release notes)."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return profile == "vllm" and numbers is not None and (int(numbers[1]), int(numbers[2])) < (0, 14)
 
 
 def _traffic(lengths: str, concurrency: int, inputs: int, outputs: int, num_engines: int) -> Traffic:

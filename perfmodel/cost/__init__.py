@@ -40,4 +40,5 @@ from perfmodel.cost.price import usd_per_hour, usd_per_million_tokens
 from perfmodel.cost.rates import peak_flops_per_s, ridge_point
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
 from perfmodel.cost.server import EngineProfile, ServerFit, load_engine_profile, save_engine_profile
-from perfmodel.cost.step_timer import StepTimer, Usage
+from perfmodel.cost.step_timer import StepTimer
+from perfmodel.cost.usage import Usage

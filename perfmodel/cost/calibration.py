@@ -26,19 +26,30 @@ _NO_SIZES: Mapping[str, Any] = {}
 class HostFit(Spec):
     """Time of the host (CPU) per step: scheduling, input preparation, sampling bookkeeping.
 
-    `serial` parts always show; `hidden` parts run beside the device and show only where they are the longer ones:
+    `serial` parts always show; `hidden` parts run beside the device and show only where they are the longer ones.
+    Without asynchronous scheduling nothing runs beside the device, and all of them show:
 
-        t_step = serial + max(hidden, device)
+        t_step = serial + max(hidden, device)        t_step = serial + hidden + device, scheduled synchronously
+
+    `prompt` parts are serial ones of steps that compute prompts: no CUDA graph was captured for their size, so the
+    host launches kernel by kernel and prepares what decodes do not need.
     """
 
     serial_step_s: NonNegativeFloat = 0.0
     serial_per_sequence_s: NonNegativeFloat = 0.0
     hidden_step_s: NonNegativeFloat = 0.0
     hidden_per_sequence_s: NonNegativeFloat = 0.0
+    prompt_step_s: NonNegativeFloat = 0.0
+    prompt_layer_s: NonNegativeFloat = 0.0
+    prompt_moe_layer_s: NonNegativeFloat = 0.0  # beside `prompt_layer_s`, of layers with experts
 
     def serial_s(self, num_sequences: int) -> float:
         """Seconds of a step that always show."""
         return self.serial_step_s + self.serial_per_sequence_s * num_sequences
+
+    def prompt_s(self, num_layers: int, num_moe_layers: int) -> float:
+        """Seconds that a step with prompts takes beside those of any step."""
+        return self.prompt_step_s + self.prompt_layer_s * num_layers + self.prompt_moe_layer_s * num_moe_layers
 
     def hidden_s(self, num_sequences: int) -> float:
         """Seconds of a step that run beside the device."""

@@ -93,16 +93,32 @@ class StepEstimate:
 
 
 def host_fit(graph: StepGraph, calibration: Calibration) -> HostFit:
-    """The calibration's host time; without CUDA graphs, and without a fit of it, EAGER_LAUNCH_S per kernel of a decode.
+    """The calibration's host time, as it shows in this graph's steps.
 
-    The launches run ahead of the device and show only where they take longer. A fitted host time contains them.
+    Without CUDA graphs, and without a fit, the launches take EAGER_LAUNCH_S per kernel of a decode: they run ahead of
+    the device and show only where they take longer. A fitted host time contains them.
     """
     host = calibration.host
-    if not graph.is_eager or calibration.origin != "datasheet":
-        return host
-    shape = decode_shape(1, 1, graph.model.attention_spans)
-    num_kernels = sum(node.count * node.work(shape).num_kernels for node in graph.nodes)
-    return host.model_copy(update={"hidden_step_s": host.hidden_step_s + EAGER_LAUNCH_S * num_kernels})
+    if graph.is_eager and calibration.origin == "datasheet":
+        shape = decode_shape(1, 1, graph.model.attention_spans)
+        num_kernels = sum(node.count * node.work(shape).num_kernels for node in graph.nodes)
+        host = host.model_copy(update={"hidden_step_s": host.hidden_step_s + EAGER_LAUNCH_S * num_kernels})
+    return host if graph.is_async else _synchronous(host)
+
+
+def _synchronous(host: HostFit) -> HostFit:
+    """Where the host plans a step only after the one before, what could hide beside the device shows.
+
+    Launches still run ahead within a step, but they are hidden only from the second kernel on.
+    """
+    return host.model_copy(
+        update={
+            "serial_step_s": host.serial_step_s + host.hidden_step_s,
+            "serial_per_sequence_s": host.serial_per_sequence_s + host.hidden_per_sequence_s,
+            "hidden_step_s": 0.0,
+            "hidden_per_sequence_s": 0.0,
+        }
+    )
 
 
 def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
@@ -115,6 +131,8 @@ def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> 
     host = host_fit(graph, timer.calibration)
     num_seqs = shape.num_decodes + len(shape.prefills)
     serial, hidden = host.serial_s(num_seqs), host.hidden_s(num_seqs)
+    if shape.prefills:
+        serial += host.prompt_s(graph.model.num_layers, graph.num_moe_layers)
     device = sum(row.duration_s for row in rows)
     duration = serial + max(hidden, device)
     at_peak = sum(row.flops / peak_flops_per_s(timer.hardware, row.work.rate) for row in rows)

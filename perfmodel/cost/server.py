@@ -8,12 +8,14 @@ __all__ = ["EngineProfile", "ServerFit", "load_engine_profile", "save_engine_pro
 
 import datetime
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import Field
 
-from perfmodel.cost.calibration import HostFit
+from perfmodel.cost.calibration import Calibration, HostFit
 from perfmodel.cost.calibrations import HEADER
+from perfmodel.cost.forms.experts import GroupedExpertsFit
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.specs.base import Spec
 from perfmodel.specs.catalog import data_dir
@@ -40,6 +42,8 @@ class ServerFit(Spec):
 class EngineProfile(Spec):
     """Host and server of one engine.
 
+    graph_launch_fraction: of the launches of the experts' kernels, timed one by one, what is left when the engine
+                           replays them in a CUDA graph
     sampling_bytes_per_logit: memory traffic of sampling beyond greedy (sort, softmax, cumulative sum), per logit
     latency_residuals:        spread of log(measured / simulated) of mean latencies over whole runs
     """
@@ -50,8 +54,21 @@ class EngineProfile(Spec):
     command: str = ""
     host: HostFit = HostFit()
     server: ServerFit = ServerFit()
+    graph_launch_fraction: float = Field(default=1.0, ge=0.05, le=1.0)
     sampling_bytes_per_logit: float | None = Field(default=None, ge=0, le=2000)
     latency_residuals: Residuals = Residuals()
+
+    def applied_to(self, calibration: Calibration) -> Calibration:
+        """The device's kernels as this engine runs them: its host time, its launches."""
+        update: dict[str, Any] = {} if self.host == HostFit() else {"host": self.host}
+        if self.graph_launch_fraction < 1:
+            update["families"] = {
+                key: fit.model_copy(update={"launch_s": fit.launch_s * self.graph_launch_fraction})
+                if isinstance(fit, GroupedExpertsFit)
+                else fit
+                for key, fit in calibration.families.items()
+            }
+        return calibration.model_copy(update=update) if update else calibration
 
     def bytes_per_logit(self, sampling: str, model: ModelSpec) -> float | None:
         """Fitted traffic of the sampling method in use; None leaves it to the operator's own figure."""

@@ -11,56 +11,20 @@ such context at knots an eighth of an octave apart and linear in between (lines 
 The timer also counts how often each entry is used; `usage` multiplies out FLOPs, bytes and what bounded them.
 """
 
-__all__ = ["PS_PER_S", "DecodeRun", "StepTimer", "Usage"]
+__all__ = ["PS_PER_S", "StepTimer"]
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
+from perfmodel.cost.decode_curve import Curve, DecodeRun, Piece, Segment
 from perfmodel.cost.estimate import host_fit
 from perfmodel.cost.roofline import OperatorTimer
+from perfmodel.cost.usage import Usage
 from perfmodel.ops.graph import StepGraph
 from perfmodel.ops.node import OperatorNode
 from perfmodel.ops.work import BatchShape, Depends
 
 PS_PER_S = 10**12
 _MAX_PREFILL_ENTRIES = 20_000
-
-
-def _knots() -> list[int]:
-    knots, x = [0], 1.0
-    while x < 2**44:
-        if round(x) > knots[-1]:
-            knots.append(round(x))
-        x *= 2**0.125
-    return knots
-
-
-_KNOTS = _knots()
-
-
-@dataclass(slots=True)
-class Usage:
-    """What the device did over a run: totals per device, and seconds by what bounded each operator."""
-
-    flops: float = 0.0
-    peak_compute_s: float = 0.0  # what the FLOPs take at the declared peak rates
-    hbm_bytes: float = 0.0
-    bound_s: dict[str, float] = field(
-        default_factory=lambda: {"compute": 0.0, "memory": 0.0, "communication": 0.0, "overhead": 0.0}
-    )
-
-    @property
-    def busy_s(self) -> float:
-        return sum(self.bound_s.values())
-
-    def add(self, other: "Usage", times: float) -> None:
-        """Add `times` times `other`."""
-        self.flops += times * other.flops
-        self.peak_compute_s += times * other.peak_compute_s
-        self.hbm_bytes += times * other.hbm_bytes
-        for bound, seconds in other.bound_s.items():
-            self.bound_s[bound] += times * seconds
 
 
 class _Entry:
@@ -71,114 +35,6 @@ class _Entry:
     def __init__(self, duration: int) -> None:
         self.duration = duration
         self.uses = 0
-
-
-class _Segment:
-    """A line over context from `start` up to `end`: `base + slope * (x - start)`."""
-
-    __slots__ = ("base", "end", "slope", "start", "sum_offset", "uses")
-
-    def __init__(self, start: int, end: int, base: int, slope: int) -> None:
-        self.start, self.end, self.base, self.slope = start, end, base, slope
-        self.uses = 0
-        self.sum_offset = 0
-
-
-class _Curve:
-    """The duration of some decode operators at one batch size, over one summed context."""
-
-    __slots__ = ("_graph_timer", "_knot_values", "axis", "batch", "nodes", "segments")
-
-    def __init__(self, timer: "StepTimer", nodes: Sequence[OperatorNode], batch: int, axis: int) -> None:
-        self._graph_timer, self.nodes, self.batch, self.axis = timer, nodes, batch, axis
-        self._knot_values: dict[int, int] = {}
-        self.segments: dict[int, _Segment] = {}
-
-    def segment(self, context: int) -> _Segment:
-        index = bisect_right(_KNOTS, context) - 1
-        found = self.segments.get(index)
-        if found is None:
-            start, end = _KNOTS[index], _KNOTS[index + 1]
-            base = self._at_knot(start)
-            found = _Segment(start, end, base, round((self._at_knot(end) - base) / (end - start)))
-            self.segments[index] = found
-        return found
-
-    def shape(self, context: int) -> BatchShape:
-        spans = [0] * self._graph_timer.num_spans
-        if self.axis:
-            spans[self.axis - 1] = context
-        return BatchShape(self.batch, self.batch, (), self.batch, 0 if self.axis else context, tuple(spans))
-
-    def _at_knot(self, context: int) -> int:
-        value = self._knot_values.get(context)
-        if value is None:
-            value = self._graph_timer.time_nodes(self.nodes, self.shape(context))
-            self._knot_values[context] = value
-        return value
-
-
-# (steps, first duration, delta, ((segment, first offset, growth), ...), host wait per step)
-_Piece = tuple[int, int, int, tuple[tuple[_Segment, int, int], ...], int]
-
-
-class DecodeRun:
-    """Consecutive decode steps of one batch, as pieces in which each step takes `delta` longer than the one before.
-
-    Built for `num_steps`; `commit` says how many of them took place.
-    """
-
-    __slots__ = ("_pieces", "_timer")
-
-    def __init__(self, timer: "StepTimer", pieces: list[_Piece]) -> None:
-        self._timer = timer
-        self._pieces = pieces
-
-    @property
-    def first_duration(self) -> int:
-        return self._pieces[0][1]
-
-    def duration(self, num_steps: int) -> int:
-        """Picoseconds that the first `num_steps` take."""
-        total = 0
-        for steps, first, delta, _, _ in self._pieces:
-            n = min(steps, num_steps)
-            total += n * first + delta * (n * (n - 1) // 2)
-            num_steps -= n
-            if not num_steps:
-                break
-        return total
-
-    def steps_to_reach(self, elapsed: int) -> int:
-        """The smallest number of steps that take at least `elapsed`; all of them if they take less."""
-        done = 0
-        for steps, first, delta, _, _ in self._pieces:
-            whole = steps * first + delta * (steps * (steps - 1) // 2)
-            if whole < elapsed:
-                elapsed -= whole
-                done += steps
-                continue
-            low, high = 0, steps  # the piece's first `low` steps take less than elapsed, its first `high` do not
-            while high - low > 1:
-                n = (low + high) // 2
-                if n * first + delta * (n * (n - 1) // 2) < elapsed:
-                    low = n
-                else:
-                    high = n
-            return done + high
-        return done
-
-    def commit(self, num_steps: int) -> None:
-        """Count the first `num_steps` as having run."""
-        for steps, _, _, segments, host_wait in self._pieces:
-            n = min(steps, num_steps)
-            for segment, offset, growth in segments:
-                segment.uses += n
-                segment.sum_offset += n * offset + growth * (n * (n - 1) // 2)
-            self._timer.host_wait += n * host_wait
-            num_steps -= n
-            if not num_steps:
-                break
 
 
 class StepTimer:
@@ -192,13 +48,14 @@ class StepTimer:
         self._tokens: dict[int, _Entry] = {}
         self._samples: dict[int, _Entry] = {}
         self._prefills: dict[tuple[tuple[int, int], ...], _Entry] = {}
-        self._curves: dict[int, list[_Curve]] = {}
+        self._curves: dict[int, list[Curve]] = {}
         self._folded = Usage()  # of prefill entries dropped to bound memory
         self._nodes = graph.by_depends
         self._decode_nodes = self._nodes_by_axis()
         self._mixed = graph.mixed if timer.mixes_attention else ()
         self._mixed_usage = Usage()
         self._host = host_fit(graph, timer.calibration)
+        self._prompt = _ps(self._host.prompt_s(graph.model.num_layers, graph.num_moe_layers))
         self._host_times: list[tuple[int, int]] = []  # serial and hidden picoseconds by the number of sequences
 
     # ---------------------------------------------------------------- durations
@@ -237,6 +94,8 @@ class StepTimer:
             if prefills and self._mixed:
                 device += self._mixed_extra(prefills, num_decodes, decode_context)
         serial, hidden = self._host_time(num_decodes + len(prefills))
+        if prefills:
+            serial += self._prompt
         wait = serial + (hidden - device if hidden > device else 0)
         self.host_wait += wait
         return device + wait
@@ -254,7 +113,7 @@ class StepTimer:
         curves = self._curves.get(num_decodes) or self._curves_of(num_decodes)
         contexts = [windowed[c.axis - 1] if c.axis else context for c in curves]
         growths = [growth[c.axis - 1] if c.axis else num_decodes for c in curves]
-        pieces: list[_Piece] = []
+        pieces: list[Piece] = []
         while num_steps:
             n, device, delta, segments = num_steps, fixed, 0, []
             for curve, x, g in zip(curves, contexts, growths, strict=True):
@@ -274,11 +133,11 @@ class StepTimer:
                 pieces.append((n, serial + device, delta, tuple(segments), serial))
             contexts = [x + n * g for x, g in zip(contexts, growths, strict=True)]
             num_steps -= n
-        return DecodeRun(self, pieces)
+        return DecodeRun(pieces)
 
     def commit(self, run: DecodeRun, num_decodes: int, num_steps: int) -> None:
         """Count the first `num_steps` of `run` as having run."""
-        run.commit(num_steps)
+        self.host_wait += run.commit(num_steps)
         self._tokens[num_decodes].uses += num_steps
         self._samples[num_decodes].uses += num_steps
 
@@ -327,8 +186,10 @@ class StepTimer:
         entry = self._prefills[prefills] = _Entry(self.time_nodes(nodes, BatchShape(0, 0, prefills)))
         return entry
 
-    def _curves_of(self, batch: int) -> list[_Curve]:
-        curves = [_Curve(self, nodes, batch, axis) for axis, nodes in self._decode_nodes.items()]
+    def _curves_of(self, batch: int) -> list[Curve]:
+        curves = [
+            Curve(self.time_nodes, nodes, batch, axis, self.num_spans) for axis, nodes in self._decode_nodes.items()
+        ]
         self._curves[batch] = curves
         return curves
 
@@ -367,7 +228,7 @@ class StepTimer:
         total.bound_s["overhead"] += self.host_wait / PS_PER_S
         return total
 
-    def _add_segment(self, total: Usage, curve: _Curve, segment: _Segment) -> None:
+    def _add_segment(self, total: Usage, curve: Curve, segment: Segment) -> None:
         if not segment.uses:
             return
         share = segment.sum_offset / (segment.end - segment.start)

@@ -12,7 +12,7 @@ from perfmodel.specs.model.quantization import (
     with_dtype,
     with_quantization,
 )
-from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
 
 _KV_DTYPES = {
     "fp8_e4m3": "fp8",
@@ -23,6 +23,11 @@ _KV_DTYPES = {
     "bfloat16": "bf16",
     "float32": "fp32",
 }
+
+
+# Engines whose norms, activations and attention write FP8 for the multiplication that follows, with scales found ahead
+# of time: TensorRT-LLM (ModelOpt checkpoints). Others quantize the input in a kernel of its own.
+_QUANTIZES_BEFORE = frozenset({"trtllm"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ def served_model(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
     Raises SpecError for an unknown name, with the nearest known ones.
     """
     served = with_quantization(with_dtype(model, engine.dtype), engine.quantization)
+    if engine.profile in _QUANTIZES_BEFORE and _has_static_scales(served.quantization):
+        served = replace(served, quantization=replace(served.quantization, inputs_come_quantized=True))
     if engine.kv_cache_dtype != "auto":
         kv_cache = _KV_DTYPES.get(engine.kv_cache_dtype, engine.kv_cache_dtype)
         bytes_per_weight(kv_cache)  # refuses an unknown format
@@ -73,7 +80,14 @@ def linear_format(model: ModelSpec, component: str) -> LinearFormat:
     if activations is None or activations == model.dtype:
         return LinearFormat(model.dtype, weight, dtype_bytes, dtype_bytes, name=f"{quantization.weights}_wo")
     rate, name = matmul_rate(activations), _kernel_format(quantization.weights, activations, quantization.group_size)
+    if quantization.inputs_come_quantized:
+        return LinearFormat(rate, weight, bytes_per_weight(activations), dtype_bytes, False, f"{name}_static")
     return LinearFormat(rate, weight, bytes_per_weight(activations), dtype_bytes, True, "" if name == rate else name)
+
+
+def _has_static_scales(quantization: QuantizationSpec) -> bool:
+    """FP8 with one scale per tensor; scales per block or token depend on the input."""
+    return quantization.weights == quantization.activations == "fp8" and not quantization.group_size
 
 
 def _kernel_format(weights: str, activations: str, group_size: int) -> str:

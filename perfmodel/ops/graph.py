@@ -26,13 +26,14 @@ from perfmodel.ops.routing import Routing, uniform_routing
 from perfmodel.ops.sharding import Sharding, stages
 from perfmodel.ops.work import BatchShape, Depends, Work
 from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.architecture import Layer
+from perfmodel.specs.model.architecture import Layer, MoEFFN
 from perfmodel.specs.model.spec import ModelSpec
 
 
 @dataclass(frozen=True)
 class StepGraph:
-    """All operators of a step. `model` is as served (formats of the engine applied); `is_eager`: no CUDA graphs.
+    """All operators of a step. `model` is as served (formats of the engine applied); `is_eager`: no CUDA graphs;
+    `is_async`: the host plans a step while the one before runs.
 
     mixed: (node, nodes that it stands for): one kernel for prompts and decodes of a step that has both, where the
            calibration knows such a kernel
@@ -43,6 +44,12 @@ class StepGraph:
     nodes: tuple[OperatorNode, ...]
     is_eager: bool = False
     mixed: tuple[tuple[OperatorNode, tuple[OperatorNode, ...]], ...] = ()
+    is_async: bool = True
+
+    @cached_property
+    def num_moe_layers(self) -> int:
+        """Layers with a mixture of experts."""
+        return sum(isinstance(layer.ffn, MoEFFN) for layer in self.model.iter_layers())
 
     @cached_property
     def by_depends(self) -> dict[Depends, tuple[OperatorNode, ...]]:
@@ -83,7 +90,7 @@ def build_graph(
     if pp > 1:  # prompts and decodes are not in the same microbatches
         nodes, together = [replace(node, count=node.count * pp, work=_microbatch(node, pp)) for node in nodes], []
     mixed = tuple((node, _parts(node, nodes)) for node in together)
-    return StepGraph(model, context.shard, tuple(nodes), engine.enforce_eager, mixed)
+    return StepGraph(model, context.shard, tuple(nodes), engine.enforce_eager, mixed, engine.async_scheduling)
 
 
 def _parts(mixed: OperatorNode, nodes: Sequence[OperatorNode]) -> tuple[OperatorNode, ...]:

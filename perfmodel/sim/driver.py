@@ -8,7 +8,6 @@ from pathlib import Path
 from perfmodel.cost import (
     Calibration,
     EngineProfile,
-    HostFit,
     OperatorTimer,
     ServerFit,
     StepTimer,
@@ -60,8 +59,7 @@ def simulate(
     """
     profile = profile or load_engine_profile(scenario.engine.profile)
     calibration = calibration or load_calibration(scenario.hardware, scenario.engine.profile)
-    if profile.host != HostFit():
-        calibration = calibration.model_copy(update={"host": profile.host})
+    calibration = profile.applied_to(calibration)
     memory = plan_memory(scenario.model, scenario.hardware, scenario.engine)
     graph = build_graph(
         scenario.model,

@@ -11,7 +11,8 @@ from typing import Protocol, runtime_checkable
 
 from simpy.events import Event
 
-from perfmodel.cost.step_timer import DecodeRun, StepTimer
+from perfmodel.cost.decode_curve import DecodeRun
+from perfmodel.cost.step_timer import StepTimer
 from perfmodel.engine import Backend, Outcome, Request, ServeLoop, StepPlan, StepRecord
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment
 from perfmodel.sim.front_end import FrontEnd

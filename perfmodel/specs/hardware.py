@@ -20,6 +20,7 @@ class MemoryLevel(Spec):
     bandwidth_bytes_per_s: BytesPerSecond | None = Field(default=None, gt=0)
     per: Literal["device", "compute_unit"] = "device"
     technology: str | None = None  # HBM3, GDDR6 ECC, DDR5-4800 ...
+    inline_ecc: bool = False  # check bits lie in the same memory: for 16 bytes of data a 17th travels with them
 
 
 class Link(Spec):
@@ -88,6 +89,11 @@ class HardwareSpec(Spec):
         bandwidth = self.declared.memory[0].bandwidth_bytes_per_s
         assert bandwidth is not None  # the validator refused the file otherwise
         return bandwidth
+
+    @property
+    def data_bandwidth(self) -> float:
+        """Bandwidth of the outermost level that is left for data, byte/s: without inline check bits."""
+        return self.memory_bandwidth * (16 / 17 if self.declared.memory[0].inline_ecc else 1.0)
 
     @property
     def visible_memory_bytes(self) -> float:

@@ -35,4 +35,5 @@ def test_every_operator_of_every_model_takes_a_positive_time(name: str) -> None:
         for work in work_of:
             time = timer.time(work)
             assert time.duration_s >= 0, (card, work)
-            assert (time.duration_s > 0) == (work.num_kernels > 0), (card, work)
+            is_within_another = work.name in timer.calibration.contained
+            assert (time.duration_s > 0) == (work.num_kernels > 0 and not is_within_another), (card, work)

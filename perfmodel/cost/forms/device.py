@@ -15,7 +15,8 @@ _SMALLEST_L2_BYTES = 4e6
 class DeviceFacts:
     """Declared peaks of one device, ready to divide by.
 
-    bandwidth: of the outermost memory, byte/s; link_bandwidth: one way, to sibling devices, byte/s (0 without a link)
+    bandwidth:      of the outermost memory, for data, byte/s
+    link_bandwidth: one way, to sibling devices, byte/s (0 without a link)
     """
 
     hardware: HardwareSpec
@@ -34,7 +35,7 @@ class DeviceFacts:
             hardware=hardware,
             compute_units=declared.compute_units,
             clock_hz=declared.clock_hz,
-            bandwidth=hardware.memory_bandwidth,
+            bandwidth=hardware.data_bandwidth,
             l2_bytes=l2.capacity_bytes if l2 else _SMALLEST_L2_BYTES,
             link_bandwidth=link.bandwidth_bytes_per_s if link else 0.0,
         )

@@ -18,6 +18,7 @@ class QuantizationSpec:
     group_size:  weights per scale along the input; 0 = one scale per tensor or channel
     group_rows:  output rows that share those scales: 128 for the 128 x 128 blocks of DeepSeek's FP8, else 1
     kept:        component names left in the model's dtype, among COMPONENTS; norms always are
+    inputs_come_quantized: the operator before a linear layer writes its input in that format, with scales known ahead
     """
 
     method: str = "none"
@@ -27,6 +28,7 @@ class QuantizationSpec:
     group_rows: int = 1
     kv_cache: str | None = None
     kept: frozenset[str] = frozenset({"embedding", "lm_head", "router", "norms"})
+    inputs_come_quantized: bool = False
 
 
 COMPONENTS = (

@@ -111,23 +111,24 @@ def test_a_profile_is_found_again_from_the_runs_it_produced(tmp_path: Path) -> N
 
 
 HEADER = (
-    "id,backend,model_path,system,precision,isl,osl,lengths,concurrency,attention_tp,attention_dp,ep,"
+    "id,backend,backend_version,model_path,system,precision,isl,osl,lengths,concurrency,attention_tp,attention_dp,ep,"
     "mtp_unlabelled,ttft_ms,tpot_ms\n"
 )
 
 
 def test_steady_states_follow_their_engines_rules(tmp_path: Path) -> None:
     rows = [
-        "v,vllm,Qwen/Qwen3-32B,h100_sxm,bf16,1024,64,uniform 0.8-1.0,4,4,1,none,False,100,10",
-        "s,sglang,Qwen/Qwen3-32B,b200_sxm,fp8,1024,64,uniform 0.8-1.0,16,4,1,1,False,100,10",
-        "t,trtllm,Qwen/Qwen3-32B,h200_sxm,fp8,9000,64,fixed,4,4,1,1,True,100,10",
-        "x,vllm,nobody/nothing,h100_sxm,bf16,1024,64,fixed,4,4,1,1,False,100,10",
+        "v,vllm,0.12.0,Qwen/Qwen3-32B,h100_sxm,bf16,1024,64,uniform 0.8-1.0,4,4,1,none,False,100,10",
+        "s,sglang,0.5.9,Qwen/Qwen3-32B,b200_sxm,fp8,1024,64,uniform 0.8-1.0,16,4,1,1,False,100,10",
+        "t,trtllm,,Qwen/Qwen3-32B,h200_sxm,fp8,9000,64,fixed,4,4,1,1,True,100,10",
+        "x,vllm,,nobody/nothing,h100_sxm,bf16,1024,64,fixed,4,4,1,1,False,100,10",
     ]
     path = tmp_path / "rows.csv"
     path.write_text(HEADER + "\n".join(rows) + "\n", encoding="utf-8")
     found, left_out = read_steady_states(path)
     engines = [row.scenario.engine for row in found]
     assert [engine.profile for engine in engines] == ["vllm", "sglang", "trtllm"]
+    assert [engine.async_scheduling for engine in engines] == [False, True, True]
     assert [engine.poll_every for engine in engines] == [1, 30, 1]
     assert engines[2].max_num_batched_tokens >= 9000 + 64
     assert [row.is_clear for row in found] == [True, True, False]

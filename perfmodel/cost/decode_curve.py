@@ -1,0 +1,135 @@
+"""Decode steps over growing contexts: a curve tabulated at knots, and runs of consecutive steps along it.
+
+All times are whole picoseconds: sums do not depend on the order of their terms.
+"""
+
+__all__ = ["Curve", "DecodeRun", "Piece", "Segment"]
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+from perfmodel.ops.node import OperatorNode
+from perfmodel.ops.work import BatchShape
+
+TimeNodes = Callable[[Sequence[OperatorNode], BatchShape], int]  # picoseconds of nodes for a shape
+
+
+def _knots() -> list[int]:
+    knots, x = [0], 1.0
+    while x < 2**44:
+        if round(x) > knots[-1]:
+            knots.append(round(x))
+        x *= 2**0.125
+    return knots
+
+
+_KNOTS = _knots()
+
+
+class Segment:
+    """A line over context from `start` up to `end`: `base + slope * (x - start)`."""
+
+    __slots__ = ("base", "end", "slope", "start", "sum_offset", "uses")
+
+    def __init__(self, start: int, end: int, base: int, slope: int) -> None:
+        self.start, self.end, self.base, self.slope = start, end, base, slope
+        self.uses = 0
+        self.sum_offset = 0
+
+
+class Curve:
+    """The duration of some decode operators at one batch size, over one summed context."""
+
+    __slots__ = ("_knot_values", "_num_spans", "_time", "axis", "batch", "nodes", "segments")
+
+    def __init__(self, time: TimeNodes, nodes: Sequence[OperatorNode], batch: int, axis: int, num_spans: int) -> None:
+        self._time, self.nodes, self.batch, self.axis, self._num_spans = time, nodes, batch, axis, num_spans
+        self._knot_values: dict[int, int] = {}
+        self.segments: dict[int, Segment] = {}
+
+    def segment(self, context: int) -> Segment:
+        index = bisect_right(_KNOTS, context) - 1
+        found = self.segments.get(index)
+        if found is None:
+            start, end = _KNOTS[index], _KNOTS[index + 1]
+            base = self._at_knot(start)
+            found = Segment(start, end, base, round((self._at_knot(end) - base) / (end - start)))
+            self.segments[index] = found
+        return found
+
+    def shape(self, context: int) -> BatchShape:
+        spans = [0] * self._num_spans
+        if self.axis:
+            spans[self.axis - 1] = context
+        return BatchShape(self.batch, self.batch, (), self.batch, 0 if self.axis else context, tuple(spans))
+
+    def _at_knot(self, context: int) -> int:
+        value = self._knot_values.get(context)
+        if value is None:
+            value = self._time(self.nodes, self.shape(context))
+            self._knot_values[context] = value
+        return value
+
+
+# (steps, first duration, delta, ((segment, first offset, growth), ...), host wait per step)
+Piece = tuple[int, int, int, tuple[tuple[Segment, int, int], ...], int]
+
+
+class DecodeRun:
+    """Consecutive decode steps of one batch, as pieces in which each step takes `delta` longer than the one before.
+
+    Built for `num_steps`; `commit` says how many of them took place.
+    """
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self._pieces = pieces
+
+    @property
+    def first_duration(self) -> int:
+        return self._pieces[0][1]
+
+    def duration(self, num_steps: int) -> int:
+        """Picoseconds that the first `num_steps` take."""
+        total = 0
+        for steps, first, delta, _, _ in self._pieces:
+            n = min(steps, num_steps)
+            total += n * first + delta * (n * (n - 1) // 2)
+            num_steps -= n
+            if not num_steps:
+                break
+        return total
+
+    def steps_to_reach(self, elapsed: int) -> int:
+        """The smallest number of steps that take at least `elapsed`; all of them if they take less."""
+        done = 0
+        for steps, first, delta, _, _ in self._pieces:
+            whole = steps * first + delta * (steps * (steps - 1) // 2)
+            if whole < elapsed:
+                elapsed -= whole
+                done += steps
+                continue
+            low, high = 0, steps  # the piece's first `low` steps take less than elapsed, its first `high` do not
+            while high - low > 1:
+                n = (low + high) // 2
+                if n * first + delta * (n * (n - 1) // 2) < elapsed:
+                    low = n
+                else:
+                    high = n
+            return done + high
+        return done
+
+    def commit(self, num_steps: int) -> int:
+        """Count the first `num_steps` as having run; returns the picoseconds the device waited for the host."""
+        waited = 0
+        for steps, _, _, segments, host_wait in self._pieces:
+            n = min(steps, num_steps)
+            for segment, offset, growth in segments:
+                segment.uses += n
+                segment.sum_offset += n * offset + growth * (n * (n - 1) // 2)
+            waited += n * host_wait
+            num_steps -= n
+            if not num_steps:
+                break
+        return waited
