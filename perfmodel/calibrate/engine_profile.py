@@ -11,72 +11,49 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.calibrate.profile_fit import Parameter, fit_parameters, with_values
 from perfmodel.calibrate.robust import residuals_of
 from perfmodel.calibrate.serving_runs import ServingRun
 from perfmodel.calibrate.serving_simulation import StageRow, shortened, simulate_runs
-from perfmodel.cost import EngineProfile, HostFit, ServerFit
+from perfmodel.cost import EngineProfile
 
 Floats = NDArray[np.float64]
 
-# name -> (start, least, most): seconds, or bytes per logit. A step's host work that shows: launch gaps, copies, the
-# sampler's synchronisation. A sequence's: its row of inputs and outputs. In: HTTP and hand-over. Out, per sequence
-# sampled in the same step: streaming.
-_PARAMETERS = {
-    "serial_step_s": (3e-4, 2e-5, 3e-3),
-    "serial_per_sequence_s": (6e-6, 2e-7, 6e-5),
-    "in_s": (5e-3, 3e-4, 4e-2),
-    "out_per_sequence_s": (5e-5, 2e-6, 5e-4),
-    "sampling_bytes_per_logit": (400.0, 20.0, 1500.0),
-}
+# A step's host work that shows: launch gaps, copies, the sampler's synchronisation. A sequence's: its row of inputs and
+# outputs. In: HTTP and hand-over. Out, per sequence sampled in the same step: streaming. Seconds, or bytes per logit.
+_PARAMETERS = (
+    Parameter("host.serial_step_s", 3e-4, 2e-5, 3e-3),
+    Parameter("host.serial_per_sequence_s", 6e-6, 2e-7, 6e-5),
+    Parameter("server.in_s", 5e-3, 3e-4, 4e-2),
+    Parameter("server.out_per_sequence_s", 5e-5, 2e-6, 5e-4),
+    Parameter("sampling_bytes_per_logit", 400.0, 20.0, 1500.0),
+)
 _OUT_S = 1e-3  # detokenisation and hand-over of a token: not told apart from `in_s` by these runs
 _WEIGHTS = {"e2el_mean": 1.0, "itl_mean": 1.0, "ttft_mean": 0.5}
 _SHARE = 0.1  # of each stage's duration: means settle long before
 
 
 def fit_engine_profile(
-    engine: str,
+    begin: EngineProfile,
     runs: Sequence[ServingRun],
     *,
     share: float = _SHARE,
     progress: Callable[[int, int], None] | None = None,
 ) -> EngineProfile:
-    """The profile of `engine` that explains the measured means of `runs` best. Overloaded stages are left out.
+    """The profile of an engine that explains the measured means of `runs` best. Overloaded stages are left out.
 
-    A backlog multiplies small errors of capacity; such stages are for judging, not for fitting.
+    A backlog multiplies small errors of capacity; such stages are for judging, not for fitting. Of `begin`, what these
+    runs do not tell is kept.
     """
-    from scipy.optimize import least_squares
-
-    mine = [shortened(run, share) for run in runs if run.scenario.engine.profile == engine]
-    low, high = (np.log([ends[i] for ends in _PARAMETERS.values()]) for i in (1, 2))
-    begin = np.log([ends[0] for ends in _PARAMETERS.values()])
-    calls = 0
-
-    def errors(logs: Floats) -> Floats:
-        nonlocal calls
-        calls += 1
-        if progress is not None:
-            progress(calls, 60)
-        rows = simulate_runs(mine, profile=_profile(engine, logs))
-        return _log_errors(rows)
-
-    found = least_squares(
-        errors, begin, bounds=(low, high), loss="soft_l1", f_scale=0.05, diff_step=0.05, max_nfev=8, x_scale=0.5
+    mine = [shortened(run, share) for run in runs if run.scenario.engine.profile == begin.engine]
+    begin = with_values(begin, {"server.out_s": _OUT_S})
+    profile = fit_parameters(
+        begin, _PARAMETERS, lambda profile: _log_errors(simulate_runs(mine, profile=profile)), progress=progress
     )
-    profile = _profile(engine, found.x)
     rows = [row for row in simulate_runs(mine, profile=profile) if not row.run.is_overloaded(row.stage)]
     predicted = np.array([row.predicted["e2el_mean"] for row in rows])
     measured = np.array([row.measured["e2el_mean"] for row in rows])
     return profile.model_copy(update={"latency_residuals": residuals_of(predicted, measured)})
-
-
-def _profile(engine: str, logs: Floats) -> EngineProfile:
-    values = dict(zip(_PARAMETERS, map(float, np.exp(logs)), strict=True))
-    return EngineProfile(
-        engine=engine,
-        host=HostFit(serial_step_s=values["serial_step_s"], serial_per_sequence_s=values["serial_per_sequence_s"]),
-        server=ServerFit(in_s=values["in_s"], out_s=_OUT_S, out_per_sequence_s=values["out_per_sequence_s"]),
-        sampling_bytes_per_logit=values["sampling_bytes_per_logit"],
-    )
 
 
 def _log_errors(rows: Sequence[StageRow]) -> Floats:

@@ -15,6 +15,7 @@ import yaml
 
 from perfmodel.cost.calibration import Calibration
 from perfmodel.cost.datasheet import datasheet
+from perfmodel.cost.generations import load_generation
 from perfmodel.specs.catalog import data_dir
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario_file import load_hardware
@@ -93,6 +94,9 @@ def _inherited(hardware: HardwareSpec, engine: str) -> Calibration | None:
     spread, file = candidates[0]
     found = _read(file)
     source = f"passed on from {found.device} under {found.engine}: {found.source}"
+    generation = load_generation(hardware.declared.architecture)
+    if generation is not None and load_hardware(found.device).declared.architecture != generation.architecture:
+        found = generation.applied_to(found)
     return found.model_copy(update={"device": hardware.name, "source": source, "spread": found.spread * spread})
 
 
@@ -100,7 +104,7 @@ def _relations(hardware: HardwareSpec, engine: str) -> Iterator[tuple[float, Pat
     """(spread, file) of every calibration of a related device, or of the device under another engine."""
     for file in data_dir("calibrations").glob("*@*.yaml"):
         device, _, other_engine = file.stem.partition("@")
-        if device in ("engine", "cpu") or (device, other_engine) == (hardware.name, engine):
+        if device in ("engine", "generation", "cpu") or (device, other_engine) == (hardware.name, engine):
             continue
         steps = _distance(hardware.declared.architecture, load_hardware(device).declared.architecture)
         if steps is None:

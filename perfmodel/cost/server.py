@@ -45,7 +45,8 @@ class EngineProfile(Spec):
     graph_launch_fraction: of the launches of the experts' kernels, timed one by one, what is left when the engine
                            replays them in a CUDA graph
     sampling_bytes_per_logit: memory traffic of sampling beyond greedy (sort, softmax, cumulative sum), per logit
-    latency_residuals:        spread of log(measured / simulated) of mean latencies over whole runs
+    latency_residuals:        spread of log(measured / simulated) of mean latencies over whole serving runs
+    tpot_residuals, ttft_residuals: the same of means at fixed concurrencies
     """
 
     engine: str
@@ -57,6 +58,8 @@ class EngineProfile(Spec):
     graph_launch_fraction: float = Field(default=1.0, ge=0.05, le=1.0)
     sampling_bytes_per_logit: float | None = Field(default=None, ge=0, le=2000)
     latency_residuals: Residuals = Residuals()
+    tpot_residuals: Residuals = Residuals()
+    ttft_residuals: Residuals = Residuals()
 
     def applied_to(self, calibration: Calibration) -> Calibration:
         """The device's kernels as this engine runs them: its host time, its launches."""

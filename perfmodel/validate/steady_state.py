@@ -1,61 +1,22 @@
 """`validate steady-state`: mean TTFT and TPOT at a fixed concurrency, simulated under the benchmark's protocol."""
 
-__all__ = ["SteadyStatePair", "report_steady_state", "simulate_steady_states", "validate_steady_state"]
+__all__ = ["report_steady_state", "validate_steady_state"]
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
-from perfmodel.calibrate.steady_state import SteadyState, read_steady_states
-from perfmodel.errors import PerfmodelError
-from perfmodel.sim import simulate
+from perfmodel.calibrate.steady_simulation import SteadyStatePair, simulate_steady_states
+from perfmodel.calibrate.steady_state import read_steady_states
 from perfmodel.validate.report import ErrorStats, Rows, ValidationReport
 
 Progress = Callable[[int, int], None]
 _METRICS = ("tpot_mean", "ttft_mean")
 
 
-@dataclass(frozen=True)
-class SteadyStatePair:
-    """One row with its prediction, ms; None and a reason where it could not be simulated."""
-
-    row: SteadyState
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    reason: str = ""
-
-    def predicted(self, metric: str) -> float:
-        return (self.tpot_ms if metric == "tpot_mean" else self.ttft_ms) or float("nan")
-
-    def measured(self, metric: str) -> float:
-        return self.row.measured_tpot_ms if metric == "tpot_mean" else self.row.measured_ttft_ms
-
-
 def validate_steady_state(path: str | Path, progress: Progress | None = None) -> ValidationReport:
     """Simulate every row and compare; rows that cannot be simulated are listed with the reason."""
     rows, left_out = read_steady_states(path)
     return report_steady_state(simulate_steady_states(rows, progress), left_out)
-
-
-def simulate_steady_states(rows: Sequence[SteadyState], progress: Progress | None = None) -> list[SteadyStatePair]:
-    """Predictions of all rows, over the cores of this machine."""
-    pairs = []
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for done, pair in enumerate(pool.map(_simulate_row, rows, chunksize=8), 1):
-            pairs.append(pair)
-            if progress is not None:
-                progress(done, len(rows))
-    return pairs
-
-
-def _simulate_row(row: SteadyState) -> SteadyStatePair:
-    try:
-        summary = simulate(row.scenario, keep_steps=False).summary
-    except PerfmodelError as error:
-        return SteadyStatePair(row, reason=str(error))
-    return SteadyStatePair(row, summary["mean_ttft_ms"], summary["mean_tpot_ms"])
 
 
 def report_steady_state(pairs: Sequence[SteadyStatePair], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:

@@ -10,13 +10,14 @@ from perfmodel.calibrate.engine_profile import fit_engine_profile
 from perfmodel.calibrate.request_logs import read_request_log
 from perfmodel.calibrate.serving_runs import ServingRun, read_serving_runs, stage_latencies
 from perfmodel.calibrate.serving_simulation import shortened, simulate_runs
+from perfmodel.calibrate.steady_simulation import simulate_steady_states
 from perfmodel.calibrate.steady_state import read_steady_states
 from perfmodel.cost import EngineProfile, HostFit, ServerFit
 from perfmodel.errors import SpecError
 from perfmodel.sim import simulate
 from perfmodel.validate.per_request import validate_per_request
 from perfmodel.validate.serving import report_serving
-from perfmodel.validate.steady_state import report_steady_state, simulate_steady_states
+from perfmodel.validate.steady_state import report_steady_state
 
 MEASURED = {"e2e_mean_ms": 2000.0, "ttft_mean_ms": 30.0, "e2e_p90_ms": 2200.0}
 
@@ -104,7 +105,7 @@ def test_a_profile_is_found_again_from_the_runs_it_produced(tmp_path: Path) -> N
         ServingRun(r.run_id, r.scenario, r.stage_ends_s, tuple(measured[f"{r.run_id}, stage {i}"] for i in range(2)))
         for r in runs
     ]
-    found = fit_engine_profile("vllm", told, share=1.0)
+    found = fit_engine_profile(EngineProfile(engine="vllm"), told, share=1.0)
     assert found.host.serial_step_s == pytest.approx(6e-4, rel=0.2)
     assert found.server.in_s == pytest.approx(8e-3, rel=0.15)
     assert abs(found.latency_residuals.p90) < 0.01

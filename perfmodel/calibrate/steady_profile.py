@@ -1,0 +1,99 @@
+"""Fits what serving at a fixed concurrency tells of an engine: steps with prompts, synchronous hosts, graphs.
+
+Time to first token at low concurrency is the front end and one step with a prompt; time per output token at low
+concurrency is a step's fixed costs, which the kernels' tables have too high where they were timed launch by launch.
+"""
+
+__all__ = ["fit_steady_profile", "fitting_rows"]
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.calibrate.profile_fit import Parameter, fit_parameters
+from perfmodel.calibrate.robust import residuals_of
+from perfmodel.calibrate.steady_simulation import SteadyStatePair, simulate_steady_states
+from perfmodel.calibrate.steady_state import SteadyState
+from perfmodel.cost import EngineProfile
+
+Floats = NDArray[np.float64]
+
+# Of every engine: a step's launches beside CUDA graphs, per layer and per layer of experts; what a replayed graph
+# leaves of the experts' launches; tokenisation.
+_OF_PROMPTS = (
+    Parameter("host.prompt_step_s", 3e-3, 1e-4, 1e-1),
+    Parameter("host.prompt_layer_s", 5e-5, 1e-6, 1e-3),
+    Parameter("host.prompt_moe_layer_s", 3e-4, 1e-6, 5e-3),
+    Parameter("graph_launch_fraction", 0.6, 0.1, 1.0),
+    Parameter("server.in_per_prompt_token_s", 2e-6, 1e-7, 2e-5),
+)
+# Hidden beside the device when scheduled asynchronously; seen where an engine plans synchronously.
+_HIDDEN = (
+    Parameter("host.hidden_step_s", 1e-3, 5e-5, 5e-3),
+    Parameter("host.hidden_per_sequence_s", 1e-5, 2e-7, 1e-4),
+)
+# Known from serving runs where an engine has any.
+_OF_STEPS = (
+    Parameter("host.serial_step_s", 3e-4, 2e-5, 3e-3),
+    Parameter("host.serial_per_sequence_s", 6e-6, 2e-7, 6e-5),
+    Parameter("server.in_s", 1e-2, 3e-4, 8e-2),
+)
+_WEIGHTS = {"tpot": 1.0, "ttft": 0.4}
+_MOST_ROWS = 72
+_MOST_CONCURRENCY = 64  # larger batches take long to simulate and tell of kernels
+
+
+def fit_steady_profile(
+    begin: EngineProfile,
+    rows: Sequence[SteadyState],
+    *,
+    most_rows: int = _MOST_ROWS,
+    progress: Callable[[int, int], None] | None = None,
+) -> EngineProfile:
+    """The profile of an engine that explains mean TTFT and TPOT of its rows best; of `begin`, the rest is kept."""
+    mine = fitting_rows(rows, begin.engine, most_rows)
+    parameters = list(_OF_PROMPTS)
+    if not all(row.scenario.engine.async_scheduling for row in mine):
+        parameters += _HIDDEN
+    if not begin.latency_residuals.num_rows:
+        parameters += _OF_STEPS
+    profile = fit_parameters(
+        begin,
+        parameters,
+        lambda profile: _log_errors(simulate_steady_states(mine, profile=profile)),
+        progress=progress,
+    )
+    pairs = [pair for pair in simulate_steady_states(mine, profile=profile) if not pair.reason]
+    residuals = {
+        f"{metric}_residuals": residuals_of(
+            np.array([pair.predicted(f"{metric}_mean") for pair in pairs]),
+            np.array([pair.measured(f"{metric}_mean") for pair in pairs]),
+        )
+        for metric in _WEIGHTS
+    }
+    return profile.model_copy(update=residuals)
+
+
+def fitting_rows(rows: Sequence[SteadyState], engine: str, most: int = _MOST_ROWS) -> list[SteadyState]:
+    """Rows of `engine` that can be taken at face value and are quickly simulated, the same number of each model."""
+    groups: dict[str, list[SteadyState]] = {}
+    for row in rows:
+        concurrency = row.scenario.traffic.arrivals.concurrency or 0
+        if row.is_clear and row.scenario.engine.profile == engine and concurrency <= _MOST_CONCURRENCY:
+            groups.setdefault(f"{row.scenario.model.name} {row.scenario.hardware.name}", []).append(row)
+    chosen: list[SteadyState] = []
+    for members in groups.values():
+        step = max(1, len(members) * len(groups) // most)
+        chosen += members[::step]
+    return chosen
+
+
+def _log_errors(pairs: Sequence[SteadyStatePair]) -> Floats:
+    """Weighted log(predicted / measured)."""
+    errors = []
+    for pair in pairs:
+        if pair.ttft_ms is not None and pair.tpot_ms is not None:
+            errors.append(_WEIGHTS["tpot"] * np.log(pair.tpot_ms / pair.row.measured_tpot_ms))
+            errors.append(_WEIGHTS["ttft"] * np.log(pair.ttft_ms / pair.row.measured_ttft_ms))
+    return np.array(errors)

@@ -1,0 +1,53 @@
+"""Recorded steady states on the simulated clock, for fitting an engine's profile and for judging it."""
+
+__all__ = ["SteadyStatePair", "simulate_steady_states"]
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from perfmodel.calibrate.steady_state import SteadyState
+from perfmodel.cost import EngineProfile
+from perfmodel.errors import PerfmodelError
+from perfmodel.sim import simulate
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class SteadyStatePair:
+    """One row with its prediction, ms; None and a reason where it could not be simulated."""
+
+    row: SteadyState
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    reason: str = ""
+
+    def predicted(self, metric: str) -> float:
+        return (self.tpot_ms if metric == "tpot_mean" else self.ttft_ms) or float("nan")
+
+    def measured(self, metric: str) -> float:
+        return self.row.measured_tpot_ms if metric == "tpot_mean" else self.row.measured_ttft_ms
+
+
+def simulate_steady_states(
+    rows: Sequence[SteadyState], progress: Progress | None = None, profile: EngineProfile | None = None
+) -> list[SteadyStatePair]:
+    """Predictions of all rows, over the cores of this machine."""
+    pairs = []
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for done, pair in enumerate(pool.map(partial(_simulate_row, profile=profile), rows, chunksize=4), 1):
+            pairs.append(pair)
+            if progress is not None:
+                progress(done, len(rows))
+    return pairs
+
+
+def _simulate_row(row: SteadyState, profile: EngineProfile | None = None) -> SteadyStatePair:
+    try:
+        summary = simulate(row.scenario, profile=profile, keep_steps=False).summary
+    except PerfmodelError as error:
+        return SteadyStatePair(row, reason=str(error))
+    return SteadyStatePair(row, summary["mean_ttft_ms"], summary["mean_tpot_ms"])
