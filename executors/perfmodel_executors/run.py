@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from perfmodel.cost import OperatorTimer, StepTimer, plan_memory
+from perfmodel.cost import OperatorTimer, StepTables, StepTimer, plan_memory
 from perfmodel.cost.calibration import Calibration
 from perfmodel.engine import Backend, Request, StepRecord
 from perfmodel.errors import PerfmodelError, WorkloadError
@@ -77,7 +77,7 @@ def validate_executor(
 def _predictor(scenario: Scenario, calibration: Calibration) -> SimulatedBackend:
     """What the simulator asks for durations."""
     graph = build_graph(scenario.model, scenario.engine, sampling=scenario.sampling.method)
-    return SimulatedBackend(StepTimer(graph, OperatorTimer(scenario.hardware, calibration)))
+    return SimulatedBackend(StepTimer(StepTables(graph, OperatorTimer(scenario.hardware, calibration))))
 
 
 def _check_device(scenario: Scenario) -> None:

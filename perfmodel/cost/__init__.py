@@ -13,6 +13,7 @@ __all__ = [
     "Residuals",
     "ServerFit",
     "StepEstimate",
+    "StepTables",
     "StepTimer",
     "Usage",
     "datasheet",
@@ -40,5 +41,6 @@ from perfmodel.cost.price import usd_per_hour, usd_per_million_tokens
 from perfmodel.cost.rates import peak_flops_per_s, ridge_point
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
 from perfmodel.cost.server import EngineProfile, ServerFit, load_engine_profile, save_engine_profile
+from perfmodel.cost.step_tables import StepTables
 from perfmodel.cost.step_timer import StepTimer
 from perfmodel.cost.usage import Usage

@@ -6,12 +6,8 @@ All times are whole picoseconds: sums do not depend on the order of their terms.
 __all__ = ["Curve", "DecodeRun", "Piece", "Segment"]
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-
-from perfmodel.ops.node import OperatorNode
-from perfmodel.ops.work import BatchShape
-
-TimeNodes = Callable[[Sequence[OperatorNode], BatchShape], int]  # picoseconds of nodes for a shape
+from perfmodel.cost.step_tables import StepCost, StepTables
+from perfmodel.cost.usage import Usage
 
 
 def _knots() -> list[int]:
@@ -29,22 +25,30 @@ _KNOTS = _knots()
 class Segment:
     """A line over context from `start` up to `end`: `base + slope * (x - start)`."""
 
-    __slots__ = ("base", "end", "slope", "start", "sum_offset", "uses")
+    __slots__ = ("_ends", "base", "end", "slope", "start", "sum_offset", "uses")
 
-    def __init__(self, start: int, end: int, base: int, slope: int) -> None:
-        self.start, self.end, self.base, self.slope = start, end, base, slope
+    def __init__(self, start: int, end: int, at_start: StepCost, at_end: StepCost) -> None:
+        self.start, self.end, self.base = start, end, at_start.duration
+        self.slope = round((at_end.duration - at_start.duration) / (end - start))
+        self._ends = at_start.usage, at_end.usage
         self.uses = 0
         self.sum_offset = 0
+
+    def add_to(self, total: Usage) -> None:
+        """Add what its uses amount to."""
+        if self.uses:
+            share = self.sum_offset / (self.end - self.start)
+            total.add(self._ends[0], self.uses - share)
+            total.add(self._ends[1], share)
 
 
 class Curve:
     """The duration of some decode operators at one batch size, over one summed context."""
 
-    __slots__ = ("_knot_values", "_num_spans", "_time", "axis", "batch", "nodes", "segments")
+    __slots__ = ("_tables", "axis", "batch", "segments")
 
-    def __init__(self, time: TimeNodes, nodes: Sequence[OperatorNode], batch: int, axis: int, num_spans: int) -> None:
-        self._time, self.nodes, self.batch, self.axis, self._num_spans = time, nodes, batch, axis, num_spans
-        self._knot_values: dict[int, int] = {}
+    def __init__(self, tables: StepTables, batch: int, axis: int) -> None:
+        self._tables, self.batch, self.axis = tables, batch, axis
         self.segments: dict[int, Segment] = {}
 
     def segment(self, context: int) -> Segment:
@@ -52,23 +56,9 @@ class Curve:
         found = self.segments.get(index)
         if found is None:
             start, end = _KNOTS[index], _KNOTS[index + 1]
-            base = self._at_knot(start)
-            found = Segment(start, end, base, round((self._at_knot(end) - base) / (end - start)))
-            self.segments[index] = found
+            costs = (self._tables.decodes(self.axis, self.batch, knot) for knot in (start, end))
+            found = self.segments[index] = Segment(start, end, *costs)
         return found
-
-    def shape(self, context: int) -> BatchShape:
-        spans = [0] * self._num_spans
-        if self.axis:
-            spans[self.axis - 1] = context
-        return BatchShape(self.batch, self.batch, (), self.batch, 0 if self.axis else context, tuple(spans))
-
-    def _at_knot(self, context: int) -> int:
-        value = self._knot_values.get(context)
-        if value is None:
-            value = self._time(self.nodes, self.shape(context))
-            self._knot_values[context] = value
-        return value
 
 
 # (steps, first duration, delta, ((segment, first offset, growth), ...), host wait per step)

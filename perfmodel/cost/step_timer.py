@@ -4,54 +4,49 @@ Durations are whole picoseconds, so sums do not depend on the order or the group
 advanced together take exactly as long as one by one.
 
 The step graph's operators fall into groups by what they depend on. Groups of tokens, samples and prefills are memoised
-by their key. Decode attention depends on the batch and on summed contexts; for a given batch it is tabulated over each
-such context at knots an eighth of an octave apart and linear in between (lines are reproduced exactly, a curve to about
-0.1 %), so the cost of a run of growing decode steps is an arithmetic series.
+by their key (`StepTables`). Decode attention depends on the batch and on summed contexts; for a given batch it is
+tabulated over each such context at knots an eighth of an octave apart and linear in between (lines are reproduced
+exactly, a curve to about 0.1 %), so the cost of a run of growing decode steps is an arithmetic series.
 
 The timer also counts how often each entry is used; `usage` multiplies out FLOPs, bytes and what bounded them.
 """
 
-__all__ = ["PS_PER_S", "StepTimer"]
+__all__ = ["StepTimer"]
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
 
-from perfmodel.cost.decode_curve import Curve, DecodeRun, Piece, Segment
+from perfmodel.cost.decode_curve import Curve, DecodeRun, Piece
 from perfmodel.cost.estimate import host_fit
-from perfmodel.cost.roofline import OperatorTimer
+from perfmodel.cost.step_tables import PS_PER_S, StepCost, StepTables
 from perfmodel.cost.usage import Usage
-from perfmodel.ops.graph import StepGraph
-from perfmodel.ops.node import OperatorNode
-from perfmodel.ops.work import BatchShape, Depends
+from perfmodel.ops.work import BatchShape
 
-PS_PER_S = 10**12
 _MAX_PREFILL_ENTRIES = 20_000
 
 
 class _Entry:
-    """A memoised duration and how often it was used."""
+    """A known cost and how often it was used."""
 
-    __slots__ = ("duration", "uses")
+    __slots__ = ("duration", "usage", "uses")
 
-    def __init__(self, duration: int) -> None:
-        self.duration = duration
+    def __init__(self, cost: StepCost) -> None:
+        self.duration, self.usage = cost
         self.uses = 0
 
 
 class StepTimer:
-    """Durations of steps of `graph` in picoseconds, on the hardware and with the fits of `timer`."""
+    """Durations of steps in picoseconds, from the costs in `tables`, which other timers may share."""
 
-    def __init__(self, graph: StepGraph, timer: OperatorTimer) -> None:
-        self.graph = graph
-        self.timer = timer
-        self.num_spans = len(graph.model.attention_spans)
+    def __init__(self, tables: StepTables) -> None:
+        self.tables = tables
         self.host_wait = 0  # picoseconds in which the device waited for the host
         self._tokens: dict[int, _Entry] = {}
         self._samples: dict[int, _Entry] = {}
         self._prefills: dict[tuple[tuple[int, int], ...], _Entry] = {}
         self._curves: dict[int, list[Curve]] = {}
         self._folded = Usage()  # of prefill entries dropped to bound memory
-        self._nodes = graph.by_depends
-        self._decode_nodes = self._nodes_by_axis()
+        graph, timer = tables.graph, tables.timer
         self._mixed = graph.mixed if timer.mixes_attention else ()
         self._mixed_usage = Usage()
         self._host = host_fit(graph, timer.calibration)
@@ -141,13 +136,6 @@ class StepTimer:
         self._tokens[num_decodes].uses += num_steps
         self._samples[num_decodes].uses += num_steps
 
-    def time_nodes(self, nodes: Iterable[OperatorNode], shape: BatchShape) -> int:
-        """Picoseconds of `nodes` for `shape`."""
-        seconds = 0.0
-        for node in nodes:
-            seconds += node.count * self.timer.time(node.work(shape)).duration_s
-        return _ps(seconds)
-
     def _host_time(self, num_sequences: int) -> tuple[int, int]:
         """Picoseconds of the host that always show, and that show only beyond the device's."""
         known, host = self._host_times, self._host
@@ -158,10 +146,10 @@ class StepTimer:
     def _mixed_extra(self, prefills: tuple[tuple[int, int], ...], num_decodes: int, context: int) -> int:
         """Picoseconds by which one kernel for prompts and decodes takes longer than one for each."""
         shape = BatchShape(0, 0, prefills, num_decodes, context)
-        extra = 0.0
+        extra, time = 0.0, self.tables.timer.time
         for node, parts in self._mixed:
-            together = self.timer.time(node.work(shape))
-            apart = sum(self.timer.time(part.work(shape)).duration_s for part in parts)
+            together = time(node.work(shape))
+            apart = sum(time(part.work(shape)).duration_s for part in parts)
             longer = node.count * (together.duration_s - apart)
             self._mixed_usage.bound_s[together.bound] += longer
             extra += longer
@@ -170,42 +158,23 @@ class StepTimer:
     # ---------------------------------------------------------------- entries, made on first use
 
     def _tokens_entry(self, num_tokens: int) -> _Entry:
-        shape = BatchShape(num_tokens, 0)
-        entry = self._tokens[num_tokens] = _Entry(self.time_nodes(self._nodes[Depends.TOKENS], shape))
+        entry = self._tokens[num_tokens] = _Entry(self.tables.tokens(num_tokens))
         return entry
 
     def _samples_entry(self, num_samples: int) -> _Entry:
-        nodes = self._nodes[Depends.SAMPLES] if num_samples else ()
-        entry = self._samples[num_samples] = _Entry(self.time_nodes(nodes, BatchShape(0, num_samples)))
+        entry = self._samples[num_samples] = _Entry(self.tables.samples(num_samples))
         return entry
 
     def _prefills_entry(self, prefills: tuple[tuple[int, int], ...]) -> _Entry:
         if len(self._prefills) >= _MAX_PREFILL_ENTRIES:
-            self._fold_prefills()
-        nodes = self._nodes[Depends.PREFILL]
-        entry = self._prefills[prefills] = _Entry(self.time_nodes(nodes, BatchShape(0, 0, prefills)))
+            _add_entries(self._folded, self._prefills)
+            self._prefills.clear()
+        entry = self._prefills[prefills] = _Entry(self.tables.prefills(prefills))
         return entry
 
     def _curves_of(self, batch: int) -> list[Curve]:
-        curves = [
-            Curve(self.time_nodes, nodes, batch, axis, self.num_spans) for axis, nodes in self._decode_nodes.items()
-        ]
-        self._curves[batch] = curves
+        curves = self._curves[batch] = [Curve(self.tables, batch, axis) for axis in self.tables.axes]
         return curves
-
-    def _nodes_by_axis(self) -> dict[int, list[OperatorNode]]:
-        """Decode operators by the context they look at: axis 0 is the full one, axis i the i-th span."""
-        by_axis: dict[int, list[OperatorNode]] = {0: []}
-        base = (64, 64, (), 64, 64 * 1000, (64 * 100,) * self.num_spans)
-        for node in self._nodes[Depends.DECODE]:
-            reference = node.work(BatchShape(*base))
-            axis = 0
-            for i in range(self.num_spans):
-                spans = tuple(6400 + 640 * (i == j) for j in range(self.num_spans))
-                if node.work(BatchShape(*base[:5], spans)) != reference:
-                    axis = i + 1
-            by_axis.setdefault(axis, []).append(node)
-        return by_axis
 
     # ---------------------------------------------------------------- what it all amounted to
 
@@ -214,46 +183,19 @@ class StepTimer:
         total = Usage()
         total.add(self._folded, 1)
         total.add(self._mixed_usage, 1)
-        for count, entry in self._tokens.items():
-            total.add(self._usage_of(Depends.TOKENS, BatchShape(count, 0)), entry.uses)
-        for count, entry in self._samples.items():
-            if count:
-                total.add(self._usage_of(Depends.SAMPLES, BatchShape(0, count)), entry.uses)
-        for prefills, entry in self._prefills.items():
-            total.add(self._usage_of(Depends.PREFILL, BatchShape(0, 0, prefills)), entry.uses)
+        for entries in (self._tokens, self._samples, self._prefills):
+            _add_entries(total, entries)
         for curves in self._curves.values():
             for curve in curves:
                 for segment in curve.segments.values():
-                    self._add_segment(total, curve, segment)
+                    segment.add_to(total)
         total.bound_s["overhead"] += self.host_wait / PS_PER_S
         return total
 
-    def _add_segment(self, total: Usage, curve: Curve, segment: Segment) -> None:
-        if not segment.uses:
-            return
-        share = segment.sum_offset / (segment.end - segment.start)
-        total.add(self._usage_of_nodes(curve.nodes, curve.shape(segment.start)), segment.uses - share)
-        total.add(self._usage_of_nodes(curve.nodes, curve.shape(segment.end)), share)
 
-    def _fold_prefills(self) -> None:
-        for prefills, entry in self._prefills.items():
-            self._folded.add(self._usage_of(Depends.PREFILL, BatchShape(0, 0, prefills)), entry.uses)
-        self._prefills.clear()
-
-    def _usage_of(self, depends: Depends, shape: BatchShape) -> Usage:
-        return self._usage_of_nodes(self._nodes[depends], shape)
-
-    def _usage_of_nodes(self, nodes: Iterable[OperatorNode], shape: BatchShape) -> Usage:
-        usage = Usage()
-        for node in nodes:
-            work = node.work(shape)
-            time = self.timer.time(work)
-            usage.flops += node.count * work.flops
-            usage.peak_compute_s += node.count * work.flops / self.timer.device.peak(work.rate)
-            usage.hbm_bytes += node.count * work.hbm_bytes
-            usage.bound_s["overhead"] += node.count * time.overhead_s
-            usage.bound_s[time.bound] += node.count * (time.duration_s - time.overhead_s)
-        return usage
+def _add_entries(total: Usage, entries: Mapping[Any, _Entry]) -> None:
+    for entry in entries.values():
+        total.add(entry.usage, entry.uses)
 
 
 def _ps(seconds: float) -> int:

@@ -8,7 +8,6 @@ from pathlib import Path
 from perfmodel.cost import (
     Calibration,
     EngineProfile,
-    OperatorTimer,
     ServerFit,
     StepTimer,
     Usage,
@@ -19,7 +18,6 @@ from perfmodel.cost import (
 )
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import WorkloadError
-from perfmodel.ops import build_graph
 from perfmodel.sim.clients import ClosedLoopClient, OpenLoopClient
 from perfmodel.sim.clock import TickEnvironment, to_ticks
 from perfmodel.sim.collector import Collector
@@ -28,6 +26,7 @@ from perfmodel.sim.replica import Replica, SimulatedBackend
 from perfmodel.sim.result import RunResult
 from perfmodel.sim.router import ROUTERS
 from perfmodel.sim.serving import build_serve_loop
+from perfmodel.sim.step_costs import step_tables_of
 from perfmodel.sim.summary import DeviceTotals, summarize
 from perfmodel.sim.workload import Workload
 from perfmodel.specs.scenario import Scenario
@@ -61,13 +60,7 @@ def simulate(
     calibration = calibration or load_calibration(scenario.hardware, scenario.engine.profile)
     calibration = profile.applied_to(calibration)
     memory = plan_memory(scenario.model, scenario.hardware, scenario.engine)
-    graph = build_graph(
-        scenario.model,
-        scenario.engine,
-        sampling=scenario.sampling.method,
-        bytes_per_logit=profile.bytes_per_logit(scenario.sampling.method, scenario.model),
-    )
-    timer = StepTimer(graph, OperatorTimer(scenario.hardware, calibration))
+    timer = StepTimer(step_tables_of(scenario, calibration, profile))
     workload = Workload(scenario)
     if keep_steps is None:
         keep_steps = (workload.num_requests or 0) <= _MOST_STEPS_KEPT

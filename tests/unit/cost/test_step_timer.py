@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost import Calibration, FamilyFit, HostFit, OperatorTimer, StepTimer, estimate_step
+from perfmodel.cost import Calibration, FamilyFit, HostFit, OperatorTimer, StepTables, StepTimer, estimate_step
 from perfmodel.ops import BatchShape, StepGraph, build_graph
 from perfmodel.specs import EngineSpec, load_hardware, load_model
 
@@ -48,7 +48,7 @@ def test_a_step_takes_what_the_estimate_says(
     samples = decodes + len(chunks)
     shape = BatchShape(tokens, samples, chunks, decodes, context, windowed)
     expected = estimate_step(graph, timer, shape).duration_s
-    picoseconds = StepTimer(graph, timer).step(tokens, samples, chunks, decodes, context, windowed)
+    picoseconds = StepTimer(StepTables(graph, timer)).step(tokens, samples, chunks, decodes, context, windowed)
     assert picoseconds / 1e12 == pytest.approx(expected, rel=3e-3)
 
 
@@ -63,7 +63,7 @@ def test_a_run_is_the_sum_of_its_steps_to_the_last_picosecond(
     spans = graph.model.attention_spans
     growth = tuple(batch // 2 for _ in spans)
     windowed = tuple(min(span, mean_context) * batch for span in spans)
-    together, single = StepTimer(graph, timer), StepTimer(graph, timer)
+    together, single = StepTimer(StepTables(graph, timer)), StepTimer(StepTables(graph, timer))
     run = together.decode_run(batch, batch * mean_context, windowed, growth, num_steps)
     steps = [
         single.step(
@@ -92,7 +92,7 @@ def test_a_run_is_the_sum_of_its_steps_to_the_last_picosecond(
 
 def test_usage_adds_up_to_the_steps_it_came_from() -> None:
     graph, timer = graph_and_timer("llama-3.1-8b", "datasheet")
-    steps = StepTimer(graph, timer)
+    steps = StepTimer(StepTables(graph, timer))
     total, flops = 0.0, 0.0
     for i in range(1, 200, 7):
         shape = BatchShape(i + 100, i + 1, ((100, 50 * i),), i, i * 1000)
@@ -106,11 +106,11 @@ def test_usage_adds_up_to_the_steps_it_came_from() -> None:
 def test_memory_of_prefill_shapes_is_bounded_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfmodel.cost.step_timer._MAX_PREFILL_ENTRIES", 10)
     graph, timer = graph_and_timer("llama-3.1-8b", "datasheet")
-    bounded = StepTimer(graph, timer)
+    bounded = StepTimer(StepTables(graph, timer))
     for length in range(2, 102):
         bounded.step(length, 1, ((length, 0),), 0, 0)
     monkeypatch.undo()
-    free = StepTimer(graph, timer)
+    free = StepTimer(StepTables(graph, timer))
     for length in range(2, 102):
         free.step(length, 1, ((length, 0),), 0, 0)
     assert bounded.usage().flops == pytest.approx(free.usage().flops)

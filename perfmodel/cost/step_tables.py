@@ -1,0 +1,109 @@
+"""`StepTables`: what the operators of a step graph cost, by what they depend on. Worked out once for all timers.
+
+Nothing here knows which steps were taken, so that simulations of one model on one device can share a table.
+"""
+
+__all__ = ["PS_PER_S", "StepCost", "StepTables"]
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from perfmodel.cost.roofline import OperatorTimer
+from perfmodel.cost.usage import Usage
+from perfmodel.ops.graph import StepGraph
+from perfmodel.ops.node import OperatorNode
+from perfmodel.ops.work import BatchShape, Depends
+
+PS_PER_S = 10**12
+_MOST_PREFILLS = 20_000
+
+
+class StepCost(NamedTuple):
+    """Picoseconds that some operators take once, and what the device does in them."""
+
+    duration: int
+    usage: Usage
+
+
+class StepTables:
+    """Costs of the operators of `graph`, on the hardware and with the fits of `timer`."""
+
+    def __init__(self, graph: StepGraph, timer: OperatorTimer) -> None:
+        self.graph = graph
+        self.timer = timer
+        self.num_spans = len(graph.model.attention_spans)
+        self._decode_nodes = self._nodes_by_axis()
+        self.axes = tuple(self._decode_nodes)
+        self._tokens: dict[int, StepCost] = {}
+        self._samples: dict[int, StepCost] = {}
+        self._prefills: dict[tuple[tuple[int, int], ...], StepCost] = {}
+        self._decodes: dict[tuple[int, int, int], StepCost] = {}
+
+    def tokens(self, num_tokens: int) -> StepCost:
+        """Of what depends on the number of tokens alone."""
+        cost = self._tokens.get(num_tokens)
+        if cost is None:
+            cost = self._tokens[num_tokens] = self._cost(Depends.TOKENS, BatchShape(num_tokens, 0))
+        return cost
+
+    def samples(self, num_samples: int) -> StepCost:
+        """Of what depends on the number of samples alone; nothing for none."""
+        cost = self._samples.get(num_samples)
+        if cost is None:
+            shape = BatchShape(0, num_samples)
+            cost = self._cost(Depends.SAMPLES, shape) if num_samples else StepCost(0, Usage())
+            self._samples[num_samples] = cost
+        return cost
+
+    def prefills(self, prefills: tuple[tuple[int, int], ...]) -> StepCost:
+        """Of the attention of prompts."""
+        cost = self._prefills.get(prefills)
+        if cost is None:
+            if len(self._prefills) >= _MOST_PREFILLS:
+                self._prefills.clear()
+            cost = self._prefills[prefills] = self._cost(Depends.PREFILL, BatchShape(0, 0, prefills))
+        return cost
+
+    def decodes(self, axis: int, batch: int, context: int) -> StepCost:
+        """Of the decode operators that look at `axis`: 0 is the summed context, i that under the i-th span."""
+        key = (axis, batch, context)
+        cost = self._decodes.get(key)
+        if cost is None:
+            spans = [0] * self.num_spans
+            if axis:
+                spans[axis - 1] = context
+            shape = BatchShape(batch, batch, (), batch, 0 if axis else context, tuple(spans))
+            cost = self._decodes[key] = self.cost(self._decode_nodes[axis], shape)
+        return cost
+
+    def cost(self, nodes: Iterable[OperatorNode], shape: BatchShape) -> StepCost:
+        """Of `nodes` for `shape`."""
+        usage, seconds, peak = Usage(), 0.0, self.timer.device.peak
+        bound_s = usage.bound_s
+        for node in nodes:
+            count, work = node.count, node.work(shape)
+            time = self.timer.time(work)
+            seconds += count * time.duration_s
+            usage.flops += count * work.flops
+            usage.peak_compute_s += count * work.flops / peak(work.rate)
+            usage.hbm_bytes += count * work.hbm_bytes
+            bound_s["overhead"] += count * time.overhead_s
+            bound_s[time.bound] += count * (time.duration_s - time.overhead_s)
+        return StepCost(round(seconds * PS_PER_S), usage)
+
+    def _cost(self, depends: Depends, shape: BatchShape) -> StepCost:
+        return self.cost(self.graph.by_depends[depends], shape)
+
+    def _nodes_by_axis(self) -> dict[int, list[OperatorNode]]:
+        """Decode operators by the context they look at."""
+        by_axis: dict[int, list[OperatorNode]] = {0: []}
+        base = (64, 64, (), 64, 64 * 1000, (64 * 100,) * self.num_spans)
+        for node in self.graph.by_depends[Depends.DECODE]:
+            reference = node.work(BatchShape(*base))
+            axis = 0
+            for i in range(self.num_spans):
+                spans = tuple(6400 + 640 * (i == j) for j in range(self.num_spans))
+                if node.work(BatchShape(*base[:5], spans)) != reference:
+                    axis = i + 1
+            by_axis.setdefault(axis, []).append(node)
+        return by_axis

@@ -1,0 +1,47 @@
+"""Step tables for scenarios, shared by those that run the same steps: of a sweep, a search, a validation."""
+
+__all__ = ["step_tables_of"]
+
+from collections import deque
+from typing import Any
+
+from perfmodel.cost import Calibration, EngineProfile, OperatorTimer, StepTables
+from perfmodel.ops import build_graph
+from perfmodel.specs.scenario import Scenario
+
+# What the engine schedules by; no operator depends on it.
+_SCHEDULING = {
+    "async_scheduling",
+    "batch_timeout_ms",
+    "batching",
+    "block_size",
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
+    "gpu_memory_utilization",
+    "long_prefill_token_threshold",
+    "max_model_len",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "num_gpu_blocks_override",
+    "poll_every",
+    "prefill_exclusive",
+    "reserve_output",
+    "scheduler_reserve_full_isl",
+    "scheduling_policy",
+}
+_recent: deque[tuple[tuple[Any, ...], StepTables]] = deque(maxlen=4)
+
+
+def step_tables_of(scenario: Scenario, calibration: Calibration, profile: EngineProfile) -> StepTables:
+    """The costs of the scenario's steps; the tables of one of the last few scenarios if they are the same."""
+    method = scenario.sampling.method
+    bytes_per_logit = profile.bytes_per_logit(method, scenario.model)
+    engine = scenario.engine.model_dump(exclude=_SCHEDULING)
+    key = (method, bytes_per_logit, engine, scenario.hardware, scenario.model, calibration)
+    for known, tables in _recent:
+        if known == key:
+            return tables
+    graph = build_graph(scenario.model, scenario.engine, sampling=method, bytes_per_logit=bytes_per_logit)
+    tables = StepTables(graph, OperatorTimer(scenario.hardware, calibration))
+    _recent.appendleft((key, tables))
+    return tables
