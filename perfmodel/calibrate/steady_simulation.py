@@ -12,6 +12,7 @@ from perfmodel.calibrate.steady_state import SteadyState
 from perfmodel.cost import EngineProfile
 from perfmodel.errors import PerfmodelError
 from perfmodel.sim import simulate
+from perfmodel.specs import Scenario
 
 Progress = Callable[[int, int], None]
 
@@ -36,13 +37,24 @@ def simulate_steady_states(
     rows: Sequence[SteadyState], progress: Progress | None = None, profile: EngineProfile | None = None
 ) -> list[SteadyStatePair]:
     """Predictions of all rows, over the cores of this machine."""
-    pairs = []
+    # Neighbours run the same steps as often as can be, and share what these cost.
+    order = sorted(range(len(rows)), key=lambda i: _server(rows[i].scenario))
+    work = partial(_simulate_row, profile=profile)
+    pairs = {}
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for done, pair in enumerate(pool.map(partial(_simulate_row, profile=profile), rows, chunksize=4), 1):
-            pairs.append(pair)
+        found = pool.map(work, [rows[i] for i in order], chunksize=min(16, max(len(rows) // 32, 1)))
+        for done, (i, pair) in enumerate(zip(order, found, strict=True), 1):
+            pairs[i] = pair
             if progress is not None:
                 progress(done, len(rows))
-    return pairs
+    return [pairs[i] for i in range(len(rows))]
+
+
+def _server(scenario: Scenario) -> tuple[str, ...]:
+    engine = scenario.engine
+    degrees = engine.tensor_parallel_size, engine.data_parallel_size, engine.enable_expert_parallel
+    names = scenario.model.name, str(scenario.model.quantization.weights), scenario.hardware.name, engine.profile
+    return *names, *map(str, degrees)
 
 
 def _simulate_row(row: SteadyState, profile: EngineProfile | None = None) -> SteadyStatePair:

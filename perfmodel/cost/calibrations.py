@@ -9,6 +9,7 @@ fits have come. With no relation measured, the datasheet.
 __all__ = ["HEADER", "load_calibration", "save_calibration"]
 
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import yaml
@@ -16,7 +17,7 @@ import yaml
 from perfmodel.cost.calibration import Calibration
 from perfmodel.cost.datasheet import datasheet
 from perfmodel.cost.generations import load_generation
-from perfmodel.specs.catalog import data_dir
+from perfmodel.specs.catalog import data_dir, find_file
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario_file import load_hardware
 from perfmodel.specs.validation import parse
@@ -72,8 +73,26 @@ def save_calibration(calibration: Calibration, path: str | Path) -> Path:
 
 
 def _read(file: Path) -> Calibration:
+    if not file.is_file():
+        return _parsed(file, 0)  # which says so
+    return _parsed(file, file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _parsed(file: Path, _written_at: int) -> Calibration:
+    """Reading a calibration takes longer than many a simulation that uses it."""
     loaded = load_yaml(file)
     return parse(Calibration, loaded.data, loaded.positions)
+
+
+def _architecture(device: str) -> str | None:
+    file = find_file("hardware", device)
+    return _declared_architecture(file, file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _declared_architecture(hardware_file: Path, _written_at: int) -> str | None:
+    return load_hardware(hardware_file).declared.architecture
 
 
 def _completed(own: Calibration, inherited: Calibration | None) -> Calibration:
@@ -95,7 +114,7 @@ def _inherited(hardware: HardwareSpec, engine: str) -> Calibration | None:
     found = _read(file)
     source = f"passed on from {found.device} under {found.engine}: {found.source}"
     generation = load_generation(hardware.declared.architecture)
-    if generation is not None and load_hardware(found.device).declared.architecture != generation.architecture:
+    if generation is not None and _architecture(found.device) != generation.architecture:
         found = generation.applied_to(found)
     return found.model_copy(update={"device": hardware.name, "source": source, "spread": found.spread * spread})
 
@@ -106,7 +125,7 @@ def _relations(hardware: HardwareSpec, engine: str) -> Iterator[tuple[float, Pat
         device, _, other_engine = file.stem.partition("@")
         if device in ("engine", "generation", "cpu") or (device, other_engine) == (hardware.name, engine):
             continue
-        steps = _distance(hardware.declared.architecture, load_hardware(device).declared.architecture)
+        steps = _distance(hardware.declared.architecture, _architecture(device))
         if steps is None:
             continue
         spread = 1.0 if device == hardware.name else _SPREAD_SIBLING
