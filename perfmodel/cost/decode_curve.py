@@ -6,6 +6,7 @@ All times are whole picoseconds: sums do not depend on the order of their terms.
 __all__ = ["Curve", "DecodeRun", "Piece", "Segment"]
 
 from bisect import bisect_right
+
 from perfmodel.cost.step_tables import StepCost, StepTables
 from perfmodel.cost.usage import Usage
 

@@ -11,7 +11,6 @@ from perfmodel.specs.scenario import Scenario
 
 # What the engine schedules by; no operator depends on it.
 _SCHEDULING = {
-    "async_scheduling",
     "batch_timeout_ms",
     "batching",
     "block_size",
