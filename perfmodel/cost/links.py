@@ -5,8 +5,9 @@ __all__ = ["DEFAULT_LINK", "collective_time", "link_for"]
 from perfmodel.ops.work import Message
 from perfmodel.specs.hardware import HardwareSpec, Link
 
-# Per step of an algorithm, where the file declares no latency. Assumptions: one NVLink hop of NCCL's low-latency
-# protocol is 0.8-1.0 us on A100 and H100 (fits to nccl-tests); through PCIe and host memory some 5 us.
+# Least seconds per step of an algorithm: a flag seen and answered, not just a packet on the wire. Assumptions: one
+# NVLink hop of NCCL's low-latency protocol is 0.8-1.0 us on A100 and H100 (fits to nccl-tests); through PCIe and host
+# memory some 5 us.
 _HOP_S = {"pcie": 5e-6, "scale_out": 5e-6}
 _DEFAULT_HOP_S = 1e-6
 DEFAULT_LINK = Link(name="pcie", bandwidth_bytes_per_s=31.5e9)  # PCIe 4.0 x16, where a file declares no link at all
@@ -39,7 +40,7 @@ def collective_time(message: Message, link: Link, bandwidth_fraction: float = 1.
     k, payload = message.num_ranks, message.bytes_
     if k <= 1:
         return 0.0
-    hop = link.latency_s or _HOP_S.get(link.name, _DEFAULT_HOP_S)
+    hop = max(link.latency_s, _HOP_S.get(link.name, _DEFAULT_HOP_S))
     wire = payload / (link.bandwidth_bytes_per_s * bandwidth_fraction)
     if message.kind == "all_reduce":
         return min(2 * (k - 1) * (hop + wire / k), hop + (k - 1) * wire)

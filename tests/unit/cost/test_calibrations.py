@@ -5,6 +5,7 @@ import datetime
 import pytest
 
 from perfmodel.cost import Calibration, FamilyFit, HostFit, Residuals, load_calibration, save_calibration
+from perfmodel.cost.generations import GenerationFit, load_generation, save_generation
 from perfmodel.errors import SpecError
 from perfmodel.specs.scenario_file import load_hardware
 
@@ -46,6 +47,7 @@ def test_the_file_of_the_device_and_profile_is_found(tmp_path, monkeypatch):
 
 def test_the_nearest_relation_passes_its_fits_on_and_intervals_widen_with_the_distance(tmp_path, monkeypatch):
     monkeypatch.setattr("perfmodel.cost.calibrations.data_dir", lambda kind: tmp_path)
+    monkeypatch.setattr("perfmodel.cost.generations.data_dir", lambda kind: tmp_path)
     save_calibration(FITTED, tmp_path / "a100-sxm-80gb@vllm.yaml")
     spreads = []
     for device, engine in (
@@ -62,6 +64,22 @@ def test_the_nearest_relation_passes_its_fits_on_and_intervals_widen_with_the_di
     assert spreads == sorted(set(spreads))
     assert "passed on from a100-sxm-80gb under vllm" in found.source
     assert load_calibration(load_hardware("mi300x"), "vllm").origin == "datasheet"
+
+
+def test_a_generation_that_is_known_to_reach_less_of_its_peaks_does_so_with_fits_from_the_one_before(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("perfmodel.cost.calibrations.data_dir", lambda kind: tmp_path)
+    monkeypatch.setattr("perfmodel.cost.generations.data_dir", lambda kind: tmp_path)
+    save_calibration(FITTED.model_copy(update={"device": "h100-sxm-80gb"}), tmp_path / "h100-sxm-80gb@vllm.yaml")
+    known = GenerationFit(architecture="blackwell", compute=0.5, memory=0.9)
+    assert load_generation("blackwell") is None
+    save_generation(known, tmp_path / "generation@blackwell.yaml", "# fitted\n")
+    assert load_generation("blackwell") == known
+    sibling, newer = (load_calibration(load_hardware(name), "vllm") for name in ("h200-sxm", "b200-sxm"))
+    assert sibling.families == FITTED.families
+    for key, fit in FITTED.families.items():
+        assert newer.families[key].memory_fraction == pytest.approx(0.9 * fit.memory_fraction)
 
 
 def test_a_sibling_goes_before_a_neighbour(tmp_path, monkeypatch):
