@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from perfmodel.cost import OperatorTimer, StepTables, StepTimer, plan_memory
+from perfmodel.cost import OperatorTimer, StepTables, StepTimer, plan_memory, usd_per_hour
 from perfmodel.cost.calibration import Calibration
 from perfmodel.engine import Backend, Request, StepRecord
 from perfmodel.errors import PerfmodelError, WorkloadError
@@ -85,7 +85,7 @@ def _check_device(scenario: Scenario) -> None:
         raise PerfmodelError(
             f"{scenario.name} is for {scenario.hardware.name}, but the executor runs on a CPU; use --set hardware=cpu."
         )
-    num_devices = scenario.engine.num_devices * scenario.cluster.replicas
+    num_devices = scenario.num_devices
     if num_devices > 1:
         raise PerfmodelError(
             f"{scenario.name} asks for {num_devices} devices, but the executor runs one replica on one device; set "
@@ -126,8 +126,9 @@ def _run(
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
     scheduler = loop.scheduler
     totals = DeviceTotals(
-        num_blocks=num_blocks,
         num_devices=1,
+        kv_cache_usage_peak=max(collector.used_blocks_peak.values()) / num_blocks,
+        usd_per_hour=usd_per_hour(scenario.hardware, scenario.price),
         num_preemptions=scheduler.num_preemptions,
         prefix_tokens_asked=scheduler.num_prefix_tokens_asked,
         prefix_tokens_hit=scheduler.num_prefix_tokens_hit,

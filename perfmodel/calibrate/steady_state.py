@@ -12,12 +12,16 @@ __all__ = ["SteadyState", "read_steady_states"]
 import csv
 import gzip
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfmodel.calibrate.steady_state_disaggregated import disaggregated_scenario, is_disaggregated
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.specs import Arrivals, EngineSpec, Lengths, Scenario, Traffic, load_hardware, load_model
 from perfmodel.specs.model.quantization import with_quantization
+
+Entry = Mapping[str, str]
 
 _REQUESTS_PER_SLOT = 10
 _PROFILES = {"vllm": "vllm", "trtllm": "trtllm", "sglang": "sglang"}
@@ -51,10 +55,11 @@ def read_steady_states(path: str | Path) -> tuple[list[SteadyState], list[tuple[
     if not entries or "concurrency" not in entries[0]:
         raise SpecError(f"{path}: expected a CSV with a column `concurrency` and at least one row")
     rows, left_out = [], []
+    sweeps = _sweeps(entries)
     for number, entry in enumerate(entries, 2):
         name = entry.get("id") or f"line {number}"
         try:
-            rows.append(_row(name, entry))
+            rows.append(_row(name, entry, sweeps[_sweep(entry)]))
         except PerfmodelError as error:
             left_out.append((name, str(error)))
         except (KeyError, TypeError, ValueError) as error:
@@ -62,32 +67,51 @@ def read_steady_states(path: str | Path) -> tuple[list[SteadyState], list[tuple[
     return rows, left_out
 
 
-def _row(name: str, entry: dict[str, str]) -> SteadyState:
+def _sweep(entry: Entry) -> tuple[str, str | None, str | None]:
+    """What rows of one sweep over the concurrency have in common: the deployment that ends their names, the lengths."""
+    return (entry.get("id") or "").rpartition("_")[2], entry.get("isl"), entry.get("osl")
+
+
+def _sweeps(entries: Sequence[Entry]) -> dict[tuple[str, str | None, str | None], list[Entry]]:
+    found: dict[tuple[str, str | None, str | None], list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(_sweep(entry), []).append(entry)
+    return found
+
+
+def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> SteadyState:
     hardware = load_hardware(entry["system"])
     model = load_model(entry["model_path"])
     if entry["precision"] != "bf16" and model.quantization.weights != "mxfp4":
         model = with_quantization(model, _QUANTIZATION[entry["precision"]])
     concurrency, inputs, outputs = (int(float(entry[key])) for key in ("concurrency", "isl", "osl"))
-    scenario = Scenario(
-        name=name,
-        model=model,
-        hardware=hardware,
-        engine=_engine(entry, hardware.declared.architecture == "blackwell", concurrency, inputs, outputs),
-        traffic=_traffic(entry["lengths"], concurrency, inputs, outputs, int(entry["attention_dp"])),
-    )
-    is_clear = entry["lengths"] != "unknown" and entry["mtp_unlabelled"] != "True"
-    groups = (
+    lengths = entry.get("lengths", "uniform")
+    traffic = _traffic(lengths, concurrency, inputs, outputs)
+    is_split = is_disaggregated(entry)
+    if is_split:
+        scenario = disaggregated_scenario(name, entry, model, hardware, traffic, siblings)
+    else:
+        is_blackwell = hardware.declared.architecture == "blackwell"
+        engine = _engine(entry, is_blackwell, concurrency, inputs, outputs)
+        scenario = Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic)
+    has_mtp = entry["mtp_unlabelled"] == "True"
+    # Every disaggregated row may have run with MTP, none says so: their figures are reported as they are.
+    is_clear = lengths != "unknown" and (is_split or not has_mtp)
+    return SteadyState(name, scenario, float(entry["ttft_ms"]), float(entry["tpot_ms"]), is_clear, _groups(entry))
+
+
+def _groups(entry: Entry) -> tuple[str, ...]:
+    return (
         f"engine {entry['backend']}",
         f"system {entry['system']}",
         f"model {entry['model_path'].split('/')[-1]}",
         f"precision {entry['precision']}",
         f"mtp {'suspected' if entry['mtp_unlabelled'] == 'True' else 'no'}",
-        f"concurrency {'below 32' if concurrency < 32 else '32 and above'}",
+        f"concurrency {'below 32' if float(entry['concurrency']) < 32 else '32 and above'}",
     )
-    return SteadyState(name, scenario, float(entry["ttft_ms"]), float(entry["tpot_ms"]), is_clear, groups)
 
 
-def _engine(entry: dict[str, str], is_blackwell: bool, concurrency: int, inputs: int, outputs: int) -> EngineSpec:
+def _engine(entry: Entry, is_blackwell: bool, concurrency: int, inputs: int, outputs: int) -> EngineSpec:
     profile = _PROFILES[entry["backend"]]
     budget, poll_every = 8192, 1
     if profile == "trtllm":
@@ -115,7 +139,7 @@ def _plans_synchronously(profile: str, version: str) -> bool:
     return profile == "vllm" and numbers is not None and (int(numbers[1]), int(numbers[2])) < (0, 14)
 
 
-def _traffic(lengths: str, concurrency: int, inputs: int, outputs: int, num_engines: int) -> Traffic:
+def _traffic(lengths: str, concurrency: int, inputs: int, outputs: int) -> Traffic:
     low = 1.0 if lengths == "fixed" else 0.8
 
     def drawn(nominal: int) -> Lengths:

@@ -20,6 +20,7 @@ __all__ = [
     "energy_j",
     "estimate_step",
     "host_fit",
+    "kv_bytes_per_token",
     "load_calibration",
     "load_engine_profile",
     "peak_flops_per_s",
@@ -27,6 +28,7 @@ __all__ = [
     "ridge_point",
     "save_calibration",
     "save_engine_profile",
+    "state_bytes_per_sequence",
     "usd_per_hour",
     "usd_per_million_tokens",
 ]
@@ -36,6 +38,7 @@ from perfmodel.cost.calibrations import load_calibration, save_calibration
 from perfmodel.cost.datasheet import DATASHEET, datasheet
 from perfmodel.cost.energy import energy_j
 from perfmodel.cost.estimate import OperatorEstimate, StepEstimate, estimate_step, host_fit
+from perfmodel.cost.footprint import kv_bytes_per_token, state_bytes_per_sequence
 from perfmodel.cost.memory import MemoryPlan, plan_memory
 from perfmodel.cost.price import usd_per_hour, usd_per_million_tokens
 from perfmodel.cost.rates import peak_flops_per_s, ridge_point

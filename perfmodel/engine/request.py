@@ -23,6 +23,8 @@ class Request:
     num_promised_tokens:   output tokens that the plans made so far will have sampled
     num_output_tokens:     output tokens that exist (promised minus those still in flight)
     admission:             its place in the order of admissions
+    num_transferred_tokens: leading tokens whose KV another engine has computed; 0 = this engine computes all
+    keeps_blocks:          once done, its KV blocks stay its own until `Scheduler.release`: another engine fetches them
     first_token_batch, last_token_batch: sequences that sampled a token in the same step as its first, its last
 
     While it decodes beside others its counters stand still: `DecodeCohort` counts for all.
@@ -37,6 +39,7 @@ class Request:
         "first_scheduled_at",
         "first_token_at",
         "first_token_batch",
+        "keeps_blocks",
         "last_step",
         "last_token_at",
         "last_token_batch",
@@ -48,6 +51,7 @@ class Request:
         "num_preemptions",
         "num_promised_tokens",
         "num_prompt_tokens",
+        "num_transferred_tokens",
         "priority",
         "request_id",
         "status",
@@ -75,6 +79,8 @@ class Request:
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
         self.num_hashed_blocks = 0  # leading blocks already entered in the prefix cache
         self.num_preemptions = 0
+        self.num_transferred_tokens = 0
+        self.keeps_blocks = False
         self.block_ids: list[int] = []
         self.admission = -1
         self.last_step = -1  # index of the last plan that granted it tokens

@@ -214,7 +214,7 @@ class RunningRequests:
         """Send `victim` back to wait, to be recomputed."""
         self._blocks.free(victim)
         del self.requests[victim]
-        victim.num_computed_tokens = 0
+        victim.num_computed_tokens = victim.num_transferred_tokens = 0
         victim.last_step = -1
         victim.num_preemptions += 1
         victim.status = RequestStatus.PREEMPTED

@@ -12,6 +12,7 @@ computed in vain.
 __all__ = ["Scheduler"]
 
 import heapq
+from collections import deque
 from collections.abc import Iterator
 
 from perfmodel.engine.batching import DISCIPLINES
@@ -38,6 +39,8 @@ class Scheduler:
         self._discipline = DISCIPLINES[config.batching]
         self._max_batch = min(config.max_num_seqs, self._discipline.max_batch or config.max_num_seqs)
         self._waiting: list[tuple[tuple[int, ...], Request]] = []  # heap by policy key
+        self._transferred: deque[Request] = deque()  # waiting too, with KV blocks that another engine has filled
+        self.detached: dict[int, Request] = {}  # hold blocks but neither wait nor run: KV on its way in, or out
         # (ticks, how many times) between two tokens of a request that sat out steps in between
         self.irregular_gaps: list[tuple[int, int]] = []
         self._budget = (
@@ -50,7 +53,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._transferred)
 
     @property
     def num_running(self) -> int:
@@ -59,23 +62,49 @@ class Scheduler:
     @property
     def waiting(self) -> Iterator[Request]:
         """Waiting requests, in no particular order."""
-        return (request for _, request in self._waiting)
+        yield from (request for _, request in self._waiting)
+        yield from self._transferred
 
     @property
     def has_requests(self) -> bool:
-        return bool(self._running or self._waiting)
+        return bool(self._running or self._waiting or self._transferred)
 
     def add(self, request: Request) -> None:
-        """Queue `request`. Raises WorkloadError for one that could never run."""
-        self._check_can_ever_run(request)
-        heapq.heappush(self._waiting, (self._key(request), request))
+        """Queue `request`. Raises WorkloadError for one that could never run.
+
+        One that `reserve` has given blocks waits for a slot only; its KV is there now.
+        """
+        if self.detached.pop(request.request_id, None) is not None:
+            self._transferred.append(request)
+        else:
+            self.check_can_ever_run(request)
+            heapq.heappush(self._waiting, (self._key(request), request))
+        self._may_admit = True
+
+    def reserve(self, request: Request) -> bool:
+        """Give `request` the blocks that its transferred KV will fill; False if they are not free, or others wait.
+
+        It neither waits nor runs until `add`. Blocks for the next token are among them, so it needs no others to join.
+        """
+        wanted = self._reservation(request, request.num_tokens)
+        if self._waiting or not self.blocks.can_allocate(request, wanted):
+            return False
+        self.blocks.allocate(request, wanted)
+        self.detached[request.request_id] = request
+        return True
+
+    def release(self, request: Request) -> None:
+        """Take back the blocks of a finished request that kept them."""
+        del self.detached[request.request_id]
+        self.blocks.free(request)
         self._may_admit = True
 
     def _requeue(self, victim: Request) -> None:
         self.num_preemptions += 1
         heapq.heappush(self._waiting, (self._key(victim), victim))
 
-    def _check_can_ever_run(self, request: Request) -> None:
+    def check_can_ever_run(self, request: Request) -> None:
+        """Raise WorkloadError for a request that an empty engine could not serve."""
         config, blocks = self.config, self.blocks
         longest = request.num_prompt_tokens + request.max_output_tokens - 1  # the last token sampled is never computed
         if longest > config.max_model_len:
@@ -85,6 +114,8 @@ class Scheduler:
             )
         is_whole = self._discipline.uses_budget and not config.enable_chunked_prefill
         at_once = request.num_prompt_tokens if config.reserves_output else longest  # it may be recomputed in whole
+        if request.num_transferred_tokens and config.reserves_output:
+            at_once = 1
         if is_whole and at_once > config.max_num_batched_tokens:
             raise WorkloadError(
                 f"request {request.request_id} may have to compute {at_once} tokens at once, above "
@@ -114,9 +145,11 @@ class Scheduler:
             if plan.chunks or plan.singles:
                 plan.is_complete = False  # decodes stand still while prompts are computed
             else:
-                self._running.grant(plan, budget)
+                budget = self._running.grant(plan, budget)
+        if is_polled and self._transferred and not plan.preempted and not (exclusive and plan.chunks):
+            self._admit_transferred(plan, budget, now)
         self._sum_up(plan)
-        self._may_admit = not is_polled and bool(self._waiting)
+        self._may_admit = not is_polled and self.num_waiting > 0
         if plan:
             self._next_index += 1
         return plan
@@ -168,6 +201,17 @@ class Scheduler:
             self._running.admit(request, missing, plan)
             blocks.publish(request)
 
+    def _admit_transferred(self, plan: StepPlan, budget: int, now: int) -> None:
+        """Let in, in order of arrival, requests whose KV has come from elsewhere: each decodes its next token."""
+        while self._transferred and budget > 0 and len(self._running) < self._max_batch:
+            request = self._transferred.popleft()
+            if request.first_scheduled_at is None:
+                request.first_scheduled_at = now
+            request.status = RequestStatus.RUNNING
+            request.num_computed_tokens = request.num_transferred_tokens
+            budget -= 1
+            self._running.admit(request, 1, plan)
+
     def _reservation(self, request: Request, needed: int) -> int:
         """Tokens that a request is given blocks for when it joins; `needed` now."""
         if self._discipline.reserves_all:
@@ -209,7 +253,7 @@ class Scheduler:
             for request in sampled:
                 request.num_output_tokens = count = request.num_output_tokens + 1
                 request.last_token_at = now
-                if count == 1:
+                if request.first_token_at is None:  # a transferred request's first token leaves with its second
                     request.first_token_at = now
                     request.first_token_batch = plan.num_samples
                 if count == request.max_output_tokens:
@@ -238,7 +282,10 @@ class Scheduler:
             finished = list(self._running.requests)
         for request in finished:
             self._running.leave(request)
-            self.blocks.free(request)
+            if request.keeps_blocks:
+                self.detached[request.request_id] = request
+            else:
+                self.blocks.free(request)
         self._may_admit = True
 
     # ---------------------------------------------------------------- many equal steps at once
@@ -253,7 +300,7 @@ class Scheduler:
         if not (plan.is_plain and plan.is_complete and cohort.covers(plan)):
             return 0
         repeats = cohort.num_steps_unchanged
-        if self._may_admit and self._waiting:  # up to the plan in which they are looked at
+        if self._may_admit and self.num_waiting:  # up to the plan in which they are looked at
             repeats = min(repeats, -self._next_index % self.config.poll_every)
         num_free, block_size = self.blocks.num_free, self.blocks.block_size
         if -(-repeats // block_size) * len(cohort) > num_free:
@@ -285,6 +332,7 @@ class Scheduler:
         running = self._running.requests
         for request in self.waiting:
             assert request not in running, f"{request} waits and runs"
+        for _, request in self._waiting:
             assert not request.block_ids, f"{request} waits with blocks"
         self._running.check_integrity()
-        self.blocks.check_integrity(running)
+        self.blocks.check_integrity([*running, *self._transferred, *self.detached.values()])

@@ -11,7 +11,7 @@ Facts = list[tuple[str, str]]
 
 def headline(scenario: Scenario) -> str:
     """`llama-3.1-8b on 1 x a100-sxm-80gb`."""
-    devices = scenario.engine.num_devices * scenario.cluster.replicas
+    devices = scenario.num_devices
     return f"{scenario.model.name} on {devices} x {scenario.hardware.name}"
 
 
@@ -46,7 +46,7 @@ def _hardware_facts(scenario: Scenario) -> Facts:
     rate = next((name for name in ("bf16", "fp16", "fp32", "int8") if name in peaks), next(iter(peaks), None))
     facts = [
         ("device", hardware.name),
-        ("devices", f"{engine.num_devices * scenario.cluster.replicas} ({_parallelism(scenario)})"),
+        ("devices", f"{scenario.num_devices} ({_parallelism(scenario)})"),
         ("memory", f"{format_si(hardware.memory_bytes, 'B')} at {format_si(hardware.memory_bandwidth, 'B/s')}"),
     ]
     if rate:

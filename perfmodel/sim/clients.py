@@ -1,20 +1,31 @@
-"""Clients: what sends the requests of a workload to a router on the simulated clock."""
+"""Clients: what sends the requests of a workload to the servers of a cluster on the simulated clock."""
 
-__all__ = ["ClosedLoopClient", "OpenLoopClient"]
+__all__ = ["ClosedLoopClient", "OpenLoopClient", "Server"]
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from typing import Protocol
 
 from simpy.events import Event
 
 from perfmodel.engine import Request
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.router import Router
+
+
+class Server(Protocol):
+    """What takes requests: a replica, or what passes them on to replicas."""
+
+    def add(self, request: Request) -> None:
+        """`request` arrives now."""
+        ...
+
+
+Route = Callable[[Request], Server]
 
 
 class OpenLoopClient:
     """Sends each request at its own time, whatever becomes of the others."""
 
-    def __init__(self, env: TickEnvironment, requests: Iterator[Request], route: Router) -> None:
+    def __init__(self, env: TickEnvironment, requests: Iterator[Request], route: Route) -> None:
         self._env, self._requests, self._route = env, requests, route
         env.process(self._send())
 
@@ -33,7 +44,7 @@ class ClosedLoopClient:
     """`concurrency` users; each sends the next request `think_ticks` after its last was answered."""
 
     def __init__(
-        self, env: TickEnvironment, requests: Iterator[Request], route: Router, concurrency: int, think_ticks: int = 0
+        self, env: TickEnvironment, requests: Iterator[Request], route: Route, concurrency: int, think_ticks: int = 0
     ) -> None:
         self._env, self._requests, self._route, self._think_ticks = env, requests, route, think_ticks
         for _ in range(concurrency):

@@ -80,7 +80,7 @@ class Collector:
         self.num_finished = 0
         self.num_steps = 0
         self.end_tick = 0
-        self.used_blocks_peak = 0
+        self.used_blocks_peak: dict[int, int] = {}  # by replica
         self.busy_ticks = 0
 
     def __enter__(self) -> "Collector":
@@ -119,7 +119,7 @@ class Collector:
         self.num_steps += record.num_steps
         self.busy_ticks += duration
         self.end_tick = max(self.end_tick, record.end)
-        self.used_blocks_peak = max(self.used_blocks_peak, record.used_blocks)
+        self.used_blocks_peak[replica] = max(self.used_blocks_peak.get(replica, 0), record.used_blocks)
         if record.num_gaps:
             if record.num_steps == 1:
                 self.gaps.add(duration / TICKS_PER_S, record.num_gaps)

@@ -100,8 +100,17 @@ class Replica:
         else:
             self._enter(request)
 
+    def release(self, request: Request) -> None:
+        """The KV blocks that the finished `request` kept are free now: one that waits for them may be let in."""
+        self.loop.scheduler.release(request)
+        self._look_again()
+
     def _enter(self, request: Request) -> None:
         self.loop.add(request)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Something has changed from outside: an idle engine plans anew, a leap ends with the step in progress."""
         if self._plan is None:
             self._pending = Alarm(self.env, 0, self._start)
         elif self._run is not None:

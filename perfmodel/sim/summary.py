@@ -2,7 +2,7 @@
 
 __all__ = ["DeviceTotals", "summarize"]
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, isfinite
 from typing import Any
@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.calibration import Calibration
-from perfmodel.cost.price import usd_per_hour
 from perfmodel.cost.server import EngineProfile
 from perfmodel.sim.collector import Collector
 from perfmodel.sim.gaps import GapHistogram
@@ -25,11 +24,12 @@ _QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 class DeviceTotals:
     """What only the driver knows about a run. Fields that a clock cannot tell are None.
 
-    num_blocks:  KV blocks of one engine; num_devices: of all engines together
+    num_devices: of all engines together
     bound_share: share of the busy time by what bounded it; mfu, mbu: over the whole run, per device
+    kv_cache_usage_peak: of the engine that was fullest, a fraction; usd_per_hour: of all devices
+    pools, kv_transfer: a mapping for each pool where there are several, and for what was moved between them
     """
 
-    num_blocks: int
     num_devices: int
     num_preemptions: int = 0
     prefix_tokens_asked: int = 0
@@ -38,6 +38,10 @@ class DeviceTotals:
     mfu: float | None = None
     mbu: float | None = None
     bound_share: Mapping[str, float] = field(default_factory=dict)
+    kv_cache_usage_peak: float | None = None
+    usd_per_hour: float | None = None
+    pools: Sequence[Mapping[str, Any]] = ()
+    kv_transfer: Mapping[str, Any] | None = None
 
 
 def summarize(
@@ -68,18 +72,22 @@ def summarize(
     }
     summary |= _latencies("ttft", requests.ttft_s) | _latencies("tpot", requests.tpot_s)
     summary |= _gap_latencies(collector.gaps) | _latencies("e2el", requests.e2el_s)
-    summary |= _costs(scenario, totals, duration, outputs)
+    summary |= _costs(totals, duration, outputs)
     summary |= {
         "energy_j": totals.energy_j,
         "mfu": totals.mfu,
         "mbu": totals.mbu,
-        "kv_cache_usage_peak": _ratio(collector.used_blocks_peak, totals.num_blocks),
+        "kv_cache_usage_peak": totals.kv_cache_usage_peak,
         "preemptions": totals.num_preemptions,
         "prefix_cache_hit_rate": _ratio(totals.prefix_tokens_hit, totals.prefix_tokens_asked),
         "bound_share": dict(totals.bound_share),
         "num_steps": collector.num_steps,
         "origin": calibration.origin if calibration else "measured",
     }
+    if totals.pools:
+        summary["pools"] = [dict(pool) for pool in totals.pools]
+    if totals.kv_transfer is not None:
+        summary["kv_transfer"] = dict(totals.kv_transfer)
     return summary | {"interval": _intervals(summary, calibration, profile)}
 
 
@@ -119,10 +127,10 @@ def _num_good(scenario: Scenario, requests: RequestColumns) -> int | None:
     return int(good.sum())
 
 
-def _costs(scenario: Scenario, totals: DeviceTotals, duration: float, outputs: int) -> dict[str, float | None]:
+def _costs(totals: DeviceTotals, duration: float, outputs: int) -> dict[str, float | None]:
     gpu_hours = totals.num_devices * duration / 3600
-    hourly = usd_per_hour(scenario.hardware, scenario.price)
-    usd = _ratio(gpu_hours * hourly * 1e6, outputs) if hourly is not None else None
+    hourly = totals.usd_per_hour
+    usd = _ratio(hourly * duration / 3600 * 1e6, outputs) if hourly is not None else None
     return {"gpu_hours": gpu_hours, "usd_per_million_output_tokens": usd}
 
 

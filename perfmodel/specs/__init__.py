@@ -14,11 +14,13 @@ __all__ = [
     "Declared",
     "EngineSpec",
     "HardwareSpec",
+    "KvTransferSpec",
     "Lengths",
     "Link",
     "LoadedYaml",
     "MemoryLevel",
     "ModelSpec",
+    "PoolSpec",
     "Positions",
     "Prefix",
     "Price",
@@ -50,12 +52,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perfmodel.specs.base import Spec
     from perfmodel.specs.catalog import data_dir, find_file, list_names
+    from perfmodel.specs.cluster import ClusterSpec, KvTransferSpec, PoolSpec
     from perfmodel.specs.engine import EngineSpec
     from perfmodel.specs.hardware import Declared, HardwareSpec, Link, MemoryLevel, Price
     from perfmodel.specs.json_schema import SCHEMA_KINDS, scenario_schema, schema
     from perfmodel.specs.model.cards import list_models, load_model
     from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
-    from perfmodel.specs.scenario import ClusterSpec, PriceOverride, Scenario
+    from perfmodel.specs.scenario import PriceOverride, Scenario
     from perfmodel.specs.scenario_file import list_hardware, load_hardware, load_scenario, load_traffic
     from perfmodel.specs.traffic import SLO, Arrivals, Lengths, Prefix, Sampling, Stage, Trace, Traffic
     from perfmodel.specs.validation import parse
@@ -65,15 +68,17 @@ _HOMES = {
     "SCHEMA_KINDS": "json_schema",
     "SLO": "traffic",
     "Arrivals": "traffic",
-    "ClusterSpec": "scenario",
+    "ClusterSpec": "cluster",
     "Declared": "hardware",
     "EngineSpec": "engine",
     "HardwareSpec": "hardware",
+    "KvTransferSpec": "cluster",
     "Lengths": "traffic",
     "Link": "hardware",
     "LoadedYaml": "yaml_loader",
     "MemoryLevel": "hardware",
     "ModelSpec": "model.spec",
+    "PoolSpec": "cluster",
     "Positions": "yaml_loader",
     "Prefix": "traffic",
     "Price": "hardware",

@@ -1,38 +1,20 @@
 """`Scenario`: model + hardware + engine + traffic + SLO, the file that users copy (design section 3.1)."""
 
-__all__ = ["ClusterSpec", "PriceOverride", "Scenario"]
+__all__ = ["PriceOverride", "Scenario"]
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PositiveFloat, PositiveInt
-from pydantic_core import CoreSchema, core_schema
+from pydantic import PositiveFloat, model_validator
 
 from perfmodel.specs.base import Spec
+from perfmodel.specs.cluster import ClusterSpec, PoolSpec, Resolved
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.traffic import SLO, Sampling, Traffic
 
 
-@dataclass(frozen=True, slots=True)
-class _Resolved:
-    """A field that is a name in the file and the finished spec here: only its type is checked, nothing is copied."""
-
-    description: str
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.is_instance_schema(source)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"type": "string", "description": self.description}
-
-
-class ClusterSpec(Spec):
-    """Equal replicas behind a router."""
-
-    replicas: PositiveInt = 1
-    router: Literal["round_robin", "least_outstanding", "prefix_affinity"] = "round_robin"
+_SHARED = ("dtype", "quantization", "kv_cache_dtype")  # of engines that exchange KV
 
 
 class PriceOverride(Spec):
@@ -50,9 +32,9 @@ class Scenario(Spec):
     name: str
     model: Annotated[
         ModelSpec,
-        _Resolved("A name in workloads/models, or a path to a model card or a Hugging Face config.json"),
+        Resolved("A name in workloads/models, or a path to a model card or a Hugging Face config.json"),
     ]
-    hardware: Annotated[HardwareSpec, _Resolved("A name in hardware_specs, or a path to a hardware file")]
+    hardware: Annotated[HardwareSpec, Resolved("A name in hardware_specs, or a path to a hardware file")]
     engine: EngineSpec = EngineSpec()
     traffic: Traffic
     sampling: Sampling = Sampling()
@@ -60,3 +42,34 @@ class Scenario(Spec):
     cluster: ClusterSpec = ClusterSpec()
     price: PriceOverride | None = None
     seed: int = 0
+
+    @model_validator(mode="after")
+    def _pools_fit_together(self) -> "Scenario":
+        for pool in self.cluster.pools:
+            for name in _SHARED:
+                mine, shared = getattr(pool.engine, name), getattr(self.engine, name)
+                if mine != shared:
+                    raise ValueError(
+                        f"found {name}={mine} in a {pool.role} pool and {shared} in the scenario's engine; pools serve "
+                        f"the same model and exchange its KV cache, set {name} once, under `engine`"
+                    )
+        if self.cluster.is_disaggregated:
+            for pool in self.pools:
+                self.cluster.kv_transfer.link_of(pool.hardware or self.hardware)
+        return self
+
+    @property
+    def pools(self) -> tuple[PoolSpec, ...]:
+        """The cluster's pools; equal replicas are one unified pool."""
+        cluster = self.cluster
+        return cluster.pools or (PoolSpec(replicas=cluster.replicas, engine=self.engine),)
+
+    def of_pool(self, pool: PoolSpec) -> "Scenario":
+        """The scenario as one replica of `pool` sees it: its engine and hardware, no cluster around it."""
+        hardware = pool.hardware or self.hardware
+        return self.model_copy(update={"engine": pool.engine, "hardware": hardware, "cluster": ClusterSpec()})
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all replicas."""
+        return sum(pool.replicas * pool.engine.num_devices for pool in self.pools)

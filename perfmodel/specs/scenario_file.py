@@ -13,9 +13,11 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.specs.catalog import find_file, list_names
+from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.model.cards import load_model
 from perfmodel.specs.model.quantization import with_dtype, with_quantization
+from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.overrides import Override, apply_override, hardware_path, parse_override
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Traffic
@@ -43,6 +45,7 @@ def load_scenario(path_or_name: str | pathlib.Path, overrides: Sequence[str] = (
         if len(change.path) == 1 or change.path[0] not in ("hardware", "traffic"):
             apply_override(change, data, change.path, positions)
     _resolve_hardware(data, positions, path.parent, [c for c in changes if _is_inside("hardware", c)])
+    _resolve_pools(data, positions, path.parent)
     _resolve_traffic(data, positions, path.parent, [c for c in changes if _is_inside("traffic", c)])
     _resolve_model(data, positions, path.parent)
     return _finished(parse(Scenario, data, positions), positions)
@@ -77,16 +80,34 @@ def _refuse_model_fields(change: Override) -> None:
 
 
 def _resolve_hardware(
-    data: dict[str, Any], positions: Positions, folder: pathlib.Path, changes: list[Override]
+    data: dict[str, Any],
+    positions: Positions,
+    folder: pathlib.Path,
+    changes: list[Override],
+    prefix: Path = (),
 ) -> None:
-    name = _name(data, "hardware", positions)
+    place = (*prefix, "hardware")
+    name = _name(data, "hardware", positions, place)
     if name is None:
         return
     try:
         file = find_file("hardware", _beside(name, folder))
     except SpecError as error:
-        raise SpecError(f"{positions.where(('hardware',))}: hardware: {error}") from None
+        raise SpecError(f"{positions.where(place)}: {'.'.join(map(str, place))}: {error}") from None
     data["hardware"] = _hardware(file, changes)
+
+
+def _resolve_pools(data: dict[str, Any], positions: Positions, folder: pathlib.Path) -> None:
+    """Each pool's hardware by name, and its engine completed by the scenario's."""
+    cluster = data.get("cluster")
+    pools = cluster.get("pools") if isinstance(cluster, dict) else None
+    for index, pool in enumerate(pools if isinstance(pools, list) else []):
+        if not isinstance(pool, dict):
+            continue  # for validation to say
+        _resolve_hardware(pool, positions, folder, [], ("cluster", "pools", index))
+        own, shared = pool.get("engine", {}), data.get("engine", {})
+        if isinstance(own, dict) and isinstance(shared, dict):
+            pool["engine"] = shared | own
 
 
 def _hardware(file: pathlib.Path, changes: Sequence[Override]) -> HardwareSpec:
@@ -153,13 +174,15 @@ def _resolve_model(data: dict[str, Any], positions: Positions, folder: pathlib.P
         raise SpecError(f"{positions.where(('model',))}: model: {error}") from None
 
 
-def _name(data: dict[str, Any], field: str, positions: Positions) -> str | None:
+def _name(data: dict[str, Any], field: str, positions: Positions, place: Path = ()) -> str | None:
     """The name or path in `data[field]`; None where there is none, which validation will report."""
     value = data.get(field)
     if field not in data:
         return None
     if not isinstance(value, str) or not value.strip():
-        raise SpecError(f"{positions.where((field,))}: {field}: found {show_value(value)}, allowed a name or a path.")
+        place = place or (field,)
+        shown = ".".join(map(str, place))
+        raise SpecError(f"{positions.where(place)}: {shown}: found {show_value(value)}, allowed a name or a path.")
     return value
 
 
@@ -184,6 +207,13 @@ def _finished(scenario: Scenario, positions: Positions) -> Scenario:
         model = with_quantization(with_dtype(model, dtype), engine.quantization)
     except SpecError as error:
         raise SpecError(f"{positions.where(('engine', 'quantization'))}: {error}") from None
-    if engine.max_model_len is None:
-        engine = engine.model_copy(update={"max_model_len": model.max_position_embeddings})
-    return scenario.model_copy(update={"model": model, "engine": engine})
+    cluster = scenario.cluster
+    pools = tuple(pool.model_copy(update={"engine": _with_length(pool.engine, model)}) for pool in cluster.pools)
+    cluster = cluster.model_copy(update={"pools": pools}) if pools else cluster
+    return scenario.model_copy(update={"model": model, "engine": _with_length(engine, model), "cluster": cluster})
+
+
+def _with_length(engine: EngineSpec, model: ModelSpec) -> EngineSpec:
+    if engine.max_model_len is not None:
+        return engine
+    return engine.model_copy(update={"max_model_len": model.max_position_embeddings})

@@ -1,0 +1,127 @@
+"""`Cluster`: the pools of a scenario on the simulated clock, and the way of a request through them."""
+
+__all__ = ["Cluster"]
+
+from collections.abc import Callable
+from functools import cache
+
+from perfmodel.cost import Calibration, EngineProfile, ServerFit, load_engine_profile, plan_memory
+from perfmodel.engine import Request, StepRecord
+from perfmodel.sim.clients import Server
+from perfmodel.sim.clock import TickEnvironment
+from perfmodel.sim.disaggregated import DisaggregatedServer
+from perfmodel.sim.front_end import FrontEnd
+from perfmodel.sim.kv_transfer import TransferCost, transfer_cost
+from perfmodel.sim.pool import OnFinished, OnStep, Pool, build_pool, router_over
+from perfmodel.sim.replica import Replica
+from perfmodel.specs.cluster import PoolSpec
+from perfmodel.specs.scenario import Scenario
+
+# The calibration and the engine profile that a pool's steps are timed with.
+CostsOf = Callable[[Scenario], tuple[Calibration, EngineProfile]]
+
+
+class Cluster:
+    """Idle pools of replicas; `route` says who takes a request.
+
+    on_finished: called with (replica, request) for each answer that is complete
+    """
+
+    def __init__(
+        self,
+        env: TickEnvironment,
+        scenario: Scenario,
+        costs_of: CostsOf,
+        on_finished: OnFinished,
+        on_step: OnStep,
+        can_leap: bool,
+    ) -> None:
+        self.scenario = scenario
+        self.pools: list[Pool] = []
+        self.disaggregated: DisaggregatedServer | None = None
+        self._env, self._costs_of, self._can_leap = env, costs_of, can_leap
+        self._on_finished, self._on_step = on_finished, on_step
+        if scenario.cluster.is_disaggregated:
+            self._build_disaggregated()
+        else:
+            for spec in scenario.pools:
+                self.pools.append(self._pool(spec, on_finished, on_step, front_end=True))
+        self.route = self._route()
+
+    @property
+    def engines(self) -> list[Replica]:
+        """Of all pools, by their numbers."""
+        return [engine for pool in self.pools for engine in pool.engines]
+
+    def with_role(self, role: str) -> list[Pool]:
+        return [pool for pool in self.pools if pool.spec.role == role]
+
+    def _pool(self, spec: PoolSpec, on_finished: OnFinished, on_step: OnStep, front_end: bool) -> Pool:
+        mine = self.scenario.of_pool(spec)
+        calibration, profile = self._costs_of(mine)
+        memory = plan_memory(mine.model, mine.hardware, mine.engine)
+        server = profile.server if front_end else ServerFit()
+        return build_pool(
+            self._env,
+            self.scenario,
+            spec,
+            memory,
+            calibration,
+            profile,
+            len(self.engines),
+            on_finished,
+            on_step,
+            self._can_leap,
+            lambda: None if server == ServerFit() else FrontEnd(server),
+        )
+
+    def _route(self) -> Callable[[Request], Server]:
+        if self.disaggregated is not None:
+            server = self.disaggregated
+            return lambda request: server
+        return self._among(self.pools)
+
+    def _among(self, pools: list[Pool]) -> Callable[[Request], Replica]:
+        """The router over the replicas of some pools: their own if there is but one pool."""
+        if len(pools) == 1:
+            return pools[0].route
+        return router_over(self.scenario.cluster.router, [ranks for pool in pools for ranks in pool.ranks])
+
+    def _build_disaggregated(self) -> None:
+        def on_prefilled(replica: Replica, request: Request) -> None:
+            server.on_prefilled(replica, request)
+
+        def on_decoded(replica: Replica, request: Request) -> None:
+            server.on_decoded(replica, request)
+
+        def on_decode_step(replica: Replica, record: StepRecord) -> None:
+            server.fetch(replica)  # blocks may have gone free
+            self._on_step(replica, record)
+
+        scenario = self.scenario
+        for spec in sorted(scenario.pools, key=lambda spec: spec.role != "prefill"):
+            is_prefill = spec.role == "prefill"
+            on_finished = on_prefilled if is_prefill else on_decoded
+            on_step = self._on_step if is_prefill else on_decode_step
+            self.pools.append(self._pool(spec, on_finished, on_step, front_end=False))
+        prefill, decode = self.with_role("prefill"), self.with_role("decode")
+        profile = self._costs_of(prefill[0].scenario)[1]
+        self.disaggregated = server = DisaggregatedServer(
+            self._env,
+            self._among(prefill),
+            self._among(decode),
+            self._transfer_costs(),
+            self._on_finished,
+            FrontEnd(profile.server) if profile.server != ServerFit() else None,
+        )
+
+    def _transfer_costs(self) -> Callable[[int, int], TransferCost]:
+        pool_of = [number for number, pool in enumerate(self.pools) for _ in pool.engines]
+        spec = self.scenario.cluster.kv_transfer
+
+        @cache
+        def between(source: int, target: int) -> TransferCost:
+            a, b = self.pools[source].scenario, self.pools[target].scenario
+            return transfer_cost(a, b, spec.link_of(a.hardware), spec.link_of(b.hardware))
+
+        return lambda source, target: between(pool_of[source], pool_of[target])

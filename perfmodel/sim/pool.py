@@ -1,0 +1,112 @@
+"""`Pool`: equal replicas with one role, their cost model, and the router in front of them."""
+
+__all__ = ["Pool", "build_pool", "router_over"]
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from perfmodel.cost import Calibration, EngineProfile, MemoryPlan, StepTimer, Usage, energy_j
+from perfmodel.engine import Request, StepRecord
+from perfmodel.sim.clock import TickEnvironment
+from perfmodel.sim.front_end import FrontEnd
+from perfmodel.sim.replica import Replica, SimulatedBackend
+from perfmodel.sim.router import ROUTERS, Router, least_outstanding
+from perfmodel.sim.serving import build_serve_loop
+from perfmodel.sim.step_costs import step_tables_of
+from perfmodel.specs.cluster import PoolSpec
+from perfmodel.specs.scenario import Scenario
+
+OnFinished = Callable[[Replica, Request], None]
+OnStep = Callable[[Replica, StepRecord], None]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Engines of one role on the simulated clock; `scenario` is theirs alone (`Scenario.of_pool`).
+
+    ranks: the engines of each replica: one per data-parallel rank
+    """
+
+    spec: PoolSpec
+    scenario: Scenario
+    memory: MemoryPlan
+    timer: StepTimer
+    ranks: tuple[tuple[Replica, ...], ...]
+    route: Router
+
+    @property
+    def engines(self) -> list[Replica]:
+        return [engine for ranks in self.ranks for engine in ranks]
+
+    @property
+    def num_devices(self) -> int:
+        return self.spec.replicas * self.spec.engine.num_devices
+
+    @property
+    def devices_per_engine(self) -> int:
+        return self.num_devices // len(self.engines)
+
+    def usage(self) -> Usage:
+        """What one device of each engine did, summed: the timer counts one device per engine."""
+        return self.timer.usage()
+
+    def energy_j(self, duration_s: float) -> float:
+        """Joules of all devices over `duration_s`."""
+        one_of_each = energy_j(self.scenario.hardware, self.usage(), duration_s * len(self.engines))
+        return one_of_each * self.devices_per_engine
+
+
+def build_pool(
+    env: TickEnvironment,
+    scenario: Scenario,
+    spec: PoolSpec,
+    memory: MemoryPlan,
+    calibration: Calibration,
+    profile: EngineProfile,
+    first_index: int,
+    on_finished: OnFinished,
+    on_step: OnStep,
+    can_leap: bool,
+    front_end: Callable[[], FrontEnd | None] = lambda: None,
+) -> Pool:
+    """The pool `spec` of `scenario` with idle replicas, numbered from `first_index`; each asks for its `front_end`."""
+    mine = scenario.of_pool(spec)
+    timer = StepTimer(step_tables_of(mine, calibration, profile))
+    backend = SimulatedBackend(timer)
+    num_ranks = mine.engine.data_parallel_size
+
+    def engine(index: int) -> Replica:
+        loop = build_serve_loop(mine, memory.num_kv_blocks)
+        return Replica(env, index, loop, backend, on_finished, on_step, can_leap, front_end())
+
+    engines = [engine(first_index + i) for i in range(spec.replicas * num_ranks)]
+    ranks = tuple(tuple(engines[i : i + num_ranks]) for i in range(0, len(engines), num_ranks))
+    return Pool(spec, mine, memory, timer, ranks, router_over(spec.router or scenario.cluster.router, ranks))
+
+
+class _Ranks:
+    """One replica as a router sees it: the sum of its data-parallel ranks."""
+
+    def __init__(self, ranks: tuple[Replica, ...]) -> None:
+        self.ranks = ranks
+        self.choose = least_outstanding(ranks)
+
+    @property
+    def num_outstanding(self) -> int:
+        return sum(rank.num_outstanding for rank in self.ranks)
+
+
+def router_over(name: str, replicas: Sequence[tuple[Replica, ...]]) -> Router:
+    """The router `name` over replicas of one or more ranks each.
+
+    Inside a replica a request goes to the rank with the fewest, as vLLM's data-parallel load balancer and TensorRT-LLM's
+    attention-DP balance have it.
+    """
+    if all(len(ranks) == 1 for ranks in replicas):
+        return ROUTERS[name]([ranks[0] for ranks in replicas])
+    route = ROUTERS[name]([_Ranks(ranks) for ranks in replicas])
+
+    def to_rank(request: Request) -> Replica:
+        return route(request).choose(request)
+
+    return to_rank
