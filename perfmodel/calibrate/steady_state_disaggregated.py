@@ -4,9 +4,9 @@ The load is that of `steady_state`. What the rows do not say, and what is assume
 
 - SGLang's prefill workers extend in chunks of 16,384 tokens per rank; TensorRT-LLM's take whole prompts, 8,448 tokens
   at once (or one prompt).
-- Attention data parallelism (more than one rank) comes with whole experts per rank whatever the row says: an export that
-  reads `ep` gives 1 where the all-to-all backend sets it by itself; cut 8 ways and more an expert would be narrower
-  than a block of its FP8 scales.
+- Attention data parallelism (more than one rank) comes with whole experts per rank whatever the row says: the export
+  reads `ep`, which is 1 where the all-to-all backend sets it by itself; cut 32 ways an expert of DeepSeek-V3 would be
+  64 wide, half a block of its FP8 scales.
 - TensorRT-LLM's decode workers have a maximal batch that the row does not state, and the first token is sent by the
   decode worker, so requests above it wait; see `_max_batch`.
 """

@@ -158,7 +158,8 @@ class Scheduler:
         """When an idle scheduler should be asked again although nothing arrives: the end of a batch's wait."""
         if not self._discipline.waits_to_fill or self._running or not self._waiting:
             return None
-        return max(self._oldest_arrival() + self.config.batch_timeout, now)
+        end = self._oldest_arrival() + self.config.batch_timeout
+        return end if end > now else None  # once it is over, only blocks that are held elsewhere can be missing
 
     def _oldest_arrival(self) -> int:
         return min(request.arrival for _, request in self._waiting)

@@ -41,7 +41,7 @@ def _model_facts(scenario: Scenario) -> Facts:
 
 
 def _hardware_facts(scenario: Scenario) -> Facts:
-    hardware, engine = scenario.hardware, scenario.engine
+    hardware = scenario.hardware
     peaks = hardware.declared.peak_flops_per_s
     rate = next((name for name in ("bf16", "fp16", "fp32", "int8") if name in peaks), next(iter(peaks), None))
     facts = [

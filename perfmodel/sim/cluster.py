@@ -5,7 +5,7 @@ __all__ = ["Cluster"]
 from collections.abc import Callable
 from functools import cache
 
-from perfmodel.cost import Calibration, EngineProfile, ServerFit, load_engine_profile, plan_memory
+from perfmodel.cost import Calibration, EngineProfile, ServerFit, plan_memory
 from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clients import Server
 from perfmodel.sim.clock import TickEnvironment

@@ -49,7 +49,7 @@ class DisaggregatedServer:
         self._to_prefill, self._to_decode, self._cost_of = to_prefill, to_decode, cost_of
         self._on_finished, self._front_end = on_finished, front_end
         self._whole: dict[int, Request] = {}  # the client's request, by the number that its prefill bears too
-        # Prefilled requests, by the decode replica that has no blocks for them yet: (prefill replica, prefill, request).
+        # (prefill replica, its request, the client's), by the decode replica that has no blocks for it yet.
         self._inbound: dict[int, deque[tuple[Replica, Request, Request]]] = {}
 
     def add(self, request: Request) -> None:
@@ -113,9 +113,11 @@ class DisaggregatedServer:
 
     def check_idle(self, engines: Sequence[Replica]) -> None:
         """Raise AssertionError unless nothing is left anywhere: no request, no KV block, no transfer."""
-        assert not self._whole and not any(self._inbound.values())
+        assert not self._whole
+        assert not any(self._inbound.values())
         for engine in engines:
             scheduler = engine.loop.scheduler
             scheduler.check_integrity()
-            assert not scheduler.has_requests and not scheduler.detached
+            assert not scheduler.has_requests
+            assert not scheduler.detached
             assert scheduler.blocks.num_free == scheduler.blocks.num_blocks

@@ -99,8 +99,8 @@ class _Ranks:
 def router_over(name: str, replicas: Sequence[tuple[Replica, ...]]) -> Router:
     """The router `name` over replicas of one or more ranks each.
 
-    Inside a replica a request goes to the rank with the fewest, as vLLM's data-parallel load balancer and TensorRT-LLM's
-    attention-DP balance have it.
+    Inside a replica a request goes to the rank with the fewest: so have it vLLM's data-parallel load balancer and the
+    attention-DP balance of TensorRT-LLM.
     """
     if all(len(ranks) == 1 for ranks in replicas):
         return ROUTERS[name]([ranks[0] for ranks in replicas])

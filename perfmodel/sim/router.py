@@ -1,4 +1,4 @@
-"""Routers: which of several equal targets (replicas, or ranks of one) a request goes to. One function each, in ROUTERS."""
+"""Routers: which of several equal targets (replicas, or ranks of one) a request goes to. One function each."""
 
 __all__ = ["ROUTERS", "MakeRouter", "Router", "Target", "least_outstanding", "prefix_affinity", "round_robin"]
 

@@ -13,7 +13,6 @@ from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.traffic import SLO, Sampling, Traffic
 
-
 _SHARED = ("dtype", "quantization", "kv_cache_dtype")  # of engines that exchange KV
 
 

@@ -1,0 +1,105 @@
+"""Laws of disaggregated serving: requests, tokens and KV blocks are conserved; leaps change nothing."""
+
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_leaps import ScriptedBackend
+
+from perfmodel.engine import Request, StepRecord
+from perfmodel.sim.clients import ClosedLoopClient, OpenLoopClient
+from perfmodel.sim.clock import TickEnvironment
+from perfmodel.sim.disaggregated import DisaggregatedServer
+from perfmodel.sim.kv_transfer import TransferCost
+from perfmodel.sim.replica import Replica
+from perfmodel.sim.router import ROUTERS
+from workloads import BLOCK_SIZE, Case, cases
+
+PICOSECOND = 1e-12
+
+
+@dataclass(frozen=True)
+class Link:
+    """Ticks before the first byte, and per token."""
+
+    latency: int
+    per_token: int
+
+    @property
+    def cost(self) -> TransferCost:
+        return TransferCost(self.latency * PICOSECOND, 1.0, self.per_token * PICOSECOND, 0.0, 1.0, BLOCK_SIZE)
+
+
+Row = tuple[int, ...]
+
+
+def serve(
+    prefill: Case, decode: Case, link: Link, counts: tuple[int, int], router: str, concurrency: int | None, leaps: bool
+) -> list[Row]:
+    """The requests of `prefill` through both kinds of engine; what became of each, by number."""
+    env, done = TickEnvironment(), []
+    client: OpenLoopClient | ClosedLoopClient
+
+    def on_finished(_: Replica, request: Request) -> None:
+        done.append(request)
+        client.on_finished(request)
+
+    def checked(replica: Replica, _: StepRecord) -> None:
+        replica.loop.scheduler.check_integrity()
+
+    def on_decode_step(replica: Replica, record: StepRecord) -> None:
+        server.fetch(replica)
+        checked(replica, record)
+
+    def on_prefilled(replica: Replica, request: Request) -> None:
+        server.on_prefilled(replica, request)
+
+    def on_decoded(replica: Replica, request: Request) -> None:
+        server.on_decoded(replica, request)
+
+    backend = ScriptedBackend()
+    sources = [Replica(env, i, prefill.loop(), backend, on_prefilled, checked, leaps) for i in range(counts[0])]
+    targets = [
+        Replica(env, counts[0] + i, decode.loop(), backend, on_decoded, on_decode_step, leaps) for i in range(counts[1])
+    ]
+    to_prefill, to_decode = ROUTERS[router](sources), ROUTERS[router](targets)
+    server = DisaggregatedServer(env, to_prefill, to_decode, lambda source, target: link.cost, on_finished)
+    requests = prefill.requests()
+    if concurrency is None:
+        client = OpenLoopClient(env, iter(requests), lambda _: server)
+    else:
+        client = ClosedLoopClient(env, iter(requests), lambda _: server, concurrency)
+    env.run()
+    server.check_idle([*sources, *targets])
+    assert sorted(r.request_id for r in done) == [r.request_id for r in requests]
+    for request in done:
+        assert request.num_output_tokens == request.max_output_tokens
+        assert request.first_scheduled_at is not None
+        assert request.first_token_at is not None
+        assert request.finished_at is not None
+        assert request.arrival <= request.first_scheduled_at < request.first_token_at <= request.finished_at
+        least = link.latency + link.per_token * request.num_prompt_tokens if request.max_output_tokens > 1 else 0
+        assert request.first_token_at - request.first_scheduled_at >= least
+    moved = sum(r.max_output_tokens > 1 for r in requests)
+    assert server.transfers.num_transfers == moved
+    rows = [(r.request_id, r.first_token_at, r.finished_at, r.num_preemptions) for r in done]
+    return sorted(rows)  # type: ignore[arg-type]
+
+
+links = st.builds(Link, st.sampled_from([0, 1, 50]), st.sampled_from([0, 1, 3]))
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    cases(max_requests=15),
+    cases(max_requests=1),
+    links,
+    st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    st.sampled_from(sorted(ROUTERS)),
+    st.sampled_from([None, 1, 4]),
+)
+def test_requests_and_blocks_are_conserved_and_leaps_change_nothing(
+    prefill: Case, decode: Case, link: Link, counts: tuple[int, int], router: str, concurrency: int | None
+) -> None:
+    stepped = serve(prefill, decode, link, counts, router, concurrency, leaps=False)
+    assert serve(prefill, decode, link, counts, router, concurrency, leaps=True) == stepped

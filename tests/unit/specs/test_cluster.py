@@ -1,0 +1,86 @@
+"""Clusters of pools in scenario files: what a pool inherits, what is refused and how it is said."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perfmodel.errors import SpecError
+from perfmodel.specs import Scenario, load_scenario, scenario_schema
+
+Write = Callable[..., Path]
+POOLS = "cluster={pools: [{role: prefill, replicas: 2}, {role: decode, engine: {tensor_parallel_size: 2}}]}"
+
+
+def load(write: Write, *changes: str) -> Scenario:
+    return load_scenario(write(), changes)
+
+
+def test_a_pool_takes_the_scenarios_engine_and_says_what_differs(scenario_file: Write) -> None:
+    scenario = load(scenario_file, POOLS, "engine.max_num_seqs=48")
+    prefill, decode = scenario.pools
+    assert prefill.engine == scenario.engine
+    assert (decode.engine.tensor_parallel_size, decode.engine.max_num_seqs) == (2, 48)
+    assert decode.engine.max_model_len == scenario.model.max_position_embeddings
+    assert scenario.num_devices == 2 * 1 + 1 * 2
+    assert scenario.of_pool(decode).hardware is scenario.hardware
+
+
+def test_a_pool_has_hardware_of_its_own(scenario_file: Write) -> None:
+    scenario = load(scenario_file, "cluster={pools: [{hardware: h100}, {replicas: 2}]}")
+    names = [scenario.of_pool(pool).hardware.name for pool in scenario.pools]
+    assert names == ["h100-sxm-80gb", scenario.hardware.name]
+    assert not scenario.cluster.is_disaggregated
+
+
+def test_equal_replicas_are_one_unified_pool(scenario_file: Write) -> None:
+    scenario = load(scenario_file, "cluster={replicas: 3}")
+    (pool,) = scenario.pools
+    assert (pool.role, pool.replicas, pool.engine) == ("unified", 3, scenario.engine)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("cluster={pools: [{role: decode}]}", "no pool with role prefill"),
+        ("cluster={pools: [{role: decode}, {role: prefill}, {}]}", "unified pools beside prefill and decode"),
+        ("cluster={replicas: 2, pools: [{}]}", "each pool has its own `replicas`"),
+        ("cluster={pools: [{}], kv_transfer: {latency_s: 1 ms}}", "kv_transfer without a prefill and a decode pool"),
+        ("cluster={pools: [{role: prefil}]}", "Did you mean 'prefill'"),
+        ("cluster={pools: [{hardware: h101}]}", "cluster.pools.0.hardware: unknown hardware 'h101'"),
+        ("cluster={pools: [{engine: {max_num_seq: 3}}]}", "Did you mean 'max_num_seqs'"),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused(scenario_file: Write, change: str, sentence: str) -> None:
+    with pytest.raises(SpecError) as error:
+        load(scenario_file, change)
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("cluster.kv_transfer={link: nvlnk}", "no link nvlnk (its links: nvlink, pcie)"),
+        ("cluster.pools.1.engine={quantization: fp8}", "set quantization once, under `engine`"),
+    ],
+)
+def test_pools_that_cannot_exchange_kv_are_refused(scenario_file: Write, change: str, sentence: str) -> None:
+    with pytest.raises(SpecError) as error:
+        load(scenario_file, POOLS, change)
+    assert sentence in str(error.value)
+
+
+def test_a_link_is_the_hardware_files_or_described_here(scenario_file: Write) -> None:
+    scenario = load(scenario_file, POOLS, "cluster.kv_transfer={link: pcie, latency_s: 2 us}")
+    link = scenario.cluster.kv_transfer.link_of(scenario.hardware)
+    declared = scenario.hardware.link("pcie")
+    assert declared is not None
+    assert (link.bandwidth_bytes_per_s, link.latency_s) == (declared.bandwidth_bytes_per_s, pytest.approx(2e-6))
+    described = load(scenario_file, POOLS, "cluster.kv_transfer={link: infiniband, bandwidth_bytes_per_s: 50 GB/s}")
+    assert described.cluster.kv_transfer.link_of(scenario.hardware).bandwidth_bytes_per_s == 50e9
+
+
+def test_the_schema_knows_pools() -> None:
+    assert {"role", "replicas", "engine", "hardware", "router"} == set(
+        scenario_schema()["$defs"]["PoolSpec"]["properties"]
+    )
