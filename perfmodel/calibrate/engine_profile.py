@@ -4,7 +4,7 @@ Kernels are not touched: they come from kernel tables. What is left of the measu
 numbers describe it: each moves another part of the latencies (steps, load, time to first token).
 """
 
-__all__ = ["fit_engine_profile"]
+__all__ = ["PARAMETERS", "fit_engine_profile", "log_errors", "starting_profile"]
 
 from collections.abc import Callable, Sequence
 
@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 # A step's host work that shows: launch gaps, copies, the sampler's synchronisation. A sequence's: its row of inputs and
 # outputs. In: HTTP and hand-over. Out, per sequence sampled in the same step: streaming. Seconds, or bytes per logit.
-_PARAMETERS = (
+PARAMETERS = (
     Parameter("host.serial_step_s", 3e-4, 2e-5, 3e-3),
     Parameter("host.serial_per_sequence_s", 6e-6, 2e-7, 6e-5),
     Parameter("server.in_s", 5e-3, 3e-4, 4e-2),
@@ -46,9 +46,11 @@ def fit_engine_profile(
     runs do not tell is kept.
     """
     mine = [shortened(run, share) for run in runs if run.scenario.engine.profile == begin.engine]
-    begin = with_values(begin, {"server.out_s": _OUT_S})
     profile = fit_parameters(
-        begin, _PARAMETERS, lambda profile: _log_errors(simulate_runs(mine, profile=profile)), progress=progress
+        starting_profile(begin),
+        PARAMETERS,
+        lambda profile: log_errors(simulate_runs(mine, profile=profile)),
+        progress=progress,
     )
     rows = [row for row in simulate_runs(mine, profile=profile) if not row.run.is_overloaded(row.stage)]
     predicted = np.array([row.predicted["e2el_mean"] for row in rows])
@@ -56,7 +58,12 @@ def fit_engine_profile(
     return profile.model_copy(update={"latency_residuals": residuals_of(predicted, measured)})
 
 
-def _log_errors(rows: Sequence[StageRow]) -> Floats:
+def starting_profile(profile: EngineProfile) -> EngineProfile:
+    """`profile` with what these runs do not tell apart, and nobody else does."""
+    return with_values(profile, {"server.out_s": _OUT_S})
+
+
+def log_errors(rows: Sequence[StageRow]) -> Floats:
     """Weighted log(predicted / measured) of the means."""
     steady = [row for row in rows if not row.run.is_overloaded(row.stage)]
     return np.array(

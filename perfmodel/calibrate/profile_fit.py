@@ -1,6 +1,6 @@
 """Fitting numbers of an engine's profile so that simulated means meet measured ones: few, positive, bounded."""
 
-__all__ = ["Parameter", "fit_parameters", "with_values"]
+__all__ = ["LinearErrors", "Parameter", "fit_parameters", "profile_at", "with_values"]
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ from perfmodel.cost import EngineProfile
 
 Floats = NDArray[np.float64]
 _LOSS_SCALE = 0.05  # log errors well below this count squared, well above it by their size
-_STEP = 0.08  # of a logarithm, to see what a parameter does: well above the noise of changed schedules
+_STEP = 0.25  # of a logarithm, to see what a parameter does: well above the noise of changed schedules
+_REACH = 1.6  # of a round, in logarithms: a factor of five
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,42 +38,102 @@ def with_values(profile: EngineProfile, values: Mapping[str, float]) -> EnginePr
     return profile.model_copy(update=update)
 
 
+@dataclass(frozen=True)
+class LinearErrors:
+    """Errors as a linear function of the parameters' logarithms, around `here`; `keep` picks some of the errors."""
+
+    begin: EngineProfile
+    parameters: tuple[Parameter, ...]
+    here: Floats
+    at_here: Floats
+    slopes: Floats
+
+    @classmethod
+    def around(
+        cls,
+        begin: EngineProfile,
+        parameters: Sequence[Parameter],
+        errors: Callable[[EngineProfile], Floats],
+        here: Floats | None = None,
+        at_here: Floats | None = None,
+    ) -> "LinearErrors":
+        """Take the derivatives, one evaluation of `errors` for each parameter and one for the point itself."""
+        if here is None:
+            here = np.log([p.start for p in parameters])
+        if at_here is None:
+            at_here = errors(profile_at(begin, parameters, here))
+        steps = [_STEP if x + _STEP <= np.log(p.most) else -_STEP for x, p in zip(here, parameters, strict=True)]
+        slopes = [
+            (errors(profile_at(begin, parameters, here + shift)) - at_here) / step
+            for shift, step in zip(np.diag(steps), steps, strict=True)
+        ]
+        return cls(begin, tuple(parameters), here, at_here, np.stack(slopes, axis=1))
+
+    def optimum(self, keep: NDArray[np.bool_] | None = None) -> Floats:
+        """Where the soft L1 loss of the (kept) errors is least, within the plausible ranges and not too far."""
+        from scipy.optimize import least_squares
+
+        chosen = slice(None) if keep is None else keep
+        at_here, slopes = self.at_here[chosen], self.slopes[chosen]
+        low, high = (np.log([getattr(p, end) for p in self.parameters]) for end in ("least", "most"))
+        low, high = np.maximum(low, self.here - _REACH), np.minimum(high, self.here + _REACH)
+        found = least_squares(
+            lambda logs: at_here + slopes @ (logs - self.here),
+            np.clip(self.here, low + 1e-6, high - 1e-6),
+            bounds=(low, high),
+            loss="soft_l1",
+            f_scale=_LOSS_SCALE,
+        )
+        optimum: Floats = found.x
+        return optimum
+
+    def profile(self, logs: Floats) -> EngineProfile:
+        """The profile at some logarithms of the parameters."""
+        return profile_at(self.begin, self.parameters, logs)
+
+
+def profile_at(begin: EngineProfile, parameters: Sequence[Parameter], logs: Floats) -> EngineProfile:
+    """`begin` with the parameters at `logs`."""
+    values = zip((p.field for p in parameters), map(float, np.exp(logs)), strict=True)
+    return with_values(begin, dict(values))
+
+
 def fit_parameters(
     begin: EngineProfile,
     parameters: Sequence[Parameter],
     errors: Callable[[EngineProfile], Floats],
     *,
-    max_evaluations: int = 8,
+    rounds: int = 2,
     progress: Callable[[int, int], None] | None = None,
 ) -> EngineProfile:
     """The profile with the parameters that make `errors` (weighted log(predicted / measured)) small.
 
-    max_evaluations: of the whole set of parameters; each takes as many simulations again for the derivatives
+    Gauss-Newton with a soft L1 loss: simulations are dear and their means all but linear in such parameters, so the
+    derivatives are taken once a round, and each round goes to the optimum of its linear model.
     """
-    from scipy.optimize import least_squares
-
-    low, high, start = (np.log([getattr(p, end) for p in parameters]) for end in ("least", "most", "start"))
     calls = 0
 
-    def profile_of(logs: Floats) -> EngineProfile:
-        values = zip((p.field for p in parameters), map(float, np.exp(logs)), strict=True)
-        return with_values(begin, dict(values))
-
-    def counted(logs: Floats) -> Floats:
+    def counted(profile: EngineProfile) -> Floats:
         nonlocal calls
         calls += 1
         if progress is not None:
-            progress(calls, max_evaluations * (len(parameters) + 1))
-        return errors(profile_of(logs))
+            progress(calls, rounds * (len(parameters) + 1) + 1)
+        return errors(profile)
 
-    found = least_squares(
-        counted,
-        start,
-        bounds=(low, high),
-        loss="soft_l1",
-        f_scale=_LOSS_SCALE,
-        diff_step=_STEP,
-        max_nfev=max_evaluations,
-        x_scale=0.5,
-    )
-    return profile_of(found.x)
+    best, at_best = None, None
+    for _ in range(rounds):
+        model = LinearErrors.around(begin, parameters, counted, best, at_best)
+        best, at_best = model.here, model.at_here
+        there = model.optimum()
+        for _ in range(2):
+            at_there = counted(model.profile(there))
+            if _loss(at_there) < _loss(at_best):
+                best, at_best = there, at_there
+                break
+            there = (model.here + there) / 2  # the linear model reached too far
+    assert best is not None
+    return profile_at(begin, parameters, best)
+
+
+def _loss(errors: Floats) -> float:
+    return float(np.sum(np.sqrt(1 + (errors / _LOSS_SCALE) ** 2) - 1))

@@ -4,7 +4,7 @@ Time to first token at low concurrency is the front end and one step with a prom
 concurrency is a step's fixed costs, which the kernels' tables have too high where they were timed launch by launch.
 """
 
-__all__ = ["fit_steady_profile", "fitting_rows"]
+__all__ = ["fit_steady_profile", "fitting_rows", "log_errors", "parameters_of"]
 
 from collections.abc import Callable, Sequence
 
@@ -40,8 +40,8 @@ _OF_STEPS = (
     Parameter("server.in_s", 1e-2, 3e-4, 8e-2),
 )
 _WEIGHTS = {"tpot": 1.0, "ttft": 0.4}
-_MOST_ROWS = 72
-_MOST_CONCURRENCY = 64  # larger batches take long to simulate and tell of kernels
+_MOST_ROWS = 60
+_MOST_CONCURRENCY = 32  # larger batches take long to simulate and tell of kernels
 
 
 def fit_steady_profile(
@@ -53,15 +53,10 @@ def fit_steady_profile(
 ) -> EngineProfile:
     """The profile of an engine that explains mean TTFT and TPOT of its rows best; of `begin`, the rest is kept."""
     mine = fitting_rows(rows, begin.engine, most_rows)
-    parameters = list(_OF_PROMPTS)
-    if not all(row.scenario.engine.async_scheduling for row in mine):
-        parameters += _HIDDEN
-    if not begin.latency_residuals.num_rows:
-        parameters += _OF_STEPS
     profile = fit_parameters(
         begin,
-        parameters,
-        lambda profile: _log_errors(simulate_steady_states(mine, profile=profile)),
+        parameters_of(begin, mine),
+        lambda profile: log_errors(simulate_steady_states(mine, profile=profile)),
         progress=progress,
     )
     pairs = [pair for pair in simulate_steady_states(mine, profile=profile) if not pair.reason]
@@ -73,6 +68,16 @@ def fit_steady_profile(
         for metric in _WEIGHTS
     }
     return profile.model_copy(update=residuals)
+
+
+def parameters_of(begin: EngineProfile, rows: Sequence[SteadyState]) -> list[Parameter]:
+    """What `rows` can tell of an engine that nothing else has told."""
+    parameters = list(_OF_PROMPTS)
+    if not all(row.scenario.engine.async_scheduling for row in rows):
+        parameters += _HIDDEN
+    if not begin.latency_residuals.num_rows:
+        parameters += _OF_STEPS
+    return parameters
 
 
 def fitting_rows(rows: Sequence[SteadyState], engine: str, most: int = _MOST_ROWS) -> list[SteadyState]:
@@ -89,7 +94,7 @@ def fitting_rows(rows: Sequence[SteadyState], engine: str, most: int = _MOST_ROW
     return chosen
 
 
-def _log_errors(pairs: Sequence[SteadyStatePair]) -> Floats:
+def log_errors(pairs: Sequence[SteadyStatePair]) -> Floats:
     """Weighted log(predicted / measured)."""
     errors = []
     for pair in pairs:

@@ -1,0 +1,132 @@
+"""Engine profiles on models and devices that they were not fitted on.
+
+    python benchmarks/cross_validate_serving.py serving TRUTH/serving/vllm_runs.json
+    python benchmarks/cross_validate_serving.py steady-state TRUTH/serving/steady_state.csv.gz
+
+Each fold leaves out the runs of one model, or of one device, fits the profile's parameters on the rest, and predicts
+what was left out. Derivatives are taken once for all folds (the means are all but linear in the parameters); what is
+left out is simulated with its fold's own profile. Kernels' parameters are not refitted: they come from kernel tables.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfmodel.calibrate import engine_profile, steady_profile
+from perfmodel.calibrate.profile_fit import LinearErrors
+from perfmodel.calibrate.serving_runs import read_serving_runs
+from perfmodel.calibrate.serving_simulation import StageRow, shortened, simulate_runs
+from perfmodel.calibrate.steady_simulation import SteadyStatePair, simulate_steady_states
+from perfmodel.calibrate.steady_state import read_steady_states
+from perfmodel.cost import EngineProfile, load_engine_profile
+from perfmodel.validate.report import Rows
+
+Errors = dict[str, list[tuple[float, float, str]]]  # metric -> (predicted, measured, label)
+_CUTS: dict[str, Callable[[Any], str]] = {
+    "model": lambda scenario: scenario.model.name,
+    "device": lambda scenario: scenario.hardware.name,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=("serving", "steady-state"))
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--engine", action="append", help="only this one (may be given several times)")
+    arguments = parser.parse_args()
+    engines = arguments.engine or (["vllm"] if arguments.kind == "serving" else ["vllm", "trtllm", "sglang"])
+    judge = _serving if arguments.kind == "serving" else _steady_states
+    for cut in _CUTS:
+        pooled: Errors = {}
+        for engine in engines:
+            found = judge(arguments.path, engine, cut)
+            _print(f"{engine}, leaving out one {cut} at a time", found)
+            for metric, rows in found.items():
+                pooled.setdefault(metric, []).extend(rows)
+        if len(engines) > 1:
+            _print(f"all engines, leaving out one {cut} at a time", pooled)
+
+
+def _serving(path: Path, engine: str, cut: str) -> Errors:
+    runs = [run for run in read_serving_runs(path)[0] if run.scenario.engine.profile == engine]
+    short = [shortened(run, 0.1) for run in runs]
+    begin = engine_profile.starting_profile(load_engine_profile(engine))
+
+    def errors(profile: EngineProfile) -> np.ndarray:
+        return engine_profile.log_errors(simulate_runs(short, profile=profile))
+
+    model = LinearErrors.around(begin, engine_profile.PARAMETERS, errors)
+    counts = [len(engine_profile.log_errors([_blank(run, i) for i in range(len(run.measured))])) for run in short]
+    groups = np.repeat([_CUTS[cut](run.scenario) for run in runs], counts)
+    found: Errors = {}
+    for group in sorted(set(groups)):
+        profile = _fitted(model, errors, groups != group)
+        left_out = [run for run in runs if _CUTS[cut](run.scenario) == group]
+        for row in simulate_runs(left_out, profile=profile):
+            if row.run.is_overloaded(row.stage):
+                continue
+            for metric, value in row.predicted.items():
+                found.setdefault(metric, []).append((value, row.measured[metric], group))
+    return found
+
+
+def _blank(run: Any, stage: int) -> StageRow:
+    return StageRow(run, stage, run.measured[stage], "")
+
+
+def _steady_states(path: Path, engine: str, cut: str) -> Errors:
+    rows = read_steady_states(path)[0]
+    fitted = steady_profile.fitting_rows(rows, engine)
+    begin = load_engine_profile(engine)
+
+    def errors(profile: EngineProfile) -> np.ndarray:
+        return steady_profile.log_errors(simulate_steady_states(fitted, profile=profile))
+
+    model = LinearErrors.around(begin, steady_profile.parameters_of(begin, fitted), errors)
+    groups = np.repeat([_CUTS[cut](row.scenario) for row in fitted], 2)
+    found: Errors = {}
+    for group in sorted(set(groups)):
+        profile = _fitted(model, errors, groups != group)
+        left_out = [
+            row
+            for row in rows
+            if row.is_clear and row.scenario.engine.profile == engine and _CUTS[cut](row.scenario) == group
+        ]
+        for pair in simulate_steady_states(left_out, profile=profile):
+            _add(found, pair, group)
+    return found
+
+
+def _add(found: Errors, pair: SteadyStatePair, group: str) -> None:
+    if not pair.reason:
+        for metric in ("tpot_mean", "ttft_mean"):
+            found.setdefault(metric, []).append((pair.predicted(metric), pair.measured(metric), group))
+
+
+def _fitted(model: LinearErrors, errors: Callable[[EngineProfile], np.ndarray], keep: np.ndarray) -> EngineProfile:
+    """The profile fitted on what is kept; with nothing kept, the plausible starting point."""
+    if not keep.any():
+        return model.profile(model.here)
+    return model.profile(model.optimum(keep))
+
+
+def _print(title: str, found: Errors) -> None:
+    print(f"\n{title}: median / mean / p90 absolute error in %, bias")
+    for metric, rows in found.items():
+        print(f"  {metric:12} {_line(rows)}")
+    for group in sorted({label for rows in found.values() for _, _, label in rows}):
+        lines = [_line([row for row in rows if row[2] == group]) for rows in found.values()]
+        print(f"    {group:24} " + " | ".join(f"{metric} {line}" for metric, line in zip(found, lines, strict=True)))
+
+
+def _line(rows: Sequence[tuple[float, float, str]]) -> str:
+    predicted, measured, labels = zip(*rows, strict=True)
+    stats = Rows(predicted, measured, labels).stats()
+    return f"{stats.median_ape * 100:5.1f} /{stats.mean_ape * 100:5.1f} /{stats.p90_ape * 100:5.1f} {stats.bias:+.2f}"
+
+
+if __name__ == "__main__":
+    main()
