@@ -7,11 +7,10 @@ from pathlib import Path
 
 import torch
 
-from perfmodel.cost import OperatorTimer, StepTables, StepTimer, plan_memory, usd_per_hour
+from perfmodel.cost import StepTables, StepTimer, plan_memory, step_costs, usd_per_hour
 from perfmodel.cost.calibration import Calibration
 from perfmodel.engine import Backend, Request, StepRecord
 from perfmodel.errors import PerfmodelError, WorkloadError
-from perfmodel.ops import build_graph
 from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, build_serve_loop, simulate, summarize
 from perfmodel.sim.clock import to_ticks
 from perfmodel.sim.replica import SimulatedBackend
@@ -76,8 +75,8 @@ def validate_executor(
 
 def _predictor(scenario: Scenario, calibration: Calibration) -> SimulatedBackend:
     """What the simulator asks for durations."""
-    graph = build_graph(scenario.model, scenario.engine, sampling=scenario.sampling.method)
-    return SimulatedBackend(StepTimer(StepTables(graph, OperatorTimer(scenario.hardware, calibration))))
+    costs = step_costs(scenario, calibration)
+    return SimulatedBackend(StepTimer(StepTables(costs.graph, costs.timer)))
 
 
 def _check_device(scenario: Scenario) -> None:

@@ -12,6 +12,7 @@ __all__ = [
     "OperatorTimer",
     "Residuals",
     "ServerFit",
+    "StepCosts",
     "StepEstimate",
     "StepTables",
     "StepTimer",
@@ -28,7 +29,10 @@ __all__ = [
     "ridge_point",
     "save_calibration",
     "save_engine_profile",
+    "scenario_fits",
+    "scenario_graph",
     "state_bytes_per_sequence",
+    "step_costs",
     "usd_per_hour",
     "usd_per_million_tokens",
 ]
@@ -44,6 +48,7 @@ from perfmodel.cost.price import usd_per_hour, usd_per_million_tokens
 from perfmodel.cost.rates import peak_flops_per_s, ridge_point
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
 from perfmodel.cost.server import EngineProfile, ServerFit, load_engine_profile, save_engine_profile
+from perfmodel.cost.step_costs import StepCosts, scenario_fits, scenario_graph, step_costs
 from perfmodel.cost.step_tables import StepTables
 from perfmodel.cost.step_timer import StepTimer
 from perfmodel.cost.usage import Usage

@@ -18,16 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.cost import (
-    MemoryPlan,
-    OperatorTimer,
-    StepEstimate,
-    estimate_step,
-    load_calibration,
-    plan_memory,
-)
+from perfmodel.cost import MemoryPlan, StepEstimate, plan_memory, step_costs
 from perfmodel.errors import PerfmodelError
-from perfmodel.ops import BatchShape, build_graph
+from perfmodel.ops import BatchShape
 from perfmodel.report.typical_step import StepChoice, choose_step
 from perfmodel.sim.result import RunResult, StepColumns
 from perfmodel.specs.hardware import HardwareSpec
@@ -84,11 +77,10 @@ class StepReport:
 def estimate_choice(
     scenario: Scenario, batch: int | None = None, context: int | None = None, prefill: int | None = None
 ) -> StepReport:
-    """The step asked for, or the scenario's typical one, estimated with the scenario's calibration."""
-    graph = build_graph(scenario.model, scenario.engine, sampling=scenario.sampling.method)
-    timer = OperatorTimer(scenario.hardware, load_calibration(scenario.hardware, scenario.engine.profile))
-    choice = choose_step(scenario, lambda shape: estimate_step(graph, timer, shape).duration_s, batch, context, prefill)
-    return StepReport(choice.label, choice.shape, estimate_step(graph, timer, choice.shape))
+    """The step asked for, or the scenario's typical one, estimated as the simulator times it."""
+    costs = step_costs(scenario)
+    choice = choose_step(scenario, lambda shape: costs.estimate(shape).duration_s, batch, context, prefill)
+    return StepReport(choice.label, choice.shape, costs.estimate(choice.shape))
 
 
 def mean_step(steps: StepColumns, spans: tuple[int, ...]) -> StepChoice | None:
@@ -111,9 +103,7 @@ def view_of_run(result: RunResult) -> StepView:
         choice = mean_step(result.steps, scenario.model.attention_spans) if result.steps is not None else None
         if choice is None:
             return estimate_choice(scenario).view(scenario)
-        graph = build_graph(scenario.model, scenario.engine, sampling=scenario.sampling.method)
-        timer = OperatorTimer(scenario.hardware, load_calibration(scenario.hardware, scenario.engine.profile))
-        return StepReport(choice.label, choice.shape, estimate_step(graph, timer, choice.shape)).view(scenario)
+        return StepReport(choice.label, choice.shape, step_costs(scenario).estimate(choice.shape)).view(scenario)
     except PerfmodelError:  # the run itself succeeded: its report must not fail for an illustration
         return StepView()
 

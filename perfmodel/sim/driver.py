@@ -5,7 +5,7 @@ __all__ = ["simulate"]
 from collections.abc import Callable
 from pathlib import Path
 
-from perfmodel.cost import Calibration, EngineProfile, load_calibration, load_engine_profile
+from perfmodel.cost import Calibration, EngineProfile, scenario_fits
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clients import ClosedLoopClient, OpenLoopClient
@@ -44,7 +44,10 @@ def simulate(
 
     Raises DoesNotFitError for a model too large for the devices, WorkloadError for traffic that cannot be served.
     """
-    costs_of = _costs(calibration, profile)
+
+    def costs_of(pool: Scenario) -> tuple[Calibration, EngineProfile]:
+        return scenario_fits(pool, calibration, profile)
+
     entrance = scenario.of_pool(next(pool for pool in scenario.pools if pool.role != "decode"))
     workload = Workload(entrance)
     if keep_steps is None:
@@ -57,17 +60,6 @@ def simulate(
     summary = summarize(scenario, collector, device_totals(cluster, collector), used, fitted)
     num_blocks = max(pool.memory.num_kv_blocks for pool in cluster.pools)
     return RunResult(scenario, "simulated", summary, collector.requests(), collector.steps(), num_blocks, _notes(used))
-
-
-def _costs(calibration: Calibration | None, profile: EngineProfile | None) -> CostsOf:
-    """What a pool's steps are timed with: what the caller gave, else what its device and profile have."""
-
-    def of(scenario: Scenario) -> tuple[Calibration, EngineProfile]:
-        fitted = profile or load_engine_profile(scenario.engine.profile)
-        used = calibration or load_calibration(scenario.hardware, scenario.engine.profile)
-        return fitted.applied_to(used), fitted
-
-    return of
 
 
 def _serve(

@@ -70,7 +70,7 @@ class CollectiveFit(Spec):
     simple_start_s: float = Field(default=2e-5, ge=1e-8, le=1e-4)
     simple_fraction: float = Field(default=0.85, ge=0.7, le=1.0)
     memory_touches: float = Field(default=2.5, ge=1.0, le=5.0)  # of local memory, per payload byte
-    switch_ranks: PositiveInt | None = None  # from so many ranks on the switch adds; None: it cannot
+    switch_ranks: PositiveInt | None = None  # from so many ranks on a switch adds, on a link that has one
     switch_bytes: PositiveFloat = 3e7  # payload from which it does
     link_latency_s: PositiveFloat | None = None
     residuals: Residuals = Residuals()
@@ -139,7 +139,7 @@ def collective_seconds(
     low_latency = sizes.wire / (fit.low_latency_fraction * rate)
     ramp = xp.minimum(sizes.wire / (fit.first_channel * rate), fit.ramp_s)
     wire = sizes.wire
-    if fit.switch_ranks is not None:
+    if fit.switch_ranks is not None and link.has_switch:
         adds = (sizes.switched > 0) & (sizes.ranks >= fit.switch_ranks) & (sizes.payload > fit.switch_bytes)
         wire = xp.where(adds, xp.minimum(wire, sizes.payload * (1 + 1 / sizes.ranks)), wire)
     simple = wire / (fit.simple_fraction * rate)

@@ -17,6 +17,7 @@ from perfmodel.specs.base import Spec
 from perfmodel.specs.catalog import find_file, list_names
 from perfmodel.specs.model.hf_config import load_config, model_from_config
 from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.specs.traffic import SamplingMethod
 from perfmodel.specs.validation import parse
 from perfmodel.specs.yaml_loader import load_yaml
 
@@ -36,7 +37,7 @@ class Card(Spec):
     published_params: PositiveFloat | None = None
     published_params_note: str | None = None
     published_covers: Literal["decoder", "decoder and vision"] = "decoder"
-    sampling: Literal["greedy", "random", "top_k", "top_p"] = "greedy"
+    sampling: SamplingMethod = "greedy"
     extra_params: NonNegativeFloat = 0.0
     notes: str | None = None
     config: dict[str, Any]

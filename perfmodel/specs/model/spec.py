@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from perfmodel.specs.model.architecture import Attention, Layer
+from perfmodel.specs.traffic import SamplingMethod
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class ModelSpec:
     tie_word_embeddings: bool = False
     dtype: str = "bf16"
     quantization: QuantizationSpec = QuantizationSpec()
-    sampling: str = "greedy"
+    sampling: SamplingMethod = "greedy"
     hf_id: str | None = None
     aliases: tuple[str, ...] = ()
     published_params: float | None = None

@@ -1,0 +1,54 @@
+"""Whoever predicts a step predicts the same: `explain` and the simulator share one set-up."""
+
+import pytest
+
+from perfmodel.cost import EngineProfile, HostFit, step_costs
+from perfmodel.errors import PerfmodelError
+from perfmodel.ops import StepGraph
+from perfmodel.ops.sampling import BYTES_PER_LOGIT, sample
+from perfmodel.ops.work import decode_shape
+from perfmodel.report.step_view import estimate_choice
+from perfmodel.sim import simulate
+from perfmodel.specs import load_scenario
+from perfmodel.specs.traffic import Sampling
+
+ONE_REQUEST = [
+    "traffic.num_requests=1",
+    "traffic.input_tokens={distribution: fixed, value: 1000}",
+    "traffic.output_tokens={distribution: fixed, value: 2}",
+]
+
+
+def test_explain_times_a_step_as_the_simulator_does() -> None:
+    """A lone request's steps are a prefill of its prompt, and a decode with prompt and one answered token as context."""
+    scenario = load_scenario("llama-3.1-8b-a100", ONE_REQUEST)
+    steps = simulate(scenario, keep_steps=True).steps
+    assert steps is not None
+    durations = (steps.end_s - steps.start_s).tolist()
+    explained = [estimate_choice(scenario, prefill=1000), estimate_choice(scenario, batch=1, context=1001)]
+    assert durations == pytest.approx([report.estimate.duration_s for report in explained], rel=2e-3)
+
+
+def test_the_engines_profile_counts() -> None:
+    scenario = load_scenario("llama-3.1-8b-a100", ONE_REQUEST)
+    profile = EngineProfile(engine="vllm", host=HostFit(serial_step_s=1.0), sampling_bytes_per_logit=123.0)
+    costs = step_costs(scenario, profile=profile)
+    assert costs.calibration.host.serial_step_s == 1.0
+    greedy = step_costs(load_scenario("llama-3.1-8b-a100", ["sampling.method=greedy"]), profile=profile)
+
+    def sampled(graph: StepGraph) -> float:
+        work = next(node for node in graph.nodes if node.name == "sample").work(decode_shape(1, 1))
+        return work.hbm_bytes / 128256
+
+    assert sampled(costs.graph) == 123.0
+    assert sampled(greedy.graph) == BYTES_PER_LOGIT["greedy"]
+
+
+def test_files_may_ask_for_the_methods_that_can_be_costed_and_no_others() -> None:
+    for method in BYTES_PER_LOGIT:
+        assert Sampling(method=method).method == method  # type: ignore[arg-type]
+        assert sample(1, 1000, method).num_kernels > 0
+    with pytest.raises(PerfmodelError, match=r"sampling\.method.*'beam'.*'?greedy"):
+        load_scenario("llama-3.1-8b-a100", ["sampling.method=beam"])
+    with pytest.raises(PerfmodelError, match="found 'beam', allowed greedy, random, top_k, top_p"):
+        sample(1, 1000, "beam")
