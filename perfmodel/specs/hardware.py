@@ -32,6 +32,11 @@ class Link(Spec):
     latency_s: Seconds = Field(default=0.0, ge=0)
     topology: str | None = None
 
+    @property
+    def has_switch(self) -> bool:
+        """Whether devices talk through a switch of the fabric's own, as their file's `topology` says."""
+        return "switch" in (self.topology or "").lower()
+
 
 class Declared(Spec):
     """The vendor's dense peak figures."""

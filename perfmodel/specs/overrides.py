@@ -1,10 +1,11 @@
 """`--set engine.max_num_seqs=64`, `--set hardware.hbm.bandwidth=2x`: changes to what the files say.
 
 A value is read as YAML. `2x` and `0.5x` multiply the number that is there. Paths are those of the files; hardware has
-short names as well (`hardware.hbm.bandwidth`, `hardware.nvlink.latency`, `hardware.bf16`, `hardware.price`).
+short names as well (`hardware.hbm.bandwidth`, `hardware.nvlink.latency`, `hardware.bf16`, `hardware.price`), and
+`hardware.nvlink=null` takes a link out: what talked over it takes the next one.
 """
 
-__all__ = ["Override", "apply_override", "hardware_path", "parse_override"]
+__all__ = ["Override", "apply_override", "hardware_path", "is_removed_link", "parse_override"]
 
 import re
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from perfmodel.specs.yaml_loader import Path, Positions, parse_value
 
 _FACTOR = re.compile(r"(\d+(?:\.\d*)?|\.\d+)x")
 _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S.*)?")
+_NOTHING = ("null", "~")
 _LEVEL_FIELDS = {"bandwidth": "bandwidth_bytes_per_s", "capacity": "capacity_bytes", "visible": "visible_bytes"}
 _LINK_FIELDS = {"bandwidth": "bandwidth_bytes_per_s", "latency": "latency_s"}
 _DECLARED_FIELDS = {
@@ -73,6 +75,12 @@ def apply_override(override: Override, data: dict[str, Any], path: Path, positio
     positions.overridden[_resolved(data, path)] = override.text
 
 
+def is_removed_link(override: Override, place: Path) -> bool:
+    """Whether the override takes out the link at `place` of a hardware file."""
+    is_link = len(place) == 3 and place[:2] == ("declared", "links") and isinstance(place[2], int)
+    return is_link and override.factor is None and override.value is None
+
+
 def hardware_path(path: tuple[str, ...], data: Mapping[str, Any], text: str) -> Path:
     """The place in a hardware file that a path after `hardware.` means: the file's own, or a short name's."""
     first, rest = path[0], path[1:]
@@ -86,7 +94,8 @@ def hardware_path(path: tuple[str, ...], data: Mapping[str, Any], text: str) -> 
     if first in levels:
         return ("declared", "memory", levels.index(first), *_short(rest, _LEVEL_FIELDS, first, text))
     if first in links:
-        return ("declared", "links", links.index(first), *_short(rest, _LINK_FIELDS, first, text))
+        whole = not rest and text.partition("=")[2].strip() in _NOTHING
+        return ("declared", "links", links.index(first), *(() if whole else _short(rest, _LINK_FIELDS, first, text)))
     if isinstance(peaks, Mapping) and first in peaks:
         return ("declared", "peak_flops_per_s", first)
     if first in _DECLARED_FIELDS or first in Declared.model_fields:

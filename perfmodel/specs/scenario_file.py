@@ -18,7 +18,7 @@ from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.model.cards import load_model
 from perfmodel.specs.model.quantization import with_dtype, with_quantization
 from perfmodel.specs.model.spec import ModelSpec
-from perfmodel.specs.overrides import Override, apply_override, hardware_path, parse_override
+from perfmodel.specs.overrides import Override, apply_override, hardware_path, is_removed_link, parse_override
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Traffic
 from perfmodel.specs.validation import parse, show_value
@@ -118,6 +118,9 @@ def _hardware(file: pathlib.Path, changes: Sequence[Override]) -> HardwareSpec:
                 f"--set {change.text}: only fields of hardware can be set here, as in hardware.hbm.bandwidth."
             )
         place = hardware_path(change.path[1:], loaded.data, change.text)
+        if is_removed_link(change, place):
+            del loaded.data["declared"]["links"][place[2]]
+            continue
         apply_override(change, loaded.data, place, loaded.positions)
         if place[:2] == ("declared", "memory") and place[-1] == "capacity_bytes":
             # What a process sees of the old capacity says nothing of the new one.
