@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate import mixed_attention
 from perfmodel.calibrate.layer_profile import fit_small_kernels, read_layer_profile
+from perfmodel.calibrate.provenance import KERNEL_TABLES, LAYER_PROFILE
 from perfmodel.calibrate.tables import Group, KernelTable, read_table
 from perfmodel.cost.calibration import Calibration, FamilyFit
 from perfmodel.cost.forms.device import DeviceFacts
@@ -77,23 +78,21 @@ class FittedGroup:
     ape: NDArray[np.float64]
 
 
-def calibrate_folder(
-    path: str | Path, engine: str, command: str = "", progress: Progress | None = None
-) -> list[Calibration]:
+def calibrate_folder(path: str | Path, engine: str, progress: Progress | None = None) -> list[Calibration]:
     """Calibrations under `engine` of every device measured in `path`.
 
     Raises SpecError for a folder without measurements of that engine.
     """
     path = Path(path)
     if (path / "ops" / "meta.yaml").is_file():
-        return [_from_profile(path, engine, command)]
+        return [_from_profile(path, engine)]
     fitted: dict[str, list[FittedGroup]] = {}
     for found in fit_folder(path, engine, progress):
         fitted.setdefault(found.hardware.name, []).append(found)
     own = {name: members for name, members in fitted.items() if any(m.group.engine == engine for m in members)}
     if not own:
         raise SpecError(f"{path}: has no measurements of engine {engine!r}")
-    return [_calibration(name, engine, path.name, command, members) for name, members in own.items()]
+    return [_calibration(name, engine, members) for name, members in own.items()]
 
 
 def fit_folder(path: Path, engine: str, progress: Progress | None = None) -> Iterator[FittedGroup]:
@@ -117,16 +116,15 @@ def module_of(table: str) -> KernelModule | None:
     return cast(KernelModule, import_module(f"perfmodel.calibrate.{name}")) if name else None
 
 
-def _calibration(device: str, engine: str, source: str, command: str, members: Sequence[FittedGroup]) -> Calibration:
+def _calibration(device: str, engine: str, members: Sequence[FittedGroup]) -> Calibration:
     families = _with_static_scales({found.group.key: found.fit for found in members})
     num_rows = sum(len(found.ape) for found in members)
-    versions = f"{num_rows:,} kernel times of {len(members)} kernels"
     return Calibration(
         device=device,
         engine=engine,
-        source=f"{versions} from the tables in {source}/ (ai-dynamo/aiconfigurator, Apache-2.0)",
+        source=KERNEL_TABLES.source(f"{num_rows:,} kernel times of {len(members)} kernels"),
         date=datetime.date.today(),
-        command=command,
+        command=KERNEL_TABLES.command(engine),
         families=dict(sorted(families.items())),
         default=GENERIC_SMALL,
         contained=_contained(engine, families),
@@ -147,7 +145,7 @@ def _contained(engine: str, families: Mapping[str, Any]) -> tuple[str, ...]:
     return _CONTAINED.get(engine, ()) if has_attention else ()
 
 
-def _from_profile(path: Path, engine: str, command: str) -> Calibration:
+def _from_profile(path: Path, engine: str) -> Calibration:
     profile = read_layer_profile(path)
     if profile.engine != engine:
         raise SpecError(f"{path}: profiles engine {profile.engine!r}, not {engine!r}")
@@ -162,9 +160,9 @@ def _from_profile(path: Path, engine: str, command: str) -> Calibration:
     return Calibration(
         device=profile.hardware.name,
         engine=engine,
-        source=f"{num_rows:,} kernel times of the layer profile in {path.name}/ (casys-kaist/LLMServingSim, MIT)",
+        source=LAYER_PROFILE.source(f"{num_rows:,} kernel times of a layer profile"),
         date=datetime.date.today(),
-        command=command,
+        command=LAYER_PROFILE.command(engine),
         families=families | {"elementwise": small},
         contained=_contained(engine, families),
         default=small,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from perfmodel.calibrate.engine_profile import fit_engine_profile
 from perfmodel.calibrate.kernels import calibrate_folder
+from perfmodel.calibrate.provenance import SERVING_RUNS, STEADY_STATES
 from perfmodel.calibrate.serving_runs import read_serving_runs
 from perfmodel.calibrate.steady_profile import fit_steady_profile, fitting_rows
 from perfmodel.calibrate.steady_state import read_steady_states
@@ -19,7 +20,7 @@ Progress = Callable[[int, int | None], None]
 
 
 def fit_recorded(
-    path: Path, engine: str, out: Path | None = None, command: str = "", progress: Progress | None = None
+    path: Path, engine: str, out: Path | None = None, progress: Progress | None = None
 ) -> list[tuple[Calibration | EngineProfile, Path]]:
     """Fit what `path` holds and write it to the folder `out`, by default among the calibrations.
 
@@ -28,22 +29,26 @@ def fit_recorded(
     """
     folder = out or data_dir("calibrations")
     if path.is_dir():
-        calibrations = calibrate_folder(path, engine, command, progress)
+        calibrations = calibrate_folder(path, engine, progress)
         return [(c, save_calibration(c, folder / f"{c.device}@{c.engine}.yaml")) for c in calibrations]
     fit = _steady_states if ".csv" in path.suffixes else _serving_runs
-    profile = fit(path, load_engine_profile(engine), progress)
-    profile = profile.model_copy(update={"date": datetime.date.today(), "command": command})
+    profile = fit(path, load_engine_profile(engine), progress).model_copy(update={"date": datetime.date.today()})
     return [(profile, save_engine_profile(profile, folder / f"engine@{engine}.yaml"))]
 
 
 def _serving_runs(path: Path, begin: EngineProfile, progress: Progress | None) -> EngineProfile:
     runs, _ = read_serving_runs(path)
-    source = f"{len(runs)} runs in {path.name} (inference-sim/sim-to-real-accuracy-validation)"
-    return fit_engine_profile(begin, runs, progress=progress).model_copy(update={"source": source})
+    update = {"source": SERVING_RUNS.source(f"{len(runs)} serving runs"), "command": SERVING_RUNS.command(begin.engine)}
+    return fit_engine_profile(begin, runs, progress=progress).model_copy(update=update)
 
 
 def _steady_states(path: Path, begin: EngineProfile, progress: Progress | None) -> EngineProfile:
     rows, _ = read_steady_states(path)
     if not fitting_rows(rows, begin.engine):
         raise SpecError(f"{path}: has no rows of engine {begin.engine!r} to fit")
-    return fit_steady_profile(begin, rows, progress=progress)
+    # What the profile had before stays in it: the steady states fit a part of its parameters.
+    num_rows = len(fitting_rows(rows, begin.engine))
+    kept = [part for part in begin.source.split("; ") if part and STEADY_STATES.publisher not in part]
+    source = "; ".join([*kept, STEADY_STATES.source(f"{num_rows:,} steady states of servers")])
+    update = {"source": source, "command": STEADY_STATES.command(begin.engine)}
+    return fit_steady_profile(begin, rows, progress=progress).model_copy(update=update)

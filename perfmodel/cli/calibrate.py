@@ -78,7 +78,7 @@ def _fit_recorded(path: Path, engine: str, out: Path | None, as_json: bool) -> N
     from perfmodel.calibrate.recorded import fit_recorded
 
     with progress_bar("fitting") as progress:
-        written = fit_recorded(path, engine, out, f"perfmodel calibrate --from {path.name} --engine {engine}", progress)
+        written = fit_recorded(path, engine, out, progress)
     if as_json:
         print_json([{**fitted.model_dump(mode="json"), "path": str(file)} for fitted, file in written])
         return

@@ -20,7 +20,7 @@ ONE_REQUEST = [
 
 
 def test_explain_times_a_step_as_the_simulator_does() -> None:
-    """A lone request's steps are a prefill of its prompt, and a decode with prompt and one answered token as context."""
+    """A lone request's steps are a prefill of its prompt, and a decode with one answered token beside the prompt."""
     scenario = load_scenario("llama-3.1-8b-a100", ONE_REQUEST)
     steps = simulate(scenario, keep_steps=True).steps
     assert steps is not None
