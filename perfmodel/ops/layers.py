@@ -18,6 +18,7 @@ from perfmodel.ops.node import LayerContext, OperatorNode, on_samples, on_tokens
 from perfmodel.ops.norm import residual_add, rms_norm
 from perfmodel.ops.sampling import sample
 from perfmodel.ops.scan_layer import delta_net_nodes, mamba_nodes
+from perfmodel.ops.work import Depends
 from perfmodel.specs.model.architecture import (
     Attention,
     DenseFFN,
@@ -76,12 +77,21 @@ def layer_nodes(layers: Sequence[Layer], context: LayerContext) -> list[Operator
     ffns = Counter(layer.ffn for layer in layers if layer.ffn is not None)
     groups = [(label, _mixer_block(mixer, context), mixers[mixer]) for mixer, label in _labels(mixers).items()]
     groups += [(label, _ffn_block(ffn, context), ffns[ffn]) for ffn, label in _labels(ffns).items()]
-    names = Counter(node.name for _, nodes, _ in groups for node in nodes)
+    names = Counter(node.name for _, nodes, _ in groups for node in nodes if node.depends is not Depends.MIXED)
     return [
-        replace(node, name=node.name if names[node.name] == 1 else f"{node.name}@{label}", count=node.count * count)
+        replace(
+            node,
+            name=f"{node.name}@{label}" if names[_told_apart_by(node)] > 1 else node.name,
+            count=node.count * count,
+        )
         for label, nodes, count in groups
         for node in nodes
     ]
+
+
+def _told_apart_by(node: OperatorNode) -> str:
+    """A kernel of prompts and decodes goes by the same label as the attention that it stands for."""
+    return "attention_prefill" if node.depends is Depends.MIXED else node.name
 
 
 def _mixer_block(mixer: Mixer, context: LayerContext) -> list[OperatorNode]:
