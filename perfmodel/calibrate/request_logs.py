@@ -29,6 +29,7 @@ class RequestLog:
     scenario: Scenario
     ttft_s: Floats
     e2el_s: Floats
+    num_prompt_tokens: NDArray[np.int64]
     num_output_tokens: NDArray[np.int64]
 
     @property
@@ -63,7 +64,9 @@ def read_request_log(folder: str | Path, trace_folder: str | Path) -> RequestLog
         "\n".join(json.dumps({"arrival_s": t, "input_tokens": p, "output_tokens": o}) for t, p, o in lines),
         encoding="utf-8",
     )
-    return RequestLog(folder.name, _scenario(folder.name, meta, trace), first - arrival, last - arrival, outputs)
+    return RequestLog(
+        folder.name, _scenario(folder.name, meta, trace), first - arrival, last - arrival, prompts, outputs
+    )
 
 
 def _scenario(name: str, meta: dict[str, Any], trace: Path) -> Scenario:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.cli.options import JsonFlag, Overrides, Seed, load
-from perfmodel.cli.terminal import print_json, progress_bar
+from perfmodel.cli.terminal import print_json, progress_bar, say
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
@@ -45,6 +45,15 @@ TruthPath = Annotated[
     typer.Argument(metavar="PATH", help="For `executor`, a scenario; otherwise measured data.", show_default=False),
 ]
 Repeats = Annotated[int, typer.Option("--repeat", min=1, help="Execute this many times.")]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE.md",
+        help="Write tables, the worst rows and plots; by convention reports/<theme>_<hardware>_<yyyymm>.md.",
+        show_default=False,
+    ),
+]
 
 
 def validate(
@@ -54,13 +63,16 @@ def validate(
     repeat: Repeats = 1,
     as_json: JsonFlag = False,
     seed: Seed = None,
+    report_file: ReportFile = None,
 ) -> None:
     """Put predictions beside measurements and say how far apart they are.
 
     `executor` calibrates this machine, simulates the scenario, executes it, and compares step by step and request
     by request; needs the executor extra (torch). The other kinds read recorded measurements; `--set`, `--seed` and
-    `--repeat` do not apply to them.
+    `--repeat` do not apply to them. `--report` writes the comparison as a document, with its JSON and plots beside it.
     """
+    if report_file is not None and report_file.suffix != ".md":
+        raise SpecError(f"--report {report_file}: allowed a file ending in .md; its .json and plots get the same name.")
     with progress_bar("validating") as progress:
         if kind is Kind.executor:
             report = _executor(path, overrides, seed, repeat, progress)
@@ -68,10 +80,23 @@ def validate(
             if overrides or seed is not None or repeat != 1:
                 raise SpecError("--set, --seed and --repeat go with `validate executor`; recorded data is as it is.")
             report = _recorded(kind, path, progress)
+    if report_file is not None:
+        from perfmodel.validate.written import write_report
+
+        for file in write_report(report, report_file, _command(kind, path, report_file)):
+            say(f"Written to {file}")
     if as_json:
         print_json(report.to_json())
         return
     print(report)
+
+
+def _command(kind: Kind, path: str, report_file: Path) -> str:
+    """The command as anyone would give it: of a path of this machine, its last two parts."""
+    place = Path(path)
+    shown = "/".join(place.parts[-2:]) if place.is_absolute() else path
+    report = report_file.name if report_file.is_absolute() else report_file.as_posix()
+    return f"perfmodel validate {kind.value} {shown} --report {report}"
 
 
 def _executor(

@@ -6,7 +6,7 @@ and times per kernel, so what differs in the datasheets moves the prediction by 
 fits have come. With no relation measured, the datasheet.
 """
 
-__all__ = ["HEADER", "load_calibration", "save_calibration"]
+__all__ = ["HEADER", "PASSED_ON", "load_calibration", "save_calibration"]
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -31,8 +31,9 @@ _LINES = (
     ("turing", "ampere", "ada", "blackwell-consumer"),
     ("cdna2", "cdna3"),
 )
-# How much wider an interval is, by where the fits come from.
+PASSED_ON = "passed on from"  # how the source of fits of another device or engine begins
 _ATTENTION = "attention_decode"  # what `contained` goes with
+# How much wider an interval is, by where the fits come from.
 _SPREAD_OTHER_ENGINE = 1.3
 _SPREAD_SIBLING = 1.5
 _SPREAD_PER_GENERATION = 2.0
@@ -112,7 +113,7 @@ def _inherited(hardware: HardwareSpec, engine: str) -> Calibration | None:
         return None
     spread, file = candidates[0]
     found = _read(file)
-    source = f"passed on from {found.device} under {found.engine}: {found.source}"
+    source = f"{PASSED_ON} {found.device} under {found.engine}: {found.source}"
     generation = load_generation(hardware.declared.architecture)
     if generation is not None and _architecture(found.device) != generation.architecture:
         found = generation.applied_to(found)

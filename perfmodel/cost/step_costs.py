@@ -40,7 +40,7 @@ class StepCosts:
 def scenario_fits(
     scenario: Scenario, calibration: Calibration | None = None, profile: EngineProfile | None = None
 ) -> tuple[Calibration, EngineProfile]:
-    """The calibration as the engine runs its kernels, and the engine's profile; by default what `engine.profile` names."""
+    """The calibration as the engine runs its kernels, and its profile; by default what `engine.profile` names."""
     profile = profile or load_engine_profile(scenario.engine.profile)
     return profile.applied_to(calibration or load_calibration(scenario.hardware, scenario.engine.profile)), profile
 

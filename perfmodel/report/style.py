@@ -8,6 +8,7 @@ __all__ = [
     "BOUND_COLOURS",
     "GREEN",
     "GREY",
+    "GRID",
     "INK",
     "METRIC_COLOURS",
     "ORANGE",
@@ -31,14 +32,14 @@ BLUE, ORANGE, GREEN, VERMILION, PINK, SKY, GREY = (
     "#8A8F98",
 )
 INK = "#1F2933"
-_GRID = "#E6E9ED"
+GRID = "#E6E9ED"
 
 BOUND_COLOURS = {"compute": BLUE, "memory": GREEN, "communication": ORANGE, "overhead": GREY}
 METRIC_COLOURS = {"ttft": BLUE, "tpot": GREEN, "itl": SKY, "e2el": PINK}
 
 _AXIS: dict[str, Any] = {
-    "gridcolor": _GRID,
-    "zerolinecolor": _GRID,
+    "gridcolor": GRID,
+    "zerolinecolor": GRID,
     "linecolor": "#C3C9D1",
     "ticks": "outside",
     "tickcolor": "#C3C9D1",

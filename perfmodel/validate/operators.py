@@ -4,6 +4,7 @@ __all__ = ["validate_operators"]
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,17 @@ from numpy.typing import NDArray
 from perfmodel.calibrate.kernels import KernelModule, module_of
 from perfmodel.calibrate.tables import Group, read_table
 from perfmodel.cost import Calibration, load_calibration
+from perfmodel.cost.calibrations import PASSED_ON
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.specs import load_hardware
-from perfmodel.validate.report import Rows, ValidationReport
+from perfmodel.validate.groups import NOT_APPLICABLE, Comparison, Dimension, by_dimension, joined, pooled, worst_of
+from perfmodel.validate.kernel_parts import kernel_sizes, row_breakdown
+from perfmodel.validate.report import Basis, Rows, ValidationReport
 
 Progress = Callable[[int, int], None]
 Floats = NDArray[np.float64]
+_METRIC = "latency"
 _ANY_ENGINE = "vllm"  # whose calibration holds the libraries that all engines call
 
 
@@ -33,6 +38,26 @@ class _Judged:
     predicted: Floats
     low: float
     high: float
+    fit: Any
+    is_own: bool  # whether the fit is this kernel's, not a relative's
+    device: DeviceFacts
+    calibration: Calibration
+
+    @property
+    def dimensions(self) -> dict[str, Dimension]:
+        """What the rows are grouped by."""
+        family, *formats = self.group.key.split("/")
+        constants = {
+            "device": self.device.hardware.name,
+            "engine": self.group.engine,
+            "kernel": family,
+            "format": formats[0] if formats else NOT_APPLICABLE,
+            "table": f"{self.op} {self.group.engine} {self.group.key}",
+        }
+        count = len(self.predicted)
+        return {name: Dimension.constant(value, count) for name, value in constants.items()} | kernel_sizes(
+            self.group.sizes
+        )
 
     @property
     def labels(self) -> list[str]:
@@ -57,16 +82,47 @@ def validate_operators(path: str | Path, progress: Progress | None = None) -> Va
             progress(done, len(files))
     if not judged:
         raise SpecError(f"{path}: no row could be predicted; {notes[0] if notes else 'no known kernels'}")
+    comparison = _comparison(judged)
     by = {name: {"latency": _rows(members).stats()} for name, members in _grouped(judged)}
-    everything = _rows(judged)
     return ValidationReport(
         kind="operators",
         rows=num_rows,
         covered=sum(len(member.group.rows) for member in judged),
-        metrics={"latency": everything.stats()},
-        by=by,
-        worst=everything.worst("latency"),
+        metrics=pooled([comparison]),
+        by=by | by_dimension([comparison]),
+        worst=worst_of([comparison], 10, partial(_breakdown, judged)),
         notes=notes,
+        comparisons=[comparison],
+        basis=sorted({Basis.of(member.calibration) for member in judged}),
+        about=_about(judged),
+    )
+
+
+def _comparison(judged: list[_Judged]) -> Comparison:
+    parts = [member.dimensions for member in judged]
+    dimensions = {name: joined([part[name] for part in parts]) for name in parts[0]}
+    return Comparison.of(_METRIC, _rows(judged), "s", dimensions)
+
+
+def _breakdown(judged: list[_Judged], comparison: Comparison, number: int) -> dict[str, Any]:
+    """Of one row of all, counted as in `_rows`."""
+    given = int(np.flatnonzero(comparison.rows.kept)[number])
+    for member in judged:
+        if given < len(member.predicted):
+            return row_breakdown(member.group, given, member.fit, member.device, float(member.predicted[given]))
+        given -= len(member.predicted)
+    raise IndexError(number)
+
+
+def _about(judged: list[_Judged]) -> str:
+    own, related = (sum(len(m.predicted) for m in judged if m.is_own is kind) for kind in (True, False))
+    return (
+        f"Measured times of single kernels (`latency_ms`, one GPU, mostly replayed from CUDA graphs with warm "
+        f"caches) beside the physical form of each kernel under its device's calibration, timed as the tables "
+        f"were. {own:,} rows are of kernels with a fit of their own: where these are the tables that the "
+        f"sources below count, they are training data, and their errors say how well a dozen parameters "
+        f"describe a kernel's shapes, not how well an unseen device is predicted. {related:,} rows are "
+        f"predicted by the fit of a related kernel or device and are no training data."
     )
 
 
@@ -90,7 +146,7 @@ def _judge(file: Path) -> tuple[int, list[_Judged], list[str]]:
         if fit is None:
             reasons.append(f"not covered: {name}: {len(group.rows)} rows of {group.key}: no fit in the calibrations")
             continue
-        judged.append(_judged(file, module, group, fit, device, calibration.spread))
+        judged.append(_judged(file, module, group, fit, device, calibration))
     known = sum(len(group.rows) for group in groups)
     if known < len(table):
         reasons.append(f"not covered: {name}: {len(table) - known} rows of a format or kernel without a form")
@@ -111,10 +167,22 @@ def _fit_for(group: Group, calibration: Calibration) -> Any:
     return calibration.families[max(related, key=in_common)] if related else None
 
 
-def _judged(file: Path, module: KernelModule, group: Group, fit: Any, device: DeviceFacts, spread: float) -> _Judged:
-    residuals = fit.residuals
-    low, high = np.exp(residuals.p10 * spread), np.exp(residuals.p90 * spread)
-    return _Judged(file.parent.name, file.stem, group, module.predict(group, fit, device), float(low), float(high))
+def _judged(
+    file: Path, module: KernelModule, group: Group, fit: Any, device: DeviceFacts, calibration: Calibration
+) -> _Judged:
+    residuals, spread = fit.residuals, calibration.spread
+    return _Judged(
+        system=file.parent.name,
+        op=file.stem,
+        group=group,
+        predicted=module.predict(group, fit, device),
+        low=float(np.exp(residuals.p10 * spread)),
+        high=float(np.exp(residuals.p90 * spread)),
+        fit=fit,
+        is_own=group.key in calibration.families and not calibration.source.startswith(PASSED_ON),
+        device=device,
+        calibration=calibration,
+    )
 
 
 def _rows(members: list[_Judged]) -> Rows:

@@ -3,25 +3,43 @@
 __all__ = ["validate_per_request"]
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.calibrate.request_logs import RequestLog, read_request_log
 from perfmodel.cost import EngineProfile, ServerFit, load_engine_profile
+from perfmodel.report.step_view import mean_step
+from perfmodel.report.typical_step import StepChoice
 from perfmodel.sim import RequestColumns, simulate
-from perfmodel.validate.report import ErrorStats, Rows, ValidationReport
+from perfmodel.validate.basis import basis_of
+from perfmodel.validate.groups import Comparison, by_dimension, pooled, range_names, worst_of
+from perfmodel.validate.report import Rows, ValidationReport
+from perfmodel.validate.typical_steps import TypicalSteps, latency_breakdown
 
 Progress = Callable[[int, int | None], None]
+Floats = NDArray[np.float64]
 _METRICS = ("e2el", "ttft", "tpot")
+_TOKENS = (32, 128, 512, 2048)
+_ABOUT = (
+    "One recorded run replayed request by request: the arrivals, prompt lengths and answer lengths of its log,"
+    " the engine arguments and KV blocks that it had. The log was written inside the engine's process: no "
+    "server in front. The device's calibration comes from a layer profile or kernel tables; where that profile"
+    " was taken on this card, kernel times are training data and whole requests (batches, queueing, host time)"
+    " are not."
+)
 
 
 def validate_per_request(folder: str | Path, progress: Progress | None = None) -> ValidationReport:
     """Simulate the run and compare single requests, and their means."""
     with TemporaryDirectory() as traces:
         log = read_request_log(folder, traces)
-        requests = simulate(log.scenario, profile=_without_server(log), progress=progress).requests
+        result = simulate(log.scenario, profile=_without_server(log), progress=progress, keep_steps=True)
+    requests = result.requests
     assert requests is not None
     predicted = _in_order(requests)
     measured = {"e2el": log.e2el_s, "ttft": log.ttft_s, "tpot": log.tpot_s}
@@ -30,14 +48,34 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
         f"{metric}_mean": Rows([rows.predicted.mean()], [rows.measured.mean()], ["mean over requests"]).stats()
         for metric, rows in pairs.items()
     }
-    singles: dict[str, ErrorStats] = {metric: rows.stats() for metric, rows in pairs.items()}
+    sizes = {
+        "prompt": range_names(log.num_prompt_tokens, _TOKENS),
+        "answer": range_names(log.num_output_tokens, _TOKENS),
+    }
+    comparisons = [Comparison.of(metric, rows, "s", sizes) for metric, rows in pairs.items()]
+    steps = mean_step(result.steps, log.scenario.model.attention_spans) if result.steps is not None else None
+    parts = partial(_breakdown, log, steps, predicted["ttft"])
     return ValidationReport(
         kind="per-request",
         rows=len(log.ttft_s),
         covered=len(requests),
-        metrics=means | singles,
-        worst=[row for metric, rows in pairs.items() for row in rows.worst(metric, 3)],
+        metrics=means | pooled(comparisons),
+        by=by_dimension(comparisons),
+        worst=worst_of(comparisons, 3, parts),
+        comparisons=comparisons,
+        basis=basis_of([log.scenario]),
+        about=_ABOUT,
     )
+
+
+def _breakdown(
+    log: RequestLog, steps: StepChoice | None, ttft_s: Floats, comparison: Comparison, number: int
+) -> dict[str, Any]:
+    """Of one request, with the run's mean decode step."""
+    rows, request = comparison.rows, int(np.flatnonzero(comparison.rows.kept)[number])
+    typical = TypicalSteps.of(log.scenario, steps, int(log.num_prompt_tokens[request]), ServerFit())
+    predicted_ms, measured_ms = 1e3 * float(rows.predicted[number]), 1e3 * float(rows.measured[number])
+    return latency_breakdown(comparison.metric, predicted_ms, measured_ms, 1e3 * float(ttft_s[request]), typical)
 
 
 def _without_server(log: RequestLog) -> EngineProfile:
@@ -45,7 +83,7 @@ def _without_server(log: RequestLog) -> EngineProfile:
     return load_engine_profile(log.scenario.engine.profile).model_copy(update={"server": ServerFit()})
 
 
-def _in_order(requests: RequestColumns) -> dict[str, np.ndarray]:
+def _in_order(requests: RequestColumns) -> dict[str, Floats]:
     order = np.argsort(requests.request_id)
     return {
         "e2el": requests.e2el_s[order],
@@ -55,4 +93,7 @@ def _in_order(requests: RequestColumns) -> dict[str, np.ndarray]:
 
 
 def _labels(log: RequestLog) -> list[str]:
-    return [f"request {i}, {outputs} output tokens" for i, outputs in enumerate(log.num_output_tokens.tolist())]
+    sizes = zip(log.num_prompt_tokens.tolist(), log.num_output_tokens.tolist(), strict=True)
+    return [
+        f"request {i}, {prompt} prompt tokens, {outputs} output tokens" for i, (prompt, outputs) in enumerate(sizes)
+    ]

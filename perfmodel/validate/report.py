@@ -6,14 +6,20 @@
 All figures are fractions.
 """
 
-__all__ = ["ErrorStats", "Rows", "ValidationReport"]
+__all__ = ["Basis", "ErrorStats", "Rows", "ValidationReport"]
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from perfmodel.cost import Calibration, EngineProfile
+from perfmodel.cost.generations import GenerationFit
+
+if TYPE_CHECKING:
+    from perfmodel.validate.groups import Comparison
 
 _MOST_WORST = 10
 
@@ -56,6 +62,7 @@ class Rows:
     ) -> None:
         p, m = np.asarray(predicted, dtype=float), np.asarray(measured, dtype=float)
         keep = np.isfinite(p) & np.isfinite(m) & (m > 0)
+        self.kept: NDArray[np.bool_] = keep  # of the pairs that were given
         self.predicted: NDArray[np.float64] = p[keep]
         self.measured: NDArray[np.float64] = m[keep]
         self.labels = [label for label, is_kept in zip(labels, keep, strict=True) if is_kept]
@@ -72,7 +79,7 @@ class Rows:
         """predicted / measured - 1"""
         return self.predicted / self.measured - 1
 
-    def where(self, mask: Sequence[bool]) -> "Rows":
+    def where(self, mask: Sequence[bool] | NDArray[np.bool_]) -> "Rows":
         """The rows at which `mask` is true."""
         chosen = np.asarray(mask, dtype=bool)
         labels = [label for label, is_kept in zip(self.labels, chosen, strict=True) if is_kept]
@@ -95,9 +102,15 @@ class Rows:
             interval_coverage=coverage,
         )
 
-    def worst(self, metric: str, count: int = _MOST_WORST) -> list[dict[str, Any]]:
-        """The rows with the largest errors, largest first."""
-        order = np.argsort(-np.abs(self.errors), kind="stable")[:count]
+    def largest_errors(self, count: int = _MOST_WORST) -> list[int]:
+        """Numbers of the rows with the largest errors, largest first."""
+        found: list[int] = np.argsort(-np.abs(self.errors), kind="stable")[:count].tolist()
+        return found
+
+    def worst(
+        self, metric: str, count: int = _MOST_WORST, breakdown: Callable[[int], Mapping[str, Any]] | None = None
+    ) -> list[dict[str, Any]]:
+        """The rows with the largest errors, largest first; `breakdown` tells of a row's number what its time is."""
         return [
             {
                 "metric": metric,
@@ -105,9 +118,32 @@ class Rows:
                 "predicted": float(self.predicted[i]),
                 "measured": float(self.measured[i]),
                 "error": float(self.errors[i]),
+                **({"breakdown": dict(breakdown(i))} if breakdown is not None else {}),
             }
-            for i in order
+            for i in self.largest_errors(count)
         ]
+
+
+@dataclass(frozen=True, order=True)
+class Basis:
+    """A calibration or an engine profile that predictions came from: its file, source and date."""
+
+    name: str
+    source: str
+    date: str = ""
+
+    @classmethod
+    def of(cls, fitted: Calibration | EngineProfile | GenerationFit) -> "Basis":
+        date = fitted.date.isoformat() if fitted.date else ""
+        if isinstance(fitted, EngineProfile):
+            return cls(f"engine@{fitted.engine}", fitted.source or "not fitted: adds nothing", date)
+        if isinstance(fitted, GenerationFit):
+            return cls(f"generation@{fitted.architecture}", fitted.source, date)
+        name = "datasheet" if fitted.origin == "datasheet" else f"{fitted.device}@{fitted.engine}"
+        return cls(name, fitted.source, date)
+
+    def to_json(self) -> dict[str, str]:
+        return {"name": self.name, "source": self.source, "date": self.date}
 
 
 @dataclass(frozen=True)
@@ -117,8 +153,12 @@ class ValidationReport:
     rows, covered: rows of the truth, and those that could be predicted
     metrics:       metric -> errors over all rows
     by:            group -> metric -> errors over the group's rows
-    worst:         the rows with the largest errors, with metric, row, predicted, measured, error
+    worst:         the rows with the largest errors, with metric, row, predicted, measured, error and, where parts of
+                   a prediction can be told apart, breakdown (see `perfmodel.validate.breakdown`)
     notes:         sentences a reader needs beside the figures
+    comparisons:   the rows themselves, for a written report; not part of the document
+    basis:         what predictions came from
+    about:         what was compared, and what of it the calibrations were fitted to, in words
     """
 
     kind: str
@@ -128,6 +168,9 @@ class ValidationReport:
     by: Mapping[str, Mapping[str, ErrorStats]] = field(default_factory=dict)
     worst: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
+    comparisons: Sequence["Comparison"] = field(default=(), repr=False)
+    basis: Sequence[Basis] = ()
+    about: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The document of design section 3.4."""
@@ -139,6 +182,7 @@ class ValidationReport:
             "by": {g: {name: s.to_json() for name, s in group.items()} for g, group in self.by.items()},
             "worst": [dict(row) for row in self.worst],
             "notes": list(self.notes),
+            "calibrations": [each.to_json() for each in self.basis],
         }
 
     def __str__(self) -> str:
@@ -151,10 +195,15 @@ class ValidationReport:
             lines += ["", "largest errors"]
             lines += [
                 f"  {row['metric']:<10} {row['error']:+7.1%}  predicted {row['predicted']:.4g}, "
-                f"measured {row['measured']:.4g}: {row['row']}"
+                f"measured {row['measured']:.4g}: {row['row']}" + _why(row)
                 for row in self.worst
             ]
         return "\n".join([*lines, *(["", *self.notes] if self.notes else [])])
+
+
+def _why(row: Mapping[str, Any]) -> str:
+    sentence = row.get("breakdown", {}).get("why", "")
+    return f"\n{'':<13}{sentence}" if sentence else ""
 
 
 def _line(name: str, stats: ErrorStats) -> str:

@@ -2,14 +2,39 @@
 
 __all__ = ["report_serving", "validate_serving"]
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from perfmodel.calibrate.serving_runs import METRICS, read_serving_runs
 from perfmodel.calibrate.serving_simulation import StageRow, simulate_runs
-from perfmodel.validate.report import ErrorStats, Rows, ValidationReport
+from perfmodel.specs import Scenario
+from perfmodel.validate.basis import basis_of
+from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled, range_names, worst_of
+from perfmodel.validate.report import Rows, ValidationReport
+from perfmodel.validate.typical_steps import TypicalSteps, latency_breakdown
 
 Progress = Callable[[int, int], None]
+_DIMENSIONS: dict[str, Callable[[StageRow], str]] = {
+    "device": lambda row: row.run.scenario.hardware.name,
+    "model": lambda row: row.run.scenario.model.name,
+    "load": lambda row: "overloaded" if row.run.is_overloaded(row.stage) else "steady",
+    "engine": lambda row: row.run.scenario.engine.profile,
+    "tensor parallel": lambda row: str(row.run.scenario.engine.tensor_parallel_size),
+}
+_RATES = (2, 5, 10, 20)
+_ABOUT = (
+    "Recorded runs of a server under open-loop load in stages, each simulated whole: the same engine "
+    "arguments, arrivals drawn by the same process, prompts that repeat as the load tool repeats them. One row"
+    " is one stage. Calibrations of devices come from kernel tables or layer profiles, never from serving "
+    "runs, so what they say of models, loads and parallelism is no training data. The engine's profile (host "
+    "time, front end, sampling traffic: five numbers for all runs together) was fitted to the means of steady "
+    "stages of the runs that its source names; if these are those runs, means are training data for these five"
+    " numbers, while percentiles and overloaded stages are not."
+)
 
 
 def validate_serving(path: str | Path, progress: Progress | None = None) -> ValidationReport:
@@ -21,21 +46,48 @@ def validate_serving(path: str | Path, progress: Progress | None = None) -> Vali
 
 def report_serving(rows: Sequence[StageRow], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
     """Errors over all stages, and by device, model and load."""
-    by = {name: _stats(members) for name, members in _groups(rows) if members}
-    worst = [row for metric in METRICS for row in _pairs(rows, metric).worst(metric, 3)]
+    comparisons = [_comparison(rows, metric) for metric in METRICS]
     return ValidationReport(
         kind="serving",
         rows=len(rows) + len(left_out),
         covered=len(rows),
-        metrics=_stats(rows),
-        by=by,
-        worst=worst,
+        metrics=pooled(comparisons),
+        by=by_dimension(comparisons),
+        worst=worst_of(comparisons, 3, partial(_breakdown, rows)),
         notes=[f"not covered: {name}: {reason}" for name, reason in left_out],
+        comparisons=comparisons,
+        basis=basis_of([row.run.scenario for row in rows]),
+        about=_ABOUT,
     )
 
 
-def _pairs(rows: Sequence[StageRow], metric: str) -> Rows:
-    kept = [row for row in rows if metric in row.measured]
+def _comparison(rows: Sequence[StageRow], metric: str) -> Comparison:
+    kept = _with(rows, metric)
+    rates = [row.run.scenario.traffic.arrivals.stages[row.stage].rate for row in kept]
+    dimensions = dimensions_of(kept, _DIMENSIONS) | {"rate": range_names(rates, _RATES, "req/s")}
+    return Comparison.of(metric, _pairs(kept, metric), "ms", dimensions)
+
+
+def _with(rows: Sequence[StageRow], metric: str) -> list[StageRow]:
+    return [row for row in rows if metric in row.measured]
+
+
+def _breakdown(rows: Sequence[StageRow], comparison: Comparison, number: int) -> dict[str, Any]:
+    kept = np.flatnonzero(comparison.rows.kept)
+    row, metric = _with(rows, comparison.metric)[kept[number]], comparison.metric
+    ttft = row.predicted["ttft_mean"]
+    return latency_breakdown(metric, row.predicted[metric], row.measured[metric], ttft, TypicalSteps.of(_at_stage(row)))
+
+
+def _at_stage(row: StageRow) -> Scenario:
+    """The run's scenario under the load of one stage only."""
+    scenario = row.run.scenario
+    stages = scenario.traffic.arrivals.stages[row.stage : row.stage + 1]
+    arrivals = scenario.traffic.arrivals.model_copy(update={"stages": stages})
+    return scenario.model_copy(update={"traffic": scenario.traffic.model_copy(update={"arrivals": arrivals})})
+
+
+def _pairs(kept: Sequence[StageRow], metric: str) -> Rows:
     intervals = [row.interval for row in kept]
     ends = [interval for interval in intervals if interval is not None]
     has_interval = metric.endswith("_mean") and len(ends) == len(kept)
@@ -45,19 +97,3 @@ def _pairs(rows: Sequence[StageRow], metric: str) -> Rows:
         [row.label for row in kept],
         ([low for low, _ in ends], [high for _, high in ends]) if has_interval else None,
     )
-
-
-def _stats(rows: Sequence[StageRow]) -> dict[str, ErrorStats]:
-    pairs = {metric: _pairs(rows, metric) for metric in METRICS}
-    return {metric: found.stats() for metric, found in pairs.items() if len(found)}
-
-
-def _groups(rows: Sequence[StageRow]) -> Iterator[tuple[str, list[StageRow]]]:
-    """By device, by model, and whether a backlog grew."""
-    for kind, name_of in (
-        ("device", lambda row: row.run.scenario.hardware.name),
-        ("model", lambda row: row.run.scenario.model.name),
-        ("load", lambda row: "overloaded" if row.run.is_overloaded(row.stage) else "steady"),
-    ):
-        for name in sorted({name_of(row) for row in rows}):
-            yield f"{kind} {name}", [row for row in rows if name_of(row) == name]

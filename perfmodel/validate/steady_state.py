@@ -2,15 +2,53 @@
 
 __all__ = ["report_steady_state", "validate_steady_state"]
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from perfmodel.calibrate.steady_simulation import SteadyStatePair, simulate_steady_states
 from perfmodel.calibrate.steady_state import read_steady_states
+from perfmodel.specs.traffic import Lengths
+from perfmodel.validate.basis import basis_of
+from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled, worst_of
 from perfmodel.validate.report import ErrorStats, Rows, ValidationReport
+from perfmodel.validate.typical_steps import TypicalSteps, latency_breakdown
 
 Progress = Callable[[int, int], None]
 _METRICS = ("tpot_mean", "ttft_mean")
+
+
+def _most(lengths: Lengths | None) -> int:
+    return (lengths.high or 0) if lengths else 0
+
+
+_DIMENSIONS: dict[str, Callable[[SteadyStatePair], str]] = {
+    "device": lambda pair: pair.row.scenario.hardware.name,
+    "engine": lambda pair: pair.row.scenario.engine.profile,
+    "model": lambda pair: pair.row.scenario.model.name,
+    "precision": lambda pair: pair.row.scenario.model.quantization.weights or pair.row.scenario.model.dtype,
+    "concurrency": lambda pair: f"{pair.row.scenario.traffic.arrivals.concurrency:,}",
+    "tokens": lambda pair: (
+        f"{_most(pair.row.scenario.traffic.input_tokens):,} in, {_most(pair.row.scenario.traffic.output_tokens):,} out"
+    ),
+    "parallelism": lambda pair: (
+        f"TP {pair.row.scenario.engine.tensor_parallel_size}, DP {pair.row.scenario.engine.data_parallel_size}"
+        + (", experts shared out" if pair.row.scenario.engine.enable_expert_parallel else "")
+    ),
+    "face value": lambda pair: "yes" if pair.row.is_clear else "no",
+}
+_ABOUT = (
+    "Mean TTFT and TPOT of servers at a fixed concurrency, each row simulated under the benchmark's protocol: "
+    "a closed loop, ten requests per slot, all sent at once on an idle server. Calibrations of devices come "
+    "from kernel tables, for which none of these rows is training data. The few numbers of an engine's profile "
+    "and of a generation of devices may have been fitted to steady states: where the sources below say so, and "
+    "these are those, the rows of that engine or generation are training data for them; models, sizes and "
+    "parallelism are not. Rows of unknown lengths or with suspected, unlabelled multi-token prediction are "
+    "simulated as they are labelled, and count in the groups only."
+)
 
 
 def validate_steady_state(path: str | Path, progress: Progress | None = None) -> ValidationReport:
@@ -20,25 +58,54 @@ def validate_steady_state(path: str | Path, progress: Progress | None = None) ->
 
 
 def report_steady_state(pairs: Sequence[SteadyStatePair], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
-    """`metrics` counts the rows whose figures can be taken at face value, `by` has all groups."""
+    """`metrics` counts the rows whose figures can be taken at face value, or all where there are none such.
+
+    `by` has all groups, and "all rows".
+    """
     covered = [pair for pair in pairs if not pair.reason]
     clear = [pair for pair in covered if pair.row.is_clear]
+    counted = clear or covered
+    comparisons = [_comparison(covered, metric) for metric in _METRICS]
+    counted_only = [_comparison(counted, metric) for metric in _METRICS]
     reasons = [*left_out, *((pair.row.row_id, pair.reason) for pair in pairs if pair.reason)]
     return ValidationReport(
         kind="steady-state",
         rows=len(pairs) + len(left_out),
         covered=len(covered),
-        metrics=_stats(clear),
-        by={name: _stats(members) for name, members in _groups(covered)},
-        worst=[row for metric in _METRICS for row in _rows(clear, metric).worst(metric, 5)],
-        notes=[f"not covered: {name}: {reason}" for name, reason in reasons],
+        metrics=pooled(counted_only),
+        by={"all rows": pooled(comparisons)} | by_dimension(comparisons) | _by_given_groups(covered),
+        worst=worst_of(counted_only, 5, partial(_breakdown, counted)),
+        notes=[_counted(len(clear), len(covered)), *(f"not covered: {name}: {reason}" for name, reason in reasons)],
+        comparisons=comparisons,
+        basis=basis_of([pair.row.scenario for pair in covered]),
+        about=_ABOUT,
     )
 
 
-def _groups(pairs: Sequence[SteadyStatePair]) -> Iterator[tuple[str, list[SteadyStatePair]]]:
-    names = sorted({group for pair in pairs for group in pair.row.groups})
-    for name in names:
-        yield name, [pair for pair in pairs if name in pair.row.groups]
+def _counted(num_clear: int, num_covered: int) -> str:
+    """What `metrics` is over."""
+    if num_clear:
+        return f"metrics: {num_clear} of {num_covered} rows, those with known lengths and no unlabelled MTP."
+    return "metrics: all rows; none has known lengths and no suspicion of unlabelled MTP."
+
+
+def _comparison(pairs: Sequence[SteadyStatePair], metric: str) -> Comparison:
+    return Comparison.of(metric, _rows(pairs, metric), "ms", dimensions_of(pairs, _DIMENSIONS))
+
+
+def _by_given_groups(pairs: Sequence[SteadyStatePair]) -> dict[str, dict[str, ErrorStats]]:
+    """The groups that the reader of the rows names."""
+    found = {}
+    for name in sorted({group for pair in pairs for group in pair.row.groups}):
+        members = [pair for pair in pairs if name in pair.row.groups]
+        found[name] = pooled([Comparison(metric, _rows(members, metric), "ms") for metric in _METRICS])
+    return found
+
+
+def _breakdown(pairs: Sequence[SteadyStatePair], comparison: Comparison, number: int) -> dict[str, Any]:
+    pair, metric = pairs[np.flatnonzero(comparison.rows.kept)[number]], comparison.metric
+    predicted, measured, ttft = pair.predicted(metric), pair.measured(metric), pair.predicted("ttft_mean")
+    return latency_breakdown(metric, predicted, measured, ttft, TypicalSteps.of(pair.row.scenario))
 
 
 def _rows(pairs: Sequence[SteadyStatePair], metric: str) -> Rows:
@@ -47,8 +114,3 @@ def _rows(pairs: Sequence[SteadyStatePair], metric: str) -> Rows:
         [pair.measured(metric) for pair in pairs],
         [pair.row.row_id for pair in pairs],
     )
-
-
-def _stats(pairs: Sequence[SteadyStatePair]) -> dict[str, ErrorStats]:
-    found = {metric: _rows(pairs, metric) for metric in _METRICS}
-    return {metric: rows.stats() for metric, rows in found.items() if len(rows)}

@@ -15,12 +15,14 @@ from pydantic import TypeAdapter
 from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.calibrations import HEADER
 from perfmodel.cost.forms.registry import FormFit
+from perfmodel.cost.generations import GenerationFit
 from perfmodel.specs import list_models
 from perfmodel.specs.catalog import data_dir, find_file
 from perfmodel.specs.model.cards import load_card
 from perfmodel.specs.yaml_loader import load_yaml
 
 FILES = sorted(data_dir("calibrations").glob("*.yaml"))
+KINDS = {"engine": EngineProfile, "generation": GenerationFit}  # others are calibrations of a device
 MOST_NUMBERS = 3  # in one entry of a list: (most rows, tile rows, tile columns), (first group, last group)
 MOST_ENTRIES = 8  # of a list: the lines of a library's tile rule
 DATA_FILE = re.compile(r"\w\.(json|jsonl|csv|tsv|parquet|gz|npz|npy|pkl|pickle|xlsx|yaml|txt)\b", re.IGNORECASE)
@@ -68,7 +70,7 @@ def test_there_are_files() -> None:
 def test_a_file_holds_the_fields_of_its_forms_only(file: Any) -> None:
     """Unknown keys are refused by the forms themselves; this states it of every file, and that a command wrote it."""
     assert file.read_text(encoding="utf-8").startswith(HEADER)
-    kind = EngineProfile if file.stem.startswith("engine@") else Calibration
+    kind = KINDS.get(file.stem.partition("@")[0], Calibration)
     assert kind.model_config["extra"] == "forbid"
     found = kind.model_validate(load_yaml(file).data)
     for fit in getattr(found, "families", {}).values():
@@ -88,7 +90,7 @@ def test_a_file_holds_no_table(file: Any) -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_fit_has_fewer_parameters_than_rows(file: Any) -> None:
     """As many fits as shapes would be a table as well."""
-    if file.stem.startswith("engine@"):
+    if file.stem.partition("@")[0] in KINDS:
         return
     for key, fit in load_yaml(file).data["families"].items():
         assert num_parameters(fit) < fit["residuals"]["num_rows"], f"{file.name}: {key}"

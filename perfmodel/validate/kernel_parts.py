@@ -1,0 +1,106 @@
+"""Of rows of kernel tables: their size, and what the prediction of a single row consists of.
+
+Work is counted from the sizes that the forms use: FLOPs of kernels, payload bytes of messages.
+"""
+
+__all__ = ["kernel_sizes", "row_breakdown"]
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.calibrate.tables import Group
+from perfmodel.cost.forms.attention_decode import DecodeSizes, FlashDecodeFit, decode_seconds
+from perfmodel.cost.forms.attention_prefill import FlashPrefillFit, PrefillSizes, prefill_seconds
+from perfmodel.cost.forms.collective import (
+    CollectiveSizes,
+    CustomAllReduceFit,
+    collective_seconds,
+    custom_seconds,
+)
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.experts import ExpertSizes, expert_seconds
+from perfmodel.cost.forms.gemm import GemmSizes, gemm_seconds
+from perfmodel.cost.forms.latent import LatentSizes
+from perfmodel.cost.links import link_for
+from perfmodel.validate.breakdown import kernel_breakdown, message_breakdown
+from perfmodel.validate.groups import NOT_APPLICABLE, Dimension, range_names
+
+_ROWS = (16, 128, 1024, 8192)  # M of matrix multiplications, tokens of experts and projections
+_CONTEXT = (512, 2048, 8192, 32768)  # KV tokens of a sequence
+_MOST_DECADES = 20
+
+
+def kernel_sizes(sizes: Any) -> dict[str, Dimension]:
+    """Decades of FLOPs or bytes as `work`; `M` (rows of a matrix, tokens of experts) and `context` where there are."""
+    if isinstance(sizes, CollectiveSizes):
+        return {"work": _decades(sizes.payload, "B")} | _without("M", "context", like=sizes.payload)
+    if isinstance(sizes, LatentSizes):
+        inner = sizes.attention
+        context = inner.length if isinstance(inner, DecodeSizes) else inner.tokens + inner.cached
+        found = {"work": _decades(2 * sizes.tokens * sizes.weights + _attention_flops(inner), "FLOP")}
+        return found | {"M": range_names(sizes.tokens, _ROWS), "context": range_names(context, _CONTEXT, "tokens")}
+    if isinstance(sizes, GemmSizes):
+        flops = 2 * sizes.m * sizes.n * sizes.k * sizes.batch
+        found = {"work": _decades(flops, "FLOP"), "M": range_names(sizes.m, _ROWS)}
+        return found | _without("context", like=sizes.m)
+    if isinstance(sizes, ExpertSizes):
+        flops = 2 * sizes.assignments * sizes.width * sizes.inner * (sizes.gates + 1)
+        found = {"work": _decades(flops, "FLOP"), "M": range_names(sizes.tokens, _ROWS)}
+        return found | _without("context", like=sizes.tokens)
+    context = sizes.length if isinstance(sizes, DecodeSizes) else sizes.tokens + sizes.cached
+    found = {"work": _decades(_attention_flops(sizes), "FLOP"), "context": range_names(context, _CONTEXT, "tokens")}
+    return found | _without("M", like=context)
+
+
+def row_breakdown(group: Group, row: int, fit: Any, device: DeviceFacts, predicted: float) -> dict[str, Any]:
+    """The parts of row number `row` of a group, timed as its table was; a module measured as one number has none."""
+    measured, sizes = float(group.seconds[row]), group.sizes
+    if isinstance(sizes, LatentSizes):
+        heads, lengths = sizes.attention.heads[row], _numbers(sizes.attention.take(np.array([row])))
+        head = f"measured {measured / predicted:.2f}x predicted"
+        return {"sizes": lengths, "why": f"{head}: projections and attention of {heads:g} heads in one number"}
+    one = sizes.take(np.array([row]))
+    if isinstance(sizes, CollectiveSizes):
+        seconds = custom_seconds if isinstance(fit, CustomAllReduceFit) else collective_seconds
+        parts = seconds(one, fit, device, link_for(device.hardware, 2))
+        return {"sizes": _numbers(one)} | message_breakdown(predicted, measured, float(parts.wire[0]))
+    timed: Any
+    if isinstance(sizes, GemmSizes):
+        timed = gemm_seconds(one, fit, device, is_eager=True)
+    elif isinstance(sizes, ExpertSizes):
+        timed = expert_seconds(one, fit, device)
+    elif isinstance(fit, FlashDecodeFit):
+        timed = decode_seconds(one, fit, device, is_warm=True)
+    elif isinstance(fit, FlashPrefillFit):
+        timed = prefill_seconds(one, fit, device)
+    else:
+        return {}
+    compute, memory = (float(np.ravel(part)[0]) for part in (timed.compute, timed.memory))
+    return {"sizes": _numbers(one)} | kernel_breakdown(predicted, measured, compute, memory)
+
+
+def _numbers(sizes: Any) -> dict[str, float]:
+    """The sizes of a single row by their names."""
+    values = {each.name: np.ravel(getattr(sizes, each.name)) for each in fields(sizes) if each.name != "rate"}
+    return {name: float(value[0]) for name, value in values.items() if value.size == 1}
+
+
+def _attention_flops(sizes: DecodeSizes | PrefillSizes) -> NDArray[np.float64]:
+    """Of the scores and their use, causal; windows are left out: this only sorts rows by size."""
+    if isinstance(sizes, DecodeSizes):
+        return np.asarray(sizes.seqs * sizes.length * sizes.heads * sizes.flops_per_token)
+    pairs = sizes.tokens * sizes.cached + sizes.tokens * (sizes.tokens + 1) / 2
+    return np.asarray(2.0 * sizes.count * pairs * sizes.heads * sizes.head_size)
+
+
+def _decades(values: NDArray[np.float64], unit: str) -> Dimension:
+    powers = np.clip(np.floor(np.log10(np.maximum(values, 1.0))), 0, _MOST_DECADES - 1).astype(np.int64)
+    return Dimension(tuple(f"1e{power} {unit}" for power in range(_MOST_DECADES)), powers)
+
+
+def _without(*dimensions: str, like: Any) -> dict[str, Dimension]:
+    """The kernel has no such size."""
+    return {name: Dimension((NOT_APPLICABLE,), np.zeros(len(like), dtype=np.int64)) for name in dimensions}
