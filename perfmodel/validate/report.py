@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.cost import Calibration, EngineProfile
+from perfmodel.cost.calibrations import PASSED_ON
 from perfmodel.cost.generations import GenerationFit
 
 if TYPE_CHECKING:
@@ -139,8 +140,9 @@ class Basis:
             return cls(f"engine@{fitted.engine}", fitted.source or "not fitted: adds nothing", date)
         if isinstance(fitted, GenerationFit):
             return cls(f"generation@{fitted.architecture}", fitted.source, date)
-        name = "datasheet" if fitted.origin == "datasheet" else f"{fitted.device}@{fitted.engine}"
-        return cls(name, fitted.source, date)
+        if fitted.origin == "datasheet" or fitted.source.startswith(PASSED_ON):
+            return cls(f"{fitted.device}, no file of its own", fitted.source, date)
+        return cls(f"{fitted.device}@{fitted.engine}", fitted.source, date)
 
     def to_json(self) -> dict[str, str]:
         return {"name": self.name, "source": self.source, "date": self.date}

@@ -78,7 +78,7 @@ def _basis(report: ValidationReport) -> Iterator[str]:
     if report.basis:
         yield "Predicted with:"
         yield ""
-        yield from _table(("file", "date", "source"), ((f"`{b.name}`", b.date, b.source) for b in report.basis))
+        yield from _table(("calibration", "date", "source"), ((b.name, b.date, b.source) for b in report.basis))
         yield ""
 
 
