@@ -5,7 +5,8 @@ __all__ = ["step_tables_of"]
 from collections import deque
 from typing import Any
 
-from perfmodel.cost import Calibration, EngineProfile, OperatorTimer, StepTables, scenario_graph
+from perfmodel.cost import Calibration, EngineProfile, OperatorTimer, StepTables
+from perfmodel.ops import build_graph
 from perfmodel.specs.scenario import Scenario
 
 # What the engine schedules by; no operator depends on it.
@@ -39,6 +40,7 @@ def step_tables_of(scenario: Scenario, calibration: Calibration, profile: Engine
     for known, tables in _recent:
         if known == key:
             return tables
-    tables = StepTables(scenario_graph(scenario, profile), OperatorTimer(scenario.hardware, calibration))
+    graph = build_graph(scenario.model, scenario.engine, sampling=method, bytes_per_logit=bytes_per_logit)
+    tables = StepTables(graph, OperatorTimer(scenario.hardware, calibration))
     _recent.appendleft((key, tables))
     return tables

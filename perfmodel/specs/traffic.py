@@ -1,6 +1,6 @@
 """Traffic: arrivals, length distributions, shared prefixes, traces, and what counts as good service."""
 
-__all__ = ["SLO", "Arrivals", "Lengths", "Prefix", "Sampling", "SamplingMethod", "Stage", "Trace", "Traffic"]
+__all__ = ["SLO", "Arrivals", "Lengths", "Prefix", "Sampling", "Stage", "Trace", "Traffic"]
 
 from typing import Any, Literal
 
@@ -8,9 +8,6 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from perfmodel.specs.base import Spec
 from perfmodel.specs.units import Milliseconds, Seconds
-
-# Cheapest first. random: from the whole distribution (a temperature alone); top_k, top_p: from a part, which sorts it.
-SamplingMethod = Literal["greedy", "random", "top_k", "top_p"]
 
 
 class Stage(Spec):
@@ -145,4 +142,4 @@ class SLO(Spec):
 class Sampling(Spec):
     """How tokens are drawn; `default` is what the model's generation_config makes a server do."""
 
-    method: SamplingMethod | Literal["default"] = "default"
+    method: Literal["default", "greedy", "top_p", "top_k", "temperature"] = "default"

@@ -17,7 +17,7 @@ from perfmodel.specs.base import Spec
 from perfmodel.specs.catalog import find_file, list_names
 from perfmodel.specs.model.hf_config import load_config, model_from_config
 from perfmodel.specs.model.spec import ModelSpec
-from perfmodel.specs.traffic import SamplingMethod
+from perfmodel.specs.sampling import SamplingMethod
 from perfmodel.specs.validation import parse
 from perfmodel.specs.yaml_loader import load_yaml
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from perfmodel.specs.model.architecture import Attention, Layer
-from perfmodel.specs.traffic import SamplingMethod
+from perfmodel.specs.sampling import SamplingMethod
 
 
 @dataclass(frozen=True, slots=True)

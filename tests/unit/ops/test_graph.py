@@ -200,14 +200,3 @@ def test_windowed_layers_read_their_window_only():
     bytes_of = totals(graph, decode_shape(4, 5000, model.attention_spans), "kv_bytes")
     full, window = bytes_of["attention_decode@full"], bytes_of["attention_decode@window_128"]
     assert full / window == pytest.approx(5000 / 128)
-
-
-def test_a_kernel_for_prompts_and_decodes_stands_for_those_of_its_layers():
-    """gpt-oss: only the layers that see everything have one; Llama: all layers are of one kind."""
-    (node, parts) = build_graph(load_model("gpt-oss-120b")).mixed[0]
-    assert [part.name for part in parts] == ["attention_prefill@full", "attention_decode@full"]
-    assert node.count == parts[0].count == 18
-    (_, parts) = build_graph(load_model("llama-3.1-8b")).mixed[0]
-    assert [part.name for part in parts] == ["attention_prefill", "attention_decode"]
-    for name in list_models():
-        assert all(len(parts) == 2 for _, parts in build_graph(load_model(name)).mixed)
