@@ -22,7 +22,7 @@ from math import ceil
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.layers import embedding_nodes, head_nodes, layer_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode
-from perfmodel.ops.routing import Routing, uniform_routing
+from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding, stages
 from perfmodel.ops.work import BatchShape, Depends, Work
 from perfmodel.specs.engine import EngineSpec
@@ -63,7 +63,7 @@ def build_graph(
     *,
     sampling: str = "default",
     bytes_per_logit: float | None = None,
-    routing: Routing = uniform_routing,
+    routing: Routing = slowest_uniform_routing,
 ) -> StepGraph:
     """The step graph of `model` under `engine`.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perfmodel.ops.formats import LinearFormat, linear_format
-from perfmodel.ops.routing import Routing, uniform_routing
+from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, Depends, Work
 from perfmodel.specs.model.quantization import bytes_per_weight
@@ -36,7 +36,7 @@ class LayerContext:
     is_fused: bool = True
     is_flash: bool = True
     splits_kv: bool = True
-    routing: Routing = uniform_routing
+    routing: Routing = slowest_uniform_routing
 
     @property
     def hidden(self) -> int:

@@ -12,11 +12,13 @@ __all__ = [
     "distinct_experts",
     "expected_tiles",
     "power_law_routing",
+    "recorded_routing",
+    "routing_of",
     "slowest_uniform_routing",
     "uniform_routing",
 ]
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, sqrt
@@ -26,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.specs.model.architecture import MoEFFN
+from perfmodel.specs.traffic import ExpertRouting
 
 Values = NDArray[np.float64]
 
@@ -111,6 +114,15 @@ def _uniform(num_experts: int, num_tokens: int, probability: float) -> ExpertLoa
     return ExpertLoad(distinct, num_experts * num_tokens * probability, tuple(tiles.tolist()))
 
 
+def routing_of(spec: ExpertRouting) -> Routing:
+    """The routing that a scenario names."""
+    if spec.alpha is not None:
+        return power_law_routing(spec.alpha)
+    if spec.popularity is not None:
+        return recorded_routing(spec.popularity)
+    return slowest_uniform_routing
+
+
 def power_law_routing(exponent: float, *, num_draws: int = 8, seed: int = 0) -> Routing:
     """Routing in which experts are drawn in proportion to x, x of density x^-exponent; the slowest rank's load.
 
@@ -122,6 +134,29 @@ def power_law_routing(exponent: float, *, num_draws: int = 8, seed: int = 0) -> 
     def probabilities(num_experts: int, top_k: int) -> Values:
         draws = np.random.default_rng((seed, num_experts, top_k)).random((num_draws, num_experts))
         return _inclusion(_power_law(draws, exponent), top_k)
+
+    return _skewed(probabilities, num_draws, seed)
+
+
+def recorded_routing(popularity: Sequence[float], *, num_draws: int = 8, seed: int = 0) -> Routing:
+    """Routing in proportion to recorded counts, one for each expert; the slowest rank's load.
+
+    A block with another number of experts than were recorded takes the record's quantiles, most popular first.
+    """
+    recorded = np.sort(np.asarray(popularity, dtype=np.float64))[::-1]
+
+    @lru_cache(maxsize=256)
+    def probabilities(num_experts: int, top_k: int) -> Values:
+        places = (np.arange(num_experts) + 0.5) / num_experts * len(recorded) - 0.5
+        counts = np.interp(places, np.arange(len(recorded)), recorded)
+        draws = np.random.default_rng((seed, num_experts)).permuted(np.tile(counts, (num_draws, 1)), axis=1)
+        return _inclusion(draws, top_k)
+
+    return _skewed(probabilities, num_draws, seed)
+
+
+def _skewed(probabilities: Callable[[int, int], Values], num_draws: int, seed: int) -> Routing:
+    """Routing by each expert's chance (draws, experts) to be among a token's k; counts drawn anew for each batch."""
 
     def route(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
         chances = probabilities(ffn.num_experts, min(ffn.top_k, ffn.num_experts))

@@ -7,6 +7,7 @@ from typing import Any
 
 from perfmodel.cost import Calibration, EngineProfile, OperatorTimer, StepTables
 from perfmodel.ops import build_graph
+from perfmodel.ops.routing import routing_of
 from perfmodel.specs.scenario import Scenario
 
 # What the engine schedules by; no operator depends on it.
@@ -36,11 +37,17 @@ def step_tables_of(scenario: Scenario, calibration: Calibration, profile: Engine
     method = scenario.sampling.method
     bytes_per_logit = profile.bytes_per_logit(method, scenario.model)
     engine = scenario.engine.model_dump(exclude=_SCHEDULING)
-    key = (method, bytes_per_logit, engine, scenario.hardware, scenario.model, calibration)
+    key = (method, bytes_per_logit, scenario.routing, engine, scenario.hardware, scenario.model, calibration)
     for known, tables in _recent:
         if known == key:
             return tables
-    graph = build_graph(scenario.model, scenario.engine, sampling=method, bytes_per_logit=bytes_per_logit)
+    graph = build_graph(
+        scenario.model,
+        scenario.engine,
+        sampling=method,
+        bytes_per_logit=bytes_per_logit,
+        routing=routing_of(scenario.routing),
+    )
     tables = StepTables(graph, OperatorTimer(scenario.hardware, calibration))
     _recent.appendleft((key, tables))
     return tables

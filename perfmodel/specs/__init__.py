@@ -13,6 +13,7 @@ __all__ = [
     "ClusterSpec",
     "Declared",
     "EngineSpec",
+    "ExpertRouting",
     "HardwareSpec",
     "KvTransferSpec",
     "Lengths",
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
     from perfmodel.specs.scenario import PriceOverride, Scenario
     from perfmodel.specs.scenario_file import list_hardware, load_hardware, load_scenario, load_traffic
-    from perfmodel.specs.traffic import SLO, Arrivals, Lengths, Prefix, Sampling, Stage, Trace, Traffic
+    from perfmodel.specs.traffic import SLO, Arrivals, ExpertRouting, Lengths, Prefix, Sampling, Stage, Trace, Traffic
     from perfmodel.specs.validation import parse
     from perfmodel.specs.yaml_loader import LoadedYaml, Positions, load_yaml
 
@@ -84,6 +85,7 @@ _HOMES = {
     "Price": "hardware",
     "PriceOverride": "scenario",
     "QuantizationSpec": "model.spec",
+    "ExpertRouting": "traffic",
     "Sampling": "traffic",
     "Scenario": "scenario",
     "Spec": "base",

@@ -11,7 +11,7 @@ from perfmodel.specs.cluster import ClusterSpec, PoolSpec, Resolved
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.model.spec import ModelSpec
-from perfmodel.specs.traffic import SLO, Sampling, Traffic
+from perfmodel.specs.traffic import SLO, ExpertRouting, Sampling, Traffic
 
 _SHARED = ("dtype", "quantization", "kv_cache_dtype")  # of engines that exchange KV
 
@@ -37,6 +37,7 @@ class Scenario(Spec):
     engine: EngineSpec = EngineSpec()
     traffic: Traffic
     sampling: Sampling = Sampling()
+    routing: ExpertRouting = ExpertRouting()
     slo: SLO = SLO()
     cluster: ClusterSpec = ClusterSpec()
     price: PriceOverride | None = None

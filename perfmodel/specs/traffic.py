@@ -1,10 +1,10 @@
 """Traffic: arrivals, length distributions, shared prefixes, traces, and what counts as good service."""
 
-__all__ = ["SLO", "Arrivals", "Lengths", "Prefix", "Sampling", "Stage", "Trace", "Traffic"]
+__all__ = ["SLO", "Arrivals", "ExpertRouting", "Lengths", "Prefix", "Sampling", "Stage", "Trace", "Traffic"]
 
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from perfmodel.specs.base import Spec
 from perfmodel.specs.units import Milliseconds, Seconds
@@ -137,6 +137,32 @@ class SLO(Spec):
     ttft_ms: Milliseconds | None = Field(default=None, gt=0)
     tpot_ms: Milliseconds | None = Field(default=None, gt=0)
     e2el_ms: Milliseconds | None = Field(default=None, gt=0)
+
+
+class ExpertRouting(Spec):
+    """How tokens choose their experts, in models that have some.
+
+    uniform:   all alike, as routers are trained to
+    power_law: popularity of density x^-alpha, as domain traffic skews it
+    recorded:  in proportion to `popularity`, a count for each expert
+    """
+
+    distribution: Literal["uniform", "power_law", "recorded"] = "uniform"
+    alpha: float | None = Field(default=None, gt=0, le=3)
+    popularity: tuple[NonNegativeFloat, ...] | None = None
+
+    @model_validator(mode="after")
+    def _has_what_it_needs(self) -> "ExpertRouting":
+        needed = {"uniform": None, "power_law": "alpha", "recorded": "popularity"}[self.distribution]
+        for name in ("alpha", "popularity"):
+            value = getattr(self, name)
+            if name == needed and not value:
+                raise ValueError(f"{self.distribution} needs {name}")
+            if name != needed and value is not None:
+                raise ValueError(f"found {name}, which {self.distribution} does not use; remove it")
+        if self.popularity is not None and not sum(self.popularity):
+            raise ValueError("popularity has only zeros; give counts of tokens for the experts")
+        return self
 
 
 class Sampling(Spec):

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.ops import BatchShape, Depends, build_graph, decode_shape
+from perfmodel.ops.routing import uniform_routing
 from perfmodel.ops.sharding import stages
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.model.cards import list_models, load_model
@@ -108,10 +109,19 @@ def test_kv_heads_are_replicated_beyond_their_number():
 def test_experts_over_data_parallel_ranks_conserve_work(ep):
     """Four ranks of n tokens each do together what one device does with 4 n."""
     shape = decode_shape(64, 100)
-    four = totals(graph_of("mixtral-8x7b", data_parallel_size=4, enable_expert_parallel=ep), shape)
+    engine = EngineSpec(data_parallel_size=4, enable_expert_parallel=ep)
+    four = totals(build_graph(load_model("mixtral-8x7b"), engine, routing=uniform_routing), shape)
     alone = totals(graph_of("mixtral-8x7b"), decode_shape(256, 100))
     assert 4 * four["experts"] == pytest.approx(alone["experts"])
     assert 4 * four["qkv_proj"] == pytest.approx(alone["qkv_proj"])
+
+
+def test_the_slowest_expert_parallel_rank_sets_the_time():
+    shape, model = decode_shape(64, 100), load_model("mixtral-8x7b")
+    engine = EngineSpec(data_parallel_size=4, enable_expert_parallel=True)
+    slowest = totals(build_graph(model, engine), shape)
+    average = totals(build_graph(model, engine, routing=uniform_routing), shape)
+    assert slowest["experts"] > 1.03 * average["experts"]
 
 
 def test_expert_parallel_messages():

@@ -9,9 +9,12 @@ from perfmodel.ops.routing import (
     TILE_ROWS,
     expected_tiles,
     power_law_routing,
+    recorded_routing,
+    routing_of,
     slowest_uniform_routing,
     uniform_routing,
 )
+from perfmodel.specs import ExpertRouting
 from perfmodel.specs.model.architecture import MoEFFN
 
 BLOCK = MoEFFN(64, 6, 1408)
@@ -69,3 +72,25 @@ def test_an_expert_never_gets_more_tokens_than_there_are():
     load = power_law_routing(1.2)(MoEFFN(4, 3, 1024), 10, 1)
     assert load.distinct <= 4
     assert load.assignments <= 40
+
+
+def test_a_record_of_equal_counts_is_uniform_routing():
+    load = recorded_routing([7] * BLOCK.num_experts, num_draws=200)(BLOCK, 64, 1)
+    even = uniform_routing(BLOCK, 64, 1)
+    assert load.distinct == pytest.approx(even.distinct, rel=0.01)
+    assert load.tiles == pytest.approx(even.tiles, rel=0.02)
+
+
+def test_a_record_with_idle_experts_reads_no_more_than_the_busy_ones():
+    busy = [1.0] * 16 + [0.0] * 48
+    load = recorded_routing(busy)(BLOCK, 500, 1)
+    assert load.distinct == 16
+    assert load.assignments == pytest.approx(500 * BLOCK.top_k, rel=0.02)
+
+
+def test_a_scenario_names_its_routing():
+    for spec in ({}, {"distribution": "power_law", "alpha": 1.2}, {"distribution": "recorded", "popularity": [3, 1]}):
+        assert routing_of(ExpertRouting(**spec))(BLOCK, 100, 4).assignments >= 100 * BLOCK.top_k / 4
+    for wrong in ({"distribution": "power_law"}, {"alpha": 1.0}, {"distribution": "recorded", "popularity": [0, 0]}):
+        with pytest.raises(ValueError, match=r"alpha|popularity"):
+            ExpertRouting(**wrong)
