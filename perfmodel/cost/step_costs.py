@@ -13,6 +13,7 @@ from perfmodel.cost.estimate import StepEstimate, estimate_step
 from perfmodel.cost.roofline import OperatorTimer
 from perfmodel.cost.server import EngineProfile, load_engine_profile
 from perfmodel.ops.graph import StepGraph, build_graph
+from perfmodel.ops.routing import routing_of
 from perfmodel.ops.work import BatchShape
 from perfmodel.specs.scenario import Scenario
 
@@ -46,10 +47,15 @@ def scenario_fits(
 
 
 def scenario_graph(scenario: Scenario, profile: EngineProfile) -> StepGraph:
-    """The operators of the scenario's steps, sampling as the engine does it."""
+    """The operators of the scenario's steps: sampling as the engine does it, experts as the scenario routes to them."""
     method = scenario.sampling.method
-    bytes_per_logit = profile.bytes_per_logit(method, scenario.model)
-    return build_graph(scenario.model, scenario.engine, sampling=method, bytes_per_logit=bytes_per_logit)
+    return build_graph(
+        scenario.model,
+        scenario.engine,
+        sampling=method,
+        bytes_per_logit=profile.bytes_per_logit(method, scenario.model),
+        routing=routing_of(scenario.routing),
+    )
 
 
 def step_costs(

@@ -5,9 +5,7 @@ __all__ = ["step_tables_of"]
 from collections import deque
 from typing import Any
 
-from perfmodel.cost import Calibration, EngineProfile, OperatorTimer, StepTables
-from perfmodel.ops import build_graph
-from perfmodel.ops.routing import routing_of
+from perfmodel.cost import Calibration, EngineProfile, OperatorTimer, StepTables, scenario_graph
 from perfmodel.specs.scenario import Scenario
 
 # What the engine schedules by; no operator depends on it.
@@ -41,13 +39,6 @@ def step_tables_of(scenario: Scenario, calibration: Calibration, profile: Engine
     for known, tables in _recent:
         if known == key:
             return tables
-    graph = build_graph(
-        scenario.model,
-        scenario.engine,
-        sampling=method,
-        bytes_per_logit=bytes_per_logit,
-        routing=routing_of(scenario.routing),
-    )
-    tables = StepTables(graph, OperatorTimer(scenario.hardware, calibration))
+    tables = StepTables(scenario_graph(scenario, profile), OperatorTimer(scenario.hardware, calibration))
     _recent.appendleft((key, tables))
     return tables

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from perfmodel.specs.base import Spec
+from perfmodel.specs.sampling import SamplingMethod
 from perfmodel.specs.units import Milliseconds, Seconds
 
 
@@ -168,4 +169,4 @@ class ExpertRouting(Spec):
 class Sampling(Spec):
     """How tokens are drawn; `default` is what the model's generation_config makes a server do."""
 
-    method: Literal["default", "greedy", "top_p", "top_k", "temperature"] = "default"
+    method: Literal["default", SamplingMethod] = "default"

@@ -48,6 +48,20 @@ def test_the_engines_profile_counts() -> None:
 
 def test_methods_that_cannot_be_costed_are_refused() -> None:
     for method in get_args(SamplingMethod):
+        assert load_scenario("llama-3.1-8b-a100", [f"sampling.method={method}"]).sampling.method == method
         assert sample(1, 1000, method).hbm_bytes == 1000 * BYTES_PER_LOGIT[method]
+    with pytest.raises(PerfmodelError, match=r"sampling\.method: found 'beam', allowed"):
+        load_scenario("llama-3.1-8b-a100", ["sampling.method=beam"])
     with pytest.raises(PerfmodelError, match="found 'beam', allowed greedy, random, top_k, top_p"):
         sample(1, 1000, "beam")
+
+
+def test_explain_routes_to_experts_as_the_simulator_does() -> None:
+    """A skewed routing loads the slowest rank more; `explain` must see it."""
+    name, parallel = "qwen3-30b-a3b-h100", ["engine.tensor_parallel_size=4", "engine.enable_expert_parallel=true"]
+    skew = "routing={distribution: power_law, alpha: 1.2}"
+    even, skewed = (
+        estimate_choice(load_scenario(name, [*parallel, *more]), prefill=2048).estimate.duration_s
+        for more in ((), (skew,))
+    )
+    assert skewed > even
