@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.calibrate import engine_profile, steady_profile
-from perfmodel.calibrate.profile_fit import LinearErrors
+from perfmodel.calibrate.profile_fit import LinearErrors, with_facts
 from perfmodel.calibrate.serving_runs import read_serving_runs
 from perfmodel.calibrate.serving_simulation import StageRow, shortened, simulate_runs
 from perfmodel.calibrate.steady_simulation import SteadyStatePair, simulate_steady_states
@@ -53,7 +53,7 @@ def main() -> None:
 def _serving(path: Path, engine: str, cut: str) -> Errors:
     runs = [run for run in read_serving_runs(path)[0] if run.scenario.engine.profile == engine]
     short = [shortened(run, 0.1) for run in runs]
-    begin = engine_profile.starting_profile(load_engine_profile(engine))
+    begin = engine_profile.starting_profile(with_facts(load_engine_profile(engine)))
 
     def errors(profile: EngineProfile) -> np.ndarray:
         return engine_profile.log_errors(simulate_runs(short, profile=profile))
@@ -80,7 +80,7 @@ def _blank(run: Any, stage: int) -> StageRow:
 def _steady_states(path: Path, engine: str, cut: str) -> Errors:
     rows = read_steady_states(path)[0]
     fitted = steady_profile.fitting_rows(rows, engine)
-    begin = load_engine_profile(engine)
+    begin = with_facts(load_engine_profile(engine))
 
     def errors(profile: EngineProfile) -> np.ndarray:
         return steady_profile.log_errors(simulate_steady_states(fitted, profile=profile))

@@ -1,6 +1,6 @@
 """Fitting numbers of an engine's profile so that simulated means meet measured ones: few, positive, bounded."""
 
-__all__ = ["LinearErrors", "Parameter", "fit_parameters", "profile_at", "with_values"]
+__all__ = ["LinearErrors", "Parameter", "fit_parameters", "profile_at", "with_facts", "with_values"]
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +14,16 @@ Floats = NDArray[np.float64]
 _LOSS_SCALE = 0.05  # log errors well below this count squared, well above it by their size
 _STEP = 0.25  # of a logarithm, to see what a parameter does: well above the noise of changed schedules
 _REACH = 1.6  # of a round, in logarithms: a factor of five
+
+
+# Largest step with prompts that is replayed from a CUDA graph: vLLM captures piecewise graphs up to 512 tokens
+# (`cudagraph_capture_sizes`); the others capture steps that only decode.
+_CAPTURED_TOKENS = {"vllm": 512}
+
+
+def with_facts(profile: EngineProfile) -> EngineProfile:
+    """`profile` with what the engine's code says, which is not fitted."""
+    return with_values(profile, {"host.captured_tokens": _CAPTURED_TOKENS.get(profile.engine, 0)})
 
 
 @dataclass(frozen=True, slots=True)

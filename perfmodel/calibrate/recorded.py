@@ -1,18 +1,22 @@
 """`perfmodel calibrate --from`: recorded measurements of any kind, fitted and written where they are looked for."""
 
-__all__ = ["fit_recorded"]
+__all__ = ["fit_recorded", "fit_recorded_generation"]
 
 import datetime
 from collections.abc import Callable
 from pathlib import Path
 
 from perfmodel.calibrate.engine_profile import fit_engine_profile
+from perfmodel.calibrate.generation_fit import fit_generation
 from perfmodel.calibrate.kernels import calibrate_folder
-from perfmodel.calibrate.provenance import SERVING_RUNS, STEADY_STATES
+from perfmodel.calibrate.profile_fit import with_facts
+from perfmodel.calibrate.provenance import SERVING_RUNS, STEADY_STATES, Origin
 from perfmodel.calibrate.serving_runs import read_serving_runs
 from perfmodel.calibrate.steady_profile import fit_steady_profile, fitting_rows
 from perfmodel.calibrate.steady_state import read_steady_states
 from perfmodel.cost import Calibration, EngineProfile, load_engine_profile, save_calibration, save_engine_profile
+from perfmodel.cost.calibrations import HEADER
+from perfmodel.cost.generations import GenerationFit, save_generation
 from perfmodel.errors import SpecError
 from perfmodel.specs.catalog import data_dir
 
@@ -32,13 +36,31 @@ def fit_recorded(
         calibrations = calibrate_folder(path, engine, progress)
         return [(c, save_calibration(c, folder / f"{c.device}@{c.engine}.yaml")) for c in calibrations]
     fit = _steady_states if ".csv" in path.suffixes else _serving_runs
-    profile = fit(path, load_engine_profile(engine), progress).model_copy(update={"date": datetime.date.today()})
+    profile = fit(path, with_facts(load_engine_profile(engine)), progress).model_copy(
+        update={"date": datetime.date.today()}
+    )
     return [(profile, save_engine_profile(profile, folder / f"engine@{engine}.yaml"))]
+
+
+def fit_recorded_generation(
+    path: Path, architecture: str, out: Path | None = None, progress: Progress | None = None
+) -> tuple[GenerationFit, Path]:
+    """Fit what the steady states in `path` tell of an architecture's kernels, and write it as `fit_recorded` does."""
+    rows, _ = read_steady_states(path)
+    fit = fit_generation(architecture, rows, progress=progress).model_copy(
+        update={
+            "source": STEADY_STATES.source("steady states of servers"),
+            "date": datetime.date.today(),
+            "command": f"{STEADY_STATES.command('any')} --generation {architecture}",
+        }
+    )
+    return fit, save_generation(fit, (out or data_dir("calibrations")) / f"generation@{architecture}.yaml", HEADER)
 
 
 def _serving_runs(path: Path, begin: EngineProfile, progress: Progress | None) -> EngineProfile:
     runs, _ = read_serving_runs(path)
-    update = {"source": SERVING_RUNS.source(f"{len(runs)} serving runs"), "command": SERVING_RUNS.command(begin.engine)}
+    source = _joined(begin, SERVING_RUNS, f"{len(runs)} serving runs")
+    update = {"source": source, "command": SERVING_RUNS.command(begin.engine)}
     return fit_engine_profile(begin, runs, progress=progress).model_copy(update=update)
 
 
@@ -46,9 +68,13 @@ def _steady_states(path: Path, begin: EngineProfile, progress: Progress | None) 
     rows, _ = read_steady_states(path)
     if not fitting_rows(rows, begin.engine):
         raise SpecError(f"{path}: has no rows of engine {begin.engine!r} to fit")
-    # What the profile had before stays in it: the steady states fit a part of its parameters.
     num_rows = len(fitting_rows(rows, begin.engine))
-    kept = [part for part in begin.source.split("; ") if part and STEADY_STATES.publisher not in part]
-    source = "; ".join([*kept, STEADY_STATES.source(f"{num_rows:,} steady states of servers")])
+    source = _joined(begin, STEADY_STATES, f"{num_rows:,} steady states of servers")
     update = {"source": source, "command": STEADY_STATES.command(begin.engine)}
     return fit_steady_profile(begin, rows, progress=progress).model_copy(update=update)
+
+
+def _joined(begin: EngineProfile, measured: Origin, what: str) -> str:
+    """The sources of a profile. What it had from others stays in it: each fits a part of its parameters."""
+    kept = [part for part in begin.source.split("; ") if part and measured.publisher not in part]
+    return "; ".join([*kept, measured.source(what)])

@@ -26,7 +26,7 @@ _OF_PROMPTS = (
     Parameter("host.prompt_layer_s", 5e-5, 1e-6, 1e-3),
     Parameter("host.prompt_moe_layer_s", 3e-4, 1e-6, 5e-3),
     Parameter("graph_launch_fraction", 0.6, 0.1, 1.0),
-    Parameter("server.in_per_prompt_token_s", 2e-6, 1e-7, 2e-5),
+    Parameter("server.in_per_prompt_token_s", 1e-6, 1e-7, 4e-6),
 )
 # Hidden beside the device when scheduled asynchronously; seen where an engine plans synchronously.
 _HIDDEN = (

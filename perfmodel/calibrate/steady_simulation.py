@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from perfmodel.calibrate.steady_state import SteadyState
-from perfmodel.cost import EngineProfile
+from perfmodel.cost import EngineProfile, load_calibration
+from perfmodel.cost.generations import GenerationFit
 from perfmodel.errors import PerfmodelError
 from perfmodel.sim import simulate
 from perfmodel.specs import Scenario
@@ -34,12 +35,18 @@ class SteadyStatePair:
 
 
 def simulate_steady_states(
-    rows: Sequence[SteadyState], progress: Progress | None = None, profile: EngineProfile | None = None
+    rows: Sequence[SteadyState],
+    progress: Progress | None = None,
+    profile: EngineProfile | None = None,
+    generation: GenerationFit | None = None,
 ) -> list[SteadyStatePair]:
-    """Predictions of all rows, over the cores of this machine."""
+    """Predictions of all rows, over the cores of this machine.
+
+    profile, generation: instead of the committed ones
+    """
     # Neighbours run the same steps as often as can be, and share what these cost.
     order = sorted(range(len(rows)), key=lambda i: _server(rows[i].scenario))
-    work = partial(_simulate_row, profile=profile)
+    work = partial(_simulate_row, profile=profile, generation=generation)
     pairs = {}
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         found = pool.map(work, [rows[i] for i in order], chunksize=min(16, max(len(rows) // 32, 1)))
@@ -57,9 +64,14 @@ def _server(scenario: Scenario) -> tuple[str, ...]:
     return *names, *map(str, degrees)
 
 
-def _simulate_row(row: SteadyState, profile: EngineProfile | None = None) -> SteadyStatePair:
+def _simulate_row(
+    row: SteadyState, profile: EngineProfile | None = None, generation: GenerationFit | None = None
+) -> SteadyStatePair:
+    scenario, calibration = row.scenario, None
+    if generation is not None:
+        calibration = load_calibration(scenario.hardware, scenario.engine.profile, generation=generation)
     try:
-        summary = simulate(row.scenario, profile=profile, keep_steps=False).summary
+        summary = simulate(scenario, calibration=calibration, profile=profile, keep_steps=False).summary
     except PerfmodelError as error:
         return SteadyStatePair(row, reason=str(error))
     return SteadyStatePair(row, summary["mean_ttft_ms"], summary["mean_tpot_ms"])

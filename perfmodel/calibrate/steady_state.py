@@ -3,7 +3,7 @@
 What the load was, as the benchmark's scripts have it: a closed loop of `concurrency` slots, all sent at once on an
 idle server, ten requests per slot, lengths drawn uniformly from 0.8 to 1.0 of the nominal ones where the row says so.
 How the servers ran, as their recipes have it: vLLM with a budget of 8,192 tokens; SGLang with prompts in chunks of
-8,192 in steps of their own, arrivals polled every 10 steps (30 from concurrency 16 on) on Blackwell; TensorRT-LLM with
+8,192 in steps of their own, arrivals polled every 10 steps (30 from concurrency 16 on) on B200; TensorRT-LLM with
 whole prompts and room for one prompt beside the decodes, at least 8,192 tokens.
 """
 
@@ -91,8 +91,8 @@ def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> SteadyState:
     if is_split:
         scenario = disaggregated_scenario(name, entry, model, hardware, traffic, siblings)
     else:
-        is_blackwell = hardware.declared.architecture == "blackwell"
-        engine = _engine(entry, is_blackwell, concurrency, inputs, outputs)
+        polls_seldom = hardware.name == "b200-sxm"
+        engine = _engine(entry, polls_seldom, concurrency, inputs, outputs)
         scenario = Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic)
     has_mtp = entry["mtp_unlabelled"] == "True"
     # Every disaggregated row may have run with MTP, none says so: their figures are reported as they are.
@@ -111,12 +111,12 @@ def _groups(entry: Entry) -> tuple[str, ...]:
     )
 
 
-def _engine(entry: Entry, is_blackwell: bool, concurrency: int, inputs: int, outputs: int) -> EngineSpec:
+def _engine(entry: Entry, polls_seldom: bool, concurrency: int, inputs: int, outputs: int) -> EngineSpec:
     profile = _PROFILES[entry["backend"]]
     budget, poll_every = 8192, 1
     if profile == "trtllm":
         budget = max(budget, -(-(concurrency + inputs + 64) // 64) * 64)
-    if profile == "sglang" and is_blackwell:
+    if profile == "sglang" and polls_seldom:
         poll_every = 10 if concurrency < 16 else 30
     return EngineSpec(
         tensor_parallel_size=int(entry["attention_tp"]),

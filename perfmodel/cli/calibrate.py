@@ -14,6 +14,7 @@ from perfmodel.cli.terminal import print_json, progress_bar, say, stdout
 
 if TYPE_CHECKING:
     from perfmodel.cost.calibration import Calibration
+    from perfmodel.specs.base import Spec
 
 
 class Device(StrEnum):
@@ -32,11 +33,20 @@ Measurements = Annotated[
     typer.Option(
         "--from",
         metavar="PATH",
-        help="Fit recorded measurements: a folder of kernel tables, a run with a layer profile, or serving runs.",
+        help="Fit recorded measurements: kernel tables, a run with a layer profile, serving runs or steady states.",
         show_default=False,
     ),
 ]
 EngineName = Annotated[str, typer.Option("--engine", help="With --from: the engine whose measurements are fitted.")]
+Generation = Annotated[
+    str | None,
+    typer.Option(
+        "--generation",
+        metavar="ARCHITECTURE",
+        help="With --from: fit what this architecture leaves of the fractions that the one before achieves.",
+        show_default=False,
+    ),
+]
 CalibrationPath = Annotated[
     Path | None, typer.Option("--out", metavar="PATH", help="File to write the calibration to.", show_default=False)
 ]
@@ -47,17 +57,18 @@ def calibrate(
     model: ModelNames = None,
     measurements: Measurements = None,
     engine: EngineName = "vllm",
+    generation: Generation = None,
     out: CalibrationPath = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure whole steps on this machine and fit achieved fractions and overheads to them.
 
     Needs the executor extra (torch). Takes a minute or two. With --from, fits recorded measurements: kernel tables
-    (`<system>/<op>.parquet`) or a layer profile give a calibration per device, serving runs (.json) the engine's
-    profile.
+    (`<system>/<op>.parquet`) or a layer profile give a calibration per device, serving runs (.json) and steady states
+    (.csv) the engine's profile.
     """
     if measurements is not None:
-        _fit_recorded(measurements, engine, out, as_json)
+        _fit_recorded(measurements, engine, generation, out, as_json)
         return
     from perfmodel.validate.executor_bridge import calibrate_cpu
 
@@ -70,20 +81,24 @@ def calibrate(
     say(f"Written to {path}")
 
 
-def _fit_recorded(path: Path, engine: str, out: Path | None, as_json: bool) -> None:
+def _fit_recorded(path: Path, engine: str, generation: str | None, out: Path | None, as_json: bool) -> None:
     from perfmodel.errors import SpecError
 
     if not path.exists():
         raise SpecError(f"calibrate --from {path}: no such file or folder.")
-    from perfmodel.calibrate.recorded import fit_recorded
+    from perfmodel.calibrate.recorded import fit_recorded, fit_recorded_generation
 
+    written: list[tuple[Spec, Path]]
     with progress_bar("fitting") as progress:
-        written = fit_recorded(path, engine, out, progress)
+        if generation is not None:
+            written = [fit_recorded_generation(path, generation, out, progress)]
+        else:
+            written = [*fit_recorded(path, engine, out, progress)]
     if as_json:
         print_json([{**fitted.model_dump(mode="json"), "path": str(file)} for fitted, file in written])
         return
     for fitted, file in written:
-        say(f"{fitted.source}\nWritten to {file}")
+        say(f"{getattr(fitted, 'source', '')}\nWritten to {file}")
 
 
 def _print_calibration(calibration: "Calibration") -> None:

@@ -11,7 +11,7 @@ import datetime
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat
+from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from perfmodel.cost.forms.domain import distance
 from perfmodel.cost.forms.registry import FormFit
@@ -31,14 +31,16 @@ class HostFit(Spec):
 
         t_step = serial + max(hidden, device)        t_step = serial + hidden + device, scheduled synchronously
 
-    `prompt` parts are serial ones of steps that compute prompts: no CUDA graph was captured for their size, so the
-    host launches kernel by kernel and prepares what decodes do not need.
+    `prompt` parts are serial ones of steps that compute prompts and for whose size no CUDA graph was captured: the host
+    launches kernel by kernel and prepares what decodes do not need. Graphs are captured for steps of up to
+    `captured_tokens` tokens with prompts (a fact of the engine's code), without prompts for all.
     """
 
     serial_step_s: NonNegativeFloat = 0.0
     serial_per_sequence_s: NonNegativeFloat = 0.0
     hidden_step_s: NonNegativeFloat = 0.0
     hidden_per_sequence_s: NonNegativeFloat = 0.0
+    captured_tokens: NonNegativeInt = 0
     prompt_step_s: NonNegativeFloat = 0.0
     prompt_layer_s: NonNegativeFloat = 0.0
     prompt_moe_layer_s: NonNegativeFloat = 0.0  # beside `prompt_layer_s`, of layers with experts

@@ -16,7 +16,7 @@ import yaml
 
 from perfmodel.cost.calibration import Calibration
 from perfmodel.cost.datasheet import datasheet
-from perfmodel.cost.generations import load_generation
+from perfmodel.cost.generations import GenerationFit, load_generation
 from perfmodel.specs.catalog import data_dir, find_file
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario_file import load_hardware
@@ -40,12 +40,16 @@ _SPREAD_PER_GENERATION = 2.0
 
 
 def load_calibration(
-    hardware: HardwareSpec, engine_profile: str = "vllm", path: str | Path | None = None
+    hardware: HardwareSpec,
+    engine_profile: str = "vllm",
+    path: str | Path | None = None,
+    generation: GenerationFit | None = None,
 ) -> Calibration:
     """The calibration for a device under an engine.
 
     `path` if given, else `<device>@<profile>.yaml` among the calibrations, else the nearest relation's, else the
-    datasheet's (also for the profile "datasheet"); `origin` and `source` say which.
+    datasheet's (also for the profile "datasheet"); `origin` and `source` say which. `generation` stands for what is
+    known of the device's architecture.
 
     Raises SpecError for a file that is missing (only when `path` is given) or malformed.
     """
@@ -54,7 +58,7 @@ def load_calibration(
     if engine_profile == "datasheet":
         return datasheet(hardware)
     own = data_dir("calibrations") / f"{hardware.name}@{engine_profile}.yaml"
-    inherited = _inherited(hardware, engine_profile)
+    inherited = _inherited(hardware, engine_profile, generation)
     if own.is_file():
         return _completed(_read(own), inherited)
     return inherited or datasheet(hardware)
@@ -106,7 +110,7 @@ def _completed(own: Calibration, inherited: Calibration | None) -> Calibration:
     return own.model_copy(update={"families": own.families | others, "contained": contained}) if others else own
 
 
-def _inherited(hardware: HardwareSpec, engine: str) -> Calibration | None:
+def _inherited(hardware: HardwareSpec, engine: str, generation: GenerationFit | None) -> Calibration | None:
     """The fits of the nearest relation, with their spread widened; None without a relation."""
     candidates = sorted(_relations(hardware, engine), key=lambda found: (found[0], found[1].name))
     if not candidates:
@@ -114,7 +118,7 @@ def _inherited(hardware: HardwareSpec, engine: str) -> Calibration | None:
     spread, file = candidates[0]
     found = _read(file)
     source = f"{PASSED_ON} {found.device} under {found.engine}: {found.source}"
-    generation = load_generation(hardware.declared.architecture)
+    generation = generation or load_generation(hardware.declared.architecture)
     if generation is not None and _architecture(found.device) != generation.architecture:
         found = generation.applied_to(found)
     return found.model_copy(update={"device": hardware.name, "source": source, "spread": found.spread * spread})

@@ -131,7 +131,7 @@ def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> 
     host = host_fit(graph, timer.calibration)
     num_seqs = shape.num_decodes + len(shape.prefills)
     serial, hidden = host.serial_s(num_seqs), host.hidden_s(num_seqs)
-    if shape.prefills:
+    if shape.prefills and shape.num_tokens > host.captured_tokens:
         serial += host.prompt_s(graph.model.num_layers, graph.num_moe_layers)
     device = sum(row.duration_s for row in rows)
     duration = serial + max(hidden, device)

@@ -89,7 +89,7 @@ class StepTimer:
             if prefills and self._mixed:
                 device += self._mixed_extra(prefills, num_decodes, decode_context)
         serial, hidden = self._host_time(num_decodes + len(prefills))
-        if prefills:
+        if prefills and num_tokens > self._host.captured_tokens:
             serial += self._prompt
         wait = serial + (hidden - device if hidden > device else 0)
         self.host_wait += wait

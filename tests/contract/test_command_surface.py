@@ -5,7 +5,7 @@ import typer
 from perfmodel.cli import app
 
 FROZEN = {
-    "calibrate": ["--device", "--model", "--from", "--engine", "--out", "--json"],
+    "calibrate": ["--device", "--model", "--from", "--engine", "--generation", "--out", "--json"],
     "execute": ["SCENARIO", "--set", "--json", "--out", "--seed"],
     "explain": ["SCENARIO", "--set", "--batch", "--context", "--prefill", "--run", "--json", "--seed"],
     "hardware list": ["--json"],
