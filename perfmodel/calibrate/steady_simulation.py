@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
+from perfmodel.calibrate.steady_slices import num_slices, slice_of
 from perfmodel.calibrate.steady_state import SteadyState
 from perfmodel.cost import EngineProfile, load_calibration
 from perfmodel.cost.generations import GenerationFit
@@ -71,7 +72,10 @@ def _simulate_row(
     if generation is not None:
         calibration = load_calibration(scenario.hardware, scenario.engine.profile, generation=generation)
     try:
-        summary = simulate(scenario, calibration=calibration, profile=profile, keep_steps=False).summary
+        count = num_slices(scenario)
+        scenario = scenario if count == 1 else slice_of(scenario, count)
+        result = simulate(scenario, calibration=calibration, profile=profile, keep_steps=False, one_of=count)
+        summary = result.summary
     except PerfmodelError as error:
         return SteadyStatePair(row, reason=str(error))
     return SteadyStatePair(row, summary["mean_ttft_ms"], summary["mean_tpot_ms"])

@@ -2,7 +2,7 @@
 
 The load is that of `steady_state`. What the rows do not say, and what is assumed from the recipes instead:
 
-- SGLang's prefill workers extend in chunks of 16,384 tokens per rank; TensorRT-LLM's take whole prompts, 8,448 tokens
+- SGLang's prefill workers extend in chunks of 8,192 tokens per rank; TensorRT-LLM's take whole prompts, 8,448 tokens
   at once (or one prompt).
 - Attention data parallelism (more than one rank) comes with whole experts per rank whatever the row says: the export
   reads `ep`, which is 1 where the all-to-all backend sets it by itself; cut 32 ways an expert of DeepSeek-V3 would be
@@ -28,9 +28,10 @@ from perfmodel.specs import (
 
 Entry = Mapping[str, str]
 
-_SGLANG_CHUNK = 16384
+_SGLANG_CHUNK = 8192
 _TRTLLM_PREFILL_TOKENS = 8448
-_MAX_SEQS = 1024  # of an engine where nothing else limits it
+_MEMORY_SHARE = 0.96  # recipes leave little: DeepSeek-V3 in FP8 on four GB200 takes 92 % for the weights alone
+_MAX_PROMPTS, _MAX_SEQS = 256, 1024  # of an engine where nothing else limits it
 _NIC_BYTES_PER_S = 50e9  # 400 Gbit/s per device between nodes of eight, where no rack-wide NVLink is there
 _HANDSHAKE_S = 1e-3  # control messages between the two engines, Python to Python [assumed]
 
@@ -50,10 +51,11 @@ def disaggregated_scenario(
         "kv_cache_dtype": "fp8",
         "max_model_len": inputs + outputs + 64,
         "enable_prefix_caching": False,
+        "gpu_memory_utilization": _MEMORY_SHARE,
         "profile": entry["backend"],
     }
     budget = max(_TRTLLM_PREFILL_TOKENS, inputs + 64) if is_trtllm else _SGLANG_CHUNK
-    prefill = {"max_num_seqs": _MAX_SEQS, "max_num_batched_tokens": budget}
+    prefill = {"max_num_seqs": _MAX_PROMPTS, "max_num_batched_tokens": budget}
     batch = _max_batch(entry, siblings) if is_trtllm else _MAX_SEQS
     decode = {"max_num_seqs": batch, "max_num_batched_tokens": max(batch, 64)}
     engine = EngineSpec.model_validate(shared | prefill)

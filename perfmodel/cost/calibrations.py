@@ -33,6 +33,7 @@ _LINES = (
 )
 PASSED_ON = "passed on from"  # how the source of fits of another device or engine begins
 _ATTENTION = "attention_decode"  # what `contained` goes with
+_MIXED = "attention_mixed"  # no kernel that is missing, but another way to run those that are there
 # How much wider an interval is, by where the fits come from.
 _SPREAD_OTHER_ENGINE = 1.3
 _SPREAD_SIBLING = 1.5
@@ -101,27 +102,41 @@ def _declared_architecture(hardware_file: Path, _written_at: int) -> str | None:
 
 
 def _completed(own: Calibration, inherited: Calibration | None) -> Calibration:
-    """`own`, with the operator families that only a relation has measured."""
+    """`own`, with the kinds of kernel that only a relation has measured: a family's fits of another physical form."""
     if inherited is None:
         return own
-    measured = {key.split("/")[0] for key in own.families}
-    others = {key: fit for key, fit in inherited.families.items() if key.split("/")[0] not in measured}
+    measured = {(key.split("/")[0], fit.form) for key, fit in own.families.items()}
+    if own.knows(_ATTENTION):
+        measured |= {(_MIXED, fit.form) for fit in inherited.families.values()}
+    others = {key: fit for key, fit in inherited.families.items() if (key.split("/")[0], fit.form) not in measured}
     contained = own.contained if own.knows(_ATTENTION) else inherited.contained
     return own.model_copy(update={"families": own.families | others, "contained": contained}) if others else own
 
 
 def _inherited(hardware: HardwareSpec, engine: str, generation: GenerationFit | None) -> Calibration | None:
-    """The fits of the nearest relation, with their spread widened; None without a relation."""
+    """The fits of the nearest relation, with their spread widened; None without a relation.
+
+    Kinds of kernel that it never had measured come from the next relation that has: TensorRT-LLM's tables for the H100
+    have no latent attention, vLLM's have.
+    """
     candidates = sorted(_relations(hardware, engine), key=lambda found: (found[0], found[1].name))
     if not candidates:
         return None
-    spread, file = candidates[0]
-    found = _read(file)
+    (spread, nearest), *others = candidates
+    found = _passed_on(nearest, hardware, generation)
+    for _, file in others:
+        found = _completed(found, _passed_on(file, hardware, generation))
     source = f"{PASSED_ON} {found.device} under {found.engine}: {found.source}"
+    return found.model_copy(update={"device": hardware.name, "source": source, "spread": found.spread * spread})
+
+
+def _passed_on(file: Path, hardware: HardwareSpec, generation: GenerationFit | None) -> Calibration:
+    """The calibration in `file` as it is for a device of `hardware`'s generation."""
+    found = _read(file)
     generation = generation or load_generation(hardware.declared.architecture)
     if generation is not None and _architecture(found.device) != generation.architecture:
         found = generation.applied_to(found)
-    return found.model_copy(update={"device": hardware.name, "source": source, "spread": found.spread * spread})
+    return found
 
 
 def _relations(hardware: HardwareSpec, engine: str) -> Iterator[tuple[float, Path]]:

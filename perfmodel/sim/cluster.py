@@ -25,6 +25,7 @@ class Cluster:
     """Idle pools of replicas; `route` says who takes a request.
 
     on_finished: called with (replica, request) for each answer that is complete
+    one_of: the pools have one of so many of their engines
     """
 
     def __init__(
@@ -35,11 +36,12 @@ class Cluster:
         on_finished: OnFinished,
         on_step: OnStep,
         can_leap: bool,
+        one_of: int = 1,
     ) -> None:
         self.scenario = scenario
         self.pools: list[Pool] = []
         self.disaggregated: DisaggregatedServer | None = None
-        self._env, self._costs_of, self._can_leap = env, costs_of, can_leap
+        self._env, self._costs_of, self._can_leap, self._one_of = env, costs_of, can_leap, one_of
         self._on_finished, self._on_step = on_finished, on_step
         if scenario.cluster.is_disaggregated:
             self._build_disaggregated()
@@ -72,6 +74,7 @@ class Cluster:
             on_finished,
             on_step,
             self._can_leap,
+            self._one_of,
             lambda: None if server == ServerFit() else FrontEnd(server),
         )
 

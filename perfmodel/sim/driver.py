@@ -32,6 +32,7 @@ def simulate(
     out: Path | None = None,
     keep_steps: bool | None = None,
     can_leap: bool = True,
+    one_of: int = 1,
 ) -> RunResult:
     """Serve the scenario's traffic on the simulated clock.
 
@@ -41,6 +42,8 @@ def simulate(
     out:         folder to stream `requests.csv` and `steps.csv` to
     keep_steps:  keep step records in memory; by default for up to 300,000 requests
     can_leap:    advance equal decode steps together; the answer is the same either way
+    one_of:      simulate one of so many equal slices of the cluster, each with its share of every pool's engines; the
+                 traffic is that of the slice. Engines of a slice never help those of another
 
     Raises DoesNotFitError for a model too large for the devices, WorkloadError for traffic that cannot be served.
     """
@@ -53,7 +56,7 @@ def simulate(
     if keep_steps is None:
         keep_steps = (workload.num_requests or 0) <= _MOST_STEPS_KEPT
     with Collector(out, keep_steps) as collector:
-        cluster = _serve(scenario, workload, costs_of, collector, progress, can_leap)
+        cluster = _serve(scenario, workload, costs_of, collector, progress, can_leap, one_of)
     if not collector.num_finished:
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
     used, fitted = costs_of(entrance)
@@ -69,6 +72,7 @@ def _serve(
     collector: Collector,
     progress: Progress | None,
     can_leap: bool,
+    one_of: int,
 ) -> Cluster:
     """Run until the last request is answered; returns the cluster as it ends."""
     env = TickEnvironment()
@@ -87,7 +91,7 @@ def _serve(
         while gaps:
             collector.add_gap(*gaps.pop())
 
-    cluster = Cluster(env, scenario, costs_of, on_finished, on_step, can_leap)
+    cluster = Cluster(env, scenario, costs_of, on_finished, on_step, can_leap, one_of)
     if workload.concurrency is None:
         client = OpenLoopClient(env, workload.requests(), cluster.route)
     else:

@@ -4,6 +4,7 @@ __all__ = ["Pool", "build_pool", "router_over"]
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 from perfmodel.cost import Calibration, EngineProfile, MemoryPlan, StepTimer, Usage, energy_j
 from perfmodel.engine import Request, StepRecord
@@ -40,11 +41,11 @@ class Pool:
 
     @property
     def num_devices(self) -> int:
-        return self.spec.replicas * self.spec.engine.num_devices
+        return len(self.engines) * self.devices_per_engine
 
     @property
     def devices_per_engine(self) -> int:
-        return self.num_devices // len(self.engines)
+        return self.spec.engine.tensor_parallel_size * self.spec.engine.pipeline_parallel_size
 
     def usage(self) -> Usage:
         """What one device of each engine did, summed: the timer counts one device per engine."""
@@ -67,6 +68,7 @@ def build_pool(
     on_finished: OnFinished,
     on_step: OnStep,
     can_leap: bool,
+    one_of: int,
     front_end: Callable[[], FrontEnd | None] = lambda: None,
 ) -> Pool:
     """The pool `spec` of `scenario` with idle replicas, numbered from `first_index`; each asks for its `front_end`."""
@@ -79,8 +81,11 @@ def build_pool(
         loop = build_serve_loop(mine, memory.num_kv_blocks)
         return Replica(env, index, loop, backend, on_finished, on_step, can_leap, front_end())
 
-    engines = [engine(first_index + i) for i in range(spec.replicas * num_ranks)]
-    ranks = tuple(tuple(engines[i : i + num_ranks]) for i in range(0, len(engines), num_ranks))
+    if spec.replicas * num_ranks % one_of:
+        raise ValueError(f"{spec.replicas} x {num_ranks} engines cannot be cut in {one_of} equal slices")
+    engines = [engine(first_index + i) for i in range(spec.replicas * num_ranks // one_of)]
+    together = gcd(num_ranks, len(engines))  # what is left of a replica in a slice
+    ranks = tuple(tuple(engines[i : i + together]) for i in range(0, len(engines), together))
     return Pool(spec, mine, memory, timer, ranks, router_over(spec.router or scenario.cluster.router, ranks))
 
 
