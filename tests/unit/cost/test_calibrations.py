@@ -100,3 +100,26 @@ def test_a_fraction_above_one_is_refused_with_its_place(tmp_path):
     path.write_text(path.read_text().replace("0.785", "1.7"))
     with pytest.raises(SpecError, match=r"x\.yaml:\d+: .*memory_fraction"):
         load_calibration(A100, path=path)
+
+
+@pytest.mark.parametrize("engine", ["trtllm", "sglang", "vllm"])
+@pytest.mark.parametrize("device", ["h100-sxm-80gb", "h200-sxm", "gb200"])
+def test_a_kind_of_kernel_is_passed_on_from_whoever_measured_it(device, engine):
+    """Latent attention of 128 query heads over one KV head is no grouped-query kernel, whatever the engine's table has.
+
+    16 sequences of 8,000 tokens, 128 heads: 2 x 16 x 8000 x 128 x (576 + 512) = 36 GFLOP; no kernel for it takes longer
+    than a tenth of the bf16 peak would.
+    """
+    from perfmodel.cost import OperatorTimer
+    from perfmodel.ops import BatchShape, build_graph
+    from perfmodel.specs import EngineSpec, load_model
+
+    hardware = load_hardware(device)
+    spec = EngineSpec(data_parallel_size=8, enable_expert_parallel=True, kv_cache_dtype="fp8", profile=engine)
+    graph = build_graph(load_model("deepseek-v3"), spec)
+    (node,) = [node for node in graph.nodes if node.name.startswith("attention_decode")]
+    work = node.work(BatchShape(16, 16, (), 16, 16 * 8000))
+    took = OperatorTimer(hardware, load_calibration(hardware, engine)).time(work).duration_s
+    peak = hardware.declared.peak_flops_per_s["bf16"]
+    assert work.flops == pytest.approx(2 * 16 * 8000 * 128 * (576 + 512))
+    assert work.flops / peak < took < 10 * work.flops / peak
