@@ -59,10 +59,10 @@ def simulate_steady_states(
 
 
 def _server(scenario: Scenario) -> tuple[str, ...]:
-    engine = scenario.engine
-    degrees = engine.tensor_parallel_size, engine.data_parallel_size, engine.enable_expert_parallel
-    names = scenario.model.name, str(scenario.model.quantization.weights), scenario.hardware.name, engine.profile
-    return *names, *map(str, degrees)
+    profile, weights = scenario.engine.profile, str(scenario.model.quantization.weights)
+    engines = [pool.engine for pool in scenario.pools]
+    degrees = [(e.tensor_parallel_size, e.data_parallel_size, e.enable_expert_parallel) for e in engines]
+    return scenario.model.name, weights, scenario.hardware.name, profile, *map(str, degrees)
 
 
 def _simulate_row(
