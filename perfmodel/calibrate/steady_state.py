@@ -87,16 +87,13 @@ def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> SteadyState:
     concurrency, inputs, outputs = (int(float(entry[key])) for key in ("concurrency", "isl", "osl"))
     lengths = entry.get("lengths", "uniform")
     traffic = _traffic(lengths, concurrency, inputs, outputs)
-    is_split = is_disaggregated(entry)
-    if is_split:
+    if is_disaggregated(entry):
         scenario = disaggregated_scenario(name, entry, model, hardware, traffic, siblings)
     else:
         polls_seldom = hardware.name == "b200-sxm"
         engine = _engine(entry, polls_seldom, concurrency, inputs, outputs)
         scenario = Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic)
-    has_mtp = entry["mtp_unlabelled"] == "True"
-    # Every disaggregated row may have run with MTP, none says so: their figures are reported as they are.
-    is_clear = lengths != "unknown" and (is_split or not has_mtp)
+    is_clear = lengths != "unknown" and entry["mtp_unlabelled"] != "True"
     return SteadyState(name, scenario, float(entry["ttft_ms"]), float(entry["tpot_ms"]), is_clear, _groups(entry))
 
 

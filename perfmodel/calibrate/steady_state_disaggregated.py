@@ -58,7 +58,6 @@ def disaggregated_scenario(
     prefill = {"max_num_seqs": _MAX_PROMPTS, "max_num_batched_tokens": budget}
     batch = _max_batch(entry, siblings) if is_trtllm else _MAX_SEQS
     decode = {"max_num_seqs": batch, "max_num_batched_tokens": max(batch, 64)}
-    engine = EngineSpec.model_validate(shared | prefill)
     pools = tuple(
         PoolSpec.model_validate(
             {
@@ -73,7 +72,7 @@ def disaggregated_scenario(
         name=name,
         model=model,
         hardware=hardware,
-        engine=engine,
+        engine=pools[-1].engine,
         traffic=traffic,
         cluster=ClusterSpec(pools=pools, kv_transfer=_transfer(hardware)),
     )

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from perfmodel.calibrate.steady_simulation import SteadyStatePair, simulate_steady_states
+from perfmodel.calibrate.steady_slices import num_slices
 from perfmodel.calibrate.steady_state import read_steady_states
+from perfmodel.specs.cluster import PoolSpec
 from perfmodel.specs.traffic import Lengths
 from perfmodel.validate.basis import basis_of
 from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled, worst_of
@@ -25,6 +27,13 @@ def _most(lengths: Lengths | None) -> int:
     return (lengths.high or 0) if lengths else 0
 
 
+def _parallelism(pool: PoolSpec) -> str:
+    engine = pool.engine
+    degrees = f"TP {engine.tensor_parallel_size}, DP {engine.data_parallel_size}"
+    experts = ", experts shared out" if engine.enable_expert_parallel else ""
+    return f"{'' if pool.role == 'unified' else pool.role + ' '}{degrees}{experts}"
+
+
 _DIMENSIONS: dict[str, Callable[[SteadyStatePair], str]] = {
     "device": lambda pair: pair.row.scenario.hardware.name,
     "engine": lambda pair: pair.row.scenario.engine.profile,
@@ -34,10 +43,7 @@ _DIMENSIONS: dict[str, Callable[[SteadyStatePair], str]] = {
     "tokens": lambda pair: (
         f"{_most(pair.row.scenario.traffic.input_tokens):,} in, {_most(pair.row.scenario.traffic.output_tokens):,} out"
     ),
-    "parallelism": lambda pair: (
-        f"TP {pair.row.scenario.engine.tensor_parallel_size}, DP {pair.row.scenario.engine.data_parallel_size}"
-        + (", experts shared out" if pair.row.scenario.engine.enable_expert_parallel else "")
-    ),
+    "parallelism": lambda pair: "; ".join(_parallelism(pool) for pool in pair.row.scenario.pools),
     "face value": lambda pair: "yes" if pair.row.is_clear else "no",
 }
 _ABOUT = (
@@ -75,7 +81,11 @@ def report_steady_state(pairs: Sequence[SteadyStatePair], left_out: Sequence[tup
         metrics=pooled(counted_only),
         by={"all rows": pooled(comparisons)} | by_dimension(comparisons) | _by_given_groups(covered),
         worst=worst_of(counted_only, 5, partial(_breakdown, counted)),
-        notes=[_counted(len(clear), len(covered)), *(f"not covered: {name}: {reason}" for name, reason in reasons)],
+        notes=[
+            _counted(len(clear), len(covered)),
+            *_sliced(covered),
+            *(f"not covered: {name}: {reason}" for name, reason in reasons),
+        ],
         comparisons=comparisons,
         basis=basis_of([pair.row.scenario for pair in covered]),
         about=_ABOUT,
@@ -87,6 +97,13 @@ def _counted(num_clear: int, num_covered: int) -> str:
     if num_clear:
         return f"metrics: {num_clear} of {num_covered} rows, those with known lengths and no unlabelled MTP."
     return "metrics: all rows; none has known lengths and no suspicion of unlabelled MTP."
+
+
+def _sliced(pairs: Sequence[SteadyStatePair]) -> list[str]:
+    """What was not simulated whole."""
+    count = sum(num_slices(pair.row.scenario) > 1 for pair in pairs)
+    what = "large disaggregated deployments: one of their equal slices was simulated, under its share of the load."
+    return [f"simulated in part: {count} rows are {what}"] if count else []
 
 
 def _comparison(pairs: Sequence[SteadyStatePair], metric: str) -> Comparison:
