@@ -3,9 +3,9 @@
 __all__ = ["StageRow", "shortened", "simulate_runs"]
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from perfmodel.calibrate.serving_runs import ServingRun, StageLatencies, stage_latencies
@@ -19,14 +19,14 @@ Progress = Callable[[int, int], None]
 class StageRow:
     """One stage of a run: what was predicted beside what was measured, in ms.
 
-    interval: the ends of the 80 % interval of means, as factors of the predicted value
+    intervals: the ends of the 80 % interval of means, as factors of the predicted value, by metric
     """
 
     run: ServingRun
     stage: int
     predicted: StageLatencies
     origin: str
-    interval: tuple[float, float] | None = None
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def measured(self) -> StageLatencies:
@@ -42,9 +42,10 @@ def simulate_runs(
     progress: Progress | None = None,
     calibration: Calibration | None = None,
     profile: EngineProfile | None = None,
+    intervals: bool = False,
 ) -> list[StageRow]:
     """All stages of all runs, simulated over the cores of this machine; the answer does not depend on how many."""
-    work = partial(_simulate_run, calibration=calibration, profile=profile)
+    work = partial(_simulate_run, calibration=calibration, profile=profile, intervals=intervals)
     rows: list[StageRow] = []
     with ProcessPoolExecutor(min(len(runs), len(os.sched_getaffinity(0)))) as pool:
         for done, found in enumerate(pool.map(work, runs), 1):
@@ -69,11 +70,18 @@ def shortened(run: ServingRun, share: float) -> ServingRun:
 
 
 def _simulate_run(
-    run: ServingRun, calibration: Calibration | None = None, profile: EngineProfile | None = None
+    run: ServingRun,
+    calibration: Calibration | None = None,
+    profile: EngineProfile | None = None,
+    intervals: bool = False,
 ) -> list[StageRow]:
-    result = simulate(run.scenario, calibration=calibration, profile=profile, keep_steps=False)
+    result = simulate(run.scenario, calibration=calibration, profile=profile, keep_steps=False, intervals=intervals)
     assert result.requests is not None
     latencies = stage_latencies(run, result.requests)
-    ends, mean = result.summary["interval"].get("mean_e2el_ms"), result.summary["mean_e2el_ms"]
-    interval = (ends[0] / mean, ends[1] / mean) if ends else None
-    return [StageRow(run, i, found, result.summary["origin"], interval) for i, found in enumerate(latencies)]
+    starts = (0.0, *run.stage_ends_s[:-1])
+    rows = []
+    for i, (start, end, found) in enumerate(zip(starts, run.stage_ends_s, latencies, strict=True)):
+        factors = result.ensemble.factors((start, end)) if result.ensemble is not None else {}
+        mine = {f"{metric}_mean": ends for metric, ends in factors.items()}
+        rows.append(StageRow(run, i, found, result.summary["origin"], mine))
+    return rows

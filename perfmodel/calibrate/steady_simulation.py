@@ -3,9 +3,9 @@
 __all__ = ["SteadyStatePair", "simulate_steady_states"]
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from perfmodel.calibrate.steady_slices import num_slices, slice_of
@@ -21,12 +21,16 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class SteadyStatePair:
-    """One row with its prediction, ms; None and a reason where it could not be simulated."""
+    """One row with its prediction, ms; None and a reason where it could not be simulated.
+
+    intervals: the ends of the 80 % interval of means, as factors of the predicted value, by metric
+    """
 
     row: SteadyState
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     reason: str = ""
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def predicted(self, metric: str) -> float:
         return (self.tpot_ms if metric == "tpot_mean" else self.ttft_ms) or float("nan")
@@ -40,6 +44,7 @@ def simulate_steady_states(
     progress: Progress | None = None,
     profile: EngineProfile | None = None,
     generation: GenerationFit | None = None,
+    intervals: bool = False,
 ) -> list[SteadyStatePair]:
     """Predictions of all rows, over the cores of this machine.
 
@@ -47,7 +52,7 @@ def simulate_steady_states(
     """
     # Neighbours run the same steps as often as can be, and share what these cost.
     order = sorted(range(len(rows)), key=lambda i: _server(rows[i].scenario))
-    work = partial(_simulate_row, profile=profile, generation=generation)
+    work = partial(_simulate_row, profile=profile, generation=generation, intervals=intervals)
     pairs = {}
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         found = pool.map(work, [rows[i] for i in order], chunksize=min(16, max(len(rows) // 32, 1)))
@@ -66,7 +71,10 @@ def _server(scenario: Scenario) -> tuple[str, ...]:
 
 
 def _simulate_row(
-    row: SteadyState, profile: EngineProfile | None = None, generation: GenerationFit | None = None
+    row: SteadyState,
+    profile: EngineProfile | None = None,
+    generation: GenerationFit | None = None,
+    intervals: bool = False,
 ) -> SteadyStatePair:
     scenario, calibration = row.scenario, None
     if generation is not None:
@@ -74,8 +82,17 @@ def _simulate_row(
     try:
         count = num_slices(scenario)
         scenario = scenario if count == 1 else slice_of(scenario, count)
-        result = simulate(scenario, calibration=calibration, profile=profile, keep_steps=False, one_of=count)
+        result = simulate(
+            scenario,
+            calibration=calibration,
+            profile=profile,
+            keep_steps=False,
+            one_of=count,
+            intervals=intervals,
+        )
         summary = result.summary
     except PerfmodelError as error:
         return SteadyStatePair(row, reason=str(error))
-    return SteadyStatePair(row, summary["mean_ttft_ms"], summary["mean_tpot_ms"])
+    factors = result.ensemble.factors() if result.ensemble is not None else {}
+    ends = {f"{metric}_mean": found for metric, found in factors.items()}
+    return SteadyStatePair(row, summary["mean_ttft_ms"], summary["mean_tpot_ms"], intervals=ends)

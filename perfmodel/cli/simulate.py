@@ -20,7 +20,7 @@ def simulate(
     run_to_folder(
         "simulating",
         lambda progress, folder: sim.simulate(
-            loaded, progress=progress, out=folder, keep_steps=None if folder else False
+            loaded, progress=progress, out=folder, keep_steps=None if folder else False, intervals=True
         ),
         out,
         as_json,

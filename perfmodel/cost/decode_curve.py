@@ -7,7 +7,7 @@ __all__ = ["Curve", "DecodeRun", "Piece", "Segment"]
 
 from bisect import bisect_right
 
-from perfmodel.cost.step_tables import StepCost, StepTables
+from perfmodel.cost.step_tables import DrawnTables, StepCost, StepTables
 from perfmodel.cost.usage import Usage
 
 
@@ -48,7 +48,7 @@ class Curve:
 
     __slots__ = ("_tables", "axis", "batch", "segments")
 
-    def __init__(self, tables: StepTables, batch: int, axis: int) -> None:
+    def __init__(self, tables: StepTables | DrawnTables, batch: int, axis: int) -> None:
         self._tables, self.batch, self.axis = tables, batch, axis
         self.segments: dict[int, Segment] = {}
 

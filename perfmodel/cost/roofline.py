@@ -42,12 +42,17 @@ class OperatorTimer:
 
     def time(self, work: Work) -> OperatorTime:
         """How long one run of `work` takes."""
+        fit = self.fit(work)
+        return _NOTHING if fit is None else time_work(work, fit, self.device)
+
+    def fit(self, work: Work) -> FormFit | None:
+        """What `work` is timed with; None for work that lies within another operator's measured time."""
+        if work.name in self._contained:
+            return None
         sizes = work.extent.get
         rate = work.message.kind if work.message else work.rate
         key = (work.family, rate, work.format, *(sizes(name) for name in _PICKED_BY))
-        if work.name in self._contained:
-            return _NOTHING
         fit = self._fits.get(key)
         if fit is None:
             fit = self._fits[key] = self.calibration.fit(work.family, rate, work.extent, work.format)
-        return time_work(work, fit, self.device)
+        return fit

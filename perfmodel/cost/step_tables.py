@@ -1,28 +1,36 @@
 """`StepTables`: what the operators of a step graph cost, by what they depend on. Worked out once for all timers.
 
-Nothing here knows which steps were taken, so that simulations of one model on one device can share a table.
+Nothing here knows which steps were taken, so that simulations of one model on one device can share a table. Costs are
+kept apart by the fit that they come from, so that a draw of other factors (`DrawnTables`) only multiplies.
 """
 
-__all__ = ["PS_PER_S", "StepCost", "StepTables"]
+__all__ = ["PS_PER_S", "DrawnTables", "StepCost", "StepTables"]
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
-from perfmodel.cost.roofline import OperatorTimer
+from perfmodel.cost.draws import Draw
+from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.cost.roofline import OperatorTime, OperatorTimer
 from perfmodel.cost.usage import Usage
 from perfmodel.ops.graph import StepGraph
 from perfmodel.ops.node import OperatorNode
-from perfmodel.ops.work import BatchShape, Depends
+from perfmodel.ops.work import BatchShape, Depends, Work
 
 PS_PER_S = 10**12
 _MOST_PREFILLS = 20_000
 
 
 class StepCost(NamedTuple):
-    """Picoseconds that some operators take once, and what the device does in them."""
+    """Picoseconds that some operators take once, and what the device does in them.
+
+    parts: (number of a fit in `StepTables.fits`, seconds timed by it)
+    """
 
     duration: int
     usage: Usage
+    parts: tuple[tuple[int, float], ...] = ()
 
 
 class StepTables:
@@ -38,6 +46,8 @@ class StepTables:
         self._samples: dict[int, StepCost] = {}
         self._prefills: dict[tuple[tuple[int, int], ...], StepCost] = {}
         self._decodes: dict[tuple[int, int, int], StepCost] = {}
+        self.fits: list[tuple[str, Residuals]] = []  # family, and what its fit left unexplained
+        self._fit_numbers: dict[tuple[str, int], int] = {}
 
     def tokens(self, num_tokens: int) -> StepCost:
         """Of what depends on the number of tokens alone."""
@@ -78,18 +88,36 @@ class StepTables:
 
     def cost(self, nodes: Iterable[OperatorNode], shape: BatchShape) -> StepCost:
         """Of `nodes` for `shape`."""
-        usage, seconds, peak = Usage(), 0.0, self.timer.device.peak
+        usage, peak = Usage(), self.timer.device.peak
         bound_s = usage.bound_s
+        parts: dict[int, float] = {}
+        seconds = 0.0
         for node in nodes:
             count, work = node.count, node.work(shape)
             time = self.timer.time(work)
             seconds += count * time.duration_s
+            number = self.fit_number(work)
+            parts[number] = parts.get(number, 0.0) + count * time.duration_s
             usage.flops += count * work.flops
             usage.peak_compute_s += count * work.flops / peak(work.rate)
             usage.hbm_bytes += count * work.hbm_bytes
             bound_s["overhead"] += count * time.overhead_s
             bound_s[time.bound] += count * (time.duration_s - time.overhead_s)
-        return StepCost(round(seconds * PS_PER_S), usage)
+        return StepCost(round(seconds * PS_PER_S), usage, tuple(parts.items()))
+
+    def time(self, work: Work) -> OperatorTime:
+        """How long one run of `work` takes."""
+        return self.timer.time(work)
+
+    def fit_number(self, work: Work) -> int:
+        """The place in `fits` of what times `work`."""
+        fit = self.timer.fit(work)
+        key = (work.family, id(fit))  # the calibration keeps its fits alive
+        number = self._fit_numbers.get(key)
+        if number is None:
+            number = self._fit_numbers[key] = len(self.fits)
+            self.fits.append((work.family, fit.residuals if fit is not None else Residuals()))
+        return number
 
     def _cost(self, depends: Depends, shape: BatchShape) -> StepCost:
         return self.cost(self.graph.by_depends[depends], shape)
@@ -107,3 +135,38 @@ class StepTables:
                     axis = i + 1
             by_axis.setdefault(axis, []).append(node)
         return by_axis
+
+
+class DrawnTables:
+    """The costs of `tables` under a draw: the same work, other times."""
+
+    def __init__(self, tables: StepTables, draw: Draw) -> None:
+        self._tables, self._draw = tables, draw
+        self.graph, self.timer, self.axes = tables.graph, tables.timer, tables.axes
+        self._factors: list[float] = []  # of the tables' fits, as far as they were needed
+
+    def tokens(self, num_tokens: int) -> StepCost:
+        return self._drawn(self._tables.tokens(num_tokens))
+
+    def samples(self, num_samples: int) -> StepCost:
+        return self._drawn(self._tables.samples(num_samples))
+
+    def prefills(self, prefills: tuple[tuple[int, int], ...]) -> StepCost:
+        return self._drawn(self._tables.prefills(prefills))
+
+    def decodes(self, axis: int, batch: int, context: int) -> StepCost:
+        return self._drawn(self._tables.decodes(axis, batch, context))
+
+    def time(self, work: Work) -> OperatorTime:
+        time = self._tables.time(work)
+        return replace(time, duration_s=time.duration_s * self._factor(self._tables.fit_number(work)))
+
+    def _drawn(self, cost: StepCost) -> StepCost:
+        seconds = sum(self._factor(number) * part for number, part in cost.parts)
+        return StepCost(round(seconds * PS_PER_S), cost.usage)
+
+    def _factor(self, number: int) -> float:
+        factors = self._factors
+        while len(factors) <= number:
+            factors.append(self._draw.step * self._draw.kernel(*self._tables.fits[len(factors)]))
+        return factors[number]

@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfmodel.cost.decode_curve import Curve, DecodeRun, Piece
+from perfmodel.cost.draws import Draw
 from perfmodel.cost.estimate import host_fit
-from perfmodel.cost.step_tables import PS_PER_S, StepCost, StepTables
+from perfmodel.cost.step_tables import PS_PER_S, DrawnTables, StepCost, StepTables
 from perfmodel.cost.usage import Usage
 from perfmodel.ops.work import BatchShape
 
@@ -31,15 +32,19 @@ class _Entry:
     __slots__ = ("duration", "usage", "uses")
 
     def __init__(self, cost: StepCost) -> None:
-        self.duration, self.usage = cost
+        self.duration, self.usage = cost.duration, cost.usage
         self.uses = 0
 
 
 class StepTimer:
-    """Durations of steps in picoseconds, from the costs in `tables`, which other timers may share."""
+    """Durations of steps in picoseconds, from the costs in `tables`, which other timers may share.
 
-    def __init__(self, tables: StepTables) -> None:
-        self.tables = tables
+    draw: factors on what the calibration says, for ensembles
+    """
+
+    def __init__(self, tables: StepTables, draw: Draw | None = None) -> None:
+        self.tables = tables if draw is None else DrawnTables(tables, draw)
+        self._draw = draw
         self.host_wait = 0  # picoseconds in which the device waited for the host
         self._tokens: dict[int, _Entry] = {}
         self._samples: dict[int, _Entry] = {}
@@ -50,7 +55,9 @@ class StepTimer:
         self._mixed = graph.mixed if timer.mixes_attention else ()
         self._mixed_usage = Usage()
         self._host = host_fit(graph, timer.calibration)
-        self._prompt = _ps(self._host.prompt_s(graph.model.num_layers, graph.num_moe_layers))
+        step, prompt = (draw.step, draw.step * draw.prompt) if draw is not None else (1.0, 1.0)
+        self._host_factor = step
+        self._prompt = _ps(prompt * self._host.prompt_s(graph.model.num_layers, graph.num_moe_layers))
         self._host_times: list[tuple[int, int]] = []  # serial and hidden picoseconds by the number of sequences
 
     # ---------------------------------------------------------------- durations
@@ -67,7 +74,7 @@ class StepTimer:
         """Picoseconds of one step (the arguments are the fields of a BatchShape)."""
         entry = self._tokens.get(num_tokens) or self._tokens_entry(num_tokens)
         entry.uses += 1
-        device = entry.duration
+        device = for_tokens = entry.duration
         entry = self._samples.get(num_samples) or self._samples_entry(num_samples)
         entry.uses += 1
         device += entry.duration
@@ -75,6 +82,8 @@ class StepTimer:
             entry = self._prefills.get(prefills) or self._prefills_entry(prefills)
             entry.uses += 1
             device += entry.duration
+            if self._draw is not None:
+                device += self._drawn_prompts(entry.duration + for_tokens, num_decodes)
         if num_decodes:
             curves = self._curves.get(num_decodes) or self._curves_of(num_decodes)
             context = decode_context
@@ -140,13 +149,22 @@ class StepTimer:
         """Picoseconds of the host that always show, and that show only beyond the device's."""
         known, host = self._host_times, self._host
         while len(known) <= num_sequences:
-            known.append((_ps(host.serial_s(len(known))), _ps(host.hidden_s(len(known)))))
+            serial, hidden = host.serial_s(len(known)), host.hidden_s(len(known))
+            known.append((_ps(self._host_factor * serial), _ps(self._host_factor * hidden)))
         return known[num_sequences]
+
+    def _drawn_prompts(self, with_prompts: int, num_decodes: int) -> int:
+        """Picoseconds that the draw's factor on prompts adds to a step whose operators of prompts and tokens take
+        `with_prompts`: to what they take beyond those of its decodes, or of one token, which every step takes."""
+        assert self._draw is not None
+        count = max(num_decodes, 1)
+        without = (self._tokens.get(count) or self._tokens_entry(count)).duration
+        return round((with_prompts - without) * (self._draw.prompt - 1.0))
 
     def _mixed_extra(self, prefills: tuple[tuple[int, int], ...], num_decodes: int, context: int) -> int:
         """Picoseconds by which one kernel for prompts and decodes takes longer than one for each."""
         shape = BatchShape(0, 0, prefills, num_decodes, context)
-        extra, time = 0.0, self.tables.timer.time
+        extra, time = 0.0, self.tables.time
         for node, parts in self._mixed:
             together = time(node.work(shape))
             apart = sum(time(part.work(shape)).duration_s for part in parts)

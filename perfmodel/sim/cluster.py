@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 from perfmodel.cost import Calibration, EngineProfile, ServerFit, plan_memory
+from perfmodel.cost.draws import Draw, Scores, Uncertainty
 from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clients import Server
 from perfmodel.sim.clock import TickEnvironment
@@ -26,6 +27,7 @@ class Cluster:
 
     on_finished: called with (replica, request) for each answer that is complete
     one_of: the pools have one of so many of their engines
+    scores:      of a draw of what the costs leave unexplained, the same in all pools
     """
 
     def __init__(
@@ -37,11 +39,13 @@ class Cluster:
         on_step: OnStep,
         can_leap: bool,
         one_of: int = 1,
+        scores: Scores | None = None,
     ) -> None:
         self.scenario = scenario
         self.pools: list[Pool] = []
         self.disaggregated: DisaggregatedServer | None = None
-        self._env, self._costs_of, self._can_leap, self._one_of = env, costs_of, can_leap, one_of
+        self._env, self._costs_of, self._can_leap = env, costs_of, can_leap
+        self._one_of, self._scores = one_of, scores
         self._on_finished, self._on_step = on_finished, on_step
         if scenario.cluster.is_disaggregated:
             self._build_disaggregated()
@@ -61,8 +65,9 @@ class Cluster:
     def _pool(self, spec: PoolSpec, on_finished: OnFinished, on_step: OnStep, front_end: bool) -> Pool:
         mine = self.scenario.of_pool(spec)
         calibration, profile = self._costs_of(mine)
+        draw = self._draw(calibration, profile)
         memory = plan_memory(mine.model, mine.hardware, mine.engine)
-        server = profile.server if front_end else ServerFit()
+        server = _drawn_server(profile, draw) if front_end else ServerFit()
         return build_pool(
             self._env,
             self.scenario,
@@ -76,7 +81,15 @@ class Cluster:
             self._can_leap,
             self._one_of,
             lambda: None if server == ServerFit() else FrontEnd(server),
+            draw,
         )
+
+    def _draw(self, calibration: Calibration, profile: EngineProfile) -> Draw | None:
+        """The cluster's draw, in the units of one pool's uncertainty."""
+        if self._scores is None:
+            return None
+        is_closed_loop = self.scenario.traffic.arrivals.process == "closed_loop"
+        return Uncertainty.of(calibration, profile, is_closed_loop).draw(self._scores)
 
     def _route(self) -> Callable[[Request], Server]:
         if self.disaggregated is not None:
@@ -108,14 +121,15 @@ class Cluster:
             on_step = self._on_step if is_prefill else on_decode_step
             self.pools.append(self._pool(spec, on_finished, on_step, front_end=False))
         prefill, decode = self.with_role("prefill"), self.with_role("decode")
-        profile = self._costs_of(prefill[0].scenario)[1]
+        calibration, profile = self._costs_of(prefill[0].scenario)
+        front_end = _drawn_server(profile, self._draw(calibration, profile))
         self.disaggregated = server = DisaggregatedServer(
             self._env,
             self._among(prefill),
             self._among(decode),
             self._transfer_costs(),
             self._on_finished,
-            FrontEnd(profile.server) if profile.server != ServerFit() else None,
+            FrontEnd(front_end) if front_end != ServerFit() else None,
         )
 
     def _transfer_costs(self) -> Callable[[int, int], TransferCost]:
@@ -128,3 +142,7 @@ class Cluster:
             return transfer_cost(a, b, spec.link_of(a.hardware), spec.link_of(b.hardware))
 
         return lambda source, target: between(pool_of[source], pool_of[target])
+
+
+def _drawn_server(profile: EngineProfile, draw: Draw | None) -> ServerFit:
+    return profile.server if draw is None else draw.of_server(profile.server)

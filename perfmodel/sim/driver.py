@@ -3,17 +3,20 @@
 __all__ = ["simulate"]
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from perfmodel.cost import Calibration, EngineProfile, scenario_fits
+from perfmodel.cost.draws import Scores
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clients import ClosedLoopClient, OpenLoopClient
 from perfmodel.sim.clock import TickEnvironment, to_ticks
 from perfmodel.sim.cluster import Cluster, CostsOf
 from perfmodel.sim.collector import Collector
+from perfmodel.sim.ensemble import run_ensemble
 from perfmodel.sim.replica import Replica
-from perfmodel.sim.result import RunResult
+from perfmodel.sim.result import RequestColumns, RunResult
 from perfmodel.sim.summary import summarize
 from perfmodel.sim.totals import device_totals
 from perfmodel.sim.workload import Workload
@@ -33,6 +36,7 @@ def simulate(
     keep_steps: bool | None = None,
     can_leap: bool = True,
     one_of: int = 1,
+    intervals: bool = False,
 ) -> RunResult:
     """Serve the scenario's traffic on the simulated clock.
 
@@ -44,6 +48,7 @@ def simulate(
     can_leap:    advance equal decode steps together; the answer is the same either way
     one_of:      simulate one of so many equal slices of the cluster, each with its share of every pool's engines; the
                  traffic is that of the slice. Engines of a slice never help those of another
+    intervals:   also simulate an ensemble of shortened runs, for 80 % prediction intervals of the mean latencies
 
     Raises DoesNotFitError for a model too large for the devices, WorkloadError for traffic that cannot be served.
     """
@@ -59,10 +64,14 @@ def simulate(
         cluster = _serve(scenario, workload, costs_of, collector, progress, can_leap, one_of)
     if not collector.num_finished:
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
-    used, fitted = costs_of(entrance)
-    summary = summarize(scenario, collector, device_totals(cluster, collector), used, fitted)
+    used, _ = costs_of(entrance)
+    requests, ensemble = collector.requests(), None
+    if intervals:
+        ensemble = run_ensemble(scenario, requests, partial(_serve_drawn, costs_of, one_of))
+    summary = summarize(scenario, collector, device_totals(cluster, collector), used, ensemble)
     num_blocks = max(pool.memory.num_kv_blocks for pool in cluster.pools)
-    return RunResult(scenario, "simulated", summary, collector.requests(), collector.steps(), num_blocks, _notes(used))
+    notes = _notes(used)
+    return RunResult(scenario, "simulated", summary, requests, collector.steps(), num_blocks, notes, ensemble)
 
 
 def _serve(
@@ -70,9 +79,10 @@ def _serve(
     workload: Workload,
     costs_of: CostsOf,
     collector: Collector,
-    progress: Progress | None,
-    can_leap: bool,
-    one_of: int,
+    progress: Progress | None = None,
+    can_leap: bool = True,
+    one_of: int = 1,
+    scores: Scores | None = None,
 ) -> Cluster:
     """Run until the last request is answered; returns the cluster as it ends."""
     env = TickEnvironment()
@@ -91,7 +101,7 @@ def _serve(
         while gaps:
             collector.add_gap(*gaps.pop())
 
-    cluster = Cluster(env, scenario, costs_of, on_finished, on_step, can_leap, one_of)
+    cluster = Cluster(env, scenario, costs_of, on_finished, on_step, can_leap, one_of, scores)
     if workload.concurrency is None:
         client = OpenLoopClient(env, workload.requests(), cluster.route)
     else:
@@ -99,6 +109,14 @@ def _serve(
         client = ClosedLoopClient(env, workload.requests(), cluster.route, workload.concurrency, think)
     env.run()
     return cluster
+
+
+def _serve_drawn(costs_of: CostsOf, one_of: int, scenario: Scenario, scores: Scores | None) -> RequestColumns:
+    """The requests of `scenario` under a draw of scores, or under the model itself."""
+    entrance = scenario.of_pool(next(pool for pool in scenario.pools if pool.role != "decode"))
+    with Collector(keep_steps=False) as collector:
+        _serve(scenario, Workload(entrance), costs_of, collector, one_of=one_of, scores=scores)
+    return collector.requests()
 
 
 def _notes(calibration: Calibration) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from perfmodel.cost import Calibration, EngineProfile, MemoryPlan, StepTimer, Usage, energy_j
+from perfmodel.cost.draws import Draw
 from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.front_end import FrontEnd
@@ -70,10 +71,14 @@ def build_pool(
     can_leap: bool,
     one_of: int,
     front_end: Callable[[], FrontEnd | None] = lambda: None,
+    draw: Draw | None = None,
 ) -> Pool:
-    """The pool `spec` of `scenario` with idle replicas, numbered from `first_index`; each asks for its `front_end`."""
+    """The pool `spec` of `scenario` with idle replicas, numbered from `first_index`; each asks for its `front_end`.
+
+    draw: factors on what steps take
+    """
     mine = scenario.of_pool(spec)
-    timer = StepTimer(step_tables_of(mine, calibration, profile))
+    timer = StepTimer(step_tables_of(mine, calibration, profile), draw)
     backend = SimulatedBackend(timer)
     num_ranks = mine.engine.data_parallel_size
 

@@ -3,12 +3,15 @@
 __all__ = ["RequestColumns", "RunResult", "StepColumns"]
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.specs.scenario import Scenario
+
+if TYPE_CHECKING:
+    from perfmodel.sim.ensemble import Ensemble
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -87,6 +90,7 @@ class RunResult:
     steps: StepColumns | None = None
     num_blocks: int = 0  # KV blocks of one replica
     notes: tuple[str, ...] = field(default=())
+    ensemble: "Ensemble | None" = None  # what the intervals came from
 
     def to_json(self) -> dict[str, Any]:
         """The document that `--json` prints."""

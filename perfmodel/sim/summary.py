@@ -4,15 +4,15 @@ __all__ = ["DeviceTotals", "summarize"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, isfinite
+from math import isfinite
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.calibration import Calibration
-from perfmodel.cost.server import EngineProfile
 from perfmodel.sim.collector import Collector
+from perfmodel.sim.ensemble import Ensemble
 from perfmodel.sim.gaps import GapHistogram
 from perfmodel.sim.result import RequestColumns
 from perfmodel.specs.scenario import Scenario
@@ -49,11 +49,12 @@ def summarize(
     collector: Collector,
     totals: DeviceTotals,
     calibration: Calibration | None = None,
-    profile: EngineProfile | None = None,
+    ensemble: Ensemble | None = None,
 ) -> dict[str, Any]:
     """The summary of what `collector` has seen. Latencies in ms; null where there is nothing to tell.
 
-    calibration, profile: what the times came from, for the origin and the prediction intervals
+    calibration: what the times came from, for their origin
+    ensemble:    the run under other factors, for the prediction intervals
     """
     requests = collector.requests()
     duration = collector.end_tick / 1e12
@@ -88,7 +89,7 @@ def summarize(
         summary["pools"] = [dict(pool) for pool in totals.pools]
     if totals.kv_transfer is not None:
         summary["kv_transfer"] = dict(totals.kv_transfer)
-    return summary | {"interval": _intervals(summary, calibration, profile)}
+    return summary | {"interval": _intervals(summary, ensemble)}
 
 
 def _ratio(amount: float, base: float) -> float | None:
@@ -134,20 +135,9 @@ def _costs(totals: DeviceTotals, duration: float, outputs: int) -> dict[str, flo
     return {"gpu_hours": gpu_hours, "usd_per_million_output_tokens": usd}
 
 
-def _intervals(
-    summary: Mapping[str, Any], calibration: Calibration | None, profile: EngineProfile | None
-) -> dict[str, list[float]]:
-    """80 % prediction intervals of the means.
-
-    Their spread is that of whole runs under the engine where such were fitted, else of whole steps; wider by how far
-    the device's fits have come. A latency is a sum of steps that share most of their error, so it is scaled as one is.
-    """
-    if calibration is None or calibration.origin == "datasheet":
-        return {}
-    whole_runs = profile.latency_residuals if profile is not None else calibration.step_residuals
-    residuals = whole_runs if whole_runs.num_rows else calibration.step_residuals
-    if not residuals.num_rows:
-        return {}
-    low, high = exp(residuals.p10 * calibration.spread), exp(residuals.p90 * calibration.spread)
-    names = [f"mean_{metric}_ms" for metric in ("ttft", "tpot", "itl", "e2el")]
-    return {name: [summary[name] * low, summary[name] * high] for name in names if summary[name] is not None}
+def _intervals(summary: Mapping[str, Any], ensemble: Ensemble | None) -> dict[str, list[float]]:
+    """80 % prediction intervals of the means, in ms; none of what has no mean, or was measured."""
+    factors = {} if ensemble is None else ensemble.factors()
+    named = {f"mean_{metric}_ms": ends for metric, ends in factors.items()}
+    means = {name: summary[name] for name in named if summary[name] is not None}
+    return {name: [mean * named[name][0], mean * named[name][1]] for name, mean in means.items()}

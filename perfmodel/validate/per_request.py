@@ -38,14 +38,18 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
     """Simulate the run and compare single requests, and their means."""
     with TemporaryDirectory() as traces:
         log = read_request_log(folder, traces)
-        result = simulate(log.scenario, profile=_without_server(log), progress=progress, keep_steps=True)
+        profile = _without_server(log)
+        result = simulate(log.scenario, profile=profile, progress=progress, keep_steps=True, intervals=True)
     requests = result.requests
     assert requests is not None
     predicted = _in_order(requests)
+    factors = result.ensemble.factors() if result.ensemble is not None else {}
     measured = {"e2el": log.e2el_s, "ttft": log.ttft_s, "tpot": log.tpot_s}
     pairs = {metric: Rows(predicted[metric], measured[metric], _labels(log)) for metric in _METRICS}
     means = {
-        f"{metric}_mean": Rows([rows.predicted.mean()], [rows.measured.mean()], ["mean over requests"]).stats()
+        f"{metric}_mean": Rows(
+            [rows.predicted.mean()], [rows.measured.mean()], ["mean over requests"], factors.get(metric)
+        ).stats()
         for metric, rows in pairs.items()
     }
     sizes = {

@@ -40,7 +40,7 @@ _ABOUT = (
 def validate_serving(path: str | Path, progress: Progress | None = None) -> ValidationReport:
     """Simulate every run of the file and compare each stage. Runs that cannot be described are listed with a reason."""
     runs, left_out = read_serving_runs(path)
-    rows = simulate_runs(runs, progress)
+    rows = simulate_runs(runs, progress, intervals=True)
     return report_serving(rows, left_out)
 
 
@@ -88,9 +88,8 @@ def _at_stage(row: StageRow) -> Scenario:
 
 
 def _pairs(kept: Sequence[StageRow], metric: str) -> Rows:
-    intervals = [row.interval for row in kept]
-    ends = [interval for interval in intervals if interval is not None]
-    has_interval = metric.endswith("_mean") and len(ends) == len(kept)
+    ends = [row.intervals[metric] for row in kept if metric in row.intervals]
+    has_interval = len(ends) == len(kept)
     return Rows(
         [row.predicted[metric] for row in kept],
         [row.measured[metric] for row in kept],

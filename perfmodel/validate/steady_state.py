@@ -60,7 +60,7 @@ _ABOUT = (
 def validate_steady_state(path: str | Path, progress: Progress | None = None) -> ValidationReport:
     """Simulate every row and compare; rows that cannot be simulated are listed with the reason."""
     rows, left_out = read_steady_states(path)
-    return report_steady_state(simulate_steady_states(rows, progress), left_out)
+    return report_steady_state(simulate_steady_states(rows, progress, intervals=True), left_out)
 
 
 def report_steady_state(pairs: Sequence[SteadyStatePair], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
@@ -126,8 +126,10 @@ def _breakdown(pairs: Sequence[SteadyStatePair], comparison: Comparison, number:
 
 
 def _rows(pairs: Sequence[SteadyStatePair], metric: str) -> Rows:
+    ends = [pair.intervals[metric] for pair in pairs if metric in pair.intervals]
     return Rows(
         [pair.predicted(metric) for pair in pairs],
         [pair.measured(metric) for pair in pairs],
         [pair.row.row_id for pair in pairs],
+        ([low for low, _ in ends], [high for _, high in ends]) if ends and len(ends) == len(pairs) else None,
     )
