@@ -9,7 +9,8 @@ pair of columns is orthogonal, a latency that is a product of powers of the fact
 few draws. Up and down are told apart by the pairs: near saturation a slower device is worse than a faster one is good.
 
 Shortened runs have more of what only the beginning of a run has, an idle engine and an empty prefix cache; early
-requests count for themselves alone, and the others for all the rest of the long run.
+requests count for themselves alone, and the others for all the rest of the long run. What they do not last for is a
+queue without end: where one grows, waiting times are continued at its pace to the length of the long run.
 """
 
 __all__ = ["Ensemble", "Interval", "run_ensemble"]
@@ -34,6 +35,7 @@ _Z80 = 1.2816  # 80 % of a standard normal lie within
 _MOST_LOG_RATIO = 7.0  # a thousandfold; where a queue grows without end, more means nothing
 _FEWEST, _MOST = 160, 400  # requests of an open-loop draw
 _MOST_EARLY = 200
+_QUEUEING = 0.4  # share of TTFT spent waiting from which on a queue might grow, which takes more requests to see
 _PER_SLOT = 2  # requests of a closed-loop draw
 # Columns whose signs are turned, so that no draw has all factors on one side (the row sums are those of a quadratic
 # Boolean function of three bits: at most half of the columns).
@@ -42,23 +44,29 @@ _TURNED = (3, 7)
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Requests of a shortened run: `base` without factors, `pairs` under opposite draws.
+    """Requests of a shortened run: `base` without factors, `pairs` under opposite draws; `whole`: of the long run.
 
     num_early:  requests at the beginning that count once; each of the others counts `rest_weight` times
     time_share: of the long run's stages
+    stretch:    how many times as long the long run's arrivals take; 1 where none come on their own
     """
 
+    whole: RequestColumns
     base: RequestColumns
     pairs: tuple[tuple[RequestColumns, RequestColumns], ...]
     num_early: int
     rest_weight: float
     time_share: float
+    stretch: float
 
     def factors(self, arrived_s: Interval | None = None) -> dict[str, Interval]:
         """80 % intervals of mean ttft, tpot, itl and e2el as factors of the mean; of requests that arrived between two
         times of the long run, if given. Metrics without a mean are left out."""
-        base = self._means(self.base, arrived_s)
-        pairs = [tuple(self._means(requests, arrived_s) for requests in pair) for pair in self.pairs]
+        # What the short run sees of a queue and the long one does not is chance, and the draws have it in common.
+        seen = self._backlog_s(self.base, arrived_s)
+        chance_s = max(seen - max(self._waiting_s(self.whole, arrived_s) - self._waiting_s(self.base, arrived_s), 0), 0)
+        base = self._means(self.base, arrived_s, chance_s)
+        pairs = [tuple(self._means(requests, arrived_s, chance_s) for requests in pair) for pair in self.pairs]
         found = {}
         for metric, mean in base.items():
             if isfinite(mean) and mean > 0:
@@ -66,18 +74,31 @@ class Ensemble:
                 found[metric] = _interval(logs)
         return found
 
-    def _means(self, requests: RequestColumns, arrived_s: Interval | None) -> dict[str, float]:
+    def _chosen(self, requests: RequestColumns, arrived_s: Interval | None) -> Bools:
+        if arrived_s is None:
+            return np.ones(len(requests), dtype=bool)
+        share = 1.0 if requests is self.whole else self.time_share
+        return (requests.arrival_s > arrived_s[0] * share) & (requests.arrival_s <= arrived_s[1] * share)
+
+    def _waiting_s(self, requests: RequestColumns, arrived_s: Interval | None) -> float:
+        waiting = (requests.first_scheduled_s - requests.arrival_s)[self._chosen(requests, arrived_s)]
+        return float(waiting.mean()) if len(waiting) else 0.0
+
+    def _backlog_s(self, requests: RequestColumns, arrived_s: Interval | None) -> float:
+        chosen = self._chosen(requests, arrived_s)
+        return _backlog_s(requests.arrival_s[chosen], requests.first_scheduled_s[chosen], self.stretch)
+
+    def _means(self, requests: RequestColumns, arrived_s: Interval | None, chance_s: float) -> dict[str, float]:
         weights = np.where(requests.request_id < self.num_early, 1.0, self.rest_weight)
-        if arrived_s is not None:
-            start, end = (time * self.time_share for time in arrived_s)
-            weights = weights * ((requests.arrival_s > start) & (requests.arrival_s <= end))
+        weights = weights * self._chosen(requests, arrived_s)
+        waiting = max(self._backlog_s(requests, arrived_s) - chance_s, 0.0)
         later = requests.num_output_tokens - 1
         decoding = requests.e2el_s - requests.ttft_s
         return {
-            "ttft": _mean(requests.ttft_s, weights),
+            "ttft": waiting + _mean(requests.ttft_s, weights),
             "tpot": _mean(decoding / np.maximum(later, 1), weights * (later > 0)),
             "itl": _mean(decoding, weights, later),
-            "e2el": _mean(requests.e2el_s, weights),
+            "e2el": waiting + _mean(requests.e2el_s, weights),
         }
 
 
@@ -92,7 +113,9 @@ def run_ensemble(scenario: Scenario, requests: RequestColumns, serve: Serve) -> 
     num_early = min(num_early, len(base) // 2)
     rest_weight = (len(requests) - num_early) / max(len(base) - num_early, 1)
     pairs = [(serve(short, scores), serve(short, tuple(-score for score in scores))) for scores in _design()]
-    return Ensemble(base, tuple(pairs), num_early, max(rest_weight, 1.0), time_share)
+    is_closed_loop = scenario.traffic.arrivals.process == "closed_loop"
+    stretch = 1.0 if is_closed_loop else max(len(requests) / max(len(base), 1), 1.0)
+    return Ensemble(requests, base, tuple(pairs), num_early, max(rest_weight, 1.0), time_share, stretch)
 
 
 def _design() -> list[Scores]:
@@ -115,7 +138,9 @@ def _sizes(scenario: Scenario, requests: RequestColumns) -> tuple[int, int]:
     if traffic.prefix is not None and traffic.prefix.num_prompts_per_group:
         distinct = traffic.prefix.num_groups * traffic.prefix.num_prompts_per_group
     early = min(max(distinct, ceil(in_flight)), _MOST_EARLY)
-    return early, min(len(requests), max(_FEWEST, 2 * early), _MOST)
+    waiting = requests.first_scheduled_s - requests.arrival_s
+    fewest = _MOST if waiting.mean() > _QUEUEING * requests.ttft_s.mean() else _FEWEST
+    return early, min(len(requests), max(fewest, 2 * early), _MOST)
 
 
 def _shortened(scenario: Scenario, count: int) -> tuple[Scenario, float]:
@@ -130,6 +155,22 @@ def _shortened(scenario: Scenario, count: int) -> tuple[Scenario, float]:
     else:
         traffic = traffic.model_copy(update={"num_requests": count})
     return scenario.model_copy(update={"traffic": traffic}), share
+
+
+def _backlog_s(arrival_s: Floats, scheduled_s: Floats, stretch: float) -> float:
+    """Mean seconds that requests of a run `stretch` times as long wait longer, where a queue grows without end.
+
+    It does where nobody of the last third waits as little as the average of the first third.
+    """
+    if len(arrival_s) < 12 or stretch <= 1:
+        return 0.0
+    order = np.argsort(arrival_s, kind="stable")
+    arrival_s, waiting = arrival_s[order], (scheduled_s - arrival_s)[order]
+    third, span = len(order) // 3, float(arrival_s[-1] - arrival_s[0])
+    if span <= 0 or waiting[-third:].min() <= waiting[:third].mean():
+        return 0.0
+    pace = (waiting[-third:].mean() - waiting[:third].mean()) / (span * 2 / 3)
+    return float(pace) * span * (stretch - 1) / 2
 
 
 def _mean(values: Floats, weights: Floats, amounts: NDArray[np.int64] | int = 1) -> float:

@@ -1,0 +1,108 @@
+"""Draws multiply what the cost model says, each factor where it belongs, and grow with what they stand for."""
+
+from math import exp, log
+
+import pytest
+
+from perfmodel.cost import Calibration, EngineProfile, FamilyFit, OperatorTimer, Residuals, StepTables, StepTimer
+from perfmodel.cost.draws import NUM_SCORES, Draw, Uncertainty
+from perfmodel.cost.server import ServerFit
+from perfmodel.ops import build_graph
+from perfmodel.specs import load_hardware, load_model
+
+EXACT = Residuals(num_rows=9)
+GRAPH = build_graph(load_model("llama-3.1-8b"))
+TABLES = StepTables(
+    GRAPH,
+    OperatorTimer(
+        load_hardware("h100-sxm-80gb"), Calibration(device="x", engine="test", default=FamilyFit(residuals=EXACT))
+    ),
+)
+DECODES = (32, 32, (), 32, 32_000)
+PROMPTS = (1032, 33, ((1000, 0),), 32, 32_000)
+
+
+def draw(step: float = 1.0, prompt: float = 1.0, scores: tuple[float, ...] = (0.0,) * NUM_SCORES) -> Draw:
+    return Draw(step, prompt, 1.0, scores, 1.0, False)
+
+
+def spread_out(width: float) -> Residuals:
+    return Residuals(num_rows=9, p10=-width, p90=width)
+
+
+def test_a_draw_of_ones_changes_nothing() -> None:
+    plain, drawn = StepTimer(TABLES), StepTimer(TABLES, draw())
+    for shape in (DECODES, PROMPTS):
+        assert drawn.step(*shape) == pytest.approx(plain.step(*shape), rel=1e-9)
+    run = drawn.decode_run(8, 8000, (), (), 100)
+    assert run.duration(100) == pytest.approx(plain.decode_run(8, 8000, (), (), 100).duration(100), rel=1e-9)
+
+
+def test_twice_the_time_of_every_step_is_twice_the_time() -> None:
+    plain, drawn = StepTimer(TABLES), StepTimer(TABLES, draw(step=2.0))
+    for shape in (DECODES, PROMPTS):
+        assert drawn.step(*shape) == pytest.approx(2 * plain.step(*shape), rel=1e-9)
+
+
+def test_the_factor_on_prompts_leaves_decodes_alone_and_acts_on_what_prompts_add() -> None:
+    plain, drawn = StepTimer(TABLES), StepTimer(TABLES, draw(prompt=1.5))
+    assert drawn.step(*DECODES) == plain.step(*DECODES)
+    added = plain.step(*PROMPTS) - plain.step(*DECODES)
+    assert drawn.step(*PROMPTS) - plain.step(*PROMPTS) == pytest.approx(0.5 * added, rel=0.02)  # but for one sample
+    cached = (33, 33, ((2, 1000),), 31, 31_000)  # all but two tokens of the prompt lie in the cache
+    assert drawn.step(*cached) == pytest.approx(plain.step(*cached), rel=0.02)
+
+
+def test_kernels_of_a_family_move_together_and_the_others_stay() -> None:
+    """A step takes longer by what the factor adds to the family's part of it."""
+    scores = tuple(float(i == 3) for i in range(NUM_SCORES))  # of matrix multiplications
+    fits = {"gemm": FamilyFit(residuals=spread_out(0.5))}
+    calibration = Calibration(device="x", engine="test", families=fits, default=FamilyFit(residuals=EXACT))
+    tables = StepTables(GRAPH, OperatorTimer(load_hardware("h100-sxm-80gb"), calibration))
+    factor = draw(scores=scores).kernel("gemm", fits["gemm"].residuals)
+    assert factor > 1
+    assert draw(scores=scores).kernel("attention_decode", spread_out(0.5)) == 1
+    added = 1e-12 * (StepTimer(tables, draw(scores=scores)).step(*DECODES) - StepTimer(tables).step(*DECODES))
+    of_gemm = sum(s for n, s in (*tables.tokens(32).parts, *tables.samples(32).parts) if tables.fits[n][0] == "gemm")
+    assert added == pytest.approx((factor - 1) * of_gemm, rel=1e-6)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1.5, 3.0])
+def test_fits_that_have_come_far_are_less_sure_in_proportion(spread: float) -> None:
+    calibration = Calibration(device="x", engine="test", spread=spread)
+    profile = EngineProfile(engine="test", latency_residuals=spread_out(0.1))
+    near, far = (Uncertainty.of(c, profile) for c in (calibration.model_copy(update={"spread": 1.0}), calibration))
+    assert far.step.sigma == pytest.approx(spread * near.step.sigma)
+    ones = (1.0,) * NUM_SCORES
+    of_near, of_far = (u.draw(ones).kernel("gemm", spread_out(0.2)) for u in (near, far))
+    assert log(of_far) == pytest.approx(spread * log(of_near))
+
+
+def test_loads_at_a_fixed_concurrency_have_residuals_of_their_own() -> None:
+    calibration = Calibration(device="x", engine="test")
+    profile = EngineProfile(engine="test", latency_residuals=spread_out(0.1), tpot_residuals=spread_out(0.3))
+    open_loop, closed_loop = (Uncertainty.of(calibration, profile, closed) for closed in (False, True))
+    assert closed_loop.step.sigma == pytest.approx(3 * open_loop.step.sigma)
+
+
+def test_what_ttft_leaves_beyond_tpot_is_the_prompts() -> None:
+    """Variances of independent factors add up."""
+    calibration = Calibration(device="x", engine="test")
+    profile = EngineProfile(engine="test", tpot_residuals=spread_out(0.3), ttft_residuals=spread_out(0.5))
+    found = Uncertainty.of(calibration, profile, is_closed_loop=True)
+    assert found.prompt.sigma == pytest.approx(0.4 / 1.2816, rel=1e-3)
+    alike = profile.model_copy(update={"ttft_residuals": spread_out(0.3)})
+    assert Uncertainty.of(calibration, alike).prompt.sigma == 0
+
+
+def test_a_datasheet_is_expected_to_be_too_fast() -> None:
+    calibration = Calibration(device="x", engine="datasheet", origin="datasheet")
+    middle = Uncertainty.of(calibration, EngineProfile(engine="datasheet")).draw((0.0,) * NUM_SCORES)
+    assert 1.1 < middle.kernel("gemm", Residuals()) < 2
+
+
+def test_a_front_end_is_slower_in_all_it_does() -> None:
+    server = ServerFit(in_s=1e-3, out_s=2e-3, out_per_sequence_s=1e-5)
+    slower = Draw(1.0, 1.0, exp(0.5), (0.0,) * NUM_SCORES, 1.0, False).of_server(server)
+    assert (slower.in_s, slower.out_s) == pytest.approx((exp(0.5) * 1e-3, exp(0.5) * 2e-3))
+    assert Draw(1.0, 1.0, 99.0, (), 1.0, False).of_server(ServerFit(in_s=0.09)).in_s > 1
