@@ -25,7 +25,7 @@ OP = "generation_attention"
 _MMHA_ABOVE = 32  # TensorRT-LLM: larger groups, and single heads, run the kernel without tensor cores
 _GROUPS = {"mmha": ((1, 1), (_MMHA_ABOVE + 1, 4096)), "xqa": ((2, _MMHA_ABOVE),), "xqa_fp8": ((2, _MMHA_ABOVE),)}
 _KERNELS = {
-    "flash2": DecodeKernel(splits_mha=False, window_overlap=128),
+    "flash2": DecodeKernel(splits_mha=False, is_balanced=False, window_overlap=128),
     "flash3": DecodeKernel(window_overlap=128),
     "flash3_sm80": DecodeKernel(split_tokens=128, whole_splits=True, pays_splits=True, window_overlap=128),
     "xqa": DecodeKernel(split_tokens=128, split_waves=8, whole_splits=True, splits_window=True, pays_splits=True),

@@ -173,6 +173,7 @@ def _mixed_sizes(profile: Profile) -> MixedSizes:
         kv_heads=full(profile.kv_heads),
         head_size=full(2 * profile.head_dim),
         kv_token_bytes=full(2 * _ELEMENT_BYTES * profile.head_dim * profile.kv_heads),
+        longest=full(1.0),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
+from perfmodel.cost.forms.attention_decode import FlashDecodeFit
 from perfmodel.cost.forms.domain import distance
 from perfmodel.cost.forms.registry import FormFit
 from perfmodel.cost.forms.residuals import Residuals
@@ -81,6 +82,14 @@ class Calibration(Spec):
     def knows(self, family: str) -> bool:
         """Whether any kernel of `family` was measured."""
         return any(key.split("/")[0] == family for key in self.families)
+
+    @property
+    def minds_ragged_batches(self) -> bool:
+        """Whether some attention kernel takes longer for unequal contexts than for equal ones."""
+        fits = self.families.values()
+        return self.knows("attention_mixed") or any(
+            isinstance(fit, FlashDecodeFit) and not fit.kernel.is_balanced for fit in fits
+        )
 
     def fit(self, family: str, rate: str, extent: Mapping[str, Any] = _NO_SIZES, format: str = "") -> FormFit:
         """The most specific fit: family and number format (where the rate does not tell it), family and rate, then

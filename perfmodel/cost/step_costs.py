@@ -13,6 +13,7 @@ from perfmodel.cost.estimate import StepEstimate, estimate_step
 from perfmodel.cost.roofline import OperatorTimer
 from perfmodel.cost.server import EngineProfile, load_engine_profile
 from perfmodel.ops.graph import StepGraph, build_graph
+from perfmodel.ops.ragged import ContextSpread
 from perfmodel.ops.routing import routing_of
 from perfmodel.ops.work import BatchShape
 from perfmodel.specs.scenario import Scenario
@@ -46,7 +47,7 @@ def scenario_fits(
     return profile.applied_to(calibration or load_calibration(scenario.hardware, scenario.engine.profile)), profile
 
 
-def scenario_graph(scenario: Scenario, profile: EngineProfile) -> StepGraph:
+def scenario_graph(scenario: Scenario, profile: EngineProfile, spread: ContextSpread | None = None) -> StepGraph:
     """The operators of the scenario's steps: sampling as the engine does it, experts as the scenario routes to them."""
     method = scenario.sampling.method
     return build_graph(
@@ -55,6 +56,7 @@ def scenario_graph(scenario: Scenario, profile: EngineProfile) -> StepGraph:
         sampling=method,
         bytes_per_logit=profile.bytes_per_logit(method, scenario.model),
         routing=routing_of(scenario.routing),
+        spread=spread,
     )
 
 

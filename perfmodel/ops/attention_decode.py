@@ -5,6 +5,7 @@ __all__ = ["attention_decode"]
 from math import ceil
 
 from perfmodel.ops.attention_prefill import Heads
+from perfmodel.ops.ragged import ContextSpread
 from perfmodel.ops.work import Work
 
 _SPLIT_TOKENS = 256  # the least KV tokens that are worth a split of their own
@@ -18,6 +19,7 @@ def attention_decode(
     *,
     splits_kv: bool = True,
     is_flash: bool = True,
+    spread: ContextSpread | None = None,
     name: str = "attention_decode",
 ) -> Work:
     """`num_seqs` queries of one token; `context` visible KV tokens of all sequences together.
@@ -28,6 +30,7 @@ def attention_decode(
     idle: `ctas` = B K ceil(g / 64), with g = H / K. Flash-decoding cuts the KV length into `splits` pieces
     (at most one per 256 tokens); how many are used depends on the device, so the extent carries `max_splits`. The
     kernel that combines them is launched in any case: a CUDA graph cannot leave it out when the contexts are short.
+    `spread` tells how much longer than the mean the longest context is (default: all are equally long).
     `is_flash=False` writes and reads the scores (4 b H C bytes, 3 kernels).
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
     """
@@ -56,5 +59,6 @@ def attention_decode(
             "window": heads.window or heads.chunk or 0,
             "ctas": num_seqs * heads.num_kv_heads * ceil(group / _MAX_GROUP),
             "max_splits": max_splits,
+            "longest": context / num_seqs * (spread.longest(num_seqs) if spread else 1.0),
         },
     )

@@ -49,12 +49,18 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
     nodes.append(
         on_decodes(
             "attention_decode",
-            partial(attention_decode, heads=heads, splits_kv=context.splits_kv, is_flash=context.is_flash),
+            partial(
+                attention_decode,
+                heads=heads,
+                splits_kv=context.splits_kv,
+                is_flash=context.is_flash,
+                spread=context.spread if span is None else None,
+            ),
             None if span is None else context.model.attention_spans.index(span),
         )
     )
     if span is None and context.is_flash:
-        nodes.append(on_mixed("attention_mixed", partial(mixed_attention, heads=heads)))
+        nodes.append(on_mixed("attention_mixed", partial(mixed_attention, heads=heads, spread=context.spread)))
     gated = heads.num_heads * heads.v_head_dim
     if mixer.output_gate:
         nodes.append(on_tokens("output_gate", lambda n: gate("output_gate", n, gated, size)))

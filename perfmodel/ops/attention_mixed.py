@@ -7,11 +7,18 @@ from dataclasses import replace
 
 from perfmodel.ops.attention_decode import attention_decode
 from perfmodel.ops.attention_prefill import Heads, flash_prefill
+from perfmodel.ops.ragged import ContextSpread
 from perfmodel.ops.work import Work
 
 
 def mixed_attention(
-    prefills: Sequence[tuple[int, int]], num_decodes: int, context: float, heads: Heads, name: str = "attention_mixed"
+    prefills: Sequence[tuple[int, int]],
+    num_decodes: int,
+    context: float,
+    heads: Heads,
+    *,
+    spread: ContextSpread | None = None,
+    name: str = "attention_mixed",
 ) -> Work:
     """The work of `flash_prefill(prefills)` and `attention_decode(num_decodes, context)` together, in one launch.
 
@@ -19,7 +26,7 @@ def mixed_attention(
     """
     if not prefills or not num_decodes:
         return Work(name, "attention_mixed", rate=heads.dtype, num_kernels=0)
-    prompts, decodes = flash_prefill(prefills, heads), attention_decode(num_decodes, context, heads)
+    prompts, decodes = flash_prefill(prefills, heads), attention_decode(num_decodes, context, heads, spread=spread)
     return replace(
         prompts,
         name=name,
@@ -27,5 +34,10 @@ def mixed_attention(
         flops=prompts.flops + decodes.flops,
         activation_bytes=prompts.activation_bytes + decodes.activation_bytes,
         kv_bytes=prompts.kv_bytes + decodes.kv_bytes,
-        extent={**prompts.extent, "decodes": num_decodes, "decode_tokens": context},
+        extent={
+            **prompts.extent,
+            "decodes": num_decodes,
+            "decode_tokens": context,
+            "longest": decodes.extent["longest"],
+        },
     )

@@ -22,6 +22,7 @@ from math import ceil
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.layers import embedding_nodes, head_nodes, layer_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode
+from perfmodel.ops.ragged import ContextSpread
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding, stages
 from perfmodel.ops.work import BatchShape, Depends, Work
@@ -64,12 +65,14 @@ def build_graph(
     sampling: str = "default",
     bytes_per_logit: float | None = None,
     routing: Routing = slowest_uniform_routing,
+    spread: ContextSpread | None = None,
 ) -> StepGraph:
     """The step graph of `model` under `engine`.
 
     sampling:        "greedy", "top_p", ...; "default" is the model's own generation config
     bytes_per_logit: overrides the traffic of the sampling method
     routing:         the load of the rank that sets the time, for mixtures of experts
+    spread:          of the contexts of sequences that decode together (default: all are equally long)
     """
     engine = engine or EngineSpec()
     model = served_model(model, engine)
@@ -80,6 +83,7 @@ def build_graph(
         is_flash=engine.attention == "flash",
         splits_kv=engine.split_kv,
         routing=routing,
+        spread=spread,
     )
     method = model.sampling if sampling == "default" else sampling
     pp = context.shard.pp

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perfmodel.ops.formats import LinearFormat, linear_format
+from perfmodel.ops.ragged import ContextSpread
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, Depends, Work
@@ -37,6 +38,7 @@ class LayerContext:
     is_flash: bool = True
     splits_kv: bool = True
     routing: Routing = slowest_uniform_routing
+    spread: ContextSpread | None = None
 
     @property
     def hidden(self) -> int:

@@ -3,9 +3,12 @@
 __all__ = ["step_tables_of"]
 
 from collections import deque
+from itertools import islice
 from typing import Any
 
 from perfmodel.cost import Calibration, EngineProfile, OperatorTimer, StepTables, scenario_graph
+from perfmodel.ops.ragged import ContextSpread
+from perfmodel.sim.workload import Workload
 from perfmodel.specs.scenario import Scenario
 
 # What the engine schedules by; no operator depends on it.
@@ -27,6 +30,7 @@ _SCHEDULING = {
     "scheduler_reserve_full_isl",
     "scheduling_policy",
 }
+_REQUESTS_LOOKED_AT = 1000
 _recent: deque[tuple[tuple[Any, ...], StepTables]] = deque(maxlen=4)
 
 
@@ -35,10 +39,17 @@ def step_tables_of(scenario: Scenario, calibration: Calibration, profile: Engine
     method = scenario.sampling.method
     bytes_per_logit = profile.bytes_per_logit(method, scenario.model)
     engine = scenario.engine.model_dump(exclude=_SCHEDULING)
-    key = (method, bytes_per_logit, scenario.routing, engine, scenario.hardware, scenario.model, calibration)
+    spread = _context_spread(scenario) if calibration.minds_ragged_batches else None
+    key = (method, bytes_per_logit, scenario.routing, spread, engine, scenario.hardware, scenario.model, calibration)
     for known, tables in _recent:
         if known == key:
             return tables
-    tables = StepTables(scenario_graph(scenario, profile), OperatorTimer(scenario.hardware, calibration))
+    tables = StepTables(scenario_graph(scenario, profile, spread), OperatorTimer(scenario.hardware, calibration))
     _recent.appendleft((key, tables))
     return tables
+
+
+def _context_spread(scenario: Scenario) -> ContextSpread | None:
+    """Of the contexts that the scenario's requests have while they decode."""
+    drafts = islice(Workload(scenario).drafts(), _REQUESTS_LOOKED_AT)
+    return ContextSpread.of((draft.num_prompt_tokens, draft.num_output_tokens) for draft in drafts)

@@ -13,13 +13,18 @@ W and F are the declared bandwidth and tensor rate, SM the compute units, S the 
 what makes short batches slow, not few bytes. `combine` is paid where s > 1, `swap` by libraries that fold the query
 heads of a group into the query length: a copy, unless B, K or g is 1. The measured kernels contain the write of the new
 keys and values into the cache. Serving reads its KV from HBM; a benchmark that repeats one shape finds it in L2
-(`is_warm`). All contexts of a batch count as equally long: splits even out most of what ragged batches lose.
+(`is_warm`). Measured batches have equal contexts. Where they are not, and the kernel does not balance them, the longest
+block of duration a, begun at any moment of the T that all take together, ends later than T by o(a) = a^2 / 2 T (a < T;
+else a - T / 2) on average, of which measured batches contain o of their own:
+
+    t += o(longest) - o(mean),    a = tokens / splits * 2 rows (h_k + h_v) (1 / (tensor_fraction F) + softmax) SM
 Source: Dao et al. 2023 (Flash-Decoding); FlashAttention-2/3, TensorRT-LLM XQA and MMHA sources for the splits.
 """
 
 __all__ = ["DecodeKernel", "DecodeParts", "DecodeSizes", "FlashDecodeFit", "decode_seconds", "decode_time"]
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Literal
 
 import numpy as np
@@ -37,6 +42,8 @@ from perfmodel.specs.base import Spec
 Values = Any  # floats, or arrays of them
 
 _SHORT = 64.0  # KV tokens up to which the context does not show
+_SOFTMAX_OPS = 38.0  # vector operations per score (see the mixed form, where two cards tell them from the tensor cores)
+_LANES = 128  # fp32 operations per clock and compute unit
 _CACHED_SHARE = 0.7  # of L2 that a repeated benchmark keeps; nothing is left beyond twice of it
 
 
@@ -51,6 +58,7 @@ class DecodeKernel(Spec):
     splits_mha:      KV heads with a single query head are split, too
     splits_window:   splits are counted before a sliding window cuts the context
     pays_splits:     every split costs a block (else splits of a context share one persistent block's cost)
+    is_balanced:     the scheduler shares long contexts out evenly; else one block, or split, sees a context to its end
     window_overlap:  KV tokens read beyond a sliding window, which starts within a tile
     """
 
@@ -62,6 +70,7 @@ class DecodeKernel(Spec):
     splits_mha: bool = True
     splits_window: bool = False
     pays_splits: bool = False
+    is_balanced: bool = True
     window_overlap: float = Field(default=0.0, ge=0)
 
 
@@ -177,10 +186,32 @@ def decode_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> Operato
     """How long one run of `work` takes: KV from HBM."""
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
-    parts = decode_seconds(_sizes(work, fit.kernel), fit, device, work.rate, xp=SCALARS)
+    sizes = _sizes(work, fit.kernel)
+    parts = decode_seconds(sizes, fit, device, work.rate, xp=SCALARS)
     duration, compute, memory = float(parts.duration), float(parts.compute), float(parts.memory)
+    if not fit.kernel.is_balanced:
+        duration += _ragged_seconds(work, sizes, fit, device, duration - fit.launch_s)
     overhead = max(0.0, duration - max(compute, memory))
     return OperatorTime(duration, compute, memory, 0.0, overhead, bound_of(compute, memory, 0.0, overhead))
+
+
+def _ragged_seconds(work: Work, sizes: DecodeSizes, fit: FlashDecodeFit, device: DeviceFacts, together: float) -> float:
+    """What the longest of unequal contexts adds to a batch that takes `together` with equal ones."""
+    kernel, longest = fit.kernel, work.extent.get("longest", sizes.length)
+    if longest <= sizes.length:
+        return 0.0
+    group = sizes.heads / sizes.kv_heads
+    first = sizes.seqs * sizes.kv_heads * ceil(group / kernel.heads_per_block)
+    splits = float(_splits(sizes.length, first, group, kernel, device.compute_units, SCALARS))
+    per_score = sizes.flops_per_token / (device.peak(fit.rate or work.rate) * fit.tensor_fraction)
+    per_score += _SOFTMAX_OPS / (device.compute_units * _LANES * device.clock_hz)
+    per_token = kernel.rows * per_score * device.compute_units / splits
+    return _overshoot(longest * per_token, together) - _overshoot(sizes.length * per_token, together)
+
+
+def _overshoot(alone: float, together: float) -> float:
+    """Expected seconds by which a block begun at any moment of `together` outlasts it."""
+    return alone * alone / (2 * together) if alone < together else alone - together / 2
 
 
 def _sizes(work: Work, kernel: DecodeKernel) -> DecodeSizes:

@@ -61,6 +61,7 @@ class MixedAttentionFit(Spec):
 class MixedSizes:
     """One prompt of `tokens` new and `cached` tokens beside `decodes` sequences of `length` tokens; or arrays of them.
 
+    longest: how much longer than `length` the longest of them is, as a factor
     head_size: h_k + h_v; kv_token_bytes: of K and V, all KV heads; no window
     """
 
@@ -72,6 +73,7 @@ class MixedSizes:
     kv_heads: Values
     head_size: Values
     kv_token_bytes: Values
+    longest: Values
 
     def take(self, rows: NDArray[Any]) -> "MixedSizes":
         """The batches of an index array or a mask."""
@@ -107,6 +109,7 @@ def mixed_time(work: Work, fit: MixedAttentionFit, device: DeviceFacts) -> Opera
         kv_heads=extent["kv_heads"],
         head_size=head_size,
         kv_token_bytes=extent["kv_heads"] * head_size * extent["kv_element_bytes"],
+        longest=extent["longest"] * decodes / context,
     )
     empty = sum(most - number for number in numbers) + decodes * (most - 1)
     keys = sum(new + cached for new, cached in prompts)
@@ -134,7 +137,7 @@ def _seconds(
     per_key = per_key + kernel.rows * fit.softmax_ops / (_LANES * device.clock_hz)
     of_decodes = sizes.decodes * (fit.decode_tile * padded + fit.block_tokens)
     shared = sizes.heads * (per_head + fit.block_tokens * number + of_decodes) / units
-    alone = xp.maximum(longest, (1 - _OVERLAPPED) * padded) + fit.block_tokens
+    alone = xp.maximum(longest, (1 - _OVERLAPPED) * padded * sizes.longest) + fit.block_tokens
     compute = xp.maximum(shared + fit.tail * alone, alone) * per_key + sizes.heads * empty * fit.empty_s / units
     num_bytes = prompt_keys * sizes.kv_token_bytes + _decode_bytes(sizes, fit, device, xp)
     memory = num_bytes / (fit.memory_fraction * device.bandwidth)

@@ -184,7 +184,7 @@ def test_a_mixed_batch_takes_no_less_than_its_prompt(tokens, cached, decodes, le
     fit = MixedAttentionFit()
 
     def seconds(num):
-        sizes = MixedSizes(float(tokens), float(cached), float(num), float(length), 32.0, 8.0, 256.0, 4096.0)
+        sizes = MixedSizes(float(tokens), float(cached), float(num), float(length), 32.0, 8.0, 256.0, 4096.0, 1.0)
         return float(mixed_seconds(sizes, fit, device).duration)
 
     assert seconds(decodes) >= seconds(0) * (1 - 1e-12)
