@@ -12,6 +12,7 @@ from perfmodel.cost import EngineProfile
 
 Floats = NDArray[np.float64]
 _LOSS_SCALE = 0.05  # log errors well below this count squared, well above it by their size
+_PRIOR = 0.05  # error that counts as much as a factor e between a parameter and where it began
 _STEP = 0.25  # of a logarithm, to see what a parameter does: well above the noise of changed schedules
 _REACH = 1.6  # of a round, in logarithms: a factor of five
 
@@ -80,15 +81,19 @@ class LinearErrors:
         return cls(begin, tuple(parameters), here, at_here, np.stack(slopes, axis=1))
 
     def optimum(self, keep: NDArray[np.bool_] | None = None) -> Floats:
-        """Where the soft L1 loss of the (kept) errors is least, within the plausible ranges and not too far."""
+        """Where the soft L1 loss of the (kept) errors is least, within the plausible ranges and not too far.
+
+        What the errors do not tell stays near where it began.
+        """
         from scipy.optimize import least_squares
 
         chosen = slice(None) if keep is None else keep
         at_here, slopes = self.at_here[chosen], self.slopes[chosen]
         low, high = (np.log([getattr(p, end) for p in self.parameters]) for end in ("least", "most"))
         low, high = np.maximum(low, self.here - _REACH), np.minimum(high, self.here + _REACH)
+        start = np.log([p.start for p in self.parameters])
         found = least_squares(
-            lambda logs: at_here + slopes @ (logs - self.here),
+            lambda logs: np.append(at_here + slopes @ (logs - self.here), _PRIOR * (logs - start)),
             np.clip(self.here, low + 1e-6, high - 1e-6),
             bounds=(low, high),
             loss="soft_l1",
