@@ -88,7 +88,7 @@ class Served:
 
 def duration_of(plan: StepPlan) -> int:
     """A made-up cost: integer, growing with tokens and context."""
-    return 3 + plan.num_tokens + plan.decode_context // 7 + sum(plan.decode_windowed)
+    return 3 + plan.num_tokens + plan.group_tokens // 2 + plan.decode_context // 7 + sum(plan.decode_windowed)
 
 
 def serve_stepwise(

@@ -4,7 +4,8 @@ What the load was, as the benchmark's scripts have it: a closed loop of `concurr
 idle server, ten requests per slot, lengths drawn uniformly from 0.8 to 1.0 of the nominal ones where the row says so.
 How the servers ran, as their recipes have it: vLLM with a budget of 8,192 tokens; SGLang with prompts in chunks of
 8,192 in steps of their own, arrivals polled every 10 steps (30 from concurrency 16 on) on B200; TensorRT-LLM with
-whole prompts and room for one prompt beside the decodes, at least 8,192 tokens.
+whole prompts and room for one prompt beside the decodes, at least 8,192 tokens; with attention data parallelism its
+ranks wait up to 60 steps to compute prompts together.
 """
 
 __all__ = ["SteadyState", "read_steady_states"]
@@ -24,6 +25,7 @@ from perfmodel.specs.model.quantization import with_quantization
 Entry = Mapping[str, str]
 
 _REQUESTS_PER_SLOT = 10
+_ADP_TIMEOUT_ITERS = 60
 _PROFILES = {"vllm": "vllm", "trtllm": "trtllm", "sglang": "sglang"}
 _QUANTIZATION = {"bf16": None, "fp8": "fp8", "fp4": "nvfp4"}
 
@@ -126,6 +128,7 @@ def _engine(entry: Entry, polls_seldom: bool, concurrency: int, inputs: int, out
         enable_prefix_caching=False,
         async_scheduling=not _plans_synchronously(profile, entry["backend_version"]),
         poll_every=poll_every,
+        attention_dp_timeout_iters=_ADP_TIMEOUT_ITERS if profile == "trtllm" else 0,
         profile=profile,
     )
 

@@ -43,6 +43,7 @@ class StepTables:
         self._decode_nodes = self._nodes_by_axis()
         self.axes = tuple(self._decode_nodes)
         self._tokens: dict[int, StepCost] = {}
+        self._group: dict[int, StepCost] = {}
         self._samples: dict[int, StepCost] = {}
         self._prefills: dict[tuple[tuple[int, int], ...], StepCost] = {}
         self._decodes: dict[tuple[int, int, int], StepCost] = {}
@@ -54,6 +55,13 @@ class StepTables:
         cost = self._tokens.get(num_tokens)
         if cost is None:
             cost = self._tokens[num_tokens] = self._cost(Depends.TOKENS, BatchShape(num_tokens, 0))
+        return cost
+
+    def group(self, group_tokens: int) -> StepCost:
+        """Of what depends on the tokens of all data-parallel ranks together."""
+        cost = self._group.get(group_tokens)
+        if cost is None:
+            cost = self._group[group_tokens] = self._cost(Depends.GROUP, BatchShape(0, 0, group_tokens=group_tokens))
         return cost
 
     def samples(self, num_samples: int) -> StepCost:
@@ -147,6 +155,9 @@ class DrawnTables:
 
     def tokens(self, num_tokens: int) -> StepCost:
         return self._drawn(self._tables.tokens(num_tokens))
+
+    def group(self, group_tokens: int) -> StepCost:
+        return self._drawn(self._tables.group(group_tokens))
 
     def samples(self, num_samples: int) -> StepCost:
         return self._drawn(self._tables.samples(num_samples))

@@ -47,6 +47,7 @@ class StepTimer:
         self._draw = draw
         self.host_wait = 0  # picoseconds in which the device waited for the host
         self._tokens: dict[int, _Entry] = {}
+        self._group: dict[int, _Entry] = {}
         self._samples: dict[int, _Entry] = {}
         self._prefills: dict[tuple[tuple[int, int], ...], _Entry] = {}
         self._curves: dict[int, list[Curve]] = {}
@@ -54,6 +55,7 @@ class StepTimer:
         graph, timer = tables.graph, tables.timer
         self._mixed = graph.mixed if timer.mixes_attention else ()
         self._mixed_usage = Usage()
+        self._num_sharing = graph.shard.dp if graph.has_group else 0  # ranks that share operators
         self._host = host_fit(graph, timer.calibration)
         step, prompt = (draw.step, draw.step * draw.prompt) if draw is not None else (1.0, 1.0)
         self._host_factor = step
@@ -70,6 +72,7 @@ class StepTimer:
         num_decodes: int,
         decode_context: int,
         decode_windowed: tuple[int, ...] = (),
+        group_tokens: int = 0,
     ) -> int:
         """Picoseconds of one step (the arguments are the fields of a BatchShape)."""
         entry = self._tokens.get(num_tokens) or self._tokens_entry(num_tokens)
@@ -78,12 +81,19 @@ class StepTimer:
         entry = self._samples.get(num_samples) or self._samples_entry(num_samples)
         entry.uses += 1
         device += entry.duration
+        everyone = 0
+        if self._num_sharing:
+            everyone = group_tokens or self._num_sharing * num_tokens
+            entry = self._group_entry(everyone)
+            entry.uses += 1
+            device += entry.duration
+            for_tokens += entry.duration
         if prefills:
             entry = self._prefills.get(prefills) or self._prefills_entry(prefills)
             entry.uses += 1
             device += entry.duration
             if self._draw is not None:
-                device += self._drawn_prompts(entry.duration + for_tokens, num_decodes)
+                device += self._drawn_prompts(entry.duration + for_tokens, num_decodes, everyone - num_tokens)
         if num_decodes:
             curves = self._curves.get(num_decodes) or self._curves_of(num_decodes)
             context = decode_context
@@ -105,7 +115,13 @@ class StepTimer:
         return device + wait
 
     def decode_run(
-        self, num_decodes: int, context: int, windowed: tuple[int, ...], growth: tuple[int, ...], num_steps: int
+        self,
+        num_decodes: int,
+        context: int,
+        windowed: tuple[int, ...],
+        growth: tuple[int, ...],
+        num_steps: int,
+        group_tokens: int = 0,
     ) -> DecodeRun:
         """`num_steps` decode steps of `num_decodes` sequences; each adds a token to each of them.
 
@@ -113,6 +129,8 @@ class StepTimer:
         """
         fixed = (self._tokens.get(num_decodes) or self._tokens_entry(num_decodes)).duration
         fixed += (self._samples.get(num_decodes) or self._samples_entry(num_decodes)).duration
+        if self._num_sharing:
+            fixed += self._group_entry(group_tokens or self._num_sharing * num_decodes).duration
         serial, hidden = self._host_time(num_decodes)
         curves = self._curves.get(num_decodes) or self._curves_of(num_decodes)
         contexts = [windowed[c.axis - 1] if c.axis else context for c in curves]
@@ -139,11 +157,13 @@ class StepTimer:
             num_steps -= n
         return DecodeRun(pieces)
 
-    def commit(self, run: DecodeRun, num_decodes: int, num_steps: int) -> None:
+    def commit(self, run: DecodeRun, num_decodes: int, num_steps: int, group_tokens: int = 0) -> None:
         """Count the first `num_steps` of `run` as having run."""
         self.host_wait += run.commit(num_steps)
         self._tokens[num_decodes].uses += num_steps
         self._samples[num_decodes].uses += num_steps
+        if self._num_sharing:
+            self._group_entry(group_tokens or self._num_sharing * num_decodes).uses += num_steps
 
     def _host_time(self, num_sequences: int) -> tuple[int, int]:
         """Picoseconds of the host that always show, and that show only beyond the device's."""
@@ -153,12 +173,15 @@ class StepTimer:
             known.append((_ps(self._host_factor * serial), _ps(self._host_factor * hidden)))
         return known[num_sequences]
 
-    def _drawn_prompts(self, with_prompts: int, num_decodes: int) -> int:
+    def _drawn_prompts(self, with_prompts: int, num_decodes: int, num_of_others: int) -> int:
         """Picoseconds that the draw's factor on prompts adds to a step whose operators of prompts and tokens take
-        `with_prompts`: to what they take beyond those of its decodes, or of one token, which every step takes."""
+        `with_prompts`: to what they take beyond those of its decodes, or of one token, which every step takes, beside
+        `num_of_others` tokens of other ranks."""
         assert self._draw is not None
         count = max(num_decodes, 1)
         without = (self._tokens.get(count) or self._tokens_entry(count)).duration
+        if self._num_sharing:
+            without += self._group_entry(num_of_others + count).duration
         return round((with_prompts - without) * (self._draw.prompt - 1.0))
 
     def _mixed_extra(self, prefills: tuple[tuple[int, int], ...], num_decodes: int, context: int) -> int:
@@ -177,6 +200,12 @@ class StepTimer:
 
     def _tokens_entry(self, num_tokens: int) -> _Entry:
         entry = self._tokens[num_tokens] = _Entry(self.tables.tokens(num_tokens))
+        return entry
+
+    def _group_entry(self, group_tokens: int) -> _Entry:
+        entry = self._group.get(group_tokens)
+        if entry is None:
+            entry = self._group[group_tokens] = _Entry(self.tables.group(group_tokens))
         return entry
 
     def _samples_entry(self, num_samples: int) -> _Entry:
@@ -201,7 +230,7 @@ class StepTimer:
         total = Usage()
         total.add(self._folded, 1)
         total.add(self._mixed_usage, 1)
-        for entries in (self._tokens, self._samples, self._prefills):
+        for entries in (self._tokens, self._group, self._samples, self._prefills):
             _add_entries(total, entries)
         for curves in self._curves.values():
             for curve in curves:

@@ -31,6 +31,7 @@ class StepPlan:
     samples:         requests of `chunks` that have a new output token after this step
     singles:         requests of `decodes` whose one token ends a prompt, or a sequence to recompute
     resumed:         requests of `decodes` whose previous output token came earlier than in the step before
+    group_tokens:    tokens of the plans of all ranks that step together with this one; 0: it steps alone
     num_stalled:     how many more of `decodes` that is true for, their previous tokens having come in one step
     cohort_age:      the age of the `DecodeCohort` with this plan, if it granted its members anything, else 0
     preempted:       requests that lost their blocks while this plan was made
@@ -47,6 +48,7 @@ class StepPlan:
         "decode_context",
         "decode_windowed",
         "decodes",
+        "group_tokens",
         "index",
         "is_complete",
         "num_chunk_tokens",
@@ -68,6 +70,7 @@ class StepPlan:
         self.num_chunk_tokens = 0
         self.num_gaps = 0
         self.num_stalled = 0
+        self.group_tokens = 0
         self.cohort_age = 0
         self.samples: list[Request] = []
         self.singles: list[Request] = []

@@ -60,6 +60,10 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def has_free_slot(self) -> bool:
+        return len(self._running) < self._max_batch
+
+    @property
     def waiting(self) -> Iterator[Request]:
         """Waiting requests, in no particular order."""
         yield from (request for _, request in self._waiting)
@@ -130,8 +134,8 @@ class Scheduler:
 
     # ---------------------------------------------------------------- planning
 
-    def plan(self, now: int) -> StepPlan:
-        """The next step at time `now`; an empty plan when nothing can run."""
+    def plan(self, now: int, admits: bool = True) -> StepPlan:
+        """The next step at time `now`; an empty plan when nothing can run. Without `admits`, nobody is let in."""
         plan, budget = StepPlan(self._next_index), self._budget
         is_polled = plan.index % self.config.poll_every == 0 or not self._running
         exclusive = self.config.prefill_exclusive
@@ -139,7 +143,7 @@ class Scheduler:
         # Only now: until here a grant could still be taken back, and its blocks with it.
         for request in [grant.request for grant in plan.chunks] + plan.singles + plan.resumed:
             self.blocks.publish(request)
-        if is_polled and self._waiting and not plan.preempted and self._may_join(now):
+        if admits and is_polled and self._waiting and not plan.preempted and self._may_join(now):
             self._admit(plan, budget, now)
         if exclusive:
             if plan.chunks or plan.singles:
@@ -149,7 +153,8 @@ class Scheduler:
         if is_polled and self._transferred and not plan.preempted and not (exclusive and plan.chunks):
             self._admit_transferred(plan, budget, now)
         self._sum_up(plan)
-        self._may_admit = not is_polled and self.num_waiting > 0
+        is_held = self.has_free_slot and not admits
+        self._may_admit = self.num_waiting > 0 and (is_held or not is_polled)
         if plan:
             self._next_index += 1
         return plan

@@ -38,13 +38,16 @@ class ServeLoop:
         """When to call `start_step` again after it returned None, if nothing arrives before."""
         return self.scheduler.next_wakeup(now)
 
-    def start_step(self, now: int) -> StepPlan | None:
-        """The plan to execute from `now` on; None when there is nothing to run."""
-        plan = self._ahead or self.scheduler.plan(now)
+    def start_step(self, now: int, admits: bool = True) -> StepPlan | None:
+        """The plan to execute from `now` on; None when there is nothing to run.
+
+        Without `admits`, plans made now let no waiting request in.
+        """
+        plan = self._ahead or self.scheduler.plan(now, admits)
         if not plan:
             self._ahead = None
             return None
-        self._ahead = self.scheduler.plan(now) if self.async_scheduling else None
+        self._ahead = self.scheduler.plan(now, admits) if self.async_scheduling else None
         return plan
 
     def finish_step(self, plan: StepPlan, started: int, now: int) -> tuple[list[Request], StepRecord]:

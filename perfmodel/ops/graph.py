@@ -8,7 +8,7 @@ Parallelism, per device of the replica (`BatchShape` is the batch of one data-pa
     pipeline:  p stages work on p microbatches of 1/p of the batch each; in steady state a step of the whole batch
                takes p t_stage(B/p), and p messages between stages. Nodes of layers count p times the layers of the
                longest stage; embedding and LM head count p times, as on the last stage of an even split.
-    data:      ranks are independent, but mixtures of experts see the tokens of all of them
+    data:      ranks are independent, but mixtures of experts see the tokens of all of them (`has_group`)
     expert:    whole experts are shared out over tp * dp ranks
 """
 
@@ -51,6 +51,11 @@ class StepGraph:
     def num_moe_layers(self) -> int:
         """Layers with a mixture of experts."""
         return sum(isinstance(layer.ffn, MoEFFN) for layer in self.model.iter_layers())
+
+    @property
+    def has_group(self) -> bool:
+        """Whether data-parallel ranks share operators, so that they must step together."""
+        return bool(self.by_depends[Depends.GROUP])
 
     @cached_property
     def by_depends(self) -> dict[Depends, tuple[OperatorNode, ...]]:
@@ -123,6 +128,7 @@ def _microbatch(node: OperatorNode, num_stages: int) -> Callable[[BatchShape], W
                 num_decodes=ceil(shape.num_decodes / num_stages),
                 decode_context=ceil(shape.decode_context / num_stages),
                 decode_windowed=tuple(ceil(context / num_stages) for context in shape.decode_windowed),
+                group_tokens=ceil(shape.group_tokens / num_stages),
             )
         )
 

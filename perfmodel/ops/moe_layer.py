@@ -6,6 +6,10 @@ As vLLM runs it, with n tokens on each of dp ranks of tp devices:
     dp > 1, expert parallel   all-to-all to the ranks of the chosen experts and back (each device dispatches n / tp
                               tokens), then an all-gather within the tensor-parallel group
     dp > 1, cut by width      all-gather of the tokens of all ranks, then reduce-scatter (and the same all-gather)
+
+The experts of a device, the all-gather and the reduce-scatter see the tokens of all ranks, however these are shared out
+(`BatchShape.group_tokens`). An all-to-all lasts as long as its largest sender needs, which is the rank that sets the
+time: it goes by the rank's own tokens.
 """
 
 __all__ = ["moe_nodes"]
@@ -18,7 +22,7 @@ from perfmodel.ops.collectives import all_gather, all_reduce, all_to_all, reduce
 from perfmodel.ops.ffn_layer import mlp_nodes
 from perfmodel.ops.gemm import gemm
 from perfmodel.ops.moe import distinct_ranks, experts, route
-from perfmodel.ops.node import LayerContext, OperatorNode, on_tokens
+from perfmodel.ops.node import LayerContext, OperatorNode, on_group, on_tokens
 from perfmodel.ops.work import Work
 from perfmodel.specs.model.architecture import MoEFFN
 
@@ -44,12 +48,11 @@ def _expert_node(ffn: MoEFFN, context: LayerContext) -> OperatorNode:
     width, local = ffn.latent_size or context.hidden, ceil(ffn.num_experts / shard.ep)
     sizes = {"width": width, "intermediate": intermediate, "local_experts": local}
 
-    def work(num_tokens: int) -> Work:
-        everyone = num_tokens * shard.dp
+    def work(everyone: int) -> Work:
         load = context.routing(ffn, everyone, shard.ep)
         return experts(everyone, ffn, load, form, **sizes, is_fused=context.is_fused)
 
-    return on_tokens("experts", work)
+    return on_group("experts", work, shard.dp)
 
 
 def _shared_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
@@ -86,8 +89,8 @@ def _dispatch_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
         return []
     width = ffn.latent_size or context.hidden
     if not shard.is_expert_parallel:
-        payload = shard.dp * width * context.element_bytes
-        return [on_tokens("moe_all_gather", lambda n: all_gather(n * payload, shard.dp, "moe_all_gather"))]
+        payload = width * context.element_bytes
+        return [on_group("moe_all_gather", lambda n: all_gather(n * payload, shard.dp, "moe_all_gather"), shard.dp)]
     copies = distinct_ranks(ffn, shard.ep)
     sent = copies * width * context.format("experts").input_bytes / shard.tp
     return [on_tokens("moe_dispatch", lambda n: all_to_all(n * sent, shard.ep, "moe_dispatch"))]
@@ -104,8 +107,8 @@ def _combine_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
         sent = distinct_ranks(ffn, shard.ep) * width * size / shard.tp
         nodes = [on_tokens("moe_combine", lambda n: all_to_all(n * sent, shard.ep, "moe_combine"))]
     else:
-        payload, ranks = shard.dp * width * size, shard.tp * shard.dp
-        nodes = [on_tokens("moe_reduce_scatter", lambda n: reduce_scatter(n * payload, ranks, "moe_reduce_scatter"))]
+        payload, ranks, name = width * size, shard.tp * shard.dp, "moe_reduce_scatter"
+        nodes = [on_group(name, lambda n: reduce_scatter(n * payload, ranks, name), shard.dp)]
     if shard.tp > 1:
         gathered = hidden * size
         nodes.append(on_tokens("moe_tp_all_gather", lambda n: all_gather(n * gathered, shard.tp, "moe_tp_all_gather")))

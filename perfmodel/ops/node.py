@@ -1,6 +1,15 @@
 """`OperatorNode`: an operator as it stands in a model, and what is common to all nodes of one device."""
 
-__all__ = ["LayerContext", "OperatorNode", "on_decodes", "on_mixed", "on_prefills", "on_samples", "on_tokens"]
+__all__ = [
+    "LayerContext",
+    "OperatorNode",
+    "on_decodes",
+    "on_group",
+    "on_mixed",
+    "on_prefills",
+    "on_samples",
+    "on_tokens",
+]
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -63,6 +72,13 @@ class LayerContext:
 def on_tokens(name: str, work: Callable[[int], Work]) -> OperatorNode:
     """A node whose work is a function of the number of tokens."""
     return OperatorNode(name, 1, Depends.TOKENS, lambda shape: work(shape.num_tokens))
+
+
+def on_group(name: str, work: Callable[[int], Work], num_ranks: int) -> OperatorNode:
+    """A node whose work is a function of the tokens of all `num_ranks` data-parallel ranks together."""
+    if num_ranks == 1:
+        return on_tokens(name, work)
+    return OperatorNode(name, 1, Depends.GROUP, lambda shape: work(shape.group_tokens or num_ranks * shape.num_tokens))
 
 
 def on_samples(name: str, work: Callable[[int], Work]) -> OperatorNode:

@@ -15,6 +15,7 @@ class Depends(Enum):
     """Which part of a BatchShape an operator's work is a function of (the cost model memoises by it)."""
 
     TOKENS = "tokens"  # num_tokens
+    GROUP = "group"  # group_tokens
     SAMPLES = "samples"  # num_samples
     PREFILL = "prefill"  # prefills
     DECODE = "decode"  # num_decodes, decode_context, decode_windowed
@@ -32,6 +33,8 @@ class BatchShape:
     decode_context:  sum over those of their KV length, the new token included
     decode_windowed: for each distinct attention span of the model (`ModelSpec.attention_spans`), the sum over the
                      decodes of min(KV length, span), in that order; empty for models without limited spans
+    group_tokens:    query tokens of all data-parallel ranks that share experts with this one, its own included;
+                     0: every rank has `num_tokens`
     """
 
     num_tokens: int
@@ -40,6 +43,7 @@ class BatchShape:
     num_decodes: int = 0
     decode_context: int = 0
     decode_windowed: tuple[int, ...] = ()
+    group_tokens: int = 0
 
 
 def decode_shape(num_seqs: int, context: int, spans: tuple[int, ...] = ()) -> BatchShape:

@@ -11,9 +11,10 @@ from perfmodel.cost.draws import Draw
 from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.front_end import FrontEnd
+from perfmodel.sim.lockstep import Lockstep
 from perfmodel.sim.replica import Replica, SimulatedBackend
 from perfmodel.sim.router import ROUTERS, Router, least_outstanding
-from perfmodel.sim.serving import build_serve_loop
+from perfmodel.sim.serving import build_locksteps, build_serve_loop
 from perfmodel.sim.step_costs import step_tables_of
 from perfmodel.specs.cluster import PoolSpec
 from perfmodel.specs.scenario import Scenario
@@ -82,14 +83,18 @@ def build_pool(
     backend = SimulatedBackend(timer)
     num_ranks = mine.engine.data_parallel_size
 
-    def engine(index: int) -> Replica:
-        loop = build_serve_loop(mine, memory.num_kv_blocks)
-        return Replica(env, index, loop, backend, on_finished, on_step, can_leap, front_end())
-
-    if spec.replicas * num_ranks % one_of:
+    num_engines = spec.replicas * num_ranks
+    if num_engines % one_of:
         raise ValueError(f"{spec.replicas} x {num_ranks} engines cannot be cut in {one_of} equal slices")
-    engines = [engine(first_index + i) for i in range(spec.replicas * num_ranks // one_of)]
-    together = gcd(num_ranks, len(engines))  # what is left of a replica in a slice
+    num_engines //= one_of
+    together = gcd(num_ranks, num_engines)  # what is left of a replica in a slice
+    locksteps = build_locksteps(mine.engine, num_engines, together, env, backend, timer.tables.graph, can_leap)
+
+    def engine(index: int, lockstep: Lockstep) -> Replica:
+        loop = build_serve_loop(mine, memory.num_kv_blocks)
+        return Replica(lockstep, index, loop, on_finished, on_step, front_end())
+
+    engines = [engine(first_index + i, lockstep) for i, lockstep in enumerate(locksteps)]
     ranks = tuple(tuple(engines[i : i + together]) for i in range(0, len(engines), together))
     return Pool(spec, mine, memory, timer, ranks, router_over(spec.router or scenario.cluster.router, ranks))
 

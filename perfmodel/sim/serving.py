@@ -1,10 +1,14 @@
-"""From a scenario to a serve loop: the one place where engine arguments become scheduler settings, for both clocks."""
+"""From a scenario to its engines: the one place where engine arguments become scheduler settings, for both clocks."""
 
-__all__ = ["build_serve_loop", "scheduler_config"]
+__all__ = ["build_locksteps", "build_serve_loop", "scheduler_config"]
 
-from perfmodel.engine import KVBlockManager, Scheduler, SchedulerConfig, ServeLoop
-from perfmodel.sim.clock import to_ticks
+from perfmodel.engine import Backend, KVBlockManager, Scheduler, SchedulerConfig, ServeLoop
+from perfmodel.ops.graph import StepGraph
+from perfmodel.sim.clock import TickEnvironment, to_ticks
 from perfmodel.sim.engine_rules import rules_of
+from perfmodel.sim.lockstep import Lockstep
+from perfmodel.sim.prompt_balance import PromptBalance
+from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.scenario import Scenario
 
 
@@ -37,3 +41,25 @@ def build_serve_loop(scenario: Scenario, num_blocks: int, record_positions: bool
     blocks = KVBlockManager(num_blocks, engine.block_size, engine.enable_prefix_caching)
     scheduler = Scheduler(scheduler_config(scenario, record_positions), blocks)
     return ServeLoop(scheduler, engine.async_scheduling)
+
+
+def build_locksteps(
+    engine: EngineSpec,
+    num_engines: int,
+    num_ranks: int,
+    env: TickEnvironment,
+    backend: Backend,
+    graph: StepGraph,
+    can_leap: bool,
+) -> list[Lockstep]:
+    """The clock of each engine, in order: one for `num_ranks` data-parallel ranks that share operators, else its own.
+
+    `num_ranks` is that of a replica, or what is simulated of it.
+    """
+    locksteps = []
+    together = num_ranks if graph.has_group else 1
+    timeout = engine.attention_dp_timeout_iters if together > 1 else 0
+    for _ in range(num_engines // together):
+        lockstep = Lockstep(env, backend, can_leap, PromptBalance(timeout) if timeout else None)
+        locksteps += [lockstep] * together
+    return locksteps

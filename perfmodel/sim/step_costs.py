@@ -13,6 +13,7 @@ from perfmodel.specs.scenario import Scenario
 
 # What the engine schedules by; no operator depends on it.
 _SCHEDULING = {
+    "attention_dp_timeout_iters",
     "batch_timeout_ms",
     "batching",
     "block_size",

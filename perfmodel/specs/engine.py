@@ -41,6 +41,9 @@ class EngineSpec(Spec):
     prefill_exclusive: bool | None = None  # steps of prompts or of decodes, never both; None: as the profile's engine
     reserve_output: bool | None = None  # admit with KV blocks for the whole answer; None: as the profile's engine
     poll_every: PositiveInt = 1  # steps between looks at arrivals while busy (SGLang's scheduler_recv_interval)
+    # Steps that a prompt on one data-parallel rank waits for the others to have one, too; 0: it does not wait
+    # (TensorRT-LLM's attention_dp_config with enable_balance: timeout_iters)
+    attention_dp_timeout_iters: int = Field(default=0, ge=0)
     split_kv: bool = True  # decode attention split over the KV length (flash-decoding)
     attention: Literal["flash", "standard"] = "flash"
     fused_kernels: bool = True

@@ -22,6 +22,7 @@ from perfmodel.engine import (
 )
 from perfmodel.sim.clients import OpenLoopClient
 from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment
+from perfmodel.sim.lockstep import Lockstep
 from perfmodel.sim.replica import Replica
 from perfmodel.sim.router import ROUTERS
 
@@ -52,9 +53,8 @@ def serve(
     env, finished, records = TickEnvironment(), [], []
     config = SchedulerConfig(max_num_seqs=1)
     loop = ServeLoop(Scheduler(config, KVBlockManager(8, 16)), is_async)
-    replica = Replica(
-        env, 0, loop, OneStepBackend(draws), lambda _, r: finished.append(r), lambda _, s: records.append(s)
-    )
+    lockstep = Lockstep(env, OneStepBackend(draws))
+    replica = Replica(lockstep, 0, loop, lambda _, r: finished.append(r), lambda _, s: records.append(s))
     OpenLoopClient(env, requests, ROUTERS["round_robin"]([replica]))
     env.run()
     return finished, records
@@ -114,10 +114,9 @@ def test_a_request_that_arrives_during_step_n_runs_in_n_plus_2_when_scheduled_as
         env, finished = TickEnvironment(), []
         loop = ServeLoop(Scheduler(SchedulerConfig(), KVBlockManager(100, 16)), is_async)
         replica = Replica(
-            env,
+            Lockstep(env, OneStepBackend(constant())),
             0,
             loop,
-            OneStepBackend(constant()),
             lambda _, r, f=finished: f.append(r),
             lambda _, s: None,  # type: ignore[misc]
         )

@@ -14,6 +14,7 @@ from perfmodel import engine, sim
 from perfmodel.engine import Outcome, Request, ServeLoop, StepPlan
 from perfmodel.sim.clients import ClosedLoopClient, OpenLoopClient
 from perfmodel.sim.clock import TickEnvironment
+from perfmodel.sim.lockstep import Lockstep
 from perfmodel.sim.replica import Replica
 from perfmodel.sim.router import ROUTERS
 from perfmodel_executors import driver as executed
@@ -46,7 +47,7 @@ def run_simulated(case: Case, seed: int, concurrency: int | None) -> tuple[list[
         finished.append(request)
         client.on_finished(request)
 
-    replica = Replica(env, 0, case.loop(), backend, on_finished, lambda _, record: None)
+    replica = Replica(Lockstep(env, backend), 0, case.loop(), on_finished, lambda _, record: None)
     route = ROUTERS["round_robin"]([replica])
     requests = iter(case.requests())
     if concurrency is None:
@@ -77,9 +78,9 @@ def test_both_drivers_turn_the_same_classes(monkeypatch: pytest.MonkeyPatch) -> 
     seen = []
     original = ServeLoop.start_step
 
-    def spy(self: ServeLoop, now: int) -> StepPlan | None:
+    def spy(self: ServeLoop, now: int, admits: bool = True) -> StepPlan | None:
         seen.append((type(self), type(self.scheduler), type(self.scheduler.blocks)))
-        return original(self, now)
+        return original(self, now, admits)
 
     monkeypatch.setattr(ServeLoop, "start_step", spy)
     config = engine.SchedulerConfig()

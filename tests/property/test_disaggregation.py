@@ -11,6 +11,7 @@ from perfmodel.sim.clients import ClosedLoopClient, OpenLoopClient
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.disaggregated import DisaggregatedServer
 from perfmodel.sim.kv_transfer import TransferCost
+from perfmodel.sim.lockstep import Lockstep
 from perfmodel.sim.replica import Replica
 from perfmodel.sim.router import ROUTERS
 from workloads import BLOCK_SIZE, Case, cases
@@ -58,9 +59,11 @@ def serve(
         server.on_decoded(replica, request)
 
     backend = ScriptedBackend()
-    sources = [Replica(env, i, prefill.loop(), backend, on_prefilled, checked, leaps) for i in range(counts[0])]
+    clocks = [Lockstep(env, backend, leaps) for _ in range(sum(counts))]
+    sources = [Replica(clock, i, prefill.loop(), on_prefilled, checked) for i, clock in enumerate(clocks[: counts[0]])]
     targets = [
-        Replica(env, counts[0] + i, decode.loop(), backend, on_decoded, on_decode_step, leaps) for i in range(counts[1])
+        Replica(clock, i, decode.loop(), on_decoded, on_decode_step)
+        for i, clock in enumerate(clocks[counts[0] :], counts[0])
     ]
     to_prefill, to_decode = ROUTERS[router](sources), ROUTERS[router](targets)
     server = DisaggregatedServer(env, to_prefill, to_decode, lambda source, target: link.cost, on_finished)

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from perfmodel.engine import Outcome, Request, SchedulerConfig, StepPlan, StepRecord
 from perfmodel.sim.clients import ClosedLoopClient, OpenLoopClient
 from perfmodel.sim.clock import TickEnvironment
+from perfmodel.sim.lockstep import Lockstep
+from perfmodel.sim.prompt_balance import PromptBalance
 from perfmodel.sim.replica import Replica
 from perfmodel.sim.router import ROUTERS
 from workloads import Case, cases, duration_of, serve_stepwise
@@ -44,7 +46,7 @@ class ScriptedBackend:
 
     def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> ScriptedRun:
         rolled = StepPlan(plan.index)
-        rolled.decodes = plan.decodes
+        rolled.decodes, rolled.group_tokens = plan.decodes, plan.group_tokens
         durations = []
         for i in range(num_steps):
             rolled.decode_context = plan.decode_context + i * len(plan.decodes)
@@ -57,7 +59,12 @@ class ScriptedBackend:
 
 
 def run(
-    case: Case, can_leap: bool, num_replicas: int = 1, concurrency: int | None = None
+    case: Case,
+    can_leap: bool,
+    num_replicas: int = 1,
+    concurrency: int | None = None,
+    in_lockstep: bool = False,
+    timeout: int = 0,
 ) -> tuple[list[Row], int, int]:
     """(rows of the finished requests, steps, step records) of a simulated run."""
     env, rows, records = TickEnvironment(), [], []
@@ -77,10 +84,13 @@ def run(
         replica.loop.scheduler.check_integrity()
 
     backend = ScriptedBackend()
-    replicas = [
-        Replica(env, i, case.loop(), backend, on_finished, on_step, can_leap)  # type: ignore[arg-type]
-        for i in range(num_replicas)
+    locksteps = [
+        Lockstep(env, backend, can_leap, PromptBalance(timeout) if timeout else None)  # type: ignore[arg-type]
+        for _ in range(1 if in_lockstep else num_replicas)
     ]
+    if in_lockstep:
+        locksteps *= num_replicas
+    replicas = [Replica(lockstep, i, case.loop(), on_finished, on_step) for i, lockstep in enumerate(locksteps)]
     route = ROUTERS["least_outstanding"](replicas)
     requests = iter(case.requests())
     if concurrency is None:
@@ -99,6 +109,19 @@ def test_leaps_change_nothing(case: Case, num_replicas: int, concurrency: int | 
     assert leapt == stepped
     assert leap_steps == steps
     assert num_records <= steps
+
+
+@given(cases(), st.sampled_from([2, 3]), st.sampled_from([None, None, 1, 3]), st.sampled_from([0, 1, 4]))
+@settings(max_examples=300, deadline=None)
+def test_leaps_of_ranks_in_lockstep_change_nothing(
+    case: Case, num_ranks: int, concurrency: int | None, timeout: int
+) -> None:
+    stepped, steps, _ = run(case, False, num_ranks, concurrency, True, timeout)
+    leapt, leap_steps, num_records = run(case, True, num_ranks, concurrency, True, timeout)
+    assert leapt == stepped
+    assert leap_steps == steps
+    assert num_records <= steps
+    assert [row[0] for row in leapt] == list(range(len(case.rows)))
 
 
 @given(cases())

@@ -25,6 +25,7 @@ MODELS = [
 ]
 FIELDS = {
     Depends.TOKENS: ("num_tokens",),
+    Depends.GROUP: ("group_tokens",),
     Depends.SAMPLES: ("num_samples",),
     Depends.PREFILL: ("prefills",),
     Depends.DECODE: ("num_decodes", "decode_context", "decode_windowed"),

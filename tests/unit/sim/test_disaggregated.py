@@ -11,6 +11,7 @@ from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment
 from perfmodel.sim.disaggregated import DisaggregatedServer
 from perfmodel.sim.front_end import FrontEnd
 from perfmodel.sim.kv_transfer import TransferCost
+from perfmodel.sim.lockstep import Lockstep
 from perfmodel.sim.replica import Replica
 
 S = TICKS_PER_S
@@ -48,18 +49,16 @@ class System:
             on_step(replica)
 
         self.prefill = Replica(
-            env,
+            Lockstep(env, TwoSpeeds()),
             0,
             loop(prefill_blocks, prefill_seqs),
-            TwoSpeeds(),
             lambda r, q: self.server.on_prefilled(r, q),
             lambda r, _: on_step(r),
         )
         self.decode = Replica(
-            env,
+            Lockstep(env, TwoSpeeds()),
             1,
             loop(decode_blocks, decode_seqs),
-            TwoSpeeds(),
             lambda r, q: self.server.on_decoded(r, q),
             after_decode,
         )
