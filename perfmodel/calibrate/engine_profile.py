@@ -55,7 +55,8 @@ def fit_engine_profile(
     rows = [row for row in simulate_runs(mine, profile=profile) if not row.run.is_overloaded(row.stage)]
     predicted = np.array([row.predicted["e2el_mean"] for row in rows])
     measured = np.array([row.measured["e2el_mean"] for row in rows])
-    return profile.model_copy(update={"latency_residuals": residuals_of(predicted, measured)})
+    spread = np.array([row.spread for row in rows])
+    return profile.model_copy(update={"latency_residuals": residuals_of(predicted, measured, spread)})
 
 
 def starting_profile(profile: EngineProfile) -> EngineProfile:

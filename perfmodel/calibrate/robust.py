@@ -69,9 +69,9 @@ def fit_form(
     return build(best.x)
 
 
-def residuals_of(predicted: Floats, seconds: Floats) -> Residuals:
-    """Quantiles of log(measured / predicted)."""
-    logs = np.log(seconds / predicted)
+def residuals_of(predicted: Floats, seconds: Floats, spread: Floats | float = 1.0) -> Residuals:
+    """Quantiles of log(measured / predicted), in units of `spread`: how much more is to be expected of a row."""
+    logs = np.log(seconds / predicted) / spread
     p10, p50, p90 = np.quantile(logs, [0.1, 0.5, 0.9])
     return Residuals(num_rows=len(logs), p10=round(p10, 5), p50=round(p50, 5), p90=round(p90, 5))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from perfmodel.calibrate.serving_runs import ServingRun, StageLatencies, stage_latencies
-from perfmodel.cost import Calibration, EngineProfile
+from perfmodel.cost import Calibration, EngineProfile, load_calibration
 from perfmodel.sim import simulate
 
 Progress = Callable[[int, int], None]
@@ -27,6 +27,12 @@ class StageRow:
     predicted: StageLatencies
     origin: str
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def spread(self) -> float:
+        """How far the fits of the run's device have come."""
+        scenario = self.run.scenario
+        return load_calibration(scenario.hardware, scenario.engine.profile).spread
 
     @property
     def measured(self) -> StageLatencies:

@@ -5,8 +5,8 @@ it, the host hides it, a cached prompt has none of it. So it is simulated: the s
 numbers) under each of a few draws, and without. The logarithms of the ratios of means give the interval of the mean.
 
 The draws are the rows of a Hadamard matrix and their opposites, one column per score (`perfmodel.cost.draws`): as each
-pair of columns is orthogonal, a latency that is a product of powers of the factors gets exactly its variance, from so
-few draws. Up and down are told apart by the pairs: near saturation a slower device is worse than a faster one is good.
+pair of columns is orthogonal, a latency that is a product of powers of the factors gets exactly its variance, from
+eight draws. Up and down are told apart by the pairs: near saturation slower is worse than faster is good.
 
 Shortened runs have more of what only the beginning of a run has, an idle engine and an empty prefix cache; early
 requests count for themselves alone, and the others for all the rest of the long run. What they do not last for is a
@@ -36,10 +36,8 @@ _MOST_LOG_RATIO = 7.0  # a thousandfold; where a queue grows without end, more m
 _FEWEST, _MOST = 160, 400  # requests of an open-loop draw
 _MOST_EARLY = 200
 _QUEUEING = 0.4  # share of TTFT spent waiting from which on a queue might grow, which takes more requests to see
-_PER_SLOT = 2  # requests of a closed-loop draw
-# Columns whose signs are turned, so that no draw has all factors on one side (the row sums are those of a quadratic
-# Boolean function of three bits: at most half of the columns).
-_TURNED = (3, 7)
+_PER_SLOT = 1.5  # requests of a closed-loop draw
+_TURNED = NUM_SCORES - 1  # the column of turned signs, so that each draw has three scores of one sign, none has four
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ def run_ensemble(scenario: Scenario, requests: RequestColumns, serve: Serve) -> 
 def _design() -> list[Scores]:
     """One of each two opposite draws: rows of a Hadamard matrix (Sylvester's)."""
     return [
-        tuple((-1.0) ** ((row & column).bit_count() + (column in _TURNED)) for column in range(NUM_SCORES))
+        tuple((-1.0) ** ((row & column).bit_count() + (column == _TURNED)) for column in range(NUM_SCORES))
         for row in range(NUM_SCORES)
     ]
 
@@ -131,7 +129,7 @@ def _sizes(scenario: Scenario, requests: RequestColumns) -> tuple[int, int]:
     traffic = scenario.traffic
     if traffic.arrivals.process == "closed_loop":
         concurrency = traffic.arrivals.concurrency or 1
-        return concurrency, min(len(requests), _PER_SLOT * concurrency)
+        return concurrency, min(len(requests), ceil(_PER_SLOT * concurrency))
     duration_s = float(requests.finished_s.max() - requests.arrival_s.min())
     in_flight = float(requests.e2el_s.sum()) / max(duration_s, 1e-9)  # Little's law
     distinct = 0
