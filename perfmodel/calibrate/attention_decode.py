@@ -32,7 +32,7 @@ _KERNELS = {
     "xqa_fp8": DecodeKernel(split_tokens=256),  # Hopper's own: one wave of splits
     "mmha": DecodeKernel(heads_per_block=1, rows=1, split_waves=1.5, splits_window=True, pays_splits=True),
 }
-_COMMON = ("launch_s", "memory_fraction", "block_s", "block_bandwidth", "overlap", "doubling_s")
+_COMMON = ("launch_s", "memory_fraction", "block_s", "block_bandwidth", "knee", "doubling_s")
 _FREE = {
     "flash2": (*_COMMON, "group_traffic", "swap_s"),
     "xqa": (*_COMMON, "group_traffic", "group_block"),
@@ -42,7 +42,7 @@ _FREE = {
 _FREE_ELSE = (*_COMMON, "group_traffic", "cache_speedup")
 _STARTS: tuple[dict[str, float], ...] = (
     {},
-    {"block_s": 1e-6, "overlap": 0.1},
+    {"block_s": 1e-6, "knee": 1.1},
     {"launch_s": 4e-6, "block_s": 6e-6, "block_bandwidth": 0.6},
 )
 _MOST_BANDWIDTH = 0.95  # no kernel streams more of the declared peak; what says so timed something else

@@ -17,6 +17,7 @@ from perfmodel.cost.calibration import Calibration, HostFit
 from perfmodel.cost.calibrations import HEADER
 from perfmodel.cost.forms.experts import GroupedExpertsFit
 from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.ops.moe import EXPERT_KERNELS
 from perfmodel.specs.base import Spec
 from perfmodel.specs.catalog import data_dir
 from perfmodel.specs.model.spec import ModelSpec
@@ -42,8 +43,8 @@ class ServerFit(Spec):
 class EngineProfile(Spec):
     """Host and server of one engine.
 
-    graph_launch_fraction: of the launches of the experts' kernels, timed one by one, what is left when the engine
-                           replays them in a CUDA graph
+    graph_kernel_s:           of a kernel of the experts that a CUDA graph replays, beside its work; tables that timed
+                              them launch by launch have several times as much
     sampling_bytes_per_logit: memory traffic of sampling beyond greedy (sort, softmax, cumulative sum), per logit
     latency_residuals:        spread of log(measured / simulated) of mean latencies over whole serving runs
     tpot_residuals, ttft_residuals: the same of means at fixed concurrencies
@@ -55,7 +56,7 @@ class EngineProfile(Spec):
     command: str = ""
     host: HostFit = HostFit()
     server: ServerFit = ServerFit()
-    graph_launch_fraction: float = Field(default=1.0, ge=0.05, le=1.0)
+    graph_kernel_s: float | None = Field(default=None, ge=3e-7, le=1e-5)
     sampling_bytes_per_logit: float | None = Field(default=None, ge=0, le=2000)
     latency_residuals: Residuals = Residuals()
     tpot_residuals: Residuals = Residuals()
@@ -64,9 +65,10 @@ class EngineProfile(Spec):
     def applied_to(self, calibration: Calibration) -> Calibration:
         """The device's kernels as this engine runs them: its host time, its launches."""
         update: dict[str, Any] = {} if self.host == HostFit() else {"host": self.host}
-        if self.graph_launch_fraction < 1:
+        if self.graph_kernel_s is not None:
+            most = EXPERT_KERNELS * self.graph_kernel_s
             update["families"] = {
-                key: fit.model_copy(update={"launch_s": fit.launch_s * self.graph_launch_fraction})
+                key: fit.model_copy(update={"launch_s": min(fit.launch_s, most)})
                 if isinstance(fit, GroupedExpertsFit)
                 else fit
                 for key, fit in calibration.families.items()

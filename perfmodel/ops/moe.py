@@ -1,6 +1,6 @@
 """Mixture of experts: the router, where its tokens travel, and the experts themselves (`routing`: their load)."""
 
-__all__ = ["distinct_ranks", "experts", "route"]
+__all__ = ["EXPERT_KERNELS", "distinct_ranks", "experts", "route"]
 
 from math import ceil
 
@@ -9,7 +9,7 @@ from perfmodel.ops.routing import TILE_ROWS, ExpertLoad
 from perfmodel.ops.work import Work
 from perfmodel.specs.model.architecture import MoEFFN
 
-_KERNELS = 5  # sort by expert (align), grouped gate-up, activation, grouped down, weighted sum
+EXPERT_KERNELS = 5  # sort by expert (align), grouped gate-up, activation, grouped down, weighted sum
 
 
 def distinct_ranks(ffn: MoEFFN, num_ranks: int) -> float:
@@ -77,7 +77,7 @@ def experts(
         rate=form.rate,
         weight_bytes=load.distinct * (gates + 1) * d * f * form.weight_bytes,
         activation_bytes=load.assignments * row_bytes + num_tokens * d * o,
-        num_kernels=_KERNELS + 2 * form.quantizes_input if is_fused else _KERNELS * ceil(load.distinct),
+        num_kernels=EXPERT_KERNELS + 2 * form.quantizes_input if is_fused else EXPERT_KERNELS * ceil(load.distinct),
         extent={
             "tokens": num_tokens,
             "experts": ffn.num_experts,

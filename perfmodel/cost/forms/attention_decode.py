@@ -1,6 +1,6 @@
 """Flash decoding: one new token per sequence over its KV cache, the KV length split over thread blocks.
 
-    t = launch + max( tc, tm + (1 - overlap) tc ) + doubling * log2(max(1, S / 64)) [+ swap] [+ combine]
+    t = launch + (tc^knee + tm^knee)^(1/knee) + doubling * log2(max(1, S / 64)) [+ swap] [+ combine]
 
     C  = B K ceil(g / q) s                   thread blocks: B sequences, K KV heads, g query heads each, q of them per
                                              block, s splits of the KV length (see `DecodeKernel`)
@@ -41,6 +41,7 @@ from perfmodel.specs.base import Spec
 
 Values = Any  # floats, or arrays of them
 
+_NEVER_ZERO_S = 1e-12
 _SHORT = 64.0  # KV tokens up to which the context does not show
 _SOFTMAX_OPS = 38.0  # vector operations per score (see the mixed form, where two cards tell them from the tensor cores)
 _LANES = 128  # fp32 operations per clock and compute unit
@@ -86,7 +87,9 @@ class FlashDecodeFit(Spec):
     tensor_fraction: float = Field(default=0.9, ge=0.02, le=1.0)
     block_s: float = Field(default=3e-6, ge=1e-8, le=3e-5)
     block_bandwidth: float = Field(default=1.0, ge=0.05, le=10.0)  # one block's share of the bandwidth / (1 / SM)
-    overlap: float = Field(default=0.5, ge=0.01, le=1.0)  # of a block's fixed cost with the streaming of others
+    knee: float = Field(
+        default=2.0, ge=1.0, le=20.0
+    )  # how well blocks' fixed costs hide behind the streaming of others
     doubling_s: float = Field(default=3e-7, ge=1e-9, le=1e-5)  # per doubling of the context: splits, their scheduling
     group_traffic: float = Field(default=0.01, ge=1e-5, le=3.0)
     group_block: float = Field(default=0.01, ge=1e-4, le=5.0)
@@ -161,7 +164,8 @@ def decode_seconds(
 
     paid = blocks if kernel.pays_splits else first
     block = fit.block_s * (1 + fit.group_block / 8 * group) * xp.maximum(1.0, paid / units)
-    duration = fit.launch_s + xp.maximum(block, stream + (1 - fit.overlap) * block)
+    high, low = xp.maximum(block, stream), xp.minimum(block, stream)
+    duration = fit.launch_s + high * (1 + (low / xp.maximum(high, _NEVER_ZERO_S)) ** fit.knee) ** (1 / fit.knee)
     duration = duration + fit.doubling_s * xp.log2(xp.maximum(1.0, visible / _SHORT))
     duration = (
         duration

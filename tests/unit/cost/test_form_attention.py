@@ -32,7 +32,7 @@ BEST_DECODE = FlashDecodeFit(
     tensor_fraction=1.0,
     block_s=1e-8,
     block_bandwidth=10.0,
-    overlap=1.0,
+    knee=20.0,
     doubling_s=1e-9,
     group_traffic=1e-5,
 )
@@ -174,7 +174,7 @@ def test_few_thread_blocks_do_not_fill_the_memory_system():
 def test_a_repeated_benchmark_finds_small_kv_in_cache():
     device = DEVICES[0]
     sizes = DecodeSizes(8.0, 32.0, 8.0, 1000.0, 0.0, 4096.0, 1e5, 512.0)
-    fit = FlashDecodeFit(cache_speedup=2.0, overlap=0.01)
+    fit = FlashDecodeFit(cache_speedup=2.0, knee=1.0)
     cold = float(decode_seconds(sizes, fit, device).duration)
     assert float(decode_seconds(sizes, fit, device, is_warm=True).duration) < cold
 
