@@ -4,7 +4,7 @@ Time to first token at low concurrency is the front end and one step with a prom
 concurrency is a step's fixed costs, which the kernels' tables have too high where they were timed launch by launch.
 """
 
-__all__ = ["fit_steady_profile", "fitting_rows", "log_errors", "parameters_of"]
+__all__ = ["fit_steady_profile", "fitting_rows", "log_errors", "parameters_of", "steady_residuals"]
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,7 @@ from perfmodel.calibrate.profile_fit import Parameter, fit_parameters
 from perfmodel.calibrate.robust import residuals_of
 from perfmodel.calibrate.steady_simulation import SteadyStatePair, simulate_steady_states
 from perfmodel.calibrate.steady_state import SteadyState
-from perfmodel.cost import EngineProfile
+from perfmodel.cost import EngineProfile, Residuals, load_calibration
 
 Floats = NDArray[np.float64]
 
@@ -60,14 +60,25 @@ def fit_steady_profile(
         progress=progress,
     )
     pairs = [pair for pair in simulate_steady_states(mine, profile=profile) if not pair.reason]
-    residuals = {
-        f"{metric}_residuals": residuals_of(
-            np.array([pair.predicted(f"{metric}_mean") for pair in pairs]),
-            np.array([pair.measured(f"{metric}_mean") for pair in pairs]),
+    return profile.model_copy(update=steady_residuals(pairs))
+
+
+def steady_residuals(pairs: Sequence[SteadyStatePair]) -> dict[str, Residuals]:
+    """What the profile leaves unexplained; of steps, which are kernels mostly, in units of how far fits have come."""
+    found = {}
+    for metric, is_of_kernels in (("tpot", True), ("ttft", False)):
+        predicted, measured = (
+            np.array([value(pair, f"{metric}_mean") for pair in pairs])
+            for value in (SteadyStatePair.predicted, SteadyStatePair.measured)
         )
-        for metric in _WEIGHTS
-    }
-    return profile.model_copy(update=residuals)
+        spread = np.array([_spread(pair) if is_of_kernels else 1.0 for pair in pairs])
+        found[f"{metric}_residuals"] = residuals_of(predicted, measured, spread)
+    return found
+
+
+def _spread(pair: SteadyStatePair) -> float:
+    scenario = pair.row.scenario
+    return load_calibration(scenario.hardware, scenario.engine.profile).spread
 
 
 def parameters_of(begin: EngineProfile, rows: Sequence[SteadyState]) -> list[Parameter]:

@@ -46,8 +46,9 @@ class EngineProfile(Spec):
     graph_kernel_s:           of a kernel of the experts that a CUDA graph replays, beside its work; tables that timed
                               them launch by launch have several times as much
     sampling_bytes_per_logit: memory traffic of sampling beyond greedy (sort, softmax, cumulative sum), per logit
-    latency_residuals:        spread of log(measured / simulated) of mean latencies over whole serving runs
-    tpot_residuals, ttft_residuals: the same of means at fixed concurrencies
+    latency_residuals:        spread of log(measured / simulated) of mean latencies over whole serving runs, in units of
+                              the calibration's `spread` on the run's device
+    tpot_residuals, ttft_residuals: the same of means at fixed concurrencies; those of TTFT as they are
     """
 
     engine: str
