@@ -9,6 +9,7 @@ left out is simulated with its fold's own profile. Kernels' parameters are not r
 """
 
 import argparse
+import datetime
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,18 +37,22 @@ def main() -> None:
     parser.add_argument("kind", choices=("serving", "steady-state"))
     parser.add_argument("path", type=Path)
     parser.add_argument("--engine", action="append", help="only this one (may be given several times)")
+    parser.add_argument("--report", type=Path, help="write the tables to this Markdown file, too")
     arguments = parser.parse_args()
     engines = arguments.engine or (["vllm"] if arguments.kind == "serving" else ["vllm", "trtllm", "sglang"])
     judge = _serving if arguments.kind == "serving" else _steady_states
+    tables = []
     for cut in _CUTS:
         pooled: Errors = {}
         for engine in engines:
             found = judge(arguments.path, engine, cut)
-            _print(f"{engine}, leaving out one {cut} at a time", found)
+            tables.append(_show(f"{engine}, leaving out one {cut} at a time", found))
             for metric, rows in found.items():
                 pooled.setdefault(metric, []).extend(rows)
         if len(engines) > 1:
-            _print(f"all engines, leaving out one {cut} at a time", pooled)
+            tables.append(_show(f"all engines, leaving out one {cut} at a time", pooled))
+    if arguments.report:
+        arguments.report.write_text(_report(arguments, tables), encoding="utf-8")
 
 
 def _serving(path: Path, engine: str, cut: str) -> Errors:
@@ -113,13 +118,27 @@ def _fitted(model: LinearErrors, errors: Callable[[EngineProfile], np.ndarray], 
     return model.profile(model.optimum(keep))
 
 
-def _print(title: str, found: Errors) -> None:
-    print(f"\n{title}: median / mean / p90 absolute error in %, bias")
-    for metric, rows in found.items():
-        print(f"  {metric:12} {_line(rows)}")
+def _show(title: str, found: Errors) -> str:
+    """The table of one way of leaving out, printed and returned."""
+    lines = [f"{title}: median / mean / p90 absolute error in %, bias", ""]
+    lines += [f"  {metric:12} {_line(rows)}" for metric, rows in found.items()]
     for group in sorted({label for rows in found.values() for _, _, label in rows}):
-        lines = [_line([row for row in rows if row[2] == group]) for rows in found.values()]
-        print(f"    {group:24} " + " | ".join(f"{metric} {line}" for metric, line in zip(found, lines, strict=True)))
+        lines.append(f"  without {group}:")
+        lines += [f"    {metric:12} {_line([r for r in rows if r[2] == group])}" for metric, rows in found.items()]
+    text = "\n".join(lines)
+    print(f"\n{text}", flush=True)
+    return text
+
+
+def _report(arguments: argparse.Namespace, tables: Sequence[str]) -> str:
+    command = f"python benchmarks/cross_validate_serving.py {arguments.kind} <{arguments.path.name.split('.')[0]}>"
+    head = f"# Held out: {arguments.kind}\n\nWritten by `{command}` on {datetime.date.today()}.\n\n{_about()}\n"
+    return head + "".join(f"\n```\n{table}\n```\n" for table in tables)
+
+
+def _about() -> str:
+    assert __doc__ is not None
+    return __doc__.strip().rpartition("\n\n")[2]
 
 
 def _line(rows: Sequence[tuple[float, float, str]]) -> str:
