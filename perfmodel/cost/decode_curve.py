@@ -6,6 +6,8 @@ All times are whole picoseconds: sums do not depend on the order of their terms.
 __all__ = ["Curve", "DecodeRun", "Piece", "Segment"]
 
 from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import repeat
 
 from perfmodel.cost.step_tables import DrawnTables, StepCost, StepTables
 from perfmodel.cost.usage import Usage
@@ -91,6 +93,15 @@ class DecodeRun:
             if not num_steps:
                 break
         return total
+
+    def step_durations(self, num_steps: int) -> Iterator[int]:
+        """Picoseconds of each of the first `num_steps`."""
+        for steps, first, delta, _, _ in self._pieces:
+            n = min(steps, num_steps)
+            yield from range(first, first + n * delta, delta) if delta else repeat(first, n)
+            num_steps -= n
+            if not num_steps:
+                break
 
     def steps_to_reach(self, elapsed: int) -> int:
         """The smallest number of steps that take at least `elapsed`; all of them if they take less."""

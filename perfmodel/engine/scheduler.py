@@ -85,17 +85,18 @@ class Scheduler:
             heapq.heappush(self._waiting, (self._key(request), request))
         self._may_admit = True
 
-    def reserve(self, request: Request) -> bool:
-        """Give `request` the blocks that its transferred KV will fill; False if they are not free, or others wait.
+    def can_reserve(self, request: Request, num_spared: int = 0) -> bool:
+        """Whether nobody waits, and blocks for the transferred KV of `request` are free beside `num_spared` others."""
+        wanted = self._reservation(request, request.num_tokens)
+        return not self._waiting and self.blocks.num_needed(request, wanted) + num_spared <= self.blocks.num_free
+
+    def reserve(self, request: Request) -> None:
+        """Give `request` the blocks that its transferred KV will fill (`can_reserve` first).
 
         It neither waits nor runs until `add`. Blocks for the next token are among them, so it needs no others to join.
         """
-        wanted = self._reservation(request, request.num_tokens)
-        if self._waiting or not self.blocks.can_allocate(request, wanted):
-            return False
-        self.blocks.allocate(request, wanted)
+        self.blocks.allocate(request, self._reservation(request, request.num_tokens))
         self.detached[request.request_id] = request
-        return True
 
     def release(self, request: Request) -> None:
         """Take back the blocks of a finished request that kept them."""
@@ -143,7 +144,8 @@ class Scheduler:
         # Only now: until here a grant could still be taken back, and its blocks with it.
         for request in [grant.request for grant in plan.chunks] + plan.singles + plan.resumed:
             self.blocks.publish(request)
-        if admits and is_polled and self._waiting and not plan.preempted and self._may_join(now):
+        # Those that hold blocks without a slot go first: they may be the ones that a preempted request lacks.
+        if admits and is_polled and self._waiting and not (plan.preempted or self._transferred) and self._may_join(now):
             self._admit(plan, budget, now)
         if exclusive:
             if plan.chunks or plan.singles:
@@ -308,10 +310,14 @@ class Scheduler:
         repeats = cohort.num_steps_unchanged
         if self._may_admit and self.num_waiting:  # up to the plan in which they are looked at
             repeats = min(repeats, -self._next_index % self.config.poll_every)
-        num_free, block_size = self.blocks.num_free, self.blocks.block_size
-        if -(-repeats // block_size) * len(cohort) > num_free:
-            repeats = num_free // len(cohort) * block_size
+        num_free = self.blocks.num_free
+        if self.most_blocks(repeats) > num_free:
+            repeats = num_free // len(cohort) * self.blocks.block_size
         return repeats
+
+    def most_blocks(self, repeats: int) -> int:
+        """An upper bound of the blocks that so many repeats take."""
+        return -(-repeats // self.blocks.block_size) * len(self._running.cohort)
 
     @property
     def num_growing(self) -> tuple[int, ...]:

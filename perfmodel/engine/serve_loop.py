@@ -24,6 +24,8 @@ class ServeLoop:
         self.scheduler = scheduler
         self.async_scheduling = async_scheduling
         self._ahead: StepPlan | None = None
+        # Of a leap whose plans are made: index and context of its first, and the counts beside it.
+        self._leap: tuple[int, int, tuple[int, int, int]] | None = None
 
     @property
     def has_requests(self) -> bool:
@@ -44,6 +46,8 @@ class ServeLoop:
         Without `admits`, plans made now let no waiting request in.
         """
         plan = self._ahead or self.scheduler.plan(now, admits)
+        while not plan and plan.preempted:  # what it gave back may let others in, and nothing else would wake them
+            plan = self.scheduler.plan(now, admits)
         if not plan:
             self._ahead = None
             return None
@@ -76,12 +80,19 @@ class ServeLoop:
     def _grown(self, plan: StepPlan) -> tuple[int, ...]:
         return tuple(map(add, plan.decode_windowed, self.leap_growth))
 
-    def finish_leap(self, plan: StepPlan, num_steps: int, started: int, now: int, first_duration: int) -> StepRecord:
-        """`plan` and `num_steps - 1` equal steps after it, at most `max_leap` in all, were executed by `now`."""
-        context = plan.decode_context  # a synchronous leap rolls the plan itself forward
-        index, counts = plan.index, self._counts()
+    def plan_leap(self, plan: StepPlan, num_steps: int) -> None:
+        """Make the plans of a leap of `num_steps`: the scheduler stands as it would while the last of them runs."""
+        # A synchronous leap rolls the plan itself forward.
+        self._leap = plan.index, plan.decode_context, self._counts()
         if num_steps > 1:
             self.scheduler.repeat(self._ahead or plan, num_steps - 1)
+
+    def finish_leap(self, plan: StepPlan, num_steps: int, started: int, now: int, first_duration: int) -> StepRecord:
+        """`plan` and `num_steps - 1` equal steps after it, at most `max_leap` in all, were executed by `now`."""
+        if self._leap is None:
+            self.plan_leap(plan, num_steps)
+        assert self._leap is not None
+        (index, context, counts), self._leap = self._leap, None
         self.scheduler.apply_repeated(plan, num_steps, now)
         record = _record(plan, num_steps, started, now, first_duration, counts)
         return record._replace(step=index, decode_context=context)

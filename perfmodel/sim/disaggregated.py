@@ -90,7 +90,7 @@ class DisaggregatedServer:
     def fetch(self, target: Replica) -> None:
         """Start the transfers for which the decode replica `target` has blocks now, in order of arrival there."""
         inbound = self._inbound.get(target.index)
-        while inbound and target.loop.scheduler.reserve(inbound[0][2]):
+        while inbound and target.reserve(inbound[0][2]):
             self._transfer(target, *inbound.popleft())
 
     def _transfer(self, target: Replica, source: Replica, prefill: Request, request: Request) -> None:

@@ -5,20 +5,23 @@ and the next begins on all of them at once; a rank without work joins in with an
 the tokens of the whole group (`StepPlan.group_tokens`), which is what the experts see.
 
 A leap runs until something in one of the engines changes by itself (a request finishes, a block runs out). An arrival
-cuts it: the step in progress is completed, as it would have been had the steps been taken one by one.
+cuts it: the step in progress is completed, as it would have been had the steps been taken one by one. So does someone
+who wants KV blocks that the rest of the leap may need (`free_blocks_for`).
+
+Steps that end at the same tick do so in the order of the engines' numbers, whenever they began: leaps or not.
 """
 
 __all__ = ["LeapingBackend", "Lockstep", "Rank", "Run"]
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Protocol, runtime_checkable
 
-from simpy.events import Event
+from simpy.events import Event, EventPriority
 
 from perfmodel.engine import Backend, Request, ServeLoop, StepPlan, StepRecord
-from perfmodel.sim.clock import Alarm, TickEnvironment
+from perfmodel.sim.clock import STEP_PRIORITY, Alarm, TickEnvironment
 from perfmodel.sim.prompt_balance import PromptBalance
 
 
@@ -30,6 +33,10 @@ class Run(Protocol):
 
     def duration(self, num_steps: int) -> int:
         """What the first `num_steps` take."""
+        ...
+
+    def step_durations(self, num_steps: int) -> Iterable[int]:
+        """Of each of the first `num_steps`."""
         ...
 
     def steps_to_reach(self, elapsed: int) -> int:
@@ -53,6 +60,7 @@ class LeapingBackend(Backend, Protocol):
 class Rank(Protocol):
     """An engine that steps with others."""
 
+    index: int
     loop: ServeLoop
 
     def end_step(self, record: StepRecord, finished: list[Request]) -> None:
@@ -79,12 +87,15 @@ class Lockstep:
         self._active: list[tuple[Rank, StepPlan]] = []  # those with work in the step in progress
         self._runs: list[Run] = []  # of the active ranks, in a leap
         self._run: Run | None = None  # the slowest, in a leap
+        self._is_settled = False  # the plans of the leap are made, up to the step in progress
         self._num_steps = 1
         self._started = 0
+        self._priority = STEP_PRIORITY
 
     def join(self, rank: Rank) -> None:
         """`rank` steps with the others from the beginning."""
         self._ranks.append(rank)
+        self._priority = EventPriority(STEP_PRIORITY + self._ranks[0].index)
 
     def enter(self, rank: Rank, request: Request) -> None:
         """`request` has come to `rank`'s engine."""
@@ -94,7 +105,7 @@ class Lockstep:
     def look_again(self) -> None:
         """Something has changed from outside: idle engines plan anew, a leap ends with the step in progress."""
         if not self._active:
-            self._pending = Alarm(self.env, 0, self._start)
+            self._pending = self._alarm(0, self._start)
         elif self._run is not None:
             self._cut(self._run)
 
@@ -103,7 +114,28 @@ class Lockstep:
         num_steps = run.steps_to_reach(self.env.ticks - self._started)
         if num_steps < self._num_steps:
             self._num_steps = num_steps
-            self._pending = Alarm(self.env, self._started + run.duration(num_steps) - self.env.ticks, self._end)
+            self._pending = self._alarm(self._started + run.duration(num_steps) - self.env.ticks, self._end)
+
+    def free_blocks_for(self, rank: Rank, request: Request) -> bool:
+        """Whether `rank` can `reserve` for `request` now, as it could had all steps been taken one by one."""
+        scheduler = rank.loop.scheduler
+        run, ahead = self._run, self._num_steps - 1
+        if run is None or not ahead or not scheduler.can_reserve(request):
+            return scheduler.can_reserve(request)  # in a leap no blocks go free
+        if not scheduler.can_reserve(request, scheduler.most_blocks(ahead)):
+            self._settle(run)
+        return scheduler.can_reserve(request)
+
+    def _settle(self, run: Run) -> None:
+        """Cut the leap; the schedulers stand where they would while the step in progress runs."""
+        self._cut(run)
+        if not self._is_settled:
+            self._is_settled = True
+            for rank, plan in self._active:
+                rank.loop.plan_leap(plan, self._num_steps)
+
+    def _alarm(self, delay: int, callback: Callable[[Event], None]) -> Alarm:
+        return Alarm(self.env, delay, callback, self._priority)
 
     def _start(self, event: Event) -> None:
         if event is self._pending:
@@ -116,14 +148,14 @@ class Lockstep:
         self._active = active = [(r, plan) for r, plan in zip(self._ranks, plans, strict=True) if plan is not None]
         if not active:
             wakeups = [tick for loop in loops if (tick := loop.next_wakeup(now)) is not None]
-            self._pending = Alarm(self.env, min(wakeups) - now, self._start) if wakeups else None
+            self._pending = self._alarm(min(wakeups) - now, self._start) if wakeups else None
             return
         if len(loops) > 1:
             group_tokens = sum(plan.num_tokens for _, plan in active)
             for _, plan in active:
                 plan.group_tokens = group_tokens
         self._started = now
-        self._run = None
+        self._run, self._is_settled = None, False
         self._num_steps = self._max_leap()
         if self._leaper is not None and self._num_steps > 1:
             foresee = self._leaper.foresee
@@ -132,7 +164,7 @@ class Lockstep:
             duration = run.duration(self._num_steps)
         else:
             duration = max([self.backend.execute(plan).duration for _, plan in active])
-        self._pending = Alarm(self.env, duration, self._end)
+        self._pending = self._alarm(duration, self._end)
 
     def _max_leap(self) -> int:
         """How many steps pass before anything changes by itself on any rank."""
@@ -161,6 +193,7 @@ class Lockstep:
                 ended.append((rank, record, []))
             if self._balance is not None:
                 self._balance.pass_steps(num_steps - 1)
+        self._run = None  # nothing is left to cut
         for rank, record, finished in ended:
             rank.end_step(record, finished)
         self._begin()
@@ -170,9 +203,8 @@ class _SlowestRun:
     """Steps of several ranks side by side, each as long as the slowest rank needs for it."""
 
     def __init__(self, runs: Sequence[Run], num_steps: int) -> None:
-        ends = [[run.duration(n) for n in range(num_steps + 1)] for run in runs]
-        durations = zip(*([end - start for start, end in pairwise(of_rank)] for of_rank in ends), strict=True)
-        self._ends: list[int] = list(accumulate(map(max, durations), initial=0))
+        slowest = map(max, *(run.step_durations(num_steps) for run in runs))
+        self._ends: list[int] = list(accumulate(slowest, initial=0))
 
     @property
     def first_duration(self) -> int:
@@ -180,6 +212,9 @@ class _SlowestRun:
 
     def duration(self, num_steps: int) -> int:
         return self._ends[num_steps]
+
+    def step_durations(self, num_steps: int) -> Iterable[int]:
+        return (end - start for start, end in pairwise(self._ends[: num_steps + 1]))
 
     def steps_to_reach(self, elapsed: int) -> int:
         return min(bisect_left(self._ends, elapsed, 1), len(self._ends) - 1)

@@ -81,6 +81,13 @@ class Replica:
         else:
             self._lockstep.enter(self, request)
 
+    def reserve(self, request: Request) -> bool:
+        """Give `request`, still on its way, the KV blocks it needs to join; False if it has to be asked for again."""
+        if not self._lockstep.free_blocks_for(self, request):
+            return False
+        self.loop.scheduler.reserve(request)
+        return True
+
     def release(self, request: Request) -> None:
         """The KV blocks that the finished `request` kept are free now: one that waits for them may be let in."""
         self.loop.scheduler.release(request)

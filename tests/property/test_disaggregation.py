@@ -1,12 +1,13 @@
 """Laws of disaggregated serving: requests, tokens and KV blocks are conserved; leaps change nothing."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_leaps import ScriptedBackend
 
-from perfmodel.engine import Request, StepRecord
+from perfmodel.engine import Request, SchedulerConfig, StepRecord
 from perfmodel.sim.clients import ClosedLoopClient, OpenLoopClient
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.disaggregated import DisaggregatedServer
@@ -14,7 +15,7 @@ from perfmodel.sim.kv_transfer import TransferCost
 from perfmodel.sim.lockstep import Lockstep
 from perfmodel.sim.replica import Replica
 from perfmodel.sim.router import ROUTERS
-from workloads import BLOCK_SIZE, Case, cases
+from workloads import BLOCK_SIZE, MAX_MODEL_LEN, Case, cases
 
 PICOSECOND = 1e-12
 
@@ -92,6 +93,29 @@ def serve(
 links = st.builds(Link, st.sampled_from([0, 1, 50]), st.sampled_from([0, 1, 3]))
 
 
+def _crowded(rows: tuple[tuple[int, int, int], ...], policy: str, link: Link) -> dict[str, Any]:
+    """(arrival, prompt, answer) each, on their way to decode engines of one slot and forty blocks, without async."""
+    prefill = SchedulerConfig(2, 16, MAX_MODEL_LEN, BLOCK_SIZE)
+    decode = SchedulerConfig(1, 64, MAX_MODEL_LEN, BLOCK_SIZE, scheduling_policy=policy, spans=(8,))
+    return {
+        "prefill": Case(prefill, 1000, False, True, tuple((*row, (), 0) for row in rows)),
+        "decode": Case(decode, 40, False, False, ((1, 1, 1, (), 0),)),
+        "link": link,
+        "counts": (2, 2),
+        "router": "least_outstanding",
+        "concurrency": None,
+    }
+
+
+# The running request lacks a block and gives way to itself, while those that hold the blocks wait for its slot: it goes
+# to them, though nothing else happens.
+_GIVES_WAY = ((1000, 45, 67), (1000, 11, 54), (1100, 56, 35), (1210, 26, 17), (1210, 46, 74), (1210, 57, 49))
+# The prompts of the last two take blocks of the decode engines in the middle of long leaps, and are long on their way.
+_TAKES_FROM_A_LEAP = ((0, 4, 150), (0, 4, 150), (200, 130, 20), (200, 130, 20))
+
+
+@example(**_crowded(_GIVES_WAY, "shortest-first", Link(1, 0)))
+@example(**_crowded(_TAKES_FROM_A_LEAP, "fcfs", Link(50, 3)))
 @settings(deadline=None, max_examples=100)
 @given(
     cases(max_requests=15),

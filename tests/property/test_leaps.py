@@ -31,6 +31,9 @@ class ScriptedRun:
     def duration(self, num_steps: int) -> int:
         return sum(self.durations[:num_steps])
 
+    def step_durations(self, num_steps: int) -> list[int]:
+        return self.durations[:num_steps]
+
     def steps_to_reach(self, elapsed: int) -> int:
         for count in range(1, len(self.durations) + 1):
             if self.duration(count) >= elapsed:
