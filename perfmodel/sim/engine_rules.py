@@ -1,6 +1,11 @@
 """How engines schedule where they differ from vLLM: facts of their code, chosen by `engine.profile`.
 
 A scenario that sets one of these itself is left alone.
+
+How long a freed slot waits is no rule of its own but what the serve loop gives (the lag of recorded closed loops, 1 to
+2 steps). Under asynchronous scheduling the plan of step N+1 is made when N starts. A request that ends with step N has
+its slot back when N is over; then N+1, planned, starts, and N+2 is planned, the first that can let someone in: the slot
+stays empty for one whole step, N+1. Without it N+1 is planned after N, and the slot is filled at once.
 """
 
 __all__ = ["EngineRules", "rules_of"]

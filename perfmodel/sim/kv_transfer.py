@@ -90,7 +90,10 @@ class KvTransfers:
         self._env.process(self._move(cost, self._link("out", source), self._link("in", target), num_tokens, done))
 
     def _link(self, way: str, engine: int) -> Resource:
-        return self._links.setdefault((way, engine), Resource(self._env))
+        link = self._links.get((way, engine))
+        if link is None:
+            link = self._links[way, engine] = Resource(self._env)
+        return link
 
     def _move(
         self, cost: TransferCost, out: Resource, into: Resource, num_tokens: int, done: Callable[[], None]

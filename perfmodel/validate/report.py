@@ -1,7 +1,7 @@
 """`ValidationReport`: predicted beside measured, the same document for every kind of truth (design section 3.4).
 
     ape  = |predicted / measured - 1|          bias = mean(predicted) / mean(measured) - 1
-    interval_coverage = share of rows whose measured value lies in the prediction's 80 % interval
+    interval_coverage = share of the rows with an interval whose measured value lies in the prediction's 80 % interval
 
 All figures are fractions.
 """
@@ -49,7 +49,7 @@ class ErrorStats:
 
 class Rows:
     """Pairs of one metric. `interval`: the prediction's 80 % interval as factors (low, high) of its value, one for all
-    rows or one for each.
+    rows or one for each, nan where there is none.
 
     Pairs that are not finite, or not measured above zero, are left out.
     """
@@ -93,7 +93,9 @@ class Rows:
         coverage = None
         if self.interval is not None:
             ratio = self.measured / self.predicted
-            coverage = float(np.mean((ratio >= self.interval[0]) & (ratio <= self.interval[1])))
+            has_interval = np.isfinite(self.interval[0])
+            is_within = ((ratio >= self.interval[0]) & (ratio <= self.interval[1]))[has_interval]
+            coverage = float(np.mean(is_within)) if len(is_within) else None
         return ErrorStats(
             rows=len(self),
             median_ape=float(np.median(ape)),

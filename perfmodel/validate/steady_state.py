@@ -4,6 +4,7 @@ __all__ = ["report_steady_state", "validate_steady_state"]
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from perfmodel.specs.traffic import Lengths
 from perfmodel.validate.basis import basis_of
 from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled, worst_of
 from perfmodel.validate.report import ErrorStats, Rows, ValidationReport
+from perfmodel.validate.steady_shortened import is_large, simulate_shortened
 from perfmodel.validate.typical_steps import TypicalSteps, latency_breakdown
 
 Progress = Callable[[int, int], None]
@@ -60,7 +62,13 @@ _ABOUT = (
 def validate_steady_state(path: str | Path, progress: Progress | None = None) -> ValidationReport:
     """Simulate every row and compare; rows that cannot be simulated are listed with the reason."""
     rows, left_out = read_steady_states(path)
-    return report_steady_state(simulate_steady_states(rows, progress, intervals=True), left_out)
+    large = [row for row in rows if is_large(row)]
+    small = [row for row in rows if not is_large(row)]
+    tell = progress or (lambda done, total: None)
+    pairs = simulate_shortened(large, lambda done: tell(done, len(rows)))
+    pairs += simulate_steady_states(small, lambda done, _: tell(len(large) + done, len(rows)), intervals=True)
+    place = {row.row_id: number for number, row in enumerate(rows)}
+    return report_steady_state(sorted(pairs, key=lambda pair: place[pair.row.row_id]), left_out)
 
 
 def report_steady_state(pairs: Sequence[SteadyStatePair], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
@@ -84,6 +92,7 @@ def report_steady_state(pairs: Sequence[SteadyStatePair], left_out: Sequence[tup
         notes=[
             _counted(len(clear), len(covered)),
             *_sliced(covered),
+            *_shortened(covered),
             *(f"not covered: {name}: {reason}" for name, reason in reasons),
         ],
         comparisons=comparisons,
@@ -106,6 +115,13 @@ def _sliced(pairs: Sequence[SteadyStatePair]) -> list[str]:
     return [f"simulated in part: {count} rows are {what}"] if count else []
 
 
+def _shortened(pairs: Sequence[SteadyStatePair]) -> list[str]:
+    """What was simulated with fewer requests, and so has no interval."""
+    count = sum(is_large(pair.row) for pair in pairs)
+    what = "large disaggregated deployments: four requests per slot, means continued to the whole run, no intervals."
+    return [f"shortened: {count} rows are {what}"] if count else []
+
+
 def _comparison(pairs: Sequence[SteadyStatePair], metric: str) -> Comparison:
     return Comparison.of(metric, _rows(pairs, metric), "ms", dimensions_of(pairs, _DIMENSIONS))
 
@@ -126,10 +142,10 @@ def _breakdown(pairs: Sequence[SteadyStatePair], comparison: Comparison, number:
 
 
 def _rows(pairs: Sequence[SteadyStatePair], metric: str) -> Rows:
-    ends = [pair.intervals[metric] for pair in pairs if metric in pair.intervals]
+    ends = [pair.intervals.get(metric, (nan, nan)) for pair in pairs]
     return Rows(
         [pair.predicted(metric) for pair in pairs],
         [pair.measured(metric) for pair in pairs],
         [pair.row.row_id for pair in pairs],
-        ([low for low, _ in ends], [high for _, high in ends]) if ends and len(ends) == len(pairs) else None,
+        ([low for low, _ in ends], [high for _, high in ends]) if any(pair.intervals for pair in pairs) else None,
     )
