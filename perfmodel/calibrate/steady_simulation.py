@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
+from perfmodel.calibrate.steady_shortened import shortened, weighted_means
 from perfmodel.calibrate.steady_slices import num_slices, slice_of
 from perfmodel.calibrate.steady_state import SteadyState
 from perfmodel.cost import EngineProfile, load_calibration
@@ -17,6 +18,7 @@ from perfmodel.sim import simulate
 from perfmodel.specs import Scenario
 
 Progress = Callable[[int, int], None]
+_MOST_REQUESTS = 500  # of a disaggregated run, for it to have an ensemble: draws of pools take long
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class SteadyStatePair:
     """One row with its prediction, ms; None and a reason where it could not be simulated.
 
     intervals: the ends of the 80 % interval of means, as factors of the predicted value, by metric
+    is_shortened: whether fewer requests were simulated than the run had
     """
 
     row: SteadyState
@@ -31,6 +34,7 @@ class SteadyStatePair:
     tpot_ms: float | None = None
     reason: str = ""
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    is_shortened: bool = False
 
     def predicted(self, metric: str) -> float:
         return (self.tpot_ms if metric == "tpot_mean" else self.ttft_ms) or float("nan")
@@ -49,6 +53,7 @@ def simulate_steady_states(
     """Predictions of all rows, over the cores of this machine.
 
     profile, generation: instead of the committed ones
+    intervals:           of the rows that can be taken at face value; what is not told of a run has no 80 %
     """
     # Neighbours run the same steps as often as can be, and share what these cost.
     order = sorted(range(len(rows)), key=lambda i: _server(rows[i].scenario))
@@ -82,17 +87,26 @@ def _simulate_row(
     try:
         count = num_slices(scenario)
         scenario = scenario if count == 1 else slice_of(scenario, count)
+        simulated = shortened(scenario, row.is_clear)
         result = simulate(
-            scenario,
+            simulated,
             calibration=calibration,
             profile=profile,
             keep_steps=False,
             one_of=count,
-            intervals=intervals,
+            intervals=intervals and _has_interval(row, scenario),
         )
-        summary = result.summary
     except PerfmodelError as error:
         return SteadyStatePair(row, reason=str(error))
+    assert result.requests is not None
+    traffic = scenario.traffic
+    ttft_s, tpot_s = weighted_means(result.requests, traffic.arrivals.concurrency or 0, traffic.num_requests or 0)
     factors = result.ensemble.factors() if result.ensemble is not None else {}
     ends = {f"{metric}_mean": found for metric, found in factors.items()}
-    return SteadyStatePair(row, summary["mean_ttft_ms"], summary["mean_tpot_ms"], intervals=ends)
+    return SteadyStatePair(row, ttft_s * 1e3, tpot_s * 1e3, "", ends, simulated is not scenario)
+
+
+def _has_interval(row: SteadyState, scenario: Scenario) -> bool:
+    """Whether the row gets an ensemble: those at face value, and small disaggregated ones, all of which are not."""
+    is_small = (scenario.traffic.num_requests or 0) <= _MOST_REQUESTS
+    return row.is_clear or (scenario.cluster.is_disaggregated and is_small)

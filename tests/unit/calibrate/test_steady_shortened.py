@@ -1,10 +1,10 @@
-"""Shortened rows: means of a whole run from four of its rounds."""
+"""Shortened closed loops: means of a whole run from some of its rounds."""
 
 import numpy as np
 import pytest
 
-from perfmodel.sim.result import RequestColumns
-from perfmodel.validate.steady_shortened import continued_means
+from perfmodel.calibrate.steady_shortened import weighted_means
+from perfmodel.sim import RequestColumns
 
 SLOTS = 5
 
@@ -17,8 +17,9 @@ def columns(ttft_s: list[float]) -> RequestColumns:
     return RequestColumns(ids, zeros, zeros, ttft, 2 * ttft, outputs, outputs, 0 * ids, 0 * ids, 0 * ids)
 
 
-def test_the_means_are_those_of_the_whole_run_where_its_middle_is_steady() -> None:
-    whole = columns([9.0, 4.0, *[2.0] * 7, 1.0])
-    ttft_s, tpot_s = continued_means(columns([9.0, 4.0, 2.0, 1.0]), SLOTS, 10)
+@pytest.mark.parametrize("kept", [1, 2, 8])
+def test_the_means_are_those_of_the_whole_run_where_its_middle_is_steady(kept: int) -> None:
+    whole = columns([9.0, *[2.0] * 8, 1.0])
+    ttft_s, tpot_s = weighted_means(columns([9.0, *[2.0] * kept, 1.0]), SLOTS, 10 * SLOTS)
     assert ttft_s == pytest.approx(whole.ttft_s.mean())
     assert tpot_s == pytest.approx(whole.tpot_s.mean())
