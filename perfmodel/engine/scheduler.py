@@ -100,7 +100,9 @@ class Scheduler:
 
     def release(self, request: Request) -> None:
         """Take back the blocks of a finished request that kept them."""
-        del self.detached[request.request_id]
+        if self.detached.pop(request.request_id, None) is None:
+            request.keeps_blocks = False  # of a static batch that has not ended: they go free with its others
+            return
         self.blocks.free(request)
         self._may_admit = True
 

@@ -113,7 +113,21 @@ _GIVES_WAY = ((1000, 45, 67), (1000, 11, 54), (1100, 56, 35), (1210, 26, 17), (1
 # The prompts of the last two take blocks of the decode engines in the middle of long leaps, and are long on their way.
 _TAKES_FROM_A_LEAP = ((0, 4, 150), (0, 4, 150), (200, 130, 20), (200, 130, 20))
 
+# A request of a static batch is fetched before the batch has ended.
+_FETCHED_EARLY = {
+    **_crowded(((0, 13, 1), (0, 1, 2), (0, 1, 1)), "fcfs", Link(0, 0)),
+    "prefill": Case(
+        SchedulerConfig(2, 8, MAX_MODEL_LEN, BLOCK_SIZE, batching="dynamic"),
+        100,
+        False,
+        False,
+        tuple((0, prompt, answer, (), 0) for prompt, answer in ((13, 1), (1, 2), (1, 1), (1, 1), (1, 1))),
+    ),
+    "counts": (1, 1),
+}
 
+
+@example(**_FETCHED_EARLY)
 @example(**_crowded(_GIVES_WAY, "shortest-first", Link(1, 0)))
 @example(**_crowded(_TAKES_FROM_A_LEAP, "fcfs", Link(50, 3)))
 @settings(deadline=None, max_examples=100)

@@ -11,7 +11,9 @@ from perfmodel.specs import EngineSpec, list_models, load_hardware, load_model
 from perfmodel.specs.catalog import data_dir
 
 _CALIBRATIONS = sorted(
-    file.stem for file in data_dir("calibrations").glob("*@*.yaml") if not file.stem.startswith(("engine@", "cpu@"))
+    file.stem
+    for file in data_dir("calibrations").glob("*@*.yaml")
+    if not file.stem.startswith(("engine@", "generation@", "cpu@"))
 )
 _ENGINES = [
     {},
