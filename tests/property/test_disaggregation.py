@@ -115,15 +115,26 @@ _TAKES_FROM_A_LEAP = ((0, 4, 150), (0, 4, 150), (200, 130, 20), (200, 130, 20))
 
 # A request of a static batch is fetched before the batch has ended.
 _FETCHED_EARLY = {
-    **_crowded(((0, 13, 1), (0, 1, 2), (0, 1, 1)), "fcfs", Link(0, 0)),
     "prefill": Case(
-        SchedulerConfig(2, 8, MAX_MODEL_LEN, BLOCK_SIZE, batching="dynamic"),
+        SchedulerConfig(
+            2,
+            8,
+            MAX_MODEL_LEN,
+            BLOCK_SIZE,
+            long_prefill_token_threshold=12,
+            scheduler_reserve_full_isl=False,
+            batching="dynamic",
+        ),
         100,
         False,
         False,
         tuple((0, prompt, answer, (), 0) for prompt, answer in ((13, 1), (1, 2), (1, 1), (1, 1), (1, 1))),
     ),
+    "decode": Case(SchedulerConfig(1, 8, MAX_MODEL_LEN, BLOCK_SIZE), 40, False, False, ((0, 1, 1, (), 0),)),
+    "link": Link(0, 0),
     "counts": (1, 1),
+    "router": "least_outstanding",
+    "concurrency": None,
 }
 
 
