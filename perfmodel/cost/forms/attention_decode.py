@@ -14,10 +14,13 @@ what makes short batches slow, not few bytes. `combine` is paid where s > 1, `sw
 heads of a group into the query length: a copy, unless B, K or g is 1. The measured kernels contain the write of the new
 keys and values into the cache. Serving reads its KV from HBM; a benchmark that repeats one shape finds it in L2
 (`is_warm`). Measured batches have equal contexts. Where they are not, and the kernel does not balance them, the longest
-block of duration a, begun at any moment of the T that all take together, ends later than T by o(a) = a^2 / 2 T (a < T;
-else a - T / 2) on average, of which measured batches contain o of their own:
+block of duration a outlasts the T that all take together. Two blocks fit a compute unit; those of the first wave begin
+at 0, one of the others at any moment up to f T, f = 1 - 2 SM / C, and outlasts T by o(a) on average:
 
     t += o(longest) - o(mean),    a = tokens / splits * 2 rows (h_k + h_v) (1 / (tensor_fraction F) + softmax) SM
+    o(a) = 0 if a < (1 - f) T,  (a - (1 - f) T)^2 / 2 f T if a < T,  else a - T + f T / 2
+
+Such a kernel splits contexts until the second wave is well filled, and not at all from 1.6 SM blocks on.
 Source: Dao et al. 2023 (Flash-Decoding); FlashAttention-2/3, TensorRT-LLM XQA and MMHA sources for the splits.
 """
 
@@ -44,6 +47,10 @@ Values = Any  # floats, or arrays of them
 _NEVER_ZERO_S = 1e-12
 _SHORT = 64.0  # KV tokens up to which the context does not show
 _SOFTMAX_OPS = 38.0  # vector operations per score (see the mixed form, where two cards tell them from the tensor cores)
+_RESIDENT = 2  # blocks on a compute unit at once
+_FULL = (
+    1.6  # blocks per compute unit from which on a kernel that does not balance contexts splits none (FlashAttention-2)
+)
 _LANES = 128  # fp32 operations per clock and compute unit
 _CACHED_SHARE = 0.7  # of L2 that a repeated benchmark keeps; nothing is left beyond twice of it
 
@@ -204,18 +211,24 @@ def _ragged_seconds(work: Work, sizes: DecodeSizes, fit: FlashDecodeFit, device:
     kernel, longest = fit.kernel, work.extent.get("longest", sizes.length)
     if longest <= sizes.length:
         return 0.0
-    group = sizes.heads / sizes.kv_heads
+    group, units = sizes.heads / sizes.kv_heads, device.compute_units
     first = sizes.seqs * sizes.kv_heads * ceil(group / kernel.heads_per_block)
-    splits = float(_splits(sizes.length, first, group, kernel, device.compute_units, SCALARS))
+    most = max(1.0, sizes.length / kernel.split_tokens)
+    splits = min(most, 2 * _RESIDENT * units / first) if first < _FULL * units else 1.0
+    waiting = max(0.0, 1.0 - _RESIDENT * units / (first * splits))
     per_score = sizes.flops_per_token / (device.peak(fit.rate or work.rate) * fit.tensor_fraction)
     per_score += _SOFTMAX_OPS / (device.compute_units * _LANES * device.clock_hz)
     per_token = kernel.rows * per_score * device.compute_units / splits
-    return _overshoot(longest * per_token, together) - _overshoot(sizes.length * per_token, together)
+    own, more = (_overshoot(length * per_token, together, waiting) for length in (sizes.length, longest))
+    return more - own
 
 
-def _overshoot(alone: float, together: float) -> float:
-    """Expected seconds by which a block begun at any moment of `together` outlasts it."""
-    return alone * alone / (2 * together) if alone < together else alone - together / 2
+def _overshoot(alone: float, together: float, waiting: float) -> float:
+    """Expected seconds by which a block begun at any moment of the share `waiting` of `together` outlasts it."""
+    if alone >= together:
+        return alone - together + waiting * together / 2
+    beyond = alone - (1 - waiting) * together
+    return beyond * beyond / (2 * waiting * together) if beyond > 0 else 0.0
 
 
 def _sizes(work: Work, kernel: DecodeKernel) -> DecodeSizes:

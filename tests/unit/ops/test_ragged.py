@@ -40,5 +40,5 @@ def test_only_kernels_that_do_not_balance_contexts_mind(device, minds):
         node = next(node for node in graph.nodes if node.name == "attention_decode")
         times.append(timer.time(node.work(shape)).duration_s)
     assert times[0] == times[1]
-    assert (times[1] < times[2] < times[3]) if minds else (times[1] == times[2] == times[3])
+    assert (times[1] <= times[2] < times[3]) if minds else (times[1] == times[2] == times[3])
     assert times[3] < 3 * times[0]
