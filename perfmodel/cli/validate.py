@@ -92,9 +92,8 @@ def validate(
 
 
 def _command(kind: Kind, path: str, report_file: Path) -> str:
-    """The command as anyone would give it: of a path of this machine, its last two parts."""
-    place = Path(path)
-    shown = "/".join(place.parts[-2:]) if place.is_absolute() else path
+    """The command as anyone would give it: of a path, its last two parts."""
+    shown = "/".join(Path(path).parts[-2:])
     report = report_file.name if report_file.is_absolute() else report_file.as_posix()
     return f"perfmodel validate {kind.value} {shown} --report {report}"
 
