@@ -144,8 +144,9 @@ class Scheduler:
         exclusive = self.config.prefill_exclusive
         budget = self._running.grant(plan, budget, decodes=not exclusive)
         # Only now: until here a grant could still be taken back, and its blocks with it.
-        for request in [grant.request for grant in plan.chunks] + plan.singles + plan.resumed:
-            self.blocks.publish(request)
+        if plan.chunks or plan.singles or plan.resumed:
+            for request in [grant.request for grant in plan.chunks] + plan.singles + plan.resumed:
+                self.blocks.publish(request)
         # Those that hold blocks without a slot go first: they may be the ones that a preempted request lacks.
         if admits and is_polled and self._waiting and not (plan.preempted or self._transferred) and self._may_join(now):
             self._admit(plan, budget, now)
@@ -233,6 +234,9 @@ class Scheduler:
     def _sum_up(self, plan: StepPlan) -> None:
         """Enter who decodes, and what they have in their KV."""
         cohort, alone, spans = self._running.cohort, plan.singles, self.config.spans
+        if plan.cohort_age and not (alone or spans or self.config.record_positions):  # nearly always
+            plan.decodes, plan.decode_context = cohort.members, cohort.context
+            return
         if plan.cohort_age:
             plan.decodes = [*cohort.members, *alone] if alone else cohort.members
             context, windowed = cohort.context, cohort.windowed
@@ -276,6 +280,8 @@ class Scheduler:
         """How many of the plan's tokens end no plain gap: first ones, and ones after steps that the request sat out."""
         if plan.num_stalled:
             self.irregular_gaps.append((now - self._running.cohort.last_token_at, plan.num_stalled))
+        if not (plan.resumed or plan.singles or plan.samples):
+            return plan.num_stalled
         unevens = plan.resumed + plan.singles + plan.samples
         since = [request.last_token_at for request in unevens if request.last_token_at is not None]
         self.irregular_gaps += [(now - tick, 1) for tick in since]

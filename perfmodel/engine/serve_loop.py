@@ -58,7 +58,7 @@ class ServeLoop:
         """`plan` has been executed from `started` to `now`: the requests it finished, and its record."""
         counts = self._counts()
         finished = self.scheduler.apply(plan, now)
-        return finished, _record(plan, 1, started, now, now - started, counts)
+        return finished, _record(plan, 1, started, now, now - started, counts, plan.index, plan.decode_context)
 
     def max_leap(self, plan: StepPlan) -> int:
         """How many steps, `plan` (just started) and equal ones after it, pass before anything changes by itself."""
@@ -94,8 +94,7 @@ class ServeLoop:
         assert self._leap is not None
         (index, context, counts), self._leap = self._leap, None
         self.scheduler.apply_repeated(plan, num_steps, now)
-        record = _record(plan, num_steps, started, now, first_duration, counts)
-        return record._replace(step=index, decode_context=context)
+        return _record(plan, num_steps, started, now, first_duration, counts, index, context)
 
     def _counts(self) -> tuple[int, int, int]:
         scheduler = self.scheduler
@@ -103,18 +102,26 @@ class ServeLoop:
 
 
 def _record(
-    plan: StepPlan, num_steps: int, started: int, now: int, first_duration: int, counts: tuple[int, int, int]
+    plan: StepPlan,
+    num_steps: int,
+    started: int,
+    now: int,
+    first_duration: int,
+    counts: tuple[int, int, int],
+    index: int,
+    context: int,
 ) -> StepRecord:
+    """`index` and `context` are those of the first step: a leap has moved the plan's own."""
     num_decodes = len(plan.decodes)
     return StepRecord(
-        plan.index,
+        index,
         num_steps,
         started,
         now,
         first_duration,
         num_decodes + plan.num_chunk_tokens,
         num_decodes,
-        plan.decode_context,
+        context,
         len(plan.chunks),
         *counts,
         plan.num_gaps,

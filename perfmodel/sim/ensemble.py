@@ -33,7 +33,7 @@ Serve = Callable[[Scenario, Scores | None], RequestColumns]
 
 _Z80 = 1.2816  # 80 % of a standard normal lie within
 _MOST_LOG_RATIO = 7.0  # a thousandfold; where a queue grows without end, more means nothing
-_FEWEST, _MOST = 160, 400  # requests of an open-loop draw
+_FEWEST, _MOST = 160, 240  # requests of an open-loop draw
 _MOST_EARLY = 200
 _QUEUEING = 0.4  # share of TTFT spent waiting from which on a queue might grow, which takes more requests to see
 _PER_SLOT = 1.5  # requests of a closed-loop draw
