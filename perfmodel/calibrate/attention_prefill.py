@@ -10,7 +10,13 @@ __all__ = ["OP", "fit", "groups", "is_too_fast", "kernel_names", "predict", "siz
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.attention_columns import bytes_of, engine_name, format_bytes, format_name, numbers
+from perfmodel.calibrate.attention_columns import (
+    bytes_of,
+    format_bytes,
+    format_name,
+    kernel_groups,
+    numbers,
+)
 from perfmodel.calibrate.robust import fit_form, residuals_of
 from perfmodel.calibrate.tables import Group, KernelTable
 from perfmodel.cost.forms.attention_prefill import FlashPrefillFit, PrefillKernel, PrefillSizes, prefill_seconds
@@ -80,15 +86,7 @@ def tensor_rates(table: KernelTable) -> list[str]:
 def groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
     """One group per engine, kernel, number formats and head size; rows that beat the hardware are left out."""
     usable = np.flatnonzero(~is_too_fast(table, device))
-    part = table.take(usable)
-    part = KernelTable(table.system, table.op, {**part.columns, "kernel": kernel_names(part, device)})
-    found = []
-    for names, rows in part.groups(("engine_version", "kernel", "attn_dtype", "kv_cache_dtype", "head_dim")):
-        engine, kernel, rate, kv_format, head_dim = names
-        key = f"attention_prefill/{format_name(rate)}/kv_{format_name(kv_format)}/hd{float(head_dim):.0f}/{kernel}"
-        one = part.take(rows)
-        found.append(Group(engine_name(engine), key, sizes_of(one), one.seconds, usable[rows]))
-    return found
+    return kernel_groups(table, "attention_prefill", usable, lambda part: kernel_names(part, device), sizes_of)
 
 
 def fit(group: Group, device: DeviceFacts) -> FlashPrefillFit:

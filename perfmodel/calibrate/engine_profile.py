@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.profile_fit import Parameter, fit_parameters, with_values
+from perfmodel.calibrate.profile_fit import STEP_PARAMETERS, Parameter, fit_parameters, with_values
 from perfmodel.calibrate.robust import residuals_of
 from perfmodel.calibrate.serving_runs import ServingRun
 from perfmodel.calibrate.serving_simulation import StageRow, shortened, simulate_runs
@@ -19,11 +19,9 @@ from perfmodel.cost import EngineProfile
 
 Floats = NDArray[np.float64]
 
-# A step's host work that shows: launch gaps, copies, the sampler's synchronisation. A sequence's: its row of inputs and
-# outputs. In: HTTP and hand-over. Out, per sequence sampled in the same step: streaming. Seconds, or bytes per logit.
+# In: HTTP and hand-over. Out, per sequence sampled in the same step: streaming. Seconds, or bytes per logit.
 PARAMETERS = (
-    Parameter("host.serial_step_s", 3e-4, 2e-5, 3e-3),
-    Parameter("host.serial_per_sequence_s", 6e-6, 2e-7, 6e-5),
+    *STEP_PARAMETERS,
     Parameter("server.in_s", 5e-3, 3e-4, 4e-2),
     Parameter("server.out_per_sequence_s", 5e-5, 2e-6, 5e-4),
     Parameter("sampling_bytes_per_logit", 400.0, 20.0, 1500.0),

@@ -1,6 +1,6 @@
 """Fitting numbers of an engine's profile so that simulated means meet measured ones: few, positive, bounded."""
 
-__all__ = ["LinearErrors", "Parameter", "fit_parameters", "profile_at", "with_facts", "with_values"]
+__all__ = ["STEP_PARAMETERS", "LinearErrors", "Parameter", "fit_parameters", "profile_at", "with_facts", "with_values"]
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,11 +22,6 @@ _REACH = 1.6  # of a round, in logarithms: a factor of five
 _CAPTURED_TOKENS = {"vllm": 512}
 
 
-def with_facts(profile: EngineProfile) -> EngineProfile:
-    """`profile` with what the engine's code says, which is not fitted."""
-    return with_values(profile, {"host.captured_tokens": _CAPTURED_TOKENS.get(profile.engine, 0)})
-
-
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A field of the profile, or of its `host` or `server`, with where to begin and its plausible range."""
@@ -35,6 +30,20 @@ class Parameter:
     start: float
     least: float
     most: float
+
+
+# A step's host work that shows: launch gaps, copies, the sampler's synchronisation; and a sequence's: its row of inputs
+# and outputs. Whole runs of any kind tell them.
+STEP_PARAMETERS = (
+    Parameter("host.serial_step_s", 3e-4, 2e-5, 3e-3),
+    Parameter("host.serial_per_sequence_s", 6e-6, 2e-7, 6e-5),
+)
+
+
+def with_facts(profile: EngineProfile) -> EngineProfile:
+    """`profile` with what the engine's code says, which is not fitted."""
+    facts = {"replays_graphs": True, "captured_tokens": _CAPTURED_TOKENS.get(profile.engine, 0)}
+    return profile.model_copy(update={"host": profile.host.model_copy(update=facts)})
 
 
 def with_values(profile: EngineProfile, values: Mapping[str, float]) -> EngineProfile:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.profile_fit import Parameter, fit_parameters
+from perfmodel.calibrate.profile_fit import STEP_PARAMETERS, Parameter, fit_parameters
 from perfmodel.calibrate.robust import residuals_of
 from perfmodel.calibrate.steady_simulation import SteadyStatePair, simulate_steady_states
 from perfmodel.calibrate.steady_state import SteadyState
@@ -35,8 +35,7 @@ _HIDDEN = (
 )
 # Known from serving runs where an engine has any.
 _OF_STEPS = (
-    Parameter("host.serial_step_s", 3e-4, 2e-5, 3e-3),
-    Parameter("host.serial_per_sequence_s", 6e-6, 2e-7, 6e-5),
+    *STEP_PARAMETERS,
     Parameter("server.in_s", 1e-2, 3e-4, 8e-2),
 )
 _WEIGHTS = {"tpot": 1.0, "ttft": 0.4}

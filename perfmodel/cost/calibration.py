@@ -41,6 +41,7 @@ class HostFit(Spec):
     serial_per_sequence_s: NonNegativeFloat = 0.0
     hidden_step_s: NonNegativeFloat = 0.0
     hidden_per_sequence_s: NonNegativeFloat = 0.0
+    replays_graphs: bool = False  # measured with CUDA graphs: without them the launches come on top
     captured_tokens: NonNegativeInt = 0
     prompt_step_s: NonNegativeFloat = 0.0
     prompt_layer_s: NonNegativeFloat = 0.0

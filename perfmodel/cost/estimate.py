@@ -95,22 +95,19 @@ class StepEstimate:
 def host_fit(graph: StepGraph, calibration: Calibration) -> HostFit:
     """The calibration's host time, as it shows in this graph's steps.
 
-    Without CUDA graphs, and without a fit, the launches take EAGER_LAUNCH_S per kernel of a decode: they run ahead of
-    the device and show only where they take longer. A fitted host time contains them.
+    Without CUDA graphs, unless that is how the host was measured, the launches take EAGER_LAUNCH_S per kernel of a
+    decode: they run ahead of the device and show only where they take longer.
     """
-    host = calibration.host
-    if graph.is_eager and calibration.origin == "datasheet":
+    host = calibration.host if graph.is_async else _synchronous(calibration.host)
+    if graph.is_eager and (calibration.origin == "datasheet" or host.replays_graphs):
         shape = decode_shape(1, 1, graph.model.attention_spans)
         num_kernels = sum(node.count * node.work(shape).num_kernels for node in graph.nodes)
         host = host.model_copy(update={"hidden_step_s": host.hidden_step_s + EAGER_LAUNCH_S * num_kernels})
-    return host if graph.is_async else _synchronous(host)
+    return host
 
 
 def _synchronous(host: HostFit) -> HostFit:
-    """Where the host plans a step only after the one before, what could hide beside the device shows.
-
-    Launches still run ahead within a step, but they are hidden only from the second kernel on.
-    """
+    """Where the host plans a step only after the one before, what could hide beside the device shows."""
     return host.model_copy(
         update={
             "serial_step_s": host.serial_step_s + host.hidden_step_s,

@@ -63,10 +63,10 @@ class EngineProfile(Spec):
     tpot_residuals: Residuals = Residuals()
     ttft_residuals: Residuals = Residuals()
 
-    def applied_to(self, calibration: Calibration) -> Calibration:
-        """The device's kernels as this engine runs them: its host time, its launches."""
+    def applied_to(self, calibration: Calibration, *, is_eager: bool = False) -> Calibration:
+        """The device's kernels as this engine runs them: its host time, its launches (`is_eager`: one by one)."""
         update: dict[str, Any] = {} if self.host == HostFit() else {"host": self.host}
-        if self.graph_kernel_s is not None:
+        if self.graph_kernel_s is not None and not is_eager:
             most = EXPERT_KERNELS * self.graph_kernel_s
             update["families"] = {
                 key: fit.model_copy(update={"launch_s": min(fit.launch_s, most)})

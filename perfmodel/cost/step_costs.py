@@ -44,7 +44,9 @@ def scenario_fits(
 ) -> tuple[Calibration, EngineProfile]:
     """The calibration as the engine runs its kernels, and its profile; by default what `engine.profile` names."""
     profile = profile or load_engine_profile(scenario.engine.profile)
-    return profile.applied_to(calibration or load_calibration(scenario.hardware, scenario.engine.profile)), profile
+    engine = scenario.engine
+    calibration = calibration or load_calibration(scenario.hardware, engine.profile)
+    return profile.applied_to(calibration, is_eager=engine.enforce_eager), profile
 
 
 def scenario_graph(scenario: Scenario, profile: EngineProfile, spread: ContextSpread | None = None) -> StepGraph:

@@ -31,8 +31,8 @@ _ABOUT = (
     "arguments, arrivals drawn by the same process, prompts that repeat as the load tool repeats them. One row"
     " is one stage. Calibrations of devices come from kernel tables or layer profiles, never from serving "
     "runs, so what they say of models, loads and parallelism is no training data. The engine's profile (host "
-    "time, front end, sampling traffic: five numbers for all runs together) was fitted to the means of steady "
-    "stages of the runs that its source names; if these are those runs, means are training data for these five"
+    "time, front end, sampling traffic: the same few numbers for all runs) was fitted to the means of steady "
+    "stages of the runs that its source names; if these are those runs, means are training data for these"
     " numbers, while percentiles and overloaded stages are not."
 )
 

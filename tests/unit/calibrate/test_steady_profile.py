@@ -1,0 +1,76 @@
+"""Profiles and generations found again from steady states that they produced."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfmodel.calibrate.generation_fit import fit_generation
+from perfmodel.calibrate.profile_fit import with_facts
+from perfmodel.calibrate.steady_profile import fit_steady_profile, fitting_rows
+from perfmodel.calibrate.steady_simulation import SteadyStatePair, simulate_steady_states
+from perfmodel.calibrate.steady_state import SteadyState, read_steady_states
+from perfmodel.cost import EngineProfile, HostFit, ServerFit
+from perfmodel.cost.generations import GenerationFit
+from perfmodel.errors import SpecError
+
+HEADER = (
+    "id,backend,backend_version,model_path,system,precision,isl,osl,lengths,concurrency,attention_tp,attention_dp,ep,"
+    "mtp_unlabelled,ttft_ms,tpot_ms\n"
+)
+
+
+def rows(tmp_path: Path, system: str) -> list[SteadyState]:
+    lines = [
+        f"{model}{tokens}{slots},trtllm,,{model},{system},bf16,{tokens},40,uniform 0.8-1.0,{slots},4,1,1,False,100,10"
+        for model in ("Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B")
+        for tokens in (1024, 6000)
+        for slots in (2, 6)
+    ]
+    path = tmp_path / "rows.csv"
+    path.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
+    found, left_out = read_steady_states(path)
+    assert not left_out
+    return found
+
+
+def told(pairs: list[SteadyStatePair]) -> list[SteadyState]:
+    """Rows that say what was simulated."""
+    return [
+        replace(pair.row, measured_ttft_ms=pair.predicted("ttft_mean"), measured_tpot_ms=pair.predicted("tpot_mean"))
+        for pair in pairs
+    ]
+
+
+def test_a_profile_is_found_again_from_the_steady_states_it_produced(tmp_path: Path) -> None:
+    true = with_facts(
+        EngineProfile(
+            engine="trtllm",
+            host=HostFit(
+                serial_step_s=8e-4,
+                serial_per_sequence_s=6e-6,
+                prompt_step_s=1.2e-2,
+                prompt_layer_s=8e-5,
+                prompt_moe_layer_s=9e-4,
+            ),
+            server=ServerFit(in_s=2e-2, in_per_prompt_token_s=1e-6),
+            graph_kernel_s=4e-6,
+        )
+    )
+    measured = told(simulate_steady_states(rows(tmp_path, "h100_sxm"), profile=true))
+    assert len(fitting_rows(measured, "trtllm")) == len(measured)
+    found = fit_steady_profile(with_facts(EngineProfile(engine="trtllm")), measured)
+    for layers, experts in ((64, 0), (48, 48)):  # what a step with prompts of either model takes, in sum
+        assert found.host.prompt_s(layers, experts) == pytest.approx(true.host.prompt_s(layers, experts), rel=0.15)
+    assert found.host.serial_step_s == pytest.approx(8e-4, rel=0.2)
+    # In runs of twenty requests a step more or less moves a mean by some per cent.
+    assert abs(found.tpot_residuals.p50) < 0.02
+    assert abs(found.ttft_residuals.p50) < 0.02
+
+
+def test_a_generation_is_found_again_from_the_steady_states_it_produced(tmp_path: Path) -> None:
+    true = GenerationFit(architecture="blackwell", compute=0.55)
+    measured = told(simulate_steady_states(rows(tmp_path, "b200_sxm"), generation=true))
+    assert fit_generation("blackwell", measured).compute == pytest.approx(0.55, rel=0.05)
+    with pytest.raises(SpecError, match="no rows on devices of architecture 'hopper'"):
+        fit_generation("hopper", measured)

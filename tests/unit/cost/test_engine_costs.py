@@ -1,0 +1,110 @@
+"""What an engine's profile does to steps: launches, prompts outside graphs, synchronous hosts, fused quantization."""
+
+import pytest
+
+from perfmodel.cost import (
+    Calibration,
+    EngineProfile,
+    HostFit,
+    OperatorTimer,
+    StepTables,
+    StepTimer,
+    estimate_step,
+    host_fit,
+)
+from perfmodel.cost.calibrations import load_calibration
+from perfmodel.cost.forms.experts import GroupedExpertsFit
+from perfmodel.ops import BatchShape, build_graph, decode_shape
+from perfmodel.ops.moe import EXPERT_KERNELS
+from perfmodel.specs import EngineSpec, load_hardware, load_model
+
+H100 = load_hardware("h100-sxm-80gb")
+HOST = HostFit(
+    serial_step_s=2e-4,
+    hidden_step_s=1e-3,
+    hidden_per_sequence_s=1e-5,
+    replays_graphs=True,
+    captured_tokens=512,
+    prompt_step_s=5e-3,
+    prompt_layer_s=1e-4,
+    prompt_moe_layer_s=2e-4,
+)
+PROFILE = EngineProfile(engine="vllm", host=HOST, graph_kernel_s=2e-6)
+
+
+def timer(is_eager=False):
+    return OperatorTimer(H100, PROFILE.applied_to(load_calibration(H100, "vllm"), is_eager=is_eager))
+
+
+def step_s(engine, shape, model="llama-3.1-8b"):
+    graph = build_graph(load_model(model), engine)
+    time = timer(engine.enforce_eager)
+    found = estimate_step(graph, time, shape)
+    picoseconds = StepTimer(StepTables(graph, time)).step(
+        shape.num_tokens, shape.num_samples, shape.prefills, shape.num_decodes, shape.decode_context
+    )
+    assert picoseconds / 1e12 == pytest.approx(found.duration_s, rel=1e-3)
+    return found
+
+
+def prompt(num_tokens):
+    return BatchShape(num_tokens, 1, ((num_tokens, 0),))
+
+
+def test_without_graphs_launches_show_where_the_device_is_faster():
+    graphs, eager = (step_s(EngineSpec(enforce_eager=flag), decode_shape(1, 100)) for flag in (False, True))
+    assert eager.duration_s > 0.2e-3 + 5e-6 * eager.num_kernels + 1e-3 > graphs.hidden_host_s
+    assert eager.hidden_host_s > graphs.hidden_host_s == pytest.approx(1e-3 + 1e-5)
+
+
+def test_a_synchronous_host_hides_nothing():
+    shape = decode_shape(32, 1000)
+    ahead, waits = (step_s(EngineSpec(async_scheduling=flag), shape) for flag in (True, False))
+    assert waits.duration_s - ahead.duration_s == pytest.approx(1e-3 + 32 * 1e-5)  # the device was the longer one
+
+
+def test_prompts_beyond_the_captured_size_are_launched_one_by_one():
+    without = PROFILE.model_copy(update={"host": HostFit(serial_step_s=2e-4)})
+    graph = build_graph(load_model("llama-3.1-8b"))
+    plain = OperatorTimer(H100, without.applied_to(load_calibration(H100, "vllm")))
+    for tokens, extra in ((512, 0.0), (513, 5e-3 + 32 * 1e-4)):
+        base = estimate_step(graph, plain, prompt(tokens)).duration_s
+        assert step_s(EngineSpec(), prompt(tokens)).duration_s - base == pytest.approx(extra, abs=1e-9)
+
+
+def test_layers_of_experts_add_their_own():
+    model = load_model("mixtral-8x7b")
+    graph = build_graph(model)
+    assert graph.num_moe_layers == model.num_layers == 32
+    assert build_graph(load_model("llama-3.1-8b")).num_moe_layers == 0
+    assert host_fit(graph, timer().calibration).prompt_s(32, 32) == pytest.approx(5e-3 + 32 * 3e-4)
+
+
+def test_a_graph_replays_experts_kernels_for_what_the_profile_says():
+    tables = Calibration(
+        device="x",
+        engine="vllm",
+        families={"moe/bf16": GroupedExpertsFit(launch_s=4e-5), "moe/fp8": GroupedExpertsFit(launch_s=3e-6)},
+    )
+    replayed = PROFILE.applied_to(tables).families
+    assert replayed["moe/bf16"].launch_s == pytest.approx(EXPERT_KERNELS * 2e-6)
+    assert replayed["moe/fp8"].launch_s == 3e-6  # never more than was measured
+    assert PROFILE.applied_to(tables, is_eager=True).families == tables.families
+
+
+def test_check_bits_in_the_same_memory_take_a_seventeenth():
+    l40s, rtx = load_hardware("l40s"), load_hardware("rtx-4090")
+    assert l40s.data_bandwidth == pytest.approx(l40s.memory_bandwidth * 16 / 17)
+    assert rtx.data_bandwidth == rtx.memory_bandwidth
+
+
+def test_inputs_that_come_quantized_are_not_quantized_again():
+    model, shape = load_model("llama-3.1-8b"), decode_shape(8, 100)
+    own, before = (
+        build_graph(model, EngineSpec(quantization="fp8", profile=profile), sampling="greedy")
+        for profile in ("vllm", "trtllm")
+    )
+    launches = [sum(n.count * n.work(shape).num_kernels for n in graph.nodes) for graph in (own, before)]
+    assert launches[0] - launches[1] == 4 * model.num_layers
+    time = OperatorTimer(H100, load_calibration(H100, "trtllm"))
+    assert estimate_step(before, time, shape).device_s < estimate_step(own, time, shape).device_s
