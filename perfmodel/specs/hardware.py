@@ -43,6 +43,7 @@ class Declared(Spec):
 
     source: str
     architecture: str | None = None  # ampere | hopper | ada | blackwell | cdna3 ... : siblings share achieved fractions
+    compile_target: str | None = None  # what compilers call the instruction set: sm_90 (CUDA guide, appendix), gfx942
     compute_units: PositiveInt
     clock_hz: Hertz = Field(gt=0)
     peak_flops_per_s: dict[str, FlopsPerSecond]

@@ -8,22 +8,23 @@ __all__ = ["KERNELS", "Kernels", "load_kernels"]
 
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
-from perfmodel.errors import PerfmodelError
+from perfmodel.errors import MissingExtraError, PerfmodelError
 
 _HERE = "perfmodel_executors.kernels"
 
 KERNELS: dict[str, dict[str, str]] = {
     "activate": {"torch": f"{_HERE}.swiglu.reference"},
-    "add_rms_norm": {"torch": f"{_HERE}.rms_norm.reference"},
+    "add_rms_norm": {"torch": f"{_HERE}.rms_norm.reference", "triton": f"{_HERE}.rms_norm.triton"},
     "attention_decode": {"torch": f"{_HERE}.attention_decode.reference"},
     "attention_prefill": {"torch": f"{_HERE}.attention_prefill.reference"},
     "greedy": {"torch": f"{_HERE}.sampling.reference"},
     "grouped_experts": {"torch": f"{_HERE}.moe.reference"},
     "kv_write": {"torch": f"{_HERE}.kv_write.reference"},
     "linear": {"torch": f"{_HERE}.linear.reference"},
-    "rms_norm": {"torch": f"{_HERE}.rms_norm.reference"},
+    "rms_norm": {"torch": f"{_HERE}.rms_norm.reference", "triton": f"{_HERE}.rms_norm.triton"},
     "rope": {"torch": f"{_HERE}.rope.reference"},
     "route": {"torch": f"{_HERE}.moe.reference"},
 }
@@ -52,8 +53,17 @@ def load_kernels(backend: str = "torch") -> Kernels:
     known = sorted({name for row in KERNELS.values() for name in row})
     if backend not in known:
         raise PerfmodelError(f"there are no {backend!r} kernels; known backends: {', '.join(known)}.")
+    _check_library(backend)
     kernels = Kernels()
     for operator, implementations in KERNELS.items():
         module = import_module(implementations.get(backend, implementations["torch"]))
         setattr(kernels, operator, getattr(module, operator))
     return kernels
+
+
+def _check_library(backend: str) -> None:
+    if backend == "triton" and find_spec("triton") is None:
+        raise MissingExtraError(
+            "the triton kernels need triton, which comes with torch for CUDA; install perfmodel[executor], or use the "
+            "torch kernels."
+        )

@@ -1,0 +1,81 @@
+"""What a compiled kernel takes of the hardware, read from its binary with the tools that come with Triton.
+
+Registers, stack and shared memory are from `cuobjdump -res-usage`; spills and tensor-core instructions are counted in
+the disassembly (`nvdisasm`): STL and LDL move registers to local memory and back, HMMA (Ampere), HGMMA (Hopper) and
+UTC*MMA (Blackwell) are matrix products of tensor cores, LDGSTS and UTMALDG load global memory straight into SRAM.
+"""
+
+__all__ = ["BinaryFacts", "read_binary"]
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfmodel.errors import PerfmodelError
+
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
+_OPCODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)")
+_TENSOR = re.compile(r"(HMMA|IMMA|QMMA|OMMA|DMMA|HGMMA|QGMMA|IGMMA|UTC\w*MMA)")
+_SPILL = re.compile(r"(STL|LDL)\b")
+_ASYNC = re.compile(r"(LDGSTS|UTMALDG|UBLKCP)")
+
+
+@dataclass(frozen=True)
+class BinaryFacts:
+    """registers: per thread; shared_bytes: per block, static and dynamic; stack_bytes: per thread (0: no arrays or
+    spills); spills: instructions that store or load a spilled register; tensor_instructions: matrix products on tensor
+    cores; async_copies: loads from global memory into SRAM that bypass registers; tensor_memory: columns (Blackwell)"""
+
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    spills: int
+    tensor_instructions: int
+    async_copies: int
+    tensor_memory: int
+    num_instructions: int
+
+    def __str__(self) -> str:
+        tensor = f"{self.tensor_instructions} tensor-core" if self.tensor_instructions else "no tensor-core"
+        return (
+            f"{self.registers} registers, {self.shared_bytes} bytes of SRAM, {self.spills} spills, "
+            f"{tensor} and {self.async_copies} asynchronous copy instructions of {self.num_instructions}"
+        )
+
+
+def read_binary(cubin: bytes, shared_bytes: int, tensor_memory: int = 0) -> BinaryFacts:
+    """The facts of a CUDA binary; `shared_bytes` and `tensor_memory` (columns) are the compiler's own figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        usage = _USAGE.search(_tool("cuobjdump", "-res-usage", str(path)))
+        opcodes = _OPCODE.findall(_tool("nvdisasm", "-c", str(path)))
+    if usage is None or not opcodes:
+        raise PerfmodelError("cuobjdump or nvdisasm could not read the compiled kernel; is Triton's wheel complete?")
+    return BinaryFacts(
+        registers=int(usage[1]),
+        shared_bytes=shared_bytes,
+        stack_bytes=int(usage[2]),
+        spills=_count(_SPILL, opcodes),
+        tensor_instructions=_count(_TENSOR, opcodes),
+        async_copies=_count(_ASYNC, opcodes),
+        tensor_memory=tensor_memory,
+        num_instructions=len(opcodes),
+    )
+
+
+def _count(pattern: re.Pattern[str], opcodes: list[str]) -> int:
+    return sum(1 for opcode in opcodes if pattern.match(opcode))
+
+
+def _tool(name: str, *arguments: str) -> str:
+    import triton
+
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    try:
+        done = subprocess.run([str(path), *arguments], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise PerfmodelError(f"{path}: {error.strerror}; reinstall triton, whose wheel brings it.") from None
+    return done.stdout + done.stderr

@@ -1,0 +1,88 @@
+"""Problems of operators: calls with their inputs, for tests, ahead-of-time compilation and measurement alike.
+
+Each operator's folder has `problems.py` with two lists: `tiny(dtype)`, odd sizes that an interpreter gets through, and
+`serving()`, the sizes that matter on a GPU. A problem makes its inputs on any device; on `meta` they have no memory.
+"""
+
+__all__ = ["Inputs", "Problem", "problems_of"]
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfmodel.ops.work import Work
+from perfmodel_executors.kernels.dispatch import KERNELS
+
+Sizes = Mapping[str, int | float | str]
+
+
+class Inputs:
+    """Makes tensors on one device, equal for equal seeds there."""
+
+    def __init__(self, device: torch.device | str = "cpu", seed: int = 0) -> None:
+        self.device = torch.device(device)
+        self._is_meta = self.device.type == "meta"
+        self._generator = None if self._is_meta else torch.Generator(self.device).manual_seed(seed)
+
+    def normal(self, *shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+        """Standard normal times `scale`."""
+        if self._is_meta:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        values = torch.randn(shape, generator=self._generator, device=self.device)
+        return values.mul_(scale).to(dtype)
+
+    def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        """Uniform in low .. high - 1."""
+        if self._is_meta:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        return torch.randint(low, high, shape, generator=self._generator, device=self.device, dtype=dtype)
+
+    def permutation(self, size: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        """0 .. size - 1 in random order."""
+        if self._is_meta:
+            return torch.empty(size, dtype=dtype, device=self.device)
+        return torch.randperm(size, generator=self._generator, device=self.device).to(dtype)
+
+    def of(self, values: list[Any], dtype: torch.dtype) -> Tensor:
+        """These very values."""
+        if self._is_meta:
+            return torch.empty(torch.tensor(values).shape, dtype=dtype, device=self.device)
+        return torch.tensor(values, dtype=dtype, device=self.device)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call of an operator.
+
+    operator:  a row of KERNELS
+    sizes:     what the call is about, by the names that tables of measured kernels use (m, n, k; batch_size, isl, ...)
+    make:      the arguments, from a maker of inputs; called twice with equal seeds it gives equal arguments
+    work:      FLOPs and least bytes, as the cost model counts them; None where nothing is measured
+    tolerance: largest |difference| to the reference, as a share of the reference's largest magnitude
+    baseline:  the best library call for the same arguments, None where there is none
+    """
+
+    operator: str
+    sizes: Sizes
+    make: Callable[[Inputs], tuple[Any, ...]] = field(repr=False)
+    work: Work | None = field(default=None, repr=False)
+    tolerance: float = 1e-5
+    baseline: Callable[..., Any] | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.operator} " + " ".join(f"{name}={value}" for name, value in self.sizes.items())
+
+
+def problems_of(operator: str, kind: str = "serving", dtype: torch.dtype | None = None) -> list[Problem]:
+    """The operator's problems: `serving`, or `tiny` ones of a dtype; empty where its folder lists none."""
+    folder = KERNELS[operator]["torch"].rsplit(".", 1)[0]
+    try:
+        module = import_module(f"{folder}.problems")
+    except ModuleNotFoundError:
+        return []
+    listed: list[Problem] = module.serving() if kind == "serving" else module.tiny(dtype or torch.float32)
+    return [problem for problem in listed if problem.operator == operator]

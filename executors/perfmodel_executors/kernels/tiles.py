@@ -1,0 +1,153 @@
+"""Which tile sizes a kernel runs with: candidates, those that the device's SRAM can hold, the fastest of them.
+
+Each kernel lists its candidates, the one to trust without measuring first. What does not fit the SRAM of the device is
+dropped before anything is compiled, by the law that Triton's pipeliner follows:
+
+    bytes = (stages - 1) tile   on Ampere, Ada and consumer Blackwell, whose cp.async fills the stage being left
+    bytes = stages tile         on Hopper and Blackwell, where the copy engine writes ahead of the tensor cores
+
+(tile: bytes of all operands of one pipeline stage; checked against binaries by the tests.) Within `tuning()`, on a GPU,
+the remaining ones are timed once per problem and the choice is kept for the process.
+"""
+
+__all__ = ["DeviceLimits", "TileConfig", "choices", "fitting", "pick", "pipelined_bytes", "targeting", "tuning"]
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from perfmodel.errors import DoesNotFitError
+from perfmodel_executors.kernels.launch import Options
+
+
+class DeviceLimits(NamedTuple):
+    """name, compute capability (90 for sm_90), and the most shared memory of a thread block, bytes."""
+
+    name: str
+    capability: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """One way to run a kernel: its compile-time sizes by name, and the compiler's options."""
+
+    sizes: dict[str, int]
+    options: Options = field(default_factory=Options)
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{name}={size}" for name, size in self.sizes.items())
+        return f"{sizes} warps={self.options.num_warps} stages={self.options.num_stages}"
+
+
+_target: ContextVar[DeviceLimits | None] = ContextVar("target", default=None)
+_is_tuning: ContextVar[bool] = ContextVar("is_tuning", default=False)
+_chosen: dict[tuple[str, str, Hashable], TileConfig] = {}
+
+
+def pipelined_bytes(tile_bytes: int, config: TileConfig, capability: int) -> int:
+    """Shared memory of a software pipeline whose stages hold `tile_bytes` each."""
+    stages = config.options.num_stages
+    overlaps = 90 <= capability < 120
+    return tile_bytes * (stages if overlaps else max(1, stages - 1))
+
+
+def fitting(
+    candidates: Sequence[TileConfig],
+    shared_bytes: Callable[[TileConfig, int], int],
+    limits: DeviceLimits | None,
+    kernel: str,
+) -> list[TileConfig]:
+    """The candidates that the device's SRAM holds; all of them where no device is known (the interpreter).
+
+    shared_bytes: (candidate, compute capability) -> bytes of a thread block
+
+    Raises DoesNotFitError if none does.
+    """
+    if limits is None:
+        return list(candidates)
+    kept = [c for c in candidates if shared_bytes(c, limits.capability) <= limits.shared_bytes]
+    if not kept:
+        least = min(shared_bytes(c, limits.capability) for c in candidates)
+        raise DoesNotFitError(
+            f"{kernel}: the smallest tile needs {least} bytes of SRAM a thread block; {limits.name} has "
+            f"{limits.shared_bytes}. Use the torch kernels, or a smaller head or group size."
+        )
+    return kept
+
+
+def pick(
+    kernel: str,
+    problem: Hashable,
+    candidates: Sequence[TileConfig],
+    shared_bytes: Callable[[TileConfig, int], int],
+    run: Callable[[TileConfig], None],
+    device: torch.device,
+) -> TileConfig:
+    """The configuration to run `kernel` with on `device`.
+
+    problem: what the best choice depends on: shapes (rounded, so that similar ones share a choice) and dtypes
+    run:     launches the kernel with a candidate; harmless to repeat
+
+    Raises DoesNotFitError if the device's SRAM holds none of the candidates.
+    """
+    limits = _target.get() or _limits_of(device)
+    key = (kernel, limits.name if limits else device.type, problem)
+    known = _chosen.get(key)
+    if known is not None:
+        return known
+    kept = fitting(candidates, shared_bytes, limits, kernel)
+    can_time = _is_tuning.get() and device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+    if not can_time or len(kept) == 1:
+        return kept[0]
+    _chosen[key] = min(kept, key=lambda config: _milliseconds(run, config))
+    return _chosen[key]
+
+
+@contextmanager
+def tuning() -> Iterator[None]:
+    """Within, kernels on a GPU time their candidates at the first call of each problem."""
+    token = _is_tuning.set(True)
+    try:
+        yield
+    finally:
+        _is_tuning.reset(token)
+
+
+@contextmanager
+def targeting(limits: DeviceLimits) -> Iterator[None]:
+    """Within, choices are those for `limits`, whatever device the tensors are on: to compile ahead of time."""
+    token = _target.set(limits)
+    try:
+        yield
+    finally:
+        _target.reset(token)
+
+
+def choices() -> dict[str, str]:
+    """What was tuned so far: "kernel on device, problem" -> configuration."""
+    return {f"{kernel} on {device}, {problem}": str(config) for (kernel, device, problem), config in _chosen.items()}
+
+
+def _limits_of(device: torch.device) -> DeviceLimits | None:
+    if device.type != "cuda":
+        return None
+    from triton.runtime import driver
+
+    facts = torch.cuda.get_device_properties(device)
+    shared = driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
+    return DeviceLimits(facts.name, facts.major * 10 + facts.minor, int(shared))
+
+
+def _milliseconds(run: Callable[[TileConfig], None], config: TileConfig) -> float:
+    from triton.runtime.errors import OutOfResources
+    from triton.testing import do_bench
+
+    try:
+        return float(do_bench(lambda: run(config), warmup=3, rep=15, return_mode="median"))
+    except OutOfResources:  # registers or tensor memory, which the filter does not count
+        return float("inf")

@@ -1,0 +1,34 @@
+"""Every Triton kernel, compiled for A100, H100 and B200 from the calls that serving makes."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the executor needs torch")
+pytest.importorskip("triton", reason="Triton kernels need triton")
+
+from perfmodel.cost.occupancy import shared_limit_bytes  # noqa: E402
+from perfmodel.specs import load_hardware  # noqa: E402
+from perfmodel_executors.compiled import compile_problem  # noqa: E402
+from perfmodel_executors.kernels import KERNELS  # noqa: E402
+from perfmodel_executors.kernels.problem import problems_of  # noqa: E402
+
+DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm")
+# Operators whose work is matrix products: these must reach the tensor cores.
+PRODUCTS = frozenset({"attention_prefill", "attention_decode", "linear"})
+OPERATORS = [operator for operator, backends in KERNELS.items() if "triton" in backends]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_kernel_fits_the_device_and_does_not_spill(operator, device):
+    """One problem of each distinct binary is enough; occupancy says that at least one block runs."""
+    hardware = load_hardware(device)
+    problem = problems_of(operator)[0]
+    kernels = compile_problem(problem, hardware)
+    assert kernels
+    for kernel in kernels:
+        assert kernel.facts.shared_bytes <= shared_limit_bytes(hardware)
+        assert kernel.facts.registers <= 255
+        assert kernel.facts.spills == 0, str(kernel)
+        assert kernel.occupancy.blocks >= 1
+    if operator in PRODUCTS:
+        assert any(kernel.facts.tensor_instructions for kernel in kernels)
