@@ -5,7 +5,7 @@ i32 or i64, `None` and integers equal to 1 as constants; pointers (allocations a
 divisible by 16 are told to the compiler as such, without which it neither vectorises nor pipelines.
 """
 
-__all__ = ["CompiledKernel", "compile_launch", "compile_problem", "device_limits"]
+__all__ = ["CompiledKernel", "compile_launch", "compile_problem", "compute_capability", "device_limits"]
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -36,7 +36,7 @@ class Launch:
 
     @property
     def name(self) -> str:
-        return str(getattr(self.kernel, "__name__", self.kernel))
+        return str(getattr(self.kernel, "__name__", self.kernel)).lstrip("_")
 
 
 _recorder: ContextVar[list[Launch] | None] = ContextVar("recorder", default=None)

@@ -17,7 +17,7 @@ from perfmodel_executors.kernels.launch import Options, launch
 
 
 @triton.jit
-def rms_norm_kernel(x_ptr, weight_ptr, y_ptr, columns, x_stride, eps, BLOCK: tl.constexpr):
+def _rms_norm_kernel(x_ptr, weight_ptr, y_ptr, columns, x_stride, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < columns
@@ -28,7 +28,7 @@ def rms_norm_kernel(x_ptr, weight_ptr, y_ptr, columns, x_stride, eps, BLOCK: tl.
 
 
 @triton.jit
-def add_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, columns, x_stride, eps, BLOCK: tl.constexpr):
+def _add_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, columns, x_stride, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < columns
@@ -50,7 +50,7 @@ def rms_norm(x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
     y_RC = torch.empty(rows_RC.shape, dtype=x_TC.dtype, device=x_TC.device)
     block, options = _block(columns)
     args = (rows_RC, weight_C, y_RC, columns, rows_RC.stride(0), eps)
-    launch(rms_norm_kernel, (rows_RC.shape[0],), *args, options=options, BLOCK=block)
+    launch(_rms_norm_kernel, (rows_RC.shape[0],), *args, options=options, BLOCK=block)
     return y_RC.view(x_TC.shape)
 
 
@@ -60,7 +60,7 @@ def add_rms_norm(x_TC: Tensor, residual_TC: Tensor, weight_C: Tensor, eps: float
     y_TC, sum_TC = torch.empty_like(residual_TC), torch.empty_like(residual_TC)
     block, options = _block(columns)
     args = (x_TC, residual_TC.contiguous(), weight_C, y_TC, sum_TC, columns, x_TC.stride(0), eps)
-    launch(add_rms_norm_kernel, (rows,), *args, options=options, BLOCK=block)
+    launch(_add_rms_norm_kernel, (rows,), *args, options=options, BLOCK=block)
     return y_TC, sum_TC
 
 
