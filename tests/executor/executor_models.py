@@ -21,6 +21,8 @@ def tiny(*layers: tuple[Attention, FeedForward], **changes: object) -> ModelSpec
         hidden_size=32,
         vocab_size=101,
         max_position_embeddings=256,
+        norm_eps=1e-3,
+        rope_theta=500.0,
         layers=tuple((Layer(mixer, ffn), 1) for mixer, ffn in layers),
     )
     return replace(spec, **changes)  # type: ignore[arg-type]

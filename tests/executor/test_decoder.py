@@ -12,19 +12,19 @@ from executor_models import MODELS, attention, tiny  # noqa: E402
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.specs.model.architecture import DenseFFN, Layer, Mamba, MoEFFN  # noqa: E402
 from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
-from perfmodel_executors.models.decoder import NORM_EPS, ROPE_THETA, Decoder  # noqa: E402
+from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 
 BLOCK = 4
 
 
 def rms(x, weight):
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + NORM_EPS) * weight
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + MODELS["gqa"].norm_eps) * weight
 
 
 def rotate(x):
     """RoPE of [T, heads, dim] at positions 0..T-1, by complex multiplication."""
     half = x.shape[-1] // 2
-    angle = torch.outer(torch.arange(len(x)), ROPE_THETA ** (-torch.arange(half) / half)).to(x.dtype)
+    angle = torch.outer(torch.arange(len(x)), MODELS["gqa"].rope_theta ** (-torch.arange(half) / half)).to(x.dtype)
     z = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)[:, None]
     return torch.cat((z.real, z.imag), -1)
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from perfmodel_executors.models.support import CPU
+
 
 class Segment(NamedTuple):
     """The new tokens of one sequence in one step.
@@ -52,7 +54,7 @@ class StepBatch:
         return len(self.contexts_D)
 
 
-def build_batch(segments: Sequence[Segment], block_size: int) -> StepBatch:
+def build_batch(segments: Sequence[Segment], block_size: int, device: torch.device = CPU) -> StepBatch:
     """The flat batch of `segments`, whose sampled tokens come back in the order of the segments."""
     decodes = [i for i, segment in enumerate(segments) if len(segment.tokens) == 1]
     chunks = [i for i, segment in enumerate(segments) if len(segment.tokens) > 1]
@@ -71,21 +73,22 @@ def build_batch(segments: Sequence[Segment], block_size: int) -> StepBatch:
     for i in chunks:
         starts.append(starts[-1] + len(segments[i].tokens))
     return StepBatch(
-        tokens_T=torch.tensor(tokens, dtype=torch.int64),
-        positions_T=torch.tensor(positions, dtype=torch.int64),
-        slots_T=torch.tensor(slots, dtype=torch.int64),
-        tables_DM=_tables([segments[i].block_table for i in decodes]),
-        contexts_D=torch.tensor([segments[i].num_computed + 1 for i in decodes], dtype=torch.int64),
-        tables_GM=_tables([segments[i].block_table for i in chunks]),
-        starts_G=torch.tensor(starts, dtype=torch.int64),
-        computed_G=torch.tensor([segments[i].num_computed for i in chunks], dtype=torch.int64),
+        tokens_T=torch.tensor(tokens, dtype=torch.int64, device=device),
+        positions_T=torch.tensor(positions, dtype=torch.int64, device=device),
+        slots_T=torch.tensor(slots, dtype=torch.int64, device=device),
+        tables_DM=_tables([segments[i].block_table for i in decodes], device),
+        contexts_D=torch.tensor([segments[i].num_computed + 1 for i in decodes], dtype=torch.int64, device=device),
+        tables_GM=_tables([segments[i].block_table for i in chunks], device),
+        starts_G=torch.tensor(starts, dtype=torch.int64, device=device),
+        computed_G=torch.tensor([segments[i].num_computed for i in chunks], dtype=torch.int64, device=device),
         sample_rows_S=torch.tensor(
-            [last_row[i] for i, segment in enumerate(segments) if segment.is_sampled], dtype=torch.int64
+            [last_row[i] for i, segment in enumerate(segments) if segment.is_sampled], dtype=torch.int64, device=device
         ),
     )
 
 
-def _tables(rows: Sequence[Sequence[int]]) -> Tensor:
+def _tables(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """Rows padded with block 0 to the longest."""
     width = max(map(len, rows), default=0)
-    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.int64).view(len(rows), width)
+    padded = [[*row, *[0] * (width - len(row))] for row in rows]
+    return torch.tensor(padded, dtype=torch.int64, device=device).view(len(rows), width)

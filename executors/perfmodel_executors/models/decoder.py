@@ -18,22 +18,25 @@ from perfmodel_executors.kernels import Kernels, load_kernels
 from perfmodel_executors.kernels.rope.reference import rope_table
 from perfmodel_executors.models.batch import StepBatch
 from perfmodel_executors.models.kv_cache import KVCache
-from perfmodel_executors.models.support import check_executable, check_memory, torch_dtype
+from perfmodel_executors.models.random_weights import random_weights
+from perfmodel_executors.models.support import CPU, check_executable, check_memory, torch_dtype
 from perfmodel_executors.models.weights import (
     AttentionWeights,
     DecoderWeights,
     FFNWeights,
     LayerWeights,
     MoEWeights,
-    random_weights,
 )
-
-ROPE_THETA = 10_000.0  # the value costs nothing to change and nothing depends on it
-NORM_EPS = 1e-5
+from perfmodel_executors.parallel.group import ALONE, TensorGroup, embed
+from perfmodel_executors.parallel.sharding import shard_model
 
 
 class Decoder:
-    """A model with its weights; keys and values live in the `KVCache` passed to each call."""
+    """A model with its weights; keys and values live in the `KVCache` passed to each call.
+
+    Under tensor parallelism each rank of `group` has a decoder with its `part` of the model (heads, widths, rows of the
+    vocabulary), and all take the same steps; `weights`, if given, are those of the part.
+    """
 
     def __init__(
         self,
@@ -42,29 +45,35 @@ class Decoder:
         seed: int = 0,
         kernels: Kernels | None = None,
         weights: DecoderWeights | None = None,
+        device: torch.device = CPU,
+        group: TensorGroup = ALONE,
     ) -> None:
         check_executable(model)
         if weights is None:
-            check_memory(f"{model.name}: weights", sum(weight_bytes(model).values()))
+            check_memory(f"{model.name}: weights", sum(weight_bytes(model).values()) / group.size, device)
         self.model = model
+        self.part = shard_model(model, group.size)
         self.dtype = dtype
+        self.device = device
+        self.group = group
         self.kernels = kernels or load_kernels()
-        self.weights = weights or random_weights(model, dtype, seed)
+        self.weights = weights or random_weights(model, dtype, seed, device, group)
         dims = {layer.mixer.head_dim for layer in model.iter_layers() if isinstance(layer.mixer, Attention)}
-        self._rope = {d: rope_table(model.max_position_embeddings, d, ROPE_THETA, dtype) for d in dims}
+        positions, theta = model.max_position_embeddings, model.rope_theta
+        self._rope = {dim: rope_table(positions, dim, theta, dtype).to(device) for dim in dims}
 
     def new_cache(self, block_size: int, num_blocks: int = 0) -> KVCache:
-        """An empty KV cache that fits this model."""
-        return KVCache(self.model, block_size, self.dtype, num_blocks)
+        """An empty KV cache that fits this model; `num_blocks` are allocated at once, more when they are needed."""
+        return KVCache(self.part, block_size, self.dtype, num_blocks, self.device)
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
         """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`."""
         kernels, weights = self.kernels, self.weights
         rope = {dim: table[batch.positions_T] for dim, table in self._rope.items()}
-        residual_TC = weights.embedding[batch.tokens_T]
+        residual_TC = embed(weights.embedding, batch.tokens_T, self.group)
         update_TC: Tensor | None = None  # what the last block adds to the residual stream
         pages = iter(cache.pages)
-        for layer, layer_weights in zip(self.model.iter_layers(), weights.layers, strict=True):
+        for layer, layer_weights in zip(self.part.iter_layers(), weights.layers, strict=True):
             if isinstance(layer.mixer, Attention) and layer_weights.mixer is not None:
                 x_TC, residual_TC = self._norm(update_TC, residual_TC, layer_weights.mixer_norm)
                 rows = rope[layer.mixer.head_dim] if layer.mixer.use_rope else None
@@ -73,22 +82,26 @@ class Decoder:
                 x_TC, residual_TC = self._norm(update_TC, residual_TC, layer_weights.ffn_norm)
                 update_TC = self._feed_forward(x_TC, layer.ffn, layer_weights)
         x_TC = residual_TC if update_TC is None else residual_TC + update_TC
-        x_SC = kernels.rms_norm(x_TC[batch.sample_rows_S], weights.final_norm, NORM_EPS)
-        logits_SV: Tensor = kernels.linear(x_SC, weights.lm_head)
-        return logits_SV
+        x_SC = kernels.rms_norm(x_TC[batch.sample_rows_S], weights.final_norm, self.model.norm_eps)
+        return self.group.gather(kernels.linear(x_SC, weights.lm_head), self.model.vocab_size)
+
+    def next_tokens(self, batch: StepBatch, cache: KVCache) -> Tensor:
+        """[S]: the next token of each sampled sequence, greedily."""
+        tokens_S: Tensor = self.kernels.greedy(self.forward(batch, cache))
+        return tokens_S
 
     def step(self, batch: StepBatch, cache: KVCache) -> list[int]:
-        """The next token of each sampled sequence, greedily."""
+        """`next_tokens` as a list, once they are known."""
         if not len(batch.sample_rows_S):
             self.forward(batch, cache)
             return []
-        tokens: list[int] = self.kernels.greedy(self.forward(batch, cache)).tolist()
+        tokens: list[int] = self.next_tokens(batch, cache).tolist()
         return tokens
 
     def _norm(self, update_TC: Tensor | None, residual_TC: Tensor, weight_C: Tensor) -> tuple[Tensor, Tensor]:
         if update_TC is None:
-            return self.kernels.rms_norm(residual_TC, weight_C, NORM_EPS), residual_TC
-        normed: tuple[Tensor, Tensor] = self.kernels.add_rms_norm(update_TC, residual_TC, weight_C, NORM_EPS)
+            return self.kernels.rms_norm(residual_TC, weight_C, self.model.norm_eps), residual_TC
+        normed: tuple[Tensor, Tensor] = self.kernels.add_rms_norm(update_TC, residual_TC, weight_C, self.model.norm_eps)
         return normed
 
     def _attention(
@@ -108,16 +121,15 @@ class Decoder:
         )
         q_TNH, k_TKH = q.view(num_tokens, heads, dim), k.view(num_tokens, kv_heads, dim)
         if weights.q_norm is not None:
-            q_TNH = kernels.rms_norm(q_TNH, weights.q_norm, NORM_EPS)
-            k_TKH = kernels.rms_norm(k_TKH, weights.k_norm, NORM_EPS)
+            q_TNH = kernels.rms_norm(q_TNH, weights.q_norm, self.model.norm_eps)
+            k_TKH = kernels.rms_norm(k_TKH, weights.k_norm, self.model.norm_eps)
         if cos_sin_TH is not None:
             q_TNH, k_TKH = kernels.rope(q_TNH, cos_sin_TH), kernels.rope(k_TKH, cos_sin_TH)
         kernels.kv_write(k_TKH, v.view(num_tokens, kv_heads, v_dim), *pages, batch.slots_T)
         out_TD = self._attend(q_TNH, mixer, pages, batch).flatten(1)
         if gate:
             out_TD = out_TD * torch.sigmoid(gate_TD)
-        update_TC: Tensor = kernels.linear(out_TD, weights.out, weights.out_bias)
-        return update_TC
+        return self.group.all_reduce(kernels.linear(out_TD, weights.out, weights.out_bias))
 
     def _attend(self, q_TNH: Tensor, mixer: Attention, pages: tuple[Tensor, Tensor], batch: StepBatch) -> Tensor:
         """[T, N, H_v]: the one-token rows first, then the chunks'."""
@@ -133,10 +145,10 @@ class Decoder:
 
     def _feed_forward(self, x_TC: Tensor, ffn: DenseFFN | MoEFFN, weights: LayerWeights) -> Tensor:
         if isinstance(weights.ffn, FFNWeights):
-            return self._dense(x_TC, weights.ffn, ffn.activation, ffn.gated)
+            return self.group.all_reduce(self._dense(x_TC, weights.ffn, ffn.activation, ffn.gated))
         assert isinstance(ffn, MoEFFN)
         assert isinstance(weights.ffn, MoEWeights)
-        return self._moe(x_TC, ffn, weights.ffn)
+        return self.group.all_reduce(self._moe(x_TC, ffn, weights.ffn))
 
     def _dense(self, x_TC: Tensor, weights: FFNWeights, activation: str, gated: bool) -> Tensor:
         kernels = self.kernels
@@ -156,7 +168,14 @@ class Decoder:
         return update_TC
 
 
-def load_decoder(model: ModelSpec, engine: EngineSpec, seed: int = 0) -> Decoder:
+def load_decoder(
+    model: ModelSpec,
+    engine: EngineSpec,
+    seed: int = 0,
+    device: torch.device = CPU,
+    kernels: Kernels | None = None,
+    group: TensorGroup = ALONE,
+) -> Decoder:
     """The model in the formats that the engine serves it in, with random weights."""
     served = served_model(model, engine)
-    return Decoder(served, torch_dtype(served), seed)
+    return Decoder(served, torch_dtype(served), seed, kernels, device=device, group=group)

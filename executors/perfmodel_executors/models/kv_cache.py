@@ -13,31 +13,40 @@ from torch import Tensor
 
 from perfmodel.specs.model.architecture import Attention
 from perfmodel.specs.model.spec import ModelSpec
-from perfmodel_executors.models.support import check_memory
+from perfmodel_executors.models.support import CPU, check_memory
 
 
 class KVCache:
     """Keys and values of all layers: `pages[layer] = (k_BSKH, v_BSKH)`."""
 
-    def __init__(self, model: ModelSpec, block_size: int, dtype: torch.dtype, num_blocks: int = 0) -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        block_size: int,
+        dtype: torch.dtype,
+        num_blocks: int = 0,
+        device: torch.device = CPU,
+    ) -> None:
         self.block_size = block_size
+        self.device = device
         self.num_blocks = 0
         self.pages: list[tuple[Tensor, Tensor]] = []
         for layer in model.iter_layers():
             if isinstance(layer.mixer, Attention):
                 heads, mixer = layer.mixer.num_kv_heads, layer.mixer
-                shape = (0, block_size, heads)
-                k, v = (torch.empty(*shape, dim, dtype=dtype) for dim in (mixer.head_dim, mixer.v_head_dim))
-                self.pages.append((k, v))
-        self.reserve(num_blocks)
+                k = torch.empty(0, block_size, heads, mixer.head_dim, dtype=dtype, device=device)
+                self.pages.append((k, k.new_empty(0, block_size, heads, mixer.v_head_dim)))
+        self._allocate(num_blocks)
 
     def reserve(self, num_blocks: int) -> None:
         """Make room for block ids below `num_blocks`; contents are kept."""
-        if num_blocks <= self.num_blocks:
-            return
-        self.num_blocks = max(num_blocks, self.num_blocks * 3 // 2, 64)
+        if num_blocks > self.num_blocks:
+            self._allocate(max(num_blocks, self.num_blocks * 3 // 2, 64))
+
+    def _allocate(self, num_blocks: int) -> None:
         per_block = sum((k.stride(0) + v.stride(0)) * k.element_size() for k, v in self.pages)
-        check_memory(f"{self.num_blocks} KV blocks", self.num_blocks * per_block)
+        check_memory(f"{num_blocks} KV blocks", num_blocks * per_block, self.device)
+        self.num_blocks = num_blocks
         for layer, (k, v) in enumerate(self.pages):  # one layer at a time: the old pages go as the new ones come
             self.pages[layer] = (_grown(k, self.num_blocks), _grown(v, self.num_blocks))
 

@@ -1,6 +1,6 @@
 """What the decoder runs, and a sentence for what it does not."""
 
-__all__ = ["check_executable", "check_memory", "torch_dtype"]
+__all__ = ["CPU", "check_executable", "check_memory", "torch_dtype"]
 
 import os
 
@@ -10,6 +10,8 @@ from perfmodel.errors import DoesNotFitError, PerfmodelError
 from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer, MoEFFN
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel_executors.kernels.swiglu.reference import ACTIVATIONS
+
+CPU = torch.device("cpu")
 
 _DTYPES = {
     "bf16": torch.bfloat16,
@@ -27,8 +29,17 @@ def torch_dtype(model: ModelSpec) -> torch.dtype:
     return _DTYPES[model.dtype]
 
 
-def check_memory(what: str, num_bytes: float) -> None:
-    """Raises DoesNotFitError for what this machine's memory cannot hold, before the machine finds out."""
+def check_memory(what: str, num_bytes: float, device: torch.device = CPU) -> None:
+    """Raises DoesNotFitError for what the device's memory cannot hold, before the machine finds out."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        if num_bytes > free:
+            raise DoesNotFitError(
+                f"{what} of {num_bytes / 1e9:.1f} GB do not fit {torch.cuda.get_device_name(device)}, which has "
+                f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free; lower gpu_memory_utilization, set "
+                f"num_gpu_blocks_override, or raise tensor_parallel_size."
+            )
+        return
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if num_bytes > 0.8 * physical:
         raise DoesNotFitError(

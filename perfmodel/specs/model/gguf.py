@@ -74,6 +74,8 @@ _KEYS = MappingProxyType(
         "v_head_dim": "attention.value_length",
         "q_lora_rank": "attention.q_lora_rank",
         "kv_lora_rank": "attention.kv_lora_rank",
+        "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+        "rope_theta": "rope.freq_base",
         "sliding_window": "attention.sliding_window",
         "num_experts": "expert_count",
         "num_experts_per_tok": "expert_used_count",
@@ -124,6 +126,9 @@ def config_from_gguf(header: GgufHeader, path: Path) -> dict[str, Any]:
     config.setdefault("vocab_size", meta.get("tokenizer.ggml.tokens"))
     if "kv_lora_rank" in config:
         _set_latent(config, meta, arch)
+    scaling = "llama3" if "rope_freqs.weight" in header.tensors else meta.get(f"{arch}.rope.scaling.type", "none")
+    if scaling != "none":
+        config["rope_parameters"] = {"rope_type": scaling}
     _set_from_tensors(config, header.tensors)
     return config
 

@@ -9,6 +9,7 @@ import json
 import re
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,20 @@ def load_header(path: str | Path) -> ModelSpec:
         header = read_gguf(path)
         name = str(header.metadata.get("general.name") or path.stem).lower().replace(" ", "-")
         return model_from_config(
-            config_from_gguf(header, path), name, source=str(path), origin=f"GGUF header {path.name}"
+            config_from_gguf(header, path),
+            name,
+            source=str(path),
+            origin=f"GGUF header {path.name}",
+            weights_path=str(path),
         )
     name = _name_of(path)
     beside = path.with_name("config.json")
     if beside.is_file():
-        return load_config(beside, name)
+        return replace(load_config(beside, name), weights_path=str(path))
     tensors = _all_tensors(path)
     origin = f"tensor shapes in {path.name}; context limit of {_ASSUMED_POSITIONS} assumed"
-    return model_from_config(_config_from_shapes(tensors, path), name, source=str(path), origin=origin)
+    config = _config_from_shapes(tensors, path)
+    return model_from_config(config, name, source=str(path), origin=origin, weights_path=str(path))
 
 
 def _name_of(path: Path) -> str:

@@ -7,6 +7,7 @@ recognised fields loads as a Llama-like decoder. Fields that do not concern the 
 __all__ = ["load_config", "model_from_config"]
 
 import json
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ def model_from_config(
     family = family_of(fields)
     layers = decoder_layers(fields, family)
     is_parallel = _is_parallel(fields, family)
+    rope_theta, rope_scaling = _rope(fields)
     return ModelSpec(
         name=name,
         model_type=fields.model_type,
@@ -53,6 +55,9 @@ def model_from_config(
         shared_block_norm=is_parallel and family.shared_norm and not _has_two_norms(fields),
         num_learned_positions=_num_learned_positions(fields, family),
         lm_head_bias=fields.flag("lm_head_bias", family.lm_head_bias),
+        norm_eps=fields.number("norm_eps", ModelSpec.norm_eps),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
         source=origin,
         **about,
     )
@@ -86,6 +91,22 @@ def _name_of(path: Path) -> str:
     """The folder's name for `.../Llama-3.1-8B/config.json`, else the file's."""
     stem = path.parent.name if path.stem == "config" and path.parent.name else path.stem
     return stem.rsplit("--", 1)[-1].lower()
+
+
+def _rope(fields: Fields) -> tuple[float, str | None]:
+    """(base, scaling) of the rotary frequencies: beside the other fields, or in the block that says how they scale.
+
+    A block per kind of layer (Gemma 3) has no one base; it counts as a scaling of its own.
+    """
+    block = fields.get("rope_parameters")
+    block = block if isinstance(block, Mapping) else {}
+    theta = block.get("rope_theta") or fields.number("rope_theta", ModelSpec.rope_theta)
+    if any(isinstance(value, Mapping) for value in block.values()):
+        return float(theta), "per layer"
+    kind = block.get("rope_type") or block.get("type") or "default"
+    if fields.number("partial_rotary_factor", 1.0) != 1.0:
+        kind = "partial"
+    return float(theta), None if kind == "default" else str(kind)
 
 
 def _default_positions(family: Family, layers: list[Layer]) -> int | None:

@@ -59,6 +59,10 @@ class ModelSpec:
     parallel_blocks:   mixer and feed-forward read the same input: one all-reduce a layer (GPT-NeoX, Falcon, Phi)
     shared_block_norm: ... behind one norm (Falcon-7B, Phi)
     num_learned_positions: rows of a learned position table (GPT-2, OPT); 0 with rotary or no positions
+    norm_eps:     added to the mean square in norms     } of no weight in a simulation; the values that a file leaves
+    rope_theta:   base of the rotary frequencies        } open are those of transformers' LlamaConfig
+    rope_scaling: how frequencies are stretched for contexts beyond the trained one ("llama3", "yarn", ...), if they are
+    weights_path: the file with the weights themselves, where the model was read from one (.gguf, .safetensors)
     """
 
     name: str
@@ -82,6 +86,10 @@ class ModelSpec:
     shared_block_norm: bool = False
     num_learned_positions: int = 0
     lm_head_bias: bool = False
+    norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    rope_scaling: str | None = None
+    weights_path: str | None = None
 
     @property
     def num_layers(self) -> int:

@@ -39,6 +39,8 @@ SYNONYMS = MappingProxyType(
         ),
         "hidden_act": ("hidden_act", "mlp_hidden_act", "hidden_activation", "activation_function", "activation"),
         "dtype": ("dtype", "torch_dtype"),
+        "norm_eps": ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"),
+        "rope_parameters": ("rope_parameters", "rope_scaling"),
         "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
         "num_experts_per_tok": (
             "num_experts_per_tok",

@@ -1,0 +1,105 @@
+"""Weights of a decoder, random by seed.
+
+Each matrix is normal with variance 1 / fan-in, so that activations keep their scale and logits stay finite at any
+depth. Drawn in fp32 on the device that will hold them, then rounded to the dtype: on CPUs, equal seeds make equal
+weights on every machine; a GPU draws others, which are its own, in seconds where a CPU takes minutes. Under tensor
+parallelism every rank draws the whole model, matrix by matrix, and keeps its part.
+"""
+
+__all__ = ["random_weights"]
+
+import math
+
+import torch
+from torch import Tensor
+
+from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer, MoEFFN
+from perfmodel.specs.model.spec import ModelSpec
+from perfmodel_executors.models.support import CPU
+from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, MoEWeights
+from perfmodel_executors.parallel.group import ALONE, TensorGroup
+from perfmodel_executors.parallel.sharding import shard_layer_weights, shard_rows
+
+
+class _Draw:
+    def __init__(self, dtype: torch.dtype, seed: int, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def matrix(self, *shape: int) -> Tensor:
+        values = torch.randn(*shape, generator=self.generator, device=self.device)
+        return values.div_(math.sqrt(shape[-1])).to(self.dtype)
+
+    def bias(self, wanted: bool, size: int) -> Tensor | None:
+        if not wanted:
+            return None
+        return torch.randn(size, generator=self.generator, device=self.device).mul_(0.02).to(self.dtype)
+
+    def ones(self, size: int) -> Tensor:
+        return torch.ones(size, dtype=self.dtype, device=self.device)
+
+
+def random_weights(
+    model: ModelSpec, dtype: torch.dtype, seed: int, device: torch.device = CPU, group: TensorGroup = ALONE
+) -> DecoderWeights:
+    """Weights of the whole model, or of this rank's part; equal for equal (model, dtype, seed, kind of device)."""
+    draw = _Draw(dtype, seed, device)
+    embedding = shard_rows(draw.matrix(model.vocab_size, model.hidden_size), group)
+    head = embedding
+    if not model.tie_word_embeddings:
+        head = shard_rows(draw.matrix(model.vocab_size, model.hidden_size), group)
+    layers = [
+        shard_layer_weights(_layer(draw, model.hidden_size, layer), layer, group) for layer in model.iter_layers()
+    ]
+    return DecoderWeights(embedding, head, draw.ones(model.hidden_size), layers)
+
+
+def _layer(draw: _Draw, hidden: int, layer: Layer) -> LayerWeights:
+    weights = LayerWeights(draw.ones(hidden), draw.ones(hidden))
+    if isinstance(layer.mixer, Attention):
+        weights.mixer = _attention(draw, hidden, layer.mixer)
+    if isinstance(layer.ffn, DenseFFN):
+        weights.ffn = _dense(draw, hidden, layer.ffn.intermediate_size, layer.ffn.gated, layer.ffn.bias)
+    elif isinstance(layer.ffn, MoEFFN):
+        weights.ffn = _moe(draw, hidden, layer.ffn)
+    return weights
+
+
+def _attention(draw: _Draw, hidden: int, mixer: Attention) -> AttentionWeights:
+    rows = (mixer.num_heads + mixer.num_kv_heads) * mixer.head_dim + mixer.num_kv_heads * mixer.v_head_dim
+    out = mixer.num_heads * mixer.v_head_dim
+    if mixer.output_gate:
+        rows += out
+    return AttentionWeights(
+        qkv=draw.matrix(rows, hidden),
+        out=draw.matrix(hidden, out),
+        qkv_bias=draw.bias(mixer.qkv_bias, rows),
+        out_bias=draw.bias(mixer.out_bias, hidden),
+        q_norm=draw.ones(mixer.head_dim) if mixer.qk_norm else None,
+        k_norm=draw.ones(mixer.head_dim) if mixer.qk_norm else None,
+    )
+
+
+def _dense(draw: _Draw, hidden: int, width: int, gated: bool, bias: bool) -> FFNWeights:
+    rows = 2 * width if gated else width
+    return FFNWeights(
+        up=draw.matrix(rows, hidden),
+        down=draw.matrix(hidden, width),
+        up_bias=draw.bias(bias, rows),
+        down_bias=draw.bias(bias, hidden),
+    )
+
+
+def _moe(draw: _Draw, hidden: int, ffn: MoEFFN) -> MoEWeights:
+    rows = 2 * ffn.intermediate_size if ffn.gated else ffn.intermediate_size
+    shared = None
+    if ffn.shared_intermediate_size:
+        shared = _dense(draw, hidden, ffn.shared_intermediate_size, ffn.gated, False)
+    return MoEWeights(
+        router=draw.matrix(ffn.num_experts, hidden),
+        up=draw.matrix(ffn.num_experts, rows, hidden),
+        down=draw.matrix(ffn.num_experts, hidden, ffn.intermediate_size),
+        shared=shared,
+        shared_gate=draw.matrix(1, hidden) if shared is not None and ffn.shared_gate else None,
+    )

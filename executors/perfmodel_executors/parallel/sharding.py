@@ -1,0 +1,145 @@
+"""Which part of the weights a rank holds, cut as the cost model counts it (`perfmodel.ops.sharding`).
+
+Columns of a product's output are shared out where the next product sums over them: heads and intermediate widths. The
+second product gives partial sums, which the ranks add up; its bias stays with the first rank, or it would be added
+once a rank. Where there are fewer KV heads than ranks, neighbouring ranks hold the same one. The vocabulary is cut in
+equal rows, the last ones padded with zeros.
+"""
+
+__all__ = ["check_divisible", "shard_layer_weights", "shard_model", "shard_rows"]
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from perfmodel.cost.footprint import shard_layer
+from perfmodel.errors import PerfmodelError
+from perfmodel.ops.sharding import Sharding
+from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer, MoEFFN
+from perfmodel.specs.model.spec import ModelSpec
+from perfmodel_executors.models.weights import AttentionWeights, FFNWeights, LayerWeights, MoEWeights
+from perfmodel_executors.parallel.group import TensorGroup
+
+
+def shard_model(model: ModelSpec, num_ranks: int) -> ModelSpec:
+    """The model with the heads and widths of one rank; vocabulary and hidden size are those of the whole.
+
+    Raises PerfmodelError where they cannot be shared out evenly.
+    """
+    if num_ranks == 1:
+        return model
+    check_divisible(model, num_ranks)
+    layers = tuple((shard_layer(layer, Sharding(tp=num_ranks)), count) for layer, count in model.layers)
+    return replace(model, layers=layers)
+
+
+def check_divisible(model: ModelSpec, num_ranks: int) -> None:
+    """Raises PerfmodelError for heads or widths that `num_ranks` does not divide (engines refuse these too)."""
+    for layer, _ in model.layers:
+        for name, size in _sizes(layer):
+            shared = num_ranks % size if name == "num_key_value_heads" and size < num_ranks else size % num_ranks
+            if shared:
+                raise PerfmodelError(
+                    f"{model.name}: {name}={size} cannot be shared out evenly over tensor_parallel_size={num_ranks}; "
+                    f"choose a size that divides it."
+                )
+
+
+def _sizes(layer: Layer) -> list[tuple[str, int]]:
+    sizes: list[tuple[str, int]] = []
+    if isinstance(layer.mixer, Attention):
+        sizes += [("num_attention_heads", layer.mixer.num_heads), ("num_key_value_heads", layer.mixer.num_kv_heads)]
+    if isinstance(layer.ffn, DenseFFN | MoEFFN):
+        sizes.append(("intermediate_size", layer.ffn.intermediate_size))
+    if isinstance(layer.ffn, MoEFFN):
+        sizes.append(("shared_intermediate_size", layer.ffn.shared_intermediate_size))
+    return sizes
+
+
+def shard_rows(table_VC: Tensor, group: TensorGroup) -> Tensor:
+    """This rank's rows of the embedding or the LM head."""
+    if group.size == 1:
+        return table_VC
+    rows = -(-table_VC.shape[0] // group.size)
+    part = table_VC[group.rank * rows : (group.rank + 1) * rows]
+    if part.shape[0] == rows:
+        return part.clone()
+    return torch.cat((part, table_VC.new_zeros(rows - part.shape[0], table_VC.shape[1])))
+
+
+def shard_layer_weights(weights: LayerWeights, layer: Layer, group: TensorGroup) -> LayerWeights:
+    """This rank's part of the weights of the whole `layer`."""
+    if group.size == 1:
+        return weights
+    part = LayerWeights(weights.mixer_norm, weights.ffn_norm)
+    if weights.mixer is not None:
+        assert isinstance(layer.mixer, Attention)
+        part.mixer = _attention(weights.mixer, layer.mixer, group)
+    if isinstance(weights.ffn, FFNWeights):
+        assert isinstance(layer.ffn, DenseFFN)
+        part.ffn = _dense(weights.ffn, layer.ffn.gated, group)
+    elif isinstance(weights.ffn, MoEWeights):
+        assert isinstance(layer.ffn, MoEFFN)
+        part.ffn = _moe(weights.ffn, layer.ffn.gated, group)
+    return part
+
+
+def _attention(weights: AttentionWeights, mixer: Attention, group: TensorGroup) -> AttentionWeights:
+    heads, kv_heads = mixer.num_heads, mixer.num_kv_heads
+    sections = [(heads, mixer.head_dim), (kv_heads, mixer.head_dim), (kv_heads, mixer.v_head_dim)]
+    if mixer.output_gate:
+        sections.append((heads, mixer.v_head_dim))
+    return AttentionWeights(
+        qkv=_heads(weights.qkv, sections, group),
+        out=_cut(weights.out, 1, group),
+        qkv_bias=None if weights.qkv_bias is None else _heads(weights.qkv_bias, sections, group),
+        out_bias=_first_only(weights.out_bias, group),
+        q_norm=weights.q_norm,
+        k_norm=weights.k_norm,
+    )
+
+
+def _heads(rows: Tensor, sections: Sequence[tuple[int, int]], group: TensorGroup) -> Tensor:
+    """This rank's heads of each (heads, dim) section of the rows."""
+    parts, begin = [], 0
+    for count, dim in sections:
+        held = max(1, count // group.size)
+        first = group.rank * count // group.size  # fewer heads than ranks: neighbours start at the same one
+        parts.append(rows[begin + first * dim : begin + (first + held) * dim])
+        begin += count * dim
+    return torch.cat(parts)
+
+
+def _dense(weights: FFNWeights, gated: bool, group: TensorGroup) -> FFNWeights:
+    return FFNWeights(
+        up=_halves(weights.up, 0, gated, group),
+        down=_cut(weights.down, 1, group),
+        up_bias=None if weights.up_bias is None else _halves(weights.up_bias, 0, gated, group),
+        down_bias=_first_only(weights.down_bias, group),
+    )
+
+
+def _moe(weights: MoEWeights, gated: bool, group: TensorGroup) -> MoEWeights:
+    return MoEWeights(
+        router=weights.router,
+        up=_halves(weights.up, 1, gated, group),
+        down=_cut(weights.down, 2, group),
+        shared=None if weights.shared is None else _dense(weights.shared, gated, group),
+        shared_gate=weights.shared_gate,
+    )
+
+
+def _halves(up: Tensor, dim: int, gated: bool, group: TensorGroup) -> Tensor:
+    """This rank's share of gate and up each, side by side again."""
+    return torch.cat([_cut(half, dim, group) for half in (up.chunk(2, dim) if gated else (up,))], dim)
+
+
+def _cut(matrix: Tensor, dim: int, group: TensorGroup) -> Tensor:
+    size = matrix.shape[dim] // group.size
+    return matrix.narrow(dim, group.rank * size, size).clone(memory_format=torch.contiguous_format)
+
+
+def _first_only(bias: Tensor | None, group: TensorGroup) -> Tensor | None:
+    return bias if group.rank == 0 else None
