@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel_executors.kernels import KERNELS, load_kernels  # noqa: E402
+from perfmodel_executors.kernels.kv_pages import KVPages  # noqa: E402
 from perfmodel_executors.kernels.rope.reference import rope_table  # noqa: E402
 
 BLOCK = 4
@@ -52,7 +53,7 @@ def test_decode_attention_is_dense_attention_of_the_last_token(heads, kv_heads, 
     seed = torch.Generator().manual_seed(1)
     k_pages, tables = paged(k, seed)
     v_pages, _ = paged(v, torch.Generator().manual_seed(1))
-    out = load_kernels().attention_decode(q, k_pages, v_pages, tables, torch.tensor(lengths), window, chunk)
+    out = load_kernels().attention_decode(q, KVPages(k_pages, v_pages), tables, torch.tensor(lengths), window, chunk)
     for row, length in enumerate(lengths):
         expected = dense_attention(q[row : row + 1], k[row], v[row], [length - 1], window, chunk)
         torch.testing.assert_close(out[row : row + 1].double(), expected, rtol=1e-5, atol=1e-5)
@@ -69,7 +70,8 @@ def test_prefill_attention_is_dense_attention_of_the_chunk(window, chunk):
     v_pages, _ = paged(v, torch.Generator().manual_seed(1))
     starts = torch.tensor([0, *[t for _, t in spans]]).cumsum(0)
     computed = torch.tensor([p for p, _ in spans])
-    out = load_kernels().attention_prefill(torch.cat(q), k_pages, v_pages, tables, starts, computed, window, chunk)
+    pages = KVPages(k_pages, v_pages)
+    out = load_kernels().attention_prefill(torch.cat(q), pages, tables, starts, computed, window, chunk)
     for row, (prefix, new) in enumerate(spans):
         expected = dense_attention(q[row], k[row], v[row], range(prefix, prefix + new), window, chunk)
         actual = out[starts[row] : starts[row + 1]].double()
@@ -127,7 +129,7 @@ def test_rope_depends_on_relative_positions_only():
 def test_kv_write_fills_the_named_slots_only():
     k_pages, v_pages = torch.zeros(3, 2, 1, 4), torch.zeros(3, 2, 1, 4)
     k, v = torch.ones(2, 1, 4), torch.full((2, 1, 4), 2.0)
-    load_kernels().kv_write(k, v, k_pages, v_pages, torch.tensor([3, 4]))
+    load_kernels().kv_write(k, v, KVPages(k_pages, v_pages), torch.tensor([3, 4]))
     assert k_pages.flatten(0, 1)[:, 0, 0].tolist() == [0, 0, 0, 1, 1, 0]
     assert v_pages.flatten(0, 1)[:, 0, 0].tolist() == [0, 0, 0, 2, 2, 0]
 

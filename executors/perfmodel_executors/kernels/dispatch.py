@@ -26,6 +26,7 @@ KERNELS: dict[str, dict[str, str]] = {
     "linear": {"torch": f"{_HERE}.linear.reference"},
     "rms_norm": {"torch": f"{_HERE}.rms_norm.reference", "triton": f"{_HERE}.rms_norm.triton"},
     "rope": {"torch": f"{_HERE}.rope.reference"},
+    "rope_kv_write": {"torch": f"{_HERE}.rope_kv_write.reference", "triton": f"{_HERE}.rope_kv_write.triton"},
     "route": {"torch": f"{_HERE}.moe.reference"},
 }
 
@@ -45,6 +46,7 @@ class Kernels:
     linear: Callable[..., Any]
     rms_norm: Callable[..., Any]
     rope: Callable[..., Any]
+    rope_kv_write: Callable[..., Any]
     route: Callable[..., Any]
 
 

@@ -1,9 +1,19 @@
-"""Which keys a query sees: causal, limited by a sliding window or by a chunk."""
+"""Which keys a query sees: causal, limited by a sliding window or by a chunk; and trees, which have neither."""
 
-__all__ = ["first_visible", "visible"]
+__all__ = ["check_tree", "first_visible", "visible"]
 
 import torch
 from torch import Tensor
+
+from perfmodel.errors import PerfmodelError
+
+
+def check_tree(ancestors_T: Tensor | None, window: int | None, chunk: int | None) -> None:
+    """Raises PerfmodelError for a tree in a layer with a span: a node's place in the text is not its slot."""
+    if ancestors_T is not None and (window is not None or chunk is not None):
+        raise PerfmodelError(
+            f"a tree of drafted tokens is not verified with window={window}, chunk={chunk}; draft a chain instead."
+        )
 
 
 def first_visible(position: int, window: int | None, chunk: int | None) -> int:

@@ -10,7 +10,17 @@ dropped before anything is compiled, by the law that Triton's pipeliner follows:
 the remaining ones are timed once per problem and the choice is kept for the process.
 """
 
-__all__ = ["DeviceLimits", "TileConfig", "choices", "fitting", "pick", "pipelined_bytes", "targeting", "tuning"]
+__all__ = [
+    "DeviceLimits",
+    "TileConfig",
+    "capability_of",
+    "choices",
+    "fitting",
+    "pick",
+    "pipelined_bytes",
+    "targeting",
+    "tuning",
+]
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +57,12 @@ class TileConfig:
 _target: ContextVar[DeviceLimits | None] = ContextVar("target", default=None)
 _is_tuning: ContextVar[bool] = ContextVar("is_tuning", default=False)
 _chosen: dict[tuple[str, str, Hashable], TileConfig] = {}
+
+
+def capability_of(device: torch.device) -> int | None:
+    """The compute capability to choose for (90 for sm_90); None in the interpreter."""
+    limits = _target.get() or _limits_of(device)
+    return limits.capability if limits else None
 
 
 def pipelined_bytes(tile_bytes: int, config: TileConfig, capability: int) -> int:

@@ -89,6 +89,5 @@ class StepBench:
     def _reserve(self, segments: list[Segment]) -> None:
         before = self._cache.num_blocks
         self._cache.reserve_for([segment.block_table for segment in segments])
-        for k, v in self._cache.pages:
-            k[before:].normal_()
-            v[before:].normal_()
+        for pages in self._cache.pages:
+            pages.fill_normal(before)

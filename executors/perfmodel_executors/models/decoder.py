@@ -15,11 +15,12 @@ from perfmodel.specs.model.architecture import Attention, DenseFFN, MoEFFN
 from perfmodel.specs.model.params import weight_bytes
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel_executors.kernels import Kernels, load_kernels
+from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.kernels.rope.reference import rope_table
 from perfmodel_executors.models.batch import StepBatch
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.random_weights import random_weights
-from perfmodel_executors.models.support import CPU, check_executable, check_memory, torch_dtype
+from perfmodel_executors.models.support import CPU, check_executable, check_memory, kv_dtype, torch_dtype
 from perfmodel_executors.models.weights import (
     AttentionWeights,
     DecoderWeights,
@@ -64,7 +65,7 @@ class Decoder:
 
     def new_cache(self, block_size: int, num_blocks: int = 0) -> KVCache:
         """An empty KV cache that fits this model; `num_blocks` are allocated at once, more when they are needed."""
-        return KVCache(self.part, block_size, self.dtype, num_blocks, self.device)
+        return KVCache(self.part, block_size, kv_dtype(self.model, self.dtype), num_blocks, self.device)
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
         """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`."""
@@ -109,7 +110,7 @@ class Decoder:
         x_TC: Tensor,
         mixer: Attention,
         weights: AttentionWeights,
-        pages: tuple[Tensor, Tensor],
+        pages: KVPages,
         batch: StepBatch,
         cos_sin_TH: Tensor | None,
     ) -> Tensor:
@@ -123,24 +124,23 @@ class Decoder:
         if weights.q_norm is not None:
             q_TNH = kernels.rms_norm(q_TNH, weights.q_norm, self.model.norm_eps)
             k_TKH = kernels.rms_norm(k_TKH, weights.k_norm, self.model.norm_eps)
-        if cos_sin_TH is not None:
-            q_TNH, k_TKH = kernels.rope(q_TNH, cos_sin_TH), kernels.rope(k_TKH, cos_sin_TH)
-        kernels.kv_write(k_TKH, v.view(num_tokens, kv_heads, v_dim), *pages, batch.slots_T)
+        v_TKH = v.view(num_tokens, kv_heads, v_dim)
+        q_TNH = kernels.rope_kv_write(q_TNH, k_TKH, v_TKH, cos_sin_TH, pages, batch.slots_T)
         out_TD = self._attend(q_TNH, mixer, pages, batch).flatten(1)
         if gate:
             out_TD = out_TD * torch.sigmoid(gate_TD)
         return self.group.all_reduce(kernels.linear(out_TD, weights.out, weights.out_bias))
 
-    def _attend(self, q_TNH: Tensor, mixer: Attention, pages: tuple[Tensor, Tensor], batch: StepBatch) -> Tensor:
+    def _attend(self, q_TNH: Tensor, mixer: Attention, pages: KVPages, batch: StepBatch) -> Tensor:
         """[T, N, H_v]: the one-token rows first, then the chunks'."""
         kernels, split = self.kernels, batch.num_decodes
         span = (mixer.window, mixer.chunk)
         parts: list[Tensor] = []
         if split:
-            parts.append(kernels.attention_decode(q_TNH[:split], *pages, batch.tables_DM, batch.contexts_D, *span))
+            parts.append(kernels.attention_decode(q_TNH[:split], pages, batch.tables_DM, batch.contexts_D, *span))
         if len(batch.computed_G):
             chunks = (batch.tables_GM, batch.starts_G, batch.computed_G)
-            parts.append(kernels.attention_prefill(q_TNH[split:], *pages, *chunks, *span))
+            parts.append(kernels.attention_prefill(q_TNH[split:], pages, *chunks, *span))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _feed_forward(self, x_TC: Tensor, ffn: DenseFFN | MoEFFN, weights: LayerWeights) -> Tensor:

@@ -9,15 +9,15 @@ __all__ = ["KVCache"]
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from perfmodel.specs.model.architecture import Attention
 from perfmodel.specs.model.spec import ModelSpec
+from perfmodel_executors.kernels.kv_pages import KVPages, empty_pages
 from perfmodel_executors.models.support import CPU, check_memory
 
 
 class KVCache:
-    """Keys and values of all layers: `pages[layer] = (k_BSKH, v_BSKH)`."""
+    """Keys and values of all layers, in `dtype` (fp8 and int8: quantised): `pages[layer]`."""
 
     def __init__(
         self,
@@ -30,12 +30,11 @@ class KVCache:
         self.block_size = block_size
         self.device = device
         self.num_blocks = 0
-        self.pages: list[tuple[Tensor, Tensor]] = []
+        self.pages: list[KVPages] = []
         for layer in model.iter_layers():
             if isinstance(layer.mixer, Attention):
-                heads, mixer = layer.mixer.num_kv_heads, layer.mixer
-                k = torch.empty(0, block_size, heads, mixer.head_dim, dtype=dtype, device=device)
-                self.pages.append((k, k.new_empty(0, block_size, heads, mixer.v_head_dim)))
+                dims = (layer.mixer.head_dim, layer.mixer.v_head_dim)
+                self.pages.append(empty_pages(0, block_size, layer.mixer.num_kv_heads, dims, dtype, device))
         self._allocate(num_blocks)
 
     def reserve(self, num_blocks: int) -> None:
@@ -44,18 +43,12 @@ class KVCache:
             self._allocate(max(num_blocks, self.num_blocks * 3 // 2, 64))
 
     def _allocate(self, num_blocks: int) -> None:
-        per_block = sum((k.stride(0) + v.stride(0)) * k.element_size() for k, v in self.pages)
+        per_block = sum(pages.block_bytes for pages in self.pages)
         check_memory(f"{num_blocks} KV blocks", num_blocks * per_block, self.device)
         self.num_blocks = num_blocks
-        for layer, (k, v) in enumerate(self.pages):  # one layer at a time: the old pages go as the new ones come
-            self.pages[layer] = (_grown(k, self.num_blocks), _grown(v, self.num_blocks))
+        for layer, pages in enumerate(self.pages):  # one layer at a time: the old pages go as the new ones come
+            self.pages[layer] = pages.grown(self.num_blocks)
 
     def reserve_for(self, block_tables: Sequence[Sequence[int]]) -> None:
         """Make room for every block id in `block_tables`."""
         self.reserve(1 + max((max(table) for table in block_tables if table), default=-1))
-
-
-def _grown(pages: Tensor, num_blocks: int) -> Tensor:
-    grown = pages.new_zeros(num_blocks, *pages.shape[1:])
-    grown[: pages.shape[0]] = pages
-    return grown

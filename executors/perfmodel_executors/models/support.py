@@ -1,6 +1,6 @@
 """What the decoder runs, and a sentence for what it does not."""
 
-__all__ = ["CPU", "check_executable", "check_memory", "torch_dtype"]
+__all__ = ["CPU", "check_executable", "check_memory", "kv_dtype", "torch_dtype"]
 
 import os
 
@@ -9,6 +9,7 @@ import torch
 from perfmodel.errors import DoesNotFitError, PerfmodelError
 from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer, MoEFFN
 from perfmodel.specs.model.spec import ModelSpec
+from perfmodel_executors.kernels.kv_pages import FP8
 from perfmodel_executors.kernels.swiglu.reference import ACTIVATIONS
 
 CPU = torch.device("cpu")
@@ -20,13 +21,22 @@ _DTYPES = {
 }
 
 
+_KV_DTYPES = _DTYPES | {"fp8": FP8, "int8": torch.int8}
+
+
 def torch_dtype(model: ModelSpec) -> torch.dtype:
-    """The dtype of weights, activations and KV cache."""
+    """The dtype of weights and activations."""
     if model.dtype not in _DTYPES:
         raise PerfmodelError(
             f"{model.name}: weights in {model.dtype} are not executed yet; set engine.dtype to bfloat16 or float32."
         )
     return _DTYPES[model.dtype]
+
+
+def kv_dtype(model: ModelSpec, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the KV cache of a model that computes in `dtype`: the same, unless its quantisation names one."""
+    name = model.quantization.kv_cache
+    return dtype if name in (None, model.dtype) else _KV_DTYPES[name]
 
 
 def check_memory(what: str, num_bytes: float, device: torch.device = CPU) -> None:
@@ -53,9 +63,10 @@ def check_executable(model: ModelSpec) -> None:
     quantization = model.quantization
     if quantization.weights is not None:
         raise PerfmodelError(f"{model.name}: weights in {quantization.weights} are not executed yet; use a bf16 card.")
-    if quantization.kv_cache not in (None, model.dtype):
+    if quantization.kv_cache not in (None, model.dtype, *_KV_DTYPES):
         raise PerfmodelError(
-            f"{model.name}: a KV cache in {quantization.kv_cache} is not executed yet; set kv_cache_dtype to auto."
+            f"{model.name}: a KV cache in {quantization.kv_cache} is not executed yet; set kv_cache_dtype to auto, fp8 "
+            f"or int8."
         )
     missing = next(filter(None, (_missing(layer) for layer, _ in model.layers)), None) or _missing_around(model)
     if missing:

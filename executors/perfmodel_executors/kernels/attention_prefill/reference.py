@@ -11,20 +11,21 @@ import math
 import torch
 from torch import Tensor
 
-from perfmodel_executors.kernels.spans import first_visible, visible
+from perfmodel_executors.kernels.kv_pages import KVPages
+from perfmodel_executors.kernels.spans import check_tree, first_visible, visible
 
 QUERY_TILE = 128  # 64 to 256 measured equal within 15 % at chunks of 128 to 1024
 
 
 def attention_prefill(
     q_TNH: Tensor,
-    k_cache_BSKH: Tensor,
-    v_cache_BSKH: Tensor,
+    pages: KVPages,
     block_tables_GM: Tensor,
     query_starts_G: Tensor,
     num_computed_G: Tensor,
     window: int | None = None,
     chunk: int | None = None,
+    ancestors_T: Tensor | None = None,
 ) -> Tensor:
     """softmax(q k^T / sqrt(H)) v for each chunk, [T, N, H_v], softmax in fp32.
 
@@ -33,25 +34,39 @@ def attention_prefill(
     num_computed: tokens of each sequence in the KV cache before its chunk
     window:       a query sees only the last `window` tokens, itself included
     chunk:        a query sees only tokens of its own chunk of this length (chunked attention of Llama 4)
+    ancestors:    int64 [T], for chunks that are trees of drafted tokens: a query sees the whole prefix, and of its
+                  chunk (at most 64 tokens) token j if bit j is set, its own included; without window and chunk
+
+    Raises PerfmodelError for a tree with a window or chunk.
     """
-    block_size = k_cache_BSKH.shape[1]
+    check_tree(ancestors_T, window, chunk)
+    block_size = pages.block_size
     starts: list[int] = query_starts_G.tolist()
     computed: list[int] = num_computed_G.tolist()
-    out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], v_cache_BSKH.shape[3])
+    out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], pages.v_BSKH.shape[3])
     for row, prefix in enumerate(computed):
         begin, end = starts[row], starts[row + 1]
         base = first_visible(prefix, window, chunk) // block_size
         blocks = block_tables_GM[row, base : -(-(prefix + end - begin) // block_size)]
-        k_KLH = k_cache_BSKH.index_select(0, blocks).flatten(0, 1).transpose(0, 1)
-        v_KLH = v_cache_BSKH.index_select(0, blocks).flatten(0, 1).transpose(0, 1)
+        k_KLH, v_KLH = (rows.transpose(0, 1) for rows in pages.gathered(blocks, q_TNH.dtype))
         for tile in range(begin, end, QUERY_TILE):
             stop = min(tile + QUERY_TILE, end)
             first, last = prefix + tile - begin, prefix + stop - begin  # positions of the tile's queries
             low = first_visible(first, window, chunk)
             keys = slice(low - base * block_size, last - base * block_size)
-            mask_TL = visible(torch.arange(first, last), torch.arange(low, last), window, chunk)
+            if ancestors_T is None:
+                q_pos, k_pos = (torch.arange(p, last, device=q_TNH.device) for p in (first, low))
+                mask_TL = visible(q_pos, k_pos, window, chunk)
+            else:
+                mask_TL = _in_tree(ancestors_T[tile:stop], prefix, last)
             out_TNH[tile:stop] = _attend(q_TNH[tile:stop], k_KLH[:, keys], v_KLH[:, keys], mask_TL)
     return out_TNH
+
+
+def _in_tree(ancestors_T: Tensor, prefix: int, num_keys: int) -> Tensor:
+    """The whole prefix, and the chunk's tokens whose bit is set: bool [T, prefix + chunk]."""
+    bits_TL = ancestors_T[:, None] >> torch.arange(num_keys - prefix, device=ancestors_T.device)
+    return torch.nn.functional.pad((bits_TL & 1).bool(), (prefix, 0), value=True)
 
 
 def _attend(q_TNH: Tensor, k_KLH: Tensor, v_KLH: Tensor, mask_TL: Tensor) -> Tensor:

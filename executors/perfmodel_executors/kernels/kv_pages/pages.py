@@ -1,0 +1,117 @@
+"""Pages of keys and values of one layer, plain or quantised, and what quantising means.
+
+    float (bf16, fp16, fp32)  as they are
+    fp8                       e4m3 with unit scale, saturating at +-448: what engines do without calibrated scales
+    int8                      a scale per token and head, amax / 127, kept beside the pages; rounded to nearest even
+
+Scales lie [block, head, token], so that what one head reads of a page is contiguous, as its kernels want it.
+"""
+
+# ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
+
+__all__ = ["FP8", "FP8_MAX", "INT8_MAX", "LEAST_SCALE", "KVPages", "dequantized", "empty_pages", "quantized"]
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+INT8_MAX = 127.0
+LEAST_SCALE = 1e-30  # of a token whose keys or values are all zero
+
+
+class KVPages(NamedTuple):
+    """Keys [B, S, K, H] and values [B, S, K, H_v] of B blocks of S tokens, and their scales [B, K, S] if int8."""
+
+    k_BSKH: Tensor
+    v_BSKH: Tensor
+    k_scale_BKS: Tensor | None = None
+    v_scale_BKS: Tensor | None = None
+
+    @property
+    def block_size(self) -> int:
+        return self.k_BSKH.shape[1]
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.k_BSKH.shape[2]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.k_BSKH.dtype
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.dtype in (FP8, torch.int8)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return sum(math.prod(t.shape[1:]) * t.element_size() for t in self if t is not None)
+
+    def grown(self, num_blocks: int) -> "KVPages":
+        """Room for `num_blocks`, with the same contents; new blocks are zero."""
+        k, v = _grown(self.k_BSKH, num_blocks), _grown(self.v_BSKH, num_blocks)
+        return KVPages(k, v, *(None if scale is None else _grown(scale, num_blocks) for scale in self[2:]))
+
+    def gathered(self, blocks_M: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys [M * S, K, H] and values of the named blocks, in `dtype`."""
+        k = dequantized(self.k_BSKH, self.k_scale_BKS, blocks_M, dtype)
+        return k, dequantized(self.v_BSKH, self.v_scale_BKS, blocks_M, dtype)
+
+    def fill_normal(self, first_block: int) -> None:
+        """Random contents for the blocks from `first_block` on: standard normal."""
+        for pages_BSKH, scale_BKS in ((self.k_BSKH, self.k_scale_BKS), (self.v_BSKH, self.v_scale_BKS)):
+            if not self.is_quantized:
+                pages_BSKH[first_block:].normal_()
+                continue
+            new_BSKH = pages_BSKH[first_block:]
+            normal = torch.randn(new_BSKH.shape, device=new_BSKH.device)
+            values, scale_BSK = quantized(normal, self.dtype)
+            new_BSKH.copy_(values)
+            if scale_BKS is not None and scale_BSK is not None:
+                scale_BKS[first_block:] = scale_BSK.transpose(1, 2)
+
+
+def empty_pages(
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dims: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+) -> KVPages:
+    """Pages of zeros; `head_dims` are those of keys and of values."""
+    k, v = (torch.zeros(num_blocks, block_size, num_kv_heads, d, dtype=dtype, device=device) for d in head_dims)
+    if dtype != torch.int8:
+        return KVPages(k, v)
+    scales = (torch.zeros(num_blocks, num_kv_heads, block_size, device=device) for _ in range(2))
+    return KVPages(k, v, *scales)
+
+
+def quantized(x_TKH: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """x as pages of `dtype` store it, and its scales [..., K] if it has any."""
+    if dtype == torch.int8:
+        x = x_TKH.float()
+        scale_TK = (x.abs().amax(-1) / INT8_MAX).clamp_(min=LEAST_SCALE)
+        return (x * scale_TK.reciprocal()[..., None]).round_().to(torch.int8), scale_TK
+    if dtype == FP8:
+        return x_TKH.clamp(-FP8_MAX, FP8_MAX).to(FP8), None
+    return x_TKH.to(dtype), None
+
+
+def dequantized(pages_BSKH: Tensor, scale_BKS: Tensor | None, blocks_M: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tokens of the named blocks, [M * S, K, H] in `dtype`."""
+    rows = pages_BSKH.index_select(0, blocks_M)
+    if scale_BKS is not None:
+        rows = rows * scale_BKS.index_select(0, blocks_M).transpose(1, 2)[..., None]
+    return rows.flatten(0, 1).to(dtype)
+
+
+def _grown(pages: Tensor, num_blocks: int) -> Tensor:
+    grown = torch.zeros(num_blocks, *pages.shape[1:], dtype=pages.dtype, device=pages.device)
+    grown[: pages.shape[0]] = pages
+    return grown

@@ -1,0 +1,125 @@
+"""Quantised pages: what storing costs in accuracy, by the definition of each format; and trees of drafted tokens."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the executor needs torch")
+
+from dataclasses import replace  # noqa: E402
+
+from executor_models import MODELS  # noqa: E402
+
+from perfmodel.errors import PerfmodelError  # noqa: E402
+from perfmodel.ops.formats import served_model  # noqa: E402
+from perfmodel.specs.engine import EngineSpec  # noqa: E402
+from perfmodel_executors.kernels import load_kernels  # noqa: E402
+from perfmodel_executors.kernels.kv_pages import FP8, FP8_MAX, empty_pages  # noqa: E402
+from perfmodel_executors.kernels.rope.reference import rope_table  # noqa: E402
+from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
+from perfmodel_executors.models.decoder import Decoder  # noqa: E402
+
+BLOCK = 4
+QUANTIZED = (FP8, torch.int8)
+
+
+def stored(x_TKH, dtype):
+    """x after a trip through pages of `dtype`."""
+    num_tokens, heads, dim = x_TKH.shape
+    num_blocks = -(-num_tokens // BLOCK)
+    pages = empty_pages(num_blocks, BLOCK, heads, (dim, dim), dtype)
+    load_kernels().kv_write(x_TKH, 2 * x_TKH, pages, torch.arange(num_tokens))
+    k, v = pages.gathered(torch.arange(num_blocks), torch.float32)
+    return k[:num_tokens], v[:num_tokens] / 2
+
+
+def test_int8_keeps_every_element_within_half_a_step_of_its_tokens_scale():
+    x = torch.randn(37, 3, 16, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 37)[:, None, None]
+    x[5] = 0
+    half_step = x.abs().amax(-1, keepdim=True) / 127 / 2
+    for read in stored(x, torch.int8):
+        assert ((read - x).abs() <= half_step * 1.0001 + 1e-30).all()
+
+
+def test_fp8_keeps_three_bits_of_mantissa_and_saturates():
+    """e4m3: relative error 2^-4 for normal numbers (from 2^-6), absolute 2^-10 below, 448 at most."""
+    x = torch.randn(64, 2, 32, generator=torch.Generator().manual_seed(0)).mul(4).exp()[..., :16]
+    (k, _), bound = stored(x, FP8), torch.maximum(x / 16, torch.tensor(2.0**-10))
+    inside = x <= FP8_MAX
+    assert ((k - x).abs() <= bound)[inside].all()
+    assert (k[~inside] == FP8_MAX).all()
+    assert (~inside).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *QUANTIZED])
+@pytest.mark.parametrize("has_rope", [True, False])
+def test_the_fused_write_is_rope_then_write(dtype, has_rope):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(5, n, 8, generator=generator) for n in (4, 2, 2))
+    table = rope_table(5, 8, 10_000.0, torch.float32) if has_rope else None
+    kernels, slots = load_kernels(), torch.tensor([3, 9, 0, 4, 6])
+    fused, apart = (empty_pages(3, BLOCK, 2, (8, 8), dtype) for _ in range(2))
+    rotated = kernels.rope_kv_write(q, k, v, table, fused, slots)
+    kernels.kv_write(kernels.rope(k, table) if has_rope else k, v, apart, slots)
+    assert torch.equal(rotated, kernels.rope(q, table) if has_rope else q)
+    for one, other in zip(fused, apart, strict=True):
+        assert one is other or torch.equal(one.double(), other.double())
+
+
+@pytest.mark.parametrize(("name", "largest"), [("fp8", 0.25), ("fp8_e4m3", 0.25), ("int8", 0.05)])
+def test_a_decoder_with_quantised_keys_and_values_says_nearly_the_same(name, largest):
+    """Logits of random weights have variance 1; chunked and decoded steps read what earlier ones have written."""
+    served = served_model(MODELS["gqa"], EngineSpec(kv_cache_dtype=name))
+    exact, rough = (Decoder(model, torch.float32, seed=1) for model in (MODELS["gqa"], served))
+    tokens, table = list(range(3, 24)), [4, 0, 5, 2, 1, 3]
+    logits = []
+    for decoder in (exact, rough):
+        cache, done = decoder.new_cache(BLOCK, 6), 0
+        for size in (9, 1, 10, 1):
+            segment = Segment(tokens[done : done + size], done, table)
+            out = decoder.forward(build_batch([segment], BLOCK), cache)
+            done += size
+        logits.append(out)
+    assert cache.pages[0].dtype in QUANTIZED
+    difference = (logits[0] - logits[1]).abs().max()
+    assert 0 < difference < largest
+
+
+def test_a_cache_in_a_format_without_pages_is_refused():
+    model = MODELS["gqa"]
+    model = replace(model, quantization=replace(model.quantization, kv_cache="nvfp4"))
+    with pytest.raises(PerfmodelError, match="KV cache in nvfp4 is not executed yet; set kv_cache_dtype to auto, fp8"):
+        Decoder(model)
+
+
+def _attend_chunk(q, k, v, prefix, **spans):
+    num_tokens = len(k)
+    pages = empty_pages(num_tokens // BLOCK + 1, BLOCK, k.shape[1], (k.shape[2], v.shape[2]), torch.float32)
+    kernels, table = load_kernels(), torch.arange(num_tokens // BLOCK + 1)[None]
+    kernels.kv_write(k, v, pages, torch.arange(num_tokens))
+    return kernels.attention_prefill(q, pages, table, torch.tensor([0, len(q)]), torch.tensor([prefix]), **spans)
+
+
+def test_each_path_of_a_tree_attends_as_if_it_were_alone():
+    """Nodes 0 - 1 - 3 and 0 - 2 - 4, 2 - 5: the rows of a path are those of a chunk with that path's tokens only."""
+    generator, prefix = torch.Generator().manual_seed(0), 6
+    q = torch.randn(6, 4, 8, generator=generator)
+    k, v = (torch.randn(prefix + 6, 2, 8, generator=generator) for _ in range(2))
+    parents = {0: None, 1: 0, 2: 0, 3: 1, 4: 2, 5: 2}
+    paths = {}
+    for node, parent in parents.items():
+        paths[node] = [*paths.get(parent, []), node]
+    bits = torch.tensor([sum(1 << j for j in paths[node]) for node in parents])
+    out = _attend_chunk(q, k, v, prefix, ancestors_T=bits)
+    for path in paths.values():
+        rows = [*range(prefix), *(prefix + node for node in path)]
+        alone = _attend_chunk(q[path], k[rows], v[rows], prefix)
+        torch.testing.assert_close(out[path[-1]], alone[-1])
+
+
+def test_a_chain_of_sixty_four_is_causal():
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(64, 2, 8, generator=generator)
+    k, v = (torch.randn(67, 2, 8, generator=generator) for _ in range(2))
+    chain = torch.tensor([(1 << (i + 1)) - 1 if i < 63 else -1 for i in range(64)])
+    torch.testing.assert_close(_attend_chunk(q, k, v, 3, ancestors_T=chain), _attend_chunk(q, k, v, 3))
+    with pytest.raises(PerfmodelError, match="window=8"):
+        _attend_chunk(q, k, v, 3, ancestors_T=chain, window=8)
