@@ -155,7 +155,7 @@ def _from_profile(path: Path, engine: str) -> Calibration:
     families = {group.key: gemm.fit(group, device) for group in gemm.groups(profile.gemms, device)}
     attention = mixed_attention.groups(mixed_attention.read_profiles(path))
     families |= {group.key: mixed_attention.fit(group, device) for group in attention}
-    small = fit_small_kernels(profile)
+    small = fit_small_kernels(profile.hardware, profile.small)
     num_rows = len(profile.gemms) + len(profile.small) + sum(len(group.seconds) for group in attention)
     return Calibration(
         device=profile.hardware.name,

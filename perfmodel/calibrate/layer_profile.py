@@ -7,7 +7,7 @@ sampler). GEMM layers become rows of a GEMM table; the small kernels fit the roo
 __all__ = ["LayerProfile", "fit_small_kernels", "read_layer_profile"]
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,12 +64,15 @@ def read_layer_profile(folder: str | Path) -> LayerProfile:
     return LayerProfile(hardware, "vllm", _table(hardware.name, version, gemms), tuple(small))
 
 
-def fit_small_kernels(profile: LayerProfile) -> FamilyFit:
-    """Overhead per kernel and achieved share of the bandwidth of elementwise kernels, in log least squares."""
+def fit_small_kernels(hardware: HardwareSpec, timed: Sequence[tuple[Work, float]]) -> FamilyFit:
+    """Overhead per kernel and achieved share of the bandwidth of elementwise kernels, in log least squares.
+
+    timed: the work and the seconds of each run
+    """
     from scipy.optimize import least_squares
 
-    device = DeviceFacts.of(profile.hardware)
-    measured = np.array([seconds for _, seconds in profile.small])
+    device = DeviceFacts.of(hardware)
+    measured = np.array([seconds for _, seconds in timed])
 
     def fit_of(logs: np.ndarray) -> FamilyFit:
         return FamilyFit(
@@ -80,7 +83,7 @@ def fit_small_kernels(profile: LayerProfile) -> FamilyFit:
         )
 
     def predicted(fit: FamilyFit) -> np.ndarray:
-        return np.array([roofline_time(work, fit, device).duration_s for work, _ in profile.small])
+        return np.array([roofline_time(work, fit, device).duration_s for work, _ in timed])
 
     found = least_squares(
         lambda logs: np.log(predicted(fit_of(logs)) / measured),

@@ -34,7 +34,8 @@ class HostFit(Spec):
 
     `prompt` parts are serial ones of steps that compute prompts and for whose size no CUDA graph was captured: the host
     launches kernel by kernel and prepares what decodes do not need. Graphs are captured for steps of up to
-    `captured_tokens` tokens with prompts (a fact of the engine's code), without prompts for all.
+    `captured_tokens` tokens with prompts (a fact of the engine's code), without prompts for all. An engine that only
+    queues those launches, and waits for the device once at the end of the step, hides `hidden_prompt_layer_s` a layer.
     """
 
     serial_step_s: NonNegativeFloat = 0.0
@@ -46,6 +47,7 @@ class HostFit(Spec):
     prompt_step_s: NonNegativeFloat = 0.0
     prompt_layer_s: NonNegativeFloat = 0.0
     prompt_moe_layer_s: NonNegativeFloat = 0.0  # beside `prompt_layer_s`, of layers with experts
+    hidden_prompt_layer_s: NonNegativeFloat = 0.0
 
     def serial_s(self, num_sequences: int) -> float:
         """Seconds of a step that always show."""

@@ -114,6 +114,8 @@ def _synchronous(host: HostFit) -> HostFit:
             "serial_per_sequence_s": host.serial_per_sequence_s + host.hidden_per_sequence_s,
             "hidden_step_s": 0.0,
             "hidden_per_sequence_s": 0.0,
+            "prompt_layer_s": host.prompt_layer_s + host.hidden_prompt_layer_s,
+            "hidden_prompt_layer_s": 0.0,
         }
     )
 
@@ -130,6 +132,7 @@ def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> 
     serial, hidden = host.serial_s(num_seqs), host.hidden_s(num_seqs)
     if shape.prefills and shape.num_tokens > host.captured_tokens:
         serial += host.prompt_s(graph.model.num_layers, graph.num_moe_layers)
+        hidden += host.hidden_prompt_layer_s * graph.model.num_layers
     device = sum(row.duration_s for row in rows)
     duration = serial + max(hidden, device)
     at_peak = sum(row.flops / peak_flops_per_s(timer.hardware, row.work.rate) for row in rows)

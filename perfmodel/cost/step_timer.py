@@ -60,6 +60,7 @@ class StepTimer:
         step, prompt = (draw.step, draw.step * draw.prompt) if draw is not None else (1.0, 1.0)
         self._host_factor = step
         self._prompt = _ps(prompt * self._host.prompt_s(graph.model.num_layers, graph.num_moe_layers))
+        self._hidden_prompt = _ps(prompt * self._host.hidden_prompt_layer_s * graph.model.num_layers)
         self._host_times: list[tuple[int, int]] = []  # serial and hidden picoseconds by the number of sequences
 
     # ---------------------------------------------------------------- durations
@@ -110,6 +111,7 @@ class StepTimer:
         serial, hidden = self._host_time(num_decodes + len(prefills))
         if prefills and num_tokens > self._host.captured_tokens:
             serial += self._prompt
+            hidden += self._hidden_prompt
         wait = serial + (hidden - device if hidden > device else 0)
         self.host_wait += wait
         return device + wait

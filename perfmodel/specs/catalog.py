@@ -76,8 +76,11 @@ def find_file(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _Y
 
 
 def _direct(kind: Kind, text: str, suffixes: Sequence[str]) -> Path | None:
-    """The file called exactly `text` (with or without its suffix), the case that costs one or two stat calls."""
-    if "/" in text or "\\" in text or not text:
+    """The file called exactly `text` (with or without its suffix), the case that costs one or two stat calls.
+
+    A name may have a folder in front, `executor/mixed`: files that belong together.
+    """
+    if not text or "\\" in text or text.startswith(("/", "~", ".")) or ".." in text.split("/"):
         return None
     folder = data_dir(kind)
     for candidate in (folder / text, *(folder / f"{text}{suffix}" for suffix in suffixes)):

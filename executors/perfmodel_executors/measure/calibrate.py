@@ -15,6 +15,7 @@ from statistics import fmean
 
 import torch
 
+from perfmodel.calibrate.whole_steps import FitResult, features, fit_steps
 from perfmodel.cost import Calibration, save_calibration
 from perfmodel.errors import DoesNotFitError, SpecError
 from perfmodel.ops.graph import build_graph
@@ -29,7 +30,6 @@ from perfmodel_executors.measure.bench import StepBench, StepShape
 from perfmodel_executors.measure.ceilings import measure_ceilings
 from perfmodel_executors.measure.cpu_steps import REFERENCE, StepRange, calibration_grid, scenario_range
 from perfmodel_executors.measure.drift import DriftMeter
-from perfmodel_executors.measure.fit import FitResult, features, fit_steps
 from perfmodel_executors.measure.protocol import Measured, measure_paired
 from perfmodel_executors.models.decoder import Decoder, load_decoder
 

@@ -1,0 +1,102 @@
+"""How long one call takes on the device, without the host: replayed from a CUDA graph, over inputs that no cache holds.
+
+On a GPU a graph holds many calls, each on another copy of the inputs, together larger than three times the L2: what a
+kernel reads in a serving step was not read just before. The time of a replay over its calls is a sample; launches from
+the host do not show, as they do not in serving. What cannot be captured is timed with events around a loop.
+On a CPU a sample is the thread's CPU time of one call.
+"""
+
+__all__ = ["Timing", "num_copies", "time_calls"]
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from perfmodel_executors.measure.protocol import quantile, uninterrupted
+
+_REPLAYS = 9
+_REPLAY_S = 3e-3  # of device time in one graph: far above the resolution of events
+_MOST_CALLS = 400
+_CPU_SAMPLES = 5
+_L2_FACTOR = 3
+_MOST_COPIES = 48
+_COPY_BUDGET_BYTES = 6e9
+
+Call = Callable[[], object]
+
+
+class Timing(NamedTuple):
+    """Seconds of a call: median, and the spread of the samples."""
+
+    seconds: float
+    p10_s: float
+    p90_s: float
+
+
+def num_copies(num_bytes: float, device: torch.device) -> int:
+    """How many copies of inputs of `num_bytes` it takes for none to be in the L2 when its turn comes again."""
+    if device.type != "cuda":
+        return 1
+    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+    wanted = 1 + int(_L2_FACTOR * l2_bytes / max(num_bytes, 1.0))
+    return max(1, min(wanted, _MOST_COPIES, int(_COPY_BUDGET_BYTES / max(num_bytes, 1.0))))
+
+
+def time_calls(calls: Sequence[Call], device: torch.device) -> Timing:
+    """`calls` do the same work on different copies of the inputs; they have run before (compiled, tuned)."""
+    samples = _on_gpu(calls) if device.type == "cuda" else _on_cpu(calls)
+    return Timing(quantile(samples, 0.5), quantile(samples, 0.1), quantile(samples, 0.9))
+
+
+def _on_cpu(calls: Sequence[Call]) -> list[float]:
+    samples = []
+    with uninterrupted():
+        for index in range(_CPU_SAMPLES):
+            call = calls[index % len(calls)]
+            start = time.thread_time_ns()
+            call()
+            samples.append(max(1, time.thread_time_ns() - start) * 1e-9)
+    return samples
+
+
+def _on_gpu(calls: Sequence[Call]) -> list[float]:
+    rough = _elapsed_s(lambda: _run_all(calls, len(calls))) / len(calls)
+    count = max(len(calls), min(_MOST_CALLS, int(_REPLAY_S / max(rough, 1e-7))))
+    replay = _captured(calls, count)
+    replay()
+    return [_elapsed_s(replay) / count for _ in range(_REPLAYS)]
+
+
+def _run_all(calls: Sequence[Call], count: int) -> None:
+    for index in range(count):
+        calls[index % len(calls)]()
+
+
+def _captured(calls: Sequence[Call], count: int) -> Call:
+    """A replay of `count` calls; the plain loop where the calls cannot be captured."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    try:
+        with torch.cuda.stream(side):
+            _run_all(calls, len(calls))
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            _run_all(calls, count)
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return lambda: _run_all(calls, count)
+    replay: Callable[[], Any] = graph.replay
+    return replay
+
+
+def _elapsed_s(call: Call) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    start.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3

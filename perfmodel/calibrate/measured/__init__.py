@@ -1,0 +1,24 @@
+"""What the executor's measuring programme writes about one device, and what is learnt from it offline.
+
+`records` is the format of the files, shared with the programme that writes them.
+"""
+
+from perfmodel.calibrate.measured.records import (
+    Ceilings,
+    KernelRecord,
+    Measurements,
+    ServingRecord,
+    StepRecord,
+    SuiteInfo,
+    read_measurements,
+)
+
+__all__ = [
+    "Ceilings",
+    "KernelRecord",
+    "Measurements",
+    "ServingRecord",
+    "StepRecord",
+    "SuiteInfo",
+    "read_measurements",
+]

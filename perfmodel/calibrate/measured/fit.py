@@ -1,0 +1,138 @@
+"""A calibration of the executor's engine from what its measuring programme wrote, without the device.
+
+GPU: the forms of kernels from kernels, then the host from whole steps, with the kernels held fixed:
+
+    t_step = serial + max( hidden, sum of kernels )
+
+CPU: operators in a loop flatter themselves there (29 % on average), so whole steps are fitted and kernels only shown.
+"""
+
+__all__ = ["ENGINE", "KernelPrediction", "fit_measured", "predict_kernels"]
+
+import datetime
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.calibrate.kernels import GENERIC_SMALL, module_of
+from perfmodel.calibrate.layer_profile import fit_small_kernels
+from perfmodel.calibrate.measured.host import fit_host
+from perfmodel.calibrate.measured.records import KernelRecord, Measurements, StepRecord
+from perfmodel.calibrate.measured.steps import step_rows
+from perfmodel.calibrate.measured.tables import kernel_tables, small_kernels
+from perfmodel.calibrate.whole_steps import fit_steps
+from perfmodel.cost.calibration import Calibration
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.roofline import roofline_time
+from perfmodel.errors import SpecError
+from perfmodel.specs import HardwareSpec, load_hardware
+
+ENGINE = "perfmodel"
+_LEAST_ROWS = 8  # of a kernel, for the parameters of its form
+_LEAST_SMALL = 4
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class KernelPrediction:
+    """One measured kernel and what a fit says of it; `family`: the key of the fit in the calibration."""
+
+    record: KernelRecord
+    family: str
+    predicted_s: float
+
+
+def fit_measured(measured: Measurements) -> Calibration:
+    """The calibration for `engine.profile: perfmodel` on the measured device.
+
+    Raises SpecError for a device without a hardware file, or too little to fit.
+    """
+    hardware = load_hardware(measured.info.device)
+    if hardware.kind == "cpu":
+        fitted = _from_steps(hardware, measured.steps)
+    else:
+        fitted = _from_kernels(hardware, measured)
+    return fitted.model_copy(
+        update={
+            "source": _source(measured),
+            "date": datetime.date.fromisoformat(measured.info.date) if measured.info.date else None,
+            "command": f"perfmodel calibrate --from reports/measured/{measured.folder.name} --engine {ENGINE}",
+        }
+    )
+
+
+def predict_kernels(
+    records: Sequence[KernelRecord], calibration: Calibration, hardware: HardwareSpec
+) -> list[KernelPrediction]:
+    """What the calibration says of each kernel that it has a fit for."""
+    device = DeviceFacts.of(hardware)
+    found = []
+    for module, group, numbers in _groups(records, hardware):
+        fit = calibration.families.get(group.key)
+        if fit is not None:
+            seconds = module.predict(group, fit, device)
+            rows = zip(group.rows.tolist(), seconds.tolist(), strict=True)
+            found += [KernelPrediction(records[numbers[row]], group.key, float(value)) for row, value in rows]
+    small = calibration.families.get("elementwise")
+    if small is not None:
+        for work, _, number in small_kernels(records):
+            found.append(KernelPrediction(records[number], "elementwise", roofline_time(work, small, device).duration_s))
+    return found
+
+
+def _from_kernels(hardware: HardwareSpec, measured: Measurements) -> Calibration:
+    device = DeviceFacts.of(hardware)
+    families: dict[str, Any] = {
+        group.key: module.fit(group, device)
+        for module, group, _ in _groups(measured.kernels, hardware)
+        if len(group.seconds) >= _LEAST_ROWS
+    }
+    timed = [(work, seconds) for work, seconds, _ in small_kernels(measured.kernels)]
+    small = fit_small_kernels(hardware, timed) if len(timed) >= _LEAST_SMALL else GENERIC_SMALL
+    if not families:
+        raise SpecError(
+            f"{measured.folder}: has no kernel with {_LEAST_ROWS} problems or more; run the measuring programme longer."
+        )
+    calibration = Calibration(
+        device=hardware.name,
+        engine=ENGINE,
+        families=dict(sorted({**families, "elementwise": small}.items())),
+        default=small,
+        contained=("kv_write",),  # one kernel rotates queries and keys and writes the cache
+    )
+    if not measured.steps:
+        return calibration
+    host, residuals = fit_host(hardware, calibration, measured.steps)
+    return calibration.model_copy(update={"host": host, "step_residuals": residuals})
+
+
+def _from_steps(hardware: HardwareSpec, steps: Sequence[StepRecord]) -> Calibration:
+    if len(steps) < _LEAST_ROWS:
+        raise SpecError(f"{len(steps)} steps were measured; fitting a CPU takes at least {_LEAST_ROWS}.")
+    rows = step_rows(hardware, steps)
+    samples = [(step.p10_s, step.seconds, step.p90_s) for step in steps]
+    return fit_steps(hardware, rows, samples, ENGINE).calibration
+
+
+def _groups(records: Sequence[KernelRecord], hardware: HardwareSpec) -> Iterator[tuple[Any, Any, list[int]]]:
+    """(module, group, record numbers of the group's table) of every kernel with a form."""
+    device = DeviceFacts.of(hardware)
+    for table, numbers in kernel_tables(records, hardware.name):
+        module = module_of(table.op)
+        if module is not None:
+            for group in module.groups(table, device):
+                yield module, group, numbers
+
+
+def _source(measured: Measurements) -> str:
+    info = measured.info
+    versions = ", ".join(f"{name} {version}" for name, version in info.versions.items())
+    return (
+        f"{len(measured.kernels)} kernels and {len(measured.steps)} steps of the executor, measured on "
+        f"{info.device_name or info.device} ({versions})"
+    )
+

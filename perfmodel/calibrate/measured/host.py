@@ -1,0 +1,64 @@
+"""The host's time per step, from whole steps whose kernels are known.
+
+    graphed step   t = serial_step + serial_per_sequence S + kernels
+    eager step     t = the same + prompt_step, and not less than the launches: serial + max(launches, kernels)
+
+Fitted to the logarithm of measured over predicted, by few non-negative numbers.
+"""
+
+__all__ = ["fit_host"]
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.calibrate.measured.records import StepRecord
+from perfmodel.calibrate.measured.steps import costs_of
+from perfmodel.calibrate.robust import residuals_of
+from perfmodel.cost.calibration import Calibration, HostFit, Residuals
+from perfmodel.specs.hardware import HardwareSpec
+
+Floats = NDArray[np.float64]
+
+# What a step of an engine in Python takes, seconds: priors, and where the search begins.
+_PRIORS = {
+    "serial_step_s": 2e-4,
+    "serial_per_sequence_s": 2e-6,
+    "prompt_step_s": 2e-4,
+    "hidden_prompt_layer_s": 1e-4,
+}
+_MOST = 100.0  # times the prior
+_PULL = 0.02  # of the logarithm of a parameter, beside relative errors of steps
+
+
+def fit_host(
+    hardware: HardwareSpec, calibration: Calibration, steps: Sequence[StepRecord]
+) -> tuple[HostFit, Residuals]:
+    """The host of `steps` under the kernels of `calibration`, and what stays unexplained of whole steps."""
+    from scipy.optimize import least_squares
+
+    measured = np.array([step.seconds for step in steps])
+    unhosted = calibration.model_copy(update={"host": HostFit(replays_graphs=True)})
+    estimates = [costs_of(step, hardware, unhosted).estimate(step.batch) for step in steps]
+    device = np.array([estimate.device_s for estimate in estimates])
+    sequences = np.array([step.batch.num_decodes + len(step.batch.prefills) for step in steps], dtype=float)
+    has_prompts = np.array([bool(step.batch.prefills) for step in steps])
+    layers = np.array([costs_of(step, hardware, unhosted).graph.model.num_layers for step in steps], dtype=float)
+
+    def predicted(values: Floats) -> Floats:
+        step_s, per_sequence, prompt, launches = values
+        serial = step_s + per_sequence * sequences + has_prompts * prompt
+        total: Floats = serial + np.maximum(device, has_prompts * launches * layers)
+        return total
+
+    prior = np.array(list(_PRIORS.values()))
+
+    def errors(logs: Floats) -> Floats:
+        return np.concatenate([np.log(predicted(prior * np.exp(logs)) / measured), _PULL * logs])
+
+    most = np.log(_MOST)
+    found = least_squares(errors, np.zeros(len(prior)), bounds=(-most, most), loss="soft_l1", f_scale=0.1)
+    values = prior * np.exp(found.x)
+    host = HostFit(replays_graphs=True, **dict(zip(_PRIORS, map(float, values), strict=True)))
+    return host, residuals_of(predicted(values), measured)

@@ -1,0 +1,200 @@
+"""The files of a measured device, `reports/measured/<device>/`: written by the executor's measuring programme.
+
+    suite.json     which device, driver, versions and commit; its ceilings; what ran and what the budget left out
+    kernels.json   one record per operator and problem: time, baseline, largest difference to the reference
+    steps.json     one record per model and shape of a whole step
+    serving.json   one record per scenario: each request, and each step with its shape
+
+Every time is in seconds, of the device (a CPU: of the measuring thread).
+"""
+
+__all__ = [
+    "FILES",
+    "Ceilings",
+    "KernelRecord",
+    "Measurements",
+    "ServingRecord",
+    "StepRecord",
+    "StepSeries",
+    "SuiteInfo",
+    "read_measurements",
+    "shape_of",
+]
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, PositiveFloat, ValidationError
+
+from perfmodel.errors import SpecError
+from perfmodel.ops.work import BatchShape
+from perfmodel.specs.base import Spec
+
+FILES = ("suite.json", "kernels.json", "steps.json", "serving.json")
+
+Size = int | float | str
+
+
+class Ceilings(Spec):
+    """What the device can do at best, measured: the figures that achieved rates are held against.
+
+    copy_bytes_per_s:  bytes read and written per second by a copy, by MiB copied
+    gemm_flops_per_s:  rate of a library's square product by number format and side
+    launch_s:          one launch in a stream of empty kernels; graph_launch_s: of one kernel in a replayed graph
+    """
+
+    copy_bytes_per_s: dict[str, PositiveFloat] = Field(default_factory=dict)
+    gemm_flops_per_s: dict[str, dict[str, PositiveFloat]] = Field(default_factory=dict)
+    launch_s: float | None = None
+    graph_launch_s: float | None = None
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Of the largest copy, byte/s: beyond every cache."""
+        return self.copy_bytes_per_s[max(self.copy_bytes_per_s, key=int)] if self.copy_bytes_per_s else None
+
+    def rate(self, dtype: str) -> float | None:
+        """The best rate seen in `dtype`, FLOP/s."""
+        return max(self.gemm_flops_per_s.get(dtype, {}).values(), default=None)
+
+
+class SuiteInfo(Spec):
+    """Where the measurements come from.
+
+    device:      name of the hardware file, or what the driver calls a device without one
+    parts_done:  tasks measured, by part; left_out: keys of tasks that the budget did not reach
+    """
+
+    device: str
+    device_name: str = ""
+    kernels: str = "torch"  # which implementations ran: torch | triton
+    versions: dict[str, str] = Field(default_factory=dict)
+    commit: str = ""
+    date: str = ""
+    command: str = ""
+    elapsed_s: float = 0.0
+    ceilings: Ceilings = Ceilings()
+    parts_done: dict[str, int] = Field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    failures: dict[str, str] = Field(default_factory=dict)
+    tiles: dict[str, str] = Field(default_factory=dict)  # what the tuner chose
+
+
+class KernelRecord(Spec):
+    """One operator on one problem. `error`: largest difference to the reference over its largest magnitude."""
+
+    operator: str
+    sizes: dict[str, Size]
+    seconds: PositiveFloat
+    p10_s: PositiveFloat
+    p90_s: PositiveFloat
+    flops: float = 0.0
+    bytes: float = 0.0
+    rate: str = "bf16"
+    baseline_s: float | None = None
+    error: float | None = None
+    tolerance: float | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.operator} " + " ".join(f"{name}={value}" for name, value in self.sizes.items())
+
+
+class StepRecord(Spec):
+    """One shape of a step of one model. `shape`: the fields of a BatchShape; `overrides`: of the suite's scenario."""
+
+    model: str
+    overrides: tuple[str, ...] = ()
+    shape: dict[str, Any]
+    seconds: PositiveFloat
+    p10_s: PositiveFloat
+    p90_s: PositiveFloat
+    is_graphed: bool = False
+
+    @property
+    def batch(self) -> BatchShape:
+        """The shape as the cost model takes it."""
+        return shape_of(self.shape)
+
+    @property
+    def label(self) -> str:
+        shape = self.batch
+        prompts = f", prompts {'+'.join(str(new) for new, _ in shape.prefills)}" if shape.prefills else ""
+        return f"{self.model}: {shape.num_decodes} decodes with {shape.decode_context} tokens of context{prompts}"
+
+
+class StepSeries(Spec):
+    """The steps of a run, column by column: shapes (fields of a BatchShape in order) and seconds."""
+
+    shapes: tuple[tuple[Any, ...], ...]
+    seconds: tuple[PositiveFloat, ...]
+
+
+class ServingRecord(Spec):
+    """A scenario served for real: its requests column by column, and its steps."""
+
+    scenario: str
+    overrides: tuple[str, ...] = ()
+    requests: dict[str, tuple[float, ...]]
+    steps: StepSeries
+    summary: dict[str, Any] = Field(default_factory=dict)
+
+
+def shape_of(fields: Mapping[str, Any]) -> BatchShape:
+    """A BatchShape from its JSON form."""
+    values = dict(fields)
+    values["prefills"] = tuple((int(new), int(done)) for new, done in values.get("prefills", ()))
+    values["decode_windowed"] = tuple(values.get("decode_windowed", ()))
+    return BatchShape(**values)
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """All that was measured on one device."""
+
+    folder: Path
+    info: SuiteInfo
+    kernels: tuple[KernelRecord, ...]
+    steps: tuple[StepRecord, ...]
+    serving: tuple[ServingRecord, ...]
+
+
+def read_measurements(folder: str | Path) -> Measurements:
+    """The files in `folder`; a part that was not reached is empty.
+
+    Raises SpecError for a folder without `suite.json`, and for a file that is none of these.
+    """
+    root = Path(folder)
+    if not (root / "suite.json").is_file():
+        raise SpecError(f"{root}: has no suite.json; expected what `python -m perfmodel_executors.gpu_suite` writes.")
+    info = _parsed(root / "suite.json", lambda data: SuiteInfo(**data))
+    return Measurements(
+        root,
+        info,
+        _records(root / "kernels.json", KernelRecord),
+        _records(root / "steps.json", StepRecord),
+        _records(root / "serving.json", ServingRecord),
+    )
+
+
+def _records(path: Path, kind: Any) -> tuple[Any, ...]:
+    if not path.is_file():
+        return ()
+    records: tuple[Any, ...] = _parsed(path, lambda data: tuple(kind(**row) for row in data.values()))
+    return records
+
+
+def _parsed(path: Path, build: Any) -> Any:
+    try:
+        return build(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise SpecError(f"{path}: {where}: {first['msg']}; expected a file of the measuring programme.") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise SpecError(f"{path}: {str(error).splitlines()[0]}; expected a file of the measuring programme.") from None
