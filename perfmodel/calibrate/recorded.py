@@ -9,6 +9,8 @@ from pathlib import Path
 from perfmodel.calibrate.engine_profile import fit_engine_profile
 from perfmodel.calibrate.generation_fit import fit_generation
 from perfmodel.calibrate.kernels import calibrate_folder
+from perfmodel.calibrate.measured import read_measurements
+from perfmodel.calibrate.measured.fit import ENGINE, fit_measured
 from perfmodel.calibrate.profile_fit import with_facts
 from perfmodel.calibrate.provenance import SERVING_RUNS, STEADY_STATES, Origin
 from perfmodel.calibrate.serving_runs import read_serving_runs
@@ -33,7 +35,8 @@ def fit_recorded(
     """
     folder = out or data_dir("calibrations")
     if path.is_dir():
-        calibrations = calibrate_folder(path, engine, progress)
+        is_ours = (path / "suite.json").is_file()
+        calibrations = [_executor(path, engine)] if is_ours else calibrate_folder(path, engine, progress)
         return [(c, save_calibration(c, folder / f"{c.device}@{c.engine}.yaml")) for c in calibrations]
     fit = _steady_states if ".csv" in path.suffixes else _serving_runs
     profile = fit(path, with_facts(load_engine_profile(engine)), progress).model_copy(
@@ -55,6 +58,13 @@ def fit_recorded_generation(
         }
     )
     return fit, save_generation(fit, (out or data_dir("calibrations")) / f"generation@{architecture}.yaml", HEADER)
+
+
+def _executor(path: Path, engine: str) -> Calibration:
+    """From what the executor's measuring programme wrote."""
+    if engine != ENGINE:
+        raise SpecError(f"{path}: has measurements of engine {ENGINE!r}; found --engine {engine}.")
+    return fit_measured(read_measurements(path))
 
 
 def _serving_runs(path: Path, begin: EngineProfile, progress: Progress | None) -> EngineProfile:

@@ -33,11 +33,19 @@ Measurements = Annotated[
     typer.Option(
         "--from",
         metavar="PATH",
-        help="Fit recorded measurements: kernel tables, a run with a layer profile, serving runs or steady states.",
+        help="Fit recorded measurements: kernel tables, a run with a layer profile, serving runs, steady states, or a "
+        "device measured by the executor (reports/measured/<device>).",
         show_default=False,
     ),
 ]
-EngineName = Annotated[str, typer.Option("--engine", help="With --from: the engine whose measurements are fitted.")]
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        help="With --from: the engine whose measurements are fitted; vllm, or perfmodel for the executor's.",
+        show_default=False,
+    ),
+]
 Generation = Annotated[
     str | None,
     typer.Option(
@@ -56,7 +64,7 @@ def calibrate(
     device: DeviceName = Device.cpu,
     model: ModelNames = None,
     measurements: Measurements = None,
-    engine: EngineName = "vllm",
+    engine: EngineName = None,
     generation: Generation = None,
     out: CalibrationPath = None,
     as_json: JsonFlag = False,
@@ -68,7 +76,8 @@ def calibrate(
     (.csv) the engine's profile.
     """
     if measurements is not None:
-        _fit_recorded(measurements, engine, generation, out, as_json)
+        named = engine or ("perfmodel" if (measurements / "suite.json").is_file() else "vllm")
+        _fit_recorded(measurements, named, generation, out, as_json)
         return
     from perfmodel.validate.executor_bridge import calibrate_cpu
 

@@ -41,8 +41,17 @@ KindName = Annotated[
     typer.Argument(metavar="KIND", help="What to compare with.", show_default=False),
 ]
 TruthPath = Annotated[
-    str,
+    str | None,
     typer.Argument(metavar="PATH", help="For `executor`, a scenario; otherwise measured data.", show_default=False),
+]
+Measured = Annotated[
+    Path | None,
+    typer.Option(
+        "--measured",
+        metavar="FOLDER",
+        help="With `executor`: compare with a device measured before (reports/measured/<device>), offline.",
+        show_default=False,
+    ),
 ]
 Repeats = Annotated[int, typer.Option("--repeat", min=1, help="Execute this many times.")]
 ReportFile = Annotated[
@@ -58,7 +67,8 @@ ReportFile = Annotated[
 
 def validate(
     kind: KindName,
-    path: TruthPath,
+    path: TruthPath = None,
+    measured: Measured = None,
     overrides: Overrides = None,
     repeat: Repeats = 1,
     as_json: JsonFlag = False,
@@ -73,17 +83,23 @@ def validate(
     """
     if report_file is not None and report_file.suffix != ".md":
         raise SpecError(f"--report {report_file}: allowed a file ending in .md; its .json and plots get the same name.")
+    is_recorded = kind is not Kind.executor or measured is not None
+    if is_recorded and (overrides or seed is not None or repeat != 1):
+        raise SpecError("--set, --seed and --repeat go with `validate executor SCENARIO`; recorded data is as it is.")
+    shown = _subject(kind, path, measured)
     with progress_bar("validating") as progress:
-        if kind is Kind.executor:
-            report = _executor(path, overrides, seed, repeat, progress)
+        if measured is not None:
+            from perfmodel.validate.measured import validate_measured
+
+            report = validate_measured(measured, progress)
+        elif kind is Kind.executor:
+            report = _executor(shown, overrides, seed, repeat, progress)
         else:
-            if overrides or seed is not None or repeat != 1:
-                raise SpecError("--set, --seed and --repeat go with `validate executor`; recorded data is as it is.")
-            report = _recorded(kind, path, progress)
+            report = _recorded(kind, shown, progress)
     if report_file is not None:
         from perfmodel.validate.written import write_report
 
-        for file in write_report(report, report_file, _command(kind, path, report_file)):
+        for file in write_report(report, report_file, _command(kind, shown, measured is not None, report_file)):
             say(f"Written to {file}")
     if as_json:
         print_json(report.to_json())
@@ -91,11 +107,23 @@ def validate(
     print(report)
 
 
-def _command(kind: Kind, path: str, report_file: Path) -> str:
-    """The command as anyone would give it: of a path, its last two parts."""
-    shown = "/".join(Path(path).parts[-2:])
+def _subject(kind: Kind, path: str | None, measured: Path | None) -> str:
+    """What is compared with: a path or a scenario. Raises SpecError where there is none, or two."""
+    if measured is not None:
+        if kind is not Kind.executor or path is not None:
+            raise SpecError("--measured FOLDER goes with `validate executor` alone, without a scenario.")
+        return str(measured)
+    if path is None:
+        wanted = "a scenario, or --measured FOLDER" if kind is Kind.executor else "the path of measured data"
+        raise SpecError(f"validate {kind.value}: give {wanted}.")
+    return path
+
+
+def _command(kind: Kind, path: str, is_measured: bool, report_file: Path) -> str:
+    """The command as anyone would give it: of a path, its last parts."""
+    shown = "/".join(Path(path).parts[-3 if is_measured else -2 :])
     report = report_file.name if report_file.is_absolute() else report_file.as_posix()
-    return f"perfmodel validate {kind.value} {shown} --report {report}"
+    return f"perfmodel validate {kind.value} {'--measured ' if is_measured else ''}{shown} --report {report}"
 
 
 def _executor(

@@ -24,7 +24,7 @@ from perfmodel.calibrate.measured.records import KernelRecord, Measurements, Ste
 from perfmodel.calibrate.measured.steps import step_rows
 from perfmodel.calibrate.measured.tables import kernel_tables, small_kernels
 from perfmodel.calibrate.whole_steps import fit_steps
-from perfmodel.cost.calibration import Calibration
+from perfmodel.cost.calibration import Calibration, FamilyFit
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.roofline import roofline_time
 from perfmodel.errors import SpecError
@@ -78,9 +78,11 @@ def predict_kernels(
             rows = zip(group.rows.tolist(), seconds.tolist(), strict=True)
             found += [KernelPrediction(records[numbers[row]], group.key, float(value)) for row, value in rows]
     small = calibration.families.get("elementwise")
-    if small is not None:
+    if isinstance(small, FamilyFit):
         for work, _, number in small_kernels(records):
-            found.append(KernelPrediction(records[number], "elementwise", roofline_time(work, small, device).duration_s))
+            found.append(
+                KernelPrediction(records[number], "elementwise", roofline_time(work, small, device).duration_s)
+            )
     return found
 
 
@@ -135,4 +137,3 @@ def _source(measured: Measurements) -> str:
         f"{len(measured.kernels)} kernels and {len(measured.steps)} steps of the executor, measured on "
         f"{info.device_name or info.device} ({versions})"
     )
-

@@ -14,6 +14,7 @@ __all__ = [
     "KernelRecord",
     "Measurements",
     "ServingRecord",
+    "Size",
     "StepRecord",
     "StepSeries",
     "SuiteInfo",

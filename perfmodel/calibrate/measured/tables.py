@@ -5,18 +5,18 @@ Operators with a form of their own keep their sizes; all others are small kernel
 
 __all__ = ["TABLES", "kernel_tables", "small_kernels"]
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from perfmodel.calibrate.measured.records import KernelRecord
+from perfmodel.calibrate.measured.records import KernelRecord, Size
 from perfmodel.calibrate.tables import KernelTable
 from perfmodel.ops.work import Work
 
 # Operator -> the table that its sizes fit into, and the columns that are the same in all its rows.
-TABLES = MappingProxyType(
+TABLES: Mapping[str, tuple[str, dict[str, Size]]] = MappingProxyType(
     {
         "attention_decode": ("generation_attention", {"attn_dtype": "bfloat16", "window_size": 0, "beam_width": 1}),
         "attention_prefill": ("context_attention", {"attn_dtype": "bfloat16", "window_size": 0, "step": 0}),

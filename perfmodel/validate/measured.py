@@ -1,0 +1,213 @@
+"""`validate executor --measured FOLDER`: the simulator beside a device that the executor's programme measured, offline.
+
+Half of the measured kernels and steps calibrate the device, the other half is predicted:
+
+    kernel            each problem of the other half
+    step              whole steps of the other half
+    serving_step      every step of the served scenarios, for exactly its shape
+    e2el_mean, ...    the scenarios simulated whole, each beside its run
+"""
+
+__all__ = ["halves", "validate_measured"]
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import exp
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from perfmodel.calibrate.measured import Measurements, ServingRecord, read_measurements
+from perfmodel.calibrate.measured.fit import KernelPrediction, fit_measured, predict_kernels
+from perfmodel.calibrate.measured.records import KernelRecord, StepRecord, shape_of
+from perfmodel.calibrate.measured.steps import costs_of
+from perfmodel.cost import StepTables, StepTimer, step_costs
+from perfmodel.cost.calibration import Calibration, Residuals
+from perfmodel.cost.server import EngineProfile
+from perfmodel.errors import PerfmodelError
+from perfmodel.sim import simulate
+from perfmodel.specs import load_hardware, load_scenario
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.scenario import Scenario
+from perfmodel.validate.groups import Comparison, Dimension, by_dimension, pooled
+from perfmodel.validate.measured_rates import rate_notes
+from perfmodel.validate.report import Basis, Rows, ValidationReport
+
+Progress = Callable[[int, int], None]
+RecordT = TypeVar("RecordT", KernelRecord, StepRecord)
+
+
+class _Mean(NamedTuple):
+    """A mean of one scenario, seconds; `low` and `high`: its 80 % interval as factors."""
+
+    scenario: str
+    simulated: float
+    executed: float
+    low: float
+    high: float
+
+
+class _Step(NamedTuple):
+    """One executed step of a scenario, seconds."""
+
+    scenario: str
+    label: str
+    predicted: float
+    executed: float
+
+
+_MEANS = ("e2el", "tpot", "ttft")
+_WORST = 5
+_PS_PER_S = 1e12
+_SHAPE = ("num_tokens", "num_samples", "prefills", "num_decodes", "decode_context", "decode_windowed")
+
+
+def validate_measured(folder: str | Path, progress: Progress | None = None) -> ValidationReport:
+    """Calibrate on half of what `folder` has, predict the rest. Raises SpecError for a folder that is no such thing."""
+    measured = read_measurements(folder)
+    hardware = load_hardware(measured.info.device)
+    fitted_on, kept_aside = halves(measured.kernels, _kernel_group), halves(measured.steps, _step_group)
+    calibration = fit_measured(replace(measured, kernels=fitted_on[0], steps=kept_aside[0]))
+    unpredicted: list[str] = [f"{key}: {why}" for key, why in measured.info.failures.items()]
+    comparisons = [
+        _kernels(fitted_on[1], calibration, hardware),
+        _steps(kept_aside[1], calibration, hardware),
+        *_servings(measured, calibration, unpredicted, progress),
+    ]
+    compared = [each for each in comparisons if len(each.rows)]
+    rows = len(fitted_on[1]) + len(kept_aside[1]) + sum(len(run.steps.seconds) for run in measured.serving)
+    covered = sum(len(each.rows) for each in compared if each.metric in ("kernel", "step", "serving_step"))
+    return ValidationReport(
+        kind="executor",
+        rows=rows,
+        covered=covered,
+        metrics=pooled(compared),
+        by=by_dimension(compared),
+        worst=[row for each in compared for row in each.rows.worst(each.metric, _WORST)],
+        notes=[*rate_notes(measured), *unpredicted],
+        comparisons=compared,
+        basis=(Basis.of(calibration),),
+        about=_about(measured, len(fitted_on[0]), len(kept_aside[0])),
+    )
+
+
+def halves(
+    records: Sequence[RecordT], group: Callable[[RecordT], str]
+) -> tuple[tuple[RecordT, ...], tuple[RecordT, ...]]:
+    """Every other record of each group: the first, third, ... and the second, fourth, ..."""
+    seen: dict[str, int] = {}
+    parts: tuple[list[RecordT], list[RecordT]] = ([], [])
+    for record in records:
+        name = group(record)
+        parts[seen.get(name, 0) % 2].append(record)
+        seen[name] = seen.get(name, 0) + 1
+    return tuple(parts[0]), tuple(parts[1])
+
+
+def _kernel_group(record: KernelRecord) -> str:
+    return record.operator
+
+
+def _step_group(record: StepRecord) -> str:
+    kind = "prompt" if record.shape.get("prefills") else "decode"
+    return f"{record.model} {record.overrides} {kind}"
+
+
+def _kernels(records: Sequence[KernelRecord], calibration: Calibration, hardware: HardwareSpec) -> Comparison:
+    found: list[KernelPrediction] = predict_kernels(records, calibration, hardware)
+    residuals = [getattr(calibration.families[each.family], "residuals", Residuals()) for each in found]
+    rows = Rows(
+        [each.predicted_s for each in found],
+        [each.record.seconds for each in found],
+        [each.record.label for each in found],
+        _interval(residuals),
+    )
+    return Comparison.of("kernel", rows, "s", {"operator": Dimension.of([each.record.operator for each in found])})
+
+
+def _steps(records: Sequence[StepRecord], calibration: Calibration, hardware: HardwareSpec) -> Comparison:
+    predicted = [costs_of(step, hardware, calibration).estimate(step.batch).duration_s for step in records]
+    interval = _interval([calibration.step_residuals] * len(records))
+    rows = Rows(predicted, [step.seconds for step in records], [step.label for step in records], interval)
+    names = ["prompts" if step.batch.prefills else f"batch {step.batch.num_decodes}" for step in records]
+    groups = {"model": Dimension.of([step.model for step in records]), "step": Dimension.of(names)}
+    return Comparison.of("step", rows, "s", groups)
+
+
+def _servings(
+    measured: Measurements, calibration: Calibration, unpredicted: list[str], progress: Progress | None
+) -> list[Comparison]:
+    """Steps and means of all scenarios; what cannot be simulated is said in `unpredicted`."""
+    steps: list[_Step] = []
+    means: dict[str, list[_Mean]] = {name: [] for name in _MEANS}
+    for done, run in enumerate(measured.serving, 1):
+        try:
+            scenario = load_scenario(run.scenario, run.overrides)
+            steps += _serving_steps(run, scenario, calibration)
+            for name, mean in _simulated_means(run, scenario, calibration).items():
+                means[name].append(mean)
+        except PerfmodelError as error:
+            unpredicted.append(f"{run.scenario}: {error}")
+        if progress is not None:
+            progress(done, len(measured.serving))
+    interval = _interval([calibration.step_residuals] * len(steps))
+    rows = Rows([s.predicted for s in steps], [s.executed for s in steps], [s.label for s in steps], interval)
+    found = [Comparison.of("serving_step", rows, "s", {"scenario": Dimension.of([s.scenario for s in steps])})]
+    for name, each in means.items():
+        names = [mean.scenario for mean in each]
+        ends = ([mean.low for mean in each], [mean.high for mean in each])
+        compared = Rows([mean.simulated for mean in each], [mean.executed for mean in each], names, ends)
+        found.append(Comparison.of(f"{name}_mean", compared, "s", {"scenario": Dimension.of(names)}))
+    return found
+
+
+def _serving_steps(run: ServingRecord, scenario: Scenario, calibration: Calibration) -> list[_Step]:
+    """Each step that was executed, predicted for exactly its shape."""
+    costs = step_costs(scenario, calibration, EngineProfile(engine=calibration.engine))
+    timer = StepTimer(StepTables(costs.graph, costs.timer))
+    found = []
+    for shape, seconds in zip(run.steps.shapes, run.steps.seconds, strict=True):
+        batch = shape_of(dict(zip(_SHAPE, shape, strict=True)))
+        ticks = timer.step(
+            batch.num_tokens,
+            batch.num_samples,
+            batch.prefills,
+            batch.num_decodes,
+            batch.decode_context,
+            batch.decode_windowed,
+        )
+        label = f"{run.scenario}: {batch.num_decodes} decodes, {len(batch.prefills)} prompts, {batch.num_tokens} tokens"
+        found.append(_Step(run.scenario, label, ticks / _PS_PER_S, seconds))
+    return found
+
+
+def _simulated_means(run: ServingRecord, scenario: Scenario, calibration: Calibration) -> dict[str, _Mean]:
+    """The scenario simulated whole, each mean beside the executed one."""
+    result = simulate(scenario, calibration=calibration)
+    found = {}
+    for name in _MEANS:
+        key = f"mean_{name}_ms"
+        simulated = result.summary[key] * 1e-3
+        executed = float(np.nanmean(np.asarray(run.requests[f"{name}_s"], dtype=float)))
+        low, high = (result.summary.get("interval") or {}).get(key) or (np.nan, np.nan)
+        found[name] = _Mean(run.scenario, simulated, executed, low * 1e-3 / simulated, high * 1e-3 / simulated)
+    return found
+
+
+def _interval(residuals: Sequence[Residuals]) -> tuple[list[float], list[float]] | None:
+    if not residuals:
+        return None
+    known = [each.num_rows > 0 for each in residuals]
+    low = [exp(each.p10) if is_known else np.nan for each, is_known in zip(residuals, known, strict=True)]
+    high = [exp(each.p90) if is_known else np.nan for each, is_known in zip(residuals, known, strict=True)]
+    return low, high
+
+
+def _about(measured: Measurements, num_kernels: int, num_steps: int) -> str:
+    info: Any = measured.info
+    return (
+        f"Measured on {info.device_name or info.device} with {info.kernels} kernels on {info.date}; calibrated on "
+        f"{num_kernels} of {len(measured.kernels)} kernels and {num_steps} of {len(measured.steps)} steps, every other "
+        f"one of each kind. The rest, and the {len(measured.serving)} served scenarios, are predicted."
+    )
