@@ -16,7 +16,7 @@ FROZEN = {
     "roofline": ["SCENARIO", "--set", "--batch", "--context", "--prefill", "--out", "--json"],
     "schema": ["KIND"],
     "simulate": ["SCENARIO", "--set", "--json", "--out", "--seed"],
-    "validate": ["KIND", "PATH", "--set", "--repeat", "--json", "--seed", "--report"],
+    "validate": ["KIND", "PATH", "--measured", "--set", "--repeat", "--json", "--seed", "--report"],
 }
 
 

@@ -31,7 +31,7 @@ from perfmodel.errors import SpecError
 from perfmodel.specs import HardwareSpec, load_hardware
 
 ENGINE = "perfmodel"
-_LEAST_ROWS = 8  # of a kernel, for the parameters of its form
+_LEAST_ROWS = 5  # of a kernel: the bounds and starts of its form say the rest
 _LEAST_SMALL = 4
 
 Floats = NDArray[np.float64]
