@@ -1,7 +1,8 @@
 """`ExecutedBackend`: plans of the engine run on real tensors, timed.
 
-Durations are CPU time of the executing thread by default: on a shared machine wall time measures the neighbours.
-The forward pass is what is timed: building the batch's index tensors included, sampling included, scheduling not.
+Durations are those of the device's clock: on a CPU, time of the executing thread, since wall time measures the
+neighbours on a shared machine. The forward pass is what is timed: building the batch's index tensors included, sampling
+included, scheduling not.
 
 A step whose shape was not seen before is first run once untimed: the BLAS compiles kernels for each new matrix shape
 (0.2 to 10 ms measured, as much as a whole step), which a serving engine does once when it starts. Running a step twice
@@ -10,16 +11,15 @@ is harmless: it writes the same keys and values to the same slots.
 
 __all__ = ["PS_PER_NS", "ExecutedBackend"]
 
-import time
 from collections.abc import Callable, Hashable
 
-import torch
-
 from perfmodel.engine import Outcome, Request, StepPlan
+from perfmodel_executors.device import DeviceClock
 from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.measure.protocol import uninterrupted
-from perfmodel_executors.models.batch import Segment, build_batch
+from perfmodel_executors.models.batch import Segment
 from perfmodel_executors.models.decoder import Decoder
+from perfmodel_executors.runner import Runner, StepRunner
 from perfmodel_executors.tokens import TokenStore
 
 PS_PER_NS = 1000
@@ -28,8 +28,9 @@ PS_PER_NS = 1000
 class ExecutedBackend:
     """Executes plans with `decoder`. Needs plans made with `SchedulerConfig.record_positions`.
 
-    clock_ns: what durations are differences of
+    clock_ns: what durations are differences of; by default the `DeviceClock` of the decoder's device
     warms_up: run each new step shape once untimed
+    runner:   takes the steps; by default one of `decoder`, with a pool of KV blocks that grows
     drift:    if given, durations are stated at the speed that the machine had when the meter was set
     """
 
@@ -38,37 +39,33 @@ class ExecutedBackend:
         decoder: Decoder,
         block_size: int,
         seed: int = 0,
-        clock_ns: Callable[[], int] = time.thread_time_ns,
+        clock_ns: Callable[[], int] | None = None,
         warms_up: bool = True,
         drift: DriftMeter | None = None,
+        runner: Runner | None = None,
     ) -> None:
         self.decoder = decoder
-        self.cache = decoder.new_cache(block_size)
+        self.runner = runner or StepRunner(decoder, decoder.new_cache(block_size))
         self.tokens = TokenStore(decoder.model.vocab_size, block_size, seed)
         self.warms_up = warms_up
-        self._clock_ns = clock_ns
+        self._clock_ns = clock_ns or DeviceClock(decoder.device, decoder.group.size)
         self._drift = drift
         self._seen: set[Hashable] = set()
 
     def execute(self, plan: StepPlan) -> Outcome:
         """Run the plan's tokens; the outcome has the sampled ones in the order of `decodes`, then `samples`."""
         segments, sampled = self._segments(plan)
-        self.cache.reserve_for([segment.block_table for segment in segments])
-        with torch.inference_mode():
-            if self.warms_up and self._is_new(plan):
-                self._forward(segments)
-            with uninterrupted():
-                factor = self._drift.measure() if self._drift is not None else 1.0
-                start = self._clock_ns()
-                tokens = self._forward(segments)
-                duration = self._clock_ns() - start
+        self.runner.reserve_for(segments)
+        if self.warms_up and self._is_new(plan):
+            self.runner.run(segments, is_warm_up=True)
+        with uninterrupted():
+            factor = self._drift.measure() if self._drift is not None else 1.0
+            start = self._clock_ns()
+            tokens = self.runner.run(segments)
+            duration = self._clock_ns() - start
         for (request, position), token in zip(sampled, tokens, strict=True):
             self.tokens.put(request, position, token)
         return Outcome(max(1, round(duration * PS_PER_NS * factor)), tokens)
-
-    def _forward(self, segments: list[Segment]) -> list[int]:
-        batch = build_batch(segments, self.cache.block_size)
-        return self.decoder.step(batch, self.cache)
 
     def _is_new(self, plan: StepPlan) -> bool:
         shape = (plan.num_tokens, plan.num_samples, tuple(plan.chunk_lengths))

@@ -3,6 +3,7 @@
 __all__ = ["execute_scenario", "validate_executor"]
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,29 +19,44 @@ from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.executor import ExecutorComparison, ShadowedBackend, report_executor
 from perfmodel.validate.report import ValidationReport
 from perfmodel_executors.backend import ExecutedBackend
+from perfmodel_executors.device import DeviceClock, device_name, find_device, memory_as_a_sentence
 from perfmodel_executors.driver import WallClock, serve
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, calibrate_machine
-from perfmodel_executors.models.decoder import load_decoder
+from perfmodel_executors.parallel.ranks import open_ranks
+from perfmodel_executors.runner import RunnerSetup
 
 Progress = Callable[[int, int | None], None]
 
 
 def execute_scenario(
-    scenario: Scenario, progress: Progress | None = None, out: Path | None = None, live: bool = False
+    scenario: Scenario,
+    progress: Progress | None = None,
+    out: Path | None = None,
+    live: bool = False,
+    kernels: str | None = None,
 ) -> RunResult:
-    """Serves the scenario's traffic on this machine's CPU, with random weights.
+    """Serves the scenario's traffic on this machine's CPU or GPUs.
 
     progress: called now and then with (requests finished, requests in all if known)
     out:      folder to stream `requests.csv` and `steps.csv` to
-    live:     wait for arrivals and take the wall's time; by default the clock is virtual and counts CPU time
+    live:     wait for arrivals and take the wall's time; by default the clock is virtual and counts steps alone
+    kernels:  torch | triton; by default those of the device
 
     Raises PerfmodelError for what is not executed yet, DoesNotFitError and WorkloadError as the simulator does.
     """
     torch.set_num_threads(1)
-    _check_device(scenario)
-    decoder = load_decoder(scenario.model, scenario.engine, scenario.seed)
-    backend = ExecutedBackend(decoder, scenario.engine.block_size, scenario.seed)
-    return _run(scenario, backend, backend, progress, out, live)
+    engine = scenario.engine
+    num_ranks = _num_ranks(scenario)
+    device = find_device(scenario.hardware, num_ranks)
+    num_blocks = plan_memory(scenario.model, scenario.hardware, engine).num_kv_blocks
+    setup = RunnerSetup(scenario.model, engine, num_blocks, device, scenario.seed, kernels)
+    with memory_as_a_sentence(device), open_ranks(setup, num_ranks) as runner:
+        clock = DeviceClock(device, num_ranks)
+        backend = ExecutedBackend(runner.decoder, engine.block_size, scenario.seed, clock, runner=runner)
+        result = _run(scenario, backend, backend, progress, out, live)
+    where = device_name(device) if num_ranks == 1 else f"{num_ranks} ranks of {device_name(device)}"
+    note = f"Executed on {where} with {setup.backend} kernels; durations are {clock.meaning}."
+    return replace(result, notes=(*result.notes, note))
 
 
 def validate_executor(
@@ -56,7 +72,7 @@ def validate_executor(
     speed that the machine had while calibrating (a reference step before each step says how fast it is now): without,
     the drift of a shared machine would be counted as an error of the model.
     """
-    _check_device(scenario)
+    _check_one_cpu(scenario)
     machine = calibrate_machine(scenario, budget_s, min_rounds, progress)
     comparisons = []
     for number in range(repeats):
@@ -79,17 +95,29 @@ def _predictor(scenario: Scenario, calibration: Calibration) -> SimulatedBackend
     return SimulatedBackend(StepTimer(StepTables(costs.graph, costs.timer)))
 
 
-def _check_device(scenario: Scenario) -> None:
+def _check_one_cpu(scenario: Scenario) -> None:
     if scenario.hardware.kind != "cpu":
         raise PerfmodelError(
-            f"{scenario.name} is for {scenario.hardware.name}, but the executor runs on a CPU; use --set hardware=cpu."
+            f"{scenario.name} is for {scenario.hardware.name}, but calibrations are compared with what was executed "
+            f"on a CPU; use --set hardware=cpu."
         )
-    num_devices = scenario.num_devices
-    if num_devices > 1:
+    if _num_ranks(scenario) > 1:
         raise PerfmodelError(
-            f"{scenario.name} asks for {num_devices} devices, but the executor runs one replica on one device; set "
-            f"tensor_parallel_size, pipeline_parallel_size, data_parallel_size and cluster.replicas to 1."
+            f"{scenario.name} asks for {scenario.num_devices} devices, but calibrations are compared with what was "
+            f"executed on one; set tensor_parallel_size to 1."
         )
+
+
+def _num_ranks(scenario: Scenario) -> int:
+    """Ranks of the one tensor-parallel group that executes a scenario."""
+    engine = scenario.engine
+    if scenario.num_devices != engine.tensor_parallel_size or engine.enable_expert_parallel:
+        raise PerfmodelError(
+            f"{scenario.name} asks for {scenario.num_devices} devices, but the executor runs one replica, with "
+            f"tensor parallelism only; set pipeline_parallel_size, data_parallel_size and cluster.replicas to 1, and "
+            f"enable_expert_parallel to false."
+        )
+    return engine.tensor_parallel_size
 
 
 def _run(
@@ -125,7 +153,7 @@ def _run(
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
     scheduler = loop.scheduler
     totals = DeviceTotals(
-        num_devices=1,
+        num_devices=scenario.num_devices,
         kv_cache_usage_peak=max(collector.used_blocks_peak.values()) / num_blocks,
         usd_per_hour=usd_per_hour(scenario.hardware, scenario.price),
         num_preemptions=scheduler.num_preemptions,

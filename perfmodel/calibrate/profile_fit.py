@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost import EngineProfile
+from perfmodel.engine import MOST_CAPTURED_TOKENS
 
 Floats = NDArray[np.float64]
 _LOSS_SCALE = 0.05  # log errors well below this count squared, well above it by their size
@@ -17,9 +18,9 @@ _STEP = 0.25  # of a logarithm, to see what a parameter does: well above the noi
 _REACH = 1.6  # of a round, in logarithms: a factor of five
 
 
-# Largest step with prompts that is replayed from a CUDA graph: vLLM captures piecewise graphs up to 512 tokens
-# (`cudagraph_capture_sizes`); the others capture steps that only decode.
-_CAPTURED_TOKENS = {"vllm": 512}
+# Largest step with prompts that is replayed from a CUDA graph: vLLM captures piecewise graphs of all its sizes; the
+# others capture steps that only decode.
+_CAPTURED_TOKENS = {"vllm": MOST_CAPTURED_TOKENS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,22 @@
 
 __all__ = ["execute"]
 
+from typing import Annotated
+
+import typer
+
 from perfmodel.cli.options import JsonFlag, OutFolder, Overrides, ScenarioName, Seed, load
 from perfmodel.cli.runs import run_to_folder
+
+Kernels = Annotated[
+    str | None,
+    typer.Option(
+        "--kernels",
+        metavar="NAME",
+        help="torch or triton; by default triton on a GPU, torch on a CPU.",
+        show_default=False,
+    ),
+]
 
 
 def execute(
@@ -12,18 +26,20 @@ def execute(
     as_json: JsonFlag = False,
     out: OutFolder = None,
     seed: Seed = None,
+    kernels: Kernels = None,
 ) -> None:
     """Execute a scenario: the same engine, with every step run for real on this machine and timed.
 
-    Needs the executor extra (torch). Weights are random; the clock advances by each step's measured time, so
-    queueing replays as if the machine did nothing else.
+    Needs the executor extra (torch), and the GPU that the scenario names if it names one. Weights are those of the
+    file where the model is a .gguf or .safetensors file, else random; the clock advances by each step's measured
+    time, so queueing replays as if the machine did nothing else.
     """
     loaded = load(scenario, overrides, seed)
     from perfmodel.validate.executor_bridge import execute_scenario
 
     run_to_folder(
         "executing",
-        lambda progress, folder: execute_scenario(loaded, progress=progress, out=folder),
+        lambda progress, folder: execute_scenario(loaded, progress=progress, out=folder, kernels=kernels),
         out,
         as_json,
     )

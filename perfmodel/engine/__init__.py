@@ -6,6 +6,7 @@ Standard library only, no clock, no costs: `now` is an argument, and a driver (s
 
 __all__ = [
     "DISCIPLINES",
+    "MOST_CAPTURED_TOKENS",
     "POLICIES",
     "Backend",
     "Discipline",
@@ -19,9 +20,12 @@ __all__ = [
     "ServeLoop",
     "StepPlan",
     "StepRecord",
+    "capture_sizes",
+    "padded_size",
 ]
 
 from perfmodel.engine.batching import DISCIPLINES, Discipline
+from perfmodel.engine.capture import MOST_CAPTURED_TOKENS, capture_sizes, padded_size
 from perfmodel.engine.config import SchedulerConfig
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import Backend, Grant, Outcome, StepPlan, StepRecord

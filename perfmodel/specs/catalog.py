@@ -4,7 +4,7 @@ An installed wheel carries the data in `perfmodel/_data/`; a checkout has it bes
 is looked up without reading any file; only a name that is no file's own is compared with the aliases.
 """
 
-__all__ = ["Kind", "data_dir", "find_file", "list_names"]
+__all__ = ["Kind", "data_dir", "find_file", "list_names", "normal_name"]
 
 import re
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ def find_file(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _Y
     """The file meant by a name, an alias or a path.
 
     A `Path`, or a string with a folder or one of `suffixes` in it, is a path if something is there. Names and aliases
-    are compared without regard to case, with spaces and underscores as hyphens.
+    are compared as `normal_name` writes them.
 
     Raises SpecError that names the nearest known names.
     """
@@ -63,9 +63,9 @@ def find_file(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _Y
     direct = _direct(kind, text, suffixes)
     if direct is not None:
         return direct
-    wanted = _normal(text)
+    wanted = normal_name(text)
     for file in _files(kind, suffixes):
-        if _normal(file.name.removesuffix(file.suffix)) == wanted:
+        if normal_name(file.name.removesuffix(file.suffix)) == wanted:
             return file
     aliases = _aliases(kind, tuple(suffixes))
     if wanted in aliases:
@@ -97,7 +97,7 @@ def _files(kind: Kind, suffixes: Sequence[str]) -> Iterator[Path]:
 
 @cache
 def _aliases(kind: Kind, suffixes: tuple[str, ...]) -> dict[str, Path]:
-    """Alias as `_normal` writes it -> file. Read with a regular expression: a hundred files take a few milliseconds."""
+    """Alias (its `normal_name`) -> file. Read with a regular expression: a hundred files take a few milliseconds."""
     found: dict[str, Path] = {}
     for path in _files(kind, suffixes):
         match = _ALIASES.search(path.read_text(encoding="utf-8", errors="replace"))
@@ -107,16 +107,17 @@ def _aliases(kind: Kind, suffixes: tuple[str, ...]) -> dict[str, Path]:
         for item in items:
             alias = item.split(" #")[0].strip().strip("\"'")
             if alias:
-                found.setdefault(_normal(alias), path)
+                found.setdefault(normal_name(alias), path)
     return found
 
 
-def _normal(name: str) -> str:
+def normal_name(name: str) -> str:
+    """As names are compared: without regard to case, with spaces and underscores as hyphens."""
     return re.sub(r"[\s_]+", "-", name.strip().lower())
 
 
 def _unknown(kind: Kind, text: str, suffixes: Sequence[str]) -> str:
-    names, wanted = list_names(kind, suffixes), _normal(text)
+    names, wanted = list_names(kind, suffixes), normal_name(text)
     longer = [name for name in names if wanted and name.startswith(wanted)][:3]
     near = (
         did_you_mean(longer[0], longer) if longer else did_you_mean(wanted, [*names, *_aliases(kind, tuple(suffixes))])

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from perfmodel.specs.base import Spec
+from perfmodel.specs.catalog import normal_name
 from perfmodel.specs.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, Seconds
 
 
@@ -83,6 +84,10 @@ class HardwareSpec(Spec):
         if self.declared.memory[0].bandwidth_bytes_per_s is None:
             raise ValueError("declared.memory.0 (the outermost level) needs bandwidth_bytes_per_s")
         return self
+
+    def is_called(self, name: str) -> bool:
+        """Whether `name` is the file's name or one of its aliases."""
+        return normal_name(name) in map(normal_name, (self.name, *self.aliases))
 
     @property
     def memory_bytes(self) -> float:

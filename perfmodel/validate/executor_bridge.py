@@ -30,7 +30,12 @@ class ExecutorPackage(Protocol):
         ...
 
     def execute_scenario(
-        self, scenario: Scenario, progress: Progress | None = None, out: Path | None = None
+        self,
+        scenario: Scenario,
+        progress: Progress | None = None,
+        out: Path | None = None,
+        *,
+        kernels: str | None = None,
     ) -> RunResult:
         """Serves the scenario's workload for real."""
         ...
@@ -60,9 +65,11 @@ def calibrate_cpu(
     return load_executor().calibrate_cpu(models=models, out=out, progress=progress)
 
 
-def execute_scenario(scenario: Scenario, progress: Progress | None = None, out: Path | None = None) -> RunResult:
+def execute_scenario(
+    scenario: Scenario, progress: Progress | None = None, out: Path | None = None, kernels: str | None = None
+) -> RunResult:
     """See `ExecutorPackage.execute_scenario`."""
-    return load_executor().execute_scenario(scenario, progress=progress, out=out)
+    return load_executor().execute_scenario(scenario, progress=progress, out=out, kernels=kernels)
 
 
 def validate_executor(scenario: Scenario, repeats: int = 1, progress: Progress | None = None) -> ValidationReport:

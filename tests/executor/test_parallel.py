@@ -10,9 +10,12 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 from executor_models import MODELS, attention, tiny  # noqa: E402
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
+from perfmodel.specs import EngineSpec  # noqa: E402
 from perfmodel.specs.model.architecture import DenseFFN  # noqa: E402
 from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
+from perfmodel_executors.parallel.ranks import open_ranks  # noqa: E402
+from perfmodel_executors.runner import RunnerSetup  # noqa: E402
 
 BLOCK = 4
 GENERATOR = torch.Generator().manual_seed(7)
@@ -99,3 +102,30 @@ def test_a_rank_holds_its_share_of_weights_and_cache():
 def test_what_cannot_be_shared_out_evenly_is_refused(model, size, field):
     with pytest.raises(PerfmodelError, match=f"{field} cannot be shared out evenly over tensor_parallel_size={size}"):
         Decoder(replace(model), torch.float32, group=ThreadGroup(0, size, (None, [])))
+
+
+def test_two_processes_serve_the_tokens_of_one():
+    """Through Gloo on the loopback interface: prompts in chunks, decodes, a pool that grows on both ranks."""
+    setup = RunnerSetup(MODELS["gqa"], EngineSpec(dtype="float32", block_size=BLOCK), 64, torch.device("cpu"), seed=1)
+    steps = [
+        [Segment(PROMPT, 0, [5, 2, 7, 0]), Segment(PROMPT[:6], 0, [1, 3])],
+        [Segment([9], 13, [5, 2, 7, 0]), Segment([4, 8], 6, [1, 3])],
+        [Segment([3], 14, [5, 2, 7, 0]), Segment(PROMPT, 0, [90, 91, 92, 93])],
+    ]
+
+    def tokens(num_ranks):
+        with open_ranks(setup, num_ranks) as runner:
+            assert runner.decoder.group.size == num_ranks
+            served = []
+            for step in steps:
+                runner.reserve_for(step)
+                served.append(runner.run(step))
+            return served
+
+    assert tokens(2) == tokens(1)
+
+
+def test_ranks_that_cannot_share_the_model_are_not_started():
+    setup = RunnerSetup(MODELS["gqa"], EngineSpec(dtype="float32"), 64, torch.device("cpu"))
+    with pytest.raises(PerfmodelError, match="num_attention_heads=4"), open_ranks(setup, 3):
+        pass

@@ -73,7 +73,7 @@ def test_validation_of_any_executable_model_covers_all_rows():
 def test_other_devices_are_refused_with_the_way_out():
     with pytest.raises(PerfmodelError, match="--set hardware=cpu"):
         execute_scenario(load_scenario("llama-3.1-8b-a100"))
-    with pytest.raises(PerfmodelError, match="one replica on one device"):
+    with pytest.raises(PerfmodelError, match="one replica, with tensor parallelism only"):
         execute_scenario(load_scenario("tiny-llama-cpu", ["cluster.replicas=2"]))
 
 

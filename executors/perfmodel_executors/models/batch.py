@@ -2,7 +2,7 @@
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
-__all__ = ["Segment", "StepBatch", "build_batch"]
+__all__ = ["Segment", "StepBatch", "build_batch", "slot"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,6 +54,11 @@ class StepBatch:
         return len(self.contexts_D)
 
 
+def slot(block_table: Sequence[int], position: int, block_size: int) -> int:
+    """Where the keys and values of a sequence's token at `position` go."""
+    return block_table[position // block_size] * block_size + position % block_size
+
+
 def build_batch(segments: Sequence[Segment], block_size: int, device: torch.device = CPU) -> StepBatch:
     """The flat batch of `segments`, whose sampled tokens come back in the order of the segments."""
     decodes = [i for i, segment in enumerate(segments) if len(segment.tokens) == 1]
@@ -67,7 +72,7 @@ def build_batch(segments: Sequence[Segment], block_size: int, device: torch.devi
         span = range(segment.num_computed, segment.num_computed + len(segment.tokens))
         tokens += segment.tokens
         positions += span
-        slots += [segment.block_table[p // block_size] * block_size + p % block_size for p in span]
+        slots += [slot(segment.block_table, p, block_size) for p in span]
         last_row[i] = len(tokens) - 1
     starts = [0]
     for i in chunks:

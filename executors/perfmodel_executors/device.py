@@ -1,0 +1,122 @@
+"""The device that a scenario's hardware stands for, how time is told on it, and a sentence for what it cannot hold."""
+
+__all__ = [
+    "DeviceClock",
+    "default_kernels",
+    "device_name",
+    "find_device",
+    "interprets_triton",
+    "memory_as_a_sentence",
+]
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from perfmodel.errors import DoesNotFitError, PerfmodelError, SpecError
+from perfmodel.specs import load_hardware
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel_executors.models.support import CPU
+
+
+def find_device(hardware: HardwareSpec, num_devices: int = 1, rank: int = 0) -> torch.device:
+    """The device of `rank` among `num_devices` of `hardware` in this machine.
+
+    A GPU is the one asked for if the name it gives itself is among the file's names and aliases.
+
+    Raises PerfmodelError for hardware that is not here, is not here so often, or that nothing is executed on.
+    """
+    if hardware.kind == "cpu":
+        return CPU
+    if hardware.kind != "gpu":
+        raise PerfmodelError(
+            f"{hardware.name} is a {hardware.kind}, but the executor runs on CPUs and GPUs; use --set hardware=cpu."
+        )
+    present = _present_gpus()
+    if not present:
+        raise PerfmodelError(
+            f"the scenario is for {hardware.name}, but torch sees no GPU here; use --set hardware=cpu."
+        )
+    others = [name for name in present if not hardware.is_called(name)]
+    if others:
+        raise PerfmodelError(
+            f"the scenario is for {hardware.name}, but the GPU here is {others[0]}; use --set "
+            f"hardware={_file_of(others[0])}."
+        )
+    if num_devices > len(present):
+        raise PerfmodelError(
+            f"the scenario asks for {num_devices} devices, but {len(present)} x {present[0]} are here; lower "
+            f"tensor_parallel_size."
+        )
+    return torch.device("cuda", rank)
+
+
+def default_kernels(device: torch.device) -> str:
+    """The backend that runs on `device` unless another is asked for."""
+    return "triton" if device.type == "cuda" else "torch"
+
+
+def device_name(device: torch.device) -> str:
+    """What the device calls itself."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+class DeviceClock:
+    """Nanoseconds of a step, as differences between two calls.
+
+    A GPU: wall time once all its work is done. A CPU: CPU time of the calling thread, which is not disturbed by the
+    machine's other work; wall time where the step waits for other ranks, whose work that thread does not do.
+    """
+
+    def __init__(self, device: torch.device = CPU, num_ranks: int = 1) -> None:
+        self._device = device
+        self._is_thread_time = device.type == "cpu" and num_ranks == 1
+
+    def __call__(self) -> int:
+        if self._is_thread_time:
+            return time.thread_time_ns()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter_ns()
+
+    @property
+    def meaning(self) -> str:
+        """What durations are, for a report."""
+        if self._is_thread_time:
+            return "thread CPU time"
+        return "wall time to the end of the device's work" if self._device.type == "cuda" else "wall time"
+
+
+@contextmanager
+def memory_as_a_sentence(device: torch.device) -> Iterator[None]:
+    """Within, running out of the device's memory raises DoesNotFitError."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise DoesNotFitError(
+            f"the memory of {device_name(device)} ran out beside weights and KV blocks; lower "
+            f"gpu_memory_utilization, num_gpu_blocks_override or max_num_batched_tokens."
+        ) from None
+
+
+def _present_gpus() -> list[str]:
+    """The names of the GPUs that torch sees."""
+    if not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def _file_of(name: str) -> str:
+    """The hardware file for a GPU of this name, `cpu` where there is none."""
+    try:
+        return load_hardware(name).name
+    except SpecError:
+        return "cpu"
+
+
+def interprets_triton() -> bool:
+    """Whether Triton kernels run in its interpreter, on a CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"

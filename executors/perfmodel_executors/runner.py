@@ -1,0 +1,97 @@
+"""`StepRunner`: one rank's decoder, KV pool and graphs; takes steps as segments, in the way that is fastest."""
+
+__all__ = ["Runner", "RunnerSetup", "StepRunner", "build_runner"]
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from perfmodel.errors import PerfmodelError
+from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.model.spec import ModelSpec
+from perfmodel_executors.device import default_kernels, interprets_triton
+from perfmodel_executors.graphs import CudaCapture, DecodeGraphs
+from perfmodel_executors.kernels import load_kernels
+from perfmodel_executors.kernels.tiles import tuning
+from perfmodel_executors.models.batch import Segment, build_batch
+from perfmodel_executors.models.decoder import Decoder, load_decoder
+from perfmodel_executors.models.kv_cache import KVCache
+from perfmodel_executors.parallel.group import ALONE, TensorGroup
+
+
+class Runner(Protocol):
+    """Takes steps: the new tokens of sequences in, the next token of each sampled one out."""
+
+    def reserve_for(self, segments: Sequence[Segment]) -> None:
+        """Make room for the KV blocks of `segments`, where the pool grows."""
+        ...
+
+    def run(self, segments: Sequence[Segment], is_warm_up: bool = False) -> list[int]:
+        """In the order of `segments`. A warm-up may take its time to choose how such a step runs from now on."""
+        ...
+
+
+class StepRunner:
+    """Runs steps with one decoder; with `graphs`, decodes go there, and the pool must not have to grow."""
+
+    def __init__(self, decoder: Decoder, cache: KVCache, graphs: DecodeGraphs | None = None) -> None:
+        self.decoder = decoder
+        self.cache = cache
+        self.graphs = graphs
+
+    def reserve_for(self, segments: Sequence[Segment]) -> None:
+        self.cache.reserve_for([segment.block_table for segment in segments])
+
+    def run(self, segments: Sequence[Segment], is_warm_up: bool = False) -> list[int]:
+        with torch.inference_mode(), tuning() if is_warm_up else nullcontext():
+            if self.graphs is not None and self.graphs.can_run(segments):
+                return self.graphs.run(segments)
+            batch = build_batch(segments, self.cache.block_size, self.decoder.device)
+            return self.decoder.step(batch, self.cache)
+
+
+@dataclass(frozen=True)
+class RunnerSetup:
+    """What a rank has to know to build its runner.
+
+    num_blocks: KV blocks that the engine hands out; on a GPU they are allocated at once
+    kernels:    backend; None is the device's own
+    """
+
+    model: ModelSpec
+    engine: EngineSpec
+    num_blocks: int
+    device: torch.device
+    seed: int = 0
+    kernels: str | None = None
+
+    @property
+    def backend(self) -> str:
+        return self.kernels or default_kernels(self.device)
+
+
+def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE) -> StepRunner:
+    """The runner of a rank of `group`.
+
+    Raises DoesNotFitError where weights or KV blocks exceed the device's memory, PerfmodelError for what is not
+    executed yet.
+    """
+    model, engine, device = setup.model, setup.engine, setup.device
+    if setup.backend == "triton" and device.type == "cpu" and not interprets_triton():
+        raise PerfmodelError("triton kernels run on a GPU, and the scenario is for a CPU; use --kernels torch.")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    decoder = load_decoder(model, engine, setup.seed, device, load_kernels(setup.backend), group)
+    if device.type == "cpu":
+        return StepRunner(decoder, decoder.new_cache(engine.block_size))
+    scratch = setup.num_blocks  # one block beside those that the engine hands out
+    cache = decoder.new_cache(engine.block_size, setup.num_blocks + 1)
+    graphs = None
+    # The torch definitions of some operators look at lengths on the host, which a graph cannot.
+    if not engine.enforce_eager and setup.backend == "triton":
+        context = engine.max_model_len or model.max_position_embeddings
+        graphs = DecodeGraphs(decoder, cache, scratch, engine.max_num_seqs, context, CudaCapture(device))
+    return StepRunner(decoder, cache, graphs)

@@ -1,0 +1,135 @@
+"""Decode steps padded to captured sizes give the tokens of unpadded ones. Nothing is captured here."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the executor needs torch")
+
+from executor_models import MODELS  # noqa: E402
+from test_backend import alone  # noqa: E402
+
+from perfmodel.engine import (  # noqa: E402
+    KVBlockManager,
+    Request,
+    Scheduler,
+    SchedulerConfig,
+    ServeLoop,
+    capture_sizes,
+    padded_size,
+)
+from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
+from perfmodel_executors.driver import serve  # noqa: E402
+from perfmodel_executors.graphs import DecodeGraphs  # noqa: E402
+from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
+from perfmodel_executors.models.decoder import Decoder  # noqa: E402
+from perfmodel_executors.runner import StepRunner  # noqa: E402
+from workloads import BLOCK_SIZE  # noqa: E402
+
+NUM_BLOCKS = 40
+
+
+def test_sizes_are_those_that_vllm_captures():
+    """vLLM's default for 512 sequences: [1, 2, 4, 8, 16, 24, ..., 248, 256, 272, ..., 512]."""
+    sizes = capture_sizes(512)
+    assert sizes[:6] == (1, 2, 4, 8, 16, 24)
+    assert sizes[-3:] == (480, 496, 512)
+    assert sizes[sizes.index(248) : sizes.index(248) + 3] == (248, 256, 272)
+    assert len(sizes) == 51
+    assert capture_sizes(1) == (1,)
+    assert capture_sizes(20)[-1] == 24
+    assert capture_sizes(4096)[-1] == 512
+    assert [padded_size(n, (1, 2, 4, 8)) for n in (1, 2, 3, 5, 8, 9)] == [1, 2, 4, 8, 8, None]
+
+
+class Recorder:
+    """Captures nothing; keeps the addresses that each replay reads, and how often each is replayed."""
+
+    def __init__(self):
+        self.num_captures, self.num_replays = 0, 0
+
+    def __call__(self, compute):
+        self.num_captures += 1
+
+        def replay():
+            self.num_replays += 1
+            return compute()
+
+        return replay
+
+
+def graphed(decoder, max_num_seqs=8, max_context=64, capture=None):
+    cache = decoder.new_cache(BLOCK_SIZE, NUM_BLOCKS + 1)
+    graphs = DecodeGraphs(decoder, cache, NUM_BLOCKS, max_num_seqs, max_context, capture or Recorder())
+    return StepRunner(decoder, cache, graphs)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_served_with_graphs_each_request_has_the_tokens_it_has_alone(name):
+    decoder, capture = Decoder(MODELS[name], torch.float32, seed=1), Recorder()
+    config = SchedulerConfig(max_num_seqs=7, max_num_batched_tokens=32, block_size=BLOCK_SIZE, record_positions=True)
+    loop = ServeLoop(Scheduler(config, KVBlockManager(NUM_BLOCKS, BLOCK_SIZE)))
+    requests = [Request(i, i * 20, 3 + 2 * i, 4 + i) for i in range(9)]
+    runner = graphed(decoder, capture=capture)
+    ticks = iter(range(10**9))
+    backend = ExecutedBackend(decoder, BLOCK_SIZE, clock_ns=lambda: next(ticks), warms_up=False, runner=runner)
+    finished, steps = [], []
+    serve(loop, backend, iter(requests), finished.append, steps.append)
+    outputs = {request.request_id: backend.tokens.outputs(request) for request in finished}
+    assert outputs == {r.request_id: alone(decoder, r) for r in requests}
+    assert capture.num_replays == sum(step.num_chunks == 0 for step in steps) > 0
+    assert capture.num_captures <= len(capture_sizes(7))
+
+
+def prefilled(decoder, runner, lengths):
+    """Sequences of random tokens in the runner's cache, and each one's next segment."""
+    generator, blocks, segments = torch.Generator().manual_seed(5), iter(range(NUM_BLOCKS)), []
+    with torch.inference_mode():
+        for length in lengths:
+            tokens = torch.randint(101, (length,), generator=generator).tolist()
+            table = [next(blocks) for _ in range(-(-length // BLOCK_SIZE))]
+            if length > 1:
+                decoder.step(build_batch([Segment(tokens[:-1], 0, table)], BLOCK_SIZE), runner.cache)
+            segments.append(Segment(tokens[-1:], length - 1, table))
+    return segments
+
+
+def test_padding_rows_touch_nothing_but_the_scratch_block():
+    decoder = Decoder(MODELS["gqa"], torch.float32, seed=1)
+    runner = graphed(decoder)
+    segments = prefilled(decoder, runner, (1, 9, 30))
+    before = [(k.clone(), v.clone()) for k, v in runner.cache.pages]
+    runner.run(segments)
+    written = {segment.block_table[segment.num_computed // BLOCK_SIZE] for segment in segments}
+    untouched = [block for block in range(NUM_BLOCKS) if block not in written]
+    for (k, v), (old_k, old_v) in zip(runner.cache.pages, before, strict=True):
+        assert torch.equal(k[untouched], old_k[untouched])
+        assert torch.equal(v[untouched], old_v[untouched])
+        assert not torch.equal(k[NUM_BLOCKS], old_k[NUM_BLOCKS])
+
+
+def test_inputs_stay_where_they_are_and_forget_the_step_before():
+    decoder = Decoder(MODELS["window"], torch.float32, seed=1)
+    runner = graphed(decoder)
+    segments = prefilled(decoder, runner, (17, 3, 30, 8, 12))
+    addresses = {name: getattr(runner.graphs._inputs.batch(8), name).data_ptr() for name in ("tokens_T", "tables_DM")}
+    everyone = runner.run(segments)
+    assert runner.run(segments[::-1]) == everyone[::-1]
+    assert runner.run(segments[3:]) == everyone[3:]
+    assert [runner.run([segment])[0] for segment in segments] == everyone
+    with torch.inference_mode():
+        eager = decoder.step(build_batch(segments, BLOCK_SIZE), runner.cache)
+    assert everyone == eager
+    for name, address in addresses.items():
+        assert getattr(runner.graphs._inputs.batch(8), name).data_ptr() == address
+
+
+def test_what_no_graph_holds_runs_eagerly():
+    decoder, capture = Decoder(MODELS["gqa"], torch.float32, seed=1), Recorder()
+    runner = graphed(decoder, max_num_seqs=2, max_context=8, capture=capture)
+    segments = prefilled(decoder, runner, (4, 5, 6, 20))
+    assert len(runner.run(segments[:3])) == 3  # more than were captured
+    assert len(runner.run(segments[3:])) == 1  # a table longer than the graph's
+    assert len(runner.run([Segment([1, 2], 0, [30])])) == 1  # a prompt
+    assert runner.run([segments[0]._replace(is_sampled=False)]) == []
+    assert capture.num_replays == 0
+    assert len(runner.run(segments[:2])) == 2
+    assert capture.num_replays == 1
