@@ -96,11 +96,11 @@ def test_padding_rows_touch_nothing_but_the_scratch_block():
     decoder = Decoder(MODELS["gqa"], torch.float32, seed=1)
     runner = graphed(decoder)
     segments = prefilled(decoder, runner, (1, 9, 30))
-    before = [(k.clone(), v.clone()) for k, v in runner.cache.pages]
+    before = [(pages.k_BSKH.clone(), pages.v_BSKH.clone()) for pages in runner.cache.pages]
     runner.run(segments)
     written = {segment.block_table[segment.num_computed // BLOCK_SIZE] for segment in segments}
     untouched = [block for block in range(NUM_BLOCKS) if block not in written]
-    for (k, v), (old_k, old_v) in zip(runner.cache.pages, before, strict=True):
+    for (k, v, *_), (old_k, old_v) in zip(runner.cache.pages, before, strict=True):
         assert torch.equal(k[untouched], old_k[untouched])
         assert torch.equal(v[untouched], old_v[untouched])
         assert not torch.equal(k[NUM_BLOCKS], old_k[NUM_BLOCKS])
