@@ -73,14 +73,21 @@ class Lockstep:
 
     can_leap: advance equal decode steps together, where the backend can tell what they take
     balance:  holds prompts of a rank back until the others have some, too
+    size:     ranks of the group that these stand for, where a slice of it is simulated; the others do as these do
     """
 
     def __init__(
-        self, env: TickEnvironment, backend: Backend, can_leap: bool = True, balance: PromptBalance | None = None
+        self,
+        env: TickEnvironment,
+        backend: Backend,
+        can_leap: bool = True,
+        balance: PromptBalance | None = None,
+        size: int | None = None,
     ) -> None:
         self.env = env
         self.backend = backend
         self._balance = balance
+        self._size = size
         self._ranks: list[Rank] = []
         self._leaper = backend if can_leap and isinstance(backend, LeapingBackend) else None
         self._pending: Alarm | None = None  # the end of the step in progress, or a start to come
@@ -151,7 +158,7 @@ class Lockstep:
             self._pending = self._alarm(min(wakeups) - now, self._start) if wakeups else None
             return
         if len(loops) > 1:
-            group_tokens = sum(plan.num_tokens for _, plan in active)
+            group_tokens = sum(plan.num_tokens for _, plan in active) * (self._size or len(loops)) // len(loops)
             for _, plan in active:
                 plan.group_tokens = group_tokens
         self._started = now

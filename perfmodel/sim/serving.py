@@ -54,12 +54,12 @@ def build_locksteps(
 ) -> list[Lockstep]:
     """The clock of each engine, in order: one for `num_ranks` data-parallel ranks that share operators, else its own.
 
-    `num_ranks` is that of a replica, or what is simulated of it.
+    `num_ranks` is that of a replica, or what is simulated of it: the tokens that its experts see are the whole group's.
     """
     locksteps = []
     together = num_ranks if graph.has_group else 1
     timeout = engine.attention_dp_timeout_iters if together > 1 else 0
     for _ in range(num_engines // together):
-        lockstep = Lockstep(env, backend, can_leap, PromptBalance(timeout) if timeout else None)
+        lockstep = Lockstep(env, backend, can_leap, PromptBalance(timeout) if timeout else None, graph.shard.dp)
         locksteps += [lockstep] * together
     return locksteps
