@@ -17,6 +17,7 @@ import yaml
 from perfmodel.cost.calibration import Calibration
 from perfmodel.cost.datasheet import datasheet
 from perfmodel.cost.generations import GenerationFit, load_generation
+from perfmodel.cost.unmeasured import with_unmeasured
 from perfmodel.specs.catalog import data_dir, find_file
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario_file import load_hardware
@@ -61,8 +62,8 @@ def load_calibration(
     own = data_dir("calibrations") / f"{hardware.name}@{engine_profile}.yaml"
     inherited = _inherited(hardware, engine_profile, generation)
     if own.is_file():
-        return _completed(_read(own), inherited)
-    return inherited or datasheet(hardware)
+        return with_unmeasured(_completed(_read(own), inherited))
+    return with_unmeasured(inherited) if inherited is not None else datasheet(hardware)
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> Path:

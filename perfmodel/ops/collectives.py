@@ -9,11 +9,11 @@ __all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter", "send_rec
 from perfmodel.ops.work import Message, Work
 
 
-def _collective(name: str, kind: str, payload_bytes: float, num_ranks: int) -> Work:
+def _collective(name: str, kind: str, payload_bytes: float, num_ranks: int, format: str = "") -> Work:
     extent = {"bytes": payload_bytes, "ranks": float(num_ranks)}
     if num_ranks <= 1 or payload_bytes == 0:
         return Work(name, "collective", num_kernels=0, extent=extent)
-    return Work(name, "collective", message=Message(kind, payload_bytes, num_ranks), extent=extent)
+    return Work(name, "collective", message=Message(kind, payload_bytes, num_ranks), extent=extent, format=format)
 
 
 def all_reduce(payload_bytes: float, num_ranks: int, name: str = "all_reduce") -> Work:
@@ -31,9 +31,12 @@ def reduce_scatter(payload_bytes: float, num_ranks: int, name: str = "reduce_sca
     return _collective(name, "reduce_scatter", payload_bytes, num_ranks)
 
 
-def all_to_all(payload_bytes: float, num_ranks: int, name: str = "all_to_all") -> Work:
-    """Every rank sends a k-th of its S bytes to each other rank; S (k-1)/k leave each."""
-    return _collective(name, "all_to_all", payload_bytes, num_ranks)
+def all_to_all(payload_bytes: float, num_ranks: int, name: str = "all_to_all", kernel: str = "") -> Work:
+    """Every rank sends a k-th of its S bytes to each other rank; S (k-1)/k leave each.
+
+    kernel: "dispatch" or "combine", where engines have one of their own for it
+    """
+    return _collective(name, "all_to_all", payload_bytes, num_ranks, kernel)
 
 
 def send_recv(payload_bytes: float, num_ranks: int = 2, name: str = "send_recv") -> Work:

@@ -25,8 +25,9 @@ _KV_DTYPES = {
 }
 
 
-# Engines whose norms, activations and attention write FP8 for the multiplication that follows, with scales found ahead
-# of time: TensorRT-LLM (ModelOpt checkpoints). Others quantize the input in a kernel of its own.
+# Engines whose norms, activations and attention write FP8 or NVFP4 for the multiplication that follows, with scales of
+# tensors found ahead of time: TensorRT-LLM (ModelOpt checkpoints; its all-reduce and norm write NVFP4 in one kernel:
+# technical blog 1, "Fused Kernels"). Others quantize the input in a kernel of its own.
 _QUANTIZES_BEFORE = frozenset({"trtllm"})
 
 
@@ -86,8 +87,10 @@ def linear_format(model: ModelSpec, component: str) -> LinearFormat:
 
 
 def _has_static_scales(quantization: QuantizationSpec) -> bool:
-    """FP8 with one scale per tensor; scales per block or token depend on the input."""
-    return quantization.weights == quantization.activations == "fp8" and not quantization.group_size
+    """FP8 with one scale per tensor, and NVFP4, which has that scale beside its blocks'; others depend on the input."""
+    if quantization.weights != quantization.activations:
+        return False
+    return quantization.weights == "nvfp4" or (quantization.weights == "fp8" and not quantization.group_size)
 
 
 def _kernel_format(weights: str, activations: str, group_size: int) -> str:

@@ -93,7 +93,7 @@ def _dispatch_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
         return [on_group("moe_all_gather", lambda n: all_gather(n * payload, shard.dp, "moe_all_gather"), shard.dp)]
     copies = distinct_ranks(ffn, shard.ep)
     sent = copies * width * context.format("experts").input_bytes / shard.tp
-    return [on_tokens("moe_dispatch", lambda n: all_to_all(n * sent, shard.ep, "moe_dispatch"))]
+    return [on_tokens("moe_dispatch", lambda n: all_to_all(n * sent, shard.ep, "moe_dispatch", "dispatch"))]
 
 
 def _combine_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
@@ -105,7 +105,7 @@ def _combine_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
         return [on_tokens("moe_all_reduce", lambda n: all_reduce(n * hidden * size, shard.tp, "moe_all_reduce"))]
     if shard.is_expert_parallel:
         sent = distinct_ranks(ffn, shard.ep) * width * size / shard.tp
-        nodes = [on_tokens("moe_combine", lambda n: all_to_all(n * sent, shard.ep, "moe_combine"))]
+        nodes = [on_tokens("moe_combine", lambda n: all_to_all(n * sent, shard.ep, "moe_combine", "combine"))]
     else:
         payload, ranks, name = width * size, shard.tp * shard.dp, "moe_reduce_scatter"
         nodes = [on_group(name, lambda n: reduce_scatter(n * payload, ranks, name), shard.dp)]

@@ -14,6 +14,7 @@ from perfmodel.cost.forms.attention_decode import FlashDecodeFit, decode_time
 from perfmodel.cost.forms.attention_prefill import FlashPrefillFit, prefill_time
 from perfmodel.cost.forms.collective import CollectiveFit, CustomAllReduceFit, collective_time, custom_time
 from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.exchange import ExchangeFit, exchange_time
 from perfmodel.cost.forms.experts import GroupedExpertsFit, time_experts
 from perfmodel.cost.forms.gemm import TiledGemmFit, time_gemm
 from perfmodel.cost.forms.latent import LatentDecodeFit, LatentPrefillFit, latent_decode_time, latent_prefill_time
@@ -38,6 +39,7 @@ FormFit = Annotated[
     | Annotated[LatentPrefillFit, Tag("latent_prefill")]
     | Annotated[CollectiveFit, Tag("collective")]
     | Annotated[CustomAllReduceFit, Tag("custom_all_reduce")]
+    | Annotated[ExchangeFit, Tag("expert_exchange")]
     | Annotated[TiledGemmFit, Tag("tiled_gemm")]
     | Annotated[GroupedExpertsFit, Tag("grouped_experts")],
     Discriminator(_form),
@@ -46,6 +48,7 @@ FormFit = Annotated[
 _TIMES: dict[str, Callable[[Work, Any, DeviceFacts], OperatorTime]] = {
     "collective": collective_time,
     "custom_all_reduce": custom_time,
+    "expert_exchange": exchange_time,
     "flash_decode": decode_time,
     "flash_prefill": prefill_time,
     "grouped_experts": time_experts,
