@@ -57,6 +57,9 @@ class LogNormal:
     def even(cls, sigma: float, centre: float = 0.0) -> "LogNormal":
         return cls(centre, sigma, sigma)
 
+    def widened(self, factor: float) -> "LogNormal":
+        return LogNormal(self.centre, factor * self.up, factor * self.down)
+
     def beyond(self, other: "LogNormal") -> "LogNormal":
         """What is left of this one without an independent factor that it contains."""
         up, down = (max(a**2 - b**2, 0.0) ** 0.5 for a, b in ((self.up, other.up), (self.down, other.down)))
@@ -68,6 +71,9 @@ _UNTIMED = LogNormal.even(0.2)
 # Engines without recorded runs: as much as whole runs of a fitted one leave, twice [assumed].
 _UNKNOWN_STEPS = LogNormal.even(0.1)
 _UNKNOWN_PROMPTS = LogNormal.even(0.2)
+# Prompts on engines of their own, handed on over a network: profiles are fitted to servers that decode beside them. As
+# much wider as intervals are for the fits of a sibling device [assumed].
+_OWN_ENGINES = 1.5
 # Front ends: another host CPU, another version of the server [assumed].
 _SERVER_TIMES = LogNormal.even(0.3)
 # The datasheet: real kernels reach 0.5 to 0.9 of the peaks, and cost less to launch in a CUDA graph than it assumes.
@@ -114,8 +120,15 @@ class Uncertainty:
     is_datasheet: bool
 
     @classmethod
-    def of(cls, calibration: Calibration, profile: EngineProfile, is_closed_loop: bool = False) -> "Uncertainty":
-        """is_closed_loop: whether a fixed number of requests is in flight, as in the runs of `tpot_residuals`"""
+    def of(
+        cls,
+        calibration: Calibration,
+        profile: EngineProfile,
+        is_closed_loop: bool = False,
+        is_disaggregated: bool = False,
+    ) -> "Uncertainty":
+        """is_closed_loop: whether a fixed number of requests is in flight, as in the runs of `tpot_residuals`;
+        is_disaggregated: whether prompts have engines of their own, as in none of them"""
         spread = calibration.spread
         if calibration.origin == "datasheet":
             return cls(_DATASHEET_STEPS, _DATASHEET_PROMPTS, _SERVER_TIMES, spread, True)
@@ -123,7 +136,8 @@ class Uncertainty:
         candidates = (*(reversed(whole_runs) if is_closed_loop else whole_runs), calibration.step_residuals)
         known = next((residuals for residuals in candidates if residuals.num_rows), None)
         step = LogNormal.of(known, spread) if known is not None else _UNKNOWN_STEPS
-        return cls(step, _prompts(profile, calibration), _SERVER_TIMES, spread, False)
+        prompt = _prompts(profile, calibration)
+        return cls(step, prompt.widened(_OWN_ENGINES) if is_disaggregated else prompt, _SERVER_TIMES, spread, False)
 
     def draw(self, scores: Scores) -> Draw:
         return Draw(

@@ -1,10 +1,10 @@
 """Kernels that engines run and no table of a device has: taken from what is known of their like.
 
-    collective/dispatch, collective/combine   the exchange of expert parallelism, as published for one device
-    gemm/nvfp4_static, gemm/nvfp4             FP8 with scales known ahead, at the rate of FP4: NVFP4 checkpoints carry
-                                              the scale of a tensor, and those of its blocks of 16 are found on the way.
-                                              Where nothing before quantizes, one more kernel does; FP8 without known
-                                              scales takes two (the largest value first), and is the wrong relation.
+collective/dispatch, collective/combine   the exchange of expert parallelism, as published for one device
+gemm/nvfp4_static, gemm/nvfp4             FP8 with scales known ahead, at the rate of FP4: NVFP4 checkpoints carry
+                                          the scale of a tensor, and those of its blocks of 16 are found on the way.
+                                          Where nothing before quantizes, one more kernel does; FP8 without known
+                                          scales takes two (the largest value first), and is the wrong relation.
 """
 
 __all__ = ["with_unmeasured"]

@@ -89,7 +89,8 @@ class Cluster:
         if self._scores is None:
             return None
         is_closed_loop = self.scenario.traffic.arrivals.process == "closed_loop"
-        return Uncertainty.of(calibration, profile, is_closed_loop).draw(self._scores)
+        is_disaggregated = self.scenario.cluster.is_disaggregated
+        return Uncertainty.of(calibration, profile, is_closed_loop, is_disaggregated).draw(self._scores)
 
     def _route(self) -> Callable[[Request], Server]:
         if self.disaggregated is not None:

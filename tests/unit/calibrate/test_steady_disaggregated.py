@@ -86,3 +86,15 @@ def test_a_slice_stands_for_the_whole(tmp_path: Path) -> None:
     assert half["mean_ttft_ms"] == pytest.approx(whole["mean_ttft_ms"], rel=0.2)
     with pytest.raises(ValueError, match="equal slices"):
         simulate(state.scenario, one_of=3)
+
+
+def test_experts_of_a_slice_see_the_tokens_of_the_whole_group(tmp_path: Path) -> None:
+    """Two of eight ranks that share out their experts decode at the pace of all eight."""
+    (state,) = read(tmp_path, row("a_cfg1", 64, "2 1 1 4 1 4", "1 1 1 8 1 8"))
+    paces = []
+    for count in (1, 4):
+        result = simulate(slice_of(state.scenario, count), keep_steps=False, one_of=count)
+        requests = result.requests
+        assert requests is not None
+        paces.append(float(((requests.e2el_s - requests.ttft_s) / (requests.num_output_tokens - 1)).mean()))
+    assert paces[1] == pytest.approx(paces[0], rel=0.03)

@@ -95,6 +95,16 @@ def test_what_ttft_leaves_beyond_tpot_is_the_prompts() -> None:
     assert Uncertainty.of(calibration, alike).prompt == LogNormal()
 
 
+def test_prompts_on_engines_of_their_own_are_less_sure() -> None:
+    """In proportion; steps are as sure as before."""
+    calibration = Calibration(device="x", engine="test")
+    profile = EngineProfile(engine="test", tpot_residuals=spread_out(0.3), ttft_residuals=spread_out(0.5))
+    beside, apart = (Uncertainty.of(calibration, profile, True, alone) for alone in (False, True))
+    assert apart.prompt.up / beside.prompt.up == pytest.approx(apart.prompt.down / beside.prompt.down)
+    assert apart.prompt.up > beside.prompt.up
+    assert apart.step == beside.step
+
+
 def test_a_datasheet_is_expected_to_be_too_fast() -> None:
     calibration = Calibration(device="x", engine="datasheet", origin="datasheet")
     middle = Uncertainty.of(calibration, EngineProfile(engine="datasheet")).draw((0.0,) * NUM_SCORES)

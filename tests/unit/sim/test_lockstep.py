@@ -29,10 +29,12 @@ class TokenBackend:
         return Outcome(plan.num_tokens + plan.group_tokens)
 
 
-def serve(loads: list[list[Request]], balance: PromptBalance | None = None) -> list[list[Record]]:
+def serve(
+    loads: list[list[Request]], balance: PromptBalance | None = None, size: int | None = None
+) -> list[list[Record]]:
     """Each list of requests on a rank of its own; returns the ranks' step records."""
     env, records = TickEnvironment(), [[] for _ in loads]
-    lockstep = Lockstep(env, TokenBackend(), balance=balance)
+    lockstep = Lockstep(env, TokenBackend(), balance=balance, size=size)
     for index, requests in enumerate(loads):
         loop = ServeLoop(Scheduler(SchedulerConfig(), KVBlockManager(1000, 16)))
         on_step = lambda replica, record: records[replica.index].append(record)  # noqa: E731
@@ -48,6 +50,13 @@ def test_a_step_is_as_long_as_its_slowest_rank_needs() -> None:
     long, short = serve([[Request(0, 0, 100, 3)], [Request(1, 0, 10, 3)]])
     assert [record.end - record.start for record in long] == [210, 3, 3]
     assert [(r.start, r.end) for r in short] == [(r.start, r.end) for r in long]
+
+
+def test_some_ranks_of_a_group_stand_for_all_of_it() -> None:
+    """Two ranks of eight: the experts see four times the tokens of these two."""
+    ranks = serve([[Request(0, 0, 100, 3)], [Request(1, 0, 10, 3)]], size=8)
+    for records in ranks:
+        assert [record.end - record.start for record in records] == [100 + 4 * 110, 1 + 8, 1 + 8]
 
 
 def test_an_idle_rank_costs_nothing_and_tokens_are_conserved() -> None:
