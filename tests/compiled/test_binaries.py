@@ -13,7 +13,7 @@ from perfmodel_executors.kernels.problem import problems_of  # noqa: E402
 
 DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm")
 # Operators whose work is matrix products: these must reach the tensor cores.
-PRODUCTS = frozenset({"attention_prefill", "attention_decode", "linear"})
+PRODUCTS = frozenset({"attention_prefill", "attention_decode", "grouped_experts", "linear"})
 OPERATORS = [operator for operator, backends in KERNELS.items() if "triton" in backends]
 
 

@@ -21,13 +21,13 @@ KERNELS: dict[str, dict[str, str]] = {
     "attention_decode": {"torch": f"{_HERE}.attention_decode.reference"},
     "attention_prefill": {"torch": f"{_HERE}.attention_prefill.reference"},
     "greedy": {"torch": f"{_HERE}.sampling.reference"},
-    "grouped_experts": {"torch": f"{_HERE}.moe.reference"},
+    "grouped_experts": {"torch": f"{_HERE}.moe.reference", "triton": f"{_HERE}.moe.grouped.triton"},
     "kv_write": {"torch": f"{_HERE}.kv_write.reference"},
     "linear": {"torch": f"{_HERE}.linear.reference"},
     "rms_norm": {"torch": f"{_HERE}.rms_norm.reference", "triton": f"{_HERE}.rms_norm.triton"},
     "rope": {"torch": f"{_HERE}.rope.reference"},
     "rope_kv_write": {"torch": f"{_HERE}.rope_kv_write.reference", "triton": f"{_HERE}.rope_kv_write.triton"},
-    "route": {"torch": f"{_HERE}.moe.reference"},
+    "route": {"torch": f"{_HERE}.moe.reference", "triton": f"{_HERE}.moe.route.triton"},
 }
 
 

@@ -1,0 +1,1 @@
+"""The two products of all experts at once."""

@@ -1,0 +1,1 @@
+"""The second product, and the sum over the experts of a token."""

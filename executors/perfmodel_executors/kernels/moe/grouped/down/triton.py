@@ -1,0 +1,214 @@
+"""out[token] = sum over its pairs of weight * (hidden[pair] down^T).
+
+The product writes each pair's row, times its weight, in parts of the sum over I when few experts are touched; a second
+kernel sums a token's rows. One token needs no such rows: a program reads its columns of each chosen expert in turn and
+stores the sum, without a second launch.
+"""
+
+__all__ = ["grouped_down"]
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from perfmodel_executors.kernels.launch import Options, launch
+from perfmodel_executors.kernels.moe.grouped.tile.triton import Placement, own_tile
+from perfmodel_executors.kernels.moe.grouped.tiling import candidates, num_splits, shared_bytes
+from perfmodel_executors.kernels.tiles import TileConfig, capability_of, pick
+
+_ONE_COLUMNS = 8  # that a program of the kernel for one token sums
+
+
+@triton.jit
+def _down_kernel(
+    experts_ptr,
+    order_ptr,
+    tiles_ptr,
+    num_tiles_ptr,
+    num_tokens,
+    hidden_ptr,
+    down_ptr,
+    weights_ptr,
+    y_ptr,
+    width,
+    inner,
+    expert_stride,
+    row_stride,
+    TOP_K: tl.constexpr,
+    CHOICES: tl.constexpr,
+    GROUP: tl.constexpr,
+    FORM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    expert, pair, mask, block, is_live = own_tile(
+        experts_ptr,
+        order_ptr,
+        tiles_ptr,
+        num_tiles_ptr,
+        num_tokens,
+        tl.cdiv(width, BLOCK_N),
+        BLOCK_M,
+        TOP_K,
+        CHOICES,
+        GROUP,
+        FORM,
+    )
+    if not is_live:
+        return
+    split = tl.program_id(1)
+    steps = tl.cdiv(tl.cdiv(inner, BLOCK_K), SPLITS)
+    begin = split * steps
+    column = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = begin * BLOCK_K + tl.arange(0, BLOCK_K)
+    hidden_at = hidden_ptr + pair.to(tl.int64)[:, None] * inner + k[None, :]
+    down_at = down_ptr + expert.to(tl.int64) * expert_stride + (column % width)[None, :] * row_stride + k[:, None]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for step in range(begin, tl.minimum(begin + steps, tl.cdiv(inner, BLOCK_K))):
+        is_k = k < inner - (step - begin) * BLOCK_K
+        if EVEN_K:
+            hidden = tl.load(hidden_at, mask=mask[:, None], other=0.0)
+            down = tl.load(down_at)
+        else:
+            hidden = tl.load(hidden_at, mask=mask[:, None] & is_k[None, :], other=0.0)
+            down = tl.load(down_at, mask=is_k[:, None], other=0.0)
+        total = tl.dot(hidden, down, total, input_precision="ieee")
+        hidden_at += BLOCK_K
+        down_at += BLOCK_K
+    total *= tl.load(weights_ptr + pair, mask=mask, other=0.0).to(tl.float32)[:, None]
+    y_at = y_ptr + (pair.to(tl.int64) * SPLITS + split)[:, None] * width + column[None, :]
+    tl.store(y_at, total.to(y_ptr.dtype.element_ty), mask=mask[:, None] & (column < width)[None, :])
+
+
+@triton.jit
+def _combine_kernel(y_ptr, out_ptr, width, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    part = tl.arange(0, ROWS)
+    is_column = column < width
+    y_at = y_ptr + (token * PARTS + part)[:, None] * width + column[None, :]
+    y = tl.load(y_at, mask=(part < PARTS)[:, None] & is_column[None, :], other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * width + column, tl.sum(y, axis=0).to(out_ptr.dtype.element_ty), mask=is_column)
+
+
+@triton.jit
+def _down_one_kernel(
+    experts_ptr,
+    hidden_ptr,
+    down_ptr,
+    weights_ptr,
+    out_ptr,
+    width,
+    inner,
+    expert_stride,
+    row_stride,
+    TOP_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    down_at = down_ptr + (column % width)[:, None] * row_stride
+    steps = tl.cdiv(inner, BLOCK_K)
+    total = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    # Unrolled, so that the loads of several steps are in flight: the tile is registers, there is no pipeline.
+    for step in tl.range(0, TOP_K * steps, loop_unroll_factor=2):
+        choice = step // steps
+        k = step % steps * BLOCK_K + tl.arange(0, BLOCK_K)
+        expert_at = down_at + tl.load(experts_ptr + choice).to(tl.int64) * expert_stride
+        if EVEN_K:
+            down = tl.load(expert_at + k[None, :])
+            hidden = tl.load(hidden_ptr + choice * inner + k)
+        else:
+            down = tl.load(expert_at + k[None, :], mask=(k < inner)[None, :], other=0.0)
+            hidden = tl.load(hidden_ptr + choice * inner + k, mask=k < inner, other=0.0)
+        weighted = hidden.to(tl.float32) * tl.load(weights_ptr + choice).to(tl.float32)
+        total += down.to(tl.float32) * weighted[None, :]
+    tl.store(out_ptr + column, tl.sum(total, axis=1).to(out_ptr.dtype.element_ty), mask=column < width)
+
+
+def grouped_down(
+    hidden_AI: Tensor,
+    weights_TX: Tensor,
+    placement: Placement,
+    down_ECI: Tensor,
+    forced: TileConfig | None = None,
+) -> Tensor:
+    """[T, C]: the weighted sum of each token's experts, in hidden's dtype."""
+    weights_TX = weights_TX.contiguous()
+    out_TC = torch.empty(weights_TX.shape[0], down_ECI.shape[1], dtype=hidden_AI.dtype, device=hidden_AI.device)
+    if placement.form == "one" and forced is None:
+        _down_one(hidden_AI, weights_TX, placement.experts_TX, down_ECI, out_TC)
+    else:
+        _down(hidden_AI, weights_TX, placement, down_ECI, out_TC, forced)
+    return out_TC
+
+
+def _down_one(hidden_XI: Tensor, weights_1X: Tensor, experts_1X: Tensor, down_ECI: Tensor, out_1C: Tensor) -> None:
+    _, width, inner = down_ECI.shape
+    block = max(16, min(1024, triton.next_power_of_2(inner)))
+    launch(
+        _down_one_kernel,
+        (triton.cdiv(width, _ONE_COLUMNS),),
+        *(experts_1X, hidden_XI, down_ECI, weights_1X, out_1C, width, inner, down_ECI.stride(0), down_ECI.stride(1)),
+        options=Options(num_warps=8, num_stages=1),
+        TOP_K=experts_1X.shape[1],
+        EVEN_K=inner % block == 0,
+        BLOCK_N=_ONE_COLUMNS,
+        BLOCK_K=block,
+    )
+
+
+def _down(
+    hidden_AI: Tensor,
+    weights_TX: Tensor,
+    placement: Placement,
+    down_ECI: Tensor,
+    out_TC: Tensor,
+    forced: TileConfig | None,
+) -> None:
+    num_tokens, top_k = weights_TX.shape
+    num_experts, width, inner = down_ECI.shape
+
+    def run(config: TileConfig) -> None:
+        splits = num_splits(num_tokens, num_experts, top_k, width, inner, config)
+        parts = (num_tokens * top_k * splits, width)
+        y = torch.empty(parts, dtype=torch.float32 if splits > 1 else out_TC.dtype, device=out_TC.device)
+        launch(
+            _down_kernel,
+            (placement.num_tiles * triton.cdiv(width, config.sizes["BLOCK_N"]), splits),
+            *placement.arguments,
+            *(hidden_AI, down_ECI, weights_TX, y, width, inner, down_ECI.stride(0), down_ECI.stride(1)),
+            options=config.options,
+            **placement.constants,
+            SPLITS=splits,
+            EVEN_K=inner % config.sizes["BLOCK_K"] == 0,
+            **config.sizes,
+        )
+        _combine(y, out_TC, top_k * splits)
+
+    few = num_tokens if placement.form == "few" else 0
+    problem = (placement.rows, placement.form, few, down_ECI.shape, out_TC.dtype, str(forced or ""))
+    listed = [forced] if forced else candidates("down", placement.rows, capability_of(out_TC.device))
+    law = shared_bytes(1, hidden_AI.element_size())
+    run(pick("moe_down", problem, listed, law, run, out_TC.device))
+
+
+def _combine(y: Tensor, out_TC: Tensor, parts: int) -> None:
+    """The sum of each token's `parts` rows of y."""
+    num_tokens, width = out_TC.shape
+    rows = triton.next_power_of_2(parts)
+    block = max(16, min(triton.next_power_of_2(width), 4096 // rows))
+    launch(
+        _combine_kernel,
+        (num_tokens, triton.cdiv(width, block)),
+        *(y, out_TC, width),
+        options=Options(num_warps=4, num_stages=1),
+        PARTS=parts,
+        ROWS=rows,
+        BLOCK=block,
+    )

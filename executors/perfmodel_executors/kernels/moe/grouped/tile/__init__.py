@@ -1,0 +1,1 @@
+"""Which tile a program computes."""

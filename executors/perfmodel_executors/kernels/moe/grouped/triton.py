@@ -1,0 +1,41 @@
+"""All experts' feed-forward blocks in two grouped products and a sum, without the host knowing who goes where.
+
+    hidden[pair] = act(x[token] gate^T) * (x[token] up^T)     `up`
+    out[token]   = sum over its pairs of weight[pair] * (hidden[pair] down^T)     `down`
+
+A pair is (token, choice): token * top_k + choice. A program computes one tile, some rows of one expert by some columns
+(`tile`). Launches: 2 for one token, 3 up to 16, else 4 (the first sorts). No atomics: equal inputs give equal results.
+"""
+
+__all__ = ["grouped_experts"]
+
+from torch import Tensor
+
+from perfmodel_executors.kernels.moe.grouped.down.triton import grouped_down
+from perfmodel_executors.kernels.moe.grouped.tile.triton import Placement
+from perfmodel_executors.kernels.moe.grouped.tiling import block_rows
+from perfmodel_executors.kernels.moe.grouped.up.triton import grouped_up
+from perfmodel_executors.kernels.tiles import TileConfig
+
+
+def grouped_experts(
+    x_TC: Tensor,
+    weights_TX: Tensor,
+    experts_TX: Tensor,
+    up_EFC: Tensor,
+    down_ECI: Tensor,
+    activation: str,
+    gated: bool,
+    config: TileConfig | None = None,
+) -> Tensor:
+    """sum over each token's experts of weight * down(act(up(x))), [T, C]; accumulated in fp32.
+
+    The ids of a token's experts are distinct, as `route` gives them; columns of x and of the weights are contiguous.
+    config: tiles of both products, instead of the ones that fit the problem
+    """
+    num_tokens, top_k = experts_TX.shape
+    num_experts = up_EFC.shape[0]
+    rows = config.sizes["BLOCK_M"] if config else block_rows(num_tokens, num_experts, top_k)
+    placement = Placement.of(experts_TX, num_experts, rows)
+    hidden_AI = grouped_up(x_TC, placement, up_EFC, activation, gated, config)
+    return grouped_down(hidden_AI, weights_TX, placement, down_ECI, config)

@@ -1,0 +1,1 @@
+"""The first product, with its activation."""

@@ -1,0 +1,138 @@
+"""hidden[pair] = act(x[token] gate^T) * (x[token] up^T): both in one program, the activation before the store."""
+
+__all__ = ["grouped_up"]
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from perfmodel_executors.kernels.launch import launch
+from perfmodel_executors.kernels.moe.grouped.tile.triton import Placement, own_tile
+from perfmodel_executors.kernels.moe.grouped.tiling import candidates, shared_bytes
+from perfmodel_executors.kernels.tiles import TileConfig, capability_of, pick
+
+
+@triton.jit
+def _act(x, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "silu":
+        y = x * tl.sigmoid(x)
+    elif ACTIVATION == "gelu":
+        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "gelu_new" or ACTIVATION == "gelu_pytorch_tanh":
+        y = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))  # tanh(z) = 2 sigmoid(2 z) - 1
+    elif ACTIVATION == "relu":
+        y = tl.maximum(x, 0.0)
+    elif ACTIVATION == "relu2":
+        y = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+    else:
+        tl.static_assert(ACTIVATION == "sigmoid", "unknown activation")
+        y = tl.sigmoid(x)
+    return y
+
+
+@triton.jit
+def _up_kernel(
+    experts_ptr,
+    order_ptr,
+    tiles_ptr,
+    num_tiles_ptr,
+    num_tokens,
+    x_ptr,
+    up_ptr,
+    hidden_ptr,
+    width,
+    inner,
+    x_stride,
+    expert_stride,
+    row_stride,
+    TOP_K: tl.constexpr,
+    CHOICES: tl.constexpr,
+    GROUP: tl.constexpr,
+    FORM: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    expert, pair, mask, block, is_live = own_tile(
+        experts_ptr,
+        order_ptr,
+        tiles_ptr,
+        num_tiles_ptr,
+        num_tokens,
+        tl.cdiv(inner, BLOCK_N),
+        BLOCK_M,
+        TOP_K,
+        CHOICES,
+        GROUP,
+        FORM,
+    )
+    if not is_live:
+        return
+    column = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    x_at = x_ptr + (pair // TOP_K).to(tl.int64)[:, None] * x_stride + k[None, :]
+    # Columns beyond the last wrap around to valid ones: their products are not stored, and the loads need no mask.
+    up_at = up_ptr + expert.to(tl.int64) * expert_stride + (column % inner)[None, :] * row_stride + k[:, None]
+    gate_sum = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    up_sum = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for step in range(0, tl.cdiv(width, BLOCK_K)):
+        is_k = k < width - step * BLOCK_K
+        if EVEN_K:
+            x = tl.load(x_at, mask=mask[:, None], other=0.0)
+            up = tl.load(up_at)
+        else:
+            x = tl.load(x_at, mask=mask[:, None] & is_k[None, :], other=0.0)
+            up = tl.load(up_at, mask=is_k[:, None], other=0.0)
+        if GATED:
+            gate_sum = tl.dot(x, up, gate_sum, input_precision="ieee")
+            if EVEN_K:
+                up = tl.load(up_at + inner * row_stride)
+            else:
+                up = tl.load(up_at + inner * row_stride, mask=is_k[:, None], other=0.0)
+        up_sum = tl.dot(x, up, up_sum, input_precision="ieee")
+        x_at += BLOCK_K
+        up_at += BLOCK_K
+    if GATED:
+        hidden = _act(gate_sum, ACTIVATION) * up_sum
+    else:
+        hidden = _act(up_sum, ACTIVATION)
+    hidden_at = hidden_ptr + pair.to(tl.int64)[:, None] * inner + column[None, :]
+    tl.store(hidden_at, hidden.to(hidden_ptr.dtype.element_ty), mask=mask[:, None] & (column < inner)[None, :])
+
+
+def grouped_up(
+    x_TC: Tensor,
+    placement: Placement,
+    up_EFC: Tensor,
+    activation: str,
+    gated: bool,
+    forced: TileConfig | None = None,
+) -> Tensor:
+    """[A, I]: the activated up projection of every pair, in the order of pairs; up_EFC is [gate | up] if gated."""
+    width, gates = x_TC.shape[1], 2 if gated else 1
+    inner = up_EFC.shape[1] // gates
+    hidden_AI = torch.empty(placement.experts_TX.numel(), inner, dtype=x_TC.dtype, device=x_TC.device)
+
+    def run(config: TileConfig) -> None:
+        launch(
+            _up_kernel,
+            (placement.num_tiles * triton.cdiv(inner, config.sizes["BLOCK_N"]),),
+            *placement.arguments,
+            *(x_TC, up_EFC, hidden_AI, width, inner, x_TC.stride(0), up_EFC.stride(0), up_EFC.stride(1)),
+            options=config.options,
+            **placement.constants,
+            ACTIVATION=activation,
+            GATED=gated,
+            EVEN_K=width % config.sizes["BLOCK_K"] == 0,
+            **config.sizes,
+        )
+
+    problem = (placement.rows, placement.form, up_EFC.shape, x_TC.dtype, str(forced or ""))
+    listed = [forced] if forced else candidates("up", placement.rows, capability_of(x_TC.device))
+    law = shared_bytes(gates, x_TC.element_size())
+    run(pick("moe_up", problem, listed, law, run, x_TC.device))
+    return hidden_AI

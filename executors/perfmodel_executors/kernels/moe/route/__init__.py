@@ -1,0 +1,1 @@
+"""The router's choice: which experts a token goes to, and with what weights."""

@@ -1,0 +1,1 @@
+"""Tokens in the order of their experts, in tiles of rows."""

@@ -1,0 +1,58 @@
+"""Binaries of grouped experts: tensor cores, SRAM by its law, and bytes in flight where bandwidth is what counts."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the executor needs torch")
+pytest.importorskip("triton", reason="Triton kernels need triton")
+
+from perfmodel.errors import DoesNotFitError  # noqa: E402
+from perfmodel.specs import load_hardware  # noqa: E402
+from perfmodel_executors.compiled import compile_problem  # noqa: E402
+from perfmodel_executors.compiled.build import device_limits  # noqa: E402
+from perfmodel_executors.kernels.launch import Options, recording  # noqa: E402
+from perfmodel_executors.kernels.moe.grouped.tiling import shared_bytes  # noqa: E402
+from perfmodel_executors.kernels.moe.grouped.triton import grouped_experts  # noqa: E402
+from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
+from perfmodel_executors.kernels.tiles import TileConfig, targeting  # noqa: E402
+
+LATENCY_S = 0.8e-6  # of a load from HBM on a busy GPU
+
+
+def problem(tokens, num_experts=128):
+    found = problems_of("grouped_experts")
+    return next(p for p in found if (p.sizes["num_tokens"], p.sizes["num_experts"]) == (tokens, num_experts))
+
+
+@pytest.mark.parametrize("tokens", [16, 4096])
+@pytest.mark.parametrize("device", ["a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm"])
+def test_products_use_tensor_cores_and_the_sram_that_the_law_says(device, tokens):
+    hardware = load_hardware(device)
+    built = {kernel.name: kernel for kernel in compile_problem(problem(tokens), hardware)}
+    assert set(built) == {"up_kernel", "down_kernel", "combine_kernel"} | ({"sort_kernel"} if tokens > 16 else set())
+    for name, gates in (("up_kernel", 2), ("down_kernel", 1)):
+        kernel = built[name]
+        sizes = {size: kernel.constants[size] for size in ("BLOCK_M", "BLOCK_N", "BLOCK_K")}
+        config = TileConfig(sizes, Options(kernel.num_warps, kernel.num_stages))
+        assert kernel.facts.shared_bytes == shared_bytes(gates, 2)(config, device_limits(hardware).capability)
+        assert kernel.facts.tensor_instructions
+        assert kernel.facts.async_copies
+        assert all(kernel.facts.spills == 0 for kernel in built.values())
+        if tokens == 16:
+            weights = (config.options.num_stages - 2) * gates * sizes["BLOCK_N"] * sizes["BLOCK_K"] * 2
+            in_flight = kernel.occupancy.blocks * weights * hardware.declared.compute_units
+            assert in_flight >= hardware.memory_bandwidth * LATENCY_S
+
+
+def test_a_few_launches_and_none_that_waits_for_the_host():
+    hardware = load_hardware("h100-sxm-80gb")
+    for tokens, launches in ((1, 2), (16, 3), (64, 4)):
+        with targeting(device_limits(hardware)), recording() as made:
+            grouped_experts(*problem(tokens).make(Inputs("meta")))
+        assert len(made) == launches
+
+
+def test_a_tile_that_does_not_fit_is_refused_before_it_is_compiled():
+    too_large = TileConfig({"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 128}, Options(8, 4))
+    limits = device_limits(load_hardware("h100-sxm-80gb"))
+    with targeting(limits), recording(), pytest.raises(DoesNotFitError, match="655360 bytes of SRAM"):
+        grouped_experts(*problem(64).make(Inputs("meta")), config=too_large)

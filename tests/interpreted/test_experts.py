@@ -1,0 +1,137 @@
+"""Laws of the mixture of experts' kernels: where tokens go, and that nothing depends on how the work is cut."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the executor needs torch")
+pytest.importorskip("triton", reason="Triton kernels need triton")
+
+from perfmodel_executors.kernels.launch import Options  # noqa: E402
+from perfmodel_executors.kernels.moe import reference  # noqa: E402
+from perfmodel_executors.kernels.moe.grouped.tiling import num_splits  # noqa: E402
+from perfmodel_executors.kernels.moe.grouped.triton import grouped_experts  # noqa: E402
+from perfmodel_executors.kernels.moe.route.triton import route  # noqa: E402
+from perfmodel_executors.kernels.moe.sort.triton import most_tiles, sort_pairs  # noqa: E402
+from perfmodel_executors.kernels.swiglu.reference import ACTIVATIONS  # noqa: E402
+from perfmodel_executors.kernels.tiles import TileConfig  # noqa: E402
+
+
+def tile(rows=16, columns=64, depth=64):
+    return TileConfig({"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": depth}, Options(4, 3))
+
+
+def block(tokens, hidden=40, inner=24, experts=4, top_k=2, gated=True, seed=0):
+    """Arguments of grouped_experts but the activation, in fp32."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
+
+    weights, chosen = reference.route(normal(tokens, experts), top_k)
+    x = torch.randn(tokens, hidden, generator=generator)
+    up = normal(experts, inner * (2 if gated else 1), hidden)
+    return x, weights, chosen, up, normal(experts, hidden, inner)
+
+
+def dense(x, weights, chosen, up, down, activation="silu", gated=True):
+    """Every expert on every token in fp64, weighted by a matrix of routing weights."""
+    share = torch.zeros(x.shape[0], up.shape[0], dtype=torch.float64).scatter_add_(1, chosen, weights.double())
+    h = torch.einsum("efc,tc->tef", up.double(), x.double())
+    act = ACTIVATIONS[activation]
+    h = act(h[..., : h.shape[-1] // 2]) * h[..., h.shape[-1] // 2 :] if gated else act(h)
+    return torch.einsum("eci,tei,te->tc", down.double(), h, share)
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 8, 8), (7, 60, 4), (40, 5, 3), (9, 300, 2)])
+@pytest.mark.parametrize("rows", [16, 64])
+def test_sorting_loses_and_doubles_nothing(tokens, experts, top_k, rows):
+    logits = torch.randn(tokens, experts, generator=torch.Generator().manual_seed(tokens))
+    chosen = torch.topk(logits, top_k).indices
+    order, tiles, num_tiles = sort_pairs(chosen, experts, rows)
+    tiles = tiles[: int(num_tiles)]
+    counts = torch.bincount(chosen.flatten(), minlength=experts)
+    assert torch.equal(order.sort().values.long(), torch.arange(tokens * top_k))
+    assert torch.equal(torch.bincount(order.long() // top_k), torch.full((tokens,), top_k))
+    assert int(tiles[:, 2].sum()) == tokens * top_k
+    # As many tiles as each expert's rows fill, none for one without rows, and never more than the host expects.
+    assert torch.equal(torch.bincount(tiles[:, 0].long(), minlength=experts), -(-counts // rows))
+    assert len(tiles) <= most_tiles(tokens * top_k, experts, rows)
+    for expert, begin, length in tiles.tolist():
+        pairs = order[begin : begin + length].long()
+        assert (chosen.flatten()[pairs] == expert).all()
+        assert pairs.tolist() == sorted(pairs.tolist())
+
+
+def test_the_host_knows_the_most_tiles_exactly():
+    """Each expert with one row more than whole tiles; and all pairs on one expert need no more."""
+    experts, rows = 5, 16
+    chosen = torch.arange(experts).repeat(rows + 1)[:, None]
+    _, tiles, num_tiles = sort_pairs(chosen, experts, rows)
+    assert int(num_tiles) == len(tiles) == 2 * experts
+    _, tiles, num_tiles = sort_pairs(torch.full((50, 1), 3), experts, rows)
+    assert int(num_tiles) == 4 <= len(tiles)
+    assert (tiles[:4, 0] == 3).all()
+
+
+def test_the_lowest_of_equal_experts_comes_first():
+    weights, chosen = route(torch.zeros(2, 7), 3)
+    assert chosen.tolist() == [[0, 1, 2]] * 2
+    torch.testing.assert_close(weights, torch.full((2, 3), 1 / 3))
+
+
+def test_weights_survive_logits_that_would_overflow():
+    weights, chosen = route(torch.tensor([[1e4, -1e4, 1e4 + 8, 0.0]]), 2)
+    assert chosen.tolist() == [[2, 0]]
+    torch.testing.assert_close(weights, torch.softmax(torch.tensor([[8.0, 0.0]]), -1))
+
+
+@pytest.mark.parametrize(("tokens", "top_k"), [(1, 3), (16, 2), (17, 2), (37, 1)])
+def test_the_result_is_that_of_all_experts_on_all_tokens(tokens, top_k):
+    args = block(tokens, experts=5, top_k=top_k, inner=33)
+    close(grouped_experts(*args, "silu", True), dense(*args))
+
+
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+def test_every_activation_of_the_reference_is_there(activation):
+    args = block(2, gated=False)
+    close(grouped_experts(*args, activation, False), dense(*args, activation, False))
+
+
+@pytest.mark.parametrize("tokens", [9, 20])
+def test_tokens_may_come_in_any_order(tokens):
+    x, weights, chosen, *matrices = block(tokens)
+    order = torch.randperm(tokens, generator=torch.Generator().manual_seed(3))
+    straight = grouped_experts(x, weights, chosen, *matrices, "silu", True)
+    shuffled = grouped_experts(x[order], weights[order], chosen[order], *matrices, "silu", True)
+    close(shuffled, straight[order])
+
+
+def test_tokens_need_no_company():
+    """Sorted, found in the routing table, and alone: the same to the rounding of sums."""
+    x, weights, chosen, *matrices = block(20)
+    together = grouped_experts(x, weights, chosen, *matrices, "silu", True)
+    few = grouped_experts(x[:16], weights[:16], chosen[:16], *matrices, "silu", True)
+    alone = grouped_experts(x[:1], weights[:1], chosen[:1], *matrices, "silu", True)
+    close(few, together[:16])
+    close(alone, together[:1])
+
+
+def test_all_tokens_on_one_expert():
+    x, weights, _, up, down = block(40, top_k=1, experts=6)
+    chosen = torch.full((40, 1), 4)
+    close(grouped_experts(x, weights, chosen, up, down, "silu", True), dense(x, weights, chosen, up, down))
+
+
+def test_a_split_sum_is_the_sum():
+    args, config = block(2, hidden=24, inner=530), tile(columns=256, depth=32)
+    assert num_splits(2, 4, 2, 24, 530, config) == 2  # 17 steps: parts of 9 and 8, the last one odd
+    close(grouped_experts(*args, "silu", True, config=config), dense(*args))
+
+
+def test_rows_of_a_wider_matrix():
+    x, *rest = block(3)
+    wide = torch.cat([x, x], dim=1)[:, : x.shape[1]]
+    assert torch.equal(grouped_experts(wide, *rest, "silu", True), grouped_experts(x, *rest, "silu", True))
