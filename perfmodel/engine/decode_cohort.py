@@ -1,11 +1,13 @@
 """`DecodeCohort`: the running requests that get one token each in every step, kept so that a step costs what changes.
 
 A member does the same as every other in each step: one more token. So the cohort has one age, the tokens granted to
-each member so far, and calendars of ages at which something does change: who gets its last token, who needs another
-KV block, how many fill an attention span. Sums over the members grow by their number.
+each member so far, and calendars of ages at which something does change: who gets its last token, how many fill an
+attention span. Sums over the members grow by their number. A member needs another KV block every `block_size` steps,
+so the calendar of blocks is a ring: how many need one at ages of each remainder.
 
 A member's own counters (`num_computed_tokens`, `num_promised_tokens`, `num_output_tokens`, `last_token_at`,
-`last_step`) stand as on the day it joined, and are brought up to date when it leaves.
+`last_step`) stand as on the day it joined, and are brought up to date when it leaves; the blocks that it has come to
+need since are set aside until then.
 """
 
 __all__ = ["DecodeCohort"]
@@ -41,10 +43,10 @@ class DecodeCohort:
         self._applied = 0  # the age that the plans already executed amount to
         self._dissolved = 0  # plans up to this age were made for members who have left together
         self._joined: dict[Request, int] = {}  # member -> age when it joined
-        self._last: dict[Request, int] = {}  # member -> age that brings its last token
+        self._phase: dict[Request, int] = {}  # member that will need more blocks -> remainder of the ages it does at
         self._members: list[Request] | None = None
         self._ending: dict[int, list[Request]] = {}  # age -> those to whom it brings their last token
-        self._due: dict[int, list[Request]] = {}  # age -> those who need another block for it
+        self._due = [0] * blocks.block_size  # remainder -> how many members need a block at such ages
         self._fills: list[dict[int, int]] = [{} for _ in spans]  # per span: age -> how many fill it then
         self._changes: list[int] = []  # heap of the ages in `_ending` and `_fills`
 
@@ -69,15 +71,12 @@ class DecodeCohort:
         age, computed = self.age, request.num_computed_tokens
         last = age + request.max_output_tokens - request.num_promised_tokens
         self._joined[request] = age
-        self._last[request] = last
         self._members = None
         self.last_admission = max(self.last_admission, request.admission)
         self.context += computed
         self._ending.setdefault(last, []).append(request)
         heapq.heappush(self._changes, last)
-        due = age + len(request.block_ids) * self._blocks.block_size - computed + 1
-        if due <= last:
-            self._due.setdefault(due, []).append(request)
+        self._foresee_blocks(request, age - computed + 1, last)
         for i, span in enumerate(self._spans):
             self.windowed[i] += min(computed, span)
             if computed < span:
@@ -86,6 +85,15 @@ class DecodeCohort:
                 if filled <= last:
                     self._fills[i][filled] = self._fills[i].get(filled, 0) + 1
                     heapq.heappush(self._changes, filled)
+
+    def _foresee_blocks(self, request: Request, born: int, last: int) -> None:
+        """Enter when `request` needs more blocks; `born`: the age that its first token would have had in the cohort."""
+        size = self._blocks.block_size
+        due = born + len(request.block_ids) * size
+        if due <= last:  # else what it holds suffices to the end
+            assert due <= self.age + size, f"{request} has blocks to spare, but not to its end"
+            self._phase[request] = phase = due % size
+            self._due[phase] += 1
 
     def drop_ended(self) -> None:
         """Those whose last token is in flight need no more."""
@@ -98,17 +106,21 @@ class DecodeCohort:
         members = self.members
         for request in members:
             self._settle(request)
-        self._joined, self._last, self._members = {}, {}, None
+        self._joined, self._phase, self._members = {}, {}, None
         self.context = 0
         self._dissolved = self._applied = self.age
         self.windowed, self.growing = [0] * len(self._spans), [0] * len(self._spans)
-        self._ending, self._due, self._fills, self._changes = {}, {}, [{} for _ in self._spans], []
+        self._due = [0] * self._blocks.block_size
+        self._ending, self._fills, self._changes = {}, [{} for _ in self._spans], []
         return members
 
     def _leave(self, request: Request) -> None:
         self._settle(request)
-        del self._joined[request], self._last[request]
+        del self._joined[request]
         self._members = None
+        phase = self._phase.pop(request, None)
+        if phase is not None:
+            self._due[phase] -= 1
         computed = request.num_computed_tokens
         self.context -= computed
         for i, span in enumerate(self._spans):
@@ -123,16 +135,27 @@ class DecodeCohort:
             request.num_computed_tokens += granted
             request.num_promised_tokens += granted
             request.last_step = self.last_index
+            self._hand_out_blocks(request, request.num_computed_tokens)
         if self._applied > joined:
             request.num_output_tokens += self._applied - joined
             request.last_token_at = self.last_token_at
+
+    def _hand_out_blocks(self, request: Request, num_computed: int) -> None:
+        missing = self._blocks.num_needed(request, num_computed)
+        if missing > 0:
+            self._blocks.hand_out(request, missing)
+
+    def hand_out_blocks(self) -> None:
+        """Give each member the blocks set aside for it, for those who look at block ids before it leaves."""
+        for request in self._phase:
+            self._hand_out_blocks(request, self.num_computed(request))
 
     # ---------------------------------------------------------------- steps
 
     @property
     def num_blocks_due(self) -> int:
         """Blocks that the next step takes."""
-        return len(self._due.get(self.age + 1, ()))
+        return self._due[(self.age + 1) % self._blocks.block_size]
 
     def advance(self, plan: StepPlan) -> None:
         """`plan` grants each member a token. The blocks due must be free."""
@@ -145,23 +168,20 @@ class DecodeCohort:
     def _grow(self, num_steps: int) -> None:
         self.age = age = self.age + num_steps
         self.context += num_steps * len(self._joined)
-        self._take_blocks(num_steps)
+        self._blocks.set_aside(self._num_blocks_due_in(num_steps))
         for i, fills in enumerate(self._fills):
             self.windowed[i] += num_steps * self.growing[i]
             self.growing[i] -= fills.pop(age, 0)
 
-    def _take_blocks(self, num_steps: int) -> None:
-        """The blocks that were due in the last `num_steps` steps."""
-        age, due, last, size = self.age, self._due, self._last, self._blocks.block_size
-        ages = [age] if num_steps == 1 else sorted(first for first in due if first <= age)
-        for first in ages:
-            requests = due.pop(first, [])
-            count = (age - first) // size + 1
-            self._blocks.extend(requests, count)
-            following = first + count * size
-            again = [request for request in requests if last[request] >= following]
-            if again:
-                due.setdefault(following, []).extend(again)
+    def _num_blocks_due_in(self, num_steps: int) -> int:
+        """Blocks that were due in the last `num_steps` steps."""
+        due, size = self._due, self._blocks.block_size
+        if num_steps == 1:
+            return due[self.age % size]
+        rounds, rest = divmod(num_steps, size)
+        first = (self.age - rest + 1) % size
+        count = rounds * len(self._phase) + sum(due[first : first + rest])
+        return count + sum(due[: first + rest - size]) if first + rest > size else count
 
     def covers(self, plan: StepPlan) -> bool:
         """Whether `plan` granted the members together, and they have not all been sent on their own since."""
@@ -210,13 +230,14 @@ class DecodeCohort:
         for i, span in enumerate(self._spans):
             assert self.windowed[i] == sum(min(tokens, span) for tokens in computed.values())
             assert self.growing[i] == sum(tokens < span for tokens in computed.values())
-        due = [request for requests in self._due.values() for request in requests]
-        assert len(set(due)) == len(due)
-        assert set(due) <= computed.keys(), "a block is due to someone who left"
+        num_needed = {r: self._blocks.num_needed(r, tokens) for r, tokens in computed.items()}
+        assert sum(max(count, 0) for count in num_needed.values()) == self._blocks.num_aside
+        assert self._phase.keys() <= computed.keys(), "a block is due to someone who left"
+        assert self._due == [list(self._phase.values()).count(phase) for phase in range(self._blocks.block_size)]
         ending = {request for requests in self._ending.values() for request in requests}
         assert computed.keys() <= ending, "a member has no end"
-        for request, tokens in computed.items():
+        for request in computed:
             joined = self._joined[request]
             assert self._dissolved <= joined <= self.age
             assert self.age - joined <= request.num_remaining_tokens
-            assert tokens <= len(request.block_ids) * self._blocks.block_size, f"{request} has too few blocks"
+            assert num_needed[request] <= 0 or request in self._phase, f"{request} has too few blocks"

@@ -6,12 +6,16 @@ first and a request's last block before its first.
 
 Private blocks have no per-block state at all: they move between requests and the free queue as slices of lists.
 Only blocks with a hash carry a reference count, so a workload without shared prefixes never pays for one.
+
+Which private block a request gets makes no difference to anyone who has no tensors. So blocks can be set aside by
+their number (`set_aside`) and handed out later (`hand_out`): they leave the queue when someone next looks at what it
+or the cache holds, in the order that they would have left it one by one.
 """
 
 __all__ = ["KVBlockManager"]
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 
 from perfmodel.engine.request import Request
 
@@ -45,10 +49,17 @@ class KVBlockManager:
         self._hash_of: dict[int, Hashable] = {}  # block -> hash
         self._owners: dict[int, int] = {}  # hashed block -> number of requests that hold it
         self._lot_of: dict[int, _Lot] = {}  # hashed free block -> the lot it waits in
+        self._aside: list[int] = []  # set aside, and not handed out yet
+        self._num_to_pop = 0  # set aside too, but still in the queue
 
     @property
     def num_used(self) -> int:
         return self.num_blocks - self.num_free
+
+    @property
+    def num_aside(self) -> int:
+        """Blocks set aside that nobody has been handed yet."""
+        return len(self._aside) + self._num_to_pop
 
     def num_needed(self, request: Request, num_tokens: int) -> int:
         """Blocks that `request` lacks to hold `num_tokens` tokens."""
@@ -58,6 +69,7 @@ class KVBlockManager:
         """Blocks in the cache that hold the beginning of the prompt, at most all but its last token."""
         if not self.enable_prefix_caching or not request.block_hashes:
             return []
+        self._pop_set_aside()
         blocks: list[int] = []
         limit = (request.num_tokens - 1) // self.block_size
         for content in request.block_hashes[:limit]:
@@ -88,24 +100,26 @@ class KVBlockManager:
         if missing > 0:
             self._take(missing, request.block_ids)
 
-    def extend(self, requests: Sequence[Request], count: int = 1) -> None:
-        """Give each of `requests` `count` new blocks; so many must be free."""
-        if not requests:
-            return
-        taken: list[int] = []
-        self._take(len(requests) * count, taken)
-        if count == 1:
-            for request, block in zip(requests, taken, strict=True):
-                request.block_ids.append(block)
-        else:
-            for i, request in enumerate(requests):
-                request.block_ids += taken[i * count : (i + 1) * count]
+    def set_aside(self, count: int) -> None:
+        """Take `count` blocks, which must be free, for requests that will be told by `hand_out`."""
+        self.num_free -= count
+        self._num_to_pop += count
+
+    def hand_out(self, request: Request, count: int) -> None:
+        """Give `request` `count` of the blocks that were set aside."""
+        if len(self._aside) < count:
+            self._pop_set_aside()
+        request.block_ids += self._aside[-count:]
+        del self._aside[-count:]
 
     def publish(self, request: Request) -> None:
         """Enter the full prompt blocks that are computed, or planned to be, into the prefix cache."""
         if not self.enable_prefix_caching:
             return
         last = min(request.num_computed_tokens // self.block_size, len(request.block_hashes))
+        if last <= request.num_hashed_blocks:
+            return
+        self._pop_set_aside()
         for i in range(request.num_hashed_blocks, last):
             content, block = request.block_hashes[i], request.block_ids[i]
             if content in self._block_of:
@@ -141,7 +155,17 @@ class KVBlockManager:
             self._compact()
 
     def _take(self, count: int, into: list[int]) -> None:
+        self._pop_set_aside()
         self.num_free -= count
+        self._pop(count, into)
+
+    def _pop_set_aside(self) -> None:
+        if self._num_to_pop:
+            self._pop(self._num_to_pop, self._aside)
+            self._num_to_pop = 0
+
+    def _pop(self, count: int, into: list[int]) -> None:
+        """Move `count` blocks from the head of the queue, never used ones first, to the end of `into`."""
         if self._num_fresh:
             first = self.num_blocks - self._num_fresh
             fresh = min(count, self._num_fresh)
@@ -188,6 +212,7 @@ class KVBlockManager:
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raise AssertionError unless `requests`, which must be all that hold blocks, and the queue account for all."""
+        self._pop_set_aside()
         owners: dict[int, int] = {}
         for request in requests:
             assert len(set(request.block_ids)) == len(request.block_ids), f"{request} holds a block twice"
@@ -198,7 +223,10 @@ class KVBlockManager:
         assert len(waiting) == self.num_free, f"{len(waiting)} blocks wait but num_free is {self.num_free}"
         assert len(set(waiting)) == len(waiting), "a block waits twice"
         assert set(waiting).isdisjoint(owners), "a block is free and owned"
-        assert len(waiting) + len(owners) == self.num_blocks, "a block is lost"
+        assert len(set(self._aside)) == len(self._aside), "a block is set aside twice"
+        known = owners.keys() | self._hash_of.keys() | set(waiting)
+        assert known.isdisjoint(self._aside), "a block set aside is owned, cached or free"
+        assert len(waiting) + len(owners) + len(self._aside) == self.num_blocks, "a block is lost"
         for block, count in owners.items():
             assert count == self._owners.get(block, 1), (
                 f"block {block} has {count} owners, not {self._owners.get(block)}"

@@ -236,8 +236,8 @@ class RunningRequests:
             in_flight = request.num_promised_tokens - request.num_output_tokens
             assert request in members or in_flight <= 2, f"{request} has too much in flight"
             assert request.num_computed_tokens <= request.num_tokens, request
-            num_computed = cohort.num_computed(request)
-            assert num_computed <= len(request.block_ids) * self._blocks.block_size, request
+            num_held = len(request.block_ids) * self._blocks.block_size
+            assert request in members or request.num_computed_tokens <= num_held, request
 
 
 def _take_back(victim: Request, plan: StepPlan) -> int:

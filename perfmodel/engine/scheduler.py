@@ -249,6 +249,7 @@ class Scheduler:
             for total, span in zip(windowed, spans, strict=True)
         )
         if self.config.record_positions:
+            cohort.hand_out_blocks()
             plan.positions = [cohort.num_computed(request) - 1 for request in plan.decodes]
             granted = [*plan.decodes, *(grant.request for grant in plan.chunks)]
             plan.block_tables = {request.request_id: list(request.block_ids) for request in granted}
