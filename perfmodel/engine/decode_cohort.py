@@ -22,6 +22,7 @@ from perfmodel.engine.request import Request
 class DecodeCohort:
     """Members hold blocks of `blocks`; `spans` are the attention spans under which contexts are summed.
 
+    joined:         member -> age when it joined
     age:            tokens granted to each member by all plans so far, members before it joined included
     context:        sum over the members of the tokens in their KV
     windowed:       for each span, the sum of min(tokens, span); growing: the members that have not filled it
@@ -33,6 +34,7 @@ class DecodeCohort:
     def __init__(self, blocks: KVBlockManager, spans: tuple[int, ...]) -> None:
         self._blocks = blocks
         self._spans = spans
+        self.joined: dict[Request, int] = {}
         self.age = 0
         self.context = 0
         self.windowed = [0] * len(spans)
@@ -42,7 +44,6 @@ class DecodeCohort:
         self.last_admission = -1
         self._applied = 0  # the age that the plans already executed amount to
         self._dissolved = 0  # plans up to this age were made for members who have left together
-        self._joined: dict[Request, int] = {}  # member -> age when it joined
         self._phase: dict[Request, int] = {}  # member that will need more blocks -> remainder of the ages it does at
         self._members: list[Request] | None = None
         self._ending: dict[int, list[Request]] = {}  # age -> those to whom it brings their last token
@@ -50,19 +51,16 @@ class DecodeCohort:
         self._fills: list[dict[int, int]] = [{} for _ in spans]  # per span: age -> how many fill it then
         self._changes: list[int] = []  # heap of the ages in `_ending` and `_fills`
 
-    def __len__(self) -> int:
-        return len(self._joined)
-
     @property
     def members(self) -> list[Request]:
         """All members; the same list object until someone joins or leaves."""
         if self._members is None:
-            self._members = list(self._joined)
+            self._members = list(self.joined)
         return self._members
 
     def num_computed(self, request: Request) -> int:
         """The tokens of `request`, member or not, whose KV the plans so far compute."""
-        return request.num_computed_tokens + self.age - self._joined.get(request, self.age)
+        return request.num_computed_tokens + self.age - self.joined.get(request, self.age)
 
     # ---------------------------------------------------------------- coming and going
 
@@ -70,7 +68,7 @@ class DecodeCohort:
         """`request` lacks one token to compute and decodes from the next plan on."""
         age, computed = self.age, request.num_computed_tokens
         last = age + request.max_output_tokens - request.num_promised_tokens
-        self._joined[request] = age
+        self.joined[request] = age
         self._members = None
         self.last_admission = max(self.last_admission, request.admission)
         self.context += computed
@@ -98,7 +96,7 @@ class DecodeCohort:
     def drop_ended(self) -> None:
         """Those whose last token is in flight need no more."""
         for request in self._ending.get(self.age, ()):
-            if request in self._joined:
+            if request in self.joined:
                 self._leave(request)
 
     def dissolve(self) -> list[Request]:
@@ -106,7 +104,7 @@ class DecodeCohort:
         members = self.members
         for request in members:
             self._settle(request)
-        self._joined, self._phase, self._members = {}, {}, None
+        self.joined, self._phase, self._members = {}, {}, None
         self.context = 0
         self._dissolved = self._applied = self.age
         self.windowed, self.growing = [0] * len(self._spans), [0] * len(self._spans)
@@ -116,7 +114,7 @@ class DecodeCohort:
 
     def _leave(self, request: Request) -> None:
         self._settle(request)
-        del self._joined[request]
+        del self.joined[request]
         self._members = None
         phase = self._phase.pop(request, None)
         if phase is not None:
@@ -129,7 +127,7 @@ class DecodeCohort:
 
     def _settle(self, request: Request) -> None:
         """Bring the member's own counters up to date."""
-        joined = self._joined[request]
+        joined = self.joined[request]
         granted = self.age - joined
         if granted:
             request.num_computed_tokens += granted
@@ -160,15 +158,17 @@ class DecodeCohort:
     def advance(self, plan: StepPlan) -> None:
         """`plan` grants each member a token. The blocks due must be free."""
         if self.last_index != plan.index - 1:
-            plan.num_stalled = sum(joined < self.age for joined in self._joined.values())
+            plan.num_stalled = sum(joined < self.age for joined in self.joined.values())
         self.last_index = plan.index
         self._grow(1)
         plan.cohort_age = self.age
 
     def _grow(self, num_steps: int) -> None:
         self.age = age = self.age + num_steps
-        self.context += num_steps * len(self._joined)
-        self._blocks.set_aside(self._num_blocks_due_in(num_steps))
+        self.context += num_steps * len(self.joined)
+        num_blocks = self._num_blocks_due_in(num_steps)
+        if num_blocks:
+            self._blocks.set_aside(num_blocks)
         for i, fills in enumerate(self._fills):
             self.windowed[i] += num_steps * self.growing[i]
             self.growing[i] -= fills.pop(age, 0)
@@ -192,7 +192,7 @@ class DecodeCohort:
         self._applied, self.last_token_at = plan.cohort_age, now
         ended = self._ending.pop(plan.cohort_age, [])
         for request in ended:
-            if request in self._joined:
+            if request in self.joined:
                 self._leave(request)
             else:  # dropped when the next plan was made
                 request.num_output_tokens += 1
@@ -225,7 +225,7 @@ class DecodeCohort:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the sums are those of the members, and each has its days in the calendars."""
-        computed = {request: self.num_computed(request) for request in self._joined}
+        computed = {request: self.num_computed(request) for request in self.joined}
         assert self.context == sum(computed.values())
         for i, span in enumerate(self._spans):
             assert self.windowed[i] == sum(min(tokens, span) for tokens in computed.values())
@@ -237,7 +237,7 @@ class DecodeCohort:
         ending = {request for requests in self._ending.values() for request in requests}
         assert computed.keys() <= ending, "a member has no end"
         for request in computed:
-            joined = self._joined[request]
+            joined = self.joined[request]
             assert self._dissolved <= joined <= self.age
             assert self.age - joined <= request.num_remaining_tokens
             assert num_needed[request] <= 0 or request in self._phase, f"{request} has too few blocks"

@@ -78,8 +78,8 @@ class RunningRequests:
             return self._grant_in_order(plan, budget, decodes)
         if chunks:
             budget -= self._grant_chunks(chunks, plan)
-        if decodes and cohort:
-            budget -= len(cohort)
+        if decodes and cohort.joined:
+            budget -= len(cohort.joined)
             cohort.advance(plan)
         return budget
 
@@ -95,7 +95,7 @@ class RunningRequests:
         """What to grant each prompt when all who decode get their token; None if the order must decide."""
         left, num_blocks = budget, 0
         if decodes:
-            left -= len(self.cohort)
+            left -= len(self.cohort.joined)
             num_blocks = self.cohort.num_blocks_due
         chunks = []
         for request in self._prompts:

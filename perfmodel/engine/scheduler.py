@@ -61,7 +61,16 @@ class Scheduler:
 
     @property
     def has_free_slot(self) -> bool:
-        return len(self._running) < self._max_batch
+        return len(self._running.requests) < self._max_batch
+
+    def counts(self) -> tuple[int, int, int]:
+        """Requests that run, requests that wait, and blocks in use, as step records have them."""
+        blocks = self.blocks
+        return (
+            len(self._running.requests),
+            len(self._waiting) + len(self._transferred),
+            blocks.num_blocks - blocks.num_free,
+        )
 
     @property
     def waiting(self) -> Iterator[Request]:
@@ -140,7 +149,7 @@ class Scheduler:
     def plan(self, now: int, admits: bool = True) -> StepPlan:
         """The next step at time `now`; an empty plan when nothing can run. Without `admits`, nobody is let in."""
         plan, budget = StepPlan(self._next_index), self._budget
-        is_polled = plan.index % self.config.poll_every == 0 or not self._running
+        is_polled = plan.index % self.config.poll_every == 0 or not self._running.requests
         exclusive = self.config.prefill_exclusive
         budget = self._running.grant(plan, budget, decodes=not exclusive)
         # Only now: until here a grant could still be taken back, and its blocks with it.
@@ -158,8 +167,8 @@ class Scheduler:
         if is_polled and self._transferred and not plan.preempted and not (exclusive and plan.chunks):
             self._admit_transferred(plan, budget, now)
         self._sum_up(plan)
-        is_held = self.has_free_slot and not admits
-        self._may_admit = self.num_waiting > 0 and (is_held or not is_polled)
+        is_held = not is_polled or (not admits and self.has_free_slot)
+        self._may_admit = is_held and self.num_waiting > 0
         if plan:
             self._next_index += 1
         return plan
@@ -321,12 +330,12 @@ class Scheduler:
             repeats = min(repeats, -self._next_index % self.config.poll_every)
         num_free = self.blocks.num_free
         if self.most_blocks(repeats) > num_free:
-            repeats = num_free // len(cohort) * self.blocks.block_size
+            repeats = num_free // len(cohort.joined) * self.blocks.block_size
         return repeats
 
     def most_blocks(self, repeats: int) -> int:
         """An upper bound of the blocks that so many repeats take."""
-        return -(-repeats // self.blocks.block_size) * len(self._running.cohort)
+        return -(-repeats // self.blocks.block_size) * len(self._running.cohort.joined)
 
     @property
     def num_growing(self) -> tuple[int, ...]:

@@ -45,18 +45,20 @@ class ServeLoop:
 
         Without `admits`, plans made now let no waiting request in.
         """
-        plan = self._ahead or self.scheduler.plan(now, admits)
-        while not plan and plan.preempted:  # what it gave back may let others in, and nothing else would wake them
-            plan = self.scheduler.plan(now, admits)
+        plan = self._ahead
         if not plan:
-            self._ahead = None
-            return None
+            plan = self.scheduler.plan(now, admits)
+            while not plan and plan.preempted:  # what it gave back may let others in, and nothing else would wake them
+                plan = self.scheduler.plan(now, admits)
+            if not plan:
+                self._ahead = None
+                return None
         self._ahead = self.scheduler.plan(now, admits) if self.async_scheduling else None
         return plan
 
     def finish_step(self, plan: StepPlan, started: int, now: int) -> tuple[list[Request], StepRecord]:
         """`plan` has been executed from `started` to `now`: the requests it finished, and its record."""
-        counts = self._counts()
+        counts = self.scheduler.counts()
         finished = self.scheduler.apply(plan, now)
         return finished, _record(plan, 1, started, now, now - started, counts, plan.index, plan.decode_context)
 
@@ -68,7 +70,9 @@ class ServeLoop:
             # Executed one by one, the last equal step may finish requests; a leap stops before it.
             return max(self.scheduler.max_repeats(plan), 1)
         # The same list, not an equal one: a plan whose requests were gone through one by one has a list of its own.
-        if self._ahead.decodes is not plan.decodes or self._ahead.decode_windowed != self._grown(plan):
+        if self._ahead.decodes is not plan.decodes:
+            return 1
+        if plan.decode_windowed and self._ahead.decode_windowed != self._grown(plan):
             return 1
         return self.scheduler.max_repeats(self._ahead) + 1
 
@@ -83,7 +87,7 @@ class ServeLoop:
     def plan_leap(self, plan: StepPlan, num_steps: int) -> None:
         """Make the plans of a leap of `num_steps`: the scheduler stands as it would while the last of them runs."""
         # A synchronous leap rolls the plan itself forward.
-        self._leap = plan.index, plan.decode_context, self._counts()
+        self._leap = plan.index, plan.decode_context, self.scheduler.counts()
         if num_steps > 1:
             self.scheduler.repeat(self._ahead or plan, num_steps - 1)
 
@@ -95,10 +99,6 @@ class ServeLoop:
         (index, context, counts), self._leap = self._leap, None
         self.scheduler.apply_repeated(plan, num_steps, now)
         return _record(plan, num_steps, started, now, first_duration, counts, index, context)
-
-    def _counts(self) -> tuple[int, int, int]:
-        scheduler = self.scheduler
-        return scheduler.num_running, scheduler.num_waiting, scheduler.blocks.num_used
 
 
 def _record(

@@ -118,8 +118,10 @@ class Collector:
         duration = record.end - record.start
         self.num_steps += record.num_steps
         self.busy_ticks += duration
-        self.end_tick = max(self.end_tick, record.end)
-        self.used_blocks_peak[replica] = max(self.used_blocks_peak.get(replica, 0), record.used_blocks)
+        if record.end > self.end_tick:
+            self.end_tick = record.end
+        if record.used_blocks > self.used_blocks_peak.get(replica, 0):
+            self.used_blocks_peak[replica] = record.used_blocks
         if record.num_gaps:
             if record.num_steps == 1:
                 self.gaps.add(duration / TICKS_PER_S, record.num_gaps)

@@ -149,34 +149,46 @@ class Lockstep:
             self._begin()
 
     def _begin(self) -> None:
-        now, loops = self.env.ticks, [rank.loop for rank in self._ranks]
-        admits = self._balance is None or self._balance.admits([loop.scheduler for loop in loops])
-        plans = [loop.start_step(now, admits) for loop in loops]
-        self._active = active = [(r, plan) for r, plan in zip(self._ranks, plans, strict=True) if plan is not None]
+        now = self.env.ticks
+        self._active = active = self._plans(now)
         if not active:
-            wakeups = [tick for loop in loops if (tick := loop.next_wakeup(now)) is not None]
+            wakeups = [tick for rank in self._ranks if (tick := rank.loop.next_wakeup(now)) is not None]
             self._pending = self._alarm(min(wakeups) - now, self._start) if wakeups else None
             return
-        if len(loops) > 1:
-            group_tokens = sum(plan.num_tokens for _, plan in active) * (self._size or len(loops)) // len(loops)
-            for _, plan in active:
-                plan.group_tokens = group_tokens
         self._started = now
         self._run, self._is_settled = None, False
-        self._num_steps = self._max_leap()
-        if self._leaper is not None and self._num_steps > 1:
+        self._num_steps = num_steps = self._max_leap()
+        if self._leaper is not None and num_steps > 1:
             foresee = self._leaper.foresee
-            self._runs = [foresee(plan, rank.loop.leap_growth, self._num_steps) for rank, plan in active]
-            self._run = run = self._runs[0] if len(active) == 1 else _SlowestRun(self._runs, self._num_steps)
-            duration = run.duration(self._num_steps)
+            self._runs = [foresee(plan, rank.loop.leap_growth, num_steps) for rank, plan in active]
+            self._run = run = self._runs[0] if len(active) == 1 else _SlowestRun(self._runs, num_steps)
+            duration = run.duration(num_steps)
         else:
             duration = max([self.backend.execute(plan).duration for _, plan in active])
         self._pending = self._alarm(duration, self._end)
+
+    def _plans(self, now: int) -> list[tuple[Rank, StepPlan]]:
+        """The ranks that have work in the step that begins, and their plans for it."""
+        ranks = self._ranks
+        if len(ranks) == 1 and self._balance is None:  # as nearly always; an engine alone need not know of groups
+            plan = ranks[0].loop.start_step(now)
+            return [] if plan is None else [(ranks[0], plan)]
+        admits = self._balance is None or self._balance.admits([rank.loop.scheduler for rank in ranks])
+        plans = [rank.loop.start_step(now, admits) for rank in ranks]
+        active = [(rank, plan) for rank, plan in zip(ranks, plans, strict=True) if plan is not None]
+        if len(ranks) > 1:
+            group_tokens = sum(plan.num_tokens for _, plan in active) * (self._size or len(ranks)) // len(ranks)
+            for _, plan in active:
+                plan.group_tokens = group_tokens
+        return active
 
     def _max_leap(self) -> int:
         """How many steps pass before anything changes by itself on any rank."""
         if self._leaper is None:
             return 1
+        if len(self._ranks) == 1:
+            rank, plan = self._active[0]
+            return rank.loop.max_leap(plan)
         if len(self._active) < len(self._ranks):
             busy = {id(rank) for rank, _ in self._active}
             if any(rank.loop.has_requests for rank in self._ranks if id(rank) not in busy):

@@ -27,7 +27,7 @@ class SimulatedBackend:
             self.timer.step(
                 num_decodes + plan.num_chunk_tokens,
                 num_decodes + len(plan.samples),
-                plan.chunk_lengths,
+                plan.chunk_lengths if plan.chunks else (),
                 num_decodes,
                 plan.decode_context,
                 plan.decode_windowed,
