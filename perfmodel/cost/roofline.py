@@ -42,7 +42,10 @@ class OperatorTimer:
 
     def time(self, work: Work) -> OperatorTime:
         """How long one run of `work` takes."""
-        fit = self.fit(work)
+        return self.time_by(self.fit(work), work)
+
+    def time_by(self, fit: FormFit | None, work: Work) -> OperatorTime:
+        """The same, by the fit that `fit` has found for it."""
         return _NOTHING if fit is None else time_work(work, fit, self.device)
 
     def fit(self, work: Work) -> FormFit | None:

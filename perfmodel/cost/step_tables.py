@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from perfmodel.cost.draws import Draw
+from perfmodel.cost.forms.registry import FormFit
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
 from perfmodel.cost.usage import Usage
@@ -102,9 +103,10 @@ class StepTables:
         seconds = 0.0
         for node in nodes:
             count, work = node.count, node.work(shape)
-            time = self.timer.time(work)
+            fit = self.timer.fit(work)
+            time = self.timer.time_by(fit, work)
             seconds += count * time.duration_s
-            number = self.fit_number(work)
+            number = self._number_of(work.family, fit)
             parts[number] = parts.get(number, 0.0) + count * time.duration_s
             usage.flops += count * work.flops
             usage.peak_compute_s += count * work.flops / peak(work.rate)
@@ -119,12 +121,14 @@ class StepTables:
 
     def fit_number(self, work: Work) -> int:
         """The place in `fits` of what times `work`."""
-        fit = self.timer.fit(work)
-        key = (work.family, id(fit))  # the calibration keeps its fits alive
+        return self._number_of(work.family, self.timer.fit(work))
+
+    def _number_of(self, family: str, fit: FormFit | None) -> int:
+        key = (family, id(fit))  # the calibration keeps its fits alive
         number = self._fit_numbers.get(key)
         if number is None:
             number = self._fit_numbers[key] = len(self.fits)
-            self.fits.append((work.family, fit.residuals if fit is not None else Residuals()))
+            self.fits.append((family, fit.residuals if fit is not None else Residuals()))
         return number
 
     def _cost(self, depends: Depends, shape: BatchShape) -> StepCost:

@@ -5,7 +5,7 @@ __all__ = ["Cluster"]
 from collections.abc import Callable
 from functools import cache
 
-from perfmodel.cost import Calibration, EngineProfile, ServerFit, plan_memory
+from perfmodel.cost import Calibration, EngineProfile, ServerFit
 from perfmodel.cost.draws import Draw, Scores, Uncertainty
 from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clients import Server
@@ -14,12 +14,10 @@ from perfmodel.sim.disaggregated import DisaggregatedServer
 from perfmodel.sim.front_end import FrontEnd
 from perfmodel.sim.kv_transfer import TransferCost, transfer_cost
 from perfmodel.sim.pool import OnFinished, OnStep, Pool, build_pool, router_over
+from perfmodel.sim.pool_basis import BasisOf
 from perfmodel.sim.replica import Replica
 from perfmodel.specs.cluster import PoolSpec
 from perfmodel.specs.scenario import Scenario
-
-# The calibration and the engine profile that a pool's steps are timed with.
-CostsOf = Callable[[Scenario], tuple[Calibration, EngineProfile]]
 
 
 class Cluster:
@@ -34,7 +32,7 @@ class Cluster:
         self,
         env: TickEnvironment,
         scenario: Scenario,
-        costs_of: CostsOf,
+        basis_of: BasisOf,
         on_finished: OnFinished,
         on_step: OnStep,
         can_leap: bool,
@@ -44,7 +42,7 @@ class Cluster:
         self.scenario = scenario
         self.pools: list[Pool] = []
         self.disaggregated: DisaggregatedServer | None = None
-        self._env, self._costs_of, self._can_leap = env, costs_of, can_leap
+        self._env, self._basis_of, self._can_leap = env, basis_of, can_leap
         self._one_of, self._scores = one_of, scores
         self._on_finished, self._on_step = on_finished, on_step
         if scenario.cluster.is_disaggregated:
@@ -64,9 +62,8 @@ class Cluster:
 
     def _pool(self, spec: PoolSpec, on_finished: OnFinished, on_step: OnStep, front_end: bool) -> Pool:
         mine = self.scenario.of_pool(spec)
-        calibration, profile = self._costs_of(mine)
+        calibration, profile, memory = self._basis_of(mine)
         draw = self._draw(calibration, profile)
-        memory = plan_memory(mine.model, mine.hardware, mine.engine)
         server = _drawn_server(profile, draw) if front_end else ServerFit()
         return build_pool(
             self._env,
@@ -122,7 +119,7 @@ class Cluster:
             on_step = self._on_step if is_prefill else on_decode_step
             self.pools.append(self._pool(spec, on_finished, on_step, front_end=False))
         prefill, decode = self.with_role("prefill"), self.with_role("decode")
-        calibration, profile = self._costs_of(prefill[0].scenario)
+        calibration, profile, _ = self._basis_of(prefill[0].scenario)
         front_end = _drawn_server(profile, self._draw(calibration, profile))
         self.disaggregated = server = DisaggregatedServer(
             self._env,

@@ -6,15 +6,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from perfmodel.cost import Calibration, EngineProfile, scenario_fits
+from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.draws import Scores
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clients import ClosedLoopClient, OpenLoopClient
 from perfmodel.sim.clock import TickEnvironment, to_ticks
-from perfmodel.sim.cluster import Cluster, CostsOf
+from perfmodel.sim.cluster import Cluster
 from perfmodel.sim.collector import Collector
 from perfmodel.sim.ensemble import run_ensemble
+from perfmodel.sim.pool_basis import BasisOf, remembered_basis
 from perfmodel.sim.replica import Replica
 from perfmodel.sim.result import RequestColumns, RunResult
 from perfmodel.sim.summary import summarize
@@ -52,22 +53,19 @@ def simulate(
 
     Raises DoesNotFitError for a model too large for the devices, WorkloadError for traffic that cannot be served.
     """
-
-    def costs_of(pool: Scenario) -> tuple[Calibration, EngineProfile]:
-        return scenario_fits(pool, calibration, profile)
-
+    basis_of = remembered_basis(calibration, profile)
     entrance = scenario.of_pool(next(pool for pool in scenario.pools if pool.role != "decode"))
     workload = Workload(entrance)
     if keep_steps is None:
         keep_steps = (workload.num_requests or 0) <= _MOST_STEPS_KEPT
     with Collector(out, keep_steps) as collector:
-        cluster = _serve(scenario, workload, costs_of, collector, progress, can_leap, one_of)
+        cluster = _serve(scenario, workload, basis_of, collector, progress, can_leap, one_of)
     if not collector.num_finished:
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
-    used, _ = costs_of(entrance)
+    used = basis_of(entrance).calibration
     requests, ensemble = collector.requests(), None
     if intervals:
-        ensemble = run_ensemble(scenario, requests, partial(_serve_drawn, costs_of, one_of))
+        ensemble = run_ensemble(scenario, requests, partial(_serve_drawn, basis_of, one_of))
     summary = summarize(scenario, collector, device_totals(cluster, collector), used, ensemble)
     num_blocks = max(pool.memory.num_kv_blocks for pool in cluster.pools)
     notes = _notes(used)
@@ -77,7 +75,7 @@ def simulate(
 def _serve(
     scenario: Scenario,
     workload: Workload,
-    costs_of: CostsOf,
+    basis_of: BasisOf,
     collector: Collector,
     progress: Progress | None = None,
     can_leap: bool = True,
@@ -101,7 +99,7 @@ def _serve(
         while gaps:
             collector.add_gap(*gaps.pop())
 
-    cluster = Cluster(env, scenario, costs_of, on_finished, on_step, can_leap, one_of, scores)
+    cluster = Cluster(env, scenario, basis_of, on_finished, on_step, can_leap, one_of, scores)
     if workload.concurrency is None:
         client = OpenLoopClient(env, workload.requests(), cluster.route)
     else:
@@ -111,11 +109,11 @@ def _serve(
     return cluster
 
 
-def _serve_drawn(costs_of: CostsOf, one_of: int, scenario: Scenario, scores: Scores | None) -> RequestColumns:
+def _serve_drawn(basis_of: BasisOf, one_of: int, scenario: Scenario, scores: Scores | None) -> RequestColumns:
     """The requests of `scenario` under a draw of scores, or under the model itself."""
     entrance = scenario.of_pool(next(pool for pool in scenario.pools if pool.role != "decode"))
     with Collector(keep_steps=False) as collector:
-        _serve(scenario, Workload(entrance), costs_of, collector, one_of=one_of, scores=scores)
+        _serve(scenario, Workload(entrance), basis_of, collector, one_of=one_of, scores=scores)
     return collector.requests()
 
 

@@ -107,7 +107,8 @@ def run_ensemble(scenario: Scenario, requests: RequestColumns, serve: Serve) -> 
     """
     num_early, count = _sizes(scenario, requests)
     short, time_share = _shortened(scenario, count)
-    base = serve(short, None)
+    is_whole = count == len(requests) and time_share == 1.0
+    base = requests if is_whole else serve(short, None)
     num_early = min(num_early, len(base) // 2)
     rest_weight = (len(requests) - num_early) / max(len(base) - num_early, 1)
     pairs = [(serve(short, scores), serve(short, tuple(-score for score in scores))) for scores in _design()]
