@@ -1,5 +1,7 @@
 """Blocks: reuse in the order of vLLM's free queue, sharing by reference count, eviction."""
 
+import pytest
+
 from perfmodel.engine import KVBlockManager, Request
 
 
@@ -87,3 +89,31 @@ def test_the_free_queue_stays_bounded_when_the_same_prefix_comes_back_forever() 
         blocks.free(r)
     blocks.check_integrity([])
     assert sum(len(lot.blocks) for lot in blocks._queue) <= 4 * 100 + 1024 + 11
+
+
+@pytest.mark.parametrize("num_looks", range(6))
+def test_blocks_set_aside_leave_the_queue_as_if_taken_one_by_one(num_looks: int) -> None:
+    """Two managers in one state: five blocks taken one at a time, or set aside and looked at after `num_looks` of them.
+
+    Whatever order they are handed out in, the same prefixes are left in the cache and the same blocks are free.
+    """
+    one_by_one, aside = KVBlockManager(8, 4), KVBlockManager(8, 4)
+    for blocks in (one_by_one, aside):
+        for number, names in enumerate(("ab", "cd", "ef")):
+            r = request(number, 9, tuple(names))
+            compute(blocks, r, 8)
+            blocks.free(r)
+    holder, receiver = request(8, 40), request(9, 40)
+    for i in range(5):
+        one_by_one.allocate(holder, 4 * (i + 1))
+        aside.set_aside(1)
+        if i < num_looks:
+            aside.cached_prefix(request(3, 9, ("e", "f")))
+        assert one_by_one.num_free == aside.num_free
+    left = [[len(b.cached_prefix(request(3, 9, tuple(n)))) for n in ("ab", "cd", "ef")] for b in (one_by_one, aside)]
+    assert left[0] == left[1] == [0, 1, 2]  # 2 never used, then b, a and d
+    assert aside.num_aside == 5
+    aside.hand_out(receiver, 5)
+    assert sorted(receiver.block_ids) == sorted(holder.block_ids)
+    one_by_one.check_integrity([holder])
+    aside.check_integrity([receiver])

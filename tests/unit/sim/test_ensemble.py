@@ -149,3 +149,13 @@ def slowed(fit: FamilyFit, log_factor: float) -> FamilyFit:
     factor = exp(log_factor)
     update = {"compute_fraction": fit.compute_fraction / factor, "memory_fraction": fit.memory_fraction / factor}
     return fit.model_copy(update=update | {"overhead_s": fit.overhead_s * factor})
+
+
+def test_the_shortened_run_of_a_short_run_is_that_run() -> None:
+    """Simulating it again without factors would give the same requests, so it is not done."""
+    found = simulate(scenario("traffic.num_requests=40"), intervals=True).ensemble
+    assert found is not None
+    again = simulate(scenario("traffic.num_requests=40")).requests
+    assert again is not None
+    assert found.base is found.whole
+    assert found.base.finished_s.tolist() == again.finished_s.tolist()
