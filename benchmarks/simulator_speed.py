@@ -4,7 +4,9 @@
 
 Each size runs in a process of its own: `perfmodel simulate` of Llama-3.1-8B on one H100 under 2,048-in 256-out Poisson
 traffic at 4 requests/s. CPU seconds are the operating system's count for the whole process, so they do not depend on
-what else the machine does; the peak is its largest resident set. With --stream the records go to disk as they come.
+what else the machine does, except that busy neighbours slow a shared core down by a third: compare runs side by
+side. Where Python may not write bytecode (PYTHONDONTWRITEBYTECODE), a tenth of a second goes into compiling the
+sources. The peak is the largest resident set. With --stream the records go to disk as they come.
 """
 
 import argparse

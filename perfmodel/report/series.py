@@ -91,7 +91,8 @@ def blocks_in_use(steps: StepColumns, bins: TimeBins, replica: int) -> Floats:
 
 def quantile_curve(values: Floats) -> tuple[Floats, Floats]:
     """(value, share of requests at or below it), at most MAX_POINTS of them, the extremes always included."""
-    ordered = np.sort(values[np.isfinite(values)])
+    ordered = values[np.isfinite(values)]
+    ordered.sort()
     if len(ordered) == 0:
         return ordered, ordered
     ranks = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), MAX_POINTS)).round().astype(np.int64))

@@ -46,12 +46,9 @@ class RequestColumns:
     @property
     def tpot_s(self) -> Floats:
         """(E2E - TTFT) / (output tokens - 1); nan for one-token answers, which have no TPOT."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.where(
-                self.num_output_tokens > 1,
-                (self.finished_s - self.first_token_s) / (self.num_output_tokens - 1),
-                np.nan,
-            )
+        later, nans = self.num_output_tokens - 1, np.full(len(self), np.nan)
+        tpot_s: Floats = np.divide(self.finished_s - self.first_token_s, later, out=nans, where=later > 0)
+        return tpot_s
 
 
 @dataclass(frozen=True)
