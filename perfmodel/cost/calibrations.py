@@ -16,6 +16,7 @@ import yaml
 
 from perfmodel.cost.calibration import Calibration
 from perfmodel.cost.datasheet import datasheet
+from perfmodel.cost.forms.collective import over_link
 from perfmodel.cost.generations import GenerationFit, load_generation
 from perfmodel.cost.unmeasured import with_unmeasured
 from perfmodel.specs.catalog import data_dir, find_file
@@ -30,6 +31,8 @@ HEADER = "# Written by `perfmodel calibrate`, not by hand: measured or fitted fa
 _LINES = (
     ("turing", "ampere", "hopper", "blackwell"),
     ("turing", "ampere", "ada", "blackwell-consumer"),
+    # Not of one design, but of one age of software: what is compiled for either (Triton) comes with the same tiles.
+    ("hopper", "blackwell-consumer"),
     ("cdna2", "cdna3"),
 )
 PASSED_ON = "passed on from"  # how the source of fits of another device or engine begins
@@ -137,7 +140,11 @@ def _passed_on(file: Path, hardware: HardwareSpec, generation: GenerationFit | N
     generation = generation or load_generation(hardware.declared.architecture)
     if generation is not None and _architecture(found.device) != generation.architecture:
         found = generation.applied_to(found)
-    return found
+    source, target = load_hardware(found.device).scale_up_link, hardware.scale_up_link
+    if source is None or target is None or source.name == target.name:
+        return found
+    families = {key: over_link(fit, source, target) for key, fit in found.families.items()}
+    return found.model_copy(update={"families": families})
 
 
 def _relations(hardware: HardwareSpec, engine: str) -> Iterator[tuple[float, Path]]:

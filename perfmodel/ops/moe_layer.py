@@ -3,9 +3,11 @@
 As vLLM runs it, with n tokens on each of dp ranks of tp devices:
     dp = 1                    every device holds all n tokens; experts cut by width, or shared out whole under expert
                               parallelism; one all-reduce combines either way
-    dp > 1, expert parallel   all-to-all to the ranks of the chosen experts and back (each device dispatches n / tp
-                              tokens), then an all-gather within the tensor-parallel group
-    dp > 1, cut by width      all-gather of the tokens of all ranks, then reduce-scatter (and the same all-gather)
+    dp > 1, cut by width      all-gather of the tokens of all ranks, then reduce-scatter, then an all-gather within the
+                              tensor-parallel group
+    dp > 1, expert parallel   the same with vLLM's default all2all backend (allgather_reducescatter), router logits
+                              included; with the others an all-to-all to the ranks of the chosen experts and back (each
+                              device dispatches n / tp tokens), and the last all-gather
 
 The experts of a device, the all-gather and the reduce-scatter see the tokens of all ranks, however these are shared out
 (`BatchShape.group_tokens`). An all-to-all lasts as long as its largest sender needs, which is the rank that sets the
@@ -88,9 +90,13 @@ def _dispatch_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
     if shard.dp == 1:
         return []
     width = ffn.latent_size or context.hidden
-    if not shard.is_expert_parallel:
-        payload = width * context.element_bytes
-        return [on_group("moe_all_gather", lambda n: all_gather(n * payload, shard.dp, "moe_all_gather"), shard.dp)]
+    if shard.gathers_tokens:
+        # Tokens of a tensor-parallel group are on all its devices; under expert parallelism each hands on its part,
+        # with what the router said of them.
+        ranks = shard.ep if shard.is_expert_parallel else shard.dp
+        logits = ffn.num_experts if shard.is_expert_parallel else 0
+        payload, name = (width + logits) * context.element_bytes, "moe_all_gather"
+        return [on_group(name, lambda n: all_gather(n * payload, ranks, name), shard.dp)]
     copies = distinct_ranks(ffn, shard.ep)
     sent = copies * width * context.format("experts").input_bytes / shard.tp
     return [on_tokens("moe_dispatch", lambda n: all_to_all(n * sent, shard.ep, "moe_dispatch", "dispatch"))]
@@ -103,7 +109,7 @@ def _combine_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
         if shard.tp == 1:
             return []
         return [on_tokens("moe_all_reduce", lambda n: all_reduce(n * hidden * size, shard.tp, "moe_all_reduce"))]
-    if shard.is_expert_parallel:
+    if not shard.gathers_tokens:
         sent = distinct_ranks(ffn, shard.ep) * width * size / shard.tp
         nodes = [on_tokens("moe_combine", lambda n: all_to_all(n * sent, shard.ep, "moe_combine", "combine"))]
     else:

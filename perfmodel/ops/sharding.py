@@ -14,6 +14,7 @@ from perfmodel.specs.engine import EngineSpec
 @dataclass(frozen=True, slots=True)
 class Sharding:
     """tp, pp, dp: degrees of tensor, pipeline and data parallelism; ep: ranks that share out whole experts.
+    gathers_tokens: see `EngineSpec`.
 
     Without expert parallelism the experts are cut along their intermediate size over all tp * dp ranks (vLLM flattens
     the two for mixture-of-experts layers), so that `moe_tp * ep == tp * dp` always.
@@ -23,6 +24,7 @@ class Sharding:
     pp: int = 1
     dp: int = 1
     is_expert_parallel: bool = False
+    gathers_tokens: bool = True
 
     @classmethod
     def of(cls, engine: EngineSpec) -> "Sharding":
@@ -31,6 +33,7 @@ class Sharding:
             pp=engine.pipeline_parallel_size,
             dp=engine.data_parallel_size,
             is_expert_parallel=engine.enable_expert_parallel,
+            gathers_tokens=engine.gathers_tokens or not engine.enable_expert_parallel,
         )
 
     @property

@@ -17,6 +17,14 @@ class EngineSpec(Spec):
     pipeline_parallel_size: PositiveInt = 1
     data_parallel_size: PositiveInt = 1
     enable_expert_parallel: bool = False
+    # How tokens of data-parallel ranks get to the experts of others: gathered on all ranks and reduced afterwards, or
+    # sent to the ranks of their experts and back (all others); None: as the profile's engine does by default
+    all2all_backend: (
+        Literal[
+            "allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency", "flashinfer_all2allv", "pplx"
+        ]
+        | None
+    ) = None
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
@@ -57,6 +65,15 @@ class EngineSpec(Spec):
                 f"raise the first or lower the second"
             )
         return self
+
+    @property
+    def gathers_tokens(self) -> bool:
+        """Whether experts shared out over data-parallel ranks get the tokens of all ranks, chosen by them or not.
+
+        vLLM's default since 0.11 ("Expert Parallel Deployment" in its documentation: allgather_reducescatter).
+        """
+        default = "allgather_reducescatter" if self.profile == "vllm" else None
+        return (self.all2all_backend or default) == "allgather_reducescatter"
 
     @property
     def num_devices(self) -> int:

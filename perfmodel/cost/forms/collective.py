@@ -12,7 +12,7 @@
 S is the payload as in nccl-tests, L the declared one-way bandwidth of the link, W that of the memory. The low-latency
 protocol (LL, LL128) sends flags with the data over few channels first, then many; the simple one starts later and
 reaches the link's rate. Each byte is touched a few times in local memory besides. Hops scale with the link's declared
-latency, so that a fit for NVLink says something about PCIe.
+latency; what a protocol reaches of a link's bandwidth is another matter on PCIe than on NVLink: `over_link`.
 Source: NCCL's tuning model (src/graph/tuning.cc); vLLM csrc/custom_all_reduce.cuh; TensorRT-LLM allReduceKernels.
 """
 
@@ -25,10 +25,11 @@ __all__ = [
     "collective_time",
     "custom_seconds",
     "custom_time",
+    "over_link",
 ]
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,7 @@ from perfmodel.specs.base import Spec
 from perfmodel.specs.hardware import Link
 
 Values = Any  # floats, or arrays of them
+Fit = TypeVar("Fit", bound=Spec)
 
 # (steps per k - 1, fixed steps, wire per payload and (k - 1) / k, fixed wire per payload)
 _SHAPES = {
@@ -53,6 +55,21 @@ _SHAPES = {
     "all_to_all": (0, 1, 1, 0),
     "send_recv": (0, 1, 0, 1),
 }
+
+# What protocols reach of the declared rate of a PCIe link between devices that see each other's memory. NCCL: an
+# all-gather between two RTX PRO 6000 over PCIe 5.0 x16 takes 16.6 us + 2.8 us for each 100 kB that a rank sends, below
+# some 300 kB 8 us + 6.4 us (flashinfer-ai/flashinfer pull request 5023, 8 kB to 4 MB). Kernels that read their peer's
+# memory: 52 GB/s on such cards (local-inference-lab/b12x pull request 139); copies reach 54 to 56.
+_NCCL_OVER_PCIE = {
+    "low_latency_fraction": 0.25,
+    "simple_fraction": 0.58,
+    "simple_start_s": 9e-6,
+    "memory_touches": 1.0,
+    "switch_ranks": None,
+}
+_KERNELS_OVER_PCIE = 0.83
+_MOST_RANKS_OVER_PCIE = 2  # vLLM's custom_all_reduce.py: beyond two, only where NVLink connects all
+_ANY_RANKS = 1 << 16
 
 
 class CollectiveFit(Spec):
@@ -68,7 +85,7 @@ class CollectiveFit(Spec):
     ramp_s: float = Field(default=2e-6, ge=1e-8, le=1e-5)  # until all channels run
     low_latency_fraction: float = Field(default=0.35, ge=0.05, le=0.8)
     simple_start_s: float = Field(default=2e-5, ge=1e-8, le=1e-4)
-    simple_fraction: float = Field(default=0.85, ge=0.7, le=1.0)
+    simple_fraction: float = Field(default=0.85, ge=0.5, le=1.0)
     memory_touches: float = Field(default=2.5, ge=1.0, le=5.0)  # of local memory, per payload byte
     switch_ranks: PositiveInt | None = None  # from so many ranks on a switch adds, on a link that has one
     switch_bytes: PositiveFloat = 3e7  # payload from which it does
@@ -77,13 +94,14 @@ class CollectiveFit(Spec):
 
 
 class CustomAllReduceFit(Spec):
-    """An engine's own all-reduce for messages up to `most_bytes`, and NCCL's beyond.
+    """An engine's own all-reduce for messages up to `most_bytes` between up to `most_ranks`, and NCCL's beyond.
 
     eager_floor_s: host time of launching eagerly, below which no measurement falls; serving replays CUDA graphs
     """
 
     form: Literal["custom_all_reduce"] = "custom_all_reduce"
     most_bytes: PositiveFloat = 8.3e6
+    most_ranks: PositiveInt = _ANY_RANKS
     launch_s: float = Field(default=4e-6, ge=5e-7, le=5e-5)
     peer_s: float = Field(default=1e-7, ge=1e-9, le=5e-6)
     one_shot_fraction: float = Field(default=0.5, ge=0.05, le=1.0)
@@ -158,9 +176,27 @@ def custom_seconds(
     fixed = fit.launch_s + fit.peer_s * _slower(fit.link_latency_s, link) * others + xp.where(is_two, fit.sync_s, 0.0)
     wire = xp.where(is_two, two_shot, one_shot)
     beyond = collective_seconds(sizes, fit.beyond, device, link, xp)
-    is_small = sizes.payload <= fit.most_bytes
+    is_small = (sizes.payload <= fit.most_bytes) & (sizes.ranks <= fit.most_ranks)
     duration = xp.maximum(xp.where(is_small, fixed + wire, beyond.duration), fit.eager_floor_s or 0.0)
     return CollectiveParts(xp.where(sizes.ranks > 1, duration, 0.0), xp.where(is_small, wire, beyond.wire))
+
+
+def over_link(fit: Fit, source: Link, target: Link) -> Fit:
+    """`fit`, made over `source`, for messages over `target`.
+
+    Between NVLinks fractions of the declared bandwidth stay; over PCIe they are PCIe's own, and how well they are known
+    is no longer what the fit's residuals say.
+    """
+    if target.name != "pcie" or source.name == "pcie":
+        return fit
+    if isinstance(fit, CollectiveFit):
+        return fit.model_copy(update=_NCCL_OVER_PCIE | {"residuals": Residuals()})
+    if isinstance(fit, CustomAllReduceFit):
+        kernels = {"one_shot_fraction": _KERNELS_OVER_PCIE, "two_shot_fraction": _KERNELS_OVER_PCIE}
+        beyond = over_link(fit.beyond, source, target)
+        others = {"beyond": beyond, "most_ranks": _MOST_RANKS_OVER_PCIE, "residuals": Residuals()}
+        return fit.model_copy(update=kernels | others)
+    return fit
 
 
 def collective_time(work: Work, fit: CollectiveFit, device: DeviceFacts) -> OperatorTime:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost import Calibration, OperatorTimer
+from perfmodel.cost import Calibration, OperatorTimer, load_calibration
 from perfmodel.cost.forms import DeviceFacts
 from perfmodel.cost.forms.collective import (
     CollectiveFit,
@@ -15,6 +15,7 @@ from perfmodel.cost.forms.collective import (
     collective_time,
     custom_seconds,
     custom_time,
+    over_link,
 )
 from perfmodel.cost.links import link_for
 from perfmodel.ops.collectives import all_gather, all_reduce
@@ -135,3 +136,36 @@ def test_the_timer_finds_the_fit_of_each_kind():
         == custom_time(all_reduce(1e4, 2), CustomAllReduceFit(), DEVICES[0]).duration_s
     )
     assert timer.time(all_gather(1e4, 2)).duration_s > 2e-5
+
+
+# NCCL's all-gather between two RTX PRO 6000 over PCIe 5.0 x16: bytes that each rank sends, microseconds.
+# Source: flashinfer-ai/flashinfer pull request 5023 (rows of 4096 bfloat16 numbers, its NCCL baseline).
+NCCL_OVER_PCIE = {
+    8192: 8.31,
+    65536: 12.47,
+    131072: 16.67,
+    524288: 31.62,
+    1048576: 46.57,
+    2097152: 76.03,
+    4194304: 135.3,
+}
+
+
+@pytest.mark.parametrize("sent", NCCL_OVER_PCIE)
+def test_a_fit_for_nvlink_says_what_nccl_takes_over_pcie(sent):
+    hardware = load_hardware("rtx-pro-6000")
+    predicted = OperatorTimer(hardware, load_calibration(hardware, "vllm")).time(all_gather(2 * sent, 2)).duration_s
+    assert predicted == pytest.approx(NCCL_OVER_PCIE[sent] * 1e-6, rel=0.2)
+
+
+def test_engines_own_kernels_serve_two_ranks_over_pcie_and_nccl_serves_more():
+    """vLLM's custom_all_reduce.py: more than two devices need NVLink between all of them."""
+    hardware = load_hardware("h100-sxm-80gb")
+    nvlink, pcie = hardware.link("nvlink"), hardware.link("pcie")
+    device, fit = DeviceFacts.of(hardware), CustomAllReduceFit()
+    over = over_link(fit, nvlink, pcie)
+    assert over_link(fit, nvlink, nvlink) == fit
+    for ranks, is_own in ((2, True), (4, False)):
+        sizes = CollectiveSizes.of("all_reduce", 1e5, ranks)
+        nccl = float(collective_seconds(sizes, over.beyond, device, pcie).duration)
+        assert (float(custom_seconds(sizes, over, device, pcie).duration) < 0.8 * nccl) == is_own

@@ -126,7 +126,7 @@ def test_the_slowest_expert_parallel_rank_sets_the_time():
 
 
 def test_expert_parallel_messages():
-    """Without data parallelism tokens are everywhere: an all-reduce. With it they travel, and back."""
+    """Without data parallelism tokens are everywhere: an all-reduce. With it they travel, and back, or all get all."""
     shape = decode_shape(64, 100)
 
     def kinds(**engine):
@@ -134,10 +134,22 @@ def test_expert_parallel_messages():
         return [n.work(shape).message.kind for n in nodes if n.work(shape).message and n.name.startswith("moe")]
 
     assert kinds(tensor_parallel_size=4, enable_expert_parallel=True) == ["all_reduce"]
-    assert kinds(data_parallel_size=4, enable_expert_parallel=True) == ["all_to_all", "all_to_all"]
     assert kinds(data_parallel_size=4) == ["all_gather", "reduce_scatter"]
-    both = kinds(tensor_parallel_size=2, data_parallel_size=2, enable_expert_parallel=True)
+    experts = {"data_parallel_size": 4, "enable_expert_parallel": True}
+    assert kinds(**experts) == ["all_gather", "reduce_scatter"]  # vLLM's default
+    assert kinds(**experts, all2all_backend="deepep_high_throughput") == ["all_to_all", "all_to_all"]
+    assert kinds(**experts, profile="trtllm") == ["all_to_all", "all_to_all"]
+    both = kinds(**experts, tensor_parallel_size=2, all2all_backend="deepep_low_latency")
     assert both == ["all_to_all", "all_to_all", "all_gather"]
+
+
+def test_gathered_tokens_are_those_of_all_ranks():
+    """Two ranks with 8 tokens each: 16 tokens of 4,096 numbers and 8 logits in two bytes each, then 4,096 numbers."""
+    engine = EngineSpec(data_parallel_size=2, enable_expert_parallel=True)
+    nodes = {node.name: node for node in build_graph(load_model("mixtral-8x7b"), engine).nodes}
+    shape = decode_shape(8, 100)
+    assert nodes["moe_all_gather"].work(shape).message.bytes_ == 16 * (4096 + 8) * 2
+    assert nodes["moe_reduce_scatter"].work(shape).message.bytes_ == 16 * 4096 * 2
 
 
 def test_pipeline_stages_work_on_microbatches():
