@@ -31,7 +31,7 @@ _MMHA_ABOVE = 32  # TensorRT-LLM: larger groups, and single heads, run the kerne
 _GROUPS = {"mmha": ((1, 1), (_MMHA_ABOVE + 1, 4096)), "xqa": ((2, _MMHA_ABOVE),), "xqa_fp8": ((2, _MMHA_ABOVE),)}
 _KERNELS = {
     "flash2": DecodeKernel(splits_mha=False, is_balanced=False, window_overlap=128),
-    "flash3": DecodeKernel(window_overlap=128),
+    "flash3": DecodeKernel(split_share=1.1, window_overlap=128),
     "flash3_sm80": DecodeKernel(split_tokens=128, whole_splits=True, pays_splits=True, window_overlap=128),
     "xqa": DecodeKernel(split_tokens=128, split_waves=8, whole_splits=True, splits_window=True, pays_splits=True),
     "xqa_fp8": DecodeKernel(split_tokens=256),  # Hopper's own: one wave of splits

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from perfmodel.calibrate.profile_fit import STEP_PARAMETERS, Parameter, fit_parameters, with_values
 from perfmodel.calibrate.robust import residuals_of
 from perfmodel.calibrate.serving_runs import ServingRun
-from perfmodel.calibrate.serving_simulation import StageRow, shortened, simulate_runs
-from perfmodel.cost import EngineProfile
+from perfmodel.calibrate.serving_simulation import StageRow, hurried, shortened, simulate_runs
+from perfmodel.cost import EngineProfile, Residuals
 
 Floats = NDArray[np.float64]
 
@@ -28,6 +28,7 @@ PARAMETERS = (
 )
 _OUT_S = 1e-3  # detokenisation and hand-over of a token: not told apart from `in_s` by these runs
 _WEIGHTS = {"e2el_mean": 1.0, "itl_mean": 1.0, "ttft_mean": 0.5}
+_HURRY = 1.05
 _SHARE = 0.1  # of each stage's duration: means settle long before
 
 
@@ -50,11 +51,23 @@ def fit_engine_profile(
         lambda profile: log_errors(simulate_runs(mine, profile=profile)),
         progress=progress,
     )
-    rows = [row for row in simulate_runs(mine, profile=profile) if not row.run.is_overloaded(row.stage)]
-    predicted = np.array([row.predicted["e2el_mean"] for row in rows])
+    return profile.model_copy(update={"latency_residuals": _step_residuals(mine, profile)})
+
+
+def _step_residuals(runs: Sequence[ServingRun], profile: EngineProfile) -> Residuals:
+    """What is left of steady stages, as factors on steps.
+
+    Under open-loop load longer steps leave more requests in flight, which makes steps longer still: a latency errs by
+    more than the steps do, g = 1 + d log(latency) / d log(rate) times as much (see `hurried`).
+    """
+    rows, faster = (
+        [row for row in simulate_runs(each, profile=profile) if not row.run.is_overloaded(row.stage)]
+        for each in (runs, [hurried(run, _HURRY) for run in runs])
+    )
+    predicted, at_more_load = (np.array([row.predicted["e2el_mean"] for row in each]) for each in (rows, faster))
     measured = np.array([row.measured["e2el_mean"] for row in rows])
-    spread = np.array([row.spread for row in rows])
-    return profile.model_copy(update={"latency_residuals": residuals_of(predicted, measured, spread)})
+    gain = np.maximum(1 + np.log(at_more_load / predicted) / np.log(_HURRY), 1.0)
+    return residuals_of(predicted, measured, gain * np.array([row.spread for row in rows]))
 
 
 def starting_profile(profile: EngineProfile) -> EngineProfile:

@@ -1,6 +1,6 @@
 """Recorded serving runs on the simulated clock, for fitting an engine's profile and for judging it."""
 
-__all__ = ["StageRow", "shortened", "simulate_runs"]
+__all__ = ["StageRow", "hurried", "shortened", "simulate_runs"]
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -66,13 +66,27 @@ def shortened(run: ServingRun, share: float) -> ServingRun:
 
     Prompts that were all new at the beginning stay so: the shorter the stage, the larger their part.
     """
+    return _with_stages(run, share, 1.0)
+
+
+def hurried(run: ServingRun, factor: float) -> ServingRun:
+    """`run` with the same requests arriving `factor` times as fast.
+
+    In units of time so much shorter it is the run itself on an engine whose steps take `factor` times as long.
+    """
+    return _with_stages(run, 1.0 / factor, factor)
+
+
+def _with_stages(run: ServingRun, longer: float, faster: float) -> ServingRun:
+    """`run` with stages `longer` times as long, requests arriving `faster` times as fast."""
     traffic = run.scenario.traffic
     stages = tuple(
-        stage.model_copy(update={"duration_s": stage.duration_s * share}) for stage in traffic.arrivals.stages
+        stage.model_copy(update={"duration_s": stage.duration_s * longer, "rate": stage.rate * faster})
+        for stage in traffic.arrivals.stages
     )
     arrivals = traffic.arrivals.model_copy(update={"stages": stages})
     scenario = run.scenario.model_copy(update={"traffic": traffic.model_copy(update={"arrivals": arrivals})})
-    return replace(run, scenario=scenario, stage_ends_s=tuple(end * share for end in run.stage_ends_s))
+    return replace(run, scenario=scenario, stage_ends_s=tuple(end * longer for end in run.stage_ends_s))
 
 
 def _simulate_run(

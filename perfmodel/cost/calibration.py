@@ -91,7 +91,8 @@ class Calibration(Spec):
         """Whether some attention kernel takes longer for unequal contexts than for equal ones."""
         fits = self.families.values()
         return self.knows("attention_mixed") or any(
-            isinstance(fit, FlashDecodeFit) and not fit.kernel.is_balanced for fit in fits
+            isinstance(fit, FlashDecodeFit) and (fit.kernel.split_share is not None or not fit.kernel.is_balanced)
+            for fit in fits
         )
 
     def fit(self, family: str, rate: str, extent: Mapping[str, Any] = _NO_SIZES, format: str = "") -> FormFit:

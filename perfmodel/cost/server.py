@@ -47,8 +47,10 @@ class EngineProfile(Spec):
                               them launch by launch have several times as much
     sampling_bytes_per_logit: memory traffic of sampling beyond greedy (sort, softmax, cumulative sum), per logit
     latency_residuals:        spread of log(measured / simulated) of mean latencies over whole serving runs, in units of
-                              the calibration's `spread` on the run's device
-    tpot_residuals, ttft_residuals: the same of means at fixed concurrencies; those of TTFT as they are
+                              the calibration's `spread` on the run's device and of how much longer steps would lengthen
+                              them (under open-loop load by more than the steps)
+    tpot_residuals, ttft_residuals: the same of means at fixed concurrencies, where steps lengthen them as they are;
+                              those of TTFT without any units
     """
 
     engine: str

@@ -20,8 +20,11 @@ at 0, one of the others at any moment up to f T, f = 1 - 2 SM / C, and outlasts 
     t += o(longest) - o(mean),    a = tokens / splits * 2 rows (h_k + h_v) (1 / (tensor_fraction F) + softmax) SM
     o(a) = 0 if a < (1 - f) T,  (a - (1 - f) T)^2 / 2 f T if a < T,  else a - T + f T / 2
 
-Such a kernel splits contexts until the second wave is well filled, and not at all from 1.6 SM blocks on.
-Source: Dao et al. 2023 (Flash-Decoding); FlashAttention-2/3, TensorRT-LLM XQA and MMHA sources for the splits.
+Such a kernel splits contexts until the second wave is well filled, and not at all from 1.6 SM blocks on. A persistent
+kernel that cuts contexts to at most `split_share` of what a unit streams on average, L, has parts of length x_i, which
+units take one after another: with more parts than units it lasts L + max x - E x^2 / (2 E x), else max x.
+Source: Dao et al. 2023 (Flash-Decoding); FlashAttention-2/3, TensorRT-LLM XQA and MMHA sources for the splits;
+flash_prepare_scheduler.cu of FlashAttention-3 (1.1 of a unit's share); renewal theory (mean residual of a part).
 """
 
 __all__ = ["DecodeKernel", "DecodeParts", "DecodeSizes", "FlashDecodeFit", "decode_seconds", "decode_time"]
@@ -47,6 +50,8 @@ Values = Any  # floats, or arrays of them
 _NEVER_ZERO_S = 1e-12
 _SHORT = 64.0  # KV tokens up to which the context does not show
 _SOFTMAX_OPS = 38.0  # vector operations per score (see the mixed form, where two cards tell them from the tensor cores)
+_LEAST_PART = 128.0  # KV tokens of a persistent kernel's tile
+_PLACES = 16  # contexts that stand for a batch of unequal ones
 _RESIDENT = 2  # blocks on a compute unit at once
 _FULL = (
     1.6  # blocks per compute unit from which on a kernel that does not balance contexts splits none (FlashAttention-2)
@@ -66,6 +71,7 @@ class DecodeKernel(Spec):
     splits_mha:      KV heads with a single query head are split, too
     splits_window:   splits are counted before a sliding window cuts the context
     pays_splits:     every split costs a block (else splits of a context share one persistent block's cost)
+    split_share:     persistent kernels: a part of a context is at most so many times a unit's mean share
     is_balanced:     the scheduler shares long contexts out evenly; else one block, or split, sees a context to its end
     window_overlap:  KV tokens read beyond a sliding window, which starts within a tile
     """
@@ -78,6 +84,7 @@ class DecodeKernel(Spec):
     splits_mha: bool = True
     splits_window: bool = False
     pays_splits: bool = False
+    split_share: PositiveFloat | None = None
     is_balanced: bool = True
     window_overlap: float = Field(default=0.0, ge=0)
 
@@ -200,17 +207,45 @@ def decode_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> Operato
     sizes = _sizes(work, fit.kernel)
     parts = decode_seconds(sizes, fit, device, work.rate, xp=SCALARS)
     duration, compute, memory = float(parts.duration), float(parts.compute), float(parts.memory)
-    if not fit.kernel.is_balanced:
-        duration += _ragged_seconds(work, sizes, fit, device, duration - fit.launch_s)
+    longest = float(work.extent.get("longest") or sizes.length)
+    if longest > sizes.length and not 0 < sizes.window < sizes.length:
+        if fit.kernel.split_share is not None:
+            duration += _outlasting(longest, sizes, fit.kernel, device.compute_units) * max(memory, compute)
+        elif not fit.kernel.is_balanced:
+            duration += _ragged_seconds(longest, work, sizes, fit, device, duration - fit.launch_s)
     overhead = max(0.0, duration - max(compute, memory))
     return OperatorTime(duration, compute, memory, 0.0, overhead, bound_of(compute, memory, 0.0, overhead))
 
 
-def _ragged_seconds(work: Work, sizes: DecodeSizes, fit: FlashDecodeFit, device: DeviceFacts, together: float) -> float:
+def _outlasting(longest: float, sizes: DecodeSizes, kernel: DecodeKernel, units: int) -> float:
+    """How much longer a persistent kernel takes for unequal contexts than for equal ones, over its time of streaming.
+
+    Contexts lie evenly between the longest and as far below the mean.
+    """
+    blocks = sizes.seqs * sizes.kv_heads * ceil(sizes.heads / sizes.kv_heads / kernel.heads_per_block)
+    share = blocks * sizes.length / units
+    most = max((kernel.split_share or 1.0) * share, _LEAST_PART)
+    reach = min(longest - sizes.length, sizes.length)
+    unequal = [sizes.length + reach * (2 * i + 1 - _PLACES) / _PLACES for i in range(_PLACES)]
+    lasts = [_tokens_of_slowest(lengths, most, blocks, share, units) for lengths in (unequal, [sizes.length])]
+    return float(max(lasts[0] - lasts[1], 0.0) / share)
+
+
+def _tokens_of_slowest(lengths: list[float], most: float, blocks: float, share: float, units: int) -> float:
+    """Tokens that pass one unit until the last part of `blocks` contexts, spread over `lengths`, is through."""
+    parts = [ceil(length / most) for length in lengths]
+    tiles = [length / n for length, n in zip(lengths, parts, strict=True)]
+    if blocks * sum(parts) / len(lengths) <= units:
+        return max(tiles)
+    residual = sum(n * tile**2 for n, tile in zip(parts, tiles, strict=True)) / (2 * sum(lengths))
+    return share + max(tiles) - residual
+
+
+def _ragged_seconds(
+    longest: float, work: Work, sizes: DecodeSizes, fit: FlashDecodeFit, device: DeviceFacts, together: float
+) -> float:
     """What the longest of unequal contexts adds to a batch that takes `together` with equal ones."""
-    kernel, longest = fit.kernel, work.extent.get("longest", sizes.length)
-    if longest <= sizes.length:
-        return 0.0
+    kernel = fit.kernel
     group, units = sizes.heads / sizes.kv_heads, device.compute_units
     first = sizes.seqs * sizes.kv_heads * ceil(group / kernel.heads_per_block)
     most = max(1.0, sizes.length / kernel.split_tokens)

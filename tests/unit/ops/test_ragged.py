@@ -1,4 +1,4 @@
-"""Unequal contexts: what their spread says, and that only kernels that do not balance them mind."""
+"""Unequal contexts: what their spread says, and how much kernels mind that do not balance them, or not to the end."""
 
 import numpy as np
 import pytest
@@ -27,18 +27,28 @@ def test_equal_prompts_differ_by_what_they_have_generated():
     assert ContextSpread.of([(7, 1)]) is None  # never decodes
 
 
-@pytest.mark.parametrize(("device", "minds"), [("rtx-pro-6000", True), ("h100-sxm-80gb", False)])
-def test_only_kernels_that_do_not_balance_contexts_mind(device, minds):
+def _seconds(device: str, batch: int, factors: tuple[float | None, ...]) -> list[float]:
+    """Decode attention of a batch with a mean context of 700 whose longest is so many times as long."""
     hardware, model = load_hardware(device), load_model("llama-3.1-8b")
     calibration = load_calibration(hardware, "vllm")
-    assert calibration.minds_ragged_batches is minds
-    timer = OperatorTimer(hardware, calibration)
-    shape, times = decode_shape(64, 700), []
-    for factor in (None, 1.0, 4.0, 10.0):
-        spread = None if factor is None else ContextSpread((factor,))
-        graph = build_graph(model, spread=spread)
+    assert calibration.minds_ragged_batches
+    timer, times = OperatorTimer(hardware, calibration), []
+    for factor in factors:
+        graph = build_graph(model, spread=None if factor is None else ContextSpread((factor,)))
         node = next(node for node in graph.nodes if node.name == "attention_decode")
-        times.append(timer.time(node.work(shape)).duration_s)
-    assert times[0] == times[1]
-    assert (times[1] <= times[2] < times[3]) if minds else (times[1] == times[2] == times[3])
+        times.append(timer.time(node.work(decode_shape(batch, 700))).duration_s)
+    return times
+
+
+def test_kernels_that_do_not_balance_contexts_mind():
+    times = _seconds("rtx-pro-6000", 64, (None, 1.0, 4.0, 10.0))
+    assert times[0] == times[1] <= times[2] < times[3]
     assert times[3] < 3 * times[0]
+
+
+def test_persistent_kernels_that_cut_contexts_to_a_units_share_mind_less():
+    """Two waves of whole contexts end with the longest; in many waves its end counts for little."""
+    few, many = (_seconds("h100-sxm-80gb", batch, (None, 1.0, 1.4, 1.8)) for batch in (32, 256))
+    for times in (few, many):
+        assert times[0] == times[1] < times[2] < times[3] < 2 * times[0]
+    assert few[3] / few[0] > many[3] / many[0]
