@@ -9,7 +9,7 @@ import pytest
 from perfmodel.calibrate.engine_profile import fit_engine_profile
 from perfmodel.calibrate.request_logs import read_request_log
 from perfmodel.calibrate.serving_runs import ServingRun, read_serving_runs, stage_latencies
-from perfmodel.calibrate.serving_simulation import shortened, simulate_runs
+from perfmodel.calibrate.serving_simulation import hurried, shortened, simulate_runs
 from perfmodel.calibrate.steady_simulation import simulate_steady_states
 from perfmodel.calibrate.steady_state import read_steady_states
 from perfmodel.cost import EngineProfile, HostFit, ServerFit
@@ -47,6 +47,19 @@ def read(tmp_path: Path, *entries: object) -> tuple[list[ServingRun], list[tuple
     path = tmp_path / "runs.json"
     path.write_text(json.dumps(entries), encoding="utf-8")
     return read_serving_runs(path)
+
+
+def test_a_run_in_a_hurry_has_the_same_requests_and_longer_answers(tmp_path: Path) -> None:
+    """Its arrivals are the run's, sooner; more are in flight, so that each takes longer."""
+    (run,), _ = read(tmp_path, run_entry("a", "meta-llama/Llama-3.1-8B-Instruct", (10.0,)))
+    fast = hurried(run, 2.0)
+    stage = fast.scenario.traffic.arrivals.stages[0]
+    assert (stage.rate, stage.duration_s, fast.stage_ends_s) == (20.0, 50.0, (50.0,))
+    slow, quick = (simulate(each.scenario).requests for each in (run, fast))
+    assert slow is not None
+    assert quick is not None
+    assert np.sort(quick.arrival_s) == pytest.approx(np.sort(slow.arrival_s) / 2)
+    assert quick.e2el_s.mean() > slow.e2el_s.mean()
 
 
 def test_a_run_becomes_a_scenario(tmp_path: Path) -> None:
