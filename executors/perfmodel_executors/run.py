@@ -22,6 +22,7 @@ from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.device import DeviceClock, device_name, find_device, memory_as_a_sentence
 from perfmodel_executors.driver import WallClock, serve
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, calibrate_machine
+from perfmodel_executors.models.support import with_plain_weights
 from perfmodel_executors.parallel.ranks import open_ranks
 from perfmodel_executors.runner import RunnerSetup
 
@@ -45,6 +46,7 @@ def execute_scenario(
     Raises PerfmodelError for what is not executed yet, DoesNotFitError and WorkloadError as the simulator does.
     """
     torch.set_num_threads(1)
+    scenario = _as_executed(scenario)
     engine = scenario.engine
     num_ranks = _num_ranks(scenario)
     device = find_device(scenario.hardware, num_ranks)
@@ -55,7 +57,9 @@ def execute_scenario(
         backend = ExecutedBackend(runner.decoder, engine.block_size, scenario.seed, clock, runner=runner)
         result = _run(scenario, backend, backend, progress, out, live)
     where = device_name(device) if num_ranks == 1 else f"{num_ranks} ranks of {device_name(device)}"
-    note = f"Executed on {where} with {setup.backend} kernels; durations are {clock.meaning}."
+    path = scenario.model.weights_path
+    weights = f"the weights of {Path(path).name}" if path else "random weights"
+    note = f"Executed on {where} with {setup.backend} kernels and {weights}; durations are {clock.meaning}."
     return replace(result, notes=(*result.notes, note))
 
 
@@ -73,6 +77,7 @@ def validate_executor(
     the drift of a shared machine would be counted as an error of the model.
     """
     _check_one_cpu(scenario)
+    scenario = _as_executed(scenario)
     machine = calibrate_machine(scenario, budget_s, min_rounds, progress)
     comparisons = []
     for number in range(repeats):
@@ -93,6 +98,11 @@ def _predictor(scenario: Scenario, calibration: Calibration) -> SimulatedBackend
     """What the simulator asks for durations."""
     costs = step_costs(scenario, calibration)
     return SimulatedBackend(StepTimer(StepTables(costs.graph, costs.timer)))
+
+
+def _as_executed(scenario: Scenario) -> Scenario:
+    """With the model in the formats that it is executed in, so that memory is planned for those."""
+    return scenario.model_copy(update={"model": with_plain_weights(scenario.model)})
 
 
 def _check_one_cpu(scenario: Scenario) -> None:

@@ -6,6 +6,7 @@ the request that finds it would have computed. Tokens without a hash follow from
 
 __all__ = ["TokenStore"]
 
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -33,6 +34,11 @@ class TokenStore:
         if tokens is None:
             tokens = self._tokens[request.request_id] = self._prompt(request)
         return tokens
+
+    def give(self, request: Request, prompt: Sequence[int]) -> None:
+        """`prompt` is what the request asks, in place of drawn ids."""
+        assert len(prompt) == request.num_prompt_tokens, f"{request} has {len(prompt)} tokens"
+        self._tokens[request.request_id] = list(prompt)
 
     def put(self, request: Request, position: int, token: int) -> None:
         """`token` was sampled for `position`; recomputing a known position must not change it, so it is not stored."""

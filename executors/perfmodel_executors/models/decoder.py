@@ -19,8 +19,16 @@ from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.kernels.rope.reference import rope_table
 from perfmodel_executors.models.batch import StepBatch
 from perfmodel_executors.models.kv_cache import KVCache
+from perfmodel_executors.models.loading import load_weights
 from perfmodel_executors.models.random_weights import random_weights
-from perfmodel_executors.models.support import CPU, check_executable, check_memory, kv_dtype, torch_dtype
+from perfmodel_executors.models.support import (
+    CPU,
+    check_executable,
+    check_memory,
+    kv_dtype,
+    torch_dtype,
+    with_plain_weights,
+)
 from perfmodel_executors.models.weights import (
     AttentionWeights,
     DecoderWeights,
@@ -176,6 +184,11 @@ def load_decoder(
     kernels: Kernels | None = None,
     group: TensorGroup = ALONE,
 ) -> Decoder:
-    """The model in the formats that the engine serves it in, with random weights."""
-    served = served_model(model, engine)
-    return Decoder(served, torch_dtype(served), seed, kernels, device=device, group=group)
+    """The model in the formats that the engine serves it in, with the weights of its file, else random ones."""
+    served = served_model(with_plain_weights(model), engine)
+    check_executable(served)
+    dtype, weights = torch_dtype(served), None
+    if served.weights_path is not None:
+        check_memory(f"{served.name}: weights", sum(weight_bytes(served).values()) / group.size, device)
+        weights = load_weights(served, dtype, device, group)
+    return Decoder(served, dtype, seed, kernels, weights, device, group)

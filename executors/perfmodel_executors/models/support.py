@@ -1,14 +1,15 @@
 """What the decoder runs, and a sentence for what it does not."""
 
-__all__ = ["CPU", "check_executable", "check_memory", "kv_dtype", "torch_dtype"]
+__all__ = ["CPU", "check_executable", "check_memory", "kv_dtype", "torch_dtype", "with_plain_weights"]
 
 import os
+from dataclasses import replace
 
 import torch
 
 from perfmodel.errors import DoesNotFitError, PerfmodelError
 from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer, MoEFFN
-from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
 from perfmodel_executors.kernels.kv_pages import FP8
 from perfmodel_executors.kernels.swiglu.reference import ACTIVATIONS
 
@@ -31,6 +32,13 @@ def torch_dtype(model: ModelSpec) -> torch.dtype:
             f"{model.name}: weights in {model.dtype} are not executed yet; set engine.dtype to bfloat16 or float32."
         )
     return _DTYPES[model.dtype]
+
+
+def with_plain_weights(model: ModelSpec) -> ModelSpec:
+    """The model as it is executed: the quantised weights of a GGUF file are dequantised when they are loaded."""
+    if model.weights_path is None or model.quantization.method != "gguf":
+        return model
+    return replace(model, quantization=QuantizationSpec(kv_cache=model.quantization.kv_cache))
 
 
 def kv_dtype(model: ModelSpec, dtype: torch.dtype) -> torch.dtype:

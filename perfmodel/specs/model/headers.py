@@ -3,7 +3,7 @@
 Only headers are read, never weights; standard library only.
 """
 
-__all__ = ["load_header"]
+__all__ = ["load_header", "weight_files"]
 
 import json
 import re
@@ -56,20 +56,23 @@ def _name_of(path: Path) -> str:
     return (path.parent.name if stem.startswith("model") and path.parent.name else stem).lower()
 
 
-def _all_tensors(path: Path) -> dict[str, Any]:
-    """Every tensor's entry; for an index, and for one file of several, of all the files there are."""
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files that `path` stands for: for an index, and for one file of several, all there are."""
     if path.name.endswith(".index.json"):
         try:
             weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
             names = sorted(set(weight_map.values()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise SpecError(f"{path}: is no safetensors index (a JSON object with weight_map).") from None
-        files = [path.with_name(str(name)) for name in names]
-    else:
-        shards = re.sub(r"-\d+-of-(\d+)\.safetensors$", r"-*-of-\1.safetensors", path.name)
-        files = sorted(path.parent.glob(shards)) or [path]
+        return [path.with_name(str(name)) for name in names]
+    shards = re.sub(r"-\d+-of-(\d+)\.safetensors$", r"-*-of-\1.safetensors", path.name)
+    return sorted(path.parent.glob(shards)) or [path]
+
+
+def _all_tensors(path: Path) -> dict[str, Any]:
+    """Every tensor's entry in all the files."""
     tensors: dict[str, Any] = {}
-    for file in files:
+    for file in weight_files(path):
         tensors |= _read_safetensors(file)
     return tensors
 

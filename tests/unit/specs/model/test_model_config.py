@@ -308,3 +308,27 @@ def test_nemotron_nas_blocks_may_lack_attention_and_round_their_width() -> None:
 def test_which_layers_slide(changes: dict[str, Any], windows: list[int | None]) -> None:
     found = layers(LLAMA, **{"num_hidden_layers": 4, **changes})
     assert [mixer_of(layer).window for layer in found] == windows
+
+
+# Field names of transformers 4 and 5, and of configs on the hub.
+@pytest.mark.parametrize(
+    ("fields", "theta", "scaling"),
+    [
+        ({}, 500000.0, None),
+        ({"rope_scaling": None}, 500000.0, None),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 500000.0, "llama3"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 500000.0, "yarn"),
+        ({"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}, 1e6, None),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, 500000.0, "per layer"),
+        ({"partial_rotary_factor": 0.5}, 500000.0, "partial"),
+    ],
+)
+def test_rotary_frequencies_by_any_names(fields: dict[str, Any], theta: float, scaling: str | None) -> None:
+    model = model_from_config(LLAMA | fields, "x")
+    assert (model.rope_theta, model.rope_scaling) == (theta, scaling)
+
+
+@pytest.mark.parametrize("name", ["rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"])
+def test_the_epsilon_of_norms_by_any_name(name: str) -> None:
+    assert model_from_config(LLAMA | {name: 1e-5}, "x").norm_eps == 1e-5
+    assert model_from_config(LLAMA, "x").norm_eps == 1e-6  # LlamaConfig's own

@@ -1,0 +1,112 @@
+"""`TensorFile`: the tensors of a .gguf file or of .safetensors files by our names, in the layout that we compute with.
+
+Differences between the formats end here. GGUF: blocks of quantised weights are dequantised; the rows of q and k of the
+`llama` architecture lie in pairs (elements 2i and 2i + 1 of a head rotate together) and are put back into halves.
+"""
+
+__all__ = ["GgufFile", "SafetensorsFiles", "TensorFile", "open_tensors"]
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perfmodel.errors import MissingExtraError, SpecError
+from perfmodel.specs.model.headers import weight_files
+from perfmodel_executors.models.loading.names import NAMES
+
+
+class TensorFile(Protocol):
+    """Where weights come from."""
+
+    def get(self, name: str, layer: int = 0, kind: str = "weight", num_heads: int = 1) -> Tensor:
+        """The tensor `name` (a key of NAMES) of a layer; `num_heads` share the rows of q and k.
+
+        Raises SpecError if the file has none.
+        """
+        ...
+
+
+def open_tensors(path: Path, model_type: str) -> TensorFile:
+    """The file's tensors; nothing is read before it is asked for.
+
+    Raises MissingExtraError without the package that reads the format, SpecError for a damaged file.
+    """
+    if path.suffix == ".gguf":
+        return GgufFile(path, is_paired=model_type == "llama")
+    return SafetensorsFiles(path)
+
+
+class GgufFile:
+    """`is_paired`: rows of q and k lie in pairs."""
+
+    def __init__(self, path: Path, is_paired: bool) -> None:
+        _need("gguf", path)
+        from gguf import GGUFReader
+
+        self._path = path
+        self._is_paired = is_paired
+        try:
+            self._tensors: dict[str, Any] = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+        except (ValueError, IndexError, KeyError, OSError) as error:
+            raise SpecError(f"{path}: the weights cannot be read ({error}); is the file whole?") from None
+
+    def get(self, name: str, layer: int = 0, kind: str = "weight", num_heads: int = 1) -> Tensor:
+        from gguf import dequantize
+
+        full = f"{NAMES[name].gguf.format(layer)}.{kind}"
+        entry = self._tensors.get(full)
+        if entry is None:
+            raise SpecError(f"{self._path}: no tensor {full}.")
+        try:
+            values = np.array(dequantize(entry.data, entry.tensor_type), dtype=np.float32)
+        except NotImplementedError:
+            raise SpecError(f"{self._path}: {full} is in {entry.tensor_type.name}, which gguf cannot read.") from None
+        tensor = torch.from_numpy(values)
+        return _halves(tensor, num_heads) if self._is_paired and name in ("q", "k") else tensor
+
+
+class SafetensorsFiles:
+    """One file, or all that an index or a numbered file belongs to."""
+
+    def __init__(self, path: Path) -> None:
+        _need("safetensors", path)
+        from safetensors import SafetensorError, safe_open
+
+        self._path = path
+        self._files: dict[str, Any] = {}
+        for file in weight_files(path):
+            try:
+                opened: Any = safe_open(file, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise SpecError(f"{file}: the weights cannot be read ({error}); is the file whole?") from None
+            self._files |= dict.fromkeys(opened.keys(), opened)
+        # Multimodal files and bare decoders put other words before a decoder's own names.
+        ending = f"{NAMES['embedding'].hugging_face}.weight"
+        self._prefix = next((full.removesuffix(ending) for full in self._files if full.endswith(ending)), "model.")
+
+    def get(self, name: str, layer: int = 0, kind: str = "weight", num_heads: int = 1) -> Tensor:
+        full = f"{NAMES[name].hugging_face.format(layer)}.{kind}"
+        if name != "lm_head":
+            full = self._prefix + full
+        if full not in self._files:
+            raise SpecError(f"{self._path}: no tensor {full}.")
+        tensor: Tensor = self._files[full].get_tensor(full)
+        return tensor
+
+
+def _need(package: str, path: Path) -> None:
+    if find_spec(package) is None:
+        raise MissingExtraError(
+            f"reading the weights of {path.name} needs {package}, which is not installed: pip install "
+            f"'perfmodel[weights]'; or execute its config.json, with random weights."
+        )
+
+
+def _halves(rows: Tensor, num_heads: int) -> Tensor:
+    """Rows of heads from (0, 1), (2, 3), ... pairs to (0, H/2), (1, H/2 + 1), ... ones."""
+    pairs = rows.view(num_heads, rows.shape[0] // num_heads // 2, 2, -1)
+    return pairs.transpose(1, 2).reshape(rows.shape)
