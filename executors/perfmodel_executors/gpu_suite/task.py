@@ -2,6 +2,8 @@
 
 __all__ = ["Bench", "Task"]
 
+import gc
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import torch
 
 from perfmodel.specs.hardware import HardwareSpec
+from perfmodel_executors.kernels.dispatch import Kernels, load_kernels
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,23 @@ class Bench:
     device: torch.device
     hardware: HardwareSpec
     backend: str
+
+    @property
+    def kernels(self) -> Kernels:
+        return load_kernels(self.backend)
+
+    def clock_ns(self) -> int:
+        """Of a GPU the wall, once its work is done; of a CPU the thread's own time."""
+        if self.device.type != "cuda":
+            return time.thread_time_ns()
+        torch.cuda.synchronize(self.device)
+        return time.perf_counter_ns()
+
+    def release_memory(self) -> None:
+        """Give back what the last model held."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True)

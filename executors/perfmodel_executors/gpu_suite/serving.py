@@ -1,0 +1,93 @@
+"""Scenarios of the suite, served for real by the engine: every request and every step is kept."""
+
+__all__ = ["SCENARIOS", "serving_tasks"]
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from perfmodel.engine import Backend, Outcome, StepPlan
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.scenario_file import load_scenario
+from perfmodel_executors.gpu_suite.task import Bench, Task
+from perfmodel_executors.run import serve_scenario
+
+SCENARIOS = ("mixed", "decode-heavy", "prefill-heavy", "moe", "int4-weights", "long-context", "int8-weights")
+# On a CPU: the same traffic by shape, of a model and of lengths that one core gets through.
+_SMALL = {
+    "decode-heavy": (24, (16, 48), (32, 96)),
+    "int4-weights": (16, (32, 192), (16, 48)),
+    "int8-weights": (16, (32, 192), (16, 48)),
+    "long-context": (6, (256, 768), (16, 32)),
+    "mixed": (30, (32, 256), (16, 64)),
+    "moe": (20, (32, 192), (16, 48)),
+    "prefill-heavy": (20, (128, 512), (4, 12)),
+}
+_GUESS_S = {"cuda": 30.0, "cpu": 15.0}
+_NS = 9  # digits of a second
+_PS_PER_S = 1e12
+
+
+class _Recorder:
+    """Notes the shape and the duration of every step."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.shapes: list[tuple[Any, ...]] = []
+        self.seconds: list[float] = []
+
+    def execute(self, plan: StepPlan) -> Outcome:
+        outcome = self._backend.execute(plan)
+        fields = (plan.num_tokens, plan.num_samples, plan.chunk_lengths, len(plan.decodes), plan.decode_context)
+        self.shapes.append((*fields, plan.decode_windowed))
+        self.seconds.append(outcome.duration / _PS_PER_S)
+        return outcome
+
+
+def serving_tasks(bench: Bench) -> Iterator[Task]:
+    """The scenarios, those that tell most first."""
+    kind = bench.device.type
+    for rank, name in enumerate(SCENARIOS):
+        overrides = [f"hardware={bench.hardware.name}", *(_small(name) if kind == "cpu" else ())]
+        yield Task("serving", name, partial(_serve, f"executor/{name}", overrides, bench), rank, _GUESS_S[kind])
+
+
+def _small(name: str) -> Iterator[str]:
+    requests, (least_in, most_in), (least_out, most_out) = _SMALL[name]
+    yield f"model={'tiny-moe' if name == 'moe' else 'tiny-llama'}"
+    yield "engine.num_gpu_blocks_override=1024"
+    yield "engine.max_model_len=2048"
+    yield f"traffic.num_requests={requests}"
+    yield f"traffic.input_tokens={{distribution: uniform, low: {least_in}, high: {most_in}}}"
+    yield f"traffic.output_tokens={{distribution: uniform, low: {least_out}, high: {most_out}}}"
+
+
+def _serve(name: str, overrides: list[str], bench: Bench) -> dict[str, Any]:
+    """A ServingRecord."""
+    scenario: Scenario = load_scenario(name, overrides)
+    recorders: list[_Recorder] = []
+
+    def recorded(backend: Backend) -> Backend:
+        recorders.append(_Recorder(backend))
+        return recorders[0]
+
+    bench.release_memory()
+    result = serve_scenario(scenario, wrap=recorded, kernels=bench.backend)
+    assert result.requests is not None
+    requests = result.requests
+    columns = {
+        "arrival_s": requests.arrival_s,
+        "ttft_s": requests.ttft_s,
+        "tpot_s": requests.tpot_s,
+        "e2el_s": requests.e2el_s,
+        "num_prompt_tokens": requests.num_prompt_tokens,
+        "num_output_tokens": requests.num_output_tokens,
+    }
+    summary = {key: value for key, value in result.summary.items() if isinstance(value, int | float)}
+    return {
+        "scenario": name,
+        "overrides": overrides,
+        "requests": {key: [round(float(v), _NS) for v in column] for key, column in columns.items()},
+        "steps": {"shapes": recorders[0].shapes, "seconds": recorders[0].seconds},
+        "summary": summary,
+    }

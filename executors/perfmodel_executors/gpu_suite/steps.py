@@ -1,0 +1,92 @@
+"""Whole steps of the suite: three models over batch and context, prompts of several lengths, as the engine runs them.
+
+Decodes are replayed from CUDA graphs where the engine has them, prompts are launched eagerly. A sample is what a
+serving run counts: building the index tensors, the step, and the sampled tokens back on the host.
+"""
+
+__all__ = ["step_tasks"]
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from perfmodel.calibrate.measured.steps import steps_scenario
+from perfmodel_executors.gpu_suite.task import Bench, Task
+from perfmodel_executors.measure.bench import StepBench, StepShape
+from perfmodel_executors.measure.protocol import quantile, uninterrupted
+from perfmodel_executors.models.decoder import load_decoder
+
+_MODELS = {"cuda": ("llama-3.1-8b", "qwen3-30b-a3b", "qwen3-1.7b"), "cpu": ("tiny-llama", "tiny-moe")}
+_DECODES = {
+    "cuda": ((1, 512), (8, 1024), (32, 4096), (128, 1024), (1, 8192), (64, 512), (16, 4096), (4, 1024), (256, 512))
+    + ((2, 2048), (32, 512), (128, 256), (8, 8192), (64, 2048)),
+    "cpu": ((1, 64), (4, 256), (8, 128), (2, 512), (16, 64), (12, 192), (3, 96), (6, 384), (16, 256), (1, 256)),
+}
+_PROMPTS = {
+    "cuda": ((512, 0), (2048, 0), (128, 0), (8192, 0), (1024, 0), (4096, 0), (2048, 6144), (256, 2048)),
+    "cpu": ((64, 0), (256, 0), (32, 0), (128, 0), (96, 64), (256, 256)),
+}
+_SAMPLES = {"cuda": 15, "cpu": 7}
+_LOAD_S = 20.0  # a model's weights, random, and its first kernels
+
+
+class _Shelf:
+    """One model at a time: the next one takes the place of the last."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._name = ""
+        self._steps: StepBench | None = None
+
+    def measure(self, model: str, shape: StepShape) -> dict[str, Any]:
+        """A StepRecord."""
+        steps = self._bench_of(model)
+        call = steps.step(shape)
+        for _ in range(3):
+            call()
+        samples, clock_ns = [], self._bench.clock_ns
+        with uninterrupted():
+            for _ in range(_SAMPLES[self._bench.device.type]):
+                call()  # another routing of the experts, and caches as this step leaves them
+                start = clock_ns()
+                call()
+                samples.append((clock_ns() - start) * 1e-9)
+        spans = steps.decoder.model.attention_spans
+        return {
+            "model": model,
+            "shape": asdict(shape.batch_shape(spans)),
+            "seconds": quantile(samples, 0.5),
+            "p10_s": quantile(samples, 0.1),
+            "p90_s": quantile(samples, 0.9),
+            "is_graphed": steps.is_graphed(shape),
+        }
+
+    def _bench_of(self, model: str) -> StepBench:
+        if self._steps is None or self._name != model:
+            self._steps = None  # let go of the last model before the next one comes
+            self._bench.release_memory()
+            scenario = steps_scenario(model, (), self._bench.hardware.name)
+            decoder = load_decoder(
+                scenario.model, scenario.engine, device=self._bench.device, kernels=self._bench.kernels
+            )
+            self._name, self._steps = model, StepBench(decoder, scenario.engine.block_size)
+        return self._steps
+
+
+def step_tasks(bench: Bench) -> Iterator[Task]:
+    """Model by model, since loading one takes as long as ten of its steps."""
+    kind, shelf = bench.device.type, _Shelf(bench)
+    for model in _MODELS[kind]:
+        shapes = [StepShape(contexts=(context,) * batch) for batch, context in _DECODES[kind]]
+        shapes += [StepShape(chunks=((new, done, True),)) for new, done in _PROMPTS[kind]]
+        for rank, shape in enumerate(shapes):
+            seconds = _LOAD_S if rank == 0 and kind == "cuda" else 2.0
+            yield Task("steps", f"{model} {_label(shape)}", partial(shelf.measure, model, shape), rank, seconds)
+
+
+def _label(shape: StepShape) -> str:
+    if shape.chunks:
+        new, done, _ = shape.chunks[0]
+        return f"prompt {new} after {done}"
+    return f"batch {len(shape.contexts)} context {shape.contexts[0]}"
