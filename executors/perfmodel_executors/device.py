@@ -7,6 +7,7 @@ __all__ = [
     "find_device",
     "interprets_triton",
     "memory_as_a_sentence",
+    "present_device",
 ]
 
 import os
@@ -52,6 +53,21 @@ def find_device(hardware: HardwareSpec, num_devices: int = 1, rank: int = 0) -> 
             f"tensor_parallel_size."
         )
     return torch.device("cuda", rank)
+
+
+def present_device(kind: str = "auto") -> tuple[torch.device, HardwareSpec]:
+    """What is here, with its hardware file. kind: cuda | cpu | auto, a GPU where there is one.
+
+    Raises PerfmodelError where there is no GPU, SpecError for a GPU without a hardware file.
+    """
+    if kind not in ("auto", "cpu", "cuda"):
+        raise SpecError(f"--device {kind}: allowed auto, cuda, cpu.")
+    present = _present_gpus()
+    if kind == "cuda" and not present:
+        raise PerfmodelError("--device cuda: torch sees no GPU here; use --device cpu.")
+    if kind == "cpu" or not present:
+        return CPU, load_hardware("cpu")
+    return torch.device("cuda", 0), load_hardware(present[0])
 
 
 def default_kernels(device: torch.device) -> str:

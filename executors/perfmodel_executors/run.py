@@ -35,6 +35,7 @@ def execute_scenario(
     out: Path | None = None,
     live: bool = False,
     kernels: str | None = None,
+    wrap: Callable[[Backend], Backend] = lambda backend: backend,
 ) -> RunResult:
     """Serves the scenario's traffic on this machine's CPU or GPUs.
 
@@ -42,6 +43,7 @@ def execute_scenario(
     out:      folder to stream `requests.csv` and `steps.csv` to
     live:     wait for arrivals and take the wall's time; by default the clock is virtual and counts steps alone
     kernels:  torch | triton; by default those of the device
+    wrap:     stands in front of the backend that executes, to see what passes
 
     Raises PerfmodelError for what is not executed yet, DoesNotFitError and WorkloadError as the simulator does.
     """
@@ -55,7 +57,7 @@ def execute_scenario(
     with memory_as_a_sentence(device), open_ranks(setup, num_ranks) as runner:
         clock = DeviceClock(device, num_ranks)
         backend = ExecutedBackend(runner.decoder, engine.block_size, scenario.seed, clock, runner=runner)
-        result = _run(scenario, backend, backend, progress, out, live)
+        result = _run(scenario, wrap(backend), backend, progress, out, live)
     where = device_name(device) if num_ranks == 1 else f"{num_ranks} ranks of {device_name(device)}"
     path = scenario.model.weights_path
     weights = f"the weights of {Path(path).name}" if path else "random weights"

@@ -16,6 +16,7 @@ from perfmodel_executors.measure.cpu_steps import StepRange, calibration_grid  #
 from perfmodel_executors.measure.drift import DriftMeter  # noqa: E402
 from perfmodel_executors.measure.protocol import measure_paired, quantile  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
+from perfmodel_executors.runner import StepRunner  # noqa: E402
 
 CPU = load_hardware("cpu")
 ENGINE = EngineSpec(dtype="bfloat16", profile="perfmodel")
@@ -158,7 +159,8 @@ def test_a_bench_step_has_the_shape_it_was_asked_for():
             seen.append(batch)
             return super().step(batch, cache)
 
-    bench = StepBench(SpyDecoder(MODELS["gqa"], torch.float32), 4)
+    decoder = SpyDecoder(MODELS["gqa"], torch.float32)
+    bench = StepBench(StepRunner(decoder, decoder.new_cache(4)))
     shape = StepShape(contexts=(5, 9), chunks=((6, 3, True), (4, 0, False)))
     assert len(bench.step(shape)()) == 3
     (batch,) = seen

@@ -14,6 +14,7 @@ import torch
 import typer
 
 from perfmodel.errors import PerfmodelError
+from perfmodel_executors.device import default_kernels, device_name, present_device
 from perfmodel_executors.gpu_suite.ceilings import measure_device
 from perfmodel_executors.gpu_suite.kernels import kernel_tasks
 from perfmodel_executors.gpu_suite.results import Results
@@ -71,12 +72,10 @@ def main() -> None:
 
 
 def _bench(device: str, kernels: str) -> Bench:
-    from perfmodel_executors.devices import find_device
-
-    place, hardware = find_device(device)
+    place, hardware = present_device(device)
     if place.type == "cpu":
         torch.set_num_threads(1)
-    return Bench(place, hardware, ("triton" if place.type == "cuda" else "torch") if kernels == "auto" else kernels)
+    return Bench(place, hardware, default_kernels(place) if kernels == "auto" else kernels)
 
 
 def _info(
@@ -91,7 +90,7 @@ def _info(
         versions |= {"triton": triton.__version__, "cuda": str(torch.version.cuda), "driver": _driver()}
     return {
         "device": bench.hardware.name,
-        "device_name": torch.cuda.get_device_name(bench.device) if is_gpu else platform.processor() or platform.machine(),
+        "device_name": device_name(bench.device) if is_gpu else f"CPU, {platform.machine()}, one thread",
         "kernels": bench.backend,
         "versions": versions,
         "commit": _commit(),

@@ -10,7 +10,7 @@ from perfmodel.engine import Backend, Outcome, StepPlan
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_scenario
 from perfmodel_executors.gpu_suite.task import Bench, Task
-from perfmodel_executors.run import serve_scenario
+from perfmodel_executors.run import execute_scenario
 
 SCENARIOS = ("mixed", "decode-heavy", "prefill-heavy", "moe", "int4-weights", "long-context", "int8-weights")
 # On a CPU: the same traffic by shape, of a model and of lengths that one core gets through.
@@ -72,7 +72,7 @@ def _serve(name: str, overrides: list[str], bench: Bench) -> dict[str, Any]:
         return recorders[0]
 
     bench.release_memory()
-    result = serve_scenario(scenario, wrap=recorded, kernels=bench.backend)
+    result = execute_scenario(scenario, kernels=bench.backend, wrap=recorded)
     assert result.requests is not None
     requests = result.requests
     columns = {

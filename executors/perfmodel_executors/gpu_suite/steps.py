@@ -15,19 +15,22 @@ from perfmodel.calibrate.measured.steps import steps_scenario
 from perfmodel_executors.gpu_suite.task import Bench, Task
 from perfmodel_executors.measure.bench import StepBench, StepShape
 from perfmodel_executors.measure.protocol import quantile, uninterrupted
-from perfmodel_executors.models.decoder import load_decoder
+from perfmodel_executors.runner import RunnerSetup, build_runner
 
 _MODELS = {"cuda": ("llama-3.1-8b", "qwen3-30b-a3b", "qwen3-1.7b"), "cpu": ("tiny-llama", "tiny-moe")}
-_DECODES = {
-    "cuda": ((1, 512), (8, 1024), (32, 4096), (128, 1024), (1, 8192), (64, 512), (16, 4096), (4, 1024), (256, 512))
-    + ((2, 2048), (32, 512), (128, 256), (8, 8192), (64, 2048)),
+_DECODES = {  # (batch, context)
+    "cuda": (
+        *((1, 512), (8, 1024), (32, 4096), (128, 1024), (1, 8192), (64, 512), (16, 4096)),
+        *((4, 1024), (256, 512), (2, 2048), (32, 512), (128, 256), (8, 8192), (64, 2048)),
+    ),
     "cpu": ((1, 64), (4, 256), (8, 128), (2, 512), (16, 64), (12, 192), (3, 96), (6, 384), (16, 256), (1, 256)),
 }
-_PROMPTS = {
+_PROMPTS = {  # (new tokens, tokens computed before)
     "cuda": ((512, 0), (2048, 0), (128, 0), (8192, 0), (1024, 0), (4096, 0), (2048, 6144), (256, 2048)),
     "cpu": ((64, 0), (256, 0), (32, 0), (128, 0), (96, 64), (256, 256)),
 }
 _SAMPLES = {"cuda": 15, "cpu": 7}
+_BLOCKS = 12_000  # of 16 tokens: the largest step and some
 _LOAD_S = 20.0  # a model's weights, random, and its first kernels
 
 
@@ -67,10 +70,10 @@ class _Shelf:
             self._steps = None  # let go of the last model before the next one comes
             self._bench.release_memory()
             scenario = steps_scenario(model, (), self._bench.hardware.name)
-            decoder = load_decoder(
-                scenario.model, scenario.engine, device=self._bench.device, kernels=self._bench.kernels
+            setup = RunnerSetup(
+                scenario.model, scenario.engine, _BLOCKS, self._bench.device, kernels=self._bench.backend
             )
-            self._name, self._steps = model, StepBench(decoder, scenario.engine.block_size)
+            self._name, self._steps = model, StepBench(build_runner(setup))
         return self._steps
 
 

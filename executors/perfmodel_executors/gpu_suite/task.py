@@ -3,7 +3,6 @@
 __all__ = ["Bench", "Task"]
 
 import gc
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel_executors.kernels.dispatch import Kernels, load_kernels
+from perfmodel_executors.device import DeviceClock
 
 
 @dataclass(frozen=True)
@@ -23,15 +22,9 @@ class Bench:
     backend: str
 
     @property
-    def kernels(self) -> Kernels:
-        return load_kernels(self.backend)
-
-    def clock_ns(self) -> int:
-        """Of a GPU the wall, once its work is done; of a CPU the thread's own time."""
-        if self.device.type != "cuda":
-            return time.thread_time_ns()
-        torch.cuda.synchronize(self.device)
-        return time.perf_counter_ns()
+    def clock_ns(self) -> DeviceClock:
+        """As serving runs are timed."""
+        return DeviceClock(self.device)
 
     def release_memory(self) -> None:
         """Give back what the last model held."""

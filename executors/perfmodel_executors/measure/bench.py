@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 
-import torch
-
 from perfmodel.ops.work import BatchShape
-from perfmodel_executors.models.batch import Segment, build_batch
+from perfmodel_executors.models.batch import Segment
 from perfmodel_executors.models.decoder import Decoder
+from perfmodel_executors.runner import StepRunner
 
 _NUM_VARIANTS = 4
 
@@ -51,30 +50,37 @@ class StepShape:
 
 
 class StepBench:
-    """Builds steps on one decoder. All steps share a cache filled with random keys and values."""
+    """Builds steps for one runner. All steps share its cache, filled with random keys and values."""
 
-    def __init__(self, decoder: Decoder, block_size: int, seed: int = 0) -> None:
-        self.decoder = decoder
-        self._block_size = block_size
+    def __init__(self, runner: StepRunner, seed: int = 0) -> None:
+        self.runner = runner
         self._rng = random.Random(seed)
-        self._cache = decoder.new_cache(block_size)
+        self._filled = 0
+
+    @property
+    def decoder(self) -> Decoder:
+        return self.runner.decoder
 
     def step(self, shape: StepShape) -> Callable[[], list[int]]:
         """One step of `shape`, its index tensors built anew in each call as in a run.
 
         Tokens change with every second call (and come round again), so that timing covers several routings of a
-        mixture of experts, each once untimed and once timed.
+        mixture of experts, each once untimed and once timed. The first call is a warm-up.
         """
         variants = [self._segments(shape) for _ in range(_NUM_VARIANTS)]
         self._reserve(variants[0])
         calls = count()
 
         def run() -> list[int]:
-            segments = variants[next(calls) // 2 % _NUM_VARIANTS]
-            with torch.inference_mode():
-                return self.decoder.step(build_batch(segments, self._block_size), self._cache)
+            call = next(calls)
+            return self.runner.run(variants[call // 2 % _NUM_VARIANTS], is_warm_up=call == 0)
 
         return run
+
+    def is_graphed(self, shape: StepShape) -> bool:
+        """Whether the runner replays a step of `shape` from a CUDA graph."""
+        graphs = self.runner.graphs
+        return graphs is not None and graphs.can_run(self._segments(shape))
 
     def _segments(self, shape: StepShape) -> list[Segment]:
         blocks = count()
@@ -82,12 +88,15 @@ class StepBench:
         return decodes + [self._segment(new, done, blocks, is_sampled) for new, done, is_sampled in shape.chunks]
 
     def _segment(self, new: int, computed: int, blocks: Iterator[int], is_sampled: bool) -> Segment:
-        table = list(islice(blocks, -(-(new + computed) // self._block_size)))
+        table = list(islice(blocks, -(-(new + computed) // self.runner.cache.block_size)))
         vocab = self.decoder.model.vocab_size
         return Segment([self._rng.randrange(vocab) for _ in range(new)], computed, table, is_sampled)
 
     def _reserve(self, segments: list[Segment]) -> None:
-        before = self._cache.num_blocks
-        self._cache.reserve_for([segment.block_table for segment in segments])
-        for pages in self._cache.pages:
-            pages.fill_normal(before)
+        """Blocks for the segments, and random numbers in those of the pool that are new."""
+        cache = self.runner.cache
+        self.runner.reserve_for(segments)
+        if cache.num_blocks > self._filled:
+            for pages in cache.pages:
+                pages.fill_normal(self._filled)
+            self._filled = cache.num_blocks

@@ -32,6 +32,7 @@ from perfmodel_executors.measure.cpu_steps import REFERENCE, StepRange, calibrat
 from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.measure.protocol import Measured, measure_paired
 from perfmodel_executors.models.decoder import Decoder, load_decoder
+from perfmodel_executors.runner import StepRunner
 
 ENGINE = "perfmodel"  # the engine that a calibration of this executor is for
 DEFAULT_MODELS = ("tiny-llama", "tiny-moe")
@@ -135,7 +136,7 @@ def time_steps(
     _check_size(model)
     torch.set_num_threads(1)  # barriers between threads wait for whole scheduler quanta on a shared machine
     decoder = load_decoder(model, engine, seed)
-    bench = StepBench(decoder, engine.block_size, seed)
+    bench = StepBench(StepRunner(decoder, decoder.new_cache(engine.block_size)), seed)
     grid = calibration_grid(span)
     reference = bench.step(REFERENCE)
     cases = {shape: bench.step(shape) for shape in grid}
