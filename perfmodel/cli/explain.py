@@ -22,6 +22,10 @@ Prefill = Annotated[
     int | None, typer.Option("--prefill", min=1, help="Prefill a prompt of this many tokens.", show_default=False)
 ]
 WholeRun = Annotated[bool, typer.Option("--run", help="Simulate, and show what the whole run's time went to.")]
+Occupancy = Annotated[
+    bool,
+    typer.Option("--occupancy", help="Compile the executor's kernels for this GPU; show what they take of it."),
+]
 
 
 def explain(
@@ -31,14 +35,18 @@ def explain(
     context: Context = None,
     prefill: Prefill = None,
     whole_run: WholeRun = False,
+    occupancy: Occupancy = False,
     as_json: JsonFlag = False,
     seed: Seed = None,
 ) -> None:
     """Show one step operator by operator: FLOPs, bytes, intensity, time, bound.
 
     Without a batch, a context or a prefill it is the scenario's typical decode step: the mean batch that the
-    arrival rate implies (Little's law), each sequence with its prompt and half of its answer.
+    arrival rate implies (Little's law), each sequence with its prompt and half of its answer. `--occupancy` compiles
+    the step's Triton kernels ahead of time, no GPU needed: registers, SRAM, spills, thread blocks, waves.
     """
+    if occupancy and whole_run:
+        raise SpecError("--occupancy explains the kernels of one step; leave --run out.")
     if prefill is not None and (batch is not None or context is not None):
         raise SpecError("--prefill does not go with --batch and --context: one step prefills or decodes here.")
     if whole_run and (prefill or batch or context):
@@ -50,6 +58,9 @@ def explain(
     from perfmodel.report.step_view import estimate_choice
 
     report = estimate_choice(loaded, batch, context, prefill)
+    if occupancy:
+        _explain_occupancy(loaded, report, as_json)
+        return
     if as_json:
         print_json(step_document(loaded, report))
         return
@@ -126,3 +137,17 @@ def _explain_run(scenario: "Scenario", as_json: bool) -> None:
     console.print(f"[bold]{headline(scenario)}[/bold]: the whole run, simulated", highlight=False)
     console.print(kinds_table(kinds))
     console.print("Time bound by:", bound_line(result.summary.get("bound_share") or {}), highlight=False)
+
+
+def _explain_occupancy(scenario: "Scenario", report: "StepReport", as_json: bool) -> None:
+    from perfmodel.report.occupancy_table import occupancy_table
+    from perfmodel.validate.executor_bridge import explain_occupancy
+
+    with progress_bar("compiling") as progress:
+        rows = explain_occupancy(scenario, report.shape, progress)
+    if as_json:
+        print_json({"scenario": scenario.name, "step": report.label, "kernels": rows})
+        return
+    console = stdout()
+    console.print(f"[bold]{report.label}[/bold]: kernels compiled for {scenario.hardware.name}", highlight=False)
+    console.print(occupancy_table(rows))

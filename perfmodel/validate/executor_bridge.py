@@ -3,16 +3,25 @@
 The executor package is looked up when it is needed; without it, or without torch, there is one sentence.
 """
 
-__all__ = ["ExecutorPackage", "Progress", "calibrate_cpu", "execute_scenario", "load_executor", "validate_executor"]
+__all__ = [
+    "ExecutorPackage",
+    "Progress",
+    "calibrate_cpu",
+    "execute_scenario",
+    "explain_occupancy",
+    "load_executor",
+    "validate_executor",
+]
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from perfmodel.cost.calibration import Calibration
 from perfmodel.errors import MissingExtraError
+from perfmodel.ops.work import BatchShape
 from perfmodel.sim.result import RunResult
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.report import ValidationReport
@@ -38,6 +47,12 @@ class ExecutorPackage(Protocol):
         kernels: str | None = None,
     ) -> RunResult:
         """Serves the scenario's workload for real."""
+        ...
+
+    def explain_occupancy(
+        self, scenario: Scenario, shape: BatchShape, progress: Progress | None = None
+    ) -> list[dict[str, Any]]:
+        """Compiles the kernels of a step for the scenario's GPU, which need not be here; a row for each."""
         ...
 
     def validate_executor(
@@ -75,3 +90,11 @@ def execute_scenario(
 def validate_executor(scenario: Scenario, repeats: int = 1, progress: Progress | None = None) -> ValidationReport:
     """See `ExecutorPackage.validate_executor`."""
     return load_executor().validate_executor(scenario, repeats=repeats, progress=progress)
+
+
+def explain_occupancy(scenario: Scenario, shape: BatchShape, progress: Progress | None = None) -> list[dict[str, Any]]:
+    """See `ExecutorPackage.explain_occupancy`; needs triton beside torch."""
+    executor = load_executor()
+    if find_spec("triton") is None:
+        raise MissingExtraError("compiling kernels needs triton, which is not installed: pip install triton.")
+    return executor.explain_occupancy(scenario, shape, progress=progress)

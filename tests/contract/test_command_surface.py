@@ -7,7 +7,7 @@ from perfmodel.cli import app
 FROZEN = {
     "calibrate": ["--device", "--model", "--from", "--engine", "--generation", "--out", "--json"],
     "execute": ["SCENARIO", "--set", "--json", "--out", "--seed", "--kernels"],
-    "explain": ["SCENARIO", "--set", "--batch", "--context", "--prefill", "--run", "--json", "--seed"],
+    "explain": ["SCENARIO", "--set", "--batch", "--context", "--prefill", "--run", "--occupancy", "--json", "--seed"],
     "hardware list": ["--json"],
     "hardware show": ["NAME", "--json"],
     "memory": ["SCENARIO", "--set", "--json"],

@@ -25,7 +25,8 @@ class _Draw:
     def __init__(self, dtype: torch.dtype, seed: int, device: torch.device) -> None:
         self.dtype = dtype
         self.device = device
-        self.generator = torch.Generator(device).manual_seed(seed)
+        # Tensors without memory are not drawn.
+        self.generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
 
     def matrix(self, *shape: int) -> Tensor:
         values = torch.randn(*shape, generator=self.generator, device=self.device)

@@ -49,6 +49,8 @@ def kv_dtype(model: ModelSpec, dtype: torch.dtype) -> torch.dtype:
 
 def check_memory(what: str, num_bytes: float, device: torch.device = CPU) -> None:
     """Raises DoesNotFitError for what the device's memory cannot hold, before the machine finds out."""
+    if device.type == "meta":  # shapes without memory
+        return
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what the allocator keeps of dropped tensors is free, too
         free, total = torch.cuda.mem_get_info(device)

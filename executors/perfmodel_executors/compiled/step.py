@@ -1,0 +1,116 @@
+"""The kernels of one whole step of a scenario, compiled for its hardware: what the model's real shapes launch.
+
+The decoder runs on the `meta` device, where tensors have shapes and no memory, with its launches recorded.
+"""
+
+__all__ = ["StepKernel", "compile_step", "explain_occupancy"]
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from perfmodel.ops.work import BatchShape
+from perfmodel.specs.scenario import Scenario
+from perfmodel_executors.compiled.build import CompiledKernel, compile_launch, device_limits
+from perfmodel_executors.kernels.dispatch import load_kernels
+from perfmodel_executors.kernels.launch import Launch, recording
+from perfmodel_executors.kernels.tiles import targeting
+from perfmodel_executors.models.batch import StepBatch
+from perfmodel_executors.models.decoder import load_decoder
+
+META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class StepKernel:
+    """One distinct kernel of a step.
+
+    count:  launches of it in the step
+    blocks: thread blocks of one launch
+    waves:  how often its blocks fill the device: 0.3 leaves two thirds of it idle, 1.1 runs nearly twice as long as 1.0
+    """
+
+    kernel: CompiledKernel
+    count: int
+    blocks: int
+    waves: float
+
+
+def compile_step(
+    scenario: Scenario, shape: BatchShape, progress: Callable[[int, int], None] | None = None
+) -> list[StepKernel]:
+    """The kernels of a step of `shape`, in the order of their first launch.
+
+    Raises SpecError for hardware that Triton kernels are not built for, PerfmodelError for a model that is not
+    executed.
+    """
+    hardware = scenario.hardware
+    limits = device_limits(hardware)
+    decoder = load_decoder(scenario.model, scenario.engine, device=META, kernels=load_kernels("triton"))
+    block_size = scenario.engine.block_size
+    cache = decoder.new_cache(block_size, _num_blocks(shape, block_size))
+    with targeting(limits), recording() as launches, torch.inference_mode():
+        decoder.next_tokens(_batch(shape, block_size), cache)
+    grouped: dict[tuple[object, ...], list[Launch]] = {}
+    for launch in launches:
+        grouped.setdefault((launch.name, str(launch.constants), launch.options, launch.grid), []).append(launch)
+    found = []
+    for done, group in enumerate(grouped.values(), 1):
+        kernel = compile_launch(group[0], hardware)
+        blocks = math.prod(group[0].grid)
+        together = kernel.occupancy.blocks * hardware.declared.compute_units
+        found.append(StepKernel(kernel, len(group), blocks, blocks / together))
+        if progress is not None:
+            progress(done, len(grouped))
+    return found
+
+
+def _batch(shape: BatchShape, block_size: int) -> StepBatch:
+    """A batch of the shape, without contents."""
+
+    def empty(*size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.int64, device=META)
+
+    context = -(-shape.decode_context // max(1, shape.num_decodes))
+    longest = max((new + done for new, done in shape.prefills), default=0)
+    return StepBatch(
+        tokens_T=empty(shape.num_tokens),
+        positions_T=empty(shape.num_tokens),
+        slots_T=empty(shape.num_tokens),
+        tables_DM=empty(shape.num_decodes, -(-context // block_size)),
+        contexts_D=empty(shape.num_decodes),
+        tables_GM=empty(len(shape.prefills), -(-longest // block_size)),
+        starts_G=empty(len(shape.prefills) + 1),
+        computed_G=empty(len(shape.prefills)),
+        sample_rows_S=empty(shape.num_samples),
+    )
+
+
+def _num_blocks(shape: BatchShape, block_size: int) -> int:
+    tokens = shape.decode_context + sum(new + done for new, done in shape.prefills)
+    return -(-tokens // block_size) + shape.num_decodes + len(shape.prefills)
+
+
+def explain_occupancy(
+    scenario: Scenario, shape: BatchShape, progress: Callable[[int, int], None] | None = None
+) -> list[dict[str, Any]]:
+    """The kernels of `compile_step` as plain rows, for a table or JSON."""
+    return [
+        {
+            "kernel": each.kernel.name,
+            "tile": " ".join(f"{name}={value}" for name, value in each.kernel.constants.items()),
+            "count": each.count,
+            "blocks": each.blocks,
+            "waves": each.waves,
+            "warps": each.kernel.num_warps,
+            "stages": each.kernel.num_stages,
+            **asdict(each.kernel.facts),
+            "blocks_per_unit": each.kernel.occupancy.blocks,
+            "occupancy": each.kernel.occupancy.fraction,
+            "limited_by": each.kernel.occupancy.limited_by,
+        }
+        for each in compile_step(scenario, shape, progress)
+    ]
