@@ -20,7 +20,7 @@ HOMES = {
     "torch": {"perfmodel_executors"},
     "triton": {"perfmodel_executors"},
     "simpy": {"perfmodel.sim"},
-    "typer": {"perfmodel.cli"},
+    "typer": {"perfmodel.cli", "perfmodel_executors"},
     "rich": {"perfmodel.cli", "perfmodel.report"},
     "plotly": {"perfmodel.report"},
     "yaml": {"perfmodel.specs", "perfmodel.cost", "perfmodel_executors"},

@@ -1,6 +1,6 @@
 """Command line of the measuring programme."""
 
-__all__ = ["main"]
+__all__ = ["Part", "main", "measure"]
 
 import datetime
 import platform
