@@ -82,9 +82,10 @@ def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE) -> StepRunner:
     model, engine, device = setup.model, setup.engine, setup.device
     if setup.backend == "triton" and device.type == "cpu" and not interprets_triton():
         raise PerfmodelError("triton kernels run on a GPU, and the scenario is for a CPU; use --kernels torch.")
+    kernels = load_kernels(setup.backend, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    decoder = load_decoder(model, engine, setup.seed, device, load_kernels(setup.backend), group)
+    decoder = load_decoder(model, engine, setup.seed, device, kernels, group)
     if device.type == "cpu":
         return StepRunner(decoder, decoder.new_cache(engine.block_size))
     scratch = setup.num_blocks  # one block beside those that the engine hands out

@@ -17,12 +17,10 @@ from perfmodel.cost.occupancy import Occupancy, occupancy, shared_limit_bytes
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel_executors.compiled.binary import BinaryFacts, read_binary
-from perfmodel_executors.kernels.dispatch import load_kernels
-from perfmodel_executors.kernels.launch import Launch, recording
+from perfmodel_executors.kernels.dispatch import check_capability, load_kernels
+from perfmodel_executors.kernels.launch import Launch, kernel_error, recording
 from perfmodel_executors.kernels.problem import Inputs, Problem
 from perfmodel_executors.kernels.tiles import DeviceLimits, targeting
-
-_OLDEST = 80  # compute capability of Ampere; on sm_75 Triton compiles matrix products without tensor cores
 
 _POINTERS = {
     torch.bool: "*i1",
@@ -59,7 +57,7 @@ def compile_launch(launch: Launch, hardware: HardwareSpec) -> CompiledKernel:
     """The launch's kernel, compiled for `hardware`.
 
     Raises SpecError for a device that Triton kernels are not built for, or whose SRAM cannot hold the kernel's tiles;
-    PerfmodelError for a kernel that does not compile.
+    KernelError for a kernel that does not compile.
     """
     capability = compute_capability(hardware)
     from triton import compile as compile_source
@@ -72,10 +70,7 @@ def compile_launch(launch: Launch, hardware: HardwareSpec) -> CompiledKernel:
         source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
         built = compile_source(source, target=GPUTarget("cuda", capability, 32), options=options)
     except Exception as error:
-        first = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-        raise PerfmodelError(
-            f"{launch.name} does not compile for {hardware.name} with {launch.constants}: {first[0]}"
-        ) from error
+        raise kernel_error(launch.name, hardware.name, launch.constants, error) from error
     shared = int(built.metadata.shared)
     limit = shared_limit_bytes(hardware)
     if shared > limit:
@@ -119,11 +114,7 @@ def compute_capability(hardware: HardwareSpec) -> int:
             f"{hardware.name}: Triton kernels are built for CUDA devices (compile_target sm_80 and newer), not for "
             f"{target or hardware.kind}; use the torch kernels."
         )
-    if int(number) < _OLDEST:
-        raise SpecError(
-            f"{hardware.name} is {target}; Triton kernels need sm_{_OLDEST} or newer (older tensor cores are not used "
-            f"and every product spills). Use the torch kernels."
-        )
+    check_capability(hardware.name, int(number))
     return int(number)
 
 

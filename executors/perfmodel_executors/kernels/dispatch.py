@@ -4,16 +4,19 @@ Implementations are named, not imported, so that a backend's library (triton) is
 A faster kernel is one file beside `reference.py` and one entry here; what a backend lacks falls back to `torch`.
 """
 
-__all__ = ["KERNELS", "Kernels", "load_kernels"]
+__all__ = ["KERNELS", "Kernels", "check_capability", "load_kernels"]
 
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from perfmodel.errors import MissingExtraError, PerfmodelError
+import torch
+
+from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError
 
 _HERE = "perfmodel_executors.kernels"
+_OLDEST = 80  # compute capability of Ampere; on sm_75 Triton compiles matrix products without tensor cores
 
 KERNELS: dict[str, dict[str, str]] = {
     "activate": {"torch": f"{_HERE}.swiglu.reference"},
@@ -50,12 +53,19 @@ class Kernels:
     route: Callable[..., Any]
 
 
-def load_kernels(backend: str = "torch") -> Kernels:
-    """The implementations of `backend`, with torch's where it has none."""
+def load_kernels(backend: str = "torch", device: torch.device | None = None) -> Kernels:
+    """The implementations of `backend`, with torch's where it has none; for `device`, if it is known already.
+
+    Raises PerfmodelError for an unknown backend, one whose library is not installed, or a device it does not run on.
+    """
     known = sorted({name for row in KERNELS.values() for name in row})
     if backend not in known:
         raise PerfmodelError(f"there are no {backend!r} kernels; known backends: {', '.join(known)}.")
-    _check_library(backend)
+    if backend == "triton":
+        _check_library()
+        if device is not None and device.type == "cuda":
+            major, minor = torch.cuda.get_device_capability(device)
+            check_capability(torch.cuda.get_device_name(device), 10 * major + minor)
     kernels = Kernels()
     for operator, implementations in KERNELS.items():
         module = import_module(implementations.get(backend, implementations["torch"]))
@@ -63,9 +73,18 @@ def load_kernels(backend: str = "torch") -> Kernels:
     return kernels
 
 
-def _check_library(backend: str) -> None:
-    if backend == "triton" and find_spec("triton") is None:
+def check_capability(device: str, capability: int) -> None:
+    """Raises SpecError for a CUDA device without the tensor cores that Triton uses; capability: 80 for sm_80."""
+    if capability < _OLDEST:
+        raise SpecError(
+            f"{device} is sm_{capability}, and Triton kernels need sm_{_OLDEST} or newer (older tensor cores are not "
+            f"used and every product spills); use the torch kernels (--kernels torch)."
+        )
+
+
+def _check_library() -> None:
+    if find_spec("triton") is None:
         raise MissingExtraError(
-            "the triton kernels need triton, which comes with torch for CUDA; install perfmodel[executor], or use the "
-            "torch kernels."
+            "the triton kernels need triton, which is not installed: pip install 'perfmodel[executor]', or use the "
+            "torch kernels (--kernels torch)."
         )

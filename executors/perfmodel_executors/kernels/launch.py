@@ -5,13 +5,15 @@ with all that their compilation depends on, so that a kernel can be compiled ahe
 call that would have run it (on tensors of the `meta` device, which have shapes and no memory).
 """
 
-__all__ = ["Launch", "Options", "launch", "recording"]
+__all__ = ["KernelError", "Launch", "Options", "kernel_error", "launch", "recording"]
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
+
+from perfmodel.errors import PerfmodelError
 
 Grid = tuple[int, ...]
 
@@ -36,7 +38,11 @@ class Launch:
 
     @property
     def name(self) -> str:
-        return str(getattr(self.kernel, "__name__", self.kernel)).lstrip("_")
+        return _name(self.kernel)
+
+
+class KernelError(PerfmodelError):
+    """A kernel that does not compile, or that takes more registers or SRAM than the device has."""
 
 
 _recorder: ContextVar[list[Launch] | None] = ContextVar("recorder", default=None)
@@ -59,4 +65,32 @@ def launch(kernel: Any, grid: Grid, *args: Any, options: Options = Options(), **
     if launches is not None:
         launches.append(Launch(kernel, grid, args, constants, options))
         return
-    kernel[grid](*args, **constants, num_warps=options.num_warps, num_stages=options.num_stages)
+    try:
+        kernel[grid](*args, **constants, num_warps=options.num_warps, num_stages=options.num_stages)
+    except Exception as error:
+        if not _is_compilers(error):
+            raise
+        where = next((str(arg.device) for arg in args if hasattr(arg, "device")), "this device")
+        raise kernel_error(_name(kernel), where, constants, error) from error
+
+
+def kernel_error(name: str, where: str, constants: dict[str, Any], error: Exception) -> KernelError:
+    """One sentence from what the compiler said, whose last line is the reason."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    sizes = ", ".join(f"{constant}={value}" for constant, value in constants.items())
+    return KernelError(
+        f"the kernel {name} does not compile for {where} with {sizes or 'no constants'}: {lines[-1].strip()}; use the "
+        f"torch kernels (--kernels torch)."
+    )
+
+
+def _is_compilers(error: Exception) -> bool:
+    """Triton's own errors, and its compiler passes' (plain RuntimeErrors); the interpreter's are bugs of a kernel."""
+    names = {each.__name__ for each in type(error).__mro__}
+    if "TritonError" in names:
+        return "InterpreterError" not in names
+    return isinstance(error, RuntimeError) and "PassManager" in str(error)
+
+
+def _name(kernel: Any) -> str:
+    return str(getattr(kernel, "__name__", kernel)).lstrip("_")

@@ -31,7 +31,7 @@ from typing import NamedTuple
 import torch
 
 from perfmodel.errors import DoesNotFitError
-from perfmodel_executors.kernels.launch import Options
+from perfmodel_executors.kernels.launch import KernelError, Options
 
 
 class DeviceLimits(NamedTuple):
@@ -160,10 +160,9 @@ def _limits_of(device: torch.device) -> DeviceLimits | None:
 
 
 def _milliseconds(run: Callable[[TileConfig], None], config: TileConfig) -> float:
-    from triton.runtime.errors import OutOfResources
     from triton.testing import do_bench
 
     try:
         return float(do_bench(lambda: run(config), warmup=3, rep=15, return_mode="median"))
-    except OutOfResources:  # registers or tensor memory, which the filter does not count
+    except KernelError:  # too many registers or too much tensor memory, which the filter does not count
         return float("inf")

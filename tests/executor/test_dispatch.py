@@ -1,0 +1,55 @@
+"""Which kernels cannot be had, as one sentence with the way out; the command exits with status 2."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the executor needs torch")
+
+from typer.testing import CliRunner  # noqa: E402
+
+from perfmodel.cli import app  # noqa: E402
+from perfmodel.errors import MissingExtraError, SpecError  # noqa: E402
+from perfmodel_executors import device as devices  # noqa: E402
+from perfmodel_executors.kernels import dispatch, load_kernels  # noqa: E402
+
+
+@pytest.fixture
+def execute(monkeypatch, tmp_path):
+    """What `perfmodel execute` with these arguments says on its last line, once it has refused."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        result = CliRunner().invoke(app, ["execute", "tiny-llama-cpu", *arguments])
+        assert result.exit_code == 2, (result.stdout, result.stderr, result.exception)
+        lines = [line for line in result.stderr.splitlines() if "error:" in line]
+        assert len(lines) == 1
+        return lines[0]
+
+    return run
+
+
+@pytest.fixture
+def a_t4(monkeypatch):
+    """Says that the GPU here is a T4."""
+    monkeypatch.setattr(devices, "_present_gpus", lambda: ["Tesla T4"])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
+
+
+def test_without_triton_its_kernels_are_refused(monkeypatch, execute):
+    monkeypatch.setattr(dispatch, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"triton, which is not installed: pip install .*--kernels torch"):
+        load_kernels("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # the kernels would run on the CPU then
+    assert "--kernels torch" in execute("--kernels", "triton")
+    load_kernels("torch")
+
+
+def test_gpus_before_ampere_are_refused(a_t4, execute):
+    with pytest.raises(SpecError, match=r"Tesla T4 is sm_75, and Triton kernels need sm_80 or newer.*--kernels torch"):
+        load_kernels("triton", torch.device("cuda"))
+    assert "Tesla T4 is sm_75" in execute("--set", "hardware=t4", "--set", "engine.dtype=float16")
+    load_kernels("torch", torch.device("cuda"))
+
+
+def test_an_unknown_backend_is_refused(execute):
+    assert "known backends: torch, triton" in execute("--kernels", "cuda")
