@@ -45,9 +45,9 @@ def test_products_use_tensor_cores_and_the_sram_that_the_law_says(device, tokens
 
 def test_a_few_launches_and_none_that_waits_for_the_host():
     hardware = load_hardware("h100-sxm-80gb")
-    for tokens, launches in ((1, 2), (16, 3), (64, 4)):
+    for tokens, num_experts, launches in ((1, 128, 2), (16, 128, 3), (64, 128, 4), (8, 8, 3), (16, 8, 4)):
         with targeting(device_limits(hardware)), recording() as made:
-            grouped_experts(*problem(tokens).make(Inputs("meta")))
+            grouped_experts(*problem(tokens, num_experts).make(Inputs("meta")))
         assert len(made) == launches
 
 

@@ -27,7 +27,7 @@ _TOKENS = (1, 2, 4, 8, 16, 64, 256, 1024, 4096)
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
     """Odd sizes: one token, a few in one tile each, and more than the tile that needs no sorting."""
-    shapes = ((1, MoEFFN(4, 2, 24)), (5, MoEFFN(5, 3, 20, gated=False, activation="relu2")), (19, MoEFFN(3, 1, 33)))
+    shapes = ((1, MoEFFN(4, 2, 24)), (5, MoEFFN(9, 3, 20, gated=False, activation="relu2")), (19, MoEFFN(3, 1, 33)))
     routes = [_route(*size, dtype) for size in ((1, 4, 2), (5, 60, 4), (3, 512, 10))]
     return [*routes, *(_experts(tokens, 40, ffn, dtype) for tokens, ffn in shapes)]
 

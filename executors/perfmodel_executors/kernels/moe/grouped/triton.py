@@ -4,7 +4,7 @@
     out[token]   = sum over its pairs of weight[pair] * (hidden[pair] down^T)     `down`
 
 A pair is (token, choice): token * top_k + choice. A program computes one tile, some rows of one expert by some columns
-(`tile`). Launches: 2 for one token, 3 up to 16, else 4 (the first sorts). No atomics: equal inputs give equal results.
+(`tile`). Launches: 2 for one token, 3 for a few, else 4 (the first sorts). No atomics: equal inputs give equal results.
 """
 
 __all__ = ["grouped_experts"]

@@ -21,6 +21,7 @@ from perfmodel_executors.kernels.moe.sort.triton import SortedPairs, most_tiles,
 
 GROUP = 8
 _FEW_TOKENS = 16
+_FEW_PER_EXPERT = 2  # pairs: beyond, the programs that only exit take as long as sorting
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Placement:
     def of(cls, experts_TX: Tensor, num_experts: int, rows: int) -> "Placement":
         """Sorted unless the tokens, and so the rows of any expert, are few enough to fit one tile."""
         experts_TX = experts_TX.contiguous()
-        is_few = experts_TX.shape[0] <= min(rows, _FEW_TOKENS)
+        num_tokens, num_pairs = experts_TX.shape[0], experts_TX.numel()
+        is_few = num_tokens <= min(rows, _FEW_TOKENS) and num_pairs <= _FEW_PER_EXPERT * num_experts
         return cls(experts_TX, num_experts, rows, None if is_few else sort_pairs(experts_TX, num_experts, rows))
 
     @property
