@@ -13,7 +13,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel_executors.device import default_kernels, interprets_triton
-from perfmodel_executors.graphs import CudaCapture, DecodeGraphs
+from perfmodel_executors.graphs import Capture, CudaCapture, DecodeGraphs
 from perfmodel_executors.kernels import load_kernels
 from perfmodel_executors.kernels.tiles import tuning
 from perfmodel_executors.models.batch import Segment, build_batch
@@ -73,8 +73,10 @@ class RunnerSetup:
         return self.kernels or default_kernels(self.device)
 
 
-def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE) -> StepRunner:
+def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE, capture: Capture | None = None) -> StepRunner:
     """The runner of a rank of `group`.
+
+    capture: how decode steps are captured; by default as CUDA graphs on a GPU, not at all on a CPU
 
     Raises DoesNotFitError where weights or KV blocks exceed the device's memory, PerfmodelError for what is not
     executed yet.
@@ -86,13 +88,14 @@ def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE) -> StepRunner:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     decoder = load_decoder(model, engine, setup.seed, device, kernels, group)
-    if device.type == "cpu":
+    # The torch definitions of some operators look at lengths on the host, which a graph cannot.
+    if capture is None and device.type == "cuda" and setup.backend == "triton":
+        capture = CudaCapture(device)
+    if capture is None and device.type == "cpu":
         return StepRunner(decoder, decoder.new_cache(engine.block_size))
     scratch = setup.num_blocks  # one block beside those that the engine hands out
     cache = decoder.new_cache(engine.block_size, setup.num_blocks + 1)
-    graphs = None
-    # The torch definitions of some operators look at lengths on the host, which a graph cannot.
-    if not engine.enforce_eager and setup.backend == "triton":
-        context = engine.max_model_len or model.max_position_embeddings
-        graphs = DecodeGraphs(decoder, cache, scratch, engine.max_num_seqs, context, CudaCapture(device))
-    return StepRunner(decoder, cache, graphs)
+    if capture is None or engine.enforce_eager:
+        return StepRunner(decoder, cache)
+    context = engine.max_model_len or model.max_position_embeddings
+    return StepRunner(decoder, cache, DecodeGraphs(decoder, cache, scratch, engine.max_num_seqs, context, capture))

@@ -1,5 +1,7 @@
 """Decode steps padded to captured sizes give the tokens of unpadded ones. Nothing is captured here."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
@@ -16,12 +18,13 @@ from perfmodel.engine import (  # noqa: E402
     capture_sizes,
     padded_size,
 )
+from perfmodel.specs import EngineSpec  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
 from perfmodel_executors.driver import serve  # noqa: E402
-from perfmodel_executors.graphs import DecodeGraphs  # noqa: E402
+from perfmodel_executors.graphs import DecodeGraphs, DecodeInputs, no_capture  # noqa: E402
 from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
-from perfmodel_executors.runner import StepRunner  # noqa: E402
+from perfmodel_executors.runner import RunnerSetup, StepRunner, build_runner  # noqa: E402
 from workloads import BLOCK_SIZE  # noqa: E402
 
 NUM_BLOCKS = 40
@@ -120,6 +123,38 @@ def test_inputs_stay_where_they_are_and_forget_the_step_before():
     assert everyone == eager
     for name, address in addresses.items():
         assert getattr(runner.graphs._inputs.batch(8), name).data_ptr() == address
+
+
+def test_block_tables_are_sent_when_they_change():
+    decoder = Decoder(MODELS["gqa"], torch.float32)
+    inputs = DecodeInputs(8, 16, BLOCK_SIZE, NUM_BLOCKS, decoder.device)
+    tables = [[3, 1], [7], [9, 2, 4]]
+    segments = [Segment([5], BLOCK_SIZE * len(table) - 2, table) for table in tables]
+    assert inputs.fill(segments, 4) == 4
+    assert inputs.fill(segments, 4) == 0
+    tables[1].append(8)  # the sequence's own list, which has grown in place
+    assert inputs.fill(segments, 4) == 1
+    assert inputs.fill(segments[:2], 2) == 0
+    assert inputs.fill([segments[2], segments[1]], 2) == 1
+    tables[1][0] = 6  # preempted, and given other blocks
+    assert inputs.fill([segments[2], segments[1]], 2) == 1
+    batch = inputs.batch(4)
+    assert batch.tables_DM[0, :3].tolist() == [9, 2, 4]
+    assert batch.tables_DM[1, :2].tolist() == [6, 8]
+    assert batch.tables_DM[3, :1].tolist() == [NUM_BLOCKS]
+    assert batch.slots_T[:2].tolist() == [4 * BLOCK_SIZE + BLOCK_SIZE - 2, 6 * BLOCK_SIZE + BLOCK_SIZE - 2]
+
+
+def test_pools_of_graphs_hold_what_the_engine_may_hand_out_and_eager_engines_have_none():
+    engine = EngineSpec(dtype="float32", block_size=BLOCK_SIZE, max_num_seqs=7, max_model_len=64)
+    setup = RunnerSetup(MODELS["gqa"], engine, NUM_BLOCKS, torch.device("cpu"))
+    runner = build_runner(setup, capture=no_capture)
+    assert runner.cache.num_blocks == NUM_BLOCKS + 1
+    assert runner.graphs.sizes == (1, 2, 4, 8)
+    eager = build_runner(replace(setup, engine=engine.model_copy(update={"enforce_eager": True})), capture=no_capture)
+    assert eager.graphs is None
+    assert build_runner(setup).graphs is None  # a CPU captures nothing, and its pool grows
+    assert build_runner(setup).cache.num_blocks == 0
 
 
 def test_what_no_graph_holds_runs_eagerly():

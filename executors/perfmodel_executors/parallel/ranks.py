@@ -131,6 +131,8 @@ def _follow(setup: RunnerSetup, rank: int, num_ranks: int, meeting: Path, leader
 
 def _join(setup: RunnerSetup, rank: int, num_ranks: int, meeting: Path) -> DistributedGroup:
     backend = _BACKENDS[setup.device.type]
+    if setup.device.type == "cuda":
+        torch.cuda.set_device(setup.device)
     if backend == "gloo" and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(backend, init_method=meeting.as_uri(), rank=rank, world_size=num_ranks)
