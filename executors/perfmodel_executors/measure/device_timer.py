@@ -21,7 +21,7 @@ _REPLAY_S = 3e-3  # of device time in one graph: far above the resolution of eve
 _MOST_CALLS = 400
 _CPU_SAMPLES = 5
 _L2_FACTOR = 3
-_MOST_COPIES = 48
+_LEAST_COPIES, _MOST_COPIES = 3, 48  # a call may touch only a part of its inputs (experts)
 _COPY_BUDGET_BYTES = 6e9
 
 Call = Callable[[], object]
@@ -41,7 +41,8 @@ def num_copies(num_bytes: float, device: torch.device) -> int:
         return 1
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
     wanted = 1 + int(_L2_FACTOR * l2_bytes / max(num_bytes, 1.0))
-    return max(1, min(wanted, _MOST_COPIES, int(_COPY_BUDGET_BYTES / max(num_bytes, 1.0))))
+    most = int(_COPY_BUDGET_BYTES / max(num_bytes, 1.0))
+    return max(1, min(max(wanted, _LEAST_COPIES), _MOST_COPIES, most))
 
 
 def time_calls(calls: Sequence[Call], device: torch.device) -> Timing:
