@@ -27,6 +27,11 @@ KERNELS: dict[str, dict[str, str]] = {
     "grouped_experts": {"torch": f"{_HERE}.moe.reference", "triton": f"{_HERE}.moe.grouped.triton"},
     "kv_write": {"torch": f"{_HERE}.kv_write.reference"},
     "linear": {"torch": f"{_HERE}.linear.reference"},
+    "linear_fp8": {"torch": f"{_HERE}.linear_low_precision.reference"},
+    "linear_sparse24": {"torch": f"{_HERE}.linear_sparse24.reference"},
+    "linear_w4a16": {"torch": f"{_HERE}.linear_weight_only.reference"},
+    "linear_w8a16": {"torch": f"{_HERE}.linear_weight_only.reference"},
+    "linear_w8a8": {"torch": f"{_HERE}.linear_low_precision.reference"},
     "rms_norm": {"torch": f"{_HERE}.rms_norm.reference", "triton": f"{_HERE}.rms_norm.triton"},
     "rope": {"torch": f"{_HERE}.rope.reference"},
     "rope_kv_write": {"torch": f"{_HERE}.rope_kv_write.reference", "triton": f"{_HERE}.rope_kv_write.triton"},
@@ -47,6 +52,11 @@ class Kernels:
     grouped_experts: Callable[..., Any]
     kv_write: Callable[..., Any]
     linear: Callable[..., Any]
+    linear_fp8: Callable[..., Any]
+    linear_sparse24: Callable[..., Any]
+    linear_w4a16: Callable[..., Any]
+    linear_w8a16: Callable[..., Any]
+    linear_w8a8: Callable[..., Any]
     rms_norm: Callable[..., Any]
     rope: Callable[..., Any]
     rope_kv_write: Callable[..., Any]

@@ -15,6 +15,7 @@ from perfmodel.specs.model.architecture import Attention, DenseFFN, MoEFFN
 from perfmodel.specs.model.params import weight_bytes
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel_executors.kernels import Kernels, load_kernels
+from perfmodel_executors.kernels.apply_linear import apply_linear
 from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.kernels.rope.reference import rope_table
 from perfmodel_executors.models.batch import StepBatch
@@ -125,9 +126,8 @@ class Decoder:
         kernels, num_tokens = self.kernels, x_TC.shape[0]
         heads, kv_heads, dim, v_dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.v_head_dim
         gate = heads * v_dim if mixer.output_gate else 0
-        q, k, v, gate_TD = kernels.linear(x_TC, weights.qkv, weights.qkv_bias).split(
-            [heads * dim, kv_heads * dim, kv_heads * v_dim, gate], dim=-1
-        )
+        sizes = [heads * dim, kv_heads * dim, kv_heads * v_dim, gate]
+        q, k, v, gate_TD = torch.split(apply_linear(kernels, x_TC, weights.qkv, weights.qkv_bias), sizes, dim=-1)
         q_TNH, k_TKH = q.view(num_tokens, heads, dim), k.view(num_tokens, kv_heads, dim)
         if weights.q_norm is not None:
             q_TNH = kernels.rms_norm(q_TNH, weights.q_norm, self.model.norm_eps)
@@ -137,7 +137,7 @@ class Decoder:
         out_TD = self._attend(q_TNH, mixer, pages, batch).flatten(1)
         if gate:
             out_TD = out_TD * torch.sigmoid(gate_TD)
-        return self.group.all_reduce(kernels.linear(out_TD, weights.out, weights.out_bias))
+        return self.group.all_reduce(apply_linear(kernels, out_TD, weights.out, weights.out_bias))
 
     def _attend(self, q_TNH: Tensor, mixer: Attention, pages: KVPages, batch: StepBatch) -> Tensor:
         """[T, N, H_v]: the one-token rows first, then the chunks'."""
@@ -160,9 +160,8 @@ class Decoder:
 
     def _dense(self, x_TC: Tensor, weights: FFNWeights, activation: str, gated: bool) -> Tensor:
         kernels = self.kernels
-        hidden = kernels.activate(kernels.linear(x_TC, weights.up, weights.up_bias), activation, gated)
-        update_TC: Tensor = kernels.linear(hidden, weights.down, weights.down_bias)
-        return update_TC
+        hidden = kernels.activate(apply_linear(kernels, x_TC, weights.up, weights.up_bias), activation, gated)
+        return apply_linear(kernels, hidden, weights.down, weights.down_bias)
 
     def _moe(self, x_TC: Tensor, ffn: MoEFFN, weights: MoEWeights) -> Tensor:
         kernels = self.kernels

@@ -1,9 +1,9 @@
 """Weights of a decoder, random by seed.
 
 Each matrix is normal with variance 1 / fan-in, so that activations keep their scale and logits stay finite at any
-depth. Drawn in fp32 on the device that will hold them, then rounded to the dtype: on CPUs, equal seeds make equal
-weights on every machine; a GPU draws others, which are its own, in seconds where a CPU takes minutes. Under tensor
-parallelism every rank draws the whole model, matrix by matrix, and keeps its part.
+depth. Drawn in fp32 on the device that will hold them, then rounded to the dtype or quantised: on CPUs, equal seeds
+make equal weights on every machine; a GPU draws others, which are its own, in seconds where a CPU takes minutes. Under
+tensor parallelism every rank draws the whole model, matrix by matrix, and keeps its part.
 """
 
 __all__ = ["random_weights"]
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer, MoEFFN
 from perfmodel.specs.model.spec import ModelSpec
+from perfmodel_executors.models.quantized import layer_quantizer
 from perfmodel_executors.models.support import CPU
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, MoEWeights
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
@@ -50,8 +51,10 @@ def random_weights(
     head = embedding
     if not model.tie_word_embeddings:
         head = shard_rows(draw.matrix(model.vocab_size, model.hidden_size), group)
+    quantize = layer_quantizer(model)  # layer by layer, so that only one is held in full
     layers = [
-        shard_layer_weights(_layer(draw, model.hidden_size, layer), layer, group) for layer in model.iter_layers()
+        quantize(shard_layer_weights(_layer(draw, model.hidden_size, layer), layer, group))
+        for layer in model.iter_layers()
     ]
     return DecoderWeights(embedding, head, draw.ones(model.hidden_size), layers)
 

@@ -12,6 +12,7 @@ from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer, MoEFF
 from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
 from perfmodel_executors.kernels.kv_pages import FP8
 from perfmodel_executors.kernels.swiglu.reference import ACTIVATIONS
+from perfmodel_executors.models.quantized import check_quantization
 
 CPU = torch.device("cpu")
 
@@ -71,9 +72,8 @@ def check_memory(what: str, num_bytes: float, device: torch.device = CPU) -> Non
 
 def check_executable(model: ModelSpec) -> None:
     """Raises PerfmodelError with one sentence that names what is not executed yet."""
+    check_quantization(model)
     quantization = model.quantization
-    if quantization.weights is not None:
-        raise PerfmodelError(f"{model.name}: weights in {quantization.weights} are not executed yet; use a bf16 card.")
     if quantization.kv_cache not in (None, model.dtype, *_KV_DTYPES):
         raise PerfmodelError(
             f"{model.name}: a KV cache in {quantization.kv_cache} is not executed yet; set kv_cache_dtype to auto, fp8 "

@@ -1,4 +1,4 @@
-"""What the weights of a decoder are: one object per block, matrices in the layout [out, in]."""
+"""What the weights of a decoder are: one object per block, matrices in the layout [out, in], plain or quantised."""
 
 __all__ = ["AttentionWeights", "DecoderWeights", "FFNWeights", "LayerWeights", "MoEWeights"]
 
@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from perfmodel_executors.kernels.weight_formats import Weight
+
 
 @dataclass(slots=True)
 class AttentionWeights:
     """qkv: [(N + K) * H + K * H_v, C], then the gate's N * H_v rows if there is one; out: [C, N * H_v]."""
 
-    qkv: Tensor
-    out: Tensor
+    qkv: Weight
+    out: Weight
     qkv_bias: Tensor | None = None
     out_bias: Tensor | None = None
     q_norm: Tensor | None = None
@@ -23,8 +25,8 @@ class AttentionWeights:
 class FFNWeights:
     """up: [2F, C] as [gate | up] when gated, else [F, C]; down: [C, F]."""
 
-    up: Tensor
-    down: Tensor
+    up: Weight
+    down: Weight
     up_bias: Tensor | None = None
     down_bias: Tensor | None = None
 

@@ -19,6 +19,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer, MoEFFN
 from perfmodel.specs.model.spec import ModelSpec
+from perfmodel_executors.kernels.weight_formats import Weight
 from perfmodel_executors.models.weights import AttentionWeights, FFNWeights, LayerWeights, MoEWeights
 from perfmodel_executors.parallel.group import TensorGroup
 
@@ -92,8 +93,8 @@ def _attention(weights: AttentionWeights, mixer: Attention, group: TensorGroup) 
     if mixer.output_gate:
         sections.append((heads, mixer.v_head_dim))
     return AttentionWeights(
-        qkv=_heads(weights.qkv, sections, group),
-        out=_cut(weights.out, 1, group),
+        qkv=_heads(_plain(weights.qkv), sections, group),
+        out=_cut(_plain(weights.out), 1, group),
         qkv_bias=None if weights.qkv_bias is None else _heads(weights.qkv_bias, sections, group),
         out_bias=_first_only(weights.out_bias, group),
         q_norm=weights.q_norm,
@@ -114,8 +115,8 @@ def _heads(rows: Tensor, sections: Sequence[tuple[int, int]], group: TensorGroup
 
 def _dense(weights: FFNWeights, gated: bool, group: TensorGroup) -> FFNWeights:
     return FFNWeights(
-        up=_halves(weights.up, 0, gated, group),
-        down=_cut(weights.down, 1, group),
+        up=_halves(_plain(weights.up), 0, gated, group),
+        down=_cut(_plain(weights.down), 1, group),
         up_bias=None if weights.up_bias is None else _halves(weights.up_bias, 0, gated, group),
         down_bias=_first_only(weights.down_bias, group),
     )
@@ -143,3 +144,9 @@ def _cut(matrix: Tensor, dim: int, group: TensorGroup) -> Tensor:
 
 def _first_only(bias: Tensor | None, group: TensorGroup) -> Tensor | None:
     return bias if group.rank == 0 else None
+
+
+def _plain(weight: Weight) -> Tensor:
+    """Weights are cut before they are quantised: groups and channels are those of the part."""
+    assert isinstance(weight, Tensor)
+    return weight

@@ -12,6 +12,7 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel_executors.models.loading.files import TensorFile, open_tensors
+from perfmodel_executors.models.quantized import layer_quantizer
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights
 from perfmodel_executors.parallel.group import TensorGroup
 from perfmodel_executors.parallel.sharding import shard_layer_weights, shard_rows
@@ -21,7 +22,7 @@ _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def load_weights(model: ModelSpec, dtype: torch.dtype, device: torch.device, group: TensorGroup) -> DecoderWeights:
-    """The weights in `model.weights_path`, or this rank's part of them, rounded to `dtype`.
+    """The weights in `model.weights_path`, or this rank's part of them, rounded to `dtype`, then quantised.
 
     Raises PerfmodelError for models that our decoder would not compute as their makers do; SpecError for a file that
     lacks a tensor or has one of another shape; MissingExtraError.
@@ -33,8 +34,9 @@ def load_weights(model: ModelSpec, dtype: torch.dtype, device: torch.device, gro
     table = (model.vocab_size, model.hidden_size)
     embedding = shard_rows(reader.tensor("embedding", *table), group)
     head = embedding if model.tie_word_embeddings else shard_rows(reader.tensor("lm_head", *table), group)
+    quantize = layer_quantizer(model)  # layer by layer, so that only one is held in full
     layers = [
-        shard_layer_weights(_layer(reader, model, layer, index), layer, group)
+        quantize(shard_layer_weights(_layer(reader, model, layer, index), layer, group))
         for index, layer in enumerate(model.iter_layers())
     ]
     return DecoderWeights(embedding, head, reader.tensor("final_norm", model.hidden_size), layers)

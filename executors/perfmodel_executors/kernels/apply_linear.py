@@ -1,0 +1,38 @@
+"""A linear layer whatever its weight is stored as: the operator that multiplies by it, from one table."""
+
+__all__ = ["OPERATORS", "apply_linear"]
+
+from types import MappingProxyType
+
+from torch import Tensor
+
+from perfmodel_executors.kernels.dispatch import Kernels
+from perfmodel_executors.kernels.weight_formats.containers import (
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    Sparse24Weight,
+    Weight,
+)
+
+# (type of the weight, whether activations are quantised for it) -> operator
+OPERATORS = MappingProxyType(
+    {
+        (Int8Weight, False): "linear_w8a16",
+        (Fp8Weight, False): "linear_w8a16",
+        (Int4Weight, False): "linear_w4a16",
+        (Int8Weight, True): "linear_w8a8",
+        (Fp8Weight, True): "linear_fp8",
+        (Sparse24Weight, False): "linear_sparse24",
+    }
+)
+
+
+def apply_linear(kernels: Kernels, x_TC: Tensor, weight: Weight, bias_D: Tensor | None = None) -> Tensor:
+    """x W^T + b in x's dtype."""
+    if isinstance(weight, Tensor):
+        product_TD: Tensor = kernels.linear(x_TC, weight, bias_D)
+        return product_TD
+    operator = OPERATORS[type(weight), weight.quantizes_input]
+    quantized_TD: Tensor = getattr(kernels, operator)(x_TC, weight, bias_D)
+    return quantized_TD

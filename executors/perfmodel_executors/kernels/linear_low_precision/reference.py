@@ -1,0 +1,56 @@
+"""y = (q(x) W^T) * token scale * output scale + b: activations quantised on the way, for each token by its largest.
+
+q(x) in INT8 (-127..127, accumulated in int32) or in e4m3 (accumulated in fp32).
+"""
+
+__all__ = ["linear_fp8", "linear_w8a8", "quantize_tokens_fp8", "quantize_tokens_int8"]
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int8Weight
+from perfmodel_executors.kernels.weight_formats.expanded import expanded
+from perfmodel_executors.kernels.weight_formats.quantize import FP8_MAX, INT8_MAX
+
+_TINY = 1e-12
+_CUDA_LEAST_ROWS = 32  # cuBLAS refuses INT8 products of 16 rows and fewer
+
+
+def quantize_tokens_int8(x_MK: Tensor) -> tuple[Tensor, Tensor]:
+    """(codes int8 [M, K], scales fp32 [M]); x is codes * scales."""
+    wide = x_MK.float()
+    scales_M = (wide.abs().amax(dim=1) / INT8_MAX).clamp_min(_TINY)
+    return (wide / scales_M[:, None]).round_().to(torch.int8), scales_M
+
+
+def quantize_tokens_fp8(x_MK: Tensor) -> tuple[Tensor, Tensor]:
+    """(e4m3 [M, K], scales fp32 [M]); x is values * scales."""
+    wide = x_MK.float()
+    scales_M = (wide.abs().amax(dim=1) / FP8_MAX).clamp_min(_TINY)
+    return (wide / scales_M[:, None]).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scales_M
+
+
+def linear_w8a8(x_MK: Tensor, weight: Int8Weight, bias_N: Tensor | None = None) -> Tensor:
+    """The product [M, N] in x's dtype."""
+    codes_MK, scales_M = quantize_tokens_int8(x_MK)
+    rows = len(codes_MK)
+    if x_MK.device.type == "cuda" and rows < _CUDA_LEAST_ROWS:
+        codes_MK = functional.pad(codes_MK, (0, 0, 0, _CUDA_LEAST_ROWS - rows))
+    product_MN = torch._int_mm(codes_MK, weight.values_NK.T)[:rows]
+    return _scaled(product_MN, scales_M, weight.scales_N, bias_N, x_MK.dtype)
+
+
+def linear_fp8(x_MK: Tensor, weight: Fp8Weight, bias_N: Tensor | None = None) -> Tensor:
+    """The product [M, N] in x's dtype; emulated in bf16, which holds every e4m3 value, or in x's dtype if wider."""
+    values_MK, scales_M = quantize_tokens_fp8(x_MK)
+    dtype = torch.float32 if x_MK.dtype == torch.float32 else torch.bfloat16
+    product_MN = functional.linear(values_MK.to(dtype), expanded(weight, dtype))
+    return _scaled(product_MN, scales_M, weight.scales_N, bias_N, x_MK.dtype)
+
+
+def _scaled(
+    product_MN: Tensor, scales_M: Tensor, scales_N: Tensor, bias_N: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    scaled_MN = product_MN.float() * scales_M[:, None] * scales_N
+    return (scaled_MN if bias_N is None else scaled_MN + bias_N).to(dtype)

@@ -1,0 +1,104 @@
+"""What a weight [N, K] of a linear layer (N outputs, K inputs) is stored as.
+
+Containers are compared by identity, so that a library's own packing of one can be remembered beside it.
+"""
+
+# ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
+
+__all__ = ["Fp8Weight", "Int4Weight", "Int8Weight", "Sparse24Weight", "Weight"]
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Int8Weight:
+    """w = values * scales[:, None], one fp32 scale for each output.
+
+    quantizes_input: activations are quantised to INT8 too, with a scale for each token
+    """
+
+    values_NK: Tensor
+    scales_N: Tensor
+    quantizes_input: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.values_NK.shape[0], self.values_NK.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.values_NK.nbytes + self.scales_N.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class Fp8Weight:
+    """w = values * scales[:, None], values in e4m3, an fp32 scale for each output (equal ones: a scale per tensor).
+
+    quantizes_input: activations are quantised to e4m3 too, with a scale for each token
+    """
+
+    values_NK: Tensor
+    scales_N: Tensor
+    quantizes_input: bool = True
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.values_NK.shape[0], self.values_NK.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.values_NK.nbytes + self.scales_N.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class Int4Weight:
+    """w = (q - zero) * scale, q in 0..15, with a scale (and zero point) for each output and group of inputs.
+
+    packed_NJ: uint8 [N, K / 2]. A group of G inputs takes G / 2 bytes: byte j has input j of the group in its low four
+               bits and input G/2 + j in its high four. So one mask and one shift give two contiguous halves of a group,
+               and neither loads nor products need a shuffle.
+    scales_GN: [K / G, N] in the dtype of the activations
+    zeros_GN:  uint8 [K / G, N]; None where all are 8 (symmetric)
+    """
+
+    packed_NJ: Tensor
+    scales_GN: Tensor
+    zeros_GN: Tensor | None
+    group_size: int
+    quantizes_input: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.packed_NJ.shape[0], 2 * self.packed_NJ.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        zeros = self.zeros_GN.nbytes if self.zeros_GN is not None else 0
+        return self.packed_NJ.nbytes + self.scales_GN.nbytes + zeros
+
+
+@dataclass(frozen=True, eq=False)
+class Sparse24Weight:
+    """Two of each four consecutive inputs are kept (2:4).
+
+    values_NJ:  [N, K / 2], the kept ones in order
+    indices_NP: uint8 [N, K / 8]: for two fours of inputs each, the low four bits for the first: its first kept position
+                (0..3) and, two bits higher, its second
+    """
+
+    values_NJ: Tensor
+    indices_NP: Tensor
+    quantizes_input: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.values_NJ.shape[0], 2 * self.values_NJ.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.values_NJ.nbytes + self.indices_NP.nbytes
+
+
+Weight = Tensor | Int8Weight | Int4Weight | Fp8Weight | Sparse24Weight

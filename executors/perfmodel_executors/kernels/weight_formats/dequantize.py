@@ -1,0 +1,45 @@
+"""What a stored weight means: the matrix that its container stands for."""
+
+__all__ = ["dequantize", "int4_codes"]
+
+import torch
+from torch import Tensor
+
+from perfmodel_executors.kernels.weight_formats.containers import (
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    Sparse24Weight,
+    Weight,
+)
+
+
+def dequantize(weight: Weight) -> Tensor:
+    """The weight as an fp32 matrix [N, K]."""
+    if isinstance(weight, Tensor):
+        return weight.float()
+    if isinstance(weight, Int8Weight):
+        return weight.values_NK.float() * weight.scales_N[:, None]
+    if isinstance(weight, Fp8Weight):
+        return weight.values_NK.float() * weight.scales_N[:, None]
+    if isinstance(weight, Int4Weight):
+        n, k = weight.shape
+        zeros_GN: Tensor | float = 8.0 if weight.zeros_GN is None else weight.zeros_GN.float().T[..., None]
+        codes_NGI = int4_codes(weight).float().view(n, -1, weight.group_size)
+        return ((codes_NGI - zeros_GN) * weight.scales_GN.float().T[..., None]).view(n, k)
+    return _dense(weight)
+
+
+def int4_codes(weight: Int4Weight) -> Tensor:
+    """The codes 0..15, uint8 [N, K]."""
+    n, k = weight.shape
+    bytes_NGJ = weight.packed_NJ.view(n, -1, weight.group_size // 2)
+    return torch.cat((bytes_NGJ & 15, bytes_NGJ >> 4), dim=2).view(n, k)
+
+
+def _dense(weight: Sparse24Weight) -> Tensor:
+    n, k = weight.shape
+    codes_NF = torch.stack((weight.indices_NP & 15, weight.indices_NP >> 4), dim=2).view(n, k // 4)
+    positions_NF2 = torch.stack((codes_NF & 3, codes_NF >> 2), dim=2).long()
+    values = weight.values_NJ.float().view(n, k // 4, 2)
+    return values.new_zeros(n, k // 4, 4).scatter_(2, positions_NF2, values).view(n, k)

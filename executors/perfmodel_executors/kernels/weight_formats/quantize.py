@@ -1,0 +1,80 @@
+"""From a matrix to its weight formats, by rounding to nearest; on any device.
+
+Symmetric scales put the largest magnitude on the largest code, so that |w - dequantised| <= scale / 2 everywhere (for
+e4m3, 2^-4 of the value, or half the smallest step). Scales are rounded to their stored dtype first, codes follow.
+"""
+
+__all__ = ["FP8_MAX", "INT8_MAX", "quantize_fp8", "quantize_int4", "quantize_int8", "sparsify_24"]
+
+import torch
+from torch import Tensor
+
+from perfmodel.errors import PerfmodelError
+from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int4Weight, Int8Weight, Sparse24Weight
+
+FP8_MAX = 448.0  # largest finite e4m3
+INT8_MAX = 127.0
+_INT4_SYMMETRIC_MAX = 7.0
+_TINY = 1e-12  # in place of the scale of a row of zeros
+
+
+def quantize_int8(weight_NK: Tensor, quantizes_input: bool = False) -> Int8Weight:
+    """One scale for each output, codes -127..127."""
+    wide = weight_NK.float()
+    scales_N = (wide.abs().amax(dim=1) / INT8_MAX).clamp_min(_TINY)
+    values_NK = (wide / scales_N[:, None]).round_().to(torch.int8)
+    return Int8Weight(values_NK, scales_N, quantizes_input)
+
+
+def quantize_fp8(weight_NK: Tensor, per_tensor: bool = False, quantizes_input: bool = True) -> Fp8Weight:
+    """A scale for each output, or one for all."""
+    wide = weight_NK.float()
+    scales_N = wide.abs().amax(dim=1)
+    if per_tensor:
+        scales_N = scales_N.amax().expand_as(scales_N)
+    scales_N = (scales_N / FP8_MAX).clamp_min(_TINY).contiguous()
+    values_NK = (wide / scales_N[:, None]).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    return Fp8Weight(values_NK, scales_N, quantizes_input)
+
+
+def quantize_int4(weight_NK: Tensor, group_size: int = 128, has_zeros: bool = False) -> Int4Weight:
+    """Groups of `group_size` inputs; symmetric (codes 1..15 about 8), or with zero points (codes 0..15).
+
+    Raises PerfmodelError where the groups do not fill the rows.
+    """
+    n, k = weight_NK.shape
+    if group_size % 2 or k % group_size:
+        raise PerfmodelError(
+            f"a weight with {k} inputs has no whole groups of {group_size}; choose a group size that divides {k}."
+        )
+    grouped_NGI = weight_NK.float().view(n, k // group_size, group_size)
+    if has_zeros:
+        low = grouped_NGI.amin(dim=2).clamp_max(0.0)
+        scales_NG = (grouped_NGI.amax(dim=2).clamp_min(0.0) - low) / 15.0
+    else:
+        scales_NG = grouped_NGI.abs().amax(dim=2) / _INT4_SYMMETRIC_MAX
+    scales_NG = scales_NG.clamp_min(torch.finfo(weight_NK.dtype).tiny).to(weight_NK.dtype)
+    wide_scales = scales_NG.float()
+    zeros_NG = (-low / wide_scales).round_().clamp_(0, 15) if has_zeros else torch.full_like(wide_scales, 8.0)
+    codes = (grouped_NGI / wide_scales[..., None]).round_() + zeros_NG[..., None]
+    codes_NGI = codes.clamp_(0 if has_zeros else 1, 15).to(torch.uint8)
+    half = group_size // 2
+    packed_NJ = (codes_NGI[..., :half] | (codes_NGI[..., half:] << 4)).reshape(n, k // 2)
+    zeros_GN = zeros_NG.to(torch.uint8).T.contiguous() if has_zeros else None
+    return Int4Weight(packed_NJ, scales_NG.T.contiguous(), zeros_GN, group_size)
+
+
+def sparsify_24(weight_NK: Tensor) -> Sparse24Weight:
+    """The two of each four inputs with the largest magnitudes, the first of equal ones.
+
+    Raises PerfmodelError where K is no multiple of 8.
+    """
+    n, k = weight_NK.shape
+    if k % 8:
+        raise PerfmodelError(f"2:4 sparsity packs inputs in eights; a weight with {k} inputs cannot be stored so.")
+    fours_NF4 = weight_NK.view(n, k // 4, 4)
+    order = fours_NF4.abs().argsort(dim=2, descending=True, stable=True)
+    kept_NF2 = order[..., :2].sort(dim=2).values
+    values_NJ = fours_NF4.gather(2, kept_NF2).reshape(n, k // 2)
+    codes_NF = (kept_NF2[..., 0] | (kept_NF2[..., 1] << 2)).to(torch.uint8)
+    return Sparse24Weight(values_NJ, codes_NF[:, 0::2] | (codes_NF[:, 1::2] << 4))

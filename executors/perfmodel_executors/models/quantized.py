@@ -1,0 +1,113 @@
+"""A decoder's weights in the number format that the engine's `quantization` asks for.
+
+As the cost model's `served_model` has it: embedding, LM head, router and norms stay in the model's dtype, and whatever
+else the format keeps. Formats are known by what they store and multiply in, not by the name of the method.
+"""
+
+__all__ = ["check_quantization", "layer_quantizer"]
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
+
+from torch import Tensor
+
+from perfmodel.errors import PerfmodelError
+from perfmodel.specs.model.architecture import MoEFFN
+from perfmodel.specs.model.quantization import METHODS
+from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
+from perfmodel_executors.kernels.weight_formats import Weight, quantize_fp8, quantize_int4, quantize_int8
+from perfmodel_executors.models.weights import AttentionWeights, FFNWeights, LayerWeights, MoEWeights
+
+Quantize = Callable[[Tensor], Weight]
+
+
+class _Format(NamedTuple):
+    """What tells formats apart: the codes stored, the codes multiplied (None: the model's dtype), whether in groups."""
+
+    weights: str
+    activations: str | None
+    is_grouped: bool
+
+
+def _int8(quantization: QuantizationSpec) -> Quantize:
+    return partial(quantize_int8, quantizes_input=quantization.activations == "int8")
+
+
+def _fp8(quantization: QuantizationSpec) -> Quantize:
+    return partial(quantize_fp8, quantizes_input=quantization.activations == "fp8")
+
+
+def _int4(quantization: QuantizationSpec) -> Quantize:
+    return partial(quantize_int4, group_size=quantization.group_size, has_zeros=quantization.method == "awq")
+
+
+_QUANTIZERS: MappingProxyType[_Format | None, Callable[[QuantizationSpec], Quantize]] = MappingProxyType(
+    {
+        _Format("int8", None, False): _int8,
+        _Format("int8", "int8", False): _int8,
+        _Format("fp8", None, False): _fp8,
+        _Format("fp8", "fp8", False): _fp8,
+        _Format("int4", None, True): _int4,
+    }
+)
+
+
+def check_quantization(model: ModelSpec) -> None:
+    """Raises PerfmodelError for weights in a format that no kernel multiplies by."""
+    quantization = model.quantization
+    if quantization.weights is None:
+        return
+    if _format(quantization, model.dtype) not in _QUANTIZERS:
+        executed = [name for name, spec in METHODS.items() if _format(spec, model.dtype) in _QUANTIZERS]
+        raise PerfmodelError(
+            f"{model.name}: weights in {_named(quantization)} are not executed yet; set engine.quantization to one of "
+            f"{', '.join(executed)}, or use a bf16 card."
+        )
+    if "experts" not in quantization.kept and any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers):
+        raise PerfmodelError(
+            f"{model.name}: a mixture of experts in {quantization.weights} is not executed yet; use a bf16 card."
+        )
+
+
+def layer_quantizer(model: ModelSpec) -> Callable[[LayerWeights], LayerWeights]:
+    """What turns the weights of a layer into the model's format; changes nothing for a model that is not quantised."""
+    quantization = model.quantization
+    if quantization.weights is None:
+        return lambda layer: layer
+    quantize = _QUANTIZERS[_format(quantization, model.dtype)](quantization)
+    return partial(_layer, quantize=quantize, kept=quantization.kept)
+
+
+def _format(quantization: QuantizationSpec, dtype: str) -> _Format | None:
+    if quantization.weights is None or quantization.group_rows > 1:
+        return None
+    activations = None if quantization.activations == dtype else quantization.activations
+    return _Format(quantization.weights, activations, quantization.group_size > 0)
+
+
+def _named(quantization: QuantizationSpec) -> str:
+    groups = f" with {quantization.group_rows} x {quantization.group_size} weights a scale"
+    activations = f" and activations in {quantization.activations}" if quantization.activations else ""
+    return f"{quantization.weights}{groups if quantization.group_size else ''}{activations}"
+
+
+def _layer(layer: LayerWeights, quantize: Quantize, kept: frozenset[str]) -> LayerWeights:
+    mixer, ffn = layer.mixer, layer.ffn
+    if isinstance(mixer, AttentionWeights) and "attention" not in kept:
+        mixer = replace(mixer, qkv=_quantized(mixer.qkv, quantize), out=_quantized(mixer.out, quantize))
+    if isinstance(ffn, FFNWeights) and "dense_ffn" not in kept:
+        ffn = _dense(ffn, quantize)
+    if isinstance(ffn, MoEWeights) and ffn.shared is not None and "shared_experts" not in kept:
+        ffn = replace(ffn, shared=_dense(ffn.shared, quantize))
+    return replace(layer, mixer=mixer, ffn=ffn)
+
+
+def _dense(ffn: FFNWeights, quantize: Quantize) -> FFNWeights:
+    return replace(ffn, up=_quantized(ffn.up, quantize), down=_quantized(ffn.down, quantize))
+
+
+def _quantized(weight: Weight, quantize: Quantize) -> Weight:
+    return quantize(weight) if isinstance(weight, Tensor) else weight
