@@ -26,7 +26,7 @@ KERNELS: dict[str, dict[str, str]] = {
     "greedy": {"torch": f"{_HERE}.sampling.reference"},
     "grouped_experts": {"torch": f"{_HERE}.moe.reference", "triton": f"{_HERE}.moe.grouped.triton"},
     "kv_write": {"torch": f"{_HERE}.kv_write.reference"},
-    "linear": {"torch": f"{_HERE}.linear.reference"},
+    "linear": {"torch": f"{_HERE}.linear.reference", "triton": f"{_HERE}.linear.triton"},
     "linear_fp8": {"torch": f"{_HERE}.linear_low_precision.reference"},
     "linear_sparse24": {"torch": f"{_HERE}.linear_sparse24.reference"},
     "linear_w4a16": {"torch": f"{_HERE}.linear_weight_only.reference"},

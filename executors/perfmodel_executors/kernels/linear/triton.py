@@ -1,0 +1,220 @@
+"""y = x W^T + b on tensor cores, accumulated in fp32: one kernel for many tokens, one for few.
+
+Many tokens (limited by the tensor cores): tiles of x times tiles of W, walked in groups that share rows of W in the L2
+cache; operands come through `cp.async`, or through the copy engine of sm_90 and newer (tensor descriptors).
+
+Few tokens (limited by reading W once): the roles are swapped, y^T = W x^T, so that W fills the 64 to 128 rows that a
+tensor-core instruction has and the tokens its columns, of which 8 are enough. Nothing of W is read twice.
+
+Where there are fewer tiles than the device runs at once, K is cut into slices. Each slice writes its sums to a
+workspace, a second kernel adds them up in order: no atomics, so equal inputs give equal bits, and nothing that a CUDA
+graph could not capture.
+"""
+
+__all__ = ["linear", "linear_shared_bytes"]
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from perfmodel_executors.kernels.launch import Options, launch
+from perfmodel_executors.kernels.split_k.triton import add_slices, num_slices, num_units, slice_buffer
+from perfmodel_executors.kernels.tiles import TileConfig, pick
+
+_FEW_TOKENS = 64
+_LEAST_TOKENS = 16  # columns of a tile; with fewer, Hopper and Blackwell fall back to the instructions of Ampere
+_GROUP = 8  # tiles of tokens that are walked together
+_NOWHERE = 1 << 30  # bytes that no device has
+
+# BLOCK_N, BLOCK_K, warps, stages: 32 to 64 KB of W under way in each block, two or three blocks to a unit.
+_FEW_TOKENS_TILES = (
+    (64, 128, 4, 4),
+    (128, 64, 4, 4),
+    (128, 128, 4, 3),
+    (64, 256, 4, 3),
+    (64, 128, 4, 3),
+    (32, 256, 4, 4),
+)
+
+
+class _Tile(NamedTuple):
+    """rate: of the products, relative to the largest tile's, once every unit has one (larger tiles re-read less)."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+    rate: float
+
+
+_MANY_TOKENS_TILES = (
+    _Tile(128, 256, 64, 8, 3, 1.0),
+    _Tile(128, 128, 64, 8, 3, 0.85),
+    _Tile(128, 128, 64, 4, 4, 0.8),
+    _Tile(64, 128, 64, 4, 4, 0.65),
+    _Tile(64, 64, 128, 4, 3, 0.5),
+)
+
+
+@triton.jit
+def _many_tokens_kernel(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, M, N, K, x_stride, weight_stride, slice_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, GROUP: tl.constexpr,
+    EVEN_K: tl.constexpr, DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    group = tile // (GROUP * tiles_n)
+    group_rows = tl.minimum(tiles_m - group * GROUP, GROUP)
+    tile_m = group * GROUP + tile % (GROUP * tiles_n) % group_rows
+    tile_n = tile % (GROUP * tiles_n) // group_rows
+    m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    blocks = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K)
+    first = tl.program_id(1) * blocks
+    last = tl.minimum(first + blocks, tl.cdiv(K, BLOCK_K))
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    if DESCRIPTORS:
+        x_tiles = tl.make_tensor_descriptor(x_ptr, [M, K], [x_stride, 1], [BLOCK_M, BLOCK_K])
+        weight_tiles = tl.make_tensor_descriptor(weight_ptr, [N, K], [weight_stride, 1], [BLOCK_N, BLOCK_K])
+        for block in range(first, last):
+            x = x_tiles.load([tile_m * BLOCK_M, block * BLOCK_K])
+            weight = weight_tiles.load([tile_n * BLOCK_N, block * BLOCK_K])
+            acc = tl.dot(x, weight.T, acc, input_precision="ieee")
+    else:
+        # Rows beyond the end wrap around: they are computed and not stored, which is cheaper than a mask in the loop.
+        x_ptrs = x_ptr + (m % M).to(tl.int64)[:, None] * x_stride + k[None, :]
+        weight_ptrs = weight_ptr + (n % N).to(tl.int64)[None, :] * weight_stride + k[:, None]
+        for block in range(first, last):
+            if EVEN_K:
+                x = tl.load(x_ptrs + block * BLOCK_K)
+                weight = tl.load(weight_ptrs + block * BLOCK_K)
+            else:
+                inside = k < K - block * BLOCK_K
+                x = tl.load(x_ptrs + block * BLOCK_K, mask=inside[None, :], other=0.0)
+                weight = tl.load(weight_ptrs + block * BLOCK_K, mask=inside[:, None], other=0.0)
+            acc = tl.dot(x, weight, acc, input_precision="ieee")
+    if SPLIT_K > 1:
+        out_ptr += tl.program_id(1).to(tl.int64) * slice_stride
+    elif bias_ptr is not None:
+        acc += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    out_ptrs = out_ptr + m.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))
+
+
+@triton.jit
+def _few_tokens_kernel(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, M, N, K, x_stride, weight_stride, slice_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
+    m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    blocks = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K)
+    first = tl.program_id(1) * blocks
+    last = tl.minimum(first + blocks, tl.cdiv(K, BLOCK_K))
+    acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    x_ptrs = x_ptr + (m % M).to(tl.int64)[None, :] * x_stride + k[:, None]
+    weight_ptrs = weight_ptr + (n % N).to(tl.int64)[:, None] * weight_stride + k[None, :]
+    for block in range(first, last):
+        if EVEN_K:
+            weight = tl.load(weight_ptrs + block * BLOCK_K, eviction_policy="evict_first")
+            x = tl.load(x_ptrs + block * BLOCK_K, eviction_policy="evict_last")
+        else:
+            inside = k < K - block * BLOCK_K
+            weight = tl.load(weight_ptrs + block * BLOCK_K, mask=inside[None, :], other=0.0)
+            x = tl.load(x_ptrs + block * BLOCK_K, mask=inside[:, None], other=0.0)
+        acc = tl.dot(weight, x, acc, input_precision="ieee")
+    if SPLIT_K > 1:
+        out_ptr += tl.program_id(1).to(tl.int64) * slice_stride
+    elif bias_ptr is not None:
+        acc += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    out_ptrs = out_ptr + m.to(tl.int64)[None, :] * N + n[:, None]
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=(m[None, :] < M) & (n[:, None] < N))
+
+
+def linear(x_TC: Tensor, weight_DC: Tensor, bias_D: Tensor | None = None, config: TileConfig | None = None) -> Tensor:
+    """The product in x's dtype; rows of x and of the weight may lie apart, their elements not."""
+    x_TC = x_TC if x_TC.stride(1) == 1 else x_TC.contiguous()
+    m, k = x_TC.shape
+    n = weight_DC.shape[0]
+    y_TD = torch.empty(m, n, dtype=x_TC.dtype, device=x_TC.device)
+    run = partial(_run, x_TC, weight_DC, bias_D, y_TD)
+    if config is None:
+        problem = (triton.next_power_of_2(m), n, k, x_TC.dtype)
+        law = partial(linear_shared_bytes, element_bytes=x_TC.element_size())
+        config = pick("linear", problem, list(_candidates(x_TC, weight_DC)), law, run, x_TC.device)
+    run(config)
+    return y_TD
+
+
+def linear_shared_bytes(config: TileConfig, capability: int, element_bytes: int) -> int:
+    """Shared memory of a thread block: its pipeline's operands, and barriers for the copy engine and tensor memory.
+
+    More than any device has for descriptors where there is no copy engine.
+    """
+    sizes, stages = config.sizes, config.options.num_stages
+    operands = (sizes["BLOCK_M"] + sizes["BLOCK_N"]) * sizes["BLOCK_K"] * element_bytes
+    if capability < 90 or capability >= 120 or sizes["BLOCK_N"] < 64:  # instructions that wait for their operands
+        return _NOWHERE if sizes.get("DESCRIPTORS") else operands * max(1, stages - 1)
+    barriers = 8 * stages if sizes.get("DESCRIPTORS") else 0
+    if capability >= 100:
+        barriers = 16 + -(-barriers // 16) * 16
+    return operands * stages + barriers
+
+
+def _run(x_TC: Tensor, weight_DC: Tensor, bias_D: Tensor | None, y_TD: Tensor, config: TileConfig) -> None:
+    (m, k), n, sizes = x_TC.shape, y_TD.shape[1], dict(config.sizes)
+    slices = sizes["SPLIT_K"]
+    out = slice_buffer(y_TD, slices)
+    args = (x_TC, weight_DC, bias_D, out, m, n, k, x_TC.stride(0), weight_DC.stride(0), m * n)
+    tiles_m, tiles_n = triton.cdiv(m, sizes["BLOCK_M"]), triton.cdiv(n, sizes["BLOCK_N"])
+    even = k % sizes["BLOCK_K"] == 0
+    if "DESCRIPTORS" in sizes:
+        if sizes["DESCRIPTORS"] and x_TC.device.type == "cuda":
+            triton.set_allocator(_scratch)
+        grid: tuple[int, ...] = (tiles_m * tiles_n, slices)
+        launch(_many_tokens_kernel, grid, *args, options=config.options, GROUP=_GROUP, EVEN_K=even, **sizes)
+    else:
+        launch(_few_tokens_kernel, (tiles_n, slices, tiles_m), *args, options=config.options, EVEN_K=even, **sizes)
+    if slices > 1:
+        add_slices(out, bias_D, y_TD)
+
+
+def _scratch(size: int, alignment: int, stream: int | None) -> Tensor:
+    """Global memory for tensor descriptors, which the kernel writes for itself."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
+def _candidates(x_TC: Tensor, weight_DC: Tensor) -> Iterator[TileConfig]:
+    """The tile with the least estimated time first; without descriptors before with, of which no pipeline is sure."""
+    (m, k), n = x_TC.shape, weight_DC.shape[0]
+    if m <= _FEW_TOKENS:
+        block_m = max(_LEAST_TOKENS, triton.next_power_of_2(m))
+        for block_n, block_k, warps, stages in _FEW_TOKENS_TILES:
+            slices = num_slices(triton.cdiv(n, block_n), triton.cdiv(k, block_k), x_TC.device, blocks_per_unit=2)
+            sizes = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "SPLIT_K": slices}
+            yield TileConfig(sizes, Options(warps, stages))
+        return
+    is_aligned = all(tensor.stride(0) * tensor.element_size() % 16 == 0 for tensor in (x_TC, weight_DC))
+    units = num_units(x_TC.device)
+    for tile in sorted(_MANY_TOKENS_TILES, key=lambda tile: _relative_time(m, n, tile, units)):
+        tiles = triton.cdiv(m, tile.block_m) * triton.cdiv(n, tile.block_n)
+        slices = num_slices(tiles, triton.cdiv(k, tile.block_k), x_TC.device, blocks_per_unit=1)
+        sizes = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "SPLIT_K": slices}
+        for descriptors in (0, 1) if is_aligned else (0,):
+            yield TileConfig({**sizes, "DESCRIPTORS": descriptors}, Options(tile.warps, tile.stages))
+
+
+def _relative_time(m: int, n: int, tile: _Tile, units: int) -> float:
+    """Waves of tiles over the device's units, times what a tile takes; fewer tiles than units share K."""
+    tiles = triton.cdiv(m, tile.block_m) * triton.cdiv(n, tile.block_n)
+    waves = triton.cdiv(tiles, units) if tiles >= units else 1 / (units // tiles)
+    return float(waves * tile.block_m * tile.block_n / tile.rate)

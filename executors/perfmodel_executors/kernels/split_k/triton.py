@@ -1,0 +1,61 @@
+"""Sums of the slices of a product: workspace, number of slices, and the kernel that adds them up in order.
+
+One addition order, so equal inputs give equal bits; no host synchronisation, no counters that outlive a call.
+"""
+
+__all__ = ["add_slices", "num_slices", "num_units", "slice_buffer"]
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from perfmodel_executors.kernels.launch import Options, launch
+
+_UNITS_ELSEWHERE = 132  # compute units assumed where there is no GPU to ask: those of an H100
+_LEAST_BLOCKS = 4  # of K in a slice: a pipeline of fewer never fills
+_MOST_SLICES = 32
+
+
+@triton.jit
+def _add_slices_kernel(sums_ptr, bias_ptr, y_ptr, elements, N, SLICES: tl.constexpr, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = element < elements
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for piece in tl.static_range(SLICES):
+        total += tl.load(sums_ptr + piece * elements + element, mask=mask, other=0.0)
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + element % N, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y_ptr + element, total.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def num_units(device: torch.device) -> int:
+    """Compute units (streaming multiprocessors) of a GPU."""
+    if device.type != "cuda":
+        return _UNITS_ELSEWHERE
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def num_slices(tiles: int, blocks_of_k: int, device: torch.device, blocks_per_unit: int) -> int:
+    """How many slices make `tiles` output tiles fill the device; each has four blocks of K or more, none is empty.
+
+    blocks_per_unit: how many thread blocks a compute unit should have
+    """
+    wanted = blocks_per_unit * num_units(device) // max(1, tiles)
+    slices = max(1, min(wanted, blocks_of_k // _LEAST_BLOCKS, _MOST_SLICES))
+    return -(-blocks_of_k // -(-blocks_of_k // slices))
+
+
+def slice_buffer(y_MN: Tensor, slices: int) -> Tensor:
+    """Where the product goes: y itself, or fp32 [slices, M, N]."""
+    if slices == 1:
+        return y_MN
+    return torch.empty(slices, *y_MN.shape, dtype=torch.float32, device=y_MN.device)
+
+
+def add_slices(sums_SMN: Tensor, bias_N: Tensor | None, y_MN: Tensor) -> None:
+    """y = the sum of the slices + bias."""
+    elements, block = y_MN.numel(), 512
+    grid = (triton.cdiv(elements, block),)
+    args = (sums_SMN, bias_N, y_MN, elements, y_MN.shape[1])
+    launch(_add_slices_kernel, grid, *args, options=Options(num_warps=4), SLICES=sums_SMN.shape[0], BLOCK=block)
