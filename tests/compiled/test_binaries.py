@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel.cost.occupancy import shared_limit_bytes  # noqa: E402
+from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
 from perfmodel_executors.compiled import compile_problem  # noqa: E402
 from perfmodel_executors.kernels import KERNELS  # noqa: E402
@@ -14,6 +15,8 @@ from perfmodel_executors.kernels.problem import problems_of  # noqa: E402
 DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm")
 # Operators whose work is matrix products: these must reach the tensor cores.
 PRODUCTS = frozenset({"attention_prefill", "attention_decode", "grouped_experts", "linear"})
+# What a device lacks, and the words that say so.
+REFUSED = {("linear_fp8", "a100-sxm-80gb"): "sm_89 or newer"}
 OPERATORS = [operator for operator, backends in KERNELS.items() if "triton" in backends]
 
 
@@ -23,6 +26,10 @@ def test_the_kernel_fits_the_device_and_does_not_spill(operator, device):
     """One problem of each distinct binary is enough; occupancy says that at least one block runs."""
     hardware = load_hardware(device)
     problem = problems_of(operator)[0]
+    if (operator, device) in REFUSED:
+        with pytest.raises(PerfmodelError, match=REFUSED[operator, device]):
+            compile_problem(problem, hardware)
+        return
     kernels = compile_problem(problem, hardware)
     assert kernels
     for kernel in kernels:
@@ -30,5 +37,5 @@ def test_the_kernel_fits_the_device_and_does_not_spill(operator, device):
         assert kernel.facts.registers <= 255
         assert kernel.facts.spills == 0, str(kernel)
         assert kernel.occupancy.blocks >= 1
-    if operator in PRODUCTS:
+    if operator in PRODUCTS or operator.startswith("linear_"):
         assert any(kernel.facts.tensor_instructions for kernel in kernels)

@@ -16,6 +16,7 @@ __all__ = [
     "capability_of",
     "choices",
     "fitting",
+    "limits_of",
     "pick",
     "pipelined_bytes",
     "targeting",
@@ -111,7 +112,7 @@ def pick(
 
     Raises DoesNotFitError if the device's SRAM holds none of the candidates.
     """
-    limits = _target.get() or _limits_of(device)
+    limits = limits_of(device)
     key = (kernel, limits.name if limits else device.type, problem)
     known = _chosen.get(key)
     if known is not None:
@@ -147,6 +148,11 @@ def targeting(limits: DeviceLimits) -> Iterator[None]:
 def choices() -> dict[str, str]:
     """What was tuned so far: "kernel on device, problem" -> configuration."""
     return {f"{kernel} on {device}, {problem}": str(config) for (kernel, device, problem), config in _chosen.items()}
+
+
+def limits_of(device: torch.device) -> DeviceLimits | None:
+    """Those of the device compiled for, or of this one; None where no GPU is involved (the interpreter)."""
+    return _target.get() or _limits_of(device)
 
 
 def _limits_of(device: torch.device) -> DeviceLimits | None:

@@ -1,0 +1,74 @@
+"""Linear layers whose activations are quantised on the way."""
+
+__all__ = ["serving", "tiny"]
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from perfmodel.ops.formats import LinearFormat
+from perfmodel.ops.gemm import gemm
+from perfmodel_executors.kernels.linear_low_precision.reference import quantize_tokens_fp8
+from perfmodel_executors.kernels.problem import Inputs, Problem
+from perfmodel_executors.kernels.weight_formats import Fp8Weight, Int8Weight
+
+# Beside rounding of the result: a value on the edge between two codes may go either way.
+_TOLERANCE = {torch.float32: 4e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+_SHAPES = ((14336, 4096), (4096, 14336), (6144, 4096), (4096, 4096))
+_TOKENS = (1, 8, 64, 512, 4096)
+
+
+def tiny(dtype: torch.dtype) -> list[Problem]:
+    """Few and many tokens, several slices, odd sizes."""
+    return [
+        *(_problem(name, 3, 72, 1100, dtype, has_bias=True) for name in ("linear_w8a8", "linear_fp8")),
+        *(_problem(name, 70, 40, 144, dtype) for name in ("linear_w8a8", "linear_fp8")),
+    ]
+
+
+def serving() -> list[Problem]:
+    """Decode batches and chunks of prompts, at the sizes of an 8B model."""
+    names = ("linear_w8a8", "linear_fp8")
+    return [_problem(name, m, n, k, torch.bfloat16) for name in names for n, k in _SHAPES for m in _TOKENS]
+
+
+def _problem(operator: str, m: int, n: int, k: int, dtype: torch.dtype, has_bias: bool = False) -> Problem:
+    is_fp8 = operator == "linear_fp8"
+    form = LinearFormat("fp8" if is_fp8 else "int8", 1.0, 1.0, 2.0, quantizes_input=True)
+
+    def make(inputs: Inputs) -> tuple[object, ...]:
+        x_MK, scales_N = inputs.normal(m, k, dtype=dtype), inputs.normal(n, dtype=torch.float32, scale=k**-0.5)
+        weight: Int8Weight | Fp8Weight
+        if is_fp8:
+            weight = Fp8Weight(inputs.normal(n, k, dtype=torch.float8_e4m3fn), scales_N)
+        else:
+            weight = Int8Weight(inputs.integers(-127, 128, n, k, dtype=torch.int8), scales_N / 64, True)
+        return x_MK, weight, inputs.normal(n, dtype=dtype) if has_bias else None
+
+    return Problem(
+        operator,
+        {"m": m, "n": n, "k": k, "gemm_dtype": form.rate, "dtype": str(dtype).removeprefix("torch.")},
+        make,
+        gemm(operator, m, n, k, form, has_bias=has_bias),
+        _TOLERANCE[dtype],
+        _scaled_mm if is_fp8 else _dense,
+    )
+
+
+def _scaled_mm(x_MK: Tensor, weight: Fp8Weight, bias_N: Tensor | None = None) -> Tensor:
+    """torch's FP8 product (cuBLAS, CUTLASS), with its own quantisation of x before it."""
+    values_MK, scales_M = quantize_tokens_fp8(x_MK)
+    return torch._scaled_mm(
+        values_MK,
+        weight.values_NK.T,
+        scales_M[:, None],
+        weight.scales_N[None, :],
+        bias_N,
+        out_dtype=x_MK.dtype,
+        use_fast_accum=True,
+    )
+
+
+def _dense(x_MK: Tensor, weight: Int8Weight, bias_N: Tensor | None = None) -> Tensor:
+    """The product with the codes in x's dtype: what INT8 saves is against this."""
+    return functional.linear(x_MK, weight.values_NK.to(x_MK.dtype), bias_N)
