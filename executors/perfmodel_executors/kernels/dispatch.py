@@ -19,11 +19,11 @@ _HERE = "perfmodel_executors.kernels"
 _OLDEST = 80  # compute capability of Ampere; on sm_75 Triton compiles matrix products without tensor cores
 
 KERNELS: dict[str, dict[str, str]] = {
-    "activate": {"torch": f"{_HERE}.swiglu.reference"},
+    "activate": {"torch": f"{_HERE}.swiglu.reference", "triton": f"{_HERE}.swiglu.triton"},
     "add_rms_norm": {"torch": f"{_HERE}.rms_norm.reference", "triton": f"{_HERE}.rms_norm.triton"},
     "attention_decode": {"torch": f"{_HERE}.attention_decode.reference"},
     "attention_prefill": {"torch": f"{_HERE}.attention_prefill.reference"},
-    "greedy": {"torch": f"{_HERE}.sampling.reference"},
+    "greedy": {"torch": f"{_HERE}.sampling.reference", "triton": f"{_HERE}.sampling.triton"},
     "grouped_experts": {"torch": f"{_HERE}.moe.reference", "triton": f"{_HERE}.moe.grouped.triton"},
     "kv_write": {"torch": f"{_HERE}.kv_write.reference"},
     "linear": {"torch": f"{_HERE}.linear.reference", "triton": f"{_HERE}.linear.triton"},
@@ -42,6 +42,7 @@ KERNELS: dict[str, dict[str, str]] = {
     "rope": {"torch": f"{_HERE}.rope.reference"},
     "rope_kv_write": {"torch": f"{_HERE}.rope_kv_write.reference", "triton": f"{_HERE}.rope_kv_write.triton"},
     "route": {"torch": f"{_HERE}.moe.reference", "triton": f"{_HERE}.moe.route.triton"},
+    "sample_top_k_top_p": {"torch": f"{_HERE}.sampling.reference", "triton": f"{_HERE}.sampling.triton"},
 }
 
 
@@ -67,6 +68,7 @@ class Kernels:
     rope: Callable[..., Any]
     rope_kv_write: Callable[..., Any]
     route: Callable[..., Any]
+    sample_top_k_top_p: Callable[..., Any]
 
 
 def load_kernels(backend: str = "torch", device: torch.device | None = None) -> Kernels:

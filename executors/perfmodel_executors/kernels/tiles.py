@@ -62,7 +62,7 @@ _chosen: dict[tuple[str, str, Hashable], TileConfig] = {}
 
 def capability_of(device: torch.device) -> int | None:
     """The compute capability to choose for (90 for sm_90); None in the interpreter."""
-    limits = _target.get() or _limits_of(device)
+    limits = limits_of(device)
     return limits.capability if limits else None
 
 

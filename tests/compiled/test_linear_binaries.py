@@ -1,0 +1,99 @@
+"""Linear layers' binaries: the law that drops tiles is what the compiler takes, and the fast instructions are used."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the executor needs torch")
+pytest.importorskip("triton", reason="Triton kernels need triton")
+
+from perfmodel.errors import DoesNotFitError, PerfmodelError  # noqa: E402
+from perfmodel.specs import load_hardware  # noqa: E402
+from perfmodel_executors.compiled import compile_launch, device_limits  # noqa: E402
+from perfmodel_executors.kernels import load_kernels  # noqa: E402
+from perfmodel_executors.kernels.launch import Options, recording  # noqa: E402
+from perfmodel_executors.kernels.linear.triton import linear_shared_bytes  # noqa: E402
+from perfmodel_executors.kernels.linear_low_precision.triton import low_precision_shared_bytes  # noqa: E402
+from perfmodel_executors.kernels.linear_weight_only.triton import (  # noqa: E402
+    w4a16_shared_bytes,
+    w8a16_shared_bytes,
+)
+from perfmodel_executors.kernels.tiles import TileConfig, fitting, targeting  # noqa: E402
+from perfmodel_executors.kernels.weight_formats import Fp8Weight, Int4Weight, Int8Weight  # noqa: E402
+
+N, K = 4096, 4096
+LAWS = {
+    "linear": lambda config, capability: linear_shared_bytes(config, capability, 2),
+    "linear_w8a16": lambda config, capability: w8a16_shared_bytes(config, capability, 2),
+    "linear_w4a16": lambda config, capability: w4a16_shared_bytes(config, capability, 2, 128),
+    "linear_w8a8": lambda config, capability: low_precision_shared_bytes(config, capability, is_integer=True),
+    "linear_fp8": lambda config, capability: low_precision_shared_bytes(config, capability, is_integer=False),
+}
+DEVICES = {"a100-sxm-80gb": 80, "h100-sxm-80gb": 90, "b200-sxm": 100}
+
+
+def empty(*shape, dtype=torch.bfloat16):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def weight_of(operator):
+    if operator == "linear_w4a16":
+        return Int4Weight(empty(N, K // 2, dtype=torch.uint8), empty(K // 128, N), None, 128)
+    if operator == "linear_fp8":
+        return Fp8Weight(empty(N, K, dtype=torch.float8_e4m3fn), empty(N, dtype=torch.float32))
+    if operator == "linear":
+        return empty(N, K)
+    return Int8Weight(empty(N, K, dtype=torch.int8), empty(N, dtype=torch.float32), operator == "linear_w8a8")
+
+
+def tile(warps, stages, **sizes):
+    return TileConfig({**sizes, "SPLIT_K": 1}, Options(warps, stages))
+
+
+CASES = [
+    ("linear", tile(8, 3, BLOCK_M=128, BLOCK_N=256, BLOCK_K=64, DESCRIPTORS=0), 4096),
+    ("linear", tile(8, 3, BLOCK_M=128, BLOCK_N=256, BLOCK_K=64, DESCRIPTORS=1), 4096),
+    ("linear", tile(4, 4, BLOCK_M=16, BLOCK_N=64, BLOCK_K=128), 16),
+    ("linear", tile(4, 4, BLOCK_M=16, BLOCK_N=32, BLOCK_K=256), 16),
+    ("linear_w8a16", tile(4, 4, BLOCK_M=8, BLOCK_N=64, BLOCK_K=256), 8),
+    ("linear_w8a16", tile(4, 4, BLOCK_M=16, BLOCK_N=128, BLOCK_K=128), 16),
+    ("linear_w4a16", tile(4, 4, BLOCK_M=8, BLOCK_N=64, GROUPS=2), 8),
+    ("linear_w4a16", tile(4, 4, BLOCK_M=16, BLOCK_N=128, GROUPS=1), 16),
+    ("linear_w8a8", tile(8, 3, BLOCK_M=128, BLOCK_N=128, BLOCK_K=128), 4096),
+    ("linear_fp8", tile(4, 4, BLOCK_M=16, BLOCK_N=64, BLOCK_K=256), 16),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("operator", "config", "rows"), CASES, ids=lambda value: str(value))
+def test_shared_memory_is_what_the_law_says(operator, config, rows, device):
+    """... and no matrix product spills or misses the tensor cores; what the device lacks is refused."""
+    hardware = load_hardware(device)
+    expected = LAWS[operator](config, DEVICES[device])
+    if expected > 1 << 20:  # no copy engine
+        return
+    with targeting(device_limits(hardware)), recording() as launches:
+        if operator == "linear_fp8" and device == "a100-sxm-80gb":
+            with pytest.raises(PerfmodelError, match="sm_89"):
+                getattr(load_kernels("triton"), operator)(empty(rows, K), weight_of(operator), None, config=config)
+            return
+        getattr(load_kernels("triton"), operator)(empty(rows, K), weight_of(operator), None, config=config)
+    compiled = compile_launch(launches[-1], hardware)
+    assert compiled.facts.shared_bytes == expected
+    assert compiled.facts.spills == 0
+    assert compiled.facts.tensor_instructions
+    assert compiled.facts.async_copies
+
+
+def test_tiles_that_no_device_holds_are_refused_with_a_sentence():
+    limits = device_limits(load_hardware("a100-sxm-80gb"))
+    config = tile(8, 8, BLOCK_M=128, BLOCK_N=256, BLOCK_K=64, DESCRIPTORS=0)
+    with pytest.raises(DoesNotFitError, match="needs 344064 bytes of SRAM a thread block"):
+        fitting([config], LAWS["linear"], limits, "linear")
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_pytorch_tanh"])
+def test_activations_compile_without_spills(activation):
+    with recording() as launches:
+        load_kernels("triton").activate(empty(64, 28672), activation, True)
+    facts = compile_launch(launches[0], load_hardware("h100-sxm-80gb")).facts
+    assert facts.spills == 0
+    assert facts.registers <= 64

@@ -1,0 +1,148 @@
+"""Weights in fewer bits: how wrong rounding can make them, and that each operator multiplies by what is stored."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the executor needs torch")
+
+from executor_models import MODELS, attention, tiny  # noqa: E402
+
+from perfmodel.errors import PerfmodelError  # noqa: E402
+from perfmodel.specs.model.architecture import DenseFFN  # noqa: E402
+from perfmodel.specs.model.quantization import METHODS, with_quantization  # noqa: E402
+from perfmodel_executors.kernels import KERNELS, load_kernels  # noqa: E402
+from perfmodel_executors.kernels.apply_linear import OPERATORS, apply_linear  # noqa: E402
+from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
+    Int8Weight,
+    dequantize,
+    quantize_fp8,
+    quantize_int4,
+    quantize_int8,
+    sparsify_24,
+)
+from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
+from perfmodel_executors.models.decoder import Decoder  # noqa: E402
+
+FORMATS = {
+    "int8": quantize_int8,
+    "w8a8": lambda w: quantize_int8(w, quantizes_input=True),
+    "int4": quantize_int4,
+    "int4 with zeros": lambda w: quantize_int4(w, group_size=64, has_zeros=True),
+    "fp8": quantize_fp8,
+    "fp8 per tensor": lambda w: quantize_fp8(w, per_tensor=True),
+    "fp8 weight only": lambda w: quantize_fp8(w, quantizes_input=False),
+    "2:4": sparsify_24,
+}
+
+
+def random_weight(n=96, k=256, dtype=torch.float32):
+    """Rows of different scale, one of them zero."""
+    generator = torch.Generator().manual_seed(0)
+    scales = torch.linspace(0, 3, n)[:, None]
+    return (torch.randn(n, k, generator=generator) * scales + scales / 2).to(dtype)
+
+
+def test_integer_codes_are_at_most_half_a_step_off():
+    weight = random_weight()
+    int8 = quantize_int8(weight)
+    assert ((dequantize(int8) - weight).abs() <= int8.scales_N[:, None] * 0.501).all()
+    for has_zeros in (False, True):
+        int4 = quantize_int4(weight, group_size=64, has_zeros=has_zeros)
+        steps = int4.scales_GN.T.repeat_interleave(64, dim=1)
+        assert ((dequantize(int4) - weight).abs() <= steps * 0.501).all()
+
+
+def test_zero_points_halve_the_step_of_one_sided_weights():
+    """Of weights 0..a, half of a symmetric code's values are never used."""
+    weight = random_weight().abs()
+    errors = [(dequantize(quantize_int4(weight, has_zeros=z)) - weight).pow(2).mean() for z in (False, True)]
+    assert errors[1] < errors[0] / 3
+
+
+def test_e4m3_is_within_half_a_bit_of_its_mantissa():
+    """Three bits of mantissa: 2^-4 of the value; the smallest step is 2^-9 of the scale."""
+    weight = random_weight()
+    for per_tensor in (False, True):
+        stored = quantize_fp8(weight, per_tensor)
+        bound = torch.maximum(weight.abs() / 16, stored.scales_N[:, None] * 2.0**-10)
+        assert ((dequantize(stored) - weight).abs() <= bound * 1.001).all()
+
+
+def test_two_of_four_keep_the_largest_exactly():
+    weight = random_weight()
+    dense = dequantize(sparsify_24(weight))
+    fours, kept = weight.view(-1, 4), dense.view(-1, 4)
+    assert ((kept != 0).sum(1) <= 2).all()
+    assert torch.equal(kept[kept != 0], fours[kept != 0])
+    torch.testing.assert_close(kept.abs().sum(1), fours.abs().topk(2, dim=1).values.sum(1))
+
+
+def test_stored_sizes_are_the_formats():
+    """Bits of a weight, and its share of the scales: 32 bits a row of 256, 16 a group of 128."""
+    weight = random_weight(dtype=torch.bfloat16)
+    sizes = {name: quantize(weight).num_bytes * 8 / weight.numel() for name, quantize in FORMATS.items()}
+    assert sizes["int8"] == sizes["fp8"] == 8 + 32 / 256
+    assert sizes["int4"] == 4 + 16 / 128
+    assert sizes["2:4"] == 16 / 2 + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 7, 40])
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_operator_multiplies_by_what_is_stored(name, rows, dtype):
+    """Weight-only: the product with the dequantised weight, up to rounding. Quantised activations: half a step each,
+    of 127 (INT8) or 2^-4 of the value (e4m3), summed with random signs."""
+    stored = FORMATS[name](random_weight(dtype=dtype))
+    x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(1)).to(dtype)
+    bias = torch.randn(96, generator=torch.Generator().manual_seed(2)).to(dtype)
+    actual = apply_linear(load_kernels(), x, stored, bias).double()
+    expected = x.double() @ dequantize(stored).double().T + bias.double()
+    tolerance = 1e-5 if dtype == torch.float32 else 1.2e-2
+    if stored.quantizes_input:
+        tolerance += 0.02 if isinstance(stored, Int8Weight) else 0.05
+    assert actual.shape == expected.shape
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * float(expected.abs().max()))
+
+
+def test_every_format_has_an_operator():
+    assert set(OPERATORS.values()) <= set(KERNELS)
+    weight = random_weight()
+    for quantize in FORMATS.values():
+        stored = quantize(weight)
+        assert (type(stored), stored.quantizes_input) in OPERATORS
+
+
+def test_groups_that_do_not_fit_are_refused():
+    with pytest.raises(PerfmodelError, match="has no whole groups of 128"):
+        quantize_int4(torch.zeros(4, 192))
+    with pytest.raises(PerfmodelError, match="12 inputs"):
+        sparsify_24(torch.zeros(4, 12))
+
+
+def logits_of(decoder):
+    tokens = torch.randint(101, (12,), generator=torch.Generator().manual_seed(3)).tolist()
+    cache = decoder.new_cache(4, 8)
+    return decoder.forward(build_batch([Segment(tokens, 0, [0, 1, 2])], 4), cache)
+
+
+@pytest.mark.parametrize("method", ["w8a16", "int8", "fp8", "fp8_w8a16"])
+def test_a_quantised_decoder_says_much_the_same_and_differs(method):
+    """Its embedding and LM head stay; its linear layers are rounded to three bits or more."""
+    model = tiny((attention(), DenseFFN(48)))
+    plain = Decoder(model, torch.float32, seed=1)
+    quantised = Decoder(with_quantization(model, method), torch.float32, seed=1)
+    assert isinstance(quantised.weights.lm_head, torch.Tensor)
+    assert not isinstance(quantised.weights.layers[0].ffn.up, torch.Tensor)
+    ours, theirs = logits_of(quantised), logits_of(plain)
+    assert not torch.equal(ours, theirs)
+    assert (ours - theirs).norm() < 0.15 * theirs.norm()
+
+
+def test_formats_without_a_kernel_are_refused_by_name():
+    model = tiny((attention(), DenseFFN(48)))
+    for method in ("mxfp4", "nvfp4", "fp8_block", "w4a8", "bitsandbytes"):
+        assert METHODS[method].weights
+        with pytest.raises(PerfmodelError, match="set engine[.]quantization to one of"):
+            Decoder(with_quantization(model, method))
+    experts = next(m for m in MODELS.values() if any("MoE" in type(layer.ffn).__name__ for layer, _ in m.layers))
+    with pytest.raises(PerfmodelError, match="a mixture of experts in int8"):
+        Decoder(with_quantization(experts, "w8a16"))
