@@ -141,7 +141,7 @@ def test_formats_without_a_kernel_are_refused_by_name():
     model = tiny((attention(), DenseFFN(48)))
     for method in ("mxfp4", "nvfp4", "fp8_block", "w4a8", "bitsandbytes"):
         assert METHODS[method].weights
-        with pytest.raises(PerfmodelError, match="set engine[.]quantization to one of"):
+        with pytest.raises(PerfmodelError, match=r"set engine\.quantization to one of"):
             Decoder(with_quantization(model, method))
     experts = next(m for m in MODELS.values() if any("MoE" in type(layer.ffn).__name__ for layer, _ in m.layers))
     with pytest.raises(PerfmodelError, match="a mixture of experts in int8"):

@@ -32,8 +32,9 @@ def sample_top_k_top_p(
     uniform_S:     fp32 in [0, 1)
     """
     is_greedy_S = temperature_S <= 0
-    scaled_SV = logits_SV.float() / torch.where(is_greedy_S, 1.0, temperature_S)[:, None]
-    weights_SV = (scaled_SV - scaled_SV.amax(dim=1, keepdim=True)).exp()
+    inverse_S = 1.0 / torch.where(is_greedy_S, 1.0, temperature_S)
+    logits_SV = logits_SV.float()
+    weights_SV = ((logits_SV - logits_SV.amax(dim=1, keepdim=True)) * inverse_S[:, None]).exp()
     sorted_SV = weights_SV.sort(dim=1, descending=True).values
     vocab = logits_SV.shape[1]
     kept_S = torch.where((top_k_S <= 0) | (top_k_S > vocab), vocab, top_k_S).long()

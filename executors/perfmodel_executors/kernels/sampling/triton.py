@@ -3,7 +3,7 @@
 Greedy, in two stages: the best of each piece of the vocabulary (enough programs for a single row), then of the pieces.
 
 Sampling keeps what reaches a threshold (see `reference`), so the threshold is all that has to be found: bisection on
-the bits of exp(logit - max), which as unsigned integers are in the order of the values. Each pass counts or sums what
+the bits of exp((logit - max) / temperature), which as unsigned integers are in the order of the values. Each pass counts or sums what
 reaches the middle; the search ends when the interval holds no more than one token, or after 30 passes with one value.
 One program a row: the row, 256 KB of logits, is read from L2 some 20 to 50 times, where a sort moves it as often
 through HBM. A last pass finds the token in the vocabulary's order. Nothing depends on the host.
@@ -45,20 +45,20 @@ def _best_kernel(values_ptr, indices_ptr, tokens_ptr, pieces, BLOCK: tl.constexp
 
 
 @triton.jit
-def _weights(row_ptr, start, vocab, temperature, largest, BLOCK: tl.constexpr):
-    """exp(logit / temperature - max) of a block, in 0..1."""
+def _weights(row_ptr, start, vocab, inverse, largest, BLOCK: tl.constexpr):
+    """exp((logit - max) / temperature) of a block, in 0..1."""
     index = start + tl.arange(0, BLOCK)
     logits = tl.load(row_ptr + index, mask=index < vocab, other=-float("inf")).to(tl.float32)
-    return tl.exp(tl.div_rn(logits, temperature) - largest)
+    return tl.exp((logits - largest) * inverse)
 
 
 @triton.jit
-def _reaching(row_ptr, vocab, temperature, largest, bits, BLOCK: tl.constexpr):
+def _reaching(row_ptr, vocab, inverse, largest, bits, BLOCK: tl.constexpr):
     """(how many weights have at least these bits, their sum)."""
     counts = tl.zeros((BLOCK,), tl.int32)
     sums = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, vocab, BLOCK):
-        weights = _weights(row_ptr, start, vocab, temperature, largest, BLOCK)
+        weights = _weights(row_ptr, start, vocab, inverse, largest, BLOCK)
         inside = (weights.to(tl.int32, bitcast=True) >= bits) & (start + tl.arange(0, BLOCK) < vocab)
         counts += inside.to(tl.int32)
         sums += tl.where(inside, weights, 0.0)
@@ -73,7 +73,7 @@ def _sample_kernel(
     row_ptr = logits_ptr + row.to(tl.int64) * row_stride
     temperature = tl.load(temperatures_ptr + row)
     is_greedy = temperature <= 0.0
-    temperature = tl.where(is_greedy, 1.0, temperature)
+    inverse = tl.div_rn(1.0, tl.where(is_greedy, 1.0, temperature))
     top_k = tl.load(top_k_ptr + row)
     top_k = tl.where((top_k <= 0) | (top_k > vocab), vocab, top_k)
     top_k = tl.where(is_greedy, 1, top_k)
@@ -84,7 +84,7 @@ def _sample_kernel(
         index = start + tl.arange(0, BLOCK)
         logits = tl.load(row_ptr + index, mask=index < vocab, other=-float("inf")).to(tl.float32)
         maxima = tl.maximum(maxima, logits)
-    largest = tl.div_rn(tl.max(maxima, axis=0), temperature)
+    largest = tl.max(maxima, axis=0)
 
     # Invariant of both searches: what reaches `low` is enough, what reaches `high` is not.
     low = 0
@@ -94,20 +94,20 @@ def _sample_kernel(
     if top_k < vocab:
         while (high - low > 1) & (low_count - high_count > 1):
             middle = (low + high) // 2
-            count, _ = _reaching(row_ptr, vocab, temperature, largest, middle, BLOCK)
+            count, _ = _reaching(row_ptr, vocab, inverse, largest, middle, BLOCK)
             is_enough = count >= top_k
             low = tl.where(is_enough, middle, low)
             low_count = tl.where(is_enough, count, low_count)
             high = tl.where(is_enough, high, middle)
             high_count = tl.where(is_enough, high_count, count)
-    _, total = _reaching(row_ptr, vocab, temperature, largest, low, BLOCK)
+    _, total = _reaching(row_ptr, vocab, inverse, largest, low, BLOCK)
     if top_p < 1.0:
         wanted = top_p * total
         high = _ONE_BITS + 1
         high_count = 0
         while (high - low > 1) & (low_count - high_count > 1):
             middle = (low + high) // 2
-            count, kept = _reaching(row_ptr, vocab, temperature, largest, middle, BLOCK)
+            count, kept = _reaching(row_ptr, vocab, inverse, largest, middle, BLOCK)
             is_enough = kept >= wanted
             low = tl.where(is_enough, middle, low)
             low_count = tl.where(is_enough, count, low_count)
@@ -120,7 +120,7 @@ def _sample_kernel(
     token = _NOWHERE
     last = 0
     for start in range(0, vocab, BLOCK):
-        weights = _weights(row_ptr, start, vocab, temperature, largest, BLOCK)
+        weights = _weights(row_ptr, start, vocab, inverse, largest, BLOCK)
         index = start + tl.arange(0, BLOCK)
         inside = (weights.to(tl.int32, bitcast=True) >= low) & (index < vocab)
         kept = tl.where(inside, weights, 0.0)
