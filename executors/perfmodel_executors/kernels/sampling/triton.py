@@ -3,10 +3,10 @@
 Greedy, in two stages: the best of each piece of the vocabulary (enough programs for a single row), then of the pieces.
 
 Sampling keeps what reaches a threshold (see `reference`), so the threshold is all that has to be found: bisection on
-the bits of exp((logit - max) / temperature), which as unsigned integers are in the order of the values. Each pass counts or sums what
-reaches the middle; the search ends when the interval holds no more than one token, or after 30 passes with one value.
-One program a row: the row, 256 KB of logits, is read from L2 some 20 to 50 times, where a sort moves it as often
-through HBM. A last pass finds the token in the vocabulary's order. Nothing depends on the host.
+the bits of exp((logit - max) / temperature), which as unsigned integers are in the order of the values. Each pass
+counts or sums what reaches the middle; the search ends when the interval holds no more than one token, or after 30
+passes with one value. One program a row: the row, 256 KB of logits, is read from L2 some 20 to 50 times, where a sort
+moves it as often through HBM. A last pass finds the token in the vocabulary's order. Nothing depends on the host.
 """
 
 __all__ = ["greedy", "sample_top_k_top_p"]
