@@ -18,7 +18,7 @@ from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
 
-_PIECE = 8192  # logits of a program of the first stage
+_PIECE = 4096  # logits of a program of the first stage: 32 a thread, which stay in registers
 _BLOCK = 8192  # logits of a step of a pass
 _NOWHERE = tl.constexpr(0x7FFFFFFF)
 _ONE_BITS = tl.constexpr(0x3F800000)  # of 1.0, the largest exp(logit - max)
