@@ -23,7 +23,7 @@ from perfmodel.calibrate.serving_simulation import StageRow, shortened, simulate
 from perfmodel.calibrate.steady_simulation import SteadyStatePair, simulate_steady_states
 from perfmodel.calibrate.steady_state import read_steady_states
 from perfmodel.cost import EngineProfile, load_engine_profile
-from perfmodel.validate.report import Rows
+from perfmodel.validate.rows import Rows
 
 Errors = dict[str, list[tuple[float, float, str]]]  # metric -> (predicted, measured, label)
 _CUTS: dict[str, Callable[[Any], str]] = {

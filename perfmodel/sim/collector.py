@@ -16,8 +16,8 @@ import numpy as np
 
 from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clock import TICKS_PER_S
+from perfmodel.sim.columns import RequestColumns, StepColumns
 from perfmodel.sim.gaps import GapHistogram
-from perfmodel.sim.result import RequestColumns, StepColumns
 
 REQUEST_COLUMNS = tuple(f.name for f in fields(RequestColumns))
 STEP_COLUMNS = tuple(f.name for f in fields(StepColumns))

@@ -14,10 +14,11 @@ from perfmodel.sim.clients import ClosedLoopClient, OpenLoopClient
 from perfmodel.sim.clock import TickEnvironment, to_ticks
 from perfmodel.sim.cluster import Cluster
 from perfmodel.sim.collector import Collector
+from perfmodel.sim.columns import RequestColumns
 from perfmodel.sim.ensemble import run_ensemble
 from perfmodel.sim.pool_basis import BasisOf, remembered_basis
 from perfmodel.sim.replica import Replica
-from perfmodel.sim.result import RequestColumns, RunResult
+from perfmodel.sim.result import RunResult
 from perfmodel.sim.summary import summarize
 from perfmodel.sim.totals import device_totals
 from perfmodel.sim.workload import Workload

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.draws import NUM_SCORES, Scores
-from perfmodel.sim.result import RequestColumns
+from perfmodel.sim.columns import RequestColumns
 from perfmodel.specs.scenario import Scenario
 
 Floats = NDArray[np.float64]

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.calibration import Calibration
 from perfmodel.sim.collector import Collector
+from perfmodel.sim.columns import RequestColumns
 from perfmodel.sim.ensemble import Ensemble
 from perfmodel.sim.gaps import GapHistogram
-from perfmodel.sim.result import RequestColumns
 from perfmodel.specs.scenario import Scenario
 
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}

@@ -2,4 +2,5 @@
 
 __all__ = ["ErrorStats", "Rows", "ValidationReport"]
 
-from perfmodel.validate.report import ErrorStats, Rows, ValidationReport
+from perfmodel.validate.report import ValidationReport
+from perfmodel.validate.rows import ErrorStats, Rows

@@ -21,8 +21,10 @@ import numpy as np
 
 from perfmodel.cost.calibration import Residuals
 from perfmodel.engine import Backend, Outcome, StepPlan
-from perfmodel.sim.result import RequestColumns, RunResult, StepColumns
-from perfmodel.validate.report import ErrorStats, Rows, ValidationReport
+from perfmodel.sim.columns import RequestColumns, StepColumns
+from perfmodel.sim.result import RunResult
+from perfmodel.validate.report import ValidationReport
+from perfmodel.validate.rows import ErrorStats, Rows
 
 _PS_PER_S = 1e12
 _BATCHES = ((1, 1), (2, 4), (5, 8), (9, 16), (17, 1_000_000))

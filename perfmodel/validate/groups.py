@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfmodel.validate.report import ErrorStats, Rows
+from perfmodel.validate.rows import ErrorStats, Rows
 
 RowT = TypeVar("RowT")
 NOT_APPLICABLE = "-"  # the group of rows that have no such size

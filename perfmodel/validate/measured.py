@@ -32,7 +32,8 @@ from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.groups import Comparison, Dimension, by_dimension, pooled
 from perfmodel.validate.measured_rates import rate_notes
-from perfmodel.validate.report import Basis, Rows, ValidationReport
+from perfmodel.validate.report import Basis, ValidationReport
+from perfmodel.validate.rows import Rows
 
 Progress = Callable[[int, int], None]
 RecordT = TypeVar("RecordT", KernelRecord, StepRecord)

@@ -20,7 +20,8 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.specs import load_hardware
 from perfmodel.validate.groups import NOT_APPLICABLE, Comparison, Dimension, by_dimension, joined, pooled, worst_of
 from perfmodel.validate.kernel_parts import kernel_sizes, row_breakdown
-from perfmodel.validate.report import Basis, Rows, ValidationReport
+from perfmodel.validate.report import Basis, ValidationReport
+from perfmodel.validate.rows import Rows
 
 Progress = Callable[[int, int], None]
 Floats = NDArray[np.float64]

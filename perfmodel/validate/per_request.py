@@ -18,7 +18,8 @@ from perfmodel.report.typical_step import StepChoice
 from perfmodel.sim import RequestColumns, simulate
 from perfmodel.validate.basis import basis_of
 from perfmodel.validate.groups import Comparison, by_dimension, pooled, range_names, worst_of
-from perfmodel.validate.report import Rows, ValidationReport
+from perfmodel.validate.report import ValidationReport
+from perfmodel.validate.rows import Rows
 from perfmodel.validate.typical_steps import TypicalSteps, latency_breakdown
 
 Progress = Callable[[int, int | None], None]

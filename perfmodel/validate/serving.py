@@ -14,7 +14,8 @@ from perfmodel.calibrate.serving_simulation import StageRow, simulate_runs
 from perfmodel.specs import Scenario
 from perfmodel.validate.basis import basis_of
 from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled, range_names, worst_of
-from perfmodel.validate.report import Rows, ValidationReport
+from perfmodel.validate.report import ValidationReport
+from perfmodel.validate.rows import Rows
 from perfmodel.validate.typical_steps import TypicalSteps, latency_breakdown
 
 Progress = Callable[[int, int], None]

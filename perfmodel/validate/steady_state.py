@@ -17,7 +17,8 @@ from perfmodel.specs.cluster import PoolSpec
 from perfmodel.specs.traffic import Lengths
 from perfmodel.validate.basis import basis_of
 from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled, worst_of
-from perfmodel.validate.report import ErrorStats, Rows, ValidationReport
+from perfmodel.validate.report import ValidationReport
+from perfmodel.validate.rows import ErrorStats, Rows
 from perfmodel.validate.typical_steps import TypicalSteps, latency_breakdown
 
 Progress = Callable[[int, int], None]

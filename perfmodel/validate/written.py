@@ -15,7 +15,8 @@ from perfmodel import __version__
 from perfmodel.errors import SpecError
 from perfmodel.report.svg import Series, ecdf_svg, scatter_svg
 from perfmodel.validate.groups import NOT_APPLICABLE, Comparison
-from perfmodel.validate.report import ErrorStats, Rows, ValidationReport
+from perfmodel.validate.report import ValidationReport
+from perfmodel.validate.rows import ErrorStats, Rows
 
 # By metric: what stands for it in tables by group, where all metrics would be too many.
 _HEADLINES = ("latency", "e2el_mean", "itl_mean", "tpot_mean", "ttft_mean", "ttft", "tpot", "e2el", "step")

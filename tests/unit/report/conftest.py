@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from perfmodel.sim.result import RequestColumns, RunResult, StepColumns
+from perfmodel.sim.columns import RequestColumns, StepColumns
+from perfmodel.sim.result import RunResult
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel
 from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer

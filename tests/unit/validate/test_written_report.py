@@ -10,7 +10,8 @@ from perfmodel.errors import SpecError
 from perfmodel.specs import load_scenario
 from perfmodel.validate.breakdown import kernel_breakdown, why
 from perfmodel.validate.groups import Comparison, Dimension, by_dimension, joined, pooled, range_names, worst_of
-from perfmodel.validate.report import Basis, Rows, ValidationReport
+from perfmodel.validate.report import Basis, ValidationReport
+from perfmodel.validate.rows import Rows
 from perfmodel.validate.typical_steps import TypicalSteps, latency_breakdown
 from perfmodel.validate.written import write_report
 

@@ -1,0 +1,67 @@
+"""The records of a run as columns: one row per request, one per step."""
+
+__all__ = ["RequestColumns", "StepColumns"]
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RequestColumns:
+    """One row per request that finished, in order of finishing. Times in seconds since the start of the run."""
+
+    request_id: Ints
+    arrival_s: Floats
+    first_scheduled_s: Floats
+    first_token_s: Floats
+    finished_s: Floats
+    num_prompt_tokens: Ints
+    num_output_tokens: Ints
+    num_cached_tokens: Ints
+    num_preemptions: Ints
+    replica: Ints
+
+    def __len__(self) -> int:
+        return len(self.request_id)
+
+    @property
+    def ttft_s(self) -> Floats:
+        return self.first_token_s - self.arrival_s
+
+    @property
+    def e2el_s(self) -> Floats:
+        return self.finished_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> Floats:
+        """(E2E - TTFT) / (output tokens - 1); nan for one-token answers, which have no TPOT."""
+        later, nans = self.num_output_tokens - 1, np.full(len(self), np.nan)
+        tpot_s: Floats = np.divide(self.finished_s - self.first_token_s, later, out=nans, where=later > 0)
+        return tpot_s
+
+
+@dataclass(frozen=True)
+class StepColumns:
+    """One row per step record (see `perfmodel.engine.StepRecord`); times in seconds."""
+
+    replica: Ints
+    index: Ints
+    num_steps: Ints
+    start_s: Floats
+    end_s: Floats
+    first_duration_s: Floats
+    num_tokens: Ints
+    num_decodes: Ints
+    decode_context: Ints
+    num_chunks: Ints
+    num_running: Ints
+    num_waiting: Ints
+    used_blocks: Ints
+
+    def __len__(self) -> int:
+        return len(self.index)
