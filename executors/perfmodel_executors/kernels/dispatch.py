@@ -21,8 +21,18 @@ _OLDEST = 80  # compute capability of Ampere; on sm_75 Triton compiles matrix pr
 KERNELS: dict[str, dict[str, str]] = {
     "activate": {"torch": f"{_HERE}.swiglu.reference", "triton": f"{_HERE}.swiglu.triton"},
     "add_rms_norm": {"torch": f"{_HERE}.rms_norm.reference", "triton": f"{_HERE}.rms_norm.triton"},
-    "attention_decode": {"torch": f"{_HERE}.attention_decode.reference"},
-    "attention_prefill": {"torch": f"{_HERE}.attention_prefill.reference"},
+    "attention_decode": {
+        "torch": f"{_HERE}.attention_decode.reference",
+        "triton": f"{_HERE}.attention_decode.triton",
+    },
+    "attention_prefill": {
+        "torch": f"{_HERE}.attention_prefill.reference",
+        "triton": f"{_HERE}.attention_prefill.triton",
+    },
+    "attention_standard": {
+        "torch": f"{_HERE}.attention_standard.reference",
+        "triton": f"{_HERE}.attention_standard.triton",
+    },
     "greedy": {"torch": f"{_HERE}.sampling.reference", "triton": f"{_HERE}.sampling.triton"},
     "grouped_experts": {"torch": f"{_HERE}.moe.reference", "triton": f"{_HERE}.moe.grouped.triton"},
     "kv_write": {"torch": f"{_HERE}.kv_write.reference"},
@@ -55,6 +65,7 @@ class Kernels:
     add_rms_norm: Callable[..., Any]
     attention_decode: Callable[..., Any]
     attention_prefill: Callable[..., Any]
+    attention_standard: Callable[..., Any]
     greedy: Callable[..., Any]
     grouped_experts: Callable[..., Any]
     kv_write: Callable[..., Any]

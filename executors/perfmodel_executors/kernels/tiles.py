@@ -15,8 +15,10 @@ __all__ = [
     "TileConfig",
     "capability_of",
     "choices",
+    "compute_units",
     "fitting",
     "limits_of",
+    "padded",
     "pick",
     "pipelined_bytes",
     "targeting",
@@ -64,6 +66,16 @@ def capability_of(device: torch.device) -> int | None:
     """The compute capability to choose for (90 for sm_90); None in the interpreter."""
     limits = limits_of(device)
     return limits.capability if limits else None
+
+
+def compute_units(device: torch.device) -> int:
+    """Compute units of the device; of an H100 where none is known."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+def padded(dim: int) -> int:
+    """The least power of two that holds `dim`, and that a matrix product takes (16)."""
+    return max(16, 1 << (dim - 1).bit_length())
 
 
 def pipelined_bytes(tile_bytes: int, config: TileConfig, capability: int) -> int:

@@ -6,20 +6,18 @@ those of an fp16. What is read becomes fp16, which holds every value of both for
 then, or in fp32 for fp32 queries.
 """
 
-__all__ = ["encode_fp8", "encode_int8", "format_of", "raw", "widened"]
+__all__ = ["encode_fp8", "encode_int8", "format_of", "load_pages", "page_buffers", "product_dtype", "raw", "token_rows"]
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from perfmodel_executors.kernels.kv_pages.pages import FP8, FP8_MAX, INT8_MAX, LEAST_SCALE
+from perfmodel_executors.kernels.kv_pages.pages import FP8, FP8_MAX, KVPages
 from perfmodel_executors.kernels.tiles import capability_of
 
 _FIRST_WITH_FP8 = 89  # compute capability
 _FP8_MAX = tl.constexpr(FP8_MAX)
-_INT8_MAX = tl.constexpr(INT8_MAX)
-_LEAST_SCALE = tl.constexpr(LEAST_SCALE)
 
 
 @triton.jit
@@ -42,14 +40,67 @@ def encode_int8(x, scale):
 
 
 @triton.jit
-def widened(x, FORMAT: tl.constexpr, DTYPE: tl.constexpr):
+def token_rows(table_ptr, position, is_inside, PAGE: tl.constexpr, MASKED: tl.constexpr):
+    """Rows of the flattened pages [B * S] that hold the tokens at `position` of a sequence.
+
+    In 32 bits, which count the tokens of any memory; only their elements need 64. Positions are never negative, so that
+    a page and a place in it are a shift and a mask.
+    """
+    token = position.to(tl.uint32)
+    if MASKED:
+        block = tl.load(table_ptr + token // PAGE, mask=is_inside, other=0)
+    else:
+        block = tl.load(table_ptr + token // PAGE)
+    return block.to(tl.int32) * PAGE + (token % PAGE).to(tl.int32)
+
+
+@triton.jit
+def load_pages(
+    pages_ptr, rows, head, is_inside, K: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, FORMAT: tl.constexpr,
+    DTYPE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """One head's keys or values [tokens, D_PAD] in the dtype of the products; zero outside."""
+    column = tl.arange(0, D_PAD)
+    pointers = pages_ptr + head * D + (rows.to(tl.int64) * (K * D))[:, None] + column[None, :]
+    if MASKED:
+        if D_PAD == D:
+            x = tl.load(pointers, mask=is_inside[:, None], other=0.0)
+        else:
+            x = tl.load(pointers, mask=is_inside[:, None] & (column < D)[None, :], other=0.0)
+    elif D_PAD == D:
+        x = tl.load(pointers)
+    else:
+        x = tl.load(pointers, mask=(column < D)[None, :], other=0.0)
+    return _widened(x, FORMAT, DTYPE)
+
+
+@triton.jit
+def _widened(x, FORMAT: tl.constexpr, DTYPE: tl.constexpr):
     """A tile of pages in the dtype of the products; scales are the caller's."""
     if FORMAT == "fp8_bits":
         bits = x.to(tl.uint16)
         half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
         return (half.to(tl.float16, bitcast=True) * 256.0).to(DTYPE)  # 2^(15 - 7): the exponents' biases
+    elif FORMAT == "int8":
+        # 1024 + n has n in the low bits of an fp16: a logical operation and a subtraction, where the hardware's
+        # conversion of integers runs at an eighth of that rate.
+        biased = (x.to(tl.uint8, bitcast=True) ^ 0x80).to(tl.uint16) | 0x6400
+        return (biased.to(tl.float16, bitcast=True) - 1152.0).to(DTYPE)
     else:
         return x.to(DTYPE)
+
+
+def page_buffers(num_stages: int) -> int:
+    """Buffers of keys and values in a software pipeline of `num_stages`, whose loads wait for the block table's load.
+
+    Triton spreads the stages between the two: ceil((stages - 2) / 2) lie between a load and what waits for it.
+    """
+    return max(1, -(-(num_stages - 2) // 2))
+
+
+def product_dtype(q: Tensor, pages: KVPages) -> torch.dtype:
+    """The dtype of the products of `q` with keys, and of weights with values."""
+    return torch.float16 if pages.is_quantized and q.dtype != torch.float32 else q.dtype
 
 
 def format_of(dtype: torch.dtype, device: torch.device) -> str:

@@ -11,13 +11,12 @@ from perfmodel.ops.kv_write import kv_write as write_work
 from perfmodel.ops.rope import rope as rope_work
 from perfmodel.ops.work import Work
 from perfmodel_executors.kernels.kv_pages import FP8, empty_pages
+from perfmodel_executors.kernels.kv_pages.samples import NAMES, TOLERANCE
 from perfmodel_executors.kernels.problem import Inputs, Problem
 from perfmodel_executors.kernels.rope.reference import rope_table
 
-_TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 _PAGE = 16
 _THETA = 10_000.0
-_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", FP8: "fp8", torch.int8: "int8"}
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
@@ -55,13 +54,13 @@ def _problem(
         pages = empty_pages(num_blocks, _PAGE, heads[1], dims, kv_dtype, inputs.device)
         return *parts, table, pages, inputs.permutation(num_blocks * _PAGE)[:num_tokens]
 
-    tolerance = _TOLERANCE[dtype]
+    tolerance = TOLERANCE[dtype]
     if dtype != torch.float32 and kv_dtype != dtype:  # one step of the quantiser, where the roundings before it differ
         tolerance = max(tolerance, 1 / 16 if kv_dtype == FP8 else 1 / 127)
     return Problem(
         "rope_kv_write",
         {"tokens": num_tokens, "num_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": dims[0],
-         "kv_cache_dtype": _NAMES[kv_dtype], "dtype": _NAMES[dtype], "rope": "yes" if has_rope else "no"},
+         "kv_cache_dtype": NAMES[kv_dtype], "dtype": NAMES[dtype], "rope": "yes" if has_rope else "no"},
         make,
         _work(num_tokens, widths, dtype, kv_dtype, has_rope),
         tolerance,

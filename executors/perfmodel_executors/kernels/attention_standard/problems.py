@@ -1,0 +1,43 @@
+"""One prompt, its keys and values contiguous."""
+
+__all__ = ["serving", "tiny"]
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from perfmodel.ops.attention_prefill import Heads, standard_prefill
+from perfmodel_executors.kernels.kv_pages.samples import NAMES, TOLERANCE
+from perfmodel_executors.kernels.problem import Inputs, Problem
+
+
+def tiny(dtype: torch.dtype) -> list[Problem]:
+    """Odd lengths, groups and head sizes, queries behind a prefix."""
+    return [_problem(37, 0, (4, 2), (16, 24), dtype), _problem(9, 61, (3, 1), (20, 16), dtype)]
+
+
+def serving() -> list[Problem]:
+    """An 8B model's heads: the scores of 8k tokens take 4 GB."""
+    return [_problem(n, 0, (32, 8), (128, 128), torch.bfloat16) for n in (2048, 4096, 8192)]
+
+
+def _problem(new: int, done: int, heads: tuple[int, int], dims: tuple[int, int], dtype: torch.dtype) -> Problem:
+    def make(inputs: Inputs) -> tuple[Tensor, ...]:
+        shapes = ((new, heads[0], dims[0]), (new + done, heads[1], dims[0]), (new + done, heads[1], dims[1]))
+        return tuple(inputs.normal(*shape, dtype=dtype) for shape in shapes)
+
+    return Problem(
+        "attention_standard",
+        {"batch_size": 1, "isl": new, "step": done, "num_heads": heads[0], "num_key_value_heads": heads[1],
+         "head_dim": dims[0], "v_head_dim": dims[1], "attn_dtype": NAMES[dtype]},
+        make,
+        standard_prefill([(new, done)], Heads(*heads, *dims, NAMES[dtype], dtype.itemsize, dtype.itemsize)),
+        TOLERANCE[dtype],
+        None if done else _torch_attention,
+    )  # fmt: skip
+
+
+def _torch_attention(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor) -> Tensor:
+    """SDPA, which keeps no scores."""
+    q, k, v = (x.transpose(0, 1)[None] for x in (q_TNH, k_LKH, v_LKH))
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)

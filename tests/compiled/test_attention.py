@@ -1,0 +1,72 @@
+"""The attention kernels' binaries: SRAM by the law that filters tiles, no spills in any format of pages."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the executor needs torch")
+pytest.importorskip("triton", reason="Triton kernels need triton")
+
+from perfmodel.errors import DoesNotFitError  # noqa: E402
+from perfmodel.specs import load_hardware  # noqa: E402
+from perfmodel_executors.compiled import compile_problem  # noqa: E402
+from perfmodel_executors.kernels import load_kernels  # noqa: E402
+from perfmodel_executors.kernels.attention_decode.triton import shared_bytes as decode_bytes  # noqa: E402
+from perfmodel_executors.kernels.attention_prefill.tiles import shared_bytes as prefill_bytes  # noqa: E402
+from perfmodel_executors.kernels.launch import Options, recording  # noqa: E402
+from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
+from perfmodel_executors.kernels.tiles import DeviceLimits, TileConfig, targeting  # noqa: E402
+
+BF16 = 2
+
+
+def serving(operator, **sizes):
+    return next(p for p in problems_of(operator) if all(p.sizes[name] == size for name, size in sizes.items()))
+
+
+def config_of(kernel, *names):
+    return TileConfig({name: kernel.constants[name] for name in names}, Options(kernel.num_warps, kernel.num_stages))
+
+
+@pytest.mark.parametrize(("device", "capability"), [("a100-sxm-80gb", 80), ("h100-sxm-80gb", 90)])
+@pytest.mark.parametrize("kv", ["bf16", "fp8", "int8"])
+def test_decoding_takes_the_sram_of_its_law(device, capability, kv):
+    """A long context of one sequence: split, and combined by a second kernel."""
+    problem = serving("attention_decode", batch_size=1, kv_cache_dtype=kv)
+    kernel, combine = compile_problem(problem, load_hardware(device))
+    assert combine.name == "combine_kernel"
+    stored = BF16 if kv == "bf16" else 1
+    law = decode_bytes(config_of(kernel, "TILE"), capability, (128, 128), kernel.constants["ROWS"], BF16, stored)
+    assert kernel.facts.shared_bytes <= law <= 1.2 * kernel.facts.shared_bytes
+    assert kernel.facts.spills == combine.facts.spills == 0
+    assert kernel.facts.async_copies
+    assert kernel.facts.tensor_instructions
+    # Two blocks a unit keep two buffers of 32 kB each in flight (half with quantised pages): Hopper needs some 30 kB.
+    assert kernel.occupancy.blocks >= 2
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "sizes"),
+    [
+        ("h100-sxm-80gb", 90, {"isl": 8192, "head_dim": 128, "window_size": 0}),
+        ("h100-sxm-80gb", 90, {"kv_cache_dtype": "int8"}),
+        ("a100-sxm-80gb", 80, {"isl": 8192, "head_dim": 128, "window_size": 0}),
+        ("a100-sxm-80gb", 80, {"tree": "yes"}),
+    ],
+    ids=str,
+)
+def test_prefill_takes_the_sram_of_its_law(device, capability, sizes):
+    problem = serving("attention_prefill", **sizes)
+    (kernel,) = compile_problem(problem, load_hardware(device))
+    stored = 1 if "kv_cache_dtype" in sizes else BF16
+    law = prefill_bytes(config_of(kernel, "ROWS", "KEYS"), capability, (128, 128), BF16, stored)
+    assert kernel.facts.shared_bytes <= law <= 1.7 * kernel.facts.shared_bytes
+    assert kernel.facts.spills == 0
+    assert kernel.facts.async_copies
+    if capability == 90:  # instructions of whole warp groups, 64 rows by 128 keys: a sixteenth of what Ampere issues
+        assert 0 < kernel.facts.tensor_instructions < 64
+
+
+@pytest.mark.parametrize("operator", ["attention_decode", "attention_prefill", "attention_standard"])
+def test_a_device_whose_sram_holds_no_tile_is_refused_with_a_sentence(operator):
+    problem = problems_of(operator)[0]
+    with targeting(DeviceLimits("tiny", 80, 4096)), recording(), pytest.raises(DoesNotFitError, match="tiny has 4096"):
+        getattr(load_kernels("triton"), operator)(*problem.make(Inputs("meta")))
