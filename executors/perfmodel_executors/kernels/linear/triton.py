@@ -23,8 +23,8 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
-from perfmodel_executors.kernels.split_k.triton import add_slices, num_slices, num_units, slice_buffer
-from perfmodel_executors.kernels.tiles import TileConfig, pick
+from perfmodel_executors.kernels.split_k.triton import add_slices, num_slices, slice_buffer
+from perfmodel_executors.kernels.tiles import TileConfig, compute_units, pick
 
 _FEW_TOKENS = 64
 _LEAST_TOKENS = 16  # columns of a tile; with fewer, Hopper and Blackwell fall back to the instructions of Ampere
@@ -204,7 +204,7 @@ def _candidates(x_TC: Tensor, weight_DC: Tensor) -> Iterator[TileConfig]:
             yield TileConfig(sizes, Options(warps, stages))
         return
     is_aligned = all(tensor.stride(0) * tensor.element_size() % 16 == 0 for tensor in (x_TC, weight_DC))
-    units = num_units(x_TC.device)
+    units = compute_units(x_TC.device)
     for tile in sorted(_MANY_TOKENS_TILES, key=lambda tile: _relative_time(m, n, tile, units)):
         tiles = triton.cdiv(m, tile.block_m) * triton.cdiv(n, tile.block_n)
         slices = num_slices(tiles, triton.cdiv(k, tile.block_k), x_TC.device, blocks_per_unit=1)

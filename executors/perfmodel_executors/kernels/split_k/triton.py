@@ -3,7 +3,7 @@
 One addition order, so equal inputs give equal bits; no host synchronisation, no counters that outlive a call.
 """
 
-__all__ = ["add_slices", "num_slices", "num_units", "slice_buffer"]
+__all__ = ["add_slices", "num_slices", "slice_buffer"]
 
 import torch
 import triton
@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
+from perfmodel_executors.kernels.tiles import compute_units
 
-_UNITS_ELSEWHERE = 132  # compute units assumed where there is no GPU to ask: those of an H100
 _LEAST_BLOCKS = 4  # of K in a slice: a pipeline of fewer never fills
 _MOST_SLICES = 32
 
@@ -29,19 +29,12 @@ def _add_slices_kernel(sums_ptr, bias_ptr, y_ptr, elements, N, SLICES: tl.conste
     tl.store(y_ptr + element, total.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def num_units(device: torch.device) -> int:
-    """Compute units (streaming multiprocessors) of a GPU."""
-    if device.type != "cuda":
-        return _UNITS_ELSEWHERE
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
 def num_slices(tiles: int, blocks_of_k: int, device: torch.device, blocks_per_unit: int) -> int:
     """How many slices make `tiles` output tiles fill the device; each has four blocks of K or more, none is empty.
 
     blocks_per_unit: how many thread blocks a compute unit should have
     """
-    wanted = blocks_per_unit * num_units(device) // max(1, tiles)
+    wanted = blocks_per_unit * compute_units(device) // max(1, tiles)
     slices = max(1, min(wanted, blocks_of_k // _LEAST_BLOCKS, _MOST_SLICES))
     return -(-blocks_of_k // -(-blocks_of_k // slices))
 
