@@ -36,6 +36,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _short(tile: str, most: int = 40) -> str:
-    """The tile's sizes; long lists of constants are cut."""
-    return tile if len(tile) <= most else tile[: most - 3] + "..."
+def _short(tile: str) -> str:
+    """The sizes of the tile among a kernel's constants: `BLOCK_M=32 BLOCK_K=64 GATED=True` is `M=32 K=64`."""
+    sizes = [part.removeprefix("BLOCK_") for part in tile.split() if part.startswith(("BLOCK", "SPLIT", "TILE"))]
+    return " ".join(sizes)

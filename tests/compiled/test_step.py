@@ -1,0 +1,41 @@
+"""The kernels of a whole step: what the decoder launches for a model's real shapes, compiled for a GPU."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the executor needs torch")
+pytest.importorskip("triton", reason="Triton kernels need triton")
+
+from perfmodel.errors import SpecError  # noqa: E402
+from perfmodel.ops.work import BatchShape, decode_shape  # noqa: E402
+from perfmodel.specs import load_scenario  # noqa: E402
+from perfmodel_executors.compiled.step import compile_step, explain_occupancy  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def scenario():
+    return load_scenario("tiny-llama-cpu", ["hardware=h100-sxm-80gb"])
+
+
+def test_a_decode_step_launches_each_layers_kernels_once(scenario):
+    layers = scenario.model.num_layers
+    found = compile_step(scenario, decode_shape(8, 256))
+    counts = {each.kernel.name: 0 for each in found}
+    for each in found:
+        counts[each.kernel.name] += each.count
+    assert counts["attention_decode_kernel"] == layers
+    assert counts["rope_kv_write_kernel"] == layers
+    assert counts["activate_kernel"] == layers
+    assert counts["few_tokens_kernel"] == 4 * layers + 1  # qkv, out, up, down, and the head
+    assert all(each.waves > 0 and each.kernel.facts.spills == 0 for each in found)
+
+
+def test_a_prompt_uses_the_tensor_cores(scenario):
+    rows = explain_occupancy(scenario, BatchShape(256, 1, prefills=((256, 0),)))
+    tensor = {row["kernel"] for row in rows if row["tensor_instructions"]}
+    assert "attention_prefill_kernel" in tensor
+    assert "many_tokens_kernel" in tensor
+
+
+def test_a_device_without_these_kernels_is_a_sentence():
+    with pytest.raises(SpecError, match="cpu: Triton kernels are built for CUDA devices"):
+        compile_step(load_scenario("tiny-llama-cpu"), decode_shape(1, 16))
