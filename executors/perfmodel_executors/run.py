@@ -22,6 +22,7 @@ from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.device import DeviceClock, device_name, find_device, memory_as_a_sentence
 from perfmodel_executors.driver import WallClock, serve
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, calibrate_machine
+from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.models.support import with_plain_weights
 from perfmodel_executors.parallel.ranks import open_ranks
 from perfmodel_executors.runner import RunnerSetup
@@ -36,6 +37,7 @@ def execute_scenario(
     live: bool = False,
     kernels: str | None = None,
     wrap: Callable[[Backend], Backend] = lambda backend: backend,
+    drift: DriftMeter | None = None,
 ) -> RunResult:
     """Serves the scenario's traffic on this machine's CPU or GPUs.
 
@@ -44,6 +46,7 @@ def execute_scenario(
     live:     wait for arrivals and take the wall's time; by default the clock is virtual and counts steps alone
     kernels:  torch | triton; by default those of the device
     wrap:     stands in front of the backend that executes, to see what passes
+    drift:    restates durations at the speed that the machine had when the meter was set
 
     Raises PerfmodelError for what is not executed yet, DoesNotFitError and WorkloadError as the simulator does.
     """
@@ -56,7 +59,7 @@ def execute_scenario(
     setup = RunnerSetup(scenario.model, engine, num_blocks, device, scenario.seed, kernels)
     with memory_as_a_sentence(device), open_ranks(setup, num_ranks) as runner:
         clock = DeviceClock(device, num_ranks)
-        backend = ExecutedBackend(runner.decoder, engine.block_size, scenario.seed, clock, runner=runner)
+        backend = ExecutedBackend(runner.decoder, engine.block_size, scenario.seed, clock, drift=drift, runner=runner)
         result = _run(scenario, wrap(backend), backend, progress, out, live)
     where = device_name(device) if num_ranks == 1 else f"{num_ranks} ranks of {device_name(device)}"
     path = scenario.model.weights_path

@@ -11,7 +11,7 @@ cannot be told apart on a fixed model (say, kernel overhead from weight bytes, b
 weak pull towards prior values; only the sum matters for predictions on that model, and the source text says so.
 """
 
-__all__ = ["PARAMETERS", "FitResult", "Parameter", "features", "fit_steps"]
+__all__ = ["PARAMETERS", "FitResult", "Parameter", "features", "fit_steps", "fitted_family"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from scipy.optimize import lsq_linear  # type: ignore[import-untyped, unused-ign
 from perfmodel.cost.calibration import Calibration, FamilyFit, Residuals
 from perfmodel.cost.roofline import OperatorTimer
 from perfmodel.ops.graph import StepGraph
-from perfmodel.ops.work import BatchShape
+from perfmodel.ops.work import BatchShape, Work
 from perfmodel.specs.hardware import HardwareSpec
 
 Floats = NDArray[np.float64]
@@ -63,6 +63,8 @@ PARAMETERS = (
     Parameter("moe", "memory", 1.0, 5.0, 1e4),
 )
 _SHARED = ("gemm", "elementwise", "sampling", "embedding")  # families that share the overhead per kernel
+_BY_FORMAT = ("gemm", "moe")  # families whose kernels differ by number format
+_QUANTIZED_RATES = ("fp8", "int8")
 # Fractions that no parameter fits: small parts of the step, at the fraction of a family that moves bytes alike.
 _MEMORY_LIKE = {"embedding": "elementwise", "attention_prefill": "attention_decode"}
 _COMPUTE_LIKE = {"attention_decode": "attention_prefill"}
@@ -95,9 +97,17 @@ def features(graph: StepGraph, hardware: HardwareSpec, shape: BatchShape) -> dic
             ("compute", at_peak.compute_s),
             ("memory", at_peak.memory_s),
         ):
-            key = (work.family, quantity)
+            key = (fitted_family(work), quantity)
             totals[key] = totals.get(key, 0.0) + node.count * value
     return totals
+
+
+def fitted_family(work: Work) -> str:
+    """The family whose parameters time `work`: multiplications in other formats than the model's have their own."""
+    if work.family not in _BY_FORMAT:
+        return work.family
+    format = work.format or (work.rate if work.rate in _QUANTIZED_RATES else "")
+    return f"{work.family}/{format}" if format else work.family
 
 
 def fit_steps(
@@ -111,7 +121,7 @@ def fit_steps(
     samples: seconds of each row, measured repeatedly; the fit is to their medians, and the residuals are those of
     single samples from predictions that left their row out: a run executes each step once
     """
-    used = [p for p in PARAMETERS if any(_column(p, row) > 0 for row in rows)]
+    used = [p for p in _parameters(rows) if any(_column(p, row) > 0 for row in rows)]
     design = np.array([[_column(p, row) for p in used] for row in rows])
     target = np.array([median(row) for row in samples])
     values = _solve(design, target, used)
@@ -127,9 +137,20 @@ def fit_steps(
     return FitResult(calibration, errors.tolist(), names)
 
 
+def _parameters(rows: Sequence[Mapping[tuple[str, str], float]]) -> list[Parameter]:
+    """PARAMETERS, and those of each format in `rows` as the family's own."""
+    formats = sorted({family for row in rows for family, _ in row if "/" in family})
+    own = [p._replace(family=each) for each in formats for p in PARAMETERS if p.family == each.split("/")[0]]
+    return [*PARAMETERS, *own]
+
+
+def _is_shared(family: str) -> bool:
+    return family.split("/")[0] in _SHARED
+
+
 def _column(parameter: Parameter, row: Mapping[tuple[str, str], float]) -> float:
     if parameter.family is None:
-        return sum(row.get((family, parameter.quantity), 0.0) for family in _SHARED)
+        return sum(value for (family, quantity), value in row.items() if quantity == "kernels" and _is_shared(family))
     total = row.get((parameter.family, parameter.quantity), 0.0)
     like = _MEMORY_LIKE if parameter.quantity == "memory" else _COMPUTE_LIKE if parameter.quantity == "compute" else {}
     return total + sum(row.get((f, parameter.quantity), 0.0) for f, model in like.items() if model == parameter.family)
@@ -165,13 +186,14 @@ def _residuals(logs: Floats) -> Residuals:
 def _families(fitted: dict[Parameter, float], residuals: Residuals) -> dict[str, FamilyFit]:
     value = {(p.family, p.quantity): v for p, v in fitted.items()}
     fits = {}
-    for family in _FAMILIES:
+    formats = {p.family for p in fitted if p.family is not None and "/" in p.family}
+    for family in (*_FAMILIES, *sorted(formats)):
         compute = value.get((_COMPUTE_LIKE.get(family, family), "compute"), 1.0)
         memory = value.get((_MEMORY_LIKE.get(family, family), "memory"), 1.0)
         fits[family] = FamilyFit(
             compute_fraction=min(1.0, 1 / compute),
             memory_fraction=min(1.0, 1 / memory),
-            overhead_s=value.get((None, "kernels"), 0.0) if family in _SHARED else 0.0,
+            overhead_s=value.get((None, "kernels"), 0.0) if _is_shared(family) else 0.0,
             overhead_per_item_s=value.get((family, "items"), 0.0),
             knee=1.0,
             residuals=residuals,

@@ -68,16 +68,21 @@ def validate_measured(folder: str | Path, progress: Progress | None = None) -> V
     """Calibrate on half of what `folder` has, predict the rest. Raises SpecError for a folder that is no such thing."""
     measured = read_measurements(folder)
     hardware = load_hardware(measured.info.device)
-    fitted_on, kept_aside = halves(measured.kernels, _kernel_group), halves(measured.steps, _step_group)
-    calibration = fit_measured(replace(measured, kernels=fitted_on[0], steps=kept_aside[0]))
+    (told_kernels, kernels), (told_steps, steps) = (
+        halves(measured.kernels, _kernel_group),
+        halves(measured.steps, _step_group),
+    )
+    calibration = fit_measured(replace(measured, kernels=told_kernels, steps=told_steps))
+    # A CPU is calibrated on whole steps: operators alone in a loop are another thing there.
+    kernels = kernels if hardware.kind != "cpu" else ()
     unpredicted: list[str] = [f"{key}: {why}" for key, why in measured.info.failures.items()]
     comparisons = [
-        _kernels(fitted_on[1], calibration, hardware),
-        _steps(kept_aside[1], calibration, hardware),
+        _kernels(kernels, calibration, hardware),
+        _steps(steps, calibration, hardware),
         *_servings(measured, calibration, unpredicted, progress),
     ]
     compared = [each for each in comparisons if len(each.rows)]
-    rows = len(fitted_on[1]) + len(kept_aside[1]) + sum(len(run.steps.seconds) for run in measured.serving)
+    rows = len(kernels) + len(steps) + sum(len(run.steps.seconds) for run in measured.serving)
     covered = sum(len(each.rows) for each in compared if each.metric in ("kernel", "step", "serving_step"))
     return ValidationReport(
         kind="executor",
@@ -89,7 +94,7 @@ def validate_measured(folder: str | Path, progress: Progress | None = None) -> V
         notes=[*rate_notes(measured), *unpredicted],
         comparisons=compared,
         basis=(Basis.of(calibration),),
-        about=_about(measured, len(fitted_on[0]), len(kept_aside[0])),
+        about=_about(measured, len(told_kernels), len(told_steps)),
     )
 
 
@@ -185,7 +190,7 @@ def _serving_steps(run: ServingRecord, scenario: Scenario, calibration: Calibrat
 
 def _simulated_means(run: ServingRecord, scenario: Scenario, calibration: Calibration) -> dict[str, _Mean]:
     """The scenario simulated whole, each mean beside the executed one."""
-    result = simulate(scenario, calibration=calibration)
+    result = simulate(scenario, calibration=calibration, intervals=True)
     found = {}
     for name in _MEANS:
         key = f"mean_{name}_ms"

@@ -20,7 +20,7 @@ from perfmodel_executors.gpu_suite.kernels import kernel_tasks
 from perfmodel_executors.gpu_suite.results import Results
 from perfmodel_executors.gpu_suite.runner import Outcome, run_tasks
 from perfmodel_executors.gpu_suite.serving import serving_tasks
-from perfmodel_executors.gpu_suite.steps import step_tasks
+from perfmodel_executors.gpu_suite.steps import reference_meter, step_tasks
 from perfmodel_executors.gpu_suite.task import Bench
 from perfmodel_executors.kernels.tiles import choices
 
@@ -48,8 +48,8 @@ def measure(
     out: Out, budget_s: Budget = 480.0, device: DeviceName = "auto", part: Parts = None, kernels: KernelsName = "auto"
 ) -> None:
     """Measure this device: ceilings, kernels, steps, served scenarios. Ends within the budget, and can be gone on."""
-    bench = _bench(device, kernels)
     results = Results(out)
+    bench = _bench(device, kernels, results.info().get("reference_s"))
     _say(f"{bench.hardware.name} with {bench.backend} kernels, {budget_s:g} s")
     start = datetime.datetime.now()
     ceilings = measure_device(bench)
@@ -71,11 +71,14 @@ def main() -> None:
         sys.exit(2)
 
 
-def _bench(device: str, kernels: str) -> Bench:
+def _bench(device: str, kernels: str, reference_s: float | None) -> Bench:
+    """reference_s: of an earlier run whose measurements are gone on with."""
     place, hardware = present_device(device)
-    if place.type == "cpu":
-        torch.set_num_threads(1)
-    return Bench(place, hardware, default_kernels(place) if kernels == "auto" else kernels)
+    backend = default_kernels(place) if kernels == "auto" else kernels
+    if place.type != "cpu":
+        return Bench(place, hardware, backend)
+    torch.set_num_threads(1)
+    return Bench(place, hardware, backend, reference_meter(reference_s))
 
 
 def _info(
@@ -97,6 +100,7 @@ def _info(
         "date": datetime.date.today().isoformat(),
         "command": f"python -m perfmodel_executors.gpu_suite --out {results.folder.name} --budget-s {budget_s:g}",
         "elapsed_s": round(outcome.elapsed_s, 1),
+        "reference_s": bench.drift.reference_s if bench.drift is not None else None,
         "ceilings": ceilings,
         "parts_done": {part: len(results.part(part)) for part in _TASKS},
         "left_out": outcome.left_out,

@@ -46,6 +46,10 @@ class Results:
         temporary.write_text(text + "\n", encoding="utf-8")
         temporary.replace(path)
 
+    def info(self) -> dict[str, Any]:
+        """What an earlier run wrote of itself, if there was one."""
+        return self._read("suite")
+
     def _read(self, part: str) -> dict[str, Any]:
         path = self.folder / f"{part}.json"
         if not path.is_file():

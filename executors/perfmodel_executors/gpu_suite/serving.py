@@ -72,7 +72,7 @@ def _serve(name: str, overrides: list[str], bench: Bench) -> dict[str, Any]:
         return recorders[0]
 
     bench.release_memory()
-    result = execute_scenario(scenario, kernels=bench.backend, wrap=recorded)
+    result = execute_scenario(scenario, kernels=bench.backend, wrap=recorded, drift=bench.drift)
     assert result.requests is not None
     requests = result.requests
     columns = {

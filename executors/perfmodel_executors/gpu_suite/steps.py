@@ -4,8 +4,9 @@ Decodes are replayed from CUDA graphs where the engine has them, prompts are lau
 serving run counts: building the index tensors, the step, and the sampled tokens back on the host.
 """
 
-__all__ = ["step_tasks"]
+__all__ = ["reference_meter", "step_tasks"]
 
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
@@ -14,10 +15,17 @@ from typing import Any
 from perfmodel.calibrate.measured.steps import steps_scenario
 from perfmodel_executors.gpu_suite.task import Bench, Task
 from perfmodel_executors.measure.bench import StepBench, StepShape
+from perfmodel_executors.measure.cpu_steps import REFERENCE
+from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.measure.protocol import quantile, uninterrupted
+from perfmodel_executors.models.support import CPU
 from perfmodel_executors.runner import RunnerSetup, build_runner
 
-_MODELS = {"cuda": ("llama-3.1-8b", "qwen3-30b-a3b", "qwen3-1.7b"), "cpu": ("tiny-llama", "tiny-moe")}
+_INT8, _INT4 = ("engine.quantization=w8a16",), ("engine.quantization=w4a16",)
+_MODELS = {  # with overrides of the suite's scenario
+    "cuda": (("llama-3.1-8b", ()), ("qwen3-30b-a3b", ()), ("qwen3-1.7b", ()), ("llama-3.1-8b", _INT4)),
+    "cpu": (("tiny-llama", ()), ("tiny-moe", ()), ("tiny-llama", _INT4), ("tiny-llama", _INT8)),
+}
 _DECODES = {  # (batch, context)
     "cuda": (
         *((1, 512), (8, 1024), (32, 4096), (128, 1024), (1, 8192), (64, 512), (16, 4096)),
@@ -31,6 +39,7 @@ _PROMPTS = {  # (new tokens, tokens computed before)
 }
 _SAMPLES = {"cuda": 15, "cpu": 7}
 _BLOCKS = 12_000  # of 16 tokens: the largest step and some
+_REFERENCE_SAMPLES = 41
 _LOAD_S = 20.0  # a model's weights, random, and its first kernels
 
 
@@ -39,12 +48,12 @@ class _Shelf:
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
-        self._name = ""
+        self._loaded: tuple[str, tuple[str, ...]] | None = None
         self._steps: StepBench | None = None
 
-    def measure(self, model: str, shape: StepShape) -> dict[str, Any]:
+    def measure(self, model: str, overrides: tuple[str, ...], shape: StepShape) -> dict[str, Any]:
         """A StepRecord."""
-        steps = self._bench_of(model)
+        steps = self._bench_of(model, overrides)
         call = steps.step(shape)
         for _ in range(3):
             call()
@@ -52,12 +61,13 @@ class _Shelf:
         with uninterrupted():
             for _ in range(_SAMPLES[self._bench.device.type]):
                 call()  # another routing of the experts, and caches as this step leaves them
-                start = clock_ns()
+                pace, start = self._bench.pace(), clock_ns()
                 call()
-                samples.append((clock_ns() - start) * 1e-9)
+                samples.append((clock_ns() - start) * 1e-9 * pace)
         spans = steps.decoder.model.attention_spans
         return {
             "model": model,
+            "overrides": overrides,
             "shape": asdict(shape.batch_shape(spans)),
             "seconds": quantile(samples, 0.5),
             "p10_s": quantile(samples, 0.1),
@@ -65,27 +75,45 @@ class _Shelf:
             "is_graphed": steps.is_graphed(shape),
         }
 
-    def _bench_of(self, model: str) -> StepBench:
-        if self._steps is None or self._name != model:
+    def _bench_of(self, model: str, overrides: tuple[str, ...]) -> StepBench:
+        if self._steps is None or self._loaded != (model, overrides):
             self._steps = None  # let go of the last model before the next one comes
             self._bench.release_memory()
-            scenario = steps_scenario(model, (), self._bench.hardware.name)
+            scenario = steps_scenario(model, overrides, self._bench.hardware.name)
             setup = RunnerSetup(
                 scenario.model, scenario.engine, _BLOCKS, self._bench.device, kernels=self._bench.backend
             )
-            self._name, self._steps = model, StepBench(build_runner(setup))
+            self._loaded, self._steps = (model, overrides), StepBench(build_runner(setup))
         return self._steps
+
+
+def reference_meter(reference_s: float | None = None) -> DriftMeter:
+    """How fast this CPU is, told by a small step; `reference_s`: what that step took when the meter was first set."""
+    scenario = steps_scenario(*_MODELS["cpu"][0], "cpu")
+    steps = StepBench(build_runner(RunnerSetup(scenario.model, scenario.engine, _BLOCKS, CPU)))
+    reference = steps.step(REFERENCE)
+    if reference_s is None:
+        for _ in range(3):
+            reference()
+        samples = []
+        for _ in range(_REFERENCE_SAMPLES):
+            start = time.thread_time_ns()
+            reference()
+            samples.append((time.thread_time_ns() - start) * 1e-9)
+        reference_s = quantile(samples, 0.5)
+    return DriftMeter(reference, reference_s)
 
 
 def step_tasks(bench: Bench) -> Iterator[Task]:
     """Model by model, since loading one takes as long as ten of its steps."""
     kind, shelf = bench.device.type, _Shelf(bench)
-    for model in _MODELS[kind]:
+    for model, overrides in _MODELS[kind]:
         shapes = [StepShape(contexts=(context,) * batch) for batch, context in _DECODES[kind]]
         shapes += [StepShape(chunks=((new, done, True),)) for new, done in _PROMPTS[kind]]
         for rank, shape in enumerate(shapes):
             seconds = _LOAD_S if rank == 0 and kind == "cuda" else 2.0
-            yield Task("steps", f"{model} {_label(shape)}", partial(shelf.measure, model, shape), rank, seconds)
+            key = " ".join((model, *overrides, _label(shape)))
+            yield Task("steps", key, partial(shelf.measure, model, overrides, shape), rank, seconds)
 
 
 def _label(shape: StepShape) -> str:

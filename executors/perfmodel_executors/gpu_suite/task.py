@@ -11,6 +11,7 @@ import torch
 
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel_executors.device import DeviceClock
+from perfmodel_executors.measure.drift import DriftMeter
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,16 @@ class Bench:
     device: torch.device
     hardware: HardwareSpec
     backend: str
+    drift: DriftMeter | None = None  # of a machine that others use, too: times are restated at one speed
 
     @property
     def clock_ns(self) -> DeviceClock:
         """As serving runs are timed."""
         return DeviceClock(self.device)
+
+    def pace(self) -> float:
+        """What a duration measured now is to be multiplied by."""
+        return self.drift.measure() if self.drift is not None else 1.0
 
     def release_memory(self) -> None:
         """Give back what the last model held."""

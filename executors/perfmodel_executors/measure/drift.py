@@ -28,7 +28,7 @@ class DriftMeter:
         clock_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
         self._reference = reference
-        self._reference_s = reference_s
+        self.reference_s = reference_s
         self._every = every
         self._recent: deque[int] = deque(maxlen=window)
         self._clock_ns = clock_ns
@@ -42,4 +42,4 @@ class DriftMeter:
             self._reference()
             self._recent.append(self._clock_ns() - start)
         self._num_calls += 1
-        return self._reference_s / (median(self._recent) * 1e-9)
+        return self.reference_s / (median(self._recent) * 1e-9)

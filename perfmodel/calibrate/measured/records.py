@@ -77,6 +77,7 @@ class SuiteInfo(Spec):
     date: str = ""
     command: str = ""
     elapsed_s: float = 0.0
+    reference_s: float | None = None  # of the step that says how fast a shared machine is; all times are at its speed
     ceilings: Ceilings = Ceilings()
     parts_done: dict[str, int] = Field(default_factory=dict)
     left_out: tuple[str, ...] = ()
