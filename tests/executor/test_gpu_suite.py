@@ -1,15 +1,21 @@
 """The measuring programme: budget, order, resumption, failures; and a whole run on this machine's CPU."""
 
 import json
+import math
+from itertools import pairwise
 
 import pytest
+import suite_tasks
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from perfmodel.errors import PerfmodelError, SpecError  # noqa: E402
+from perfmodel_executors.gpu_suite.kernels import difference, tensors_of  # noqa: E402
 from perfmodel_executors.gpu_suite.results import Results  # noqa: E402
 from perfmodel_executors.gpu_suite.runner import SHARES, run_tasks  # noqa: E402
 from perfmodel_executors.gpu_suite.task import Task  # noqa: E402
+from perfmodel_executors.gpu_suite.worker import Worker  # noqa: E402
+from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
 
 
 class Clock:
@@ -55,7 +61,7 @@ def test_a_second_run_measures_only_what_is_missing(tmp_path):
 def test_parts_share_the_time_as_told(tmp_path):
     clock = Clock()
     tasks = [clock.task(part, f"{part}{i}", 1.0) for part in SHARES for i in range(100)]
-    run_tasks(tasks, Results(tmp_path), 100.0, clock_s=clock)
+    run_tasks(tasks, Results(tmp_path), 100.0, clock_s=clock, switch_s=0.0)
     for part, share in SHARES.items():
         assert sum(key.startswith(part) for key in clock.order) == pytest.approx(100 * share, abs=2)
 
@@ -66,6 +72,57 @@ def test_a_failure_is_a_sentence_and_the_rest_goes_on(tmp_path):
     outcome = run_tasks(tasks, Results(tmp_path), 10.0, clock_s=clock)
     assert outcome.failures == {"bad": "PerfmodelError: no such tile."}
     assert outcome.done == {"kernels": 1}
+
+
+def test_a_part_that_has_loaded_a_model_goes_on_for_a_while(tmp_path):
+    clock = Clock()
+    tasks = [clock.task(part, f"{part}{i}", 1.0) for part in ("steps", "serving") for i in range(50)]
+    run_tasks(tasks, Results(tmp_path), 60.0, clock_s=clock, switch_s=5.0)
+    switches = sum(first[:2] != second[:2] for first, second in pairwise(clock.order))
+    assert 2 <= switches <= 12
+
+
+def test_a_part_that_is_not_open_waits_but_nothing_waits_for_nothing(tmp_path):
+    clock = Clock()
+    tasks = [clock.task(part, part, 1.0) for part in ("steps", "kernels")]
+    run_tasks(tasks, Results(tmp_path), 10.0, clock_s=clock, is_open=lambda part: part == "kernels")
+    assert clock.order == ["kernels", "steps"]
+
+
+def test_a_task_that_ends_its_process_is_noted_and_the_next_one_gets_another(tmp_path):
+    """Killed, gone on too long, and failing with an exception that nobody foresaw: each is a sentence."""
+    worker = Worker(suite_tasks.deadly)
+    try:
+        tasks = list(suite_tasks.deadly())
+        limits = {"slow": 2.0}
+        outcome = run_tasks(
+            tasks, Results(tmp_path), 100.0, execute=lambda task: worker.run(task, limits.get(task.key, 60.0))
+        )
+    finally:
+        worker.end()
+    assert set(json.loads((tmp_path / "kernels.json").read_text())) == {"first", "between", "last"}
+    assert outcome.failures["kills"] == "it ended its process (SIGKILL)"
+    assert outcome.failures["exits"] == "it ended its process (status 3)"
+    assert outcome.failures["slow"] == "it took longer than 2 s"
+    assert outcome.failures["raises"].startswith("ZeroDivisionError")
+
+
+def test_a_result_that_is_not_a_number_is_no_small_difference():
+    """max(0.0, nan) is 0.0."""
+    good = torch.tensor([1.0, -4.0])
+    assert difference(good + 1.0, good) == 0.25
+    assert math.isnan(difference(torch.tensor([float("nan"), 1.0]), good))
+    assert math.isinf(difference(torch.tensor([float("inf"), 1.0]), good))
+    assert difference(torch.tensor([7, 8, 9, 9]), torch.tensor([7, 8, 9, 1])) == 0.25
+
+
+def test_what_a_quantised_weight_takes_counts_as_input():
+    """Else inputs are copied as if they were small, and fill the memory."""
+    for operator in ("linear_w8a16", "linear_w4a16", "linear_fp8"):
+        problem = problems_of(operator)[0]
+        sizes = problem.sizes
+        num_bytes = sum(t.nbytes for t in tensors_of(problem.make(Inputs("meta"))))
+        assert num_bytes >= sizes["n"] * sizes["k"] / 2
 
 
 def test_a_damaged_file_is_named(tmp_path):

@@ -2,7 +2,8 @@
 
 The signature is what Triton derives from the arguments when it launches: pointers by their element type, integers as
 i32 or i64, `None` and integers equal to 1 as constants; pointers (allocations are aligned to 512 bytes) and integers
-divisible by 16 are told to the compiler as such, without which it neither vectorises nor pipelines.
+divisible by 16 are told to the compiler as such, without which it neither vectorises nor pipelines. Integers that a
+kernel names in `do_not_specialize` (numbers of tokens, which change with every step) are only their type.
 """
 
 __all__ = ["CompiledKernel", "compile_launch", "compile_problem", "compute_capability", "device_limits"]
@@ -127,8 +128,12 @@ def _specialise(launch: Launch) -> tuple[dict[str, str], dict[tuple[int, ...], A
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], Any] = {}
+    unspecialised = {p.name for p in launch.kernel.params if p.do_not_specialize}
     for index, name in enumerate(names):
         value = values[name]
+        if name in unspecialised:
+            signature[name] = _integer(value)
+            continue
         kind = "constexpr" if name in launch.constants else _kind(value)
         signature[name] = kind
         if kind == "constexpr":
@@ -136,6 +141,10 @@ def _specialise(launch: Launch) -> tuple[dict[str, str], dict[tuple[int, ...], A
         elif kind.startswith("*") or (isinstance(value, int) and value % 16 == 0):
             attributes[(index,)] = [["tt.divisibility", 16]]
     return signature, constants, attributes
+
+
+def _integer(value: int) -> str:
+    return "i32" if -(2**31) <= value < 2**31 else "i64"
 
 
 def _kind(value: Any) -> str:
@@ -146,7 +155,7 @@ def _kind(value: Any) -> str:
     if value is None or (isinstance(value, int) and value == 1):
         return "constexpr"
     if isinstance(value, int):
-        return "i32" if -(2**31) <= value < 2**31 else "i64"
+        return _integer(value)
     if isinstance(value, float):
         return "fp32"
     raise PerfmodelError(f"a kernel argument of type {type(value).__name__} has no type on the device: {value!r}.")

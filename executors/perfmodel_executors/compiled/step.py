@@ -3,7 +3,7 @@
 The decoder runs on the `meta` device, where tensors have shapes and no memory, with its launches recorded.
 """
 
-__all__ = ["StepKernel", "compile_step", "explain_occupancy"]
+__all__ = ["META", "StepKernel", "compile_step", "explain_occupancy", "record_step"]
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from perfmodel_executors.kernels.dispatch import load_kernels
 from perfmodel_executors.kernels.launch import Launch, recording
 from perfmodel_executors.kernels.tiles import targeting
 from perfmodel_executors.models.batch import StepBatch
-from perfmodel_executors.models.decoder import load_decoder
+from perfmodel_executors.models.decoder import Decoder, load_decoder
 
 META = torch.device("meta")
 
@@ -50,10 +50,8 @@ def compile_step(
     hardware = scenario.hardware
     limits = device_limits(hardware)
     decoder = load_decoder(scenario.model, scenario.engine, device=META, kernels=load_kernels("triton"))
-    block_size = scenario.engine.block_size
-    cache = decoder.new_cache(block_size, _num_blocks(shape, block_size))
     with targeting(limits), recording() as launches, torch.inference_mode():
-        decoder.next_tokens(_batch(shape, block_size), cache)
+        record_step(decoder, scenario.engine.block_size, shape)
     grouped: dict[tuple[object, ...], list[Launch]] = {}
     for launch in launches:
         grouped.setdefault((launch.name, str(launch.constants), launch.options, launch.grid), []).append(launch)
@@ -66,6 +64,12 @@ def compile_step(
         if progress is not None:
             progress(done, len(grouped))
     return found
+
+
+def record_step(decoder: Decoder, block_size: int, shape: BatchShape) -> None:
+    """Takes a step of `shape` with a decoder on `meta`, for what is recorded of it."""
+    cache = decoder.new_cache(block_size, _num_blocks(shape, block_size))
+    decoder.next_tokens(_batch(shape, block_size), cache)
 
 
 def _batch(shape: BatchShape, block_size: int) -> StepBatch:

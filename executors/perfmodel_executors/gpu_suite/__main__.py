@@ -1,12 +1,14 @@
 """Command line of the measuring programme."""
 
-__all__ = ["Part", "main", "measure"]
+__all__ = ["main", "measure"]
 
 import datetime
 import platform
 import subprocess
 import sys
-from enum import StrEnum
+import time
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,28 +16,18 @@ import torch
 import typer
 
 from perfmodel.errors import PerfmodelError
-from perfmodel_executors.device import default_kernels, device_name, present_device
-from perfmodel_executors.gpu_suite.ceilings import measure_device
-from perfmodel_executors.gpu_suite.kernels import kernel_tasks
+from perfmodel_executors.device import device_name
+from perfmodel_executors.gpu_suite.ahead import Ahead
+from perfmodel_executors.gpu_suite.programme import CEILINGS, TASKS, Part, bench_of, tasks_of
 from perfmodel_executors.gpu_suite.results import Results
 from perfmodel_executors.gpu_suite.runner import Outcome, run_tasks
-from perfmodel_executors.gpu_suite.serving import serving_tasks
-from perfmodel_executors.gpu_suite.steps import reference_meter, step_tasks
-from perfmodel_executors.gpu_suite.task import Bench
-from perfmodel_executors.kernels.tiles import choices
+from perfmodel_executors.gpu_suite.task import Bench, Task
+from perfmodel_executors.gpu_suite.worker import TaskError, Worker
 
 _ROOT = Path(__file__).resolve().parents[3]
-
-
-class Part(StrEnum):
-    """What can be asked for alone."""
-
-    kernels = "kernels"
-    steps = "steps"
-    serving = "serving"
-
-
-_TASKS = {Part.kernels: kernel_tasks, Part.steps: step_tasks, Part.serving: serving_tasks}
+_LIMIT_S = 150.0  # of one task: it hangs
+_GRACE_S = 10.0  # after the budget, for the last task
+_AHEAD_SHARE = 0.3  # of the budget, after which whole models run beside the compilation
 
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the results; a second run goes on there.")]
 Budget = Annotated[float, typer.Option("--budget-s", min=1.0, help="Seconds after which nothing new is begun.")]
@@ -49,14 +41,33 @@ def measure(
 ) -> None:
     """Measure this device: ceilings, kernels, steps, served scenarios. Ends within the budget, and can be gone on."""
     results = Results(out)
-    bench = _bench(device, kernels, results.info().get("reference_s"))
+    bench = bench_of(device, kernels, results.info().get("reference_s"))
     _say(f"{bench.hardware.name} with {bench.backend} kernels, {budget_s:g} s")
-    start = datetime.datetime.now()
-    ceilings = measure_device(bench)
-    spent = (datetime.datetime.now() - start).total_seconds()
-    tasks = [task for name in part or list(Part) for task in _TASKS[name](bench)]
-    outcome = run_tasks(tasks, results, budget_s - spent, _progress)
-    results.write("suite.json", _info(bench, ceilings, outcome, results, budget_s))
+    start = time.monotonic()
+
+    def left_s() -> float:
+        return budget_s - (time.monotonic() - start)
+
+    worker = Worker(tasks_of, device, kernels, bench.drift.reference_s if bench.drift is not None else None)
+    worker.begin()
+    parts = part or list(Part)
+    ahead = Ahead(bench, parts, _AHEAD_SHARE * budget_s)
+    try:
+        ceilings = _ceilings(worker)
+        tasks = [task for name in parts for task in TASKS[name](bench)]
+
+        def execute(task: Task) -> Mapping[str, Any]:
+            return worker.run(task, min(_LIMIT_S, max(0.0, left_s()) + _GRACE_S))
+
+        def progress(key: str, elapsed_s: float, budget: float) -> None:
+            _say(f"[{budget_s - left_s():5.0f} of {budget_s:.0f} s, {ahead.num_left} to compile] {key}")
+            results.write("suite.json", _info(bench, worker, ceilings, Outcome(), results, budget_s))
+
+        outcome = run_tasks(tasks, results, left_s(), progress, execute=execute, is_open=ahead.is_open)
+    finally:
+        ahead.end()
+        worker.end()
+    results.write("suite.json", _info(bench, worker, ceilings, outcome, results, budget_s))
     _say(f"{sum(outcome.done.values())} measured in {outcome.elapsed_s:.0f} s, {len(outcome.left_out)} left out")
     for key, failure in outcome.failures.items():
         _say(f"failed: {key}: {failure}")
@@ -71,18 +82,17 @@ def main() -> None:
         sys.exit(2)
 
 
-def _bench(device: str, kernels: str, reference_s: float | None) -> Bench:
-    """reference_s: of an earlier run whose measurements are gone on with."""
-    place, hardware = present_device(device)
-    backend = default_kernels(place) if kernels == "auto" else kernels
-    if place.type != "cpu":
-        return Bench(place, hardware, backend)
-    torch.set_num_threads(1)
-    return Bench(place, hardware, backend, reference_meter(reference_s))
+def _ceilings(worker: Worker) -> Mapping[str, Any]:
+    """What is known of them: without, the rest is measured all the same."""
+    try:
+        return worker.run(Task(*CEILINGS, dict), _LIMIT_S)
+    except TaskError as error:
+        _say(f"failed: ceilings: {error}")
+        return {}
 
 
 def _info(
-    bench: Bench, ceilings: dict[str, Any], outcome: Outcome, results: Results, budget_s: float
+    bench: Bench, worker: Worker, ceilings: Mapping[str, Any], outcome: Outcome, results: Results, budget_s: float
 ) -> dict[str, Any]:
     """The fields of `SuiteInfo`."""
     is_gpu = bench.device.type == "cuda"
@@ -102,13 +112,14 @@ def _info(
         "elapsed_s": round(outcome.elapsed_s, 1),
         "reference_s": bench.drift.reference_s if bench.drift is not None else None,
         "ceilings": ceilings,
-        "parts_done": {part: len(results.part(part)) for part in _TASKS},
+        "parts_done": {part: len(results.part(part)) for part in TASKS},
         "left_out": outcome.left_out,
         "failures": outcome.failures,
-        "tiles": choices(),
+        "tiles": worker.tiles,
     }
 
 
+@lru_cache
 def _driver() -> str:
     """As the management library says; empty where it is not there."""
     try:
@@ -118,6 +129,7 @@ def _driver() -> str:
         return ""
 
 
+@lru_cache
 def _commit() -> str:
     """Of the checkout this runs from; empty outside one."""
     try:
@@ -125,10 +137,6 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
-
-
-def _progress(key: str, elapsed_s: float, budget_s: float) -> None:
-    _say(f"[{elapsed_s:5.0f} of {budget_s:.0f} s] {key}")
 
 
 def _say(text: str) -> None:

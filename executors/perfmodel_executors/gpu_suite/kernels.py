@@ -1,8 +1,11 @@
 """Kernels of the suite: every operator's serving problems, right and fast."""
 
-__all__ = ["kernel_tasks", "measure_problem"]
+__all__ = ["difference", "kernel_tasks", "measure_problem", "tensors_of"]
 
+import math
+import sys
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -11,9 +14,13 @@ from torch import Tensor
 
 from perfmodel_executors.gpu_suite.task import Bench, Task
 from perfmodel_executors.kernels.dispatch import KERNELS, load_kernels
+from perfmodel_executors.kernels.launch import KernelError
 from perfmodel_executors.kernels.problem import Inputs, Problem, problems_of
 from perfmodel_executors.kernels.tiles import tuning
 from perfmodel_executors.measure.device_timer import Timing, num_copies, time_calls
+
+_PIECE = 1 << 26  # elements compared at once
+_LEAST_SCALE = 1e-6
 
 
 def kernel_tasks(bench: Bench) -> Iterator[Task]:
@@ -28,14 +35,16 @@ def kernel_tasks(bench: Bench) -> Iterator[Task]:
 
 
 def measure_problem(problem: Problem, bench: Bench) -> dict[str, Any]:
-    """A KernelRecord: the kernel's time, the baseline's, and how far its result is from the reference."""
+    """A KernelRecord: the kernel's time, the baseline's, and how far its result is from the reference.
+
+    Raises KernelError for a result that is not finite where the reference is.
+    """
     operator = getattr(load_kernels(bench.backend), problem.operator)
-    sizes = _tensors(problem.make(Inputs("meta")))
-    copies = num_copies(sum(t.numel() * t.element_size() for t in sizes), bench.device)
+    num_bytes = sum(t.numel() * t.element_size() for t in tensors_of(problem.make(Inputs("meta"))))
     error = _error(problem, operator, bench)
-    arguments = [problem.make(Inputs(bench.device, seed)) for seed in range(copies)]
+    arguments = [problem.make(Inputs(bench.device, seed)) for seed in range(num_copies(num_bytes, bench.device))]
     timing = _time(operator, arguments, bench)
-    baseline = _time(problem.baseline, arguments, bench) if problem.baseline is not None else None
+    baseline = _baseline(problem, arguments, bench)
     work = problem.work
     return {
         "operator": problem.operator,
@@ -59,26 +68,62 @@ def _time(operator: Any, arguments: list[tuple[Any, ...]], bench: Bench) -> Timi
         return time_calls([partial(operator, *each) for each in arguments], bench.device)
 
 
+def _baseline(problem: Problem, arguments: list[tuple[Any, ...]], bench: Bench) -> Timing | None:
+    """None where there is none, or where the library refuses: the kernel's own figures are kept then."""
+    if problem.baseline is None:
+        return None
+    try:
+        return _time(problem.baseline, arguments, bench)
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        print(f"no baseline of {problem}: {reason}", file=sys.stderr, flush=True)
+        return None
+
+
 def _error(problem: Problem, operator: Any, bench: Bench) -> float | None:
-    """Largest difference to the reference over its largest magnitude; None where the kernel is the reference."""
+    """The worst `difference` to the reference, of results and of what is written in place; None where the kernel is
+    the reference."""
     reference = getattr(load_kernels("torch"), problem.operator)
     if operator is reference:
         return None
     ours, theirs = (problem.make(Inputs(bench.device, seed=97)) for _ in range(2))
-    with torch.inference_mode(), tuning():
-        actual, expected = operator(*ours), reference(*theirs)
-    worst = 0.0
-    for left, right in zip(_tensors((actual, ours)), _tensors((expected, theirs)), strict=True):
-        if right.numel():
-            scale = max(1e-6, float(right.double().abs().max()))
-            worst = max(worst, float((left.double() - right.double()).abs().max()) / scale)
+    with torch.inference_mode():
+        with tuning():
+            actual = operator(*ours)
+        expected = reference(*theirs)
+        pairs = zip(tensors_of((actual, ours)), tensors_of((expected, theirs)), strict=True)
+        worst = max((difference(left, right) for left, right in pairs), default=0.0)
+    if not math.isfinite(worst):
+        raise KernelError(f"{problem}: the result is not finite, and the reference's is.")
     return worst
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    """All tensors in a nest of tuples."""
+def difference(actual: Tensor, expected: Tensor) -> float:
+    """Largest difference over the reference's largest magnitude; of indices, the share of those that differ.
+
+    Not finite where only one of the two is. In fp32, piece by piece: the inputs of a serving problem take gigabytes.
+    """
+    if not expected.numel():
+        return 0.0
+    pieces = zip(*(torch.split(each.reshape(-1), _PIECE) for each in (actual, expected)), strict=True)
+    if expected.dtype in (torch.int32, torch.int64):
+        return sum(int((left != right).sum()) for left, right in pieces) / expected.numel()
+    worst = scale = 0.0
+    for left, right in ((left.float(), right.float()) for left, right in pieces):
+        apart = float((left - right).abs().max())
+        worst = apart if math.isnan(apart) else max(worst, apart)
+        scale = max(scale, float(right.abs().max()))
+        if math.isnan(worst):
+            return worst
+    return worst / max(scale, _LEAST_SCALE)
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """All tensors in a nest of tuples and weight containers."""
     if isinstance(value, Tensor):
         return [value]
+    if is_dataclass(value):
+        value = [getattr(value, each.name) for each in fields(value)]
     if isinstance(value, tuple | list):
-        return [tensor for part in value for tensor in _tensors(part)]
+        return [tensor for part in value for tensor in tensors_of(part)]
     return []

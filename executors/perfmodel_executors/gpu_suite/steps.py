@@ -4,7 +4,7 @@ Decodes are replayed from CUDA graphs where the engine has them, prompts are lau
 serving run counts: building the index tensors, the step, and the sampled tokens back on the host.
 """
 
-__all__ = ["reference_meter", "step_tasks"]
+__all__ = ["DECODES", "MODELS", "PROMPTS", "reference_meter", "step_tasks"]
 
 import time
 from collections.abc import Iterator
@@ -22,18 +22,18 @@ from perfmodel_executors.models.support import CPU
 from perfmodel_executors.runner import RunnerSetup, build_runner
 
 _INT8, _INT4 = ("engine.quantization=w8a16",), ("engine.quantization=w4a16",)
-_MODELS = {  # with overrides of the suite's scenario
+MODELS = {  # with overrides of the suite's scenario
     "cuda": (("llama-3.1-8b", ()), ("qwen3-30b-a3b", ()), ("qwen3-1.7b", ()), ("llama-3.1-8b", _INT4)),
     "cpu": (("tiny-llama", ()), ("tiny-moe", ()), ("tiny-llama", _INT4), ("tiny-llama", _INT8)),
 }
-_DECODES = {  # (batch, context)
+DECODES = {  # (batch, context)
     "cuda": (
         *((1, 512), (8, 1024), (32, 4096), (128, 1024), (1, 8192), (64, 512), (16, 4096)),
         *((4, 1024), (256, 512), (2, 2048), (32, 512), (128, 256), (8, 8192), (64, 2048)),
     ),
     "cpu": ((1, 64), (4, 256), (8, 128), (2, 512), (16, 64), (12, 192), (3, 96), (6, 384), (16, 256), (1, 256)),
 }
-_PROMPTS = {  # (new tokens, tokens computed before)
+PROMPTS = {  # (new tokens, tokens computed before)
     "cuda": ((512, 0), (2048, 0), (128, 0), (8192, 0), (1024, 0), (4096, 0), (2048, 6144), (256, 2048)),
     "cpu": ((64, 0), (256, 0), (32, 0), (128, 0), (96, 64), (256, 256)),
 }
@@ -50,6 +50,10 @@ class _Shelf:
         self._bench = bench
         self._loaded: tuple[str, tuple[str, ...]] | None = None
         self._steps: StepBench | None = None
+        bench.holds(self._drop)
+
+    def _drop(self) -> None:
+        self._steps = None
 
     def measure(self, model: str, overrides: tuple[str, ...], shape: StepShape) -> dict[str, Any]:
         """A StepRecord."""
@@ -77,8 +81,7 @@ class _Shelf:
 
     def _bench_of(self, model: str, overrides: tuple[str, ...]) -> StepBench:
         if self._steps is None or self._loaded != (model, overrides):
-            self._steps = None  # let go of the last model before the next one comes
-            self._bench.release_memory()
+            self._bench.release_memory()  # of the last model, before the next one comes
             scenario = steps_scenario(model, overrides, self._bench.hardware.name)
             setup = RunnerSetup(
                 scenario.model, scenario.engine, _BLOCKS, self._bench.device, kernels=self._bench.backend
@@ -89,7 +92,7 @@ class _Shelf:
 
 def reference_meter(reference_s: float | None = None) -> DriftMeter:
     """How fast this CPU is, told by a small step; `reference_s`: what that step took when the meter was first set."""
-    scenario = steps_scenario(*_MODELS["cpu"][0], "cpu")
+    scenario = steps_scenario(*MODELS["cpu"][0], "cpu")
     steps = StepBench(build_runner(RunnerSetup(scenario.model, scenario.engine, _BLOCKS, CPU)))
     reference = steps.step(REFERENCE)
     if reference_s is None:
@@ -107,9 +110,9 @@ def reference_meter(reference_s: float | None = None) -> DriftMeter:
 def step_tasks(bench: Bench) -> Iterator[Task]:
     """Model by model, since loading one takes as long as ten of its steps."""
     kind, shelf = bench.device.type, _Shelf(bench)
-    for model, overrides in _MODELS[kind]:
-        shapes = [StepShape(contexts=(context,) * batch) for batch, context in _DECODES[kind]]
-        shapes += [StepShape(chunks=((new, done, True),)) for new, done in _PROMPTS[kind]]
+    for model, overrides in MODELS[kind]:
+        shapes = [StepShape(contexts=(context,) * batch) for batch, context in DECODES[kind]]
+        shapes += [StepShape(chunks=((new, done, True),)) for new, done in PROMPTS[kind]]
         for rank, shape in enumerate(shapes):
             seconds = _LOAD_S if rank == 0 and kind == "cuda" else 2.0
             key = " ".join((model, *overrides, _label(shape)))

@@ -1,6 +1,8 @@
 """The one place where Triton kernels are launched.
 
-Every kernel goes through `launch`, on tensors of any device. Within `recording()` nothing runs: the launches are kept,
+Every kernel goes through `launch`, on tensors of any device. What changes from step to step (numbers of tokens, widths
+of block tables) is named in a kernel's `do_not_specialize`: else Triton compiles it again in the middle of a serving
+run, for the first such number that is 1, or divisible by 16. Within `recording()` nothing runs: the launches are kept,
 with all that their compilation depends on, so that a kernel can be compiled ahead of time for any GPU from exactly the
 call that would have run it (on tensors of the `meta` device, which have shapes and no memory).
 """

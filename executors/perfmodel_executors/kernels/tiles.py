@@ -18,6 +18,7 @@ __all__ = [
     "compute_units",
     "fitting",
     "limits_of",
+    "listing",
     "padded",
     "pick",
     "pipelined_bytes",
@@ -25,10 +26,11 @@ __all__ = [
     "tuning",
 ]
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -59,6 +61,7 @@ class TileConfig:
 
 _target: ContextVar[DeviceLimits | None] = ContextVar("target", default=None)
 _is_tuning: ContextVar[bool] = ContextVar("is_tuning", default=False)
+_is_listing: ContextVar[bool] = ContextVar("is_listing", default=False)
 _chosen: dict[tuple[str, str, Hashable], TileConfig] = {}
 
 
@@ -68,6 +71,7 @@ def capability_of(device: torch.device) -> int | None:
     return limits.capability if limits else None
 
 
+@lru_cache(maxsize=64)  # asked at every launch
 def compute_units(device: torch.device) -> int:
     """Compute units of the device; of an H100 where none is known."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
@@ -112,7 +116,7 @@ def fitting(
 def pick(
     kernel: str,
     problem: Hashable,
-    candidates: Sequence[TileConfig],
+    candidates: Callable[[], Iterable[TileConfig]],
     shared_bytes: Callable[[TileConfig, int], int],
     run: Callable[[TileConfig], None],
     device: torch.device,
@@ -120,6 +124,7 @@ def pick(
     """The configuration to run `kernel` with on `device`.
 
     problem: what the best choice depends on: shapes (rounded, so that similar ones share a choice) and dtypes
+    candidates: lists them, the one to trust without measuring first; asked only while nothing is chosen
     run:     launches the kernel with a candidate; harmless to repeat
 
     Raises DoesNotFitError if the device's SRAM holds none of the candidates.
@@ -129,11 +134,16 @@ def pick(
     known = _chosen.get(key)
     if known is not None:
         return known
-    kept = fitting(candidates, shared_bytes, limits, kernel)
-    can_time = _is_tuning.get() and device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
-    if not can_time or len(kept) == 1:
+    kept = fitting(list(candidates()), shared_bytes, limits, kernel)
+    if _is_listing.get():
+        for config in kept:
+            run(config)
         return kept[0]
-    _chosen[key] = min(kept, key=lambda config: _milliseconds(run, config))
+    can_time = _is_tuning.get() and device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+    if not can_time:
+        return kept[0]
+    # Of equals the first, which is trusted: also where none compiles, so that its error is the one that is raised.
+    _chosen[key] = min(kept, key=lambda config: _milliseconds(run, config)) if len(kept) > 1 else kept[0]
     return _chosen[key]
 
 
@@ -145,6 +155,16 @@ def tuning() -> Iterator[None]:
         yield
     finally:
         _is_tuning.reset(token)
+
+
+@contextmanager
+def listing() -> Iterator[None]:
+    """Within, every candidate is launched, which under `recording()` lists what tuning will compile."""
+    token = _is_listing.set(True)
+    try:
+        yield
+    finally:
+        _is_listing.reset(token)
 
 
 @contextmanager
@@ -167,6 +187,7 @@ def limits_of(device: torch.device) -> DeviceLimits | None:
     return _target.get() or _limits_of(device)
 
 
+@lru_cache(maxsize=64)  # asked at every launch
 def _limits_of(device: torch.device) -> DeviceLimits | None:
     if device.type != "cuda":
         return None

@@ -76,7 +76,12 @@ def _run_all(calls: Sequence[Call], count: int) -> None:
 
 
 def _captured(calls: Sequence[Call], count: int) -> Call:
-    """A replay of `count` calls; the plain loop where the calls cannot be captured."""
+    """A replay of `count` calls; the plain loop where the calls cannot be captured.
+
+    Those that wait for the device are found before: a failed capture leaves the random numbers of the device unusable.
+    """
+    if _waits(calls[0]):
+        return lambda: _run_all(calls, count)
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     try:
@@ -91,6 +96,18 @@ def _captured(calls: Sequence[Call], count: int) -> Call:
         return lambda: _run_all(calls, count)
     replay: Callable[[], Any] = graph.replay
     return replay
+
+
+def _waits(call: Call) -> bool:
+    """Whether the host waits for the device within the call (a size read back, a list sent from pageable memory)."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    except RuntimeError:
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return False
 
 
 def _elapsed_s(call: Call) -> float:

@@ -49,7 +49,7 @@ _CANDIDATES = [
 ]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "num_splits"])
 def _attention_decode_kernel(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, tables_ptr, contexts_ptr, out_ptr, lse_ptr,
     q_stride, table_stride, num_splits, scale_log2,
@@ -124,7 +124,7 @@ def _attention_decode_kernel(
         tl.store(out_ptr + row * HV + out_column, acc.to(out_ptr.dtype.element_ty), mask=out_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _combine_kernel(
     partial_ptr, lse_ptr, out_ptr, num_splits, HV: tl.constexpr, V_PAD: tl.constexpr, SPLITS: tl.constexpr
 ):
@@ -186,13 +186,19 @@ def attention_decode(
         launch(_attention_decode_kernel, grid, *args, options=config.options, **constants, **config.sizes)
 
     if config is None:
-        problem = (num_seqs, splits, tuple(constants.values()), q_DNH.dtype, pages.dtype)
+        problem = (
+            triton.next_power_of_2(num_seqs),
+            splits.bit_length(),
+            tuple(constants.values()),
+            q_DNH.dtype,
+            pages.dtype,
+        )
         product = product_dtype(q_DNH, pages).itemsize
 
         def needed(config: TileConfig, capability: int) -> int:
             return shared_bytes(config, capability, widths, rows, product, pages.dtype.itemsize)
 
-        config = pick("attention_decode", problem, _CANDIDATES, needed, run, q_DNH.device)
+        config = pick("attention_decode", problem, lambda: _CANDIDATES, needed, run, q_DNH.device)
     run(config)
     if lse is not None:
         sizes = {"HV": v_dim, "V_PAD": widths[1], "SPLITS": triton.next_power_of_2(splits)}

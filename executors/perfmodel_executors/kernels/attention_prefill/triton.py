@@ -14,6 +14,7 @@ from shapes; a program finds its chunk by bisection. The last tiles of a chunk s
 __all__ = ["attention_prefill"]
 
 import math
+from functools import partial
 
 import triton
 import triton.language as tl
@@ -72,7 +73,7 @@ def _attend_keys(
     return acc, largest, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "num_chunks"])
 def _attention_prefill_kernel(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, tables_ptr, starts_ptr, computed_ptr, ancestors_ptr, out_ptr,
     q_stride, table_stride, num_chunks, scale_log2,
@@ -200,10 +201,18 @@ def attention_prefill(
         launch(_attention_prefill_kernel, (tiles, kv_heads), *args, options=config.options, **constants, **config.sizes)
 
     if config is None:
-        candidates = candidates_for(
-            -(-num_tokens // num_chunks) * group, group, max(widths), capability_of(q_TNH.device), pages.is_quantized
+        candidates = partial(
+            candidates_for,
+            *(-(-num_tokens // num_chunks) * group, group, max(widths)),
+            *(capability_of(q_TNH.device), pages.is_quantized),
         )
-        problem = (num_tokens.bit_length(), num_chunks, tuple(constants.values()), q_TNH.dtype, pages.dtype)
+        problem = (
+            num_tokens.bit_length(),
+            num_chunks.bit_length(),
+            tuple(constants.values()),
+            q_TNH.dtype,
+            pages.dtype,
+        )
         product = product_dtype(q_TNH, pages)
 
         def needed(config: TileConfig, capability: int) -> int:

@@ -109,6 +109,6 @@ def attention_standard(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, *, config: T
             return max((rows + keys) * widths[0] * q_TNH.dtype.itemsize, pipeline) + 4096
 
         problem = (*(n.bit_length() for n in (num_queries, num_keys)), *heads.values(), *widths, q_TNH.dtype)
-        config = pick("attention_standard", problem, _CANDIDATES, needed, run, q_TNH.device)
+        config = pick("attention_standard", problem, lambda: _CANDIDATES, needed, run, q_TNH.device)
     run(config)
     return out_TNH

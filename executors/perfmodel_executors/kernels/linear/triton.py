@@ -62,7 +62,7 @@ _MANY_TOKENS_TILES = (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _many_tokens_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, M, N, K, x_stride, weight_stride, slice_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, GROUP: tl.constexpr,
@@ -109,7 +109,7 @@ def _many_tokens_kernel(
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _few_tokens_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, M, N, K, x_stride, weight_stride, slice_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
@@ -150,7 +150,7 @@ def linear(x_TC: Tensor, weight_DC: Tensor, bias_D: Tensor | None = None, config
     if config is None:
         problem = (triton.next_power_of_2(m), n, k, x_TC.dtype)
         law = partial(linear_shared_bytes, element_bytes=x_TC.element_size())
-        config = pick("linear", problem, list(_candidates(x_TC, weight_DC)), law, run, x_TC.device)
+        config = pick("linear", problem, partial(_candidates, x_TC, weight_DC), law, run, x_TC.device)
     run(config)
     return y_TD
 

@@ -4,13 +4,13 @@ __all__ = ["serving", "tiny"]
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.gemm import gemm
 from perfmodel_executors.kernels.linear_low_precision.reference import quantize_tokens_fp8
 from perfmodel_executors.kernels.problem import Inputs, Problem
 from perfmodel_executors.kernels.weight_formats import Fp8Weight, Int8Weight
+from perfmodel_executors.kernels.weight_formats.dense import dense_product
 
 # Beside rounding of the result: a value on the edge between two codes may go either way.
 _TOLERANCE = {torch.float32: 4e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
@@ -51,7 +51,7 @@ def _problem(operator: str, m: int, n: int, k: int, dtype: torch.dtype, has_bias
         make,
         gemm(operator, m, n, k, form, has_bias=has_bias),
         _TOLERANCE[dtype],
-        _scaled_mm if is_fp8 else _dense,
+        _scaled_mm if is_fp8 else dense_product,
     )
 
 
@@ -67,8 +67,3 @@ def _scaled_mm(x_MK: Tensor, weight: Fp8Weight, bias_N: Tensor | None = None) ->
         out_dtype=x_MK.dtype,
         use_fast_accum=True,
     )
-
-
-def _dense(x_MK: Tensor, weight: Int8Weight, bias_N: Tensor | None = None) -> Tensor:
-    """The product with the codes in x's dtype: what INT8 saves is against this."""
-    return functional.linear(x_MK, weight.values_NK.to(x_MK.dtype), bias_N)

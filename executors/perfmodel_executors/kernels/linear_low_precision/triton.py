@@ -58,7 +58,7 @@ def _quantize_tokens_kernel(
     tl.store(scales_ptr + row, scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _scaled_product_kernel(
     x_ptr, x_scales_ptr, values_ptr, scales_ptr, bias_ptr, out_ptr, M, N, K, values_stride, slice_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
@@ -138,7 +138,7 @@ def _linear(
     run = partial(_multiply, *quantized, weight, bias_N, y_MN)
     if config is None:
         problem = (triton.next_power_of_2(m), n, k, x_MK.dtype)
-        candidates = list(_candidates(m, n, k, x_MK.device))
+        candidates = partial(_candidates, m, n, k, x_MK.device)
         law = partial(low_precision_shared_bytes, is_integer=isinstance(weight, Int8Weight))
         config = pick(kernel, problem, candidates, law, run, x_MK.device)
     run(config)

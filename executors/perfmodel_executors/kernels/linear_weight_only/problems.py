@@ -7,13 +7,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.gemm import gemm
 from perfmodel.specs.model.quantization import bytes_per_weight
 from perfmodel_executors.kernels.problem import Inputs, Problem
-from perfmodel_executors.kernels.weight_formats import Fp8Weight, Int4Weight, Int8Weight, dequantize
+from perfmodel_executors.kernels.weight_formats import Fp8Weight, Int4Weight, Int8Weight
+from perfmodel_executors.kernels.weight_formats.dense import dense_product
 
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 _SHAPES = ((14336, 4096), (4096, 14336), (6144, 4096), (4096, 4096))
@@ -89,18 +89,5 @@ def _problem(form: str, m: int, n: int, k: int, dtype: torch.dtype, has_bias: bo
         make,
         gemm(found.operator, m, n, k, counted, has_bias=has_bias),
         _TOLERANCE[dtype],
-        _dense(),
+        dense_product,
     )
-
-
-def _dense() -> Callable[..., Tensor]:
-    """The product with the weight in the activations' dtype, expanded at the first call."""
-    expanded: dict[int, Tensor] = {}
-
-    def run(x_MK: Tensor, weight: Int8Weight | Int4Weight | Fp8Weight, bias_N: Tensor | None = None) -> Tensor:
-        if id(weight) not in expanded:
-            expanded.clear()
-            expanded[id(weight)] = dequantize(weight).to(x_MK.dtype)
-        return torch.nn.functional.linear(x_MK, expanded[id(weight)], bias_N)
-
-    return run

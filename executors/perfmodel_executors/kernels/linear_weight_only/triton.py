@@ -52,7 +52,7 @@ _WIDEN_FP16 = tl.constexpr(_WIDEN_BF16.value.replace("0x43434343", "0x64646464")
 _WIDEN_REGISTERS = tl.constexpr("=r,=r,=r,=r,r")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _w8a16_kernel(
     x_ptr, values_ptr, scales_ptr, bias_ptr, out_ptr, M, N, K, x_stride, values_stride, slice_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
@@ -84,7 +84,7 @@ def _w8a16_kernel(
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=(m[None, :] < M) & (n[:, None] < N))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _w4a16_kernel(
     x_ptr, packed_ptr, scales_ptr, zeros_ptr, bias_ptr, out_ptr, M, N, num_groups, x_stride, packed_stride,
     slice_stride, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUPS: tl.constexpr, GROUP_SIZE: tl.constexpr,
@@ -211,7 +211,7 @@ def _linear(
     runner = partial(run, x_MK, weight, bias_N, y_MN)
     if config is None:
         key = (triton.next_power_of_2(x_MK.shape[0]), *problem)
-        config = pick(kernel, key, list(candidates()), law, runner, x_MK.device)
+        config = pick(kernel, key, candidates, law, runner, x_MK.device)
     runner(config)
     return y_MN
 

@@ -56,7 +56,7 @@ def _encoded(x, scale, pages_ptr, FORMAT: tl.constexpr):
         return x.to(pages_ptr.dtype.element_ty)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _rope_kv_write_kernel(
     q_ptr, k_ptr, v_ptr, cos_sin_ptr, slots_ptr, out_ptr, k_pages_ptr, v_pages_ptr, k_scale_ptr, v_scale_ptr,
     num_tokens, q_stride, k_stride, v_stride,

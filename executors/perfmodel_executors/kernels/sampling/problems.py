@@ -12,6 +12,9 @@ from perfmodel_executors.kernels.problem import Inputs, Problem
 from perfmodel_executors.kernels.sampling.reference import greedy, sample_top_k_top_p
 
 _VOCABULARIES = (32000, 128256)
+# Share of tokens that may differ: the kernel sums probabilities in fp32, the reference in fp64, and where they are as
+# small as 1e-5 a drawn number may fall just beside.
+_TOLERANCE = 0.05
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
@@ -54,6 +57,6 @@ def _problem(operator: str, rows: int, vocab: int, dtype: torch.dtype) -> Proble
         {"samples": rows, "vocab": vocab, "dtype": str(dtype).removeprefix("torch.")},
         make,
         sample(rows, vocab, "greedy" if operator == "greedy" else "top_p"),
-        0.0,
+        0.0 if operator == "greedy" or vocab < min(_VOCABULARIES) else _TOLERANCE,
         baselines[operator],
     )

@@ -16,7 +16,7 @@ from perfmodel_executors.kernels.launch import Options, launch
 _BLOCK_ELEMENTS = 2048  # logits that a program of four warps holds
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _route_kernel(
     logits_ptr,
     weights_ptr,

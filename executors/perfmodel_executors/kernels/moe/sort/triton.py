@@ -32,7 +32,7 @@ class SortedPairs(NamedTuple):
     num_tiles: Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _sort_kernel(
     experts_ptr,
     order_ptr,

@@ -20,7 +20,7 @@ from perfmodel_executors.kernels.tiles import TileConfig, capability_of, pick
 _ONE_COLUMNS = 8  # that a program of the kernel for one token sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _down_kernel(
     experts_ptr,
     order_ptr,
@@ -193,7 +193,10 @@ def _down(
 
     few = num_tokens if placement.form == "few" else 0
     problem = (placement.rows, placement.form, few, down_ECI.shape, out_TC.dtype, str(forced or ""))
-    listed = [forced] if forced else candidates("down", placement.rows, capability_of(out_TC.device))
+
+    def listed() -> list[TileConfig]:
+        return [forced] if forced else candidates("down", placement.rows, capability_of(out_TC.device))
+
     law = shared_bytes(1, hidden_AI.element_size())
     run(pick("moe_down", problem, listed, law, run, out_TC.device))
 

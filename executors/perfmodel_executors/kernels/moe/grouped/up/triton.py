@@ -31,7 +31,7 @@ def _act(x, ACTIVATION: tl.constexpr):
     return y
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _up_kernel(
     experts_ptr,
     order_ptr,
@@ -132,7 +132,10 @@ def grouped_up(
         )
 
     problem = (placement.rows, placement.form, up_EFC.shape, x_TC.dtype, str(forced or ""))
-    listed = [forced] if forced else candidates("up", placement.rows, capability_of(x_TC.device))
+
+    def listed() -> list[TileConfig]:
+        return [forced] if forced else candidates("up", placement.rows, capability_of(x_TC.device))
+
     law = shared_bytes(gates, x_TC.element_size())
     run(pick("moe_up", problem, listed, law, run, x_TC.device))
     return hidden_AI

@@ -1,0 +1,82 @@
+"""Which kernels the parts of the suite launch, every candidate of the tuner included: recorded without a device."""
+
+__all__ = ["launches_of"]
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from perfmodel.calibrate.measured.steps import steps_scenario
+from perfmodel.engine import capture_sizes
+from perfmodel.errors import PerfmodelError
+from perfmodel.ops.work import BatchShape
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.scenario_file import load_scenario
+from perfmodel_executors.compiled.build import device_limits
+from perfmodel_executors.compiled.step import META, record_step
+from perfmodel_executors.gpu_suite.serving import SCENARIOS
+from perfmodel_executors.gpu_suite.steps import DECODES, MODELS, PROMPTS
+from perfmodel_executors.kernels.dispatch import KERNELS, load_kernels
+from perfmodel_executors.kernels.launch import Launch, recording
+from perfmodel_executors.kernels.problem import Inputs, problems_of
+from perfmodel_executors.kernels.tiles import listing, targeting
+from perfmodel_executors.models.decoder import load_decoder
+
+_CHUNKS = (24, 48, 100, 200, 400, 800, 1600, 3200, 6400)  # tokens of a served step: one of each tuned range
+_CONTEXT = 2048
+
+
+def launches_of(part: str, hardware: HardwareSpec) -> list[Launch]:
+    """Of `kernels`, `steps` or `serving` on `hardware`, about in the order in which they are needed."""
+    with targeting(device_limits(hardware)), recording() as launches, listing(), torch.inference_mode():
+        if part == "kernels":
+            _kernels()
+        elif part == "steps":
+            for model, overrides in MODELS["cuda"]:
+                _steps(
+                    steps_scenario(model, overrides, hardware.name),
+                    [size for size, _ in DECODES["cuda"]],
+                    PROMPTS["cuda"],
+                )
+        else:
+            for name in SCENARIOS:
+                scenario = load_scenario(f"executor/{name}", [f"hardware={hardware.name}"])
+                engine = scenario.engine
+                chunks = [(new, 0) for new in _CHUNKS if new <= engine.max_num_batched_tokens]
+                _steps(scenario, capture_sizes(engine.max_num_seqs), chunks)
+    return launches
+
+
+def _kernels() -> None:
+    """By rank, as they are measured. What cannot be recorded is left to the task, which says what is wrong."""
+    kernels = load_kernels("triton")
+    listed = [problems_of(operator) for operator, rows in KERNELS.items() if "triton" in rows]
+    for rank in range(max(map(len, listed), default=0)):
+        for problem in (problems[rank] for problems in listed if rank < len(problems)):
+            with _left_to_the_task():
+                getattr(kernels, problem.operator)(*problem.make(Inputs(META)))
+
+
+def _steps(scenario: Scenario, batches: Sequence[int], prompts: Sequence[tuple[int, int]]) -> None:
+    """prompts: (new tokens, computed before)"""
+    with _left_to_the_task():
+        # One layer of each kind: the others launch the same.
+        model = replace(scenario.model, layers=tuple((layer, 1) for layer, _ in scenario.model.layers))
+        decoder = load_decoder(model, scenario.engine, device=META, kernels=load_kernels("triton"))
+        # Graphs have block tables as wide as a context can become, other steps as wide as one is.
+        contexts = (scenario.engine.max_model_len or model.max_position_embeddings, _CONTEXT)
+        shapes = [BatchShape(size, size, (), size, size * context) for context in contexts for size in batches]
+        shapes += [BatchShape(new, 1, ((new, done),), 0, 0) for new, done in prompts]
+        for shape in shapes:
+            record_step(decoder, scenario.engine.block_size, shape)
+
+
+@contextmanager
+def _left_to_the_task() -> Iterator[None]:
+    try:
+        yield
+    except (PerfmodelError, RuntimeError, NotImplementedError, ValueError):
+        return
