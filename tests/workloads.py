@@ -31,12 +31,13 @@ class Case:
     has_prefix_cache: bool
     is_async: bool
     rows: tuple[tuple[int, int, int, tuple[tuple[int, int], ...], int], ...]
+    rolling_span: int | None = None
 
     def requests(self) -> list[Request]:
         return [Request(i, *row) for i, row in enumerate(self.rows)]
 
     def loop(self) -> ServeLoop:
-        blocks = KVBlockManager(self.num_blocks, BLOCK_SIZE, self.has_prefix_cache)
+        blocks = KVBlockManager(self.num_blocks, BLOCK_SIZE, self.has_prefix_cache, self.rolling_span)
         return ServeLoop(Scheduler(self.config, blocks), self.is_async)
 
 
@@ -73,6 +74,7 @@ def cases(draw: st.DrawFn, max_requests: int = 25) -> Case:
         has_prefix_cache=draw(st.booleans()),
         is_async=draw(st.booleans()),
         rows=tuple(rows),
+        rolling_span=draw(st.sampled_from([None, None, 8, 20])),
     )
 
 

@@ -19,6 +19,7 @@ from perfmodel.cost.forms.registry import FormFit
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.roofline import FamilyFit
 from perfmodel.cost.rates import FALLBACKS
+from perfmodel.ops.formats import SPARSE_RATE
 from perfmodel.specs.base import Spec
 
 _NO_SIZES: Mapping[str, Any] = {}
@@ -99,8 +100,10 @@ class Calibration(Spec):
         """The most specific fit: family and number format (where the rate does not tell it), family and rate, then
         family, then a rate that `rate` falls back to, then the default.
 
+        Sparse tensor cores are taken to reach the dense ones' share of their peak.
         Of several for one family and rate the one whose domain is nearest to the sizes in `extent`.
         """
+        rate = rate.removesuffix(SPARSE_RATE)
         rates = (*((format,) if format else ()), rate)
         names = (*(f"{family}/{each}" for each in rates), family)
         for name in (*names, *(f"{family}/{other}" for other in FALLBACKS.get(rate, ()))):

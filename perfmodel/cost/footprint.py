@@ -4,13 +4,22 @@ Sharding is applied to the architecture itself (heads, widths and experts of one
 (routers, latents, KV heads beyond their number, norms) come out replicated without being listed.
 """
 
-__all__ = ["activation_bytes", "kv_bytes_per_token", "shard_layer", "state_bytes_per_sequence", "weights"]
+__all__ = [
+    "activation_bytes",
+    "is_rolling",
+    "kv_bytes_per_token",
+    "rolling_bytes_per_sequence",
+    "shard_layer",
+    "state_bytes_per_sequence",
+    "weights",
+]
 
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
 from perfmodel.ops.formats import linear_format
+from perfmodel.ops.linear_attention import linear_heads
 from perfmodel.ops.scan import STATE_BYTES
 from perfmodel.ops.scan_layer import conv_channels, state_shape
 from perfmodel.ops.sharding import Sharding
@@ -22,6 +31,7 @@ from perfmodel.specs.model.architecture import (
     GatedDeltaNet,
     LatentAttention,
     Layer,
+    LinearAttention,
     Mamba,
     Mixer,
     MoEFFN,
@@ -40,7 +50,7 @@ def shard_layer(layer: Layer, shard: Sharding) -> Layer:
 
 
 def _shard_mixer(mixer: Mixer | None, shard: Sharding) -> Mixer | None:
-    if isinstance(mixer, Attention):
+    if isinstance(mixer, Attention | LinearAttention):
         kv_heads = shard.kv_heads(mixer.num_kv_heads)
         return replace(mixer, num_heads=shard.columns(mixer.num_heads), num_kv_heads=kv_heads)
     if isinstance(mixer, LatentAttention):
@@ -94,7 +104,7 @@ def weights(
             add("lm_head", table)
         if model.lm_head_bias:
             add("lm_head", shard.columns(model.vocab_size))
-    for layer in stage:
+    for layer in stage[: model.num_distinct_layers]:
         for component, params in layer_parameters(model, shard_layer(layer, shard)).items():
             if component == "router" and isinstance(layer.ffn, MoEFFN):
                 params = model.hidden_size * layer.ffn.num_experts  # routers know all experts
@@ -123,6 +133,20 @@ def kv_bytes_per_token(model: ModelSpec, shard: Sharding, layers: Sequence[Layer
     return total
 
 
+def is_rolling(layer: Layer) -> bool:
+    """Whether the layer overwrites keys that have left its window."""
+    return isinstance(layer.mixer, Attention) and layer.mixer.is_rolling
+
+
+def rolling_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequence[Layer], longest: int) -> float:
+    """Bytes of one sequence in buffers as long as the window of each rolling layer, or as `longest`."""
+    return sum(
+        min(layer.mixer.span or longest, longest) * kv_bytes_per_token(model, shard, [layer])
+        for layer in layers
+        if isinstance(layer.mixer, Attention) and layer.mixer.is_rolling
+    )
+
+
 def state_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequence[Layer]) -> float:
     """Recurrent state of one sequence on one device: fp32 states, and the windows of the convolutions."""
     size = bytes_per_weight(model.dtype)
@@ -133,6 +157,8 @@ def state_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequence
             state = state_shape(mixer, shard.tp, model.dtype, size)
             total += state.state_elements * STATE_BYTES
             total += conv_channels(mixer, state) * (mixer.conv_kernel - 1) * size
+        elif isinstance(mixer, LinearAttention):
+            total += linear_heads(mixer, shard, model.dtype, size).state_elements * STATE_BYTES
     return total
 
 

@@ -8,12 +8,14 @@ multimodal models beyond their weights (vLLM's profiling run takes some 5 GB for
 
 __all__ = ["MemoryPlan", "plan_memory", "smallest_fitting_tp"]
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.cost.footprint import (
     activation_bytes,
+    is_rolling,
     kv_bytes_per_token,
+    rolling_bytes_per_sequence,
     state_bytes_per_sequence,
     weights,
 )
@@ -22,7 +24,7 @@ from perfmodel.ops.formats import served_model
 from perfmodel.ops.sharding import Sharding, stages
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.model.architecture import Attention, LatentAttention
+from perfmodel.specs.model.architecture import Attention, LatentAttention, Layer
 from perfmodel.specs.model.spec import ModelSpec
 
 # Libraries' workspaces, and NCCL buffers with more than one device: what vLLM 0.15 runs leave beside the computed
@@ -38,7 +40,8 @@ class MemoryPlan:
     usable_bytes:  gpu_memory_utilization x what a process sees of the device
     weights:       bytes by component
     state_bytes:   recurrent states of `max_num_seqs` sequences
-    num_kv_blocks: blocks of `block_size` tokens, each of all layers
+    num_kv_blocks: blocks of `block_size` tokens, each of all layers that keep all tokens (or of all, where none does)
+    rolling_span:  tokens that a sequence holds blocks for at most, None if for all
     """
 
     model: str
@@ -55,6 +58,8 @@ class MemoryPlan:
     block_size: int
     num_kv_blocks: int
     max_num_seqs: int
+    rolling_span: int | None = None
+    longest: int = 0  # context that the engine allows
 
     @property
     def weight_bytes(self) -> float:
@@ -72,12 +77,15 @@ class MemoryPlan:
 
     def max_batch(self, context: int) -> int:
         """Sequences of `context` tokens that fit at once, `max_num_seqs` aside (unless states were reserved for it)."""
-        batch = self.num_kv_blocks // max(1, -(-context // self.block_size))
+        held = context if self.rolling_span is None else min(context, self.rolling_span)
+        batch = self.num_kv_blocks // max(1, -(-held // self.block_size))
         return min(batch, self.max_num_seqs) if self.state_bytes else batch
 
     def max_context(self, batch: int = 1) -> int:
         """The longest context that `batch` sequences can all have."""
-        return self.num_kv_blocks // batch * self.block_size
+        context = self.num_kv_blocks // batch * self.block_size
+        has_no_limit = self.rolling_span is not None and context >= self.rolling_span
+        return max(context, self.longest) if has_no_limit else context
 
     def __str__(self) -> str:
         return _layout(self)
@@ -140,9 +148,35 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
             block_size=engine.block_size,
             num_kv_blocks=0,
             max_num_seqs=engine.max_num_seqs,
+            rolling_span=model.rolling_span,
+            longest=_longest(model, engine),
         )
-        plans.append(_with_blocks(plan, model, engine))
+        plans.append(_best_layout(plan, model, engine, shard, stage))
     return min(plans, key=lambda found: found[0].num_kv_blocks)
+
+
+def _longest(model: ModelSpec, engine: EngineSpec) -> int:
+    return engine.max_model_len or model.max_position_embeddings
+
+
+def _best_layout(
+    plan: MemoryPlan, model: ModelSpec, engine: EngineSpec, shard: Sharding, stage: Sequence[Layer]
+) -> tuple[MemoryPlan, float]:
+    """Layers that overwrite what left their window beside others that keep all: in blocks like these, or in buffers of
+    their own for `max_num_seqs` sequences, whichever holds more tokens."""
+    in_blocks = _with_blocks(plan, model, engine)
+    if model.rolling_span is not None or not any(is_rolling(layer) for layer in stage):
+        return in_blocks
+    buffers = rolling_bytes_per_sequence(model, shard, stage, _longest(model, engine))
+    per_sequence = plan.state_bytes_per_sequence + buffers
+    apart = replace(
+        plan,
+        state_bytes_per_sequence=per_sequence,
+        state_bytes=per_sequence * engine.max_num_seqs,
+        kv_bytes_per_token=kv_bytes_per_token(model, shard, [layer for layer in stage if not is_rolling(layer)]),
+    )
+    in_buffers = _with_blocks(apart, model, engine)
+    return in_buffers if in_buffers[0].num_kv_blocks > in_blocks[0].num_kv_blocks else in_blocks
 
 
 def _with_blocks(plan: MemoryPlan, model: ModelSpec, engine: EngineSpec) -> tuple[MemoryPlan, float]:
@@ -152,8 +186,7 @@ def _with_blocks(plan: MemoryPlan, model: ModelSpec, engine: EngineSpec) -> tupl
     elif plan.kv_bytes_per_token:
         blocks = int(max(0.0, room) // (plan.block_size * plan.kv_bytes_per_token))
     else:  # no layer on this stage keeps keys: blocks only count tokens, and all sequences may be as long as allowed
-        longest = engine.max_model_len or model.max_position_embeddings
-        blocks = engine.max_num_seqs * -(-longest // plan.block_size)
+        blocks = engine.max_num_seqs * -(-plan.longest // plan.block_size)
     return replace(plan, num_kv_blocks=blocks), room
 
 

@@ -4,6 +4,7 @@ __all__ = ["FALLBACKS", "peak_flops_per_s", "ridge_point"]
 
 from functools import lru_cache
 
+from perfmodel.ops.formats import SPARSE_RATE
 from perfmodel.specs.hardware import HardwareSpec
 
 # A format that the device lacks is converted to the next wider one that it has (weight-only kernels: Marlin's FP8 on
@@ -36,9 +37,11 @@ def _peak(rates: tuple[tuple[str, float], ...], vector: float | None, rate: str)
 def peak_flops_per_s(hardware: HardwareSpec, rate: str) -> float:
     """The dense peak that `rate` runs at: as declared, or that of the format it falls back to (FALLBACKS).
 
-    "vector" is the non-tensor rate: `vector_flops_per_s`, else fp32.
+    "vector" is the non-tensor rate: `vector_flops_per_s`, else fp32. "bf16@2:4" is bf16 times `sparsity_speedup`.
     """
     declared = hardware.declared
+    if rate.endswith(SPARSE_RATE):
+        return declared.sparsity_speedup * peak_flops_per_s(hardware, rate.removesuffix(SPARSE_RATE))
     return _peak(tuple(declared.peak_flops_per_s.items()), declared.vector_flops_per_s, rate)
 
 

@@ -2,8 +2,9 @@
 
 A member does the same as every other in each step: one more token. So the cohort has one age, the tokens granted to
 each member so far, and calendars of ages at which something does change: who gets its last token, how many fill an
-attention span. Sums over the members grow by their number. A member needs another KV block every `block_size` steps,
-so the calendar of blocks is a ring: how many need one at ages of each remainder.
+attention span, who has all the blocks that a rolling cache gives it. Sums over the members grow by their number. A
+member needs another KV block every `block_size` steps, so the calendar of blocks is a ring: how many need one at ages
+of each remainder.
 
 A member's own counters (`num_computed_tokens`, `num_promised_tokens`, `num_output_tokens`, `last_token_at`,
 `last_step`) stand as on the day it joined, and are brought up to date when it leaves; the blocks that it has come to
@@ -49,7 +50,8 @@ class DecodeCohort:
         self._ending: dict[int, list[Request]] = {}  # age -> those to whom it brings their last token
         self._due = [0] * blocks.block_size  # remainder -> how many members need a block at such ages
         self._fills: list[dict[int, int]] = [{} for _ in spans]  # per span: age -> how many fill it then
-        self._changes: list[int] = []  # heap of the ages in `_ending` and `_fills`
+        self._filled: dict[int, list[Request]] = {}  # age -> those who take their last block of a rolling cache then
+        self._changes: list[int] = []  # heap of the ages in `_ending`, `_fills` and `_filled`
 
     @property
     def members(self) -> list[Request]:
@@ -86,12 +88,17 @@ class DecodeCohort:
 
     def _foresee_blocks(self, request: Request, born: int, last: int) -> None:
         """Enter when `request` needs more blocks; `born`: the age that its first token would have had in the cohort."""
-        size = self._blocks.block_size
-        due = born + len(request.block_ids) * size
-        if due <= last:  # else what it holds suffices to the end
+        size, most, num_held = self._blocks.block_size, self._blocks.most_per_request, len(request.block_ids)
+        due = born + num_held * size
+        if due <= last and num_held != most:  # else what it holds suffices to the end
             assert due <= self.age + size, f"{request} has blocks to spare, but not to its end"
             self._phase[request] = phase = due % size
             self._due[phase] += 1
+            if most is not None:
+                filled = due + (most - num_held - 1) * size
+                if filled < last:
+                    self._filled.setdefault(filled, []).append(request)
+                    heapq.heappush(self._changes, filled)
 
     def drop_ended(self) -> None:
         """Those whose last token is in flight need no more."""
@@ -110,6 +117,7 @@ class DecodeCohort:
         self.windowed, self.growing = [0] * len(self._spans), [0] * len(self._spans)
         self._due = [0] * self._blocks.block_size
         self._ending, self._fills, self._changes = {}, [{} for _ in self._spans], []
+        self._filled = {}
         return members
 
     def _leave(self, request: Request) -> None:
@@ -169,6 +177,9 @@ class DecodeCohort:
         num_blocks = self._num_blocks_due_in(num_steps)
         if num_blocks:
             self._blocks.set_aside(num_blocks)
+        for request in self._filled.pop(age, ()):
+            self._hand_out_blocks(request, self.num_computed(request))
+            self._due[self._phase.pop(request)] -= 1
         for i, fills in enumerate(self._fills):
             self.windowed[i] += num_steps * self.growing[i]
             self.growing[i] -= fills.pop(age, 0)

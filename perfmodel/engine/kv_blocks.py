@@ -7,6 +7,9 @@ first and a request's last block before its first.
 Private blocks have no per-block state at all: they move between requests and the free queue as slices of lists.
 Only blocks with a hash carry a reference count, so a workload without shared prefixes never pays for one.
 
+Where every layer overwrites the keys that left its window (`span`), a request holds no more blocks than a window fills,
+and no prefix is reused: its blocks have been overwritten.
+
 Which private block a request gets makes no difference to anyone who has no tensors. So blocks can be set aside by
 their number (`set_aside`) and handed out later (`hand_out`): they leave the queue when someone next looks at what it
 or the cache holds, in the order that they would have left it one by one.
@@ -31,16 +34,19 @@ class _Lot:
 
 
 class KVBlockManager:
-    """`num_blocks` blocks of `block_size` tokens.
+    """`num_blocks` blocks of `block_size` tokens; a request holds at most those for `span` tokens, if that is given.
 
     Invariants (`check_integrity`): every block is free or owned; a private block has one owner; a hashed block has
     as many owners as its count says and is free exactly when that is zero.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, span: int | None = None
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.enable_prefix_caching = enable_prefix_caching
+        self.enable_prefix_caching = enable_prefix_caching and span is None
+        self.most_per_request: int | None = None if span is None else -(-span // block_size)
         self.num_free = num_blocks
         self._num_fresh = num_blocks  # blocks never used yet; taken before any of the queue
         self._queue: deque[_Lot] = deque()
@@ -63,7 +69,12 @@ class KVBlockManager:
 
     def num_needed(self, request: Request, num_tokens: int) -> int:
         """Blocks that `request` lacks to hold `num_tokens` tokens."""
-        return -(-num_tokens // self.block_size) - len(request.block_ids)
+        return self.num_filled(num_tokens) - len(request.block_ids)
+
+    def num_filled(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` tokens of one request fill."""
+        num_blocks = -(-num_tokens // self.block_size)
+        return num_blocks if self.most_per_request is None else min(num_blocks, self.most_per_request)
 
     def cached_prefix(self, request: Request) -> list[int]:
         """Blocks in the cache that hold the beginning of the prompt, at most all but its last token."""
@@ -96,7 +107,7 @@ class KVBlockManager:
             self._owners[block] += 1
             request.block_ids.append(block)
             request.num_hashed_blocks += 1
-        missing = -(-num_tokens // self.block_size) - len(request.block_ids)
+        missing = self.num_needed(request, num_tokens)
         if missing > 0:
             self._take(missing, request.block_ids)
 

@@ -157,7 +157,7 @@ class RunningRequests:
     def _grant_in_order(self, plan: StepPlan, budget: int, decodes: bool) -> int:
         """`grant`, a request at a time, when budget or blocks do not suffice for all."""
         self.cohort.dissolve()
-        index, block_size = plan.index, self._blocks.block_size
+        index, blocks = plan.index, self._blocks
         for request in tuple(self.requests):
             if not request.num_remaining_tokens or request.status is not RequestStatus.RUNNING:
                 continue  # its last token is in flight, or it was preempted a moment ago
@@ -170,12 +170,12 @@ class RunningRequests:
                 continue
             if missing > 1:
                 missing = self.chunk(missing, budget)
-            if computed + missing > len(request.block_ids) * block_size:
+            if blocks.num_needed(request, computed + missing) > 0:
                 given_back = self._make_room(request, computed + missing, plan)
                 if given_back is None:
                     continue  # the request itself was the one to give way
                 budget += given_back
-                self._blocks.allocate(request, computed + missing)
+                blocks.allocate(request, computed + missing)
             budget -= missing
             if missing == 1 and computed + 1 == request.num_tokens:
                 if not request.num_promised_tokens or request.last_step != index - 1:
@@ -236,8 +236,8 @@ class RunningRequests:
             in_flight = request.num_promised_tokens - request.num_output_tokens
             assert request in members or in_flight <= 2, f"{request} has too much in flight"
             assert request.num_computed_tokens <= request.num_tokens, request
-            num_held = len(request.block_ids) * self._blocks.block_size
-            assert request in members or request.num_computed_tokens <= num_held, request
+            num_needed = self._blocks.num_needed(request, request.num_computed_tokens)
+            assert request in members or num_needed <= 0, request
 
 
 def _take_back(victim: Request, plan: StepPlan) -> int:

@@ -138,7 +138,7 @@ class Scheduler:
                 f"max_num_batched_tokens={config.max_num_batched_tokens}; raise it or set enable_chunked_prefill"
             )
         most = config.max_model_len if self._discipline.reserves_all else longest
-        if -(-most // blocks.block_size) > blocks.num_blocks:
+        if blocks.num_filled(most) > blocks.num_blocks:
             raise WorkloadError(
                 f"request {request.request_id} needs KV blocks for {most} tokens, but the pool has {blocks.num_blocks} "
                 f"blocks of {blocks.block_size}; shorten it, or give the KV cache more memory"

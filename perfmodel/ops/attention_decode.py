@@ -22,7 +22,8 @@ def attention_decode(
     spread: ContextSpread | None = None,
     name: str = "attention_decode",
 ) -> Work:
-    """`num_seqs` queries of one token; `context` visible KV tokens of all sequences together.
+    """`num_seqs` queries of one token; `context` visible KV tokens of all sequences together
+    (of which block-sparse heads see a share).
 
         FLOPs = 2 (h_k + h_v) H C    HBM = b_kv K (h_k + h_v) C + b H (h_k + h_v) B
 
@@ -36,6 +37,7 @@ def attention_decode(
     """
     if num_seqs == 0:
         return Work(name, "attention_decode", rate=heads.dtype, num_kernels=0)
+    context = heads.visible(context, num_seqs)
     group = heads.num_heads / heads.num_kv_heads
     is_split = splits_kv and is_flash
     max_splits = max(1.0, context / num_seqs / _SPLIT_TOKENS) if is_split else 1.0

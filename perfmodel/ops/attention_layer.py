@@ -8,8 +8,8 @@ from perfmodel.ops.activation import gate
 from perfmodel.ops.attention_decode import attention_decode
 from perfmodel.ops.attention_mixed import mixed_attention
 from perfmodel.ops.attention_prefill import Heads, flash_prefill, standard_prefill
-from perfmodel.ops.gemm import gemm
 from perfmodel.ops.kv_write import kv_write
+from perfmodel.ops.linear import linear_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_mixed, on_prefills, on_tokens
 from perfmodel.ops.norm import rms_norm
 from perfmodel.ops.rope import rope
@@ -18,6 +18,7 @@ from perfmodel.specs.model.architecture import Attention
 
 def attention_heads(mixer: Attention, context: LayerContext) -> Heads:
     """The heads of the mixer that one device computes."""
+    sparsity = mixer.sparsity
     return Heads(
         num_heads=context.shard.columns(mixer.num_heads),
         num_kv_heads=context.shard.kv_heads(mixer.num_kv_heads),
@@ -26,8 +27,11 @@ def attention_heads(mixer: Attention, context: LayerContext) -> Heads:
         dtype=context.dtype,
         element_bytes=context.element_bytes,
         kv_element_bytes=context.kv_element_bytes,
-        window=mixer.window,
+        window=mixer.span if mixer.chunk is None else None,  # counts with sinks are those of a wider window
         chunk=mixer.chunk,
+        keeps_all=mixer.window is None,
+        fraction=sparsity.fraction or 1.0 if sparsity else 1.0,
+        block=sparsity.block if sparsity else 1,
     )
 
 
@@ -45,7 +49,7 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
 
     prefill = flash_prefill if context.is_flash else standard_prefill
     nodes.append(on_prefills("attention_prefill", partial(prefill, heads=heads)))
-    span = mixer.window if mixer.window is not None else mixer.chunk
+    span = mixer.span
     nodes.append(
         on_decodes(
             "attention_decode",
@@ -65,8 +69,8 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
     if mixer.output_gate:
         nodes.append(on_tokens("output_gate", lambda n: gate("output_gate", n, gated, size)))
     form = context.format("attention")
-    nodes.append(on_tokens("o_proj", lambda n: gemm("o_proj", n, context.hidden, gated, form, has_bias=mixer.out_bias)))
-    return nodes
+    out = linear_nodes({"o_proj": context.hidden}, gated, form, rank=mixer.out_rank, has_bias=mixer.out_bias)
+    return nodes + out
 
 
 def _projections(mixer: Attention, context: LayerContext, heads: Heads) -> list[OperatorNode]:
@@ -80,8 +84,5 @@ def _projections(mixer: Attention, context: LayerContext, heads: Heads) -> list[
     }
     if context.is_fused:
         widths = {"qkv_proj": sum(widths.values())}
-    return [
-        on_tokens(name, partial(gemm, name, n=width, k=hidden, form=form, has_bias=mixer.qkv_bias))
-        for name, width in widths.items()
-        if width
-    ]
+    widths = {name: width for name, width in widths.items() if width}
+    return linear_nodes(widths, hidden, form, rank=mixer.qkv_rank, thin="qkv_rank_proj", has_bias=mixer.qkv_bias)

@@ -37,7 +37,7 @@ def mixed_attention(
         extent={
             **prompts.extent,
             "decodes": num_decodes,
-            "decode_tokens": context,
+            "decode_tokens": decodes.extent["kv_tokens"],
             "longest": decodes.extent["longest"],
         },
     )

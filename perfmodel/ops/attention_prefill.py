@@ -27,8 +27,20 @@ class Heads:
     dtype: str
     element_bytes: float
     kv_element_bytes: float
-    window: int | None = None
+    window: int | None = None  # with its sinks
     chunk: int | None = None
+    keeps_all: bool = False  # a query sees `window` keys, but not the nearest ones only: together they see all
+    fraction: float = 1.0  # of the keys before it that a query sees, in blocks of `block`
+    block: int = 1
+
+    def visible(self, num_keys: float, num_queries: float) -> float:
+        """Of `num_keys` that `num_queries` queries see together under full attention, those they see in blocks.
+
+        f x rounded up to whole blocks, half a block more on average, but never more than all.
+        """
+        if self.fraction == 1.0:
+            return num_keys
+        return min(num_keys, self.fraction * num_keys + num_queries * self.block / 2)
 
     @property
     def query_elements(self) -> int:
@@ -43,10 +55,11 @@ class Heads:
 
 def _extent(prefills: Sequence[tuple[int, int]], heads: Heads) -> dict[str, float]:
     tokens = sum(t for t, _ in prefills)
+    near = None if heads.keeps_all else heads.window
     return {
         "seqs": len(prefills),
         "tokens": tokens,
-        "kv_tokens": sum(visible_keys(t, p, heads.window, heads.chunk) for t, p in prefills),
+        "kv_tokens": sum(visible_keys(t, p, near, heads.chunk) for t, p in prefills),
         "longest": max((t + p for t, p in prefills), default=0),
         "heads": heads.num_heads,
         "kv_heads": heads.num_kv_heads,
@@ -54,9 +67,9 @@ def _extent(prefills: Sequence[tuple[int, int]], heads: Heads) -> dict[str, floa
         "v_head_dim": heads.v_head_dim,
         "kv_element_bytes": heads.kv_element_bytes,
         "window": heads.window or heads.chunk or 0,
-        "pairs": sum(visible_pairs(t, p, heads.window, heads.chunk) for t, p in prefills),
+        "pairs": heads.visible(sum(visible_pairs(t, p, heads.window, heads.chunk) for t, p in prefills), tokens),
         "ctas": heads.num_heads * sum(ceil(t / _TILE) for t, _ in prefills),
-        "tile_kv": sum(tile_pairs(t, p, heads.window, heads.chunk, _TILE) for t, p in prefills),
+        "tile_kv": heads.fraction * sum(tile_pairs(t, p, heads.window, heads.chunk, _TILE) for t, p in prefills),
     }
 
 
@@ -94,7 +107,7 @@ def standard_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: st
         FLOPs = 2 (h_k + h_v) H sum(T (P + T))      the masked half is computed and thrown away
         HBM   = Q, K, V, O once + 4 b H sum(T (P + T)): S written and read, P written and read
 
-    Windows only mask: they save nothing. Source: Dao et al. 2022, algorithm 0.
+    Windows and blocks only mask: they save nothing. Source: Dao et al. 2022, algorithm 0.
     """
     if not prefills:
         return Work(name, "attention_prefill", rate=heads.dtype, num_kernels=0)

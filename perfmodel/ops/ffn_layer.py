@@ -5,7 +5,7 @@ __all__ = ["dense_ffn_nodes", "mlp_nodes"]
 from functools import partial
 
 from perfmodel.ops.activation import activation
-from perfmodel.ops.gemm import gemm
+from perfmodel.ops.linear import linear_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode, on_tokens
 from perfmodel.specs.model.architecture import DenseFFN
 
@@ -19,6 +19,7 @@ def dense_ffn_nodes(ffn: DenseFFN, context: LayerContext) -> list[OperatorNode]:
         is_gated=ffn.gated,
         function=ffn.activation,
         has_bias=ffn.bias,
+        ranks=(ffn.up_rank, ffn.down_rank),
     )
 
 
@@ -31,21 +32,19 @@ def mlp_nodes(
     function: str,
     has_bias: bool = False,
     prefix: str = "",
+    ranks: tuple[int | None, int | None] = (None, None),
 ) -> list[OperatorNode]:
-    """A dense feed-forward block of `width` intermediate elements on this device."""
+    """A dense feed-forward block of `width` intermediate elements on this device; `ranks`: of its two halves."""
     form, hidden, size = context.format(component), context.hidden, context.element_bytes
     if is_gated:
         ups = {"gate_up_proj": 2 * width} if context.is_fused else {"gate_proj": width, "up_proj": width}
     else:
         ups = {"up_proj": width}
-    nodes = [
-        on_tokens(prefix + name, partial(gemm, prefix + name, n=columns, k=hidden, form=form, has_bias=has_bias))
-        for name, columns in ups.items()
-    ]
+    ups = {prefix + name: columns for name, columns in ups.items()}
+    up_rank, down_rank = ranks
+    nodes = linear_nodes(ups, hidden, form, rank=up_rank, thin=f"{prefix}up_rank_proj", has_bias=has_bias)
     act = partial(
         activation, size=width, element_bytes=size, function=function, is_gated=is_gated, is_fused=context.is_fused
     )
-    down = prefix + "down_proj"
     nodes.append(on_tokens(prefix + "activation", act))
-    nodes.append(on_tokens(down, partial(gemm, down, n=hidden, k=width, form=form, has_bias=has_bias)))
-    return nodes
+    return nodes + linear_nodes({prefix + "down_proj": hidden}, width, form, rank=down_rank, has_bias=has_bias)

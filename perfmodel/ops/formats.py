@@ -1,10 +1,11 @@
 """Which number format each part of a served model stores, reads and multiplies in."""
 
-__all__ = ["LinearFormat", "linear_format", "served_model"]
+__all__ = ["SPARSE_RATE", "LinearFormat", "linear_format", "served_model"]
 
 from dataclasses import dataclass, replace
 
 from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.model.params import SPARSE_COMPONENTS, sparse_bytes
 from perfmodel.specs.model.quantization import (
     BITS_PER_WEIGHT,
     bytes_per_weight,
@@ -13,6 +14,8 @@ from perfmodel.specs.model.quantization import (
     with_quantization,
 )
 from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
+
+SPARSE_RATE = "@2:4"  # behind the name of a rate: at `sparsity_speedup` times that, FLOPs counted as if dense
 
 _KV_DTYPES = {
     "fp8_e4m3": "fp8",
@@ -69,9 +72,20 @@ def served_model(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
 def linear_format(model: ModelSpec, component: str) -> LinearFormat:
     """The format of the linear layers of a component (a name in `COMPONENTS`).
 
+    Sparse weights bring their indices along; those of 2:4 multiply at the sparse rate ("bf16@2:4").
+
     Weight-only formats are dequantized on the way into the multiplication, which runs at the model's dtype; formats
     with quantized activations multiply at the activations' rate. The cost of dequantizing is left to calibration.
     """
+    form = _dense_format(model, component)
+    sparsity = model.weight_sparsity
+    if sparsity is None or component not in SPARSE_COMPONENTS:
+        return form
+    rate = form.rate + SPARSE_RATE if sparsity.is_2_4 else form.rate
+    return replace(form, rate=rate, weight_bytes=sparse_bytes(model, component, form.weight_bytes))
+
+
+def _dense_format(model: ModelSpec, component: str) -> LinearFormat:
     dtype_bytes = bytes_per_weight(model.dtype)
     quantization = model.quantization
     if quantization.weights is None or component in quantization.kept:

@@ -13,6 +13,7 @@ from perfmodel.ops.embedding import embedding
 from perfmodel.ops.ffn_layer import dense_ffn_nodes
 from perfmodel.ops.gemm import gemm
 from perfmodel.ops.latent_layer import latent_nodes
+from perfmodel.ops.linear_attention import linear_attention_nodes
 from perfmodel.ops.moe_layer import moe_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode, on_samples, on_tokens
 from perfmodel.ops.norm import residual_add, rms_norm
@@ -26,12 +27,14 @@ from perfmodel.specs.model.architecture import (
     GatedDeltaNet,
     LatentAttention,
     Layer,
+    LinearAttention,
     Mixer,
 )
 
 Block = TypeVar("Block", Mixer, FeedForward)
 _LABELS = {
     "LatentAttention": "mla",
+    "LinearAttention": "linear",
     "GatedDeltaNet": "delta_net",
     "Mamba": "mamba",
     "DenseFFN": "dense",
@@ -101,6 +104,8 @@ def _mixer_block(mixer: Mixer, context: LayerContext) -> list[OperatorNode]:
         nodes += attention_nodes(mixer, context)
     elif isinstance(mixer, LatentAttention):
         nodes += latent_nodes(mixer, context)
+    elif isinstance(mixer, LinearAttention):
+        nodes += linear_attention_nodes(mixer, context)
     elif isinstance(mixer, GatedDeltaNet):
         nodes += delta_net_nodes(mixer, context)
     else:
@@ -156,5 +161,7 @@ def _label(block: Mixer | FeedForward) -> str:
     if isinstance(block, Attention):
         if block.window is not None:
             return f"window_{block.window}"
+        if block.sparsity is not None:
+            return "sparse"
         return f"chunk_{block.chunk}" if block.chunk is not None else "full"
     return _LABELS[type(block).__name__]

@@ -40,9 +40,12 @@ class TransferCost:
     bytes_per_sequence: float
     bytes_factor: float
     block_size: int
+    rolling_span: int | None = None  # tokens that are kept at most, if not all
 
     def link_bytes(self, num_tokens: int) -> float:
         """Bytes over the busiest link for the KV of `num_tokens`: whole blocks, and the recurrent state if any."""
+        if self.rolling_span is not None:
+            num_tokens = min(num_tokens, self.rolling_span)
         whole = -(-num_tokens // self.block_size) * self.block_size
         return whole * self.bytes_per_token + self.bytes_per_sequence
 
@@ -68,6 +71,7 @@ def transfer_cost(source: Scenario, target: Scenario, source_link: Link, target_
         state_bytes_per_sequence(model, shard, layers) * per_link,
         min(num_to, num_from),
         source.engine.block_size,
+        model.rolling_span,
     )
 
 

@@ -38,7 +38,8 @@ def scheduler_config(scenario: Scenario, record_positions: bool = False) -> Sche
 def build_serve_loop(scenario: Scenario, num_blocks: int, record_positions: bool = False) -> ServeLoop:
     """A serve loop with an empty engine of `num_blocks` KV blocks."""
     engine = scenario.engine
-    blocks = KVBlockManager(num_blocks, engine.block_size, engine.enable_prefix_caching)
+    span = scenario.model.rolling_span
+    blocks = KVBlockManager(num_blocks, engine.block_size, engine.enable_prefix_caching, span)
     scheduler = Scheduler(scheduler_config(scenario, record_positions), blocks)
     return ServeLoop(scheduler, engine.async_scheduling)
 

@@ -11,6 +11,7 @@ from perfmodel.specs.cluster import ClusterSpec, PoolSpec, Resolved
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.specs.model_changes import ModelChanges
 from perfmodel.specs.traffic import SLO, ExpertRouting, Sampling, Traffic
 
 _SHARED = ("dtype", "quantization", "kv_cache_dtype")  # of engines that exchange KV
@@ -25,7 +26,8 @@ class PriceOverride(Spec):
 class Scenario(Spec):
     """A scenario with its names resolved: `model` and `hardware` are the specs themselves.
 
-    Built by `perfmodel.specs.load_scenario`, which reads the file (names, paths, overrides) and resolves it.
+    Built by `perfmodel.specs.load_scenario`, which reads the file (names, paths, overrides) and resolves it;
+    `model_changes` are then already applied to `model`.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Scenario(Spec):
         Resolved("A name in workloads/models, or a path to a model card or a Hugging Face config.json"),
     ]
     hardware: Annotated[HardwareSpec, Resolved("A name in hardware_specs, or a path to a hardware file")]
+    model_changes: ModelChanges = ModelChanges()
     engine: EngineSpec = EngineSpec()
     traffic: Traffic
     sampling: Sampling = Sampling()

@@ -16,8 +16,10 @@ from perfmodel.specs.catalog import find_file, list_names
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.model.cards import load_model
+from perfmodel.specs.model.changes import CHANGES
 from perfmodel.specs.model.quantization import with_dtype, with_quantization
 from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.specs.model_changes import ModelChanges
 from perfmodel.specs.overrides import Override, apply_override, hardware_path, is_removed_link, parse_override
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Traffic
@@ -30,8 +32,8 @@ _HAS_PLACE = re.compile(r"\S+:\d+: ")
 def load_scenario(path_or_name: str | pathlib.Path, overrides: Sequence[str] = ()) -> Scenario:
     """The scenario in a file, or one of workloads/scenarios by name, with `--set` overrides (`field.path=value`).
 
-    Paths inside the file are relative to it. `engine.dtype` and `engine.quantization` are already applied to the
-    model, and `engine.max_model_len` is the model's own where the file gives none.
+    Paths inside the file are relative to it. `model_changes`, `engine.dtype` and `engine.quantization` are already
+    applied to the model, and `engine.max_model_len` is the model's own where the file gives none.
 
     Raises SpecError: `file:line: field: what was found, what is allowed`, one line per mistake.
     """
@@ -199,8 +201,8 @@ def _beside(name: str, folder: pathlib.Path) -> str:
 
 
 def _finished(scenario: Scenario, positions: Positions) -> Scenario:
-    """The engine's dtype and quantization applied to the model, and the context length filled in."""
-    engine, model = scenario.engine, scenario.model
+    """Changes, and the engine's dtype and quantization, applied to the model, and the context length filled in."""
+    engine, model = scenario.engine, _changed(scenario.model, scenario.model_changes, positions)
     dtype = engine.dtype
     if (
         dtype == "auto" and model.dtype == "fp32"
@@ -214,6 +216,19 @@ def _finished(scenario: Scenario, positions: Positions) -> Scenario:
     pools = tuple(pool.model_copy(update={"engine": _with_length(pool.engine, model)}) for pool in cluster.pools)
     cluster = cluster.model_copy(update={"pools": pools}) if pools else cluster
     return scenario.model_copy(update={"model": model, "engine": _with_length(engine, model), "cluster": cluster})
+
+
+def _changed(model: ModelSpec, changes: ModelChanges, positions: Positions) -> ModelSpec:
+    """`model` with each change that the scenario names, in the order of their fields."""
+    for field, change in CHANGES.items():
+        if getattr(changes, field) is None:
+            continue
+        try:
+            model = change(model, changes)
+        except SpecError as error:
+            place = ("model_changes", field)
+            raise SpecError(f"{positions.where(place)}: {'.'.join(place)}: {error}") from None
+    return model
 
 
 def _with_length(engine: EngineSpec, model: ModelSpec) -> EngineSpec:

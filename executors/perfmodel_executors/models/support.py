@@ -91,6 +91,8 @@ def _missing_around(model: ModelSpec) -> str | None:
         "mixer and feed-forward in parallel": model.parallel_blocks,
         "a learned position table": model.num_learned_positions > 0,
         "a bias in the LM head": model.lm_head_bias,
+        "weights that layers share (model_changes.share_layers)": model.num_distinct_layers is not None,
+        "a model with sparse weights (model_changes.prune)": model.weight_sparsity is not None,
     }
     return next((name for name, is_used in unsupported.items() if is_used), None)
 
@@ -99,6 +101,14 @@ def _missing(layer: Layer) -> str | None:
     mixer, ffn = layer.mixer, layer.ffn
     if mixer is not None and not isinstance(mixer, Attention):
         return f"the mixer {type(mixer).__name__}"
+    if mixer is not None and mixer.is_rolling:
+        return "a rolling KV cache (model_changes.window)"
+    if mixer is not None and mixer.sparsity is not None:
+        return "block-sparse attention (model_changes.sparse)"
+    if mixer is not None and (mixer.qkv_rank or mixer.out_rank):
+        return "attention with low-rank projections (model_changes.low_rank)"
+    if isinstance(ffn, DenseFFN) and (ffn.up_rank or ffn.down_rank):
+        return "a low-rank feed-forward block (model_changes.low_rank)"
     if mixer is not None and mixer.sinks:
         return "attention with sinks"
     if mixer is not None and mixer.qk_norm and mixer.qk_norm_width != "head":

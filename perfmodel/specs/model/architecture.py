@@ -12,18 +12,29 @@ All sizes are in elements and before any sharding.
 
 __all__ = [
     "Attention",
+    "BlockSparsity",
     "DenseFFN",
     "FeedForward",
     "GatedDeltaNet",
     "Indexer",
     "LatentAttention",
     "Layer",
+    "LinearAttention",
     "Mamba",
     "Mixer",
     "MoEFFN",
 ]
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSparsity:
+    """A query's block sees `num_blocks` blocks of `block` tokens, or the share `fraction` of those before it."""
+
+    block: int
+    num_blocks: int | None = None
+    fraction: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,39 @@ class Attention:
     qk_norm_width: str = "head"  # head: one weight of head_dim | all_heads: weights over all heads | none: no weight
     output_gate: bool = False  # a gate as wide as the output, projected beside q (Qwen3-Next, Qwen3.5)
     sinks: bool = False  # one learned sink logit per head (gpt-oss)
+    use_rope: bool = True
+    num_sink_tokens: int = 0  # first tokens that a query sees beside its window (StreamingLLM)
+    is_rolling: bool = False  # keys that left the window are overwritten
+    sparsity: BlockSparsity | None = None
+    qkv_rank: int | None = None  # of the projections, where they are products of two thin matrices
+    out_rank: int | None = None
+
+    @property
+    def span(self) -> int | None:
+        """The most tokens that a query sees, however long the context is."""
+        if self.window is not None:
+            return self.window + self.num_sink_tokens
+        if self.chunk is None and self.sparsity is not None and self.sparsity.num_blocks is not None:
+            return self.sparsity.block * self.sparsity.num_blocks
+        return self.chunk
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAttention:
+    """Attention with a state of `size` rows per KV head instead of a growing cache.
+
+    performer: `size` random features of a key, times its value and summed; linformer: keys and values projected to
+    `size` rows
+    """
+
+    kind: str
+    size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    qkv_bias: bool = False
+    out_bias: bool = False
     use_rope: bool = True
 
 
@@ -102,6 +146,8 @@ class DenseFFN:
     gated: bool = True
     activation: str = "silu"
     bias: bool = False
+    up_rank: int | None = None  # of gate and up together, where they are products of two thin matrices
+    down_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +168,7 @@ class MoEFFN:
     latent_size: int | None = None  # experts work in a projected space of this width (Nemotron-3 Super)
 
 
-Mixer = Attention | LatentAttention | GatedDeltaNet | Mamba
+Mixer = Attention | LatentAttention | LinearAttention | GatedDeltaNet | Mamba
 FeedForward = DenseFFN | MoEFFN
 
 

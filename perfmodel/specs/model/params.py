@@ -5,7 +5,14 @@ heads, h head size, f intermediate size, E experts, k experts per token, V vocab
 matrix they belong to, all norm weights under "norms".
 """
 
-__all__ = ["ParameterCount", "count_parameters", "layer_parameters", "weight_bytes"]
+__all__ = [
+    "SPARSE_COMPONENTS",
+    "ParameterCount",
+    "count_parameters",
+    "layer_parameters",
+    "sparse_bytes",
+    "weight_bytes",
+]
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +23,16 @@ from perfmodel.specs.model.architecture import (
     GatedDeltaNet,
     LatentAttention,
     Layer,
+    LinearAttention,
     Mamba,
     Mixer,
     MoEFFN,
 )
 from perfmodel.specs.model.quantization import bytes_per_weight
 from perfmodel.specs.model.spec import COMPONENTS, ModelSpec
+
+# The linear layers that weight sparsity leaves weights out of.
+SPARSE_COMPONENTS = frozenset({"attention", "linear_attention", "dense_ffn", "experts", "shared_experts"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +78,11 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
     d, vocab = model.hidden_size, model.vocab_size
     stored = dict.fromkeys(COMPONENTS, 0)
     active = dict.fromkeys(COMPONENTS, 0)
+    for layer in list(model.iter_layers())[: model.num_distinct_layers]:
+        for name, params in layer_parameters(model, layer).items():
+            stored[name] += params
     for layer, count in model.layers:
         for name, params in layer_parameters(model, layer).items():
-            stored[name] += params * count
             used = _active_experts(layer, params) if name == "experts" else params
             active[name] += used * count
     head_bias = vocab if model.lm_head_bias else 0
@@ -97,7 +110,7 @@ def layer_parameters(model: ModelSpec, layer: Layer) -> dict[str, int]:
         is_softmax = isinstance(layer.mixer, Attention | LatentAttention)
         counts["attention" if is_softmax else "linear_attention"] = _mixer(layer.mixer, d)
     if isinstance(layer.ffn, DenseFFN):
-        counts["dense_ffn"] = _ffn(d, layer.ffn.intermediate_size, layer.ffn.gated, layer.ffn.bias)
+        counts["dense_ffn"] = _dense_ffn(layer.ffn, d)
     elif isinstance(layer.ffn, MoEFFN):
         counts |= _moe(layer.ffn, d)
     counts["norms"] = num_norms * _norm_width(model) + _mixer_norms(layer.mixer)
@@ -108,7 +121,8 @@ def weight_bytes(model: ModelSpec) -> dict[str, float]:
     """Bytes of the stored weights by component, before sharding; `extra_params` (a vision tower) is not in them.
 
     Components that the quantization keeps, and norms always, are in the model's dtype; the others in its format with
-    their share of the group scales. Biases and convolutions go with their component (less than 0.1 % of it).
+    their share of the group scales, and those of sparse linear layers with their indices. Biases and convolutions go
+    with their component (less than 0.1 % of it).
     """
     quantization = model.quantization
     plain = bytes_per_weight(model.dtype)
@@ -117,7 +131,16 @@ def weight_bytes(model: ModelSpec) -> dict[str, float]:
         packed = bytes_per_weight(quantization.weights, quantization.group_size, quantization.group_rows)
     kept = quantization.kept | {"norms"}
     stored = count_parameters(model).stored
-    return {name: count * (plain if name in kept else packed) for name, count in stored.items()}
+    per_weight = {name: plain if name in kept else packed for name in stored}
+    return {name: count * sparse_bytes(model, name, per_weight[name]) for name, count in stored.items()}
+
+
+def sparse_bytes(model: ModelSpec, component: str, per_weight: float) -> float:
+    """Bytes of a weight of `component`, those left out included: density (w + index), or w in what stays dense."""
+    sparsity = model.weight_sparsity
+    if sparsity is None or component not in SPARSE_COMPONENTS:
+        return per_weight
+    return sparsity.density * (per_weight + sparsity.index_bits / 8)
 
 
 def _norm_width(model: ModelSpec) -> int:
@@ -134,6 +157,8 @@ def _mixer(mixer: Mixer, d: int) -> int:
         return _attention(mixer, d)
     if isinstance(mixer, LatentAttention):
         return _latent_attention(mixer, d)
+    if isinstance(mixer, LinearAttention):
+        return _linear_attention(mixer, d)
     if isinstance(mixer, GatedDeltaNet):
         return _gated_delta_net(mixer, d)
     return _mamba(mixer, d)
@@ -145,7 +170,24 @@ def _attention(m: Attention, d: int) -> int:
     qkv = q + m.num_kv_heads * (m.head_dim + m.v_head_dim)
     out = m.num_heads * m.v_head_dim
     biases = (qkv if m.qkv_bias else 0) + (d if m.out_bias else 0)
-    return d * qkv + out * d + biases + (m.num_heads if m.sinks else 0)
+    return _matrix(d, qkv, m.qkv_rank) + _matrix(out, d, m.out_rank) + biases + (m.num_heads if m.sinks else 0)
+
+
+def _linear_attention(m: LinearAttention, d: int) -> int:
+    """As `_attention`, and the projections: Performer's features, m*h per head; Linformer's positions, r*r per KV head.
+
+    Linformer projects all positions of a context; a decoder that cannot see them ahead has them in periods of r.
+    """
+    qkv = m.num_heads * m.head_dim + m.num_kv_heads * (m.head_dim + m.v_head_dim)
+    out = m.num_heads * m.v_head_dim
+    biases = (qkv if m.qkv_bias else 0) + (d if m.out_bias else 0)
+    projection = m.num_heads * m.size * m.head_dim if m.kind == "performer" else m.num_kv_heads * m.size * m.size
+    return d * qkv + out * d + biases + projection
+
+
+def _matrix(num_in: int, num_out: int, rank: int | None) -> int:
+    """in*out, or r*(in + out) where it is a product of two."""
+    return num_in * num_out if rank is None else rank * (num_in + num_out)
 
 
 def _latent_attention(m: LatentAttention, d: int) -> int:
@@ -214,6 +256,13 @@ def _ffn(d: int, intermediate: int, gated: bool, bias: bool) -> int:
     """3*d*f gated (gate, up, down), 2*d*f plain (up, down); biases f per input matrix and d."""
     inputs = 2 if gated else 1
     return (inputs + 1) * d * intermediate + (inputs * intermediate + d if bias else 0)
+
+
+def _dense_ffn(m: DenseFFN, d: int) -> int:
+    """`_ffn`, or of gate and up together and of down the products of two."""
+    ups = m.intermediate_size * (2 if m.gated else 1)
+    biases = ups + d if m.bias else 0
+    return _matrix(d, ups, m.up_rank) + _matrix(m.intermediate_size, d, m.down_rank) + biases
 
 
 def _moe(m: MoEFFN, d: int) -> dict[str, int]:

@@ -1,12 +1,12 @@
 """`ModelSpec`: one model as everything else sees it, structure and number formats, no time and no hardware."""
 
-__all__ = ["COMPONENTS", "ModelSpec", "QuantizationSpec"]
+__all__ = ["COMPONENTS", "ModelSpec", "QuantizationSpec", "WeightSparsity"]
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from perfmodel.specs.model.architecture import Attention, Layer
+from perfmodel.specs.model.architecture import Attention, LatentAttention, Layer
 from perfmodel.specs.sampling import SamplingMethod
 
 
@@ -30,6 +30,18 @@ class QuantizationSpec:
     kv_cache: str | None = None
     kept: frozenset[str] = frozenset({"embedding", "lm_head", "router", "norms"})
     inputs_come_quantized: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSparsity:
+    """Linear layers (not embedding, LM head, router) that store `density` of their weights, with an index each.
+
+    is_2_4: two of every four, which sparse tensor cores multiply at `sparsity_speedup` times the dense rate
+    """
+
+    density: float
+    index_bits: float
+    is_2_4: bool = False
 
 
 COMPONENTS = (
@@ -63,6 +75,8 @@ class ModelSpec:
     rope_theta:   base of the rotary frequencies        } open are those of transformers' LlamaConfig
     rope_scaling: how frequencies are stretched for contexts beyond the trained one ("llama3", "yarn", ...), if they are
     weights_path: the file with the weights themselves, where the model was read from one (.gguf, .safetensors)
+    num_distinct_layers: layers with weights of their own, used in turn (ALBERT: 1); None: each has its own
+    weight_sparsity: of a pruned model, see there
     """
 
     name: str
@@ -90,6 +104,8 @@ class ModelSpec:
     rope_theta: float = 10_000.0
     rope_scaling: str | None = None
     weights_path: str | None = None
+    num_distinct_layers: int | None = None
+    weight_sparsity: WeightSparsity | None = None
 
     @property
     def num_layers(self) -> int:
@@ -103,12 +119,18 @@ class ModelSpec:
 
     @cached_property
     def attention_spans(self) -> tuple[int, ...]:
-        """The distinct limits on how far a query sees (windows and chunks), ascending; full attention adds none."""
-        spans = {
-            span
-            for layer, _ in self.layers
-            if isinstance(layer.mixer, Attention)
-            for span in (layer.mixer.window, layer.mixer.chunk)
-            if span is not None
-        }
+        """The distinct limits on what a query sees (windows, chunks, blocks), ascending; full attention adds none."""
+        mixers = (layer.mixer for layer, _ in self.layers)
+        spans = {mixer.span for mixer in mixers if isinstance(mixer, Attention) and mixer.span is not None}
         return tuple(sorted(spans))
+
+    @cached_property
+    def rolling_span(self) -> int | None:
+        """The tokens whose KV a sequence holds at most, where every layer with a cache overwrites what it left behind.
+
+        None where some layer keeps all, so that blocks are handed out for whole sequences.
+        """
+        cached = [layer.mixer for layer, _ in self.layers if isinstance(layer.mixer, Attention | LatentAttention)]
+        spans = [mixer.span for mixer in cached if isinstance(mixer, Attention) and mixer.is_rolling]
+        longest = max((span for span in spans if span is not None), default=None)
+        return longest if len(spans) == len(cached) else None
