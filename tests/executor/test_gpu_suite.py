@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
@@ -9,6 +11,7 @@ import suite_tasks
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 
+from perfmodel.calibrate.measured.records import read_measurements  # noqa: E402
 from perfmodel.errors import PerfmodelError, SpecError  # noqa: E402
 from perfmodel_executors.gpu_suite.kernels import difference, tensors_of  # noqa: E402
 from perfmodel_executors.gpu_suite.results import Results  # noqa: E402
@@ -129,3 +132,13 @@ def test_a_damaged_file_is_named(tmp_path):
     (tmp_path / "kernels.json").write_text("{")
     with pytest.raises(SpecError, match=r"kernels\.json"):
         Results(tmp_path).has("kernels", "k")
+
+
+def test_the_command_measures_this_machine(tmp_path):
+    """As it is called: processes are begun anew from the command's own module."""
+    command = [sys.executable, "-m", "perfmodel_executors.gpu_suite", "--device", "cpu", "--part", "kernels"]
+    subprocess.run([*command, "--budget-s", "60", "--out", str(tmp_path)], check=True, timeout=180)
+    found = read_measurements(tmp_path)
+    assert found.kernels
+    assert not found.info.failures
+    assert found.info.ceilings.bandwidth

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 from perfmodel.calibrate.measured.steps import steps_scenario
@@ -111,8 +112,10 @@ def step_tasks(bench: Bench) -> Iterator[Task]:
     """Model by model, since loading one takes as long as ten of its steps."""
     kind, shelf = bench.device.type, _Shelf(bench)
     for model, overrides in MODELS[kind]:
-        shapes = [StepShape(contexts=(context,) * batch) for batch, context in DECODES[kind]]
-        shapes += [StepShape(chunks=((new, done, True),)) for new, done in PROMPTS[kind]]
+        decodes = [StepShape(contexts=(context,) * batch) for batch, context in DECODES[kind]]
+        prompts = [StepShape(chunks=((new, done, True),)) for new, done in PROMPTS[kind]]
+        # In turns: a short budget sees both, and so does a device on which one of them fails.
+        shapes = [shape for pair in zip_longest(decodes, prompts) for shape in pair if shape is not None]
         for rank, shape in enumerate(shapes):
             seconds = _LOAD_S if rank == 0 and kind == "cuda" else 2.0
             key = " ".join((model, *overrides, _label(shape)))
