@@ -5,27 +5,41 @@
 
 Each fold leaves out the runs of one model, or of one device, fits the profile's parameters on the rest, and predicts
 what was left out. Derivatives are taken once for all folds (the means are all but linear in the parameters); what is
-left out is simulated with its fold's own profile. Kernels' parameters are not refitted: they come from kernel tables.
+left out is simulated with its fold's own profile, and its 80 % intervals come from what that profile leaves
+unexplained on the rest. Kernels' parameters are not refitted: they come from kernel tables.
 """
 
 import argparse
 import datetime
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfmodel.calibrate import engine_profile, steady_profile
 from perfmodel.calibrate.profile_fit import LinearErrors, with_facts
-from perfmodel.calibrate.serving_runs import read_serving_runs
+from perfmodel.calibrate.serving_runs import ServingRun, read_serving_runs
 from perfmodel.calibrate.serving_simulation import StageRow, shortened, simulate_runs
 from perfmodel.calibrate.steady_simulation import SteadyStatePair, simulate_steady_states
-from perfmodel.calibrate.steady_state import read_steady_states
-from perfmodel.cost import EngineProfile, load_engine_profile
+from perfmodel.calibrate.steady_state import SteadyState, read_steady_states
+from perfmodel.cost import EngineProfile, Residuals, load_engine_profile
 from perfmodel.validate.rows import Rows
 
-Errors = dict[str, list[tuple[float, float, str]]]  # metric -> (predicted, measured, label)
+
+class HeldOut(NamedTuple):
+    """A mean of a run that its fold's fit has not seen; the ends of its 80 % interval are factors of the prediction."""
+
+    predicted: float
+    measured: float
+    group: str
+    low: float
+    high: float
+
+
+Errors = dict[str, list[HeldOut]]  # by metric
+_NO_INTERVAL = (float("nan"), float("nan"))
 _CUTS: dict[str, Callable[[Any], str]] = {
     "model": lambda scenario: scenario.model.name,
     "device": lambda scenario: scenario.hardware.name,
@@ -39,7 +53,7 @@ def main() -> None:
     parser.add_argument("--engine", action="append", help="only this one (may be given several times)")
     parser.add_argument("--report", type=Path, help="write the tables to this Markdown file, too")
     arguments = parser.parse_args()
-    engines = arguments.engine or (["vllm"] if arguments.kind == "serving" else ["vllm", "trtllm", "sglang"])
+    engines = arguments.engine or (["vllm"] if arguments.kind == "serving" else ["sglang", "trtllm", "vllm"])
     judge = _serving if arguments.kind == "serving" else _steady_states
     tables = []
     for cut in _CUTS:
@@ -55,7 +69,9 @@ def main() -> None:
         arguments.report.write_text(_report(arguments, tables), encoding="utf-8")
 
 
-def _serving(path: Path, engine: str, cut: str) -> Errors:
+@cache
+def _serving_runs(path: Path, engine: str) -> tuple[list[ServingRun], list[ServingRun], LinearErrors]:
+    """An engine's runs, whole and shortened for the fit, and what the profile's parameters do to the latter's means."""
     runs = [run for run in read_serving_runs(path)[0] if run.scenario.engine.profile == engine]
     short = [shortened(run, 0.1) for run in runs]
     begin = engine_profile.starting_profile(with_facts(load_engine_profile(engine)))
@@ -63,18 +79,26 @@ def _serving(path: Path, engine: str, cut: str) -> Errors:
     def errors(profile: EngineProfile) -> np.ndarray:
         return engine_profile.log_errors(simulate_runs(short, profile=profile))
 
-    model = LinearErrors.around(begin, engine_profile.PARAMETERS, errors)
+    return runs, short, LinearErrors.around(begin, engine_profile.PARAMETERS, errors)
+
+
+def _serving(path: Path, engine: str, cut: str) -> Errors:
+    runs, short, model = _serving_runs(path, engine)
     counts = [len(engine_profile.log_errors([_blank(run, i) for i in range(len(run.measured))])) for run in short]
     groups = np.repeat([_CUTS[cut](run.scenario) for run in runs], counts)
     found: Errors = {}
     for group in sorted(set(groups)):
-        profile = _fitted(model, errors, groups != group)
+        profile = _fitted(model, groups != group)
+        rest = [run for run in short if _CUTS[cut](run.scenario) != group]
+        residuals = engine_profile.step_residuals(rest, profile) if rest else Residuals()
+        profile = profile.model_copy(update={"latency_residuals": residuals})
         left_out = [run for run in runs if _CUTS[cut](run.scenario) == group]
-        for row in simulate_runs(left_out, profile=profile):
+        for row in simulate_runs(left_out, profile=profile, intervals=True):
             if row.run.is_overloaded(row.stage):
                 continue
             for metric, value in row.predicted.items():
-                found.setdefault(metric, []).append((value, row.measured[metric], group))
+                ends = row.intervals.get(metric, _NO_INTERVAL)
+                found.setdefault(metric, []).append(HeldOut(value, row.measured[metric], group, *ends))
     return found
 
 
@@ -82,36 +106,51 @@ def _blank(run: Any, stage: int) -> StageRow:
     return StageRow(run, stage, run.measured[stage], "")
 
 
-def _steady_states(path: Path, engine: str, cut: str) -> Errors:
+@cache
+def _fitting_rows(path: Path, engine: str) -> tuple[list[SteadyState], list[SteadyState], LinearErrors]:
+    """An engine's rows at face value, those of them to fit, and what the profile's parameters do to the latter."""
     rows = read_steady_states(path)[0]
+    clear = [row for row in rows if row.is_clear and row.scenario.engine.profile == engine]
     fitted = steady_profile.fitting_rows(rows, engine)
     begin = with_facts(load_engine_profile(engine))
 
     def errors(profile: EngineProfile) -> np.ndarray:
         return steady_profile.log_errors(simulate_steady_states(fitted, profile=profile))
 
-    model = LinearErrors.around(begin, steady_profile.parameters_of(begin, fitted), errors)
-    groups = np.repeat([_CUTS[cut](row.scenario) for row in fitted], 2)
+    return clear, fitted, LinearErrors.around(begin, steady_profile.parameters_of(begin, fitted), errors)
+
+
+def _steady_states(path: Path, engine: str, cut: str) -> Errors:
+    clear, fitted, model = _fitting_rows(path, engine)
+    name = _CUTS[cut]
+    groups = np.repeat([name(row.scenario) for row in fitted], 2)
     found: Errors = {}
     for group in sorted(set(groups)):
-        profile = _fitted(model, errors, groups != group)
-        left_out = [
-            row
-            for row in rows
-            if row.is_clear and row.scenario.engine.profile == engine and _CUTS[cut](row.scenario) == group
-        ]
-        for pair in simulate_steady_states(left_out, profile=profile):
+        profile = _fitted(model, groups != group)
+        rest = [row for row in fitted if name(row.scenario) != group]
+        profile = profile.model_copy(update=_steady_residuals(rest, profile))
+        left_out = [row for row in clear if name(row.scenario) == group]
+        for pair in simulate_steady_states(left_out, profile=profile, intervals=True):
             _add(found, pair, group)
     return found
+
+
+def _steady_residuals(rest: Sequence[SteadyState], profile: EngineProfile) -> dict[str, Residuals]:
+    """What a fold's profile leaves unexplained of the rows that it was fitted to."""
+    if not rest:
+        return {"tpot_residuals": Residuals(), "ttft_residuals": Residuals()}
+    pairs = simulate_steady_states(rest, profile=profile)
+    return steady_profile.steady_residuals([pair for pair in pairs if not pair.reason])
 
 
 def _add(found: Errors, pair: SteadyStatePair, group: str) -> None:
     if not pair.reason:
         for metric in ("tpot_mean", "ttft_mean"):
-            found.setdefault(metric, []).append((pair.predicted(metric), pair.measured(metric), group))
+            ends = pair.intervals.get(metric, _NO_INTERVAL)
+            found.setdefault(metric, []).append(HeldOut(pair.predicted(metric), pair.measured(metric), group, *ends))
 
 
-def _fitted(model: LinearErrors, errors: Callable[[EngineProfile], np.ndarray], keep: np.ndarray) -> EngineProfile:
+def _fitted(model: LinearErrors, keep: np.ndarray) -> EngineProfile:
     """The profile fitted on what is kept; with nothing kept, the plausible starting point."""
     if not keep.any():
         return model.profile(model.here)
@@ -120,11 +159,13 @@ def _fitted(model: LinearErrors, errors: Callable[[EngineProfile], np.ndarray], 
 
 def _show(title: str, found: Errors) -> str:
     """The table of one way of leaving out, printed and returned."""
-    lines = [f"{title}: median / mean / p90 absolute error in %, bias", ""]
+    lines = [f"{title}: median / mean / p90 absolute error in %, bias, in 80 % interval", ""]
     lines += [f"  {metric:12} {_line(rows)}" for metric, rows in found.items()]
-    for group in sorted({label for rows in found.values() for _, _, label in rows}):
+    for group in sorted({row.group for rows in found.values() for row in rows}):
         lines.append(f"  without {group}:")
-        lines += [f"    {metric:12} {_line([r for r in rows if r[2] == group])}" for metric, rows in found.items()]
+        lines += [
+            f"    {metric:12} {_line([row for row in rows if row.group == group])}" for metric, rows in found.items()
+        ]
     text = "\n".join(lines)
     print(f"\n{text}", flush=True)
     return text
@@ -141,10 +182,12 @@ def _about() -> str:
     return __doc__.strip().rpartition("\n\n")[2]
 
 
-def _line(rows: Sequence[tuple[float, float, str]]) -> str:
-    predicted, measured, labels = zip(*rows, strict=True)
-    stats = Rows(predicted, measured, labels).stats()
-    return f"{stats.median_ape * 100:5.1f} /{stats.mean_ape * 100:5.1f} /{stats.p90_ape * 100:5.1f} {stats.bias:+.2f}"
+def _line(rows: Sequence[HeldOut]) -> str:
+    predicted, measured, labels, low, high = zip(*rows, strict=True)
+    stats = Rows(predicted, measured, labels, (low, high)).stats()
+    coverage = "" if stats.interval_coverage is None else f"  {stats.interval_coverage:4.0%}"
+    errors = f"{stats.median_ape * 100:5.1f} /{stats.mean_ape * 100:5.1f} /{stats.p90_ape * 100:5.1f}"
+    return f"{errors} {stats.bias:+.2f}{coverage}"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Kernels are not touched: they come from kernel tables. What is left of the measu
 numbers describe it: each moves another part of the latencies (steps, load, time to first token).
 """
 
-__all__ = ["PARAMETERS", "fit_engine_profile", "log_errors", "starting_profile"]
+__all__ = ["PARAMETERS", "fit_engine_profile", "log_errors", "starting_profile", "step_residuals"]
 
 from collections.abc import Callable, Sequence
 
@@ -51,10 +51,10 @@ def fit_engine_profile(
         lambda profile: log_errors(simulate_runs(mine, profile=profile)),
         progress=progress,
     )
-    return profile.model_copy(update={"latency_residuals": _step_residuals(mine, profile)})
+    return profile.model_copy(update={"latency_residuals": step_residuals(mine, profile)})
 
 
-def _step_residuals(runs: Sequence[ServingRun], profile: EngineProfile) -> Residuals:
+def step_residuals(runs: Sequence[ServingRun], profile: EngineProfile) -> Residuals:
     """What is left of steady stages, as factors on steps.
 
     Under open-loop load longer steps leave more requests in flight, which makes steps longer still: a latency errs by

@@ -16,6 +16,8 @@ _LOSS_SCALE = 0.05  # log errors well below this count squared, well above it by
 _PRIOR = 0.05  # error that counts as much as a factor e between a parameter and where it began
 _STEP = 0.25  # of a logarithm, to see what a parameter does: well above the noise of changed schedules
 _REACH = 1.6  # of a round, in logarithms: a factor of five
+_MOST_ROUNDS = 5
+_WORTH_IT = 0.01  # of the loss: a round that gains less is the last one
 
 
 # Largest step with prompts that is replayed from a CUDA graph: vLLM captures piecewise graphs of all its sizes; the
@@ -116,6 +118,12 @@ class LinearErrors:
         """The profile at some logarithms of the parameters."""
         return profile_at(self.begin, self.parameters, logs)
 
+    def loss(self, logs: Floats, errors: Floats) -> float:
+        """What `optimum` makes small, of the errors that were found at `logs`."""
+        start = np.log([p.start for p in self.parameters])
+        scaled = np.append(errors, _PRIOR * (logs - start)) / _LOSS_SCALE
+        return float(np.sum(np.sqrt(1 + scaled**2) - 1))
+
 
 def profile_at(begin: EngineProfile, parameters: Sequence[Parameter], logs: Floats) -> EngineProfile:
     """`begin` with the parameters at `logs`."""
@@ -128,13 +136,14 @@ def fit_parameters(
     parameters: Sequence[Parameter],
     errors: Callable[[EngineProfile], Floats],
     *,
-    rounds: int = 2,
+    rounds: int = _MOST_ROUNDS,
     progress: Callable[[int, int], None] | None = None,
 ) -> EngineProfile:
     """The profile with the parameters that make `errors` (weighted log(predicted / measured)) small.
 
     Gauss-Newton with a soft L1 loss: simulations are dear and their means all but linear in such parameters, so the
-    derivatives are taken once a round, and each round goes to the optimum of its linear model.
+    derivatives are taken once a round, and each round goes to the optimum of its linear model, until one gains little
+    (of two parameters that do nearly the same, the linear model of a far beginning tells little).
     """
     calls = 0
 
@@ -149,16 +158,15 @@ def fit_parameters(
     for _ in range(rounds):
         model = LinearErrors.around(begin, parameters, counted, best, at_best)
         best, at_best = model.here, model.at_here
+        before = least = model.loss(best, at_best)
         there = model.optimum()
         for _ in range(2):
             at_there = counted(model.profile(there))
-            if _loss(at_there) < _loss(at_best):
-                best, at_best = there, at_there
+            if model.loss(there, at_there) < before:
+                best, at_best, least = there, at_there, model.loss(there, at_there)
                 break
             there = (model.here + there) / 2  # the linear model reached too far
+        if least > (1 - _WORTH_IT) * before:
+            break
     assert best is not None
     return profile_at(begin, parameters, best)
-
-
-def _loss(errors: Floats) -> float:
-    return float(np.sum(np.sqrt(1 + (errors / _LOSS_SCALE) ** 2) - 1))

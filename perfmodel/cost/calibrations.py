@@ -54,7 +54,7 @@ def load_calibration(
 
     `path` if given, else `<device>@<profile>.yaml` among the calibrations, else the nearest relation's, else the
     datasheet's (also for the profile "datasheet"); `origin` and `source` say which. `generation` stands for what is
-    known of the device's architecture.
+    known of its architecture, on devices of that one.
 
     Raises SpecError for a file that is missing (only when `path` is given) or malformed.
     """
@@ -137,7 +137,9 @@ def _inherited(hardware: HardwareSpec, engine: str, generation: GenerationFit | 
 def _passed_on(file: Path, hardware: HardwareSpec, generation: GenerationFit | None) -> Calibration:
     """The calibration in `file` as it is for a device of `hardware`'s generation."""
     found = _read(file)
-    generation = generation or load_generation(hardware.declared.architecture)
+    architecture = hardware.declared.architecture
+    if generation is None or generation.architecture != architecture:
+        generation = load_generation(architecture)
     if generation is not None and _architecture(found.device) != generation.architecture:
         found = generation.applied_to(found)
     source, target = load_hardware(found.device).scale_up_link, hardware.scale_up_link

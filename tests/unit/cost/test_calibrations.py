@@ -80,6 +80,7 @@ def test_a_generation_that_is_known_to_reach_less_of_its_peaks_does_so_with_fits
     assert sibling.families == FITTED.families
     for key, fit in FITTED.families.items():
         assert newer.families[key].memory_fraction == pytest.approx(0.9 * fit.memory_fraction)
+    assert load_calibration(load_hardware("h200-sxm"), "vllm", generation=known).families == FITTED.families
 
 
 def test_a_sibling_goes_before_a_neighbour(tmp_path, monkeypatch):
