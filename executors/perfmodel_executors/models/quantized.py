@@ -15,10 +15,15 @@ from typing import NamedTuple
 from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
-from perfmodel.specs.model.architecture import MoEFFN
 from perfmodel.specs.model.quantization import METHODS
 from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
-from perfmodel_executors.kernels.weight_formats import Weight, quantize_fp8, quantize_int4, quantize_int8
+from perfmodel_executors.kernels.weight_formats import (
+    Weight,
+    quantize_experts,
+    quantize_fp8,
+    quantize_int4,
+    quantize_int8,
+)
 from perfmodel_executors.models.weights import AttentionWeights, FFNWeights, LayerWeights, MoEWeights
 
 Quantize = Callable[[Tensor], Weight]
@@ -66,10 +71,6 @@ def check_quantization(model: ModelSpec) -> None:
             f"{model.name}: weights in {_named(quantization)} are not executed yet; set engine.quantization to one of "
             f"{', '.join(executed)}, or use a bf16 card."
         )
-    if "experts" not in quantization.kept and any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers):
-        raise PerfmodelError(
-            f"{model.name}: a mixture of experts in {quantization.weights} is not executed yet; use a bf16 card."
-        )
 
 
 def layer_quantizer(model: ModelSpec) -> Callable[[LayerWeights], LayerWeights]:
@@ -100,9 +101,17 @@ def _layer(layer: LayerWeights, quantize: Quantize, kept: frozenset[str]) -> Lay
         mixer = replace(mixer, qkv=_quantized(mixer.qkv, quantize), out=_quantized(mixer.out, quantize))
     if isinstance(ffn, FFNWeights) and "dense_ffn" not in kept:
         ffn = _dense(ffn, quantize)
-    if isinstance(ffn, MoEWeights) and ffn.shared is not None and "shared_experts" not in kept:
-        ffn = replace(ffn, shared=_dense(ffn.shared, quantize))
+    if isinstance(ffn, MoEWeights):
+        ffn = _experts(ffn, quantize, kept)
     return replace(layer, mixer=mixer, ffn=ffn)
+
+
+def _experts(ffn: MoEWeights, quantize: Quantize, kept: frozenset[str]) -> MoEWeights:
+    if ffn.shared is not None and "shared_experts" not in kept:
+        ffn = replace(ffn, shared=_dense(ffn.shared, quantize))
+    if "experts" not in kept and isinstance(ffn.up, Tensor) and isinstance(ffn.down, Tensor):
+        ffn = replace(ffn, up=quantize_experts(ffn.up, quantize), down=quantize_experts(ffn.down, quantize))
+    return ffn
 
 
 def _dense(ffn: FFNWeights, quantize: Quantize) -> FFNWeights:

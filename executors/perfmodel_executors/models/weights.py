@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from perfmodel_executors.kernels.weight_formats import Weight
+from perfmodel_executors.kernels.weight_formats import ExpertWeight, Weight
 
 
 @dataclass(slots=True)
@@ -36,8 +36,8 @@ class MoEWeights:
     """router: [E, C]; up: [E, 2I or I, C]; down: [E, C, I]; the shared experts are one dense block."""
 
     router: Tensor
-    up: Tensor
-    down: Tensor
+    up: Tensor | ExpertWeight
+    down: Tensor | ExpertWeight
     shared: FFNWeights | None = None
     shared_gate: Tensor | None = None
 

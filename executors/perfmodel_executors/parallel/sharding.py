@@ -19,7 +19,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer, MoEFFN
 from perfmodel.specs.model.spec import ModelSpec
-from perfmodel_executors.kernels.weight_formats import Weight
+from perfmodel_executors.kernels.weight_formats import ExpertWeight, Weight
 from perfmodel_executors.models.weights import AttentionWeights, FFNWeights, LayerWeights, MoEWeights
 from perfmodel_executors.parallel.group import TensorGroup
 
@@ -125,8 +125,8 @@ def _dense(weights: FFNWeights, gated: bool, group: TensorGroup) -> FFNWeights:
 def _moe(weights: MoEWeights, gated: bool, group: TensorGroup) -> MoEWeights:
     return MoEWeights(
         router=weights.router,
-        up=_halves(weights.up, 1, gated, group),
-        down=_cut(weights.down, 2, group),
+        up=_halves(_plain(weights.up), 1, gated, group),
+        down=_cut(_plain(weights.down), 2, group),
         shared=None if weights.shared is None else _dense(weights.shared, gated, group),
         shared_gate=weights.shared_gate,
     )
@@ -146,7 +146,7 @@ def _first_only(bias: Tensor | None, group: TensorGroup) -> Tensor | None:
     return bias if group.rank == 0 else None
 
 
-def _plain(weight: Weight) -> Tensor:
+def _plain(weight: Weight | ExpertWeight) -> Tensor:
     """Weights are cut before they are quantised: groups and channels are those of the part."""
     assert isinstance(weight, Tensor)
     return weight

@@ -5,12 +5,12 @@ __all__ = ["serving", "tiny"]
 import torch
 from torch import Tensor
 
-from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.gemm import gemm
 from perfmodel_executors.kernels.linear_low_precision.reference import quantize_tokens_fp8
 from perfmodel_executors.kernels.problem import Inputs, Problem
-from perfmodel_executors.kernels.weight_formats import Fp8Weight, Int8Weight
+from perfmodel_executors.kernels.weight_formats import Fp8Weight
 from perfmodel_executors.kernels.weight_formats.dense import dense_product
+from perfmodel_executors.kernels.weight_formats.samples import FORMATS
 
 # Beside rounding of the result: a value on the edge between two codes may go either way.
 _TOLERANCE = {torch.float32: 4e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
@@ -33,25 +33,20 @@ def serving() -> list[Problem]:
 
 
 def _problem(operator: str, m: int, n: int, k: int, dtype: torch.dtype, has_bias: bool = False) -> Problem:
-    is_fp8 = operator == "linear_fp8"
-    form = LinearFormat("fp8" if is_fp8 else "int8", 1.0, 1.0, 2.0, quantizes_input=True)
+    name = "fp8" if operator == "linear_fp8" else "int8"
+    found = FORMATS[name]
 
     def make(inputs: Inputs) -> tuple[object, ...]:
-        x_MK, scales_N = inputs.normal(m, k, dtype=dtype), inputs.normal(n, dtype=torch.float32, scale=k**-0.5)
-        weight: Int8Weight | Fp8Weight
-        if is_fp8:
-            weight = Fp8Weight(inputs.normal(n, k, dtype=torch.float8_e4m3fn), scales_N)
-        else:
-            weight = Int8Weight(inputs.integers(-127, 128, n, k, dtype=torch.int8), scales_N / 64, True)
-        return x_MK, weight, inputs.normal(n, dtype=dtype) if has_bias else None
+        x_MK = inputs.normal(m, k, dtype=dtype)
+        return x_MK, found.make(inputs, n, k, dtype), inputs.normal(n, dtype=dtype) if has_bias else None
 
     return Problem(
         operator,
-        {"m": m, "n": n, "k": k, "gemm_dtype": form.rate, "dtype": str(dtype).removeprefix("torch.")},
+        {"m": m, "n": n, "k": k, "gemm_dtype": name, "dtype": str(dtype).removeprefix("torch.")},
         make,
-        gemm(operator, m, n, k, form, has_bias=has_bias),
+        gemm(operator, m, n, k, found.form, has_bias=has_bias),
         _TOLERANCE[dtype],
-        _scaled_mm if is_fp8 else dense_product,
+        _scaled_mm if name == "fp8" else dense_product,
     )
 
 

@@ -5,7 +5,7 @@ the rounding). The second multiplies, W on the left as in `linear` for few token
 is cut into slices, which a third adds up. e4m3 needs sm_89; Hopper sums FP8 products with fewer bits than fp32 has.
 """
 
-__all__ = ["linear_fp8", "linear_w8a8", "low_precision_shared_bytes"]
+__all__ = ["linear_fp8", "linear_w8a8", "low_precision_shared_bytes", "quantize_tokens"]
 
 from collections.abc import Iterator
 from functools import partial
@@ -15,16 +15,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from perfmodel.errors import PerfmodelError
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.split_k.triton import add_slices, num_slices, slice_buffer
-from perfmodel_executors.kernels.tiles import TileConfig, limits_of, pick
+from perfmodel_executors.kernels.tiles import TileConfig, pick
 from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int8Weight
 from perfmodel_executors.kernels.weight_formats.quantize import FP8_MAX, INT8_MAX
+from perfmodel_executors.kernels.weight_formats.triton import add_products_8bit, check_format
 
 _FEW_TOKENS = 64
 _LEAST_TOKENS = 16  # columns of a tile
-_LEAST_CAPABILITY_FP8 = 89
 _ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves fp32 no bits below one, rounded to nearest even
 
 # BLOCK_N, BLOCK_K, warps, stages.
@@ -73,15 +72,7 @@ def _scaled_product_kernel(
     acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=sums)
     x_ptrs = x_ptr + (m % M).to(tl.int64)[None, :] * K + k[:, None]
     values_ptrs = values_ptr + (n % N).to(tl.int64)[:, None] * values_stride + k[None, :]
-    for block in range(first, last):
-        if EVEN_K:
-            values = tl.load(values_ptrs + block * BLOCK_K)
-            x = tl.load(x_ptrs + block * BLOCK_K)
-        else:
-            inside = k < K - block * BLOCK_K
-            values = tl.load(values_ptrs + block * BLOCK_K, mask=inside[None, :], other=0.0)
-            x = tl.load(x_ptrs + block * BLOCK_K, mask=inside[:, None], other=0.0)
-        acc = tl.dot(values, x, acc, out_dtype=sums)
+    acc = add_products_8bit(acc, x_ptrs, values_ptrs, K, first, last, BLOCK_K, EVEN_K)
     x_scales = tl.load(x_scales_ptr + m, mask=m < M, other=0.0)
     scales = tl.load(scales_ptr + n, mask=n < N, other=0.0)
     scaled = acc.to(tl.float32) * x_scales[None, :] * scales[:, None]
@@ -107,12 +98,7 @@ def linear_fp8(
 
     Raises PerfmodelError on a device without FP8 tensor cores.
     """
-    limits = limits_of(x_MK.device)
-    if limits is not None and limits.capability < _LEAST_CAPABILITY_FP8:
-        raise PerfmodelError(
-            f"FP8 products need tensor cores of sm_{_LEAST_CAPABILITY_FP8} or newer; {limits.name} is "
-            f"sm_{limits.capability}. Set engine.quantization to int8, or to w8a16."
-        )
+    check_format(weight, x_MK.device)
     return _linear("linear_fp8", x_MK, weight, bias_N, config)
 
 
@@ -133,7 +119,7 @@ def _linear(
 ) -> Tensor:
     (m, k), n = x_MK.shape, weight.shape[0]
     x_MK = x_MK if x_MK.stride(1) == 1 else x_MK.contiguous()
-    quantized = _quantize(x_MK, weight.values_NK.dtype)
+    quantized = quantize_tokens(x_MK, weight.values_NK.dtype)
     y_MN = torch.empty(m, n, dtype=x_MK.dtype, device=x_MK.device)
     run = partial(_multiply, *quantized, weight, bias_N, y_MN)
     if config is None:
@@ -145,7 +131,7 @@ def _linear(
     return y_MN
 
 
-def _quantize(x_MK: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def quantize_tokens(x_MK: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(x in `dtype` [M, K], fp32 scales [M])."""
     m, k = x_MK.shape
     values_MK = torch.empty(m, k, dtype=dtype, device=x_MK.device)

@@ -1,9 +1,7 @@
 """y^T = dequantised(W) x^T: codes are widened in registers, on their way from SRAM to the tensor cores.
 
-W is the left operand, whose fragments tensor cores take from registers (as in `linear` for few tokens). INT8 and e4m3
-become the activations' dtype by a conversion, and the scale of each output multiplies the sum. INT4 becomes it by
-bits: a code below the mantissa of 128 (bf16; 1024 in fp16) is 128 + code, exactly, without a conversion: with the
-zero point taken off that is 1.4 instructions a weight. The scale of each group multiplies the group's sums.
+W is the left operand, whose fragments tensor cores take from registers (as in `linear` for few tokens). How codes
+become the activations' dtype is in `weight_formats`.
 
 Up to eight tokens a tile has eight columns, and Hopper runs the instructions of Ampere, which let a thread read
 its codes as words; its own instructions want them two by two.
@@ -19,14 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from perfmodel.errors import PerfmodelError
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.split_k.triton import add_slices, num_slices, slice_buffer
-from perfmodel_executors.kernels.tiles import TileConfig, limits_of, pick
+from perfmodel_executors.kernels.tiles import TileConfig, pick
 from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int4Weight, Int8Weight
+from perfmodel_executors.kernels.weight_formats.triton import add_products_4bit, add_products_8bit, check_format
 
 _FEW_TOKENS = 64
-_LEAST_CAPABILITY_FP8 = 89
 
 # BLOCK_N, BLOCK_K (w8a16) or groups (w4a16), warps, stages.
 _FEW_TOKENS_W8 = ((64, 256, 4, 4), (64, 128, 4, 5), (128, 128, 4, 4), (32, 256, 2, 4), (64, 128, 4, 3))
@@ -34,22 +31,6 @@ _FEW_TOKENS_W4 = ((64, 2, 4, 4), (64, 1, 4, 5), (128, 1, 4, 4), (32, 2, 2, 4), (
 # BLOCK_M, then as above.
 _MANY_TOKENS_W8 = ((128, 128, 64, 8, 4), (256, 128, 64, 8, 3), (64, 128, 64, 4, 4), (64, 64, 64, 4, 3))
 _MANY_TOKENS_W4 = ((128, 128, 1, 8, 3), (64, 128, 1, 8, 3), (64, 64, 1, 4, 3))
-
-# Four bytes of two codes each -> (low codes, high codes), each as four values 128 + code (1024 + code in fp16).
-_WIDEN_BF16 = tl.constexpr(
-    """{
-    .reg .b32 low, high;
-    and.b32 low, $4, 0x0F0F0F0F;
-    shr.u32 high, $4, 4;
-    and.b32 high, high, 0x0F0F0F0F;
-    prmt.b32 $0, low, 0x43434343, 0x5140;
-    prmt.b32 $1, low, 0x43434343, 0x7362;
-    prmt.b32 $2, high, 0x43434343, 0x5140;
-    prmt.b32 $3, high, 0x43434343, 0x7362;
-    }"""
-)
-_WIDEN_FP16 = tl.constexpr(_WIDEN_BF16.value.replace("0x43434343", "0x64646464"))
-_WIDEN_REGISTERS = tl.constexpr("=r,=r,=r,=r,r")
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -66,15 +47,7 @@ def _w8a16_kernel(
     acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     x_ptrs = x_ptr + (m % M).to(tl.int64)[None, :] * x_stride + k[:, None]
     values_ptrs = values_ptr + (n % N).to(tl.int64)[:, None] * values_stride + k[None, :]
-    for block in range(first, last):
-        if EVEN_K:
-            values = tl.load(values_ptrs + block * BLOCK_K)
-            x = tl.load(x_ptrs + block * BLOCK_K)
-        else:
-            inside = k < K - block * BLOCK_K
-            values = tl.load(values_ptrs + block * BLOCK_K, mask=inside[None, :], other=0.0)
-            x = tl.load(x_ptrs + block * BLOCK_K, mask=inside[:, None], other=0.0)
-        acc = tl.dot(values.to(x.dtype), x, acc, input_precision="ieee")
+    acc = add_products_8bit(acc, x_ptrs, values_ptrs, K, first, last, BLOCK_K, EVEN_K)
     acc *= tl.load(scales_ptr + n, mask=n < N, other=0.0)[:, None]
     if SPLIT_K > 1:
         out_ptr += tl.program_id(1).to(tl.int64) * slice_stride
@@ -92,42 +65,16 @@ def _w4a16_kernel(
 ):  # fmt: skip
     m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    HALF: tl.constexpr = GROUP_SIZE // 2
-    dtype: tl.constexpr = x_ptr.dtype.element_ty
-    BIAS: tl.constexpr = (128.0 if dtype == tl.bfloat16 else 1024.0) if BY_BITS else 0.0
-    k = tl.arange(0, HALF)
+    k = tl.arange(0, GROUP_SIZE // 2)
     blocks = tl.cdiv(num_groups // GROUPS, SPLIT_K)
     first = tl.program_id(1) * blocks
     last = tl.minimum(first + blocks, num_groups // GROUPS)
     acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     x_ptrs = x_ptr + (m % M).to(tl.int64)[None, :] * x_stride + k[:, None]
     packed_ptrs = packed_ptr + (n % N).to(tl.int64)[:, None] * packed_stride + k[None, :]
-    for block in range(first, last):
-        for step in tl.static_range(GROUPS):
-            group = block * GROUPS + step
-            packed = tl.load(packed_ptrs + group * HALF)
-            x_low = tl.load(x_ptrs + group * GROUP_SIZE)
-            x_high = tl.load(x_ptrs + group * GROUP_SIZE + HALF)
-            scale = tl.load(scales_ptr + group * N + n % N).to(tl.float32)
-            if BY_BITS and dtype == tl.bfloat16:
-                low, high = tl.inline_asm_elementwise(
-                    _WIDEN_BF16, _WIDEN_REGISTERS, [packed], (tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-                )
-            elif BY_BITS:
-                low, high = tl.inline_asm_elementwise(
-                    _WIDEN_FP16, _WIDEN_REGISTERS, [packed], (tl.float16, tl.float16), is_pure=True, pack=4
-                )
-            else:
-                low, high = (packed & 15).to(dtype), (packed >> 4).to(dtype)
-            if zeros_ptr is not None:
-                zero = (tl.load(zeros_ptr + group * N + n % N).to(tl.float32) + BIAS).to(dtype)
-                low, high = low - zero[:, None], high - zero[:, None]
-            else:
-                zero = tl.full((1, 1), BIAS + 8.0, dtype)
-                low, high = low - zero, high - zero
-            sums = tl.dot(low, x_low, input_precision="ieee")
-            sums = tl.dot(high, x_high, sums, input_precision="ieee")
-            acc += sums * scale[:, None]
+    acc = add_products_4bit(
+        acc, x_ptrs, packed_ptrs, scales_ptr, zeros_ptr, n % N, N, first, last, GROUPS, GROUP_SIZE, BY_BITS
+    )
     if SPLIT_K > 1:
         out_ptr += tl.program_id(1).to(tl.int64) * slice_stride
     elif bias_ptr is not None:
@@ -143,7 +90,7 @@ def linear_w8a16(
 
     Raises PerfmodelError for e4m3 on a device that knows no such numbers.
     """
-    _check_format(weight, x_MK.device)
+    check_format(weight, x_MK.device)
     m, (n, k) = x_MK.shape[0], weight.shape
     law = partial(w8a16_shared_bytes, element_bytes=x_MK.element_size())
     candidates = partial(_w8a16_candidates, m, n, k, x_MK.device)
@@ -265,11 +212,3 @@ def _w4a16_candidates(m: int, n: int, num_groups: int, device: torch.device) -> 
         slices = num_slices(blocks, num_groups // groups, device, blocks_per_unit=4 if few else 1)
         sizes = {"BLOCK_M": block_m, "BLOCK_N": block_n, "GROUPS": groups, "SPLIT_K": slices}
         yield TileConfig(sizes, Options(warps, stages))
-
-
-def _check_format(weight: Int8Weight | Fp8Weight, device: torch.device) -> None:
-    limits = limits_of(device)
-    if isinstance(weight, Fp8Weight) and limits is not None and limits.capability < _LEAST_CAPABILITY_FP8:
-        raise PerfmodelError(
-            f"e4m3 weights need sm_{_LEAST_CAPABILITY_FP8} or newer; {limits.name} is sm_{limits.capability}. Use int8."
-        )

@@ -12,6 +12,8 @@ from torch.nn import functional
 from perfmodel_executors.kernels.moe import reference
 from perfmodel_executors.kernels.moe.reference import route
 from perfmodel_executors.kernels.swiglu.reference import activate
+from perfmodel_executors.kernels.weight_formats import ExpertWeight
+from perfmodel_executors.kernels.weight_formats.dense import dense_weight
 
 _faster: dict[Hashable, Callable[..., Tensor]] = {}
 
@@ -19,15 +21,22 @@ _faster: dict[Hashable, Callable[..., Tensor]] = {}
 def grouped_experts(*args: Any) -> Tensor:
     """The faster of a loop of BLAS calls over the touched experts and of grouped products, as found at a first call.
 
-    The loop asks the device how many rows each expert has; grouped products (torch >= 2.11) do not.
+    Experts in fewer bits are dequantised at their first call. The loop asks the device how many rows each expert has;
+    grouped products (torch >= 2.11) do not.
     """
-    x_TC, _, _, up_EFC, down_ECI, *_ = args
+    x_TC, weights_TX, experts_TX, *matrices, activation, gated = args
+    up_EFC, down_ECI = (_plain(weight, x_TC.dtype) for weight in matrices)
+    args = (x_TC, weights_TX, experts_TX, up_EFC, down_ECI, activation, gated)
     if x_TC.device.type != "cuda" or x_TC.dtype != torch.bfloat16:
         return reference.grouped_experts(*args)
     key = (x_TC.shape, up_EFC.shape, down_ECI.shape)
     if key not in _faster:
         _faster[key] = min((reference.grouped_experts, _grouped_products), key=lambda way: _milliseconds(way, args))
     return _faster[key](*args)
+
+
+def _plain(weight: Tensor | ExpertWeight, dtype: torch.dtype) -> Tensor:
+    return dense_weight(weight.stacked, dtype).view(weight.shape) if isinstance(weight, ExpertWeight) else weight
 
 
 def _grouped_products(

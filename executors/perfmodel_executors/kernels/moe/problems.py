@@ -16,20 +16,39 @@ from perfmodel.specs.model.cards import load_model
 from perfmodel_executors.kernels.moe.library import grouped_experts as library_experts
 from perfmodel_executors.kernels.moe.library import route as library_route
 from perfmodel_executors.kernels.problem import Inputs, Problem
+from perfmodel_executors.kernels.weight_formats import ExpertWeight
+from perfmodel_executors.kernels.weight_formats.samples import FORMATS
 
 _Choices = list[list[int]]  # each token's experts
 
 _BF16 = LinearFormat("bf16", 2.0, 2.0, 2.0)
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # the reference rounds every product
+# Where activations are quantised: of a value on the edge, either code may be taken, before each product.
+_TOLERANCE_8_BITS = {torch.float32: 1e-2, torch.float16: 1.5e-2, torch.bfloat16: 4e-2}
 _MODELS = ("qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v2-lite")
 _TOKENS = (1, 2, 4, 8, 16, 64, 256, 1024, 4096)
+_STORED_FORMATS = ("int8_wo", "int4_wo", "fp8")
+_STORED_TOKENS = (1, 4, 16, 64, 1024)
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
     """Odd sizes: one token, a few in one tile each, and more than the tile that needs no sorting."""
     shapes = ((1, MoEFFN(4, 2, 24)), (5, MoEFFN(9, 3, 20, gated=False, activation="relu2")), (19, MoEFFN(3, 1, 33)))
     routes = [_route(*size, dtype) for size in ((1, 4, 2), (5, 60, 4), (3, 512, 10))]
-    return [*routes, *(_experts(tokens, 40, ffn, dtype) for tokens, ffn in shapes)]
+    plain = [_experts(tokens, 40, ffn, dtype) for tokens, ffn in shapes]
+    stored = [
+        _experts(tokens, width, ffn, dtype, form=form)
+        for form, tokens, width, ffn in (
+            ("int8_wo", 1, 40, shapes[0][1]),
+            ("int8_wo", 5, 40, shapes[1][1]),
+            ("int4_wo_32", 5, 64, MoEFFN(9, 3, 32)),
+            ("int4_wo_zeros", 19, 64, MoEFFN(3, 1, 64, gated=False, activation="gelu")),
+            ("fp8_wo", 19, 40, shapes[2][1]),
+            ("fp8", 5, 40, shapes[0][1]),
+            ("int8", 19, 40, shapes[2][1]),
+        )
+    ]
+    return [*routes, *plain, *stored]
 
 
 def serving() -> list[Problem]:
@@ -40,9 +59,15 @@ def serving() -> list[Problem]:
         for width, ffn in blocks
         for tokens in _TOKENS
     ]
+    stored = [
+        _experts(tokens, width, ffn, torch.bfloat16, _balanced(tokens, ffn.num_experts, ffn.top_k), form)
+        for tokens in _STORED_TOKENS
+        for width, ffn in blocks
+        for form in _STORED_FORMATS
+    ]
     # Routers' logits are fp32 as the cost model counts them.
     routes = [_route(t, ffn.num_experts, ffn.top_k, torch.float32) for _, ffn in blocks for t in (1, 64, 4096)]
-    return [*products, *routes]
+    return [*products, *stored, *routes]
 
 
 def _block(model: str) -> tuple[int, MoEFFN]:
@@ -80,19 +105,29 @@ def _load(chosen: _Choices) -> ExpertLoad:
 
 
 def _experts(
-    tokens: int, width: int, ffn: MoEFFN, dtype: torch.dtype, chosen: list[list[int]] | None = None
+    tokens: int,
+    width: int,
+    ffn: MoEFFN,
+    dtype: torch.dtype,
+    chosen: _Choices | None = None,
+    form: str | None = None,
 ) -> Problem:
-    """With the experts `chosen`, else at random (and no work counted)."""
+    """With the experts `chosen`, else at random (and no work counted); form: of the experts' weights, None plain."""
     inner, rows = ffn.intermediate_size, ffn.intermediate_size * (2 if ffn.gated else 1)
 
-    def make(inputs: Inputs) -> tuple[Tensor | str | bool, ...]:
+    def matrices(inputs: Inputs, n: int, k: int) -> Tensor | ExpertWeight:
+        if form is None:
+            return inputs.normal(ffn.num_experts, n, k, dtype=dtype, scale=k**-0.5)
+        return ExpertWeight(FORMATS[form].make(inputs, ffn.num_experts * n, k, dtype), ffn.num_experts)
+
+    def make(inputs: Inputs) -> tuple[Tensor | ExpertWeight | str | bool, ...]:
         weights, experts = library_route(_logits(inputs, tokens, ffn.num_experts, torch.float32), ffn.top_k)
         return (
             inputs.normal(tokens, width, dtype=dtype),
             weights,
             inputs.of(chosen, torch.int64) if chosen else experts,
-            inputs.normal(ffn.num_experts, rows, width, dtype=dtype, scale=width**-0.5),
-            inputs.normal(ffn.num_experts, width, inner, dtype=dtype, scale=inner**-0.5),
+            matrices(inputs, rows, width),
+            matrices(inputs, width, inner),
             ffn.activation,
             ffn.gated,
         )
@@ -106,7 +141,10 @@ def _experts(
         "moe_tp_size": 1,
         "moe_ep_size": 1,
         "distribution": "balanced" if chosen else "random",
-        "moe_dtype": str(dtype).removeprefix("torch."),
+        "moe_dtype": form or str(dtype).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
     }
-    work = experts_work(tokens, ffn, _load(chosen), _BF16, width=width, intermediate=inner) if chosen else None
-    return Problem("grouped_experts", sizes, make, work, _TOLERANCE[dtype], library_experts)
+    counted = FORMATS[form].form if form else _BF16
+    work = experts_work(tokens, ffn, _load(chosen), counted, width=width, intermediate=inner) if chosen else None
+    tolerance = (_TOLERANCE_8_BITS if counted.quantizes_input else _TOLERANCE)[dtype]
+    return Problem("grouped_experts", sizes, make, work, tolerance, library_experts)

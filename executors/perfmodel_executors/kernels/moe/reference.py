@@ -1,15 +1,21 @@
-"""Mixture of experts: softmax top-k routing, then each touched expert on its own tokens.
+"""Mixture of experts: softmax top-k routing, then each touched expert on its own tokens, by its format's linear layer.
 
 The time of the grouped experts is a sum over distinct experts of (a constant + their weights), plus the tokens.
 """
 
 __all__ = ["grouped_experts", "route"]
 
+from functools import cache
+
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from perfmodel_executors.kernels.apply_linear import apply_linear
+from perfmodel_executors.kernels.dispatch import load_kernels
 from perfmodel_executors.kernels.swiglu.reference import activate
+from perfmodel_executors.kernels.weight_formats.experts import ExpertWeight
+
+_torch_kernels = cache(load_kernels)
 
 
 def route(logits_TE: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
@@ -23,13 +29,13 @@ def grouped_experts(
     x_TC: Tensor,
     weights_TX: Tensor,
     experts_TX: Tensor,
-    up_EFC: Tensor,
-    down_ECI: Tensor,
+    up_EFC: Tensor | ExpertWeight,
+    down_ECI: Tensor | ExpertWeight,
     activation: str,
     gated: bool,
 ) -> Tensor:
     """sum over each token's experts of weight * down(act(up(x))), [T, C]; accumulated in x's dtype."""
-    top_k = experts_TX.shape[1]
+    kernels, top_k = _torch_kernels(), experts_TX.shape[1]
     order = torch.argsort(experts_TX.flatten(), stable=True)
     tokens = torch.div(order, top_k, rounding_mode="floor")
     counts: list[int] = torch.bincount(experts_TX.flatten(), minlength=up_EFC.shape[0]).tolist()
@@ -39,8 +45,8 @@ def grouped_experts(
     for expert, count in enumerate(counts):
         if count:
             rows = slice(begin, begin + count)
-            hidden = activate(functional.linear(x_sorted[rows], up_EFC[expert]), activation, gated)
-            y_sorted[rows] = functional.linear(hidden, down_ECI[expert])
+            hidden = activate(apply_linear(kernels, x_sorted[rows], up_EFC[expert]), activation, gated)
+            y_sorted[rows] = apply_linear(kernels, hidden, down_ECI[expert])
             begin += count
     y_sorted *= weights_TX.flatten()[order, None].to(y_sorted.dtype)
     return torch.zeros_like(x_TC).index_add_(0, tokens, y_sorted)

@@ -1,4 +1,4 @@
-"""Weights of linear layers in fewer bits: containers, and how a matrix is turned into them."""
+"""Weights of linear layers and of experts in fewer bits: containers, and how a matrix is turned into them."""
 
 from perfmodel_executors.kernels.weight_formats.containers import (
     Fp8Weight,
@@ -8,6 +8,7 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     Weight,
 )
 from perfmodel_executors.kernels.weight_formats.dequantize import dequantize
+from perfmodel_executors.kernels.weight_formats.experts import ExpertWeight, quantize_experts
 from perfmodel_executors.kernels.weight_formats.quantize import (
     quantize_fp8,
     quantize_int4,
@@ -16,12 +17,14 @@ from perfmodel_executors.kernels.weight_formats.quantize import (
 )
 
 __all__ = [
+    "ExpertWeight",
     "Fp8Weight",
     "Int4Weight",
     "Int8Weight",
     "Sparse24Weight",
     "Weight",
     "dequantize",
+    "quantize_experts",
     "quantize_fp8",
     "quantize_int4",
     "quantize_int8",

@@ -4,7 +4,8 @@
     out[token]   = sum over its pairs of weight[pair] * (hidden[pair] down^T)     `down`
 
 A pair is (token, choice): token * top_k + choice. A program computes one tile, some rows of one expert by some columns
-(`tile`). Launches: 2 for one token, 3 for a few, else 4 (the first sorts). No atomics: equal inputs give equal results.
+(`tile`). Launches: 2 for one token, 3 for a few, else 4 (the first sorts); experts in 8 or 4 bits (`quantized`) take 3
+even for one token, and 2 more where activations are quantised for them. No atomics: equal inputs give equal results.
 """
 
 __all__ = ["grouped_experts"]
@@ -12,18 +13,21 @@ __all__ = ["grouped_experts"]
 from torch import Tensor
 
 from perfmodel_executors.kernels.moe.grouped.down.triton import grouped_down
+from perfmodel_executors.kernels.moe.grouped.quantized import tiling as stored_tiling
+from perfmodel_executors.kernels.moe.grouped.quantized import triton as stored
 from perfmodel_executors.kernels.moe.grouped.tile.triton import Placement
 from perfmodel_executors.kernels.moe.grouped.tiling import block_rows
 from perfmodel_executors.kernels.moe.grouped.up.triton import grouped_up
 from perfmodel_executors.kernels.tiles import TileConfig
+from perfmodel_executors.kernels.weight_formats.experts import ExpertWeight
 
 
 def grouped_experts(
     x_TC: Tensor,
     weights_TX: Tensor,
     experts_TX: Tensor,
-    up_EFC: Tensor,
-    down_ECI: Tensor,
+    up_EFC: Tensor | ExpertWeight,
+    down_ECI: Tensor | ExpertWeight,
     activation: str,
     gated: bool,
     config: TileConfig | None = None,
@@ -35,6 +39,13 @@ def grouped_experts(
     """
     num_tokens, top_k = experts_TX.shape
     num_experts = up_EFC.shape[0]
+    if isinstance(up_EFC, ExpertWeight) and isinstance(down_ECI, ExpertWeight):
+        rows = stored_tiling.block_rows(num_tokens, num_experts, top_k, up_EFC)
+        placement = Placement.of(experts_TX, num_experts, config.sizes["BLOCK_M"] if config else rows)
+        hidden_AI = stored.grouped_up(x_TC, placement, up_EFC, activation, gated, config)
+        return stored.grouped_down(hidden_AI, weights_TX, placement, down_ECI, config)
+    assert isinstance(up_EFC, Tensor)
+    assert isinstance(down_ECI, Tensor)
     rows = config.sizes["BLOCK_M"] if config else block_rows(num_tokens, num_experts, top_k)
     placement = Placement.of(experts_TX, num_experts, rows)
     hidden_AI = grouped_up(x_TC, placement, up_EFC, activation, gated, config)

@@ -5,7 +5,7 @@ kernel sums a token's rows. One token needs no such rows: a program reads its co
 stores the sum, without a second launch.
 """
 
-__all__ = ["grouped_down"]
+__all__ = ["combine", "grouped_down"]
 
 import torch
 import triton
@@ -189,7 +189,7 @@ def _down(
             EVEN_K=inner % config.sizes["BLOCK_K"] == 0,
             **config.sizes,
         )
-        _combine(y, out_TC, top_k * splits)
+        combine(y, out_TC, top_k * splits)
 
     few = num_tokens if placement.form == "few" else 0
     problem = (placement.rows, placement.form, few, down_ECI.shape, out_TC.dtype, str(forced or ""))
@@ -201,7 +201,7 @@ def _down(
     run(pick("moe_down", problem, listed, law, run, out_TC.device))
 
 
-def _combine(y: Tensor, out_TC: Tensor, parts: int) -> None:
+def combine(y: Tensor, out_TC: Tensor, parts: int) -> None:
     """The sum of each token's `parts` rows of y."""
     num_tokens, width = out_TC.shape
     rows = triton.next_power_of_2(parts)

@@ -9,7 +9,7 @@ one     One token: each of its pairs is a tile.
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
-__all__ = ["GROUP", "Placement", "own_tile"]
+__all__ = ["FEW_TOKENS", "GROUP", "Placement", "own_tile"]
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from perfmodel_executors.kernels.moe.sort.triton import SortedPairs, most_tiles, sort_pairs
 
 GROUP = 8
-_FEW_TOKENS = 16
+FEW_TOKENS = 16
 _FEW_PER_EXPERT = 2  # pairs: beyond, the programs that only exit take as long as sorting
 
 
@@ -38,7 +38,7 @@ class Placement:
         """Sorted unless the tokens, and so the rows of any expert, are few enough to fit one tile."""
         experts_TX = experts_TX.contiguous()
         num_tokens, num_pairs = experts_TX.shape[0], experts_TX.numel()
-        is_few = num_tokens <= min(rows, _FEW_TOKENS) and num_pairs <= _FEW_PER_EXPERT * num_experts
+        is_few = num_tokens <= min(rows, FEW_TOKENS) and num_pairs <= _FEW_PER_EXPERT * num_experts
         return cls(experts_TX, num_experts, rows, None if is_few else sort_pairs(experts_TX, num_experts, rows))
 
     @property

@@ -1,6 +1,6 @@
 """hidden[pair] = act(x[token] gate^T) * (x[token] up^T): both in one program, the activation before the store."""
 
-__all__ = ["grouped_up"]
+__all__ = ["act", "grouped_up"]
 
 import torch
 import triton
@@ -14,7 +14,7 @@ from perfmodel_executors.kernels.tiles import TileConfig, capability_of, pick
 
 
 @triton.jit
-def _act(x, ACTIVATION: tl.constexpr):
+def act(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "silu":
         y = x * tl.sigmoid(x)
     elif ACTIVATION == "gelu":
@@ -97,9 +97,9 @@ def _up_kernel(
         x_at += BLOCK_K
         up_at += BLOCK_K
     if GATED:
-        hidden = _act(gate_sum, ACTIVATION) * up_sum
+        hidden = act(gate_sum, ACTIVATION) * up_sum
     else:
-        hidden = _act(up_sum, ACTIVATION)
+        hidden = act(up_sum, ACTIVATION)
     hidden_at = hidden_ptr + pair.to(tl.int64)[:, None] * inner + column[None, :]
     tl.store(hidden_at, hidden.to(hidden_ptr.dtype.element_ty), mask=mask[:, None] & (column < inner)[None, :])
 

@@ -1,0 +1,65 @@
+"""Matrices of all experts of a layer in one weight format, laid out for one launch over all of them."""
+
+__all__ = ["ExpertWeight", "quantize_experts"]
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from perfmodel.errors import PerfmodelError
+from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int4Weight, Int8Weight, Weight
+
+Stacked = Int8Weight | Int4Weight | Fp8Weight
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertWeight:
+    """[E, N, K]: the experts' matrices one below the other, `stacked` as one weight [E N, K]. `weight[e]` is one's own.
+
+    Scales belong to outputs, or to groups within one, so that stacking and quantising can change places.
+    """
+
+    stacked: Stacked
+    num_experts: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        rows, k = self.stacked.shape
+        return self.num_experts, rows // self.num_experts, k
+
+    @property
+    def quantizes_input(self) -> bool:
+        return self.stacked.quantizes_input
+
+    @property
+    def num_bytes(self) -> int:
+        return self.stacked.num_bytes
+
+    def __getitem__(self, expert: int) -> Stacked:
+        """The same object at each call: what is remembered beside a weight stays."""
+        return self._experts[expert]
+
+    @cached_property
+    def _experts(self) -> tuple[Stacked, ...]:
+        rows = self.shape[1]
+        return tuple(_rows(self.stacked, slice(e * rows, (e + 1) * rows)) for e in range(self.num_experts))
+
+
+def quantize_experts(weight_ENK: Tensor, quantize: Callable[[Tensor], Weight]) -> ExpertWeight:
+    """All experts by one of the ways in `quantize`.
+
+    Raises PerfmodelError for a format that grouped products do not know.
+    """
+    stacked = quantize(weight_ENK.flatten(0, 1))
+    if not isinstance(stacked, Stacked):
+        raise PerfmodelError(f"experts are not stored as {type(stacked).__name__}; use int8, int4 or fp8 weights.")
+    return ExpertWeight(stacked, len(weight_ENK))
+
+
+def _rows(weight: Stacked, rows: slice) -> Stacked:
+    if isinstance(weight, Int4Weight):
+        zeros_GN = None if weight.zeros_GN is None else weight.zeros_GN[:, rows]
+        return Int4Weight(weight.packed_NJ[rows], weight.scales_GN[:, rows], zeros_GN, weight.group_size)
+    return type(weight)(weight.values_NK[rows], weight.scales_N[rows], weight.quantizes_input)
