@@ -38,6 +38,7 @@ WEIGHT_FORMATS = MappingProxyType(
         "fp8": WeightFormat("fp8", "fp8", 1, 1, quantizes_input=True),
         "fp8_static": WeightFormat("fp8", "fp8", 1, 1, quantizes_input=True),
         "fp8_block": WeightFormat("fp8_block", "fp8", 1, 1, quantizes_input=True),
+        "int8": WeightFormat("int8", "int8", 1, 1, quantizes_input=True),
         "fp8_wo": WeightFormat("fp8_wo", "bf16", 1, 2),
         "int8_wo": WeightFormat("int8_wo", "bf16", 1, 2),
         "int4_wo": WeightFormat("int4_wo", "bf16", _W4, 2),

@@ -5,11 +5,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 pytest.importorskip("triton", reason="Triton kernels need triton")
 
-from perfmodel.errors import DoesNotFitError  # noqa: E402
+from perfmodel.errors import DoesNotFitError, PerfmodelError  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
 from perfmodel_executors.compiled import compile_problem  # noqa: E402
 from perfmodel_executors.compiled.build import device_limits  # noqa: E402
 from perfmodel_executors.kernels.launch import Options, recording  # noqa: E402
+from perfmodel_executors.kernels.moe.grouped.quantized import tiling as stored_tiling  # noqa: E402
 from perfmodel_executors.kernels.moe.grouped.tiling import shared_bytes  # noqa: E402
 from perfmodel_executors.kernels.moe.grouped.triton import grouped_experts  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
@@ -18,9 +19,9 @@ from perfmodel_executors.kernels.tiles import TileConfig, targeting  # noqa: E40
 LATENCY_S = 0.8e-6  # of a load from HBM on a busy GPU
 
 
-def problem(tokens, num_experts=128):
-    found = problems_of("grouped_experts")
-    return next(p for p in found if (p.sizes["num_tokens"], p.sizes["num_experts"]) == (tokens, num_experts))
+def problem(tokens, num_experts=128, form="bfloat16"):
+    wanted = {"num_tokens": tokens, "num_experts": num_experts, "moe_dtype": form}
+    return next(p for p in problems_of("grouped_experts") if wanted.items() <= p.sizes.items())
 
 
 @pytest.mark.parametrize("tokens", [16, 4096])
@@ -56,3 +57,43 @@ def test_a_tile_that_does_not_fit_is_refused_before_it_is_compiled():
     limits = device_limits(load_hardware("h100-sxm-80gb"))
     with targeting(limits), recording(), pytest.raises(DoesNotFitError, match="655360 bytes of SRAM"):
         grouped_experts(*problem(64).make(Inputs("meta")), config=too_large)
+
+
+@pytest.mark.parametrize("form", ["int8_wo", "int4_wo", "fp8"])
+@pytest.mark.parametrize(
+    ("device", "tokens"),
+    [
+        *((device, n) for device in ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm") for n in (1, 1024)),
+        ("h100-sxm-80gb", 16),
+    ],
+)
+def test_stored_experts_use_tensor_cores_and_the_sram_that_the_law_says(device, form, tokens):
+    """... at the tile that is trusted, without spills; one that an A100 cannot convert is refused."""
+    hardware, asked = load_hardware(device), problem(tokens, form=form)
+    if (form, device) == ("fp8", "a100-sxm-80gb"):
+        with pytest.raises(PerfmodelError, match="e4m3 weights need sm_89 or newer"):
+            compile_problem(asked, hardware)
+        return
+    built = {kernel.name: kernel for kernel in compile_problem(asked, hardware)}
+    up, down = asked.make(Inputs("meta"))[3:5]
+    assert ("quantize_tokens_kernel" in built) == (form == "fp8")
+    assert ("sort_kernel" in built) == (tokens > 16)
+    for name, weight in (("up_stored_kernel", up), ("down_stored_kernel", down)):
+        kernel = built[name]
+        sizes = {size: kernel.constants[size] for size in ("BLOCK_M", "BLOCK_N", "BLOCK_K")}
+        config = TileConfig(sizes, Options(kernel.num_warps, kernel.num_stages))
+        law = stored_tiling.shared_bytes(weight, 2)
+        assert kernel.facts.shared_bytes == law(config, device_limits(hardware).capability)
+        assert kernel.facts.tensor_instructions
+        assert kernel.facts.async_copies
+        assert kernel.facts.spills == 0
+        assert kernel.occupancy.blocks >= (2 if tokens <= 16 else 1)
+
+
+def test_stored_experts_take_a_launch_more_for_each_quantised_input():
+    hardware = load_hardware("h100-sxm-80gb")
+    for tokens, weight_only in ((1, 3), (16, 3), (64, 4)):
+        for form, launches in (("int8_wo", weight_only), ("int4_wo", weight_only), ("fp8", weight_only + 2)):
+            with targeting(device_limits(hardware)), recording() as made:
+                grouped_experts(*problem(tokens, form=form).make(Inputs("meta")))
+            assert len(made) == launches

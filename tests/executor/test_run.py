@@ -56,6 +56,11 @@ def test_a_closed_loop_and_progress():
     assert max(result.steps.num_running) <= 3
 
 
+def test_a_quantised_mixture_of_experts_is_executed():
+    scenario = load_scenario("tiny-moe-cpu", ["engine.quantization=w8a16", "traffic.num_requests=2"])
+    assert execute_scenario(scenario).summary["completed"] == 2
+
+
 def test_a_live_run_takes_the_time_of_the_wall():
     result = execute_live(small(num_requests=4), live=True)
     assert result.summary["completed"] == 4

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 
-from executor_models import MODELS, attention, tiny  # noqa: E402
+from executor_models import attention, tiny  # noqa: E402
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.specs.model.architecture import DenseFFN  # noqa: E402
@@ -143,6 +143,3 @@ def test_formats_without_a_kernel_are_refused_by_name():
         assert METHODS[method].weights
         with pytest.raises(PerfmodelError, match=r"set engine\.quantization to one of"):
             Decoder(with_quantization(model, method))
-    experts = next(m for m in MODELS.values() if any("MoE" in type(layer.ffn).__name__ for layer, _ in m.layers))
-    with pytest.raises(PerfmodelError, match="a mixture of experts in int8"):
-        Decoder(with_quantization(experts, "w8a16"))

@@ -19,9 +19,10 @@ MODEL = replace(load_model("tiny-llama"), hidden_size=32, vocab_size=67, max_pos
 ENGINE = EngineSpec(dtype="float32", max_num_seqs=4, max_model_len=48)
 
 
-def served(kernels):
+def served(kernels, quantization="none"):
     """Tokens of three sequences: their prompts in two steps, one beside a decode, then two decodes of all."""
-    setup = RunnerSetup(MODEL, ENGINE, 6, torch.device("cpu"), seed=2, kernels=kernels)
+    engine = ENGINE.model_copy(update={"quantization": quantization})
+    setup = RunnerSetup(MODEL, engine, 6, torch.device("cpu"), seed=2, kernels=kernels)
     runner = build_runner(setup, capture=no_capture)
     a, b, c = [list(range(5, 5 + n)) for n in (9, 3, 18)]
     tables = [[4], [1], [3, 0]]
@@ -37,5 +38,6 @@ def served(kernels):
     return steps
 
 
-def test_triton_and_torch_generate_the_same_tokens():
-    assert served("triton") == served("torch")
+@pytest.mark.parametrize("quantization", ["none", "w8a16"])
+def test_triton_and_torch_generate_the_same_tokens(quantization):
+    assert served("triton", quantization) == served("torch", quantization)

@@ -13,6 +13,21 @@ from perfmodel_executors.kernels.moe.route.triton import route  # noqa: E402
 from perfmodel_executors.kernels.moe.sort.triton import most_tiles, sort_pairs  # noqa: E402
 from perfmodel_executors.kernels.swiglu.reference import ACTIVATIONS  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig  # noqa: E402
+from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
+    ExpertWeight,
+    dequantize,
+    quantize_experts,
+    quantize_fp8,
+    quantize_int4,
+    quantize_int8,
+)
+
+STORED = {
+    "int8": quantize_int8,
+    "int4": lambda w: quantize_int4(w, group_size=32),
+    "int4 with zeros": lambda w: quantize_int4(w, group_size=32, has_zeros=True),
+    "fp8": lambda w: quantize_fp8(w, quantizes_input=False),
+}
 
 
 def tile(rows=16, columns=64, depth=64):
@@ -135,3 +150,43 @@ def test_rows_of_a_wider_matrix():
     x, *rest = block(3)
     wide = torch.cat([x, x], dim=1)[:, : x.shape[1]]
     assert torch.equal(grouped_experts(wide, *rest, "silu", True), grouped_experts(x, *rest, "silu", True))
+
+
+def stored_block(name, tokens, **sizes):
+    """`block` with matrices in fewer bits, and the plain matrices that those stand for."""
+    *args, up, down = block(tokens, **{"hidden": 64, "inner": 32, **sizes})
+    stored = [quantize_experts(matrix, STORED[name]) for matrix in (up, down)]
+    return (*args, *stored), (*args, *(dequantize(w.stacked).view(w.shape) for w in stored))
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("name", STORED)
+def test_stored_experts_are_the_matrices_that_they_stand_for(name, gated):
+    args, plain = stored_block(name, 19, experts=5, gated=gated)
+    close(grouped_experts(*args, "silu", gated), dense(*plain, gated=gated))
+
+
+def test_stored_experts_need_no_company_either():
+    """Alone, found in the routing table, and sorted."""
+    (x, weights, chosen, *matrices), _ = stored_block("int8", 20, experts=9)
+    together = grouped_experts(x, weights, chosen, *matrices, "silu", True)
+    for few in (1, 8):
+        close(grouped_experts(x[:few], weights[:few], chosen[:few], *matrices, "silu", True), together[:few])
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_a_split_sum_of_stored_experts_is_the_sum(name):
+    config = TileConfig({"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 32}, Options(4, 3))
+    args, plain = stored_block(name, 2, hidden=64, inner=544)
+    assert num_splits(2, 4, 2, 64, 544, config) == 2  # 17 steps: parts of 9 and 8
+    close(grouped_experts(*args, "silu", True, config=config), dense(*plain))
+
+
+def test_quantised_tokens_keep_their_own_scales():
+    """A token thirty times larger than its neighbours in the tile does not coarsen them."""
+    x, weights, chosen, up, down = block(4, experts=4, top_k=1, hidden=64, inner=32)
+    chosen = torch.full_like(chosen, 2)
+    stored = [ExpertWeight(quantize_int8(m.flatten(0, 1), quantizes_input=True), 4) for m in (up, down)]
+    loud = x * torch.tensor([1.0, 30.0, 1.0, 1.0])[:, None]
+    quiet, mixed = (grouped_experts(each, weights, chosen, *stored, "silu", True) for each in (x, loud))
+    close(mixed[[0, 2, 3]], quiet[[0, 2, 3]])

@@ -1,6 +1,7 @@
 """Measured kernels as the tables that forms are fitted to: one table per kind of kernel, columns by the tables' names.
 
 Operators with a form of their own keep their sizes; all others are small kernels, which move bytes and are launched.
+What multiplies matrices and has no form was measured to be compared with (the standard attention) and is in neither.
 """
 
 __all__ = ["TABLES", "kernel_tables", "small_kernels"]
@@ -29,6 +30,7 @@ TABLES: Mapping[str, tuple[str, dict[str, Size]]] = MappingProxyType(
     }
 )
 _OF_ALL = {"engine_version": "perfmodel", "kernel_source": "triton"}
+_SMALL_RATES = ("vector", "")
 _LEAST_BYTES = 1.0  # of a small kernel: what moves nothing tells nothing of the bandwidth
 
 
@@ -54,7 +56,7 @@ def small_kernels(records: Sequence[KernelRecord]) -> list[tuple[Work, float, in
             number,
         )
         for number, record in enumerate(records)
-        if record.operator not in TABLES and record.bytes >= _LEAST_BYTES
+        if record.operator not in TABLES and record.rate in _SMALL_RATES and record.bytes >= _LEAST_BYTES
     ]
 
 

@@ -46,7 +46,8 @@ def folder(tmp_path_factory):
         kernels[f"{operator} {sizes}"] = {"operator": operator, "sizes": sizes, "seconds": 1.0}
     for tokens in (64, 1024, 8192, 16384):
         sizes, num_bytes = {"tokens": tokens, "size": 4096}, 4.0 * tokens * 4096 * 2
-        kernels[f"norm {tokens}"] = {"operator": "add_rms_norm", "sizes": sizes, "seconds": 1.0, "bytes": num_bytes}
+        kernels[f"norm {tokens}"] = {"operator": "add_rms_norm", "sizes": sizes, "seconds": 1.0, "bytes": num_bytes,
+                                     "rate": "vector"}  # fmt: skip
     write(path / "suite.json", {"device": DEVICE, "device_name": "a told device", "date": "2026-01-01"})
     write(path / "kernels.json", {key: {**row, "p10_s": 1.0, "p90_s": 1.0} for key, row in kernels.items()})
     records = read_measurements(path).kernels

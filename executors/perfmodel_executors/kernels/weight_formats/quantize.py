@@ -45,7 +45,8 @@ def quantize_int4(weight_NK: Tensor, group_size: int = 128, has_zeros: bool = Fa
     n, k = weight_NK.shape
     if group_size % 2 or k % group_size:
         raise PerfmodelError(
-            f"a weight with {k} inputs has no whole groups of {group_size}; choose a group size that divides {k}."
+            f"a weight with {k} inputs has no whole groups of {group_size}; choose a group size that divides {k}, "
+            f"or a format without groups (engine.quantization: w8a16)."
         )
     grouped_NGI = weight_NK.float().view(n, k // group_size, group_size)
     if has_zeros:
