@@ -9,6 +9,7 @@ __all__ = ["Inputs", "Problem", "problems_of"]
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -80,9 +81,8 @@ class Problem:
 def problems_of(operator: str, kind: str = "serving", dtype: torch.dtype | None = None) -> list[Problem]:
     """The operator's problems: `serving`, or `tiny` ones of a dtype; empty where its folder lists none."""
     folder = KERNELS[operator]["torch"].rsplit(".", 1)[0]
-    try:
-        module = import_module(f"{folder}.problems")
-    except ModuleNotFoundError:
+    if find_spec(f"{folder}.problems") is None:
         return []
+    module = import_module(f"{folder}.problems")
     listed: list[Problem] = module.serving() if kind == "serving" else module.tiny(dtype or torch.float32)
     return [problem for problem in listed if problem.operator == operator]
