@@ -25,12 +25,14 @@ class Kind(StrEnum):
     steady_state = "steady-state"
     per_request = "per-request"
     executor = "executor"
+    published = "published"
 
 
 # Recorded measurements: where the function `(path, progress) -> ValidationReport` of each kind lives.
 _READERS = {
     Kind.operators: "perfmodel.validate.operators:validate_operators",
     Kind.per_request: "perfmodel.validate.per_request:validate_per_request",
+    Kind.published: "perfmodel.validate.published:validate_published",
     Kind.serving: "perfmodel.validate.serving:validate_serving",
     Kind.steady_state: "perfmodel.validate.steady_state:validate_steady_state",
 }

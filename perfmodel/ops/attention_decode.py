@@ -61,6 +61,7 @@ def attention_decode(
             "window": heads.window or heads.chunk or 0,
             "ctas": num_seqs * heads.num_kv_heads * ceil(group / _MAX_GROUP),
             "max_splits": max_splits,
+            "splits_kv": float(splits_kv),
             "longest": context / num_seqs * (spread.longest(num_seqs) if spread else 1.0),
         },
     )

@@ -44,7 +44,9 @@ def scenario_schema() -> dict[str, Any]:
         "examples": list_names("traffic"),
     }
     fields["traffic"] = {"anyOf": [fields["traffic"], named]}
-    result["required"] = [name for name in result["required"] if name != "name"]  # the file's own name stands in
+    required = [name for name in result.pop("required") if name != "name"]  # the file's own name stands in
+    # A published figure of a kernel or of a step needs neither a model nor traffic.
+    result |= {"if": {"required": ["published"]}, "then": {"required": ["hardware"]}, "else": {"required": required}}
     return _titled(result, "perfmodel scenario file")
 
 

@@ -12,6 +12,7 @@ from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.model_changes import ModelChanges
+from perfmodel.specs.published import Published
 from perfmodel.specs.traffic import SLO, ExpertRouting, Sampling, Traffic
 
 _SHARED = ("dtype", "quantization", "kv_cache_dtype")  # of engines that exchange KV
@@ -45,6 +46,7 @@ class Scenario(Spec):
     cluster: ClusterSpec = ClusterSpec()
     price: PriceOverride | None = None
     seed: int = 0
+    published: Published | None = None  # a figure to compare with: `perfmodel validate published`
 
     @model_validator(mode="after")
     def _pools_fit_together(self) -> "Scenario":

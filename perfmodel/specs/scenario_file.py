@@ -21,6 +21,7 @@ from perfmodel.specs.model.quantization import with_dtype, with_quantization
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.model_changes import ModelChanges
 from perfmodel.specs.overrides import Override, apply_override, hardware_path, is_removed_link, parse_override
+from perfmodel.specs.published import complete_for_published
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Traffic
 from perfmodel.specs.validation import parse, show_value
@@ -46,6 +47,7 @@ def load_scenario(path_or_name: str | pathlib.Path, overrides: Sequence[str] = (
         _refuse_model_fields(change)
         if len(change.path) == 1 or change.path[0] not in ("hardware", "traffic"):
             apply_override(change, data, change.path, positions)
+    complete_for_published(data)
     _resolve_hardware(data, positions, path.parent, [c for c in changes if _is_inside("hardware", c)])
     _resolve_pools(data, positions, path.parent)
     _resolve_traffic(data, positions, path.parent, [c for c in changes if _is_inside("traffic", c)])

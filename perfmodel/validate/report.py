@@ -49,6 +49,8 @@ class ValidationReport:
     comparisons:   the rows themselves, for a written report; not part of the document
     basis:         what predictions came from
     about:         what was compared, and what of it the calibrations were fitted to, in words
+    figures:       every row by itself (id, technique, metric, unit, predicted, published, ratio, source, reason), where
+                   rows are single figures that somebody published
     """
 
     kind: str
@@ -61,6 +63,7 @@ class ValidationReport:
     comparisons: Sequence[Comparison] = field(default=(), repr=False)
     basis: Sequence[Basis] = ()
     about: str = ""
+    figures: Sequence[Mapping[str, Any]] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The document of design section 3.4."""
@@ -73,6 +76,7 @@ class ValidationReport:
             "worst": [dict(row) for row in self.worst],
             "notes": list(self.notes),
             "calibrations": [each.to_json() for each in self.basis],
+            **({"figures": [dict(row) for row in self.figures]} if self.figures else {}),
         }
 
     def __str__(self) -> str:
@@ -81,6 +85,8 @@ class ValidationReport:
         lines += [_line(name, stats) for name, stats in self.metrics.items()]
         for group, metrics in self.by.items():
             lines += [_line(f"  {group}: {name}", stats) for name, stats in metrics.items()]
+        if self.figures:
+            lines += ["", "predicted / published", *(_figure(row) for row in self.figures)]
         if self.worst:
             lines += ["", "largest errors"]
             lines += [
@@ -94,6 +100,11 @@ class ValidationReport:
 def _why(row: Mapping[str, Any]) -> str:
     sentence = row.get("breakdown", {}).get("why", "")
     return f"\n{'':<13}{sentence}" if sentence else ""
+
+
+def _figure(row: Mapping[str, Any]) -> str:
+    values = f"{row['predicted']:>10.4g} / {row['published']:<8.4g} {row['unit']:<8}"
+    return f"  {row['id']:<18} {row['ratio']:>6.2f} = {values} {row['metric']:<18} {row['technique']}"
 
 
 def _line(name: str, stats: ErrorStats) -> str:

@@ -19,7 +19,10 @@ from perfmodel.validate.report import ValidationReport
 from perfmodel.validate.rows import ErrorStats, Rows
 
 # By metric: what stands for it in tables by group, where all metrics would be too many.
-_HEADLINES = ("latency", "e2el_mean", "itl_mean", "tpot_mean", "ttft_mean", "ttft", "tpot", "e2el", "step")
+_HEADLINES = (
+    *("latency", "e2el_mean", "itl_mean", "tpot_mean", "ttft_mean", "ttft", "tpot", "e2el", "step"),
+    *("kernels", "steps", "systems", "system ratios", "memory"),  # of published figures
+)
 _HEAD = ("rows", "median", "mean", "p90", "bias", "in 80 % interval")
 _MOST_NOTES = 40
 _MOST_OPERATORS = 5
@@ -67,6 +70,7 @@ def report_markdown(report: ValidationReport, command: str, plots: Sequence[str]
         "column is the share of rows whose measured value lies in the prediction's 80 % interval.",
         "",
     ]
+    lines += _figures(report.figures)
     for name in plots:
         lines += [f"![{name}]({name})", ""]
     lines += _dimensions(report.comparisons)
@@ -129,6 +133,29 @@ def _in_order(groups: list[str], comparison: Comparison, dimension: str) -> list
     if all(begin.isdecimal() for begin in begins.values()):
         return sorted(groups, key=lambda name: (float(begins[name]), name))
     return sorted(groups, key=lambda name: order.get(name, len(order)))
+
+
+def _figures(figures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Every published figure by itself."""
+    if not figures:
+        return
+    yield "## Figures"
+    yield ""
+    head = ("figure", "technique", "metric", "published", "predicted", "ratio", "source", "made of")
+    yield from _table(
+        head,
+        (
+            (
+                *(str(row[name]) for name in ("id", "technique", "metric")),
+                f"{row['published']:.4g} {row['unit']}",
+                f"{row['predicted']:.4g}",
+                f"{row['ratio']:.2f}",
+                *(str(row[name]) for name in ("source", "reason")),
+            )
+            for row in figures
+        ),
+    )
+    yield ""
 
 
 def _groups(by: Mapping[str, Mapping[str, ErrorStats]]) -> Iterable[str]:

@@ -151,16 +151,20 @@ def decode_seconds(
     rate: str = "bf16",
     *,
     is_warm: bool = False,
+    splits_kv: bool = True,
     xp: Any = np,
 ) -> DecodeParts:
-    """The formula of this module; `is_warm`: the KV may be in L2 from the last repetition."""
+    """The formula of this module; `is_warm`: the KV may be in L2 from the last repetition. Without `splits_kv` a block
+    takes the whole context of its sequence.
+    """
     kernel, units = fit.kernel, device.compute_units
     group = sizes.heads / sizes.kv_heads
     reads = xp.ceil(group / kernel.heads_per_block)
     first = sizes.seqs * sizes.kv_heads * reads
     limit = xp.where(sizes.window > 0, sizes.window + kernel.window_overlap, np.inf)
     visible = xp.minimum(sizes.length, limit)
-    splits = _splits(sizes.length if kernel.splits_window else visible, first, group, kernel, units, xp)
+    length = sizes.length if kernel.splits_window else visible
+    splits = _splits(length, first, group, kernel, units, xp) if splits_kv else xp.maximum(1.0, 0.0 * length)
     blocks = first * splits
     fill = xp.minimum(1.0, fit.block_bandwidth * blocks / units)
 
@@ -205,7 +209,8 @@ def decode_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> Operato
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     sizes = _sizes(work, fit.kernel)
-    parts = decode_seconds(sizes, fit, device, work.rate, xp=SCALARS)
+    is_split = bool(work.extent.get("splits_kv", True))
+    parts = decode_seconds(sizes, fit, device, work.rate, splits_kv=is_split, xp=SCALARS)
     duration, compute, memory = float(parts.duration), float(parts.compute), float(parts.memory)
     longest = float(work.extent.get("longest") or sizes.length)
     if longest > sizes.length and not 0 < sizes.window < sizes.length:

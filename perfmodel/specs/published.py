@@ -1,0 +1,230 @@
+"""`published`: a figure that somebody published for a scenario, and what of a prediction it is compared with.
+
+The block says which metric (of a whole run, of one step, of one operator in that step, of a kernel of given sizes, or
+of memory), the value and its unit, where it stands, and, for ratios, what it is relative to. See docs/published.md.
+"""
+
+__all__ = ["KernelShape", "Published", "StepShape", "complete_for_published"]
+
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from perfmodel.specs.base import Spec
+from perfmodel.specs.published_metrics import ALIASES, RATIOS, Basis, Metric, metric_named, needs_no_run
+from perfmodel.specs.published_units import factor_of_unit
+
+# What stands in where a figure needs no traffic and no model of its own.
+_NO_TRAFFIC = {
+    "arrivals": {"process": "closed_loop", "concurrency": 1},
+    "num_requests": 1,
+    "input_tokens": {"distribution": "fixed", "value": 128},
+    "output_tokens": {"distribution": "fixed", "value": 128},
+}
+_NO_MODEL = "tiny-llama"
+
+
+class StepShape(Spec):
+    """One step: `batch` sequences that decode with `context` tokens each, and `prompts` prompts of `prefill` tokens.
+
+    cached: tokens that each prompt already has in the KV cache (an earlier chunk, a prefix)
+    """
+
+    batch: NonNegativeInt = 0
+    context: PositiveInt | None = None
+    prefill: NonNegativeInt = 0
+    prompts: PositiveInt = 1
+    cached: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _does_something(self) -> "StepShape":
+        if not self.batch and not self.prefill:
+            raise ValueError("needs `batch` and `context` (sequences that decode), `prefill` (a prompt), or both")
+        if bool(self.batch) != (self.context is not None):
+            raise ValueError("`batch` and `context` go together: so many sequences, so many tokens in each one's KV")
+        return self
+
+
+# operator -> (sizes that it needs, sizes that it may have)
+_SIZES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "gemm": (("m", "n", "k"), ("format",)),
+    "attention_prefill": (
+        ("tokens", "heads", "head_dim"),
+        ("batch", "kv_heads", "v_head_dim", "cached", "window", "kv_format", "format"),
+    ),
+    "attention_decode": (
+        ("context", "heads", "head_dim"),
+        ("batch", "kv_heads", "v_head_dim", "window", "kv_format", "format"),
+    ),
+    "moe": (
+        ("tokens", "experts", "top_k", "hidden", "intermediate"),
+        ("expert_parallel", "is_gated", "format"),
+    ),
+    "all_reduce": (("message_bytes", "ranks"), ()),
+}
+
+
+class KernelShape(Spec):
+    """One kernel of given sizes on one device, timed alone; `format` as in `engine.quantization`, or bf16, fp16, fp32.
+
+    gemm:              (m, k) x (k, n)
+    attention_prefill: `batch` causal prompts of `tokens` (after `cached` ones), `heads` query heads; flash or standard
+                       attention as `engine.attention` says
+    attention_decode:  `batch` sequences of one new token and `context` tokens of KV; split as `engine.split_kv` says
+    moe:               `tokens` tokens through `top_k` of `experts` experts, hidden x intermediate each, shared out over
+                       `expert_parallel` devices, chosen as the scenario's `routing` says
+    all_reduce:        `message_bytes` over `ranks` devices
+    """
+
+    operator: Literal["gemm", "attention_prefill", "attention_decode", "moe", "all_reduce"]
+    format: str | None = None
+    m: PositiveInt | None = None
+    n: PositiveInt | None = None
+    k: PositiveInt | None = None
+    batch: PositiveInt | None = None
+    tokens: PositiveInt | None = None
+    cached: NonNegativeInt | None = None
+    context: PositiveInt | None = None
+    heads: PositiveInt | None = None
+    kv_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    v_head_dim: PositiveInt | None = None
+    window: PositiveInt | None = None
+    kv_format: str | None = None
+    experts: PositiveInt | None = None
+    top_k: PositiveInt | None = None
+    hidden: PositiveInt | None = None
+    intermediate: PositiveInt | None = None
+    expert_parallel: PositiveInt | None = None
+    is_gated: bool | None = None
+    message_bytes: PositiveFloat | None = None
+    ranks: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _has_the_sizes_of_its_operator(self) -> "KernelShape":
+        needed, optional = _SIZES[self.operator]
+        given = {name for name in type(self).model_fields if getattr(self, name) is not None} - {"operator"}
+        missing = [name for name in needed if name not in given]
+        if missing:
+            raise ValueError(f"{self.operator} needs {', '.join(missing)} (it takes {', '.join((*needed, *optional))})")
+        unused = sorted(given - {*needed, *optional})
+        if unused:
+            raise ValueError(
+                f"{self.operator} has no {', '.join(unused)}; remove it (it takes {', '.join((*needed, *optional))})"
+            )
+        return self
+
+    def size(self, name: str, default: int = 1) -> int:
+        """A size, or what stands for it where it is not given."""
+        value = getattr(self, name)
+        return default if value is None else int(value)
+
+
+class Published(Spec):
+    """A published figure, and how it is to be predicted.
+
+    metric:    see perfmodel.specs.published_metrics, or docs/published.md
+    value:     a number in `unit`; [low, high] where the source gives a range
+    technique: the family of techniques that the figure speaks of, any words; figures are grouped by it
+    setup:     what the source says of how it was measured; note: why the prediction may differ from it
+    step, operator, kernel: what of a step is meant, where the metric is not of a whole run
+    baseline:  `--set` overrides that turn the scenario into what the figure is relative to; then `ratio` says which
+               way round, and `value` is a ratio
+    """
+
+    metric: str
+    value: float | tuple[float, float]
+    unit: str = ""
+    source: str
+    id: str = ""
+    technique: str = "unnamed"
+    url: str = ""
+    setup: str = ""
+    note: str = ""
+    step: StepShape | None = None
+    operator: tuple[str, ...] = ()
+    kernel: KernelShape | None = None
+    baseline: tuple[str, ...] = ()
+    ratio: Literal["speedup", "gain", "saving", "scenario_over_baseline", "baseline_over_scenario"] | None = Field(
+        default=None, description="Only with `baseline`; default speedup: how many times better than the baseline"
+    )
+
+    @field_validator("metric", mode="before")
+    @classmethod
+    def _known_by_other_names(cls, value: Any) -> Any:
+        return ALIASES.get(value, value) if isinstance(value, str) else value
+
+    @field_validator("operator", "baseline", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else () if value is None else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _value_with_its_unit(cls, data: Any) -> Any:
+        """`value: 104.9 tok/s` is a value and a unit."""
+        if isinstance(data, dict) and isinstance(data.get("value"), str) and not data.get("unit"):
+            number, _, unit = data["value"].strip().partition(" ")
+            return {**data, "value": number, "unit": unit.strip()}
+        return data
+
+    @model_validator(mode="after")
+    def _is_something_to_predict(self) -> "Published":
+        if self.kernel is not None and (self.step is not None or self.operator):
+            raise ValueError("found kernel beside step or operator; a kernel is timed alone, keep one of them")
+        if self.operator and self.step is None:
+            raise ValueError("found operator without step; say of which step it is one, as in step: {prefill: 512}")
+        if self.ratio is not None and not self.baseline:
+            raise ValueError("found ratio without baseline; give the `--set` overrides that make the baseline")
+        ends = self.value if isinstance(self.value, tuple) else (self.value, self.value)
+        if not 0 < ends[0] <= ends[1]:
+            raise ValueError("value: allowed a number above 0, or [low, high] of two such numbers")
+        metric = self.found
+        if metric.needs_context and (self.step is None or self.step.context is None):
+            raise ValueError(f"{self.metric} needs `step: {{batch: ..., context: ...}}`, tokens of each sequence")
+        _ = self.factor
+        return self
+
+    @property
+    def found(self) -> Metric:
+        """The metric. Raises ValueError for one that the figure cannot have."""
+        return metric_named(self.metric, self.basis)
+
+    @property
+    def basis(self) -> Basis:
+        """What the figure is of."""
+        if self.kernel is not None:
+            return "kernel"
+        if self.operator:
+            return "operator"
+        if needs_no_run(self.metric):
+            return "memory"
+        return "step" if self.step is not None else "run"
+
+    @property
+    def dimension(self) -> str:
+        """What `unit` is a unit of: the metric's own, or that of a ratio."""
+        return RATIOS[self.ratio or "speedup"] if self.baseline else self.found.dimension
+
+    @property
+    def factor(self) -> float:
+        """From `unit` to the metric's own unit."""
+        return factor_of_unit(self.unit, self.dimension, self.metric)
+
+    @property
+    def family(self) -> str:
+        """Which table the figure's error belongs to."""
+        if self.basis == "run":
+            return "system ratios" if self.baseline else "systems"
+        return {"kernel": "kernels", "operator": "kernels", "step": "steps", "memory": "memory"}[self.basis]
+
+
+def complete_for_published(data: dict[str, Any]) -> None:
+    """Fill in what a figure of a step or of a kernel does not need: traffic, and for a kernel the model."""
+    block = data.get("published")
+    if not isinstance(block, dict):
+        return
+    if not block.keys().isdisjoint(("kernel", "operator", "step")) or needs_no_run(str(block.get("metric"))):
+        data.setdefault("traffic", dict(_NO_TRAFFIC))
+    if "kernel" in block:
+        data.setdefault("model", _NO_MODEL)
