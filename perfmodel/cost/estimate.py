@@ -22,10 +22,13 @@ _BOUNDS = ("compute", "memory", "communication", "overhead")
 
 @dataclass(frozen=True, slots=True)
 class OperatorEstimate:
-    """One row: an operator that runs `count` times; `work` and `time` are of one run, the sums of all."""
+    """One row: an operator that runs `count` times; `work` and `time` are of one run, the sums of all.
+
+    The count is a mean where tokens may leave layers out.
+    """
 
     name: str
-    count: int
+    count: float
     work: Work
     time: OperatorTime
 
@@ -86,7 +89,7 @@ class StepEstimate:
 
     @property
     def num_kernels(self) -> int:
-        return sum(row.count * row.work.num_kernels for row in self.rows)
+        return round(sum(row.count * row.work.num_kernels for row in self.rows))
 
     def __str__(self) -> str:
         return _table(self)
@@ -126,7 +129,7 @@ def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> 
     for node in _nodes_of(graph, timer, shape):
         work = node.work(shape)
         if work.num_kernels:
-            rows.append(OperatorEstimate(node.name, node.count, work, timer.time(work)))
+            rows.append(OperatorEstimate(node.name, node.expected_runs(shape), work, timer.time(work)))
     host = host_fit(graph, timer.calibration)
     num_seqs = shape.num_decodes + len(shape.prefills)
     serial, hidden = host.serial_s(num_seqs), host.hidden_s(num_seqs)
@@ -182,7 +185,7 @@ def _table(estimate: StepEstimate) -> str:
         moved = row.hbm_bytes + row.message_bytes
         intensity = "-" if row.work.message else f"{row.intensity:.1f}"
         lines.append(
-            f"{row.name:<28} {row.count:>5} {row.flops / 1e9:>11.2f} {moved / 1e6:>11.2f} {intensity:>8} "
+            f"{row.name:<28} {row.count:>5.4g} {row.flops / 1e9:>11.2f} {moved / 1e6:>11.2f} {intensity:>8} "
             f"{row.time.duration_s * 1e6:>10.1f} {row.duration_s * 1e3:>9.3f} {share:>6.1%}  {row.bound}"
         )
     shown = estimate.duration_s - estimate.device_s

@@ -44,6 +44,7 @@ class StepTables:
         self._decode_nodes = self._nodes_by_axis()
         self.axes = tuple(self._decode_nodes)
         self._tokens: dict[int, StepCost] = {}
+        self._rows: dict[tuple[int, int], StepCost] = {}
         self._group: dict[int, StepCost] = {}
         self._samples: dict[int, StepCost] = {}
         self._prefills: dict[tuple[tuple[int, int], ...], StepCost] = {}
@@ -56,6 +57,15 @@ class StepTables:
         cost = self._tokens.get(num_tokens)
         if cost is None:
             cost = self._tokens[num_tokens] = self._cost(Depends.TOKENS, BatchShape(num_tokens, 0))
+        return cost
+
+    def rows(self, num_tokens: int, num_decodes: int) -> StepCost:
+        """Of what depends on how many of the tokens are decoded, too."""
+        key = (num_tokens, num_decodes)
+        cost = self._rows.get(key)
+        if cost is None:
+            shape = BatchShape(num_tokens, 0, num_decodes=num_decodes)
+            cost = self._rows[key] = self._cost(Depends.ROWS, shape)
         return cost
 
     def group(self, group_tokens: int) -> StepCost:
@@ -102,7 +112,7 @@ class StepTables:
         parts: dict[int, float] = {}
         seconds = 0.0
         for node in nodes:
-            count, work = node.count, node.work(shape)
+            count, work = node.expected_runs(shape), node.work(shape)
             fit = self.timer.fit(work)
             time = self.timer.time_by(fit, work)
             seconds += count * time.duration_s
@@ -159,6 +169,9 @@ class DrawnTables:
 
     def tokens(self, num_tokens: int) -> StepCost:
         return self._drawn(self._tables.tokens(num_tokens))
+
+    def rows(self, num_tokens: int, num_decodes: int) -> StepCost:
+        return self._drawn(self._tables.rows(num_tokens, num_decodes))
 
     def group(self, group_tokens: int) -> StepCost:
         return self._drawn(self._tables.group(group_tokens))

@@ -21,7 +21,7 @@ from perfmodel.cost.draws import Draw
 from perfmodel.cost.estimate import host_fit
 from perfmodel.cost.step_tables import PS_PER_S, DrawnTables, StepCost, StepTables
 from perfmodel.cost.usage import Usage
-from perfmodel.ops.work import BatchShape
+from perfmodel.ops.work import BatchShape, Depends
 
 _MAX_PREFILL_ENTRIES = 20_000
 
@@ -47,6 +47,7 @@ class StepTimer:
         self._draw = draw
         self.host_wait = 0  # picoseconds in which the device waited for the host
         self._tokens: dict[int, _Entry] = {}
+        self._rows: dict[tuple[int, int], _Entry] = {}
         self._group: dict[int, _Entry] = {}
         self._samples: dict[int, _Entry] = {}
         self._prefills: dict[tuple[tuple[int, int], ...], _Entry] = {}
@@ -55,6 +56,7 @@ class StepTimer:
         graph, timer = tables.graph, tables.timer
         self._mixed = graph.mixed if timer.mixes_attention else ()
         self._mixed_usage = Usage()
+        self._has_rows = bool(graph.by_depends[Depends.ROWS])
         self._num_sharing = graph.shard.dp if graph.has_group else 0  # ranks that share operators
         self._host = host_fit(graph, timer.calibration)
         step, prompt = (draw.step, draw.step * draw.prompt) if draw is not None else (1.0, 1.0)
@@ -79,6 +81,11 @@ class StepTimer:
         entry = self._tokens.get(num_tokens) or self._tokens_entry(num_tokens)
         entry.uses += 1
         device = for_tokens = entry.duration
+        if self._has_rows:
+            entry = self._rows_entry(num_tokens, num_decodes)
+            entry.uses += 1
+            device += entry.duration
+            for_tokens += entry.duration
         entry = self._samples.get(num_samples) or self._samples_entry(num_samples)
         entry.uses += 1
         device += entry.duration
@@ -131,6 +138,8 @@ class StepTimer:
         """
         fixed = (self._tokens.get(num_decodes) or self._tokens_entry(num_decodes)).duration
         fixed += (self._samples.get(num_decodes) or self._samples_entry(num_decodes)).duration
+        if self._has_rows:
+            fixed += self._rows_entry(num_decodes, num_decodes).duration
         if self._num_sharing:
             fixed += self._group_entry(group_tokens or self._num_sharing * num_decodes).duration
         serial, hidden = self._host_time(num_decodes)
@@ -164,6 +173,8 @@ class StepTimer:
         self.host_wait += run.commit(num_steps)
         self._tokens[num_decodes].uses += num_steps
         self._samples[num_decodes].uses += num_steps
+        if self._has_rows:
+            self._rows_entry(num_decodes, num_decodes).uses += num_steps
         if self._num_sharing:
             self._group_entry(group_tokens or self._num_sharing * num_decodes).uses += num_steps
 
@@ -182,6 +193,8 @@ class StepTimer:
         assert self._draw is not None
         count = max(num_decodes, 1)
         without = (self._tokens.get(count) or self._tokens_entry(count)).duration
+        if self._has_rows:
+            without += self._rows_entry(count, count).duration
         if self._num_sharing:
             without += self._group_entry(num_of_others + count).duration
         return round((with_prompts - without) * (self._draw.prompt - 1.0))
@@ -202,6 +215,13 @@ class StepTimer:
 
     def _tokens_entry(self, num_tokens: int) -> _Entry:
         entry = self._tokens[num_tokens] = _Entry(self.tables.tokens(num_tokens))
+        return entry
+
+    def _rows_entry(self, num_tokens: int, num_decodes: int) -> _Entry:
+        key = (num_tokens, num_decodes)
+        entry = self._rows.get(key)
+        if entry is None:
+            entry = self._rows[key] = _Entry(self.tables.rows(num_tokens, num_decodes))
         return entry
 
     def _group_entry(self, group_tokens: int) -> _Entry:
@@ -232,7 +252,7 @@ class StepTimer:
         total = Usage()
         total.add(self._folded, 1)
         total.add(self._mixed_usage, 1)
-        for entries in (self._tokens, self._group, self._samples, self._prefills):
+        for entries in (self._tokens, self._rows, self._group, self._samples, self._prefills):
             _add_entries(total, entries)
         for curves in self._curves.values():
             for curve in curves:

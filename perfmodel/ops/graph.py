@@ -14,7 +14,7 @@ Parallelism, per device of the replica (`BatchShape` is the batch of one data-pa
 
 __all__ = ["StepGraph", "build_graph"]
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
@@ -27,7 +27,7 @@ from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding, stages
 from perfmodel.ops.work import BatchShape, Depends, Work
 from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.architecture import Layer, MoEFFN
+from perfmodel.specs.model.architecture import MoEFFN
 from perfmodel.specs.model.spec import ModelSpec
 
 
@@ -92,12 +92,20 @@ def build_graph(
     )
     method = model.sampling if sampling == "default" else sampling
     pp = context.shard.pp
-    stage = _critical_stage(model, pp)
-    nodes = [*embedding_nodes(context), *layer_nodes(stage, context), *head_nodes(context, method, bytes_per_logit)]
+    span = _critical_stage(model, pp)
+    stage = list(model.iter_layers())[span.start : span.stop]
+    reach = model.exits.reach[span.start : span.stop] if model.exits else None
+    nodes = [
+        *embedding_nodes(context),
+        *layer_nodes(stage, context, reach),
+        *head_nodes(context, method, bytes_per_logit),
+    ]
     together = [node for node in nodes if node.depends is Depends.MIXED]
     nodes = [node for node in nodes if node.depends is not Depends.MIXED]
+    if model.exits is not None:  # prompts pass layers that decodes leave out
+        together = []
     if pp > 1:  # prompts and decodes are not in the same microbatches
-        nodes, together = [replace(node, count=node.count * pp, work=_microbatch(node, pp)) for node in nodes], []
+        nodes, together = [_in_microbatches(node, pp) for node in nodes], []
     mixed = tuple((node, _parts(node, nodes)) for node in together)
     return StepGraph(model, context.shard, tuple(nodes), engine.enforce_eager, mixed, engine.async_scheduling)
 
@@ -108,31 +116,32 @@ def _parts(mixed: OperatorNode, nodes: Sequence[OperatorNode]) -> tuple[Operator
     return tuple(node for node in nodes if node.name in (f"attention_prefill{layers}", f"attention_decode{layers}"))
 
 
-def _critical_stage(model: ModelSpec, num_stages: int) -> list[Layer]:
+def _critical_stage(model: ModelSpec, num_stages: int) -> range:
     """The layers of the longest pipeline stage."""
-    longest = max(stages(model.num_layers, num_stages), key=len)
-    return list(model.iter_layers())[longest.start : longest.stop]
+    return max(stages(model.num_layers, num_stages), key=len)
 
 
-def _microbatch(node: OperatorNode, num_stages: int) -> Callable[[BatchShape], Work]:
-    """The node's work on one of `num_stages` microbatches. Prefills are not cut: their total work is shared evenly."""
-    work = node.work
+def _in_microbatches(node: OperatorNode, num_stages: int) -> OperatorNode:
+    """The node, run on each of `num_stages` microbatches. Prefills are not cut: their work is shared evenly."""
+    work, runs, count = node.work, node.runs, node.count * num_stages
     if node.depends is Depends.PREFILL:
-        return lambda shape: _scaled(work(shape), 1 / num_stages)
+        return replace(node, count=count, work=lambda shape: _scaled(work(shape), 1 / num_stages))
+    in_each = replace(node, count=count, work=lambda shape: work(_microbatch(shape, num_stages)))
+    if runs is None:
+        return in_each
+    return replace(in_each, runs=lambda shape: num_stages * runs(_microbatch(shape, num_stages)))
 
-    def part(shape: BatchShape) -> Work:
-        return work(
-            BatchShape(
-                num_tokens=ceil(shape.num_tokens / num_stages),
-                num_samples=ceil(shape.num_samples / num_stages),
-                num_decodes=ceil(shape.num_decodes / num_stages),
-                decode_context=ceil(shape.decode_context / num_stages),
-                decode_windowed=tuple(ceil(context / num_stages) for context in shape.decode_windowed),
-                group_tokens=ceil(shape.group_tokens / num_stages),
-            )
-        )
 
-    return part
+def _microbatch(shape: BatchShape, num_stages: int) -> BatchShape:
+    """One of `num_stages` parts of the shape, without its prefills."""
+    return BatchShape(
+        num_tokens=ceil(shape.num_tokens / num_stages),
+        num_samples=ceil(shape.num_samples / num_stages),
+        num_decodes=ceil(shape.num_decodes / num_stages),
+        decode_context=ceil(shape.decode_context / num_stages),
+        decode_windowed=tuple(ceil(context / num_stages) for context in shape.decode_windowed),
+        group_tokens=ceil(shape.group_tokens / num_stages),
+    )
 
 
 def _scaled(work: Work, factor: float) -> Work:

@@ -10,6 +10,7 @@ from typing import TypeVar
 from perfmodel.ops.attention_layer import attention_nodes
 from perfmodel.ops.collectives import all_gather, all_reduce, send_recv
 from perfmodel.ops.embedding import embedding
+from perfmodel.ops.exits import asking_nodes, filling_nodes, leaving_node
 from perfmodel.ops.ffn_layer import dense_ffn_nodes
 from perfmodel.ops.gemm import gemm
 from perfmodel.ops.latent_layer import latent_nodes
@@ -71,25 +72,39 @@ def head_nodes(context: LayerContext, method: str, bytes_per_logit: float | None
     return nodes
 
 
-def layer_nodes(layers: Sequence[Layer], context: LayerContext) -> list[OperatorNode]:
+def layer_nodes(
+    layers: Sequence[Layer], context: LayerContext, reach: Sequence[float] | None = None
+) -> list[OperatorNode]:
     """Each distinct mixer and each distinct feed-forward block of `layers` once, with how often it occurs.
+
+    reach: the share of decodes that comes to each layer, where they may leave earlier
 
     Nodes whose names would coincide are told apart by a label of their block: "attention_decode@window_128".
     """
-    mixers = Counter(layer.mixer for layer in layers if layer.mixer is not None)
-    ffns = Counter(layer.ffn for layer in layers if layer.ffn is not None)
+    reaches = reach or [1.0] * len(layers)
+    mixers = _places((x.mixer, p) for x, p in zip(layers, reaches, strict=True) if x.mixer is not None)
+    ffns = _places((x.ffn, p) for x, p in zip(layers, reaches, strict=True) if x.ffn is not None)
     groups = [(label, _mixer_block(mixer, context), mixers[mixer]) for mixer, label in _labels(mixers).items()]
     groups += [(label, _ffn_block(ffn, context), ffns[ffn]) for ffn, label in _labels(ffns).items()]
     names = Counter(node.name for _, nodes, _ in groups for node in nodes if node.depends is not Depends.MIXED)
-    return [
-        replace(
-            node,
-            name=f"{node.name}@{label}" if names[_told_apart_by(node)] > 1 else node.name,
-            count=node.count * count,
-        )
-        for label, nodes, count in groups
-        for node in nodes
-    ]
+    found = []
+    for label, nodes, shares in groups:
+        for node in nodes:
+            placed = leaving_node(node, shares) if reach else replace(node, count=node.count * len(shares))
+            name = f"{node.name}@{label}" if names[_told_apart_by(node)] > 1 else node.name
+            found.append(replace(placed, name=name))
+    if reach:
+        found += [node for mixer, shares in mixers.items() for node in filling_nodes(mixer, context, shares)]
+        found += asking_nodes(context, reach[:-1])
+    return found
+
+
+def _places(blocks: Iterable[tuple[Block, float]]) -> dict[Block, list[float]]:
+    """Each distinct block, with the reach of the layers that have it."""
+    places: dict[Block, list[float]] = {}
+    for block, share in blocks:
+        places.setdefault(block, []).append(share)
+    return places
 
 
 def _told_apart_by(node: OperatorNode) -> str:

@@ -28,13 +28,18 @@ class OperatorNode:
     """An operator that runs `count` times per step on the device that sets the time.
 
     `work` maps the shape of the whole step to the work of one run on one device; it reads only the fields of the shape
-    that `depends` names.
+    that `depends` names. `runs`: how many of `count` are expected to take place, where tokens may leave them out.
     """
 
     name: str
     count: int
     depends: Depends
     work: Callable[[BatchShape], Work]
+    runs: Callable[[BatchShape], float] | None = None
+
+    def expected_runs(self, shape: BatchShape) -> float:
+        """`count`, or as many of them as a step of `shape` needs."""
+        return self.count if self.runs is None else self.runs(shape)
 
 
 @dataclass(frozen=True, slots=True)

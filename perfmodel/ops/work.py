@@ -15,6 +15,7 @@ class Depends(Enum):
     """Which part of a BatchShape an operator's work is a function of (the cost model memoises by it)."""
 
     TOKENS = "tokens"  # num_tokens
+    ROWS = "rows"  # num_tokens, num_decodes
     GROUP = "group"  # group_tokens
     SAMPLES = "samples"  # num_samples
     PREFILL = "prefill"  # prefills

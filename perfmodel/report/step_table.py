@@ -58,7 +58,7 @@ def _operator_cells(row: OperatorEstimate, step_s: float) -> tuple[str | Text, .
     moved = row.hbm_bytes + row.message_bytes
     return (
         row.name,
-        str(row.count),
+        f"{row.count:.4g}",
         format_number(row.flops / 1e9),
         format_number(moved / 1e6),
         format_number(row.intensity, 1) if row.hbm_bytes else format_number(None),

@@ -5,6 +5,7 @@ The changes themselves are functions in `perfmodel.specs.model.changes`.
 """
 
 __all__ = [
+    "EarlyExit",
     "LatentChange",
     "LinearChange",
     "LowRank",
@@ -120,6 +121,29 @@ class LowRank(Spec):
         return self
 
 
+class EarlyExit(Spec):
+    """A token leaves the model once it is sure enough of what comes next (decodes only; prompts pass all layers).
+
+    expected_share:     layers that a token passes on average, as a share; it leaves each with equal probability
+    exit_probabilities: instead: for each layer, the share of all tokens that leave behind it (the rest stays)
+    confidence:         how it knows: a small classifier (no cost is counted), or the LM head after every layer
+    """
+
+    expected_share: Share | None = None
+    exit_probabilities: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = None
+    confidence: Literal["classifier", "softmax"] = "classifier"
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "EarlyExit":
+        if (self.expected_share is None) == (self.exit_probabilities is None):
+            found = "both" if self.expected_share is not None else "neither"
+            raise ValueError(f"found {found} of expected_share and exit_probabilities; give one of them")
+        total = sum(self.exit_probabilities or ())
+        if total > 1 + 1e-9:
+            raise ValueError(f"found exit_probabilities that sum to {total:g}; shares of all tokens sum to at most 1")
+        return self
+
+
 class Moefy(Spec):
     """Dense feed-forward blocks split into experts of equal width."""
 
@@ -145,6 +169,7 @@ class ModelChanges(Spec):
     prune, low_rank, moefy: fewer weights, or fewer per token
     share_layers: this many distinct layers, used in turn
     tie_embeddings: whether the LM head is the embedding table
+    early_exit:   tokens leave before the last layer
     """
 
     num_kv_heads: PositiveInt | None = None
@@ -160,6 +185,7 @@ class ModelChanges(Spec):
     moefy: Moefy | None = None
     share_layers: PositiveInt | None = None
     tie_embeddings: bool | None = None
+    early_exit: EarlyExit | None = None
 
     @model_validator(mode="after")
     def _window_has_a_size(self) -> "ModelChanges":

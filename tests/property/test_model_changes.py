@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -29,6 +30,7 @@ _CHOICES = {
     "moefy": st.just({"num_experts": 8, "top_k": 2}),
     "share_layers": st.sampled_from([1, 4, 5]),
     "tie_embeddings": st.booleans(),
+    "early_exit": st.sampled_from([{"expected_share": 0.5}, {"expected_share": 0.8, "confidence": "softmax"}]),
 }
 _WINDOWS = st.fixed_dictionaries(
     {}, optional={"window_every": st.sampled_from([1, 2]), "sinks": st.sampled_from([0, 4])}
@@ -83,3 +85,31 @@ def test_any_combination_is_simulated_or_refused(
         assert result.summary["duration"] > 0
     assert "\n" not in sentence
     assert sentence.endswith((".", "?")) or not sentence
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        "early_exit.expected_share=0.5",
+        "window=300",
+        "linear.kind=performer",
+        "sparse.fraction=0.3",
+    ],
+)
+def test_steps_taken_together_last_as_long_as_one_by_one(chosen: str) -> None:
+    settings_ = ["traffic.num_requests=40", f"model_changes.{chosen}"]
+    scenario = load_scenario("llama-3.1-8b-a100", settings_)
+    together, apart = simulate(scenario), simulate(scenario, can_leap=False)
+    for name in ("mean_ttft_ms", "p99_tpot_ms", "std_e2el_ms", "duration", "kv_cache_usage_peak", "preemptions"):
+        assert together.summary[name] == apart.summary[name]
+
+
+def test_an_identical_change_gives_identical_answers() -> None:
+    """All layers shared with themselves, all KV heads kept, nobody leaves."""
+    few = ["traffic.num_requests=40"]
+    nothing = [
+        f"model_changes.{change}" for change in ("num_kv_heads=8", "share_layers=32", "early_exit.expected_share=1")
+    ]
+    assert simulate(load_scenario("llama-3.1-8b-a100", few + nothing)).summary == (
+        simulate(load_scenario("llama-3.1-8b-a100", few)).summary
+    )

@@ -93,6 +93,7 @@ def _missing_around(model: ModelSpec) -> str | None:
         "a bias in the LM head": model.lm_head_bias,
         "weights that layers share (model_changes.share_layers)": model.num_distinct_layers is not None,
         "a model with sparse weights (model_changes.prune)": model.weight_sparsity is not None,
+        "early exit (model_changes.early_exit)": model.exits is not None,
     }
     return next((name for name, is_used in unsupported.items() if is_used), None)
 

@@ -1,6 +1,6 @@
 """`ModelSpec`: one model as everything else sees it, structure and number formats, no time and no hardware."""
 
-__all__ = ["COMPONENTS", "ModelSpec", "QuantizationSpec", "WeightSparsity"]
+__all__ = ["COMPONENTS", "ExitSpec", "ModelSpec", "QuantizationSpec", "WeightSparsity"]
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,6 +44,17 @@ class WeightSparsity:
     is_2_4: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ExitSpec:
+    """Tokens that are decoded may leave early: `reach[i]` of them come to layer i.
+
+    asks_lm_head: each layer's output goes through the LM head to see whether its token may leave
+    """
+
+    reach: tuple[float, ...]
+    asks_lm_head: bool = False
+
+
 COMPONENTS = (
     "embedding",
     "lm_head",
@@ -76,7 +87,7 @@ class ModelSpec:
     rope_scaling: how frequencies are stretched for contexts beyond the trained one ("llama3", "yarn", ...), if they are
     weights_path: the file with the weights themselves, where the model was read from one (.gguf, .safetensors)
     num_distinct_layers: layers with weights of their own, used in turn (ALBERT: 1); None: each has its own
-    weight_sparsity: of a pruned model, see there
+    weight_sparsity, exits: of changed models, see there
     """
 
     name: str
@@ -106,6 +117,7 @@ class ModelSpec:
     weights_path: str | None = None
     num_distinct_layers: int | None = None
     weight_sparsity: WeightSparsity | None = None
+    exits: ExitSpec | None = None
 
     @property
     def num_layers(self) -> int:

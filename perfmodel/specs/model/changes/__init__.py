@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 from perfmodel.specs.model.changes.attention import with_kv_heads, with_latent, with_sparse_attention, with_window
+from perfmodel.specs.model.changes.exits import with_early_exit
 from perfmodel.specs.model.changes.pruning import pruned
 from perfmodel.specs.model.changes.recurrent import with_linear_attention, with_ssm_layers
 from perfmodel.specs.model.changes.sizes import moefied, with_low_rank, with_shared_layers, with_tied_embeddings
@@ -31,5 +32,6 @@ CHANGES: MappingProxyType[str, Change] = MappingProxyType(
         "moefy": moefied,
         "share_layers": with_shared_layers,
         "tie_embeddings": with_tied_embeddings,
+        "early_exit": with_early_exit,
     }
 )

@@ -1,5 +1,6 @@
 """Each change of a model against counts derived by hand."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -194,3 +195,13 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(name: str, fields: dict[st
     with pytest.raises(SpecError, match=says) as refusal:
         changed(name, **fields)
     assert "\n" not in str(refusal.value)
+
+
+def test_each_change_has_its_page() -> None:
+    folder = Path(__file__).resolve().parents[4] / "docs" / "techniques"
+    pages = [page.read_text() for page in folder.glob("*.md") if page.name != "README.md"]
+    for field in CHANGES:
+        own = [page for page in pages if f"model_changes: {{{field}: " in page]
+        assert len(own) == 1, field
+        for part in ("**Switch.**", "**Formula.**", "**Source.**", "**Valid** ", "**Not modelled.**"):
+            assert part in own[0], (field, part)
