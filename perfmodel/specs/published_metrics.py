@@ -39,6 +39,7 @@ _RUN = {
     "total_token_throughput": Metric("tokens/s", False),
     "output_throughput_per_gpu": Metric("tokens/s", False),
     "total_token_throughput_per_gpu": Metric("tokens/s", False),
+    "max_request_rate": Metric("requests/s", False),
     "mean_batch": Metric("count", False),
     "mfu": Metric("fraction", False),
     "mbu": Metric("fraction", False),

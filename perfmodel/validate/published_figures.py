@@ -20,6 +20,7 @@ from perfmodel.sim.result import RunResult
 from perfmodel.specs import load_scenario
 from perfmodel.specs.published import Published, StepShape
 from perfmodel.specs.scenario import Scenario
+from perfmodel.validate.published_capacity import max_request_rate
 from perfmodel.validate.published_kernels import kernel_time, kernel_work, roofline_s
 
 _S = 1e6  # microseconds
@@ -191,6 +192,9 @@ def _of_memory(scenario: Scenario, figure: Published) -> _Value:
 
 
 def _of_run(scenario: Scenario, metric: str) -> _Value:
+    if metric == "max_request_rate":
+        rate = max_request_rate(scenario)
+        return rate, f"{rate:.3g} requests per second meet the slo"
     result = sim.simulate(scenario, keep_steps=metric == "mean_batch")
     summary = result.summary
     values = {

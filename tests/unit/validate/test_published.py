@@ -5,6 +5,7 @@ import pytest
 from perfmodel.errors import SpecError
 from perfmodel.specs import data_dir, load_hardware, load_scenario
 from perfmodel.validate.published import validate_published
+from perfmodel.validate.published_capacity import highest
 from perfmodel.validate.published_figures import predict
 
 PUBLISHED = data_dir("scenarios") / "published"
@@ -80,6 +81,26 @@ def test_without_splits_few_long_contexts_take_longer(tmp_path):
         "kernel: {operator: attention_decode, batch: 2, context: 32768, heads: 16, kv_heads: 2, head_dim: 128}"
     )
     assert predicted(tmp_path, block) > 4
+
+
+@pytest.mark.parametrize("start", [0.01, 1, 7.3, 500])
+def test_the_highest_rate_is_found_from_below_and_above(start):
+    assert highest(lambda rate: rate <= 7.3, start) == pytest.approx(7.3, rel=0.021)
+    assert highest(lambda rate: False, start) is None
+
+
+def test_a_capacity_needs_an_slo_and_one_server_serves_no_more_than_it_can(tmp_path):
+    """Prompts of one block, alone in a closed form: a server that takes s seconds a request serves at most 1 / s."""
+    head = (
+        "model: llama-2-7b\nhardware: a100-sxm-80gb\nengine: {max_num_seqs: 1, batching: none}\n%s"
+        "traffic: {arrivals: {process: constant, rate: 0.1}, num_requests: 40, "
+        "input_tokens: {distribution: fixed, value: 16}, output_tokens: {distribution: fixed, value: 64}}\n"
+    )
+    with pytest.raises(SpecError, match="max_request_rate needs an `slo`"):
+        predicted(tmp_path, "metric: max_request_rate, value: 1, unit: req/s", head % "")
+    alone = predicted(tmp_path, "metric: mean_e2el_ms, value: 1, unit: s", head % "")
+    found = predicted(tmp_path, "metric: max_request_rate, value: 1, unit: req/s", head % "slo: {e2el_ms: 1000}\n")
+    assert 0.9 / alone < found < 1.3 / alone  # a queue of 40 grows slowly just above the capacity
 
 
 def test_the_nearer_end_of_a_range_counts(tmp_path):
