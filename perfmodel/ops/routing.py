@@ -75,14 +75,17 @@ def expected_tiles(num_tokens: float, probability: float) -> Values:
     mean = num_tokens * probability
     if probability >= 1.0:
         return np.ceil(num_tokens / _TILES)
+    if mean <= 0.0:
+        return np.zeros(len(TILE_ROWS))
     if mean > _EXACT_BELOW:
         rows = np.maximum(mean + sqrt(mean * (1.0 - probability)) * _QUANTILES, 0.0)
         tiles: Values = np.ceil(rows[:, None] / _TILES).mean(axis=0)
         return tiles
     most = int(min(num_tokens, mean + 8.0 * sqrt(mean) + 8.0))
     i = np.arange(most)
-    odds = probability / (1.0 - probability)
-    mass = (1.0 - probability) ** num_tokens * np.cumprod(np.append(1.0, (num_tokens - i) / (i + 1.0) * odds))
+    # In logarithms: of an expert that all but one in 10^16 tokens choose, P(X = 0) is no number.
+    steps = np.log((num_tokens - i) / (i + 1.0)) + (np.log(probability) - np.log1p(-probability))
+    mass = np.exp(num_tokens * np.log1p(-probability) + np.cumsum(np.append(0.0, steps)))
     above = np.maximum(1.0 - np.cumsum(mass), 0.0)  # P(X > i)
     return np.array([above[::t].sum() for t in TILE_ROWS])
 
