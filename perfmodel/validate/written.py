@@ -93,9 +93,10 @@ def _headlines(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def _dimensions(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """A table for each dimension that has more than one group: a line per group and headline metric."""
-    shown = _headlines(comparisons)
-    for dimension in shown[0].dimensions if shown else ():
+    """A table for each dimension that has more than one group: a line per group and headline metric that has it."""
+    headlines = _headlines(comparisons)
+    for dimension in dict.fromkeys(name for each in headlines for name in each.dimensions):
+        shown = [each for each in headlines if dimension in each.dimensions]
         stats = {(name, each.metric): rows.stats() for each in shown for name, rows in each.groups(dimension)}
         groups = [name for name in dict.fromkeys(name for name, _ in stats) if name != NOT_APPLICABLE]
         if len(groups) < 2:
