@@ -23,7 +23,13 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
-from perfmodel_executors.kernels.split_k.triton import add_slices, num_slices, slice_buffer
+from perfmodel_executors.kernels.split_k.triton import (
+    add_slices,
+    num_slices,
+    own_blocks,
+    slice_buffer,
+    store_transposed,
+)
 from perfmodel_executors.kernels.tiles import TileConfig, compute_units, pick
 
 _FEW_TOKENS = 64
@@ -77,9 +83,7 @@ def _many_tokens_kernel(
     m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    blocks = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K)
-    first = tl.program_id(1) * blocks
-    last = tl.minimum(first + blocks, tl.cdiv(K, BLOCK_K))
+    first, last = own_blocks(tl.cdiv(K, BLOCK_K), SPLIT_K)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     if DESCRIPTORS:
         x_tiles = tl.make_tensor_descriptor(x_ptr, [M, K], [x_stride, 1], [BLOCK_M, BLOCK_K])
@@ -117,9 +121,7 @@ def _few_tokens_kernel(
     m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    blocks = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K)
-    first = tl.program_id(1) * blocks
-    last = tl.minimum(first + blocks, tl.cdiv(K, BLOCK_K))
+    first, last = own_blocks(tl.cdiv(K, BLOCK_K), SPLIT_K)
     acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     x_ptrs = x_ptr + (m % M).to(tl.int64)[None, :] * x_stride + k[:, None]
     weight_ptrs = weight_ptr + (n % N).to(tl.int64)[:, None] * weight_stride + k[None, :]
@@ -132,12 +134,7 @@ def _few_tokens_kernel(
             weight = tl.load(weight_ptrs + block * BLOCK_K, mask=inside[None, :], other=0.0)
             x = tl.load(x_ptrs + block * BLOCK_K, mask=inside[:, None], other=0.0)
         acc = tl.dot(weight, x, acc, input_precision="ieee")
-    if SPLIT_K > 1:
-        out_ptr += tl.program_id(1).to(tl.int64) * slice_stride
-    elif bias_ptr is not None:
-        acc += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-    out_ptrs = out_ptr + m.to(tl.int64)[None, :] * N + n[:, None]
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=(m[None, :] < M) & (n[:, None] < N))
+    store_transposed(acc, bias_ptr, out_ptr, m, n, M, N, slice_stride, SPLIT_K)
 
 
 def linear(x_TC: Tensor, weight_DC: Tensor, bias_D: Tensor | None = None, config: TileConfig | None = None) -> Tensor:

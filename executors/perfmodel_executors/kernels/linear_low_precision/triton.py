@@ -16,7 +16,13 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
-from perfmodel_executors.kernels.split_k.triton import add_slices, num_slices, slice_buffer
+from perfmodel_executors.kernels.split_k.triton import (
+    add_slices,
+    num_slices,
+    own_blocks,
+    slice_buffer,
+    store_transposed,
+)
 from perfmodel_executors.kernels.tiles import TileConfig, pick
 from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int8Weight
 from perfmodel_executors.kernels.weight_formats.quantize import FP8_MAX, INT8_MAX
@@ -66,9 +72,7 @@ def _scaled_product_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     sums: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
-    blocks = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K)
-    first = tl.program_id(1) * blocks
-    last = tl.minimum(first + blocks, tl.cdiv(K, BLOCK_K))
+    first, last = own_blocks(tl.cdiv(K, BLOCK_K), SPLIT_K)
     acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=sums)
     x_ptrs = x_ptr + (m % M).to(tl.int64)[None, :] * K + k[:, None]
     values_ptrs = values_ptr + (n % N).to(tl.int64)[:, None] * values_stride + k[None, :]
@@ -76,12 +80,7 @@ def _scaled_product_kernel(
     x_scales = tl.load(x_scales_ptr + m, mask=m < M, other=0.0)
     scales = tl.load(scales_ptr + n, mask=n < N, other=0.0)
     scaled = acc.to(tl.float32) * x_scales[None, :] * scales[:, None]
-    if SPLIT_K > 1:
-        out_ptr += tl.program_id(1).to(tl.int64) * slice_stride
-    elif bias_ptr is not None:
-        scaled += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-    out_ptrs = out_ptr + m.to(tl.int64)[None, :] * N + n[:, None]
-    tl.store(out_ptrs, scaled.to(out_ptr.dtype.element_ty), mask=(m[None, :] < M) & (n[:, None] < N))
+    store_transposed(scaled, bias_ptr, out_ptr, m, n, M, N, slice_stride, SPLIT_K)
 
 
 def linear_w8a8(

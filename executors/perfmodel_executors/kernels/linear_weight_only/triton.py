@@ -18,7 +18,13 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
-from perfmodel_executors.kernels.split_k.triton import add_slices, num_slices, slice_buffer
+from perfmodel_executors.kernels.split_k.triton import (
+    add_slices,
+    num_slices,
+    own_blocks,
+    slice_buffer,
+    store_transposed,
+)
 from perfmodel_executors.kernels.tiles import TileConfig, pick
 from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int4Weight, Int8Weight
 from perfmodel_executors.kernels.weight_formats.triton import add_products_4bit, add_products_8bit, check_format
@@ -41,20 +47,13 @@ def _w8a16_kernel(
     m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    blocks = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K)
-    first = tl.program_id(1) * blocks
-    last = tl.minimum(first + blocks, tl.cdiv(K, BLOCK_K))
+    first, last = own_blocks(tl.cdiv(K, BLOCK_K), SPLIT_K)
     acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     x_ptrs = x_ptr + (m % M).to(tl.int64)[None, :] * x_stride + k[:, None]
     values_ptrs = values_ptr + (n % N).to(tl.int64)[:, None] * values_stride + k[None, :]
     acc = add_products_8bit(acc, x_ptrs, values_ptrs, K, first, last, BLOCK_K, EVEN_K)
     acc *= tl.load(scales_ptr + n, mask=n < N, other=0.0)[:, None]
-    if SPLIT_K > 1:
-        out_ptr += tl.program_id(1).to(tl.int64) * slice_stride
-    elif bias_ptr is not None:
-        acc += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-    out_ptrs = out_ptr + m.to(tl.int64)[None, :] * N + n[:, None]
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=(m[None, :] < M) & (n[:, None] < N))
+    store_transposed(acc, bias_ptr, out_ptr, m, n, M, N, slice_stride, SPLIT_K)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -66,21 +65,14 @@ def _w4a16_kernel(
     m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, GROUP_SIZE // 2)
-    blocks = tl.cdiv(num_groups // GROUPS, SPLIT_K)
-    first = tl.program_id(1) * blocks
-    last = tl.minimum(first + blocks, num_groups // GROUPS)
+    first, last = own_blocks(num_groups // GROUPS, SPLIT_K)
     acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     x_ptrs = x_ptr + (m % M).to(tl.int64)[None, :] * x_stride + k[:, None]
     packed_ptrs = packed_ptr + (n % N).to(tl.int64)[:, None] * packed_stride + k[None, :]
     acc = add_products_4bit(
         acc, x_ptrs, packed_ptrs, scales_ptr, zeros_ptr, n % N, N, first, last, GROUPS, GROUP_SIZE, BY_BITS
     )
-    if SPLIT_K > 1:
-        out_ptr += tl.program_id(1).to(tl.int64) * slice_stride
-    elif bias_ptr is not None:
-        acc += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-    out_ptrs = out_ptr + m.to(tl.int64)[None, :] * N + n[:, None]
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=(m[None, :] < M) & (n[:, None] < N))
+    store_transposed(acc, bias_ptr, out_ptr, m, n, M, N, slice_stride, SPLIT_K)
 
 
 def linear_w8a16(

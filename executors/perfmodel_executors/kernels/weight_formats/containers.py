@@ -13,15 +13,11 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Int8Weight:
-    """w = values * scales[:, None], one fp32 scale for each output.
-
-    quantizes_input: activations are quantised to INT8 too, with a scale for each token
-    """
+class _ScaledRows:
+    """w = values * scales[:, None]: 8-bit values with an fp32 scale for each output."""
 
     values_NK: Tensor
     scales_N: Tensor
-    quantizes_input: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -33,23 +29,23 @@ class Int8Weight:
 
 
 @dataclass(frozen=True, eq=False)
-class Fp8Weight:
-    """w = values * scales[:, None], values in e4m3, an fp32 scale for each output (equal ones: a scale per tensor).
+class Int8Weight(_ScaledRows):
+    """Values in INT8.
+
+    quantizes_input: activations are quantised to INT8 too, with a scale for each token
+    """
+
+    quantizes_input: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Fp8Weight(_ScaledRows):
+    """Values in e4m3; equal scales make a scale per tensor.
 
     quantizes_input: activations are quantised to e4m3 too, with a scale for each token
     """
 
-    values_NK: Tensor
-    scales_N: Tensor
     quantizes_input: bool = True
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.values_NK.shape[0], self.values_NK.shape[1]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.values_NK.nbytes + self.scales_N.nbytes
 
 
 @dataclass(frozen=True, eq=False)
