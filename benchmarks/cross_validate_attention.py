@@ -15,8 +15,8 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate import attention_decode, attention_prefill, collectives, read_table
-from perfmodel.calibrate.tables import Group
+from perfmodel.calibrate.kernels import attention_decode, attention_prefill, collectives
+from perfmodel.calibrate.kernels.tables import Group, read_table
 from perfmodel.cost.forms import DeviceFacts
 from perfmodel.cost.forms.transfer import transferred
 from perfmodel.specs import load_hardware

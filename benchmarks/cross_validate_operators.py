@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate import gemm, moe, read_table
-from perfmodel.calibrate.tables import Group
+from perfmodel.calibrate.kernels import gemm, moe
+from perfmodel.calibrate.kernels.tables import Group, read_table
 from perfmodel.cost.forms import DeviceFacts
 from perfmodel.specs import load_hardware
 

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfmodel.calibrate import engine_profile, steady_profile
 from perfmodel.calibrate.profile_fit import LinearErrors, with_facts
-from perfmodel.calibrate.serving_runs import ServingRun, read_serving_runs
-from perfmodel.calibrate.serving_simulation import StageRow, shortened, simulate_runs
-from perfmodel.calibrate.steady_simulation import SteadyStatePair, simulate_steady_states
-from perfmodel.calibrate.steady_state import SteadyState, read_steady_states
+from perfmodel.calibrate.serving import engine_profile
+from perfmodel.calibrate.serving.runs import ServingRun, read_serving_runs
+from perfmodel.calibrate.serving.simulation import StageRow, shortened, simulate_runs
+from perfmodel.calibrate.steady import profile as steady_profile
+from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
+from perfmodel.calibrate.steady.states import SteadyState, read_steady_states
 from perfmodel.cost import EngineProfile, Residuals, load_engine_profile
 from perfmodel.validate.rows import Rows
 

@@ -6,16 +6,16 @@ import datetime
 from collections.abc import Callable
 from pathlib import Path
 
-from perfmodel.calibrate.engine_profile import fit_engine_profile
-from perfmodel.calibrate.generation_fit import fit_generation
-from perfmodel.calibrate.kernels import calibrate_folder
+from perfmodel.calibrate.kernels.systems import calibrate_folder
 from perfmodel.calibrate.measured import read_measurements
 from perfmodel.calibrate.measured.fit import ENGINE, fit_measured
 from perfmodel.calibrate.profile_fit import with_facts
 from perfmodel.calibrate.provenance import SERVING_RUNS, STEADY_STATES, Origin
-from perfmodel.calibrate.serving_runs import read_serving_runs
-from perfmodel.calibrate.steady_profile import fit_steady_profile, fitting_rows
-from perfmodel.calibrate.steady_state import read_steady_states
+from perfmodel.calibrate.serving.engine_profile import fit_engine_profile
+from perfmodel.calibrate.serving.runs import read_serving_runs
+from perfmodel.calibrate.steady.generation import fit_generation
+from perfmodel.calibrate.steady.profile import fit_steady_profile, fitting_rows
+from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost import Calibration, EngineProfile, load_engine_profile, save_calibration, save_engine_profile
 from perfmodel.cost.calibrations import HEADER
 from perfmodel.cost.generations import GenerationFit, save_generation

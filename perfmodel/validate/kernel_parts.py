@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.tables import Group
+from perfmodel.calibrate.kernels.tables import Group
 from perfmodel.cost.forms.attention_decode import DecodeSizes, FlashDecodeFit, decode_seconds
 from perfmodel.cost.forms.attention_prefill import FlashPrefillFit, PrefillSizes, prefill_seconds
 from perfmodel.cost.forms.collective import (

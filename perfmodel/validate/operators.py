@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.kernels import KernelModule, module_of
-from perfmodel.calibrate.tables import Group, read_table
+from perfmodel.calibrate.kernels.systems import KernelModule, module_of
+from perfmodel.calibrate.kernels.tables import Group, read_table
 from perfmodel.cost import Calibration, load_calibration
 from perfmodel.cost.calibrations import PASSED_ON
 from perfmodel.cost.forms.device import DeviceFacts

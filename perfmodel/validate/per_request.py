@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.request_logs import RequestLog, read_request_log
+from perfmodel.calibrate.serving.request_logs import RequestLog, read_request_log
 from perfmodel.cost import EngineProfile, ServerFit, load_engine_profile
 from perfmodel.report.step_view import mean_step
 from perfmodel.report.typical_step import StepChoice

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.calibrate.serving_runs import METRICS, read_serving_runs
-from perfmodel.calibrate.serving_simulation import StageRow, simulate_runs
+from perfmodel.calibrate.serving.runs import METRICS, read_serving_runs
+from perfmodel.calibrate.serving.simulation import StageRow, simulate_runs
 from perfmodel.specs import Scenario
 from perfmodel.validate.basis import basis_of
 from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled, range_names, worst_of

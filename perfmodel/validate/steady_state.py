@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.calibrate.steady_simulation import SteadyStatePair, simulate_steady_states
-from perfmodel.calibrate.steady_slices import num_slices
-from perfmodel.calibrate.steady_state import read_steady_states
+from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
+from perfmodel.calibrate.steady.slices import num_slices
+from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.specs.cluster import PoolSpec
 from perfmodel.specs.traffic import Lengths
 from perfmodel.validate.basis import basis_of

@@ -7,8 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 
-from perfmodel.calibrate import attention_decode, attention_prefill, gemm, moe  # noqa: E402
-from perfmodel.calibrate.kernels import module_of  # noqa: E402
+from perfmodel.calibrate.kernels import attention_decode, attention_prefill, gemm, moe  # noqa: E402
+from perfmodel.calibrate.kernels.systems import module_of  # noqa: E402
 from perfmodel.calibrate.measured.records import KernelRecord  # noqa: E402
 from perfmodel.calibrate.measured.tables import TABLES, kernel_tables, small_kernels  # noqa: E402
 from perfmodel.cost.forms.device import DeviceFacts  # noqa: E402

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.kernels import GENERIC_SMALL, module_of
-from perfmodel.calibrate.layer_profile import fit_small_kernels
+from perfmodel.calibrate.kernels.layer_profile import fit_small_kernels
+from perfmodel.calibrate.kernels.systems import GENERIC_SMALL, module_of
 from perfmodel.calibrate.measured.host import fit_host
 from perfmodel.calibrate.measured.records import KernelRecord, Measurements, StepRecord
 from perfmodel.calibrate.measured.steps import step_rows

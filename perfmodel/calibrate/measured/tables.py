@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.calibrate.kernels.tables import KernelTable
 from perfmodel.calibrate.measured.records import KernelRecord, Size
-from perfmodel.calibrate.tables import KernelTable
 from perfmodel.ops.work import Work
 
 # Operator -> the table that its sizes fit into, and the columns that are the same in all its rows.

@@ -5,16 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.calibrate import (
-    KernelTable,
-    attention_decode,
-    attention_prefill,
-    collectives,
-    latent,
-    mixed_attention,
-    read_table,
-)
-from perfmodel.calibrate.tables import Group
+from perfmodel.calibrate.kernels import attention_decode, attention_prefill, collectives, latent, mixed_attention
+from perfmodel.calibrate.kernels.tables import Group, KernelTable, read_table
 from perfmodel.cost.forms import DeviceFacts
 from perfmodel.cost.forms.attention_decode import DecodeKernel, FlashDecodeFit, decode_seconds
 from perfmodel.cost.forms.attention_prefill import FlashPrefillFit

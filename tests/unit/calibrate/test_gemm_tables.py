@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.calibrate import KernelTable, gemm, moe, read_table
-from perfmodel.calibrate.expert_load import rank_load
-from perfmodel.calibrate.weight_formats import WEIGHT_FORMATS
+from perfmodel.calibrate.kernels import gemm, moe
+from perfmodel.calibrate.kernels.expert_load import rank_load
+from perfmodel.calibrate.kernels.tables import KernelTable, read_table
+from perfmodel.calibrate.kernels.weight_formats import WEIGHT_FORMATS
 from perfmodel.cost.calibration import Calibration
 from perfmodel.cost.forms import DeviceFacts
 from perfmodel.cost.forms.experts import GroupedExpertsFit

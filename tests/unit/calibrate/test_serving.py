@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.calibrate.engine_profile import fit_engine_profile
-from perfmodel.calibrate.request_logs import read_request_log
-from perfmodel.calibrate.serving_runs import ServingRun, read_serving_runs, stage_latencies
-from perfmodel.calibrate.serving_simulation import hurried, shortened, simulate_runs
-from perfmodel.calibrate.steady_simulation import simulate_steady_states
-from perfmodel.calibrate.steady_state import read_steady_states
+from perfmodel.calibrate.serving.engine_profile import fit_engine_profile
+from perfmodel.calibrate.serving.request_logs import read_request_log
+from perfmodel.calibrate.serving.runs import ServingRun, read_serving_runs, stage_latencies
+from perfmodel.calibrate.serving.simulation import hurried, shortened, simulate_runs
+from perfmodel.calibrate.steady.simulation import simulate_steady_states
+from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost import EngineProfile, HostFit, ServerFit
 from perfmodel.errors import SpecError
 from perfmodel.sim import simulate

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.calibrate.steady_slices import num_slices, slice_of
-from perfmodel.calibrate.steady_state import SteadyState, read_steady_states
+from perfmodel.calibrate.steady.slices import num_slices, slice_of
+from perfmodel.calibrate.steady.states import SteadyState, read_steady_states
 from perfmodel.sim import simulate
 
 SHAPE = ("num_workers", "tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")

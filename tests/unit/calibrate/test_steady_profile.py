@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.calibrate.generation_fit import fit_generation
 from perfmodel.calibrate.profile_fit import with_facts
-from perfmodel.calibrate.steady_profile import fit_steady_profile, fitting_rows
-from perfmodel.calibrate.steady_simulation import SteadyStatePair, simulate_steady_states
-from perfmodel.calibrate.steady_state import SteadyState, read_steady_states
+from perfmodel.calibrate.steady.generation import fit_generation
+from perfmodel.calibrate.steady.profile import fit_steady_profile, fitting_rows
+from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
+from perfmodel.calibrate.steady.states import SteadyState, read_steady_states
 from perfmodel.cost import EngineProfile, HostFit, ServerFit
 from perfmodel.cost.generations import GenerationFit
 from perfmodel.errors import SpecError

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from perfmodel.calibrate.serving_runs import ServingRun, StageLatencies, stage_latencies
+from perfmodel.calibrate.serving.runs import ServingRun, StageLatencies, stage_latencies
 from perfmodel.cost import Calibration, EngineProfile, load_calibration
 from perfmodel.sim import simulate
 

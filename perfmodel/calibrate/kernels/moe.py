@@ -15,11 +15,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.attention_columns import engine_name, numbers
-from perfmodel.calibrate.expert_load import rank_load
+from perfmodel.calibrate.kernels.attention_columns import engine_name, numbers
+from perfmodel.calibrate.kernels.expert_load import rank_load
+from perfmodel.calibrate.kernels.tables import Group, KernelTable
+from perfmodel.calibrate.kernels.weight_formats import WEIGHT_FORMATS, WeightFormat
 from perfmodel.calibrate.robust import fit_form, residuals_of
-from perfmodel.calibrate.tables import Group, KernelTable
-from perfmodel.calibrate.weight_formats import WEIGHT_FORMATS, WeightFormat
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.domain import Domain
 from perfmodel.cost.forms.experts import ExpertSizes, GroupedExpertsFit, expert_seconds

@@ -16,10 +16,10 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate import mixed_attention
-from perfmodel.calibrate.layer_profile import fit_small_kernels, read_layer_profile
+from perfmodel.calibrate.kernels import mixed_attention
+from perfmodel.calibrate.kernels.layer_profile import fit_small_kernels, read_layer_profile
+from perfmodel.calibrate.kernels.tables import Group, KernelTable, read_table
 from perfmodel.calibrate.provenance import KERNEL_TABLES, LAYER_PROFILE
-from perfmodel.calibrate.tables import Group, KernelTable, read_table
 from perfmodel.cost.calibration import Calibration, FamilyFit
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.errors import SpecError
@@ -113,7 +113,7 @@ def fit_folder(path: Path, engine: str, progress: Progress | None = None) -> Ite
 def module_of(table: str) -> KernelModule | None:
     """The module that knows the kernels of a table, or None."""
     name = MODULES.get(table)
-    return cast(KernelModule, import_module(f"perfmodel.calibrate.{name}")) if name else None
+    return cast(KernelModule, import_module(f"perfmodel.calibrate.kernels.{name}")) if name else None
 
 
 def _calibration(device: str, engine: str, members: Sequence[FittedGroup]) -> Calibration:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.attention_columns import engine_name
+from perfmodel.calibrate.kernels.attention_columns import engine_name
+from perfmodel.calibrate.kernels.tables import Group, KernelTable
+from perfmodel.calibrate.kernels.weight_formats import WEIGHT_FORMATS, WeightFormat
 from perfmodel.calibrate.robust import fit_form, residuals_of
-from perfmodel.calibrate.tables import Group, KernelTable
-from perfmodel.calibrate.weight_formats import WEIGHT_FORMATS, WeightFormat
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.gemm import GemmSizes, TiledGemmFit, gemm_seconds
 from perfmodel.cost.forms.tiles import TileStep

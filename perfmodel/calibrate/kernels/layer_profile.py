@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from perfmodel.calibrate.kernels.tables import KernelTable
 from perfmodel.calibrate.robust import residuals_of
-from perfmodel.calibrate.tables import KernelTable
 from perfmodel.cost.calibration import FamilyFit
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.roofline import roofline_time

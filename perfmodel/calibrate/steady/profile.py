@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.profile_fit import STEP_PARAMETERS, Parameter, fit_parameters
 from perfmodel.calibrate.robust import residuals_of
-from perfmodel.calibrate.steady_simulation import SteadyStatePair, simulate_steady_states
-from perfmodel.calibrate.steady_state import SteadyState
+from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
+from perfmodel.calibrate.steady.states import SteadyState
 from perfmodel.cost import EngineProfile, Residuals, load_calibration
 
 Floats = NDArray[np.float64]

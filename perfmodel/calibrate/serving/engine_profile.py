@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.profile_fit import STEP_PARAMETERS, Parameter, fit_parameters, with_values
 from perfmodel.calibrate.robust import residuals_of
-from perfmodel.calibrate.serving_runs import ServingRun
-from perfmodel.calibrate.serving_simulation import StageRow, hurried, shortened, simulate_runs
+from perfmodel.calibrate.serving.runs import ServingRun
+from perfmodel.calibrate.serving.simulation import StageRow, hurried, shortened, simulate_runs
 from perfmodel.cost import EngineProfile, Residuals
 
 Floats = NDArray[np.float64]

@@ -8,9 +8,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from perfmodel.calibrate.steady_shortened import shortened, weighted_means
-from perfmodel.calibrate.steady_slices import num_slices, slice_of
-from perfmodel.calibrate.steady_state import SteadyState
+from perfmodel.calibrate.steady.shortened import shortened, weighted_means
+from perfmodel.calibrate.steady.slices import num_slices, slice_of
+from perfmodel.calibrate.steady.states import SteadyState
 from perfmodel.cost import EngineProfile, load_calibration
 from perfmodel.cost.generations import GenerationFit
 from perfmodel.errors import PerfmodelError

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from perfmodel.calibrate.steady_profile import log_errors
-from perfmodel.calibrate.steady_simulation import simulate_steady_states
-from perfmodel.calibrate.steady_state import SteadyState
+from perfmodel.calibrate.steady.profile import log_errors
+from perfmodel.calibrate.steady.simulation import simulate_steady_states
+from perfmodel.calibrate.steady.states import SteadyState
 from perfmodel.cost.generations import GenerationFit
 from perfmodel.errors import SpecError
 

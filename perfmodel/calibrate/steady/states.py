@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfmodel.calibrate.steady_state_disaggregated import disaggregated_scenario, is_disaggregated
+from perfmodel.calibrate.steady.disaggregated import disaggregated_scenario, is_disaggregated
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.specs import Arrivals, EngineSpec, Lengths, Scenario, Traffic, load_hardware, load_model
 from perfmodel.specs.model.quantization import with_quantization

@@ -10,9 +10,9 @@ __all__ = ["OPS", "fit", "groups", "is_too_fast", "predict", "sizes_of"]
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.attention_columns import engine_name, format_bytes, numbers
+from perfmodel.calibrate.kernels.attention_columns import engine_name, format_bytes, numbers
+from perfmodel.calibrate.kernels.tables import Group, KernelTable
 from perfmodel.calibrate.robust import fit_form, residuals_of
-from perfmodel.calibrate.tables import Group, KernelTable
 from perfmodel.cost.forms.collective import (
     CollectiveFit,
     CollectiveSizes,

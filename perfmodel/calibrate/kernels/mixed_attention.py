@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate import attention_decode, attention_prefill
+from perfmodel.calibrate.kernels import attention_decode, attention_prefill
+from perfmodel.calibrate.kernels.tables import Group
 from perfmodel.calibrate.robust import fit_form, residuals_of
-from perfmodel.calibrate.tables import Group
 from perfmodel.cost.forms.attention_decode import DecodeSizes, FlashDecodeFit
 from perfmodel.cost.forms.attention_prefill import FlashPrefillFit, PrefillSizes
 from perfmodel.cost.forms.device import DeviceFacts

@@ -1,0 +1,3 @@
+"""Recorded steady states at a fixed concurrency: as scenarios, simulated, and what they tell of an engine."""
+
+__all__: list[str] = []
