@@ -20,6 +20,7 @@ from perfmodel.cost.forms.collective import over_link
 from perfmodel.cost.generations import GenerationFit, load_generation
 from perfmodel.cost.unmeasured import with_unmeasured
 from perfmodel.specs.catalog import data_dir, find_file
+from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario_file import load_hardware
 from perfmodel.specs.validation import parse
@@ -36,6 +37,7 @@ _LINES = (
     ("cdna2", "cdna3"),
 )
 PASSED_ON = "passed on from"  # how the source of fits of another device or engine begins
+_DEFAULT_PROFILE: str = EngineSpec.model_fields["profile"].default
 _ATTENTION = "attention_decode"  # what `contained` goes with
 _MIXED = "attention_mixed"  # no kernel that is missing, but another way to run those that are there
 # How much wider an interval is, by where the fits come from.
@@ -123,7 +125,7 @@ def _inherited(hardware: HardwareSpec, engine: str, generation: GenerationFit | 
     Kinds of kernel that it never had measured come from the next relation that has: TensorRT-LLM's tables for the H100
     have no latent attention, vLLM's have.
     """
-    candidates = sorted(_relations(hardware, engine), key=lambda found: (found[0], found[1].name))
+    candidates = sorted(_relations(hardware, engine), key=_nearness)
     if not candidates:
         return None
     (spread, nearest), *others = candidates
@@ -132,6 +134,12 @@ def _inherited(hardware: HardwareSpec, engine: str, generation: GenerationFit | 
         found = _completed(found, _passed_on(file, hardware, generation))
     source = f"{PASSED_ON} {found.device} under {found.engine}: {found.source}"
     return found.model_copy(update={"device": hardware.name, "source": source, "spread": found.spread * spread})
+
+
+def _nearness(relation: tuple[float, Path]) -> tuple[float, bool, str]:
+    """By spread; of engines equally far away the default one, which most has been measured of, goes first."""
+    spread, file = relation
+    return spread, not file.stem.endswith(f"@{_DEFAULT_PROFILE}"), file.name
 
 
 def _passed_on(file: Path, hardware: HardwareSpec, generation: GenerationFit | None) -> Calibration:

@@ -91,6 +91,14 @@ def test_a_sibling_goes_before_a_neighbour(tmp_path, monkeypatch):
     assert "from a100-sxm-80gb" in load_calibration(load_hardware("l40s"), "vllm").source
 
 
+def test_of_engines_equally_far_away_the_default_profile_goes_first(tmp_path, monkeypatch):
+    monkeypatch.setattr("perfmodel.cost.calibrations.data_dir", lambda kind: tmp_path)
+    for engine in ("an-engine", "vllm", "zz-engine"):
+        save_calibration(FITTED.model_copy(update={"engine": engine}), tmp_path / f"a100-sxm-80gb@{engine}.yaml")
+    found = load_calibration(A100, "perfmodel")
+    assert "under vllm" in found.source
+
+
 def test_a_missing_file_asked_for_by_path_is_an_error(tmp_path):
     with pytest.raises(SpecError, match=r"nowhere\.yaml"):
         load_calibration(A100, path=tmp_path / "nowhere.yaml")
