@@ -53,6 +53,8 @@ KERNELS: dict[str, dict[str, str]] = {
     "rope_kv_write": {"torch": f"{_HERE}.rope_kv_write.reference", "triton": f"{_HERE}.rope_kv_write.triton"},
     "route": {"torch": f"{_HERE}.moe.reference", "triton": f"{_HERE}.moe.route.triton"},
     "sample_top_k_top_p": {"torch": f"{_HERE}.sampling.reference", "triton": f"{_HERE}.sampling.triton"},
+    "verify_greedy": {"torch": f"{_HERE}.rejection_sampling.reference"},
+    "verify_stochastic": {"torch": f"{_HERE}.rejection_sampling.reference"},
 }
 
 
@@ -80,6 +82,8 @@ class Kernels:
     rope_kv_write: Callable[..., Any]
     route: Callable[..., Any]
     sample_top_k_top_p: Callable[..., Any]
+    verify_greedy: Callable[..., Any]
+    verify_stochastic: Callable[..., Any]
 
 
 def load_kernels(backend: str = "torch", device: torch.device | None = None) -> Kernels:
