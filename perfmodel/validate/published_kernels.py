@@ -1,10 +1,10 @@
 """The work of a kernel whose sizes a published figure gives, and how long it takes alone, without an engine around."""
 
-__all__ = ["kernel_format", "kernel_time", "kernel_work", "roofline_s"]
+__all__ = ["kernel_format", "kernel_time", "kernel_work"]
 
 from dataclasses import replace
 
-from perfmodel.cost import OperatorTime, OperatorTimer, load_calibration, peak_flops_per_s
+from perfmodel.cost import OperatorTime, OperatorTimer, load_calibration
 from perfmodel.errors import SpecError
 from perfmodel.ops.attention_decode import attention_decode
 from perfmodel.ops.attention_prefill import Heads, flash_prefill, standard_prefill
@@ -14,7 +14,6 @@ from perfmodel.ops.gemm import gemm
 from perfmodel.ops.moe import experts
 from perfmodel.ops.routing import routing_of
 from perfmodel.ops.work import Work
-from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.model.architecture import MoEFFN
 from perfmodel.specs.model.quantization import (
     BITS_PER_WEIGHT,
@@ -111,8 +110,3 @@ def _experts(scenario: Scenario, shape: KernelShape) -> Work:
 def kernel_time(scenario: Scenario, work: Work) -> OperatorTime:
     """How long `work` takes by the device's calibration, timed alone as tables of kernels are."""
     return OperatorTimer(scenario.hardware, load_calibration(scenario.hardware, scenario.engine.profile)).time(work)
-
-
-def roofline_s(work: Work, hardware: HardwareSpec) -> float:
-    """max(FLOPs / declared peak, bytes / declared bandwidth), with messages and launches free of charge."""
-    return max(work.flops / peak_flops_per_s(hardware, work.rate), work.hbm_bytes / hardware.memory_bandwidth)

@@ -3,9 +3,9 @@
 import pytest
 
 from perfmodel.errors import SpecError
+from perfmodel.plan.capacity import highest
 from perfmodel.specs import data_dir, load_hardware, load_scenario
 from perfmodel.validate.published import validate_published
-from perfmodel.validate.published_capacity import highest
 from perfmodel.validate.published_figures import predict
 
 PUBLISHED = data_dir("scenarios") / "published"

@@ -20,10 +20,10 @@ def max_request_rate(scenario: Scenario) -> float:
     """
     slo, arrivals = scenario.slo, scenario.traffic.arrivals
     if slo.ttft_ms is None and slo.tpot_ms is None and slo.e2el_ms is None:
-        raise SpecError("published.metric: max_request_rate needs an `slo`, as in slo: {ttft_ms: 500, tpot_ms: 50}.")
+        raise SpecError("max_request_rate needs an `slo`, as in slo: {ttft_ms: 500, tpot_ms: 50}.")
     if arrivals.rate is None:
         raise SpecError(
-            f"published.metric: max_request_rate needs arrivals with a `rate` to begin with; {arrivals.process} has "
+            f"max_request_rate needs arrivals with a `rate` to begin with; {arrivals.process} has "
             f"none, write for example arrivals: {{process: poisson, rate: 1}}."
         )
 
@@ -34,7 +34,7 @@ def max_request_rate(scenario: Scenario) -> float:
 
     found = highest(is_served, arrivals.rate)
     if found is None:
-        raise SpecError("published.metric: max_request_rate: the slo is missed at any rate; allow more time in it.")
+        raise SpecError("max_request_rate: the slo is missed at any rate; allow more time in it.")
     return found
 
 

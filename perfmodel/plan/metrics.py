@@ -1,0 +1,117 @@
+"""One number of a scenario, by the names of `perfmodel.specs.published_metrics`: of a run, of a step, of memory."""
+
+__all__ = [
+    "batch_shape",
+    "mean_batch",
+    "memory_metric",
+    "roofline_s",
+    "run_metric",
+    "shares_in_words",
+    "step_metrics",
+]
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost import StepEstimate, peak_flops_per_s, plan_memory
+from perfmodel.cost.footprint import kv_bytes_per_token, weights
+from perfmodel.ops.formats import served_model
+from perfmodel.ops.sharding import Sharding
+from perfmodel.ops.work import BatchShape, Work
+from perfmodel.sim.result import RunResult
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.published import StepShape
+from perfmodel.specs.scenario import Scenario
+
+Found = tuple[float, str]  # in the metric's own unit, and what it is made of
+
+
+def batch_shape(step: StepShape, scenario: Scenario) -> BatchShape:
+    """The batch that a file's `step` block describes."""
+    prompts = ((step.prefill, step.cached),) * step.prompts if step.prefill else ()
+    spans, context = scenario.model.attention_spans, step.context or 0
+    return BatchShape(
+        num_tokens=step.batch + step.prefill * len(prompts),
+        num_samples=step.batch + len(prompts),
+        prefills=prompts,
+        num_decodes=step.batch,
+        decode_context=step.batch * context,
+        decode_windowed=tuple(step.batch * min(context, span) for span in spans),
+    )
+
+
+def roofline_s(work: Work, hardware: HardwareSpec) -> float:
+    """max(FLOPs / declared peak, bytes / declared bandwidth), with messages and launches free of charge."""
+    return max(work.flops / peak_flops_per_s(hardware, work.rate), work.hbm_bytes / hardware.memory_bandwidth)
+
+
+def step_metrics(scenario: Scenario, estimate: StepEstimate, shape: BatchShape) -> dict[str, float]:
+    """All metrics of a step."""
+    seconds = estimate.duration_s
+    return {
+        "step_ms": seconds * 1e3,
+        "device_ms": estimate.device_s * 1e3,
+        "roofline_ms": sum(row.count * roofline_s(row.work, scenario.hardware) for row in estimate.rows) * 1e3,
+        "tokens_per_s": shape.num_tokens / seconds,
+        "tokens_per_s_per_user": 1 / seconds,
+        "tflops": estimate.flops / seconds / 1e12,
+        "gb_per_s": estimate.hbm_bytes / seconds / 1e9,
+        "mfu": estimate.mfu,
+        "mbu": estimate.mbu,
+    }
+
+
+def memory_metric(scenario: Scenario, metric: str, step: StepShape | None = None) -> Found:
+    """A metric of memory; `step` says how many sequences of how many tokens where the metric asks for them.
+
+    Raises DoesNotFitError where the metric is about what room is left, and there is none.
+    """
+    context = step.context or 0 if step is not None else 0
+    batch = step.batch if step is not None else 0
+    model, undivided = served_model(scenario.model, scenario.engine), Sharding()
+    layers = list(model.iter_layers())
+    per_token = kv_bytes_per_token(model, undivided, layers)
+    made_of = f"{per_token:,.0f} B of KV per token, one copy of it"
+    whole = {
+        "kv_bytes_per_token": per_token,
+        "kv_gb": batch * context * per_token / 1e9,
+        "weight_gb": sum(weights(model, undivided, layers, is_first=True, is_last=True).values()) / 1e9,
+    }
+    if metric in whole:
+        return whole[metric], made_of
+    plan = plan_memory(scenario.model, scenario.hardware, scenario.engine)
+    left = {
+        "kv_blocks": plan.num_kv_blocks,
+        "max_tokens": plan.max_tokens,
+        "max_batch": plan.max_batch(context) if context else 0,
+        "max_context": plan.max_context(),
+    }
+    return float(left[metric]), made_of
+
+
+def run_metric(result: RunResult, metric: str) -> float | None:
+    """A metric of a whole run, simulated or executed; None where the run has none (request_goodput needs an SLO)."""
+    summary, devices = result.summary, result.scenario.num_devices
+    if metric == "mean_batch":
+        return mean_batch(result)
+    if metric.endswith("_per_gpu"):
+        total = summary[metric.removesuffix("_per_gpu")]
+        return None if total is None else float(total) / devices
+    value = summary.get(metric)
+    return None if value is None else float(value)
+
+
+def mean_batch(result: RunResult) -> float | None:
+    """Sequences in a step, over the time in which steps run; None without the records of steps."""
+    steps = result.steps
+    if steps is None or not len(steps.start_s):
+        return None
+    duration = steps.end_s - steps.start_s
+    return float(np.dot(duration, steps.num_decodes + steps.num_chunks) / duration.sum())
+
+
+def shares_in_words(shares: Mapping[str, Any]) -> str:
+    """`memory 71%, compute 29%`"""
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
