@@ -18,6 +18,7 @@ __all__ = [
     "Scheduler",
     "SchedulerConfig",
     "ServeLoop",
+    "Speculation",
     "StepPlan",
     "StepRecord",
     "capture_sizes",
@@ -33,3 +34,4 @@ from perfmodel.engine.policies import POLICIES
 from perfmodel.engine.request import Request, RequestStatus
 from perfmodel.engine.scheduler import Scheduler
 from perfmodel.engine.serve_loop import ServeLoop
+from perfmodel.engine.speculation import Speculation

@@ -4,6 +4,8 @@ __all__ = ["SchedulerConfig"]
 
 from dataclasses import dataclass
 
+from perfmodel.engine.speculation import Speculation
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -15,6 +17,7 @@ class SchedulerConfig:
     reserves_output:  a request is admitted with blocks for its whole answer, so it is never preempted (TRT-LLM)
     poll_every:       arrivals are looked at every so many steps while the engine is busy (SGLang's receive interval)
     spans:            the model's limits on how far a query sees; plans sum the decodes' context under each
+    speculation:      requests that decode draft tokens, too; only without planning ahead (`ServeLoop`)
     record_positions: plans carry the token positions and block tables that a backend with real tensors needs
     """
 
@@ -32,4 +35,5 @@ class SchedulerConfig:
     reserves_output: bool = False
     poll_every: int = 1
     spans: tuple[int, ...] = ()
+    speculation: Speculation | None = None
     record_positions: bool = False

@@ -24,8 +24,10 @@ class StepPlan:
     tokens are all computed are kept apart in `decodes`, because their number and summed context say all that a cost
     model needs; `grants` gives them all.
 
-    decodes:         requests granted one token each, with all earlier tokens computed
-    decode_context:  sum over `decodes` of the tokens in their KV, the new one included
+    decodes:         requests granted one token each, with all earlier tokens computed; and what they draft beside it
+    draft_depths:    how deep each of `decodes` drafts, in their order (0: it only decodes); empty if nobody drafts
+    num_draft_tokens: drafted tokens that the step verifies, over all `decodes`: all nodes of a tree (`Speculation`)
+    decode_context:  sum over `decodes` of the tokens in their KV, the new one included, drafted ones not
     decode_windowed: for each span of the scheduler's config, the sum over `decodes` of min(KV tokens, span)
     chunks:          every other grant
     samples:         requests of `chunks` that have a new output token after this step
@@ -48,10 +50,12 @@ class StepPlan:
         "decode_context",
         "decode_windowed",
         "decodes",
+        "draft_depths",
         "group_tokens",
         "index",
         "is_complete",
         "num_chunk_tokens",
+        "num_draft_tokens",
         "num_gaps",
         "num_stalled",
         "positions",
@@ -66,6 +70,8 @@ class StepPlan:
         self.decodes: list[Request] = []
         self.decode_context = 0
         self.decode_windowed: tuple[int, ...] = ()
+        self.draft_depths: list[int] = []
+        self.num_draft_tokens = 0
         self.chunks: list[Grant] = []
         self.num_chunk_tokens = 0
         self.num_gaps = 0
@@ -82,11 +88,14 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.decodes) + self.num_chunk_tokens
+        return len(self.decodes) + self.num_draft_tokens + self.num_chunk_tokens
 
     @property
     def num_samples(self) -> int:
-        """Sequences that sample an output token."""
+        """Sequences that get output tokens: one each, and what was right of their drafts.
+
+        Logits are needed for `num_draft_tokens` more.
+        """
         return len(self.decodes) + len(self.samples)
 
     @property
@@ -104,8 +113,9 @@ class StepPlan:
 
     def fingerprint(self) -> str:
         """A hash of what the plan decides; equal plans of two runs have equal fingerprints."""
+        drafts = [f"drafts {self.draft_depths}"] if self.draft_depths else []
         text = ";".join(
-            [f"{self.index}", *(f"{r.request_id}:1" for r in self.decodes), f"context {self.decode_context}"]
+            [f"{self.index}", *(f"{r.request_id}:1" for r in self.decodes), f"context {self.decode_context}", *drafts]
             + [f"{g.request.request_id}:{g.num_computed_tokens}+{g.num_new_tokens}" for g in self.chunks]
             + [f"-{r.request_id}" for r in self.preempted]
         )
@@ -113,10 +123,15 @@ class StepPlan:
 
 
 class Outcome(NamedTuple):
-    """What came of a step: how long it took, in ticks, and the sampled tokens if anyone looks at them."""
+    """What came of a step: how long it took, in ticks, and the sampled tokens if anyone looks at them.
+
+    num_accepted: for each of the plan's `decodes`, how many of its drafted tokens were right, in a row from the first;
+                  needed where the plan has `draft_depths` (see `Speculation` for what pipelined drafts add)
+    """
 
     duration: int
     tokens: Sequence[int] | None = None
+    num_accepted: Sequence[int] | None = None
 
 
 class Backend(Protocol):
@@ -130,7 +145,9 @@ class Backend(Protocol):
 class StepRecord(NamedTuple):
     """One executed step, or `num_steps` equal decode steps advanced together. Times in ticks.
 
-    `first_duration` is that of the first of them. `num_gaps` inter-token gaps end with each of the steps.
+    `first_duration` is that of the first of them. `num_gaps` inter-token gaps end with each of the steps: tokens that a
+    request gets in one step arrive together. `num_drafts` requests drafted `num_draft_tokens` tokens, of which
+    `num_accepted_tokens` were right (vLLM's names).
     """
 
     step: int
@@ -146,3 +163,6 @@ class StepRecord(NamedTuple):
     num_waiting: int
     used_blocks: int
     num_gaps: int
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0

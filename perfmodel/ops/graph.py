@@ -107,7 +107,7 @@ def build_graph(
     if pp > 1:  # prompts and decodes are not in the same microbatches
         nodes, together = [_in_microbatches(node, pp) for node in nodes], []
     mixed = tuple((node, _parts(node, nodes)) for node in together)
-    return StepGraph(model, context.shard, tuple(nodes), engine.enforce_eager, mixed, engine.async_scheduling)
+    return StepGraph(model, context.shard, tuple(nodes), engine.enforce_eager, mixed, engine.plans_ahead)
 
 
 def _parts(mixed: OperatorNode, nodes: Sequence[OperatorNode]) -> tuple[OperatorNode, ...]:

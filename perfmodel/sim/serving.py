@@ -3,6 +3,7 @@
 __all__ = ["build_locksteps", "build_serve_loop", "scheduler_config"]
 
 from perfmodel.engine import Backend, KVBlockManager, Scheduler, SchedulerConfig, ServeLoop
+from perfmodel.errors import PerfmodelError
 from perfmodel.ops.graph import StepGraph
 from perfmodel.sim.clock import TickEnvironment, to_ticks
 from perfmodel.sim.engine_rules import rules_of
@@ -38,10 +39,12 @@ def scheduler_config(scenario: Scenario, record_positions: bool = False) -> Sche
 def build_serve_loop(scenario: Scenario, num_blocks: int, record_positions: bool = False) -> ServeLoop:
     """A serve loop with an empty engine of `num_blocks` KV blocks."""
     engine = scenario.engine
+    if engine.speculative_config is not None:
+        raise PerfmodelError(f"{scenario.name}: speculative_config is not served yet; leave it out.")
     span = scenario.model.rolling_span
     blocks = KVBlockManager(num_blocks, engine.block_size, engine.enable_prefix_caching, span)
     scheduler = Scheduler(scheduler_config(scenario, record_positions), blocks)
-    return ServeLoop(scheduler, engine.async_scheduling)
+    return ServeLoop(scheduler, engine.plans_ahead)
 
 
 def build_locksteps(

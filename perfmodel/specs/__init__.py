@@ -9,6 +9,7 @@ Names are loaded on first use, so a module that needs one spec does not pay for 
 __all__ = [
     "SCHEMA_KINDS",
     "SLO",
+    "Acceptance",
     "Arrivals",
     "ClusterSpec",
     "Declared",
@@ -19,6 +20,8 @@ __all__ = [
     "Lengths",
     "Link",
     "LoadedYaml",
+    "Lookahead",
+    "MeasuredAcceptance",
     "MemoryLevel",
     "ModelSpec",
     "PoolSpec",
@@ -30,6 +33,7 @@ __all__ = [
     "Sampling",
     "Scenario",
     "Spec",
+    "SpeculativeConfig",
     "Stage",
     "Trace",
     "Traffic",
@@ -61,6 +65,7 @@ if TYPE_CHECKING:
     from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
     from perfmodel.specs.scenario import PriceOverride, Scenario
     from perfmodel.specs.scenario_file import list_hardware, load_hardware, load_scenario, load_traffic
+    from perfmodel.specs.speculation import Acceptance, Lookahead, MeasuredAcceptance, SpeculativeConfig
     from perfmodel.specs.traffic import SLO, Arrivals, ExpertRouting, Lengths, Prefix, Sampling, Stage, Trace, Traffic
     from perfmodel.specs.validation import parse
     from perfmodel.specs.yaml_loader import LoadedYaml, Positions, load_yaml
@@ -68,6 +73,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "SCHEMA_KINDS": "json_schema",
     "SLO": "traffic",
+    "Acceptance": "speculation",
     "Arrivals": "traffic",
     "ClusterSpec": "cluster",
     "Declared": "hardware",
@@ -77,6 +83,8 @@ _HOMES = {
     "Lengths": "traffic",
     "Link": "hardware",
     "LoadedYaml": "yaml_loader",
+    "Lookahead": "speculation",
+    "MeasuredAcceptance": "speculation",
     "MemoryLevel": "hardware",
     "ModelSpec": "model.spec",
     "PoolSpec": "cluster",
@@ -89,6 +97,7 @@ _HOMES = {
     "Sampling": "traffic",
     "Scenario": "scenario",
     "Spec": "base",
+    "SpeculativeConfig": "speculation",
     "Stage": "traffic",
     "Trace": "traffic",
     "Traffic": "traffic",

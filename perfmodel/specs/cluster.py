@@ -4,34 +4,20 @@ A pool is a number of equal replicas with a role. `unified` ones compute prompts
 `prefill` ones compute prompts and sample the first token, `decode` ones fetch the prompt's KV cache and go on.
 """
 
-__all__ = ["ClusterSpec", "KvTransferSpec", "PoolSpec", "Resolved"]
+__all__ = ["ClusterSpec", "KvTransferSpec", "PoolSpec"]
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PositiveInt, model_validator
-from pydantic_core import CoreSchema, core_schema
+from pydantic import Field, PositiveInt, model_validator
 
 from perfmodel.specs.base import Spec
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec, Link
+from perfmodel.specs.resolved import Resolved
 from perfmodel.specs.units import BytesPerSecond, Seconds
 
 RouterName = Literal["round_robin", "least_outstanding", "prefix_affinity"]
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """A field that is a name in the file and the finished spec here: only its type is checked, nothing is copied."""
-
-    description: str
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.is_instance_schema(source)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"type": "string", "description": self.description}
 
 
 class PoolSpec(Spec):

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from perfmodel.specs.base import Spec
+from perfmodel.specs.speculation import SpeculativeConfig
 from perfmodel.specs.units import Milliseconds
 
 
@@ -55,6 +56,7 @@ class EngineSpec(Spec):
     split_kv: bool = True  # decode attention split over the KV length (flash-decoding)
     attention: Literal["flash", "standard"] = "flash"
     fused_kernels: bool = True
+    speculative_config: SpeculativeConfig | None = None  # with it no step is planned ahead: async_scheduling is off
 
     @model_validator(mode="after")
     def _budget_holds_a_batch(self) -> "EngineSpec":
@@ -65,6 +67,20 @@ class EngineSpec(Spec):
                 f"raise the first or lower the second"
             )
         return self
+
+    @model_validator(mode="after")
+    def _speculation_has_one_stage(self) -> "EngineSpec":
+        if self.speculative_config is not None and self.pipeline_parallel_size > 1:
+            raise ValueError(
+                f"found speculative_config with pipeline_parallel_size={self.pipeline_parallel_size}; drafts are "
+                f"verified by one stage at a time and would leave the others idle, which is not modelled: set it to 1"
+            )
+        return self
+
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether the next step is planned while one runs: not when it depends on how many drafted tokens are right."""
+        return self.async_scheduling and self.speculative_config is None
 
     @property
     def gathers_tokens(self) -> bool:

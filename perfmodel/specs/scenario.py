@@ -7,12 +7,13 @@ from typing import Annotated
 from pydantic import PositiveFloat, model_validator
 
 from perfmodel.specs.base import Spec
-from perfmodel.specs.cluster import ClusterSpec, PoolSpec, Resolved
+from perfmodel.specs.cluster import ClusterSpec, PoolSpec
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.model_changes import ModelChanges
 from perfmodel.specs.published import Published
+from perfmodel.specs.resolved import Resolved
 from perfmodel.specs.traffic import SLO, ExpertRouting, Sampling, Traffic
 
 _SHARED = ("dtype", "quantization", "kv_cache_dtype")  # of engines that exchange KV
@@ -59,6 +60,11 @@ class Scenario(Spec):
                         f"the same model and exchange its KV cache, set {name} once, under `engine`"
                     )
         if self.cluster.is_disaggregated:
+            if any(pool.engine.speculative_config is not None for pool in self.pools):
+                raise ValueError(
+                    "found speculative_config in pools that exchange KV; the drafter's KV is not moved between them, "
+                    "leave one of the two out"
+                )
             for pool in self.pools:
                 self.cluster.kv_transfer.link_of(pool.hardware or self.hardware)
         return self

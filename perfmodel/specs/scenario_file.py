@@ -49,6 +49,7 @@ def load_scenario(path_or_name: str | pathlib.Path, overrides: Sequence[str] = (
             apply_override(change, data, change.path, positions)
     complete_for_published(data)
     _resolve_hardware(data, positions, path.parent, [c for c in changes if _is_inside("hardware", c)])
+    _resolve_speculation(data.get("engine"), positions, path.parent, ("engine",))
     _resolve_pools(data, positions, path.parent)
     _resolve_traffic(data, positions, path.parent, [c for c in changes if _is_inside("traffic", c)])
     _resolve_model(data, positions, path.parent)
@@ -109,6 +110,7 @@ def _resolve_pools(data: dict[str, Any], positions: Positions, folder: pathlib.P
         if not isinstance(pool, dict):
             continue  # for validation to say
         _resolve_hardware(pool, positions, folder, [], ("cluster", "pools", index))
+        _resolve_speculation(pool.get("engine"), positions, folder, ("cluster", "pools", index, "engine"))
         own, shared = pool.get("engine", {}), data.get("engine", {})
         if isinstance(own, dict) and isinstance(shared, dict):
             pool["engine"] = shared | own
@@ -160,17 +162,35 @@ def _resolve_paths(traffic: dict[str, Any], folder: pathlib.Path, positions: Pos
         block = traffic.get(field)
         if not isinstance(block, dict) or not isinstance(block.get("path"), str):
             continue
-        written = pathlib.Path(block["path"]).expanduser()
-        found = next((p for p in (folder / written, written) if p.is_file()), None)
-        if found is None:
-            place = (*prefix, field, "path")
-            shown = ".".join(map(str, place))
-            raise SpecError(f"{positions.where(place)}: {shown}: no such file: {block['path']!r} (from {folder}).")
-        block["path"] = str(found.resolve())
+        block["path"] = _file(block["path"], folder, positions, (*prefix, field, "path"))
 
 
-def _resolve_model(data: dict[str, Any], positions: Positions, folder: pathlib.Path) -> None:
-    name = _name(data, "model", positions)
+def _file(written: str, folder: pathlib.Path, positions: Positions, place: Path) -> str:
+    """The absolute path of a file that must exist, beside the one that names it or from here."""
+    path = pathlib.Path(written).expanduser()
+    found = next((p for p in (folder / path, path) if p.is_file()), None)
+    if found is None:
+        shown = ".".join(map(str, place))
+        raise SpecError(f"{positions.where(place)}: {shown}: no such file: {written!r} (from {folder}).")
+    return str(found.resolve())
+
+
+def _resolve_speculation(engine: Any, positions: Positions, folder: pathlib.Path, prefix: Path) -> None:
+    """The draft model by name, and the file of a measured acceptance."""
+    config = engine.get("speculative_config") if isinstance(engine, dict) else None
+    if not isinstance(config, dict):
+        return
+    place = (*prefix, "speculative_config")
+    if config.get("model") is not None:
+        _resolve_model(config, positions, folder, place)
+    acceptance = config.get("acceptance")
+    if isinstance(acceptance, dict) and isinstance(acceptance.get("measured"), str):
+        acceptance["measured"] = _file(acceptance["measured"], folder, positions, (*place, "acceptance", "measured"))
+
+
+def _resolve_model(data: dict[str, Any], positions: Positions, folder: pathlib.Path, prefix: Path = ()) -> None:
+    place = (*prefix, "model")
+    name = _name(data, "model", positions, place)
     if name is None:
         return
     try:
@@ -178,7 +198,7 @@ def _resolve_model(data: dict[str, Any], positions: Positions, folder: pathlib.P
     except SpecError as error:
         if _HAS_PLACE.match(str(error)):
             raise
-        raise SpecError(f"{positions.where(('model',))}: model: {error}") from None
+        raise SpecError(f"{positions.where(place)}: {'.'.join(map(str, place))}: {error}") from None
 
 
 def _name(data: dict[str, Any], field: str, positions: Positions, place: Path = ()) -> str | None:

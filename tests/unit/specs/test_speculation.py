@@ -1,0 +1,113 @@
+"""What a scenario may say of speculation, and what it means."""
+
+import json
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from perfmodel.errors import SpecError
+from perfmodel.specs import EngineSpec, load_model, load_scenario
+from perfmodel.specs.speculation import Acceptance, Lookahead, MeasuredAcceptance, SpeculativeConfig
+
+
+def chain(**fields: Any) -> SpeculativeConfig:
+    return SpeculativeConfig.model_validate({"method": "eagle", "num_speculative_tokens": 4} | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"method": "draft_model"}, "no model with method=draft_model"),
+        ({"draft_layers": 4}, "belongs to self_skip"),
+        ({"method": "self_skip"}, "no draft_layers"),
+        ({"method": "self_quantized"}, "no quantization"),
+        ({"method": "lookahead"}, "no lookahead"),
+        ({"method": "ngram", "tree": [2, 2]}, "tree with method=ngram"),
+        ({"method": "ngram", "prompt_lookup_min": 7}, "lower the first"),
+        ({"tree": [4, 2, 1]}, "beside a tree of 3 levels"),
+        ({"num_speculative_tokens": None}, "no num_speculative_tokens"),
+        ({"num_speculative_tokens": None, "tree": [64, 64, 2]}, "narrow the tree"),
+        ({"pipelined": True}, "belongs to draft_model"),
+        ({"acceptance": {}}, "found nothing; give one of rate"),
+        ({"acceptance": {"rate": 0.7, "per_position": [0.7]}}, "rate and per_position"),
+        ({"acceptance": {"per_rank": [[0.6]]}}, "per_rank without a tree"),
+        ({"num_speculative_tokens": None, "tree": [2], "acceptance": {"per_rank": [[0.6]]}}, "where the tree has 2"),
+        ({"num_speculative_tokens": None, "tree": [2], "acceptance": {"per_rank": [[0.6, 0.5]]}}, "sum to 1.1"),
+    ],
+)
+def test_what_does_not_fit_together_is_said_in_a_sentence(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        chain(**fields)
+
+
+def test_stages_of_a_pipeline_do_not_speculate() -> None:
+    with pytest.raises(ValidationError, match="pipeline_parallel_size=2"):
+        EngineSpec(speculative_config=chain(), pipeline_parallel_size=2)
+
+
+def test_nothing_is_planned_ahead_of_drafts() -> None:
+    assert EngineSpec().plans_ahead
+    assert not EngineSpec(speculative_config=chain()).plans_ahead
+
+
+def test_a_tree_has_all_its_nodes_verified() -> None:
+    tree = chain(num_speculative_tokens=None, tree=[4, 2, 1])
+    assert tree.depth == 3
+    assert tree.nodes_by_depth == (0, 4, 12, 20)
+    assert chain().nodes_by_depth == (0, 1, 2, 3, 4)
+
+
+def test_lookahead_runs_its_windows_and_guesses_whatever_it_gets() -> None:
+    """(W + G) (N - 1) tokens a step, the newest one among them (Fu et al. 2024, section 3)."""
+    config = SpeculativeConfig(method="lookahead", lookahead=Lookahead(window=15, ngram=5, guesses=15))
+    assert config.depth == 4
+    assert config.nodes_by_depth == (0, 119, 119, 119, 119)
+
+
+@given(st.floats(0, 0.99), st.integers(1, 12))
+def test_expected_tokens_are_those_of_the_papers(rate: float, depth: int) -> None:
+    config = chain(num_speculative_tokens=depth, acceptance={"rate": rate})
+    assert isclose(config.expected_tokens(), (1 - rate ** (depth + 1)) / (1 - rate), rel_tol=1e-9)
+
+
+def test_expected_tokens_of_a_tree_sum_over_its_paths() -> None:
+    ranks = [[0.6, 0.2], [0.5, 0.1]]
+    config = chain(num_speculative_tokens=None, tree=[2, 2], acceptance={"per_rank": ranks})
+    paths = sum(first for first in ranks[0]) + sum(a * b for a in ranks[0] for b in ranks[1])
+    assert isclose(config.expected_tokens(), 1 + paths)
+
+
+def test_the_last_position_repeats() -> None:
+    assert Acceptance(per_position=(0.8, 0.7)).rates(4) == (0.8, 0.7, 0.7, 0.7)
+
+
+def test_a_measured_file_is_read_beside_its_scenario_and_gives_conditional_rates(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"examined": [100, 80, 0], "accepted": [80, 40, 0]}))
+    (tmp_path / "s.yaml").write_text(
+        "model: llama-3.1-8b\nhardware: a100-sxm-80gb\n"
+        "engine: {speculative_config: {method: draft_model, model: llama-3-8b, num_speculative_tokens: 3,"
+        " acceptance: {measured: a.json}}}\n"
+        "traffic: {arrivals: {process: burst}, num_requests: 1,"
+        " input_tokens: {distribution: fixed, value: 8}, output_tokens: {distribution: fixed, value: 8}}\n"
+    )
+    config = load_scenario(tmp_path / "s.yaml").engine.speculative_config
+    assert config is not None
+    assert config.model == load_model("llama-3-8b")
+    assert config.acceptance is not None
+    assert config.acceptance.rates(3) == (0.8, 0.5, 0.5)
+    with pytest.raises(SpecError, match="no such file"):
+        load_scenario(tmp_path / "s.yaml", ["engine.speculative_config.acceptance.measured=b.json"])
+    with pytest.raises(SpecError, match=r"engine\.speculative_config\.model"):
+        load_scenario(tmp_path / "s.yaml", ["engine.speculative_config.model=llama-9"])
+
+
+@pytest.mark.parametrize("text", ["{", '{"examined": [3], "accepted": [4]}', '{"examined": [0], "accepted": [0]}'])
+def test_a_measured_file_with_a_mistake_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(SpecError, match=r"a\.json"):
+        MeasuredAcceptance.read(tmp_path / "a.json")
