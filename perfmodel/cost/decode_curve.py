@@ -46,12 +46,15 @@ class Segment:
 
 
 class Curve:
-    """The duration of some decode operators at one batch size, over one summed context."""
+    """The duration of some decode operators at one batch size, over one summed context.
 
-    __slots__ = ("_tables", "axis", "batch", "segments")
+    queries: tokens of the whole batch; 0: one for each sequence
+    """
 
-    def __init__(self, tables: StepTables | DrawnTables, batch: int, axis: int) -> None:
-        self._tables, self.batch, self.axis = tables, batch, axis
+    __slots__ = ("_tables", "axis", "batch", "queries", "segments")
+
+    def __init__(self, tables: StepTables | DrawnTables, batch: int, axis: int, queries: int = 0) -> None:
+        self._tables, self.batch, self.axis, self.queries = tables, batch, axis, queries
         self.segments: dict[int, Segment] = {}
 
     def segment(self, context: int) -> Segment:
@@ -59,7 +62,7 @@ class Curve:
         found = self.segments.get(index)
         if found is None:
             start, end = _KNOTS[index], _KNOTS[index + 1]
-            costs = (self._tables.decodes(self.axis, self.batch, knot) for knot in (start, end))
+            costs = (self._tables.decodes(self.axis, self.batch, knot, self.queries) for knot in (start, end))
             found = self.segments[index] = Segment(start, end, *costs)
         return found
 

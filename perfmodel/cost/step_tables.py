@@ -48,7 +48,7 @@ class StepTables:
         self._group: dict[int, StepCost] = {}
         self._samples: dict[int, StepCost] = {}
         self._prefills: dict[tuple[tuple[int, int], ...], StepCost] = {}
-        self._decodes: dict[tuple[int, int, int], StepCost] = {}
+        self._decodes: dict[tuple[int, int, int, int], StepCost] = {}
         self.fits: list[tuple[str, Residuals]] = []  # family, and what its fit left unexplained
         self._fit_numbers: dict[tuple[str, int], int] = {}
 
@@ -93,15 +93,18 @@ class StepTables:
             cost = self._prefills[prefills] = self._cost(Depends.PREFILL, BatchShape(0, 0, prefills))
         return cost
 
-    def decodes(self, axis: int, batch: int, context: int) -> StepCost:
-        """Of the decode operators that look at `axis`: 0 is the summed context, i that under the i-th span."""
-        key = (axis, batch, context)
+    def decodes(self, axis: int, batch: int, context: int, queries: int = 0) -> StepCost:
+        """Of the decode operators that look at `axis`: 0 is the summed context, i that under the i-th span.
+
+        queries: tokens of all decodes together; 0: one each
+        """
+        key = (axis, batch, context, queries)
         cost = self._decodes.get(key)
         if cost is None:
             spans = [0] * self.num_spans
             if axis:
                 spans[axis - 1] = context
-            shape = BatchShape(batch, batch, (), batch, 0 if axis else context, tuple(spans))
+            shape = BatchShape(batch, batch, (), batch, 0 if axis else context, tuple(spans), decode_tokens=queries)
             cost = self._decodes[key] = self.cost(self._decode_nodes[axis], shape)
         return cost
 
@@ -182,8 +185,8 @@ class DrawnTables:
     def prefills(self, prefills: tuple[tuple[int, int], ...]) -> StepCost:
         return self._drawn(self._tables.prefills(prefills))
 
-    def decodes(self, axis: int, batch: int, context: int) -> StepCost:
-        return self._drawn(self._tables.decodes(axis, batch, context))
+    def decodes(self, axis: int, batch: int, context: int, queries: int = 0) -> StepCost:
+        return self._drawn(self._tables.decodes(axis, batch, context, queries))
 
     def time(self, work: Work) -> OperatorTime:
         time = self._tables.time(work)

@@ -52,6 +52,7 @@ class StepTimer:
         self._samples: dict[int, _Entry] = {}
         self._prefills: dict[tuple[tuple[int, int], ...], _Entry] = {}
         self._curves: dict[int, list[Curve]] = {}
+        self._verifying: dict[tuple[int, int], list[Curve]] = {}  # curves of decodes with more than one token each
         self._folded = Usage()  # of prefill entries dropped to bound memory
         graph, timer = tables.graph, tables.timer
         self._mixed = graph.mixed if timer.mixes_attention else ()
@@ -76,6 +77,7 @@ class StepTimer:
         decode_context: int,
         decode_windowed: tuple[int, ...] = (),
         group_tokens: int = 0,
+        decode_tokens: int = 0,
     ) -> int:
         """Picoseconds of one step (the arguments are the fields of a BatchShape)."""
         entry = self._tokens.get(num_tokens) or self._tokens_entry(num_tokens)
@@ -103,7 +105,10 @@ class StepTimer:
             if self._draw is not None:
                 device += self._drawn_prompts(entry.duration + for_tokens, num_decodes, everyone - num_tokens)
         if num_decodes:
-            curves = self._curves.get(num_decodes) or self._curves_of(num_decodes)
+            if decode_tokens > num_decodes:
+                curves = self._verifying_curves(num_decodes, decode_tokens)
+            else:
+                curves = self._curves.get(num_decodes) or self._curves_of(num_decodes)
             context = decode_context
             for curve in curves:
                 if curve.axis:
@@ -114,7 +119,7 @@ class StepTimer:
                 segment.sum_offset += offset
                 device += segment.base + segment.slope * offset
             if prefills and self._mixed:
-                device += self._mixed_extra(prefills, num_decodes, decode_context)
+                device += self._mixed_extra(prefills, num_decodes, decode_context, decode_tokens)
         serial, hidden = self._host_time(num_decodes + len(prefills))
         if prefills and num_tokens > self._host.captured_tokens:
             serial += self._prompt
@@ -199,9 +204,11 @@ class StepTimer:
             without += self._group_entry(num_of_others + count).duration
         return round((with_prompts - without) * (self._draw.prompt - 1.0))
 
-    def _mixed_extra(self, prefills: tuple[tuple[int, int], ...], num_decodes: int, context: int) -> int:
+    def _mixed_extra(
+        self, prefills: tuple[tuple[int, int], ...], num_decodes: int, context: int, decode_tokens: int
+    ) -> int:
         """Picoseconds by which one kernel for prompts and decodes takes longer than one for each."""
-        shape = BatchShape(0, 0, prefills, num_decodes, context)
+        shape = BatchShape(0, 0, prefills, num_decodes, context, decode_tokens=decode_tokens)
         extra, time = 0.0, self.tables.time
         for node, parts in self._mixed:
             together = time(node.work(shape))
@@ -245,6 +252,13 @@ class StepTimer:
         curves = self._curves[batch] = [Curve(self.tables, batch, axis) for axis in self.tables.axes]
         return curves
 
+    def _verifying_curves(self, batch: int, queries: int) -> list[Curve]:
+        curves = self._verifying.get((batch, queries))
+        if curves is None:
+            curves = [Curve(self.tables, batch, axis, queries) for axis in self.tables.axes]
+            self._verifying[batch, queries] = curves
+        return curves
+
     # ---------------------------------------------------------------- what it all amounted to
 
     def usage(self) -> Usage:
@@ -254,7 +268,7 @@ class StepTimer:
         total.add(self._mixed_usage, 1)
         for entries in (self._tokens, self._rows, self._group, self._samples, self._prefills):
             _add_entries(total, entries)
-        for curves in self._curves.values():
+        for curves in (*self._curves.values(), *self._verifying.values()):
             for curve in curves:
                 for segment in curve.segments.values():
                     segment.add_to(total)

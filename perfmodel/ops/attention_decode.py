@@ -19,13 +19,18 @@ def attention_decode(
     *,
     splits_kv: bool = True,
     is_flash: bool = True,
+    queries: float = 1.0,
     spread: ContextSpread | None = None,
     name: str = "attention_decode",
 ) -> Work:
-    """`num_seqs` queries of one token; `context` visible KV tokens of all sequences together
+    """`num_seqs` sequences of `queries` new tokens each; `context` visible KV tokens of all sequences together
     (of which block-sparse heads see a share).
 
-        FLOPs = 2 (h_k + h_v) H C    HBM = b_kv K (h_k + h_v) C + b H (h_k + h_v) B
+        FLOPs = 2 (h_k + h_v) H q C    HBM = b_kv K (h_k + h_v) C + b H (h_k + h_v) q B
+
+    The q queries of a sequence (drafted tokens or nodes of a tree to verify) see the same keys but for each other's:
+    their rows lie with those of the group's heads in one tile, g q in all, and a mask hides what a query must not see,
+    which is computed all the same. A window is as much longer as its last query is further.
 
     Without splits one thread block serves a sequence and KV head, so that few sequences leave most of the machine
     idle: `ctas` = B K ceil(g / 64), with g = H / K. Flash-decoding cuts the KV length into `splits` pieces
@@ -38,17 +43,19 @@ def attention_decode(
     if num_seqs == 0:
         return Work(name, "attention_decode", rate=heads.dtype, num_kernels=0)
     context = heads.visible(context, num_seqs)
-    group = heads.num_heads / heads.num_kv_heads
+    group = queries * heads.num_heads / heads.num_kv_heads
     is_split = splits_kv and is_flash
     max_splits = max(1.0, context / num_seqs / _SPLIT_TOKENS) if is_split else 1.0
-    score_bytes = 0.0 if is_flash else 4.0 * heads.num_heads * context * heads.element_bytes
+    span = heads.window or heads.chunk or 0
+    read = context + (queries - 1.0) * num_seqs if span and context >= num_seqs * span else context
+    score_bytes = 0.0 if is_flash else 4.0 * heads.num_heads * queries * context * heads.element_bytes
     return Work(
         name,
         "attention_decode",
-        flops=2.0 * context * heads.query_elements,
+        flops=2.0 * queries * context * heads.query_elements,
         rate=heads.dtype,
-        activation_bytes=num_seqs * heads.query_elements * heads.element_bytes + score_bytes,
-        kv_bytes=context * heads.kv_elements * heads.kv_element_bytes,
+        activation_bytes=queries * num_seqs * heads.query_elements * heads.element_bytes + score_bytes,
+        kv_bytes=read * heads.kv_elements * heads.kv_element_bytes,
         num_kernels=(2 if is_split else 1) if is_flash else 3,
         extent={
             "seqs": num_seqs,
@@ -58,7 +65,8 @@ def attention_decode(
             "head_dim": heads.head_dim,
             "v_head_dim": heads.v_head_dim,
             "kv_element_bytes": heads.kv_element_bytes,
-            "window": heads.window or heads.chunk or 0,
+            "window": span,
+            "queries": queries,
             "ctas": num_seqs * heads.num_kv_heads * ceil(group / _MAX_GROUP),
             "max_splits": max_splits,
             "splits_kv": float(splits_kv),

@@ -49,28 +49,30 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
 
     prefill = flash_prefill if context.is_flash else standard_prefill
     nodes.append(on_prefills("attention_prefill", partial(prefill, heads=heads)))
-    span = mixer.span
-    nodes.append(
-        on_decodes(
-            "attention_decode",
-            partial(
-                attention_decode,
-                heads=heads,
-                splits_kv=context.splits_kv,
-                is_flash=context.is_flash,
-                spread=context.spread if span is None else None,
-            ),
-            None if span is None else context.model.attention_spans.index(span),
-        )
-    )
-    if span is None and context.is_flash:
-        nodes.append(on_mixed("attention_mixed", partial(mixed_attention, heads=heads, spread=context.spread)))
+    nodes += _decode(mixer, context, heads)
     gated = heads.num_heads * heads.v_head_dim
     if mixer.output_gate:
         nodes.append(on_tokens("output_gate", lambda n: gate("output_gate", n, gated, size)))
     form = context.format("attention")
     out = linear_nodes({"o_proj": context.hidden}, gated, form, rank=mixer.out_rank, has_bias=mixer.out_bias)
     return nodes + out
+
+
+def _decode(mixer: Attention, context: LayerContext, heads: Heads) -> list[OperatorNode]:
+    """Attention of decodes, and the kernel that it shares with prompts where there is one."""
+    span = mixer.span
+    attend = partial(
+        attention_decode,
+        splits_kv=context.splits_kv,
+        is_flash=context.is_flash,
+        spread=context.spread if span is None else None,
+    )
+    index = None if span is None else context.model.attention_spans.index(span)
+    nodes = [on_decodes("attention_decode", lambda seqs, c, queries: attend(seqs, c, heads, queries=queries), index)]
+    if span is None and context.is_flash:
+        mixed = partial(mixed_attention, heads=heads, spread=context.spread)
+        nodes.append(on_mixed("attention_mixed", lambda prompts, b, c, queries: mixed(prompts, b, c, queries=queries)))
+    return nodes
 
 
 def _projections(mixer: Attention, context: LayerContext, heads: Heads) -> list[OperatorNode]:

@@ -17,16 +17,19 @@ def mixed_attention(
     context: float,
     heads: Heads,
     *,
+    queries: float = 1.0,
     spread: ContextSpread | None = None,
     name: str = "attention_mixed",
 ) -> Work:
     """The work of `flash_prefill(prefills)` and `attention_decode(num_decodes, context)` together, in one launch.
 
+    `queries`: new tokens of each decode.
     Only batches that have both are mixed: without a prompt or without a decode there is no work here.
     """
     if not prefills or not num_decodes:
         return Work(name, "attention_mixed", rate=heads.dtype, num_kernels=0)
-    prompts, decodes = flash_prefill(prefills, heads), attention_decode(num_decodes, context, heads, spread=spread)
+    prompts = flash_prefill(prefills, heads)
+    decodes = attention_decode(num_decodes, context, heads, queries=queries, spread=spread)
     return replace(
         prompts,
         name=name,
@@ -37,6 +40,7 @@ def mixed_attention(
         extent={
             **prompts.extent,
             "decodes": num_decodes,
+            "queries": queries,
             "decode_tokens": decodes.extent["kv_tokens"],
             "longest": decodes.extent["longest"],
         },

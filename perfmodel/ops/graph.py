@@ -141,6 +141,7 @@ def _microbatch(shape: BatchShape, num_stages: int) -> BatchShape:
         decode_context=ceil(shape.decode_context / num_stages),
         decode_windowed=tuple(ceil(context / num_stages) for context in shape.decode_windowed),
         group_tokens=ceil(shape.group_tokens / num_stages),
+        decode_tokens=ceil(shape.decode_tokens / num_stages),
     )
 
 

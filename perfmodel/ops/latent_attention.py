@@ -54,7 +54,7 @@ def latent_heads(
     )
 
 
-def absorb(name: str, num_tokens: int, num_heads: int, n: int, k: int, dtype: str, element_bytes: float) -> Work:
+def absorb(name: str, num_tokens: float, num_heads: int, n: int, k: int, dtype: str, element_bytes: float) -> Work:
     """One small GEMM per head, (tokens, k) x (k, n): W_UK into the query, or W_UV out of the latent output.
 
         FLOPs = 2 T H n k    bytes = b H (n k + T (n + k))
@@ -81,12 +81,12 @@ def absorb(name: str, num_tokens: int, num_heads: int, n: int, k: int, dtype: st
     )
 
 
-def latent_decode(num_seqs: int, context: float, heads: Heads, *, splits_kv: bool = True) -> Work:
-    """Absorbed decode over `context` latents: FLOPs = 2 C H (2 r_kv + r), KV bytes = C (r_kv + r) b_kv.
+def latent_decode(num_seqs: int, context: float, heads: Heads, *, splits_kv: bool = True, queries: float = 1.0) -> Work:
+    """Absorbed decode over `context` latents: FLOPs = 2 q C H (2 r_kv + r), KV bytes = C (r_kv + r) b_kv.
 
     The value is part of the key, so the latent is read once. Source: DeepSeek-V2, section 2.1.
     """
-    work = attention_decode(num_seqs, context, heads, splits_kv=splits_kv)
+    work = attention_decode(num_seqs, context, heads, splits_kv=splits_kv, queries=queries)
     return replace(work, kv_bytes=context * heads.head_dim * heads.kv_element_bytes)
 
 
@@ -143,21 +143,22 @@ def index_prefill(prefills: Sequence[tuple[int, int]], indexer: Indexer) -> Work
     )
 
 
-def index_decode(num_seqs: int, context: float, indexer: Indexer) -> Work:
-    """The same for one new token per sequence: FLOPs = 2 C H_i h_i, bytes C h_i of fp8 keys and 8 C of scores."""
+def index_decode(num_seqs: int, context: float, indexer: Indexer, queries: float = 1.0) -> Work:
+    """The same for q new tokens per sequence: FLOPs = 2 q C H_i h_i, bytes C h_i of fp8 keys and 8 q C of scores."""
     if num_seqs == 0:
         return Work("index_decode", "attention_decode", rate="fp8", num_kernels=0)
     return Work(
         "index_decode",
         "attention_decode",
-        flops=2.0 * context * indexer.num_heads * indexer.head_dim,
+        flops=2.0 * queries * context * indexer.num_heads * indexer.head_dim,
         rate="fp8",
-        activation_bytes=8.0 * context + num_seqs * indexer.num_heads * indexer.head_dim,
+        activation_bytes=8.0 * queries * context + queries * num_seqs * indexer.num_heads * indexer.head_dim,
         kv_bytes=context * indexer.head_dim,
         num_kernels=2,
         extent={
             "seqs": num_seqs,
             "kv_tokens": context,
+            "queries": queries,
             "heads": indexer.num_heads,
             "kv_heads": 1,
             "head_dim": indexer.head_dim,

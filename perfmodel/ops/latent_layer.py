@@ -84,22 +84,22 @@ def _decode(
     heads = latent_heads(mixer, num_heads, dtype, size, context.kv_element_bytes)
     rank, nope, value = mixer.kv_lora_rank, mixer.qk_nope_head_dim, mixer.v_head_dim
 
-    def into(num_tokens: int, _: int = 0) -> Work:
+    def into(num_tokens: float) -> Work:
         return absorb("absorb_query", num_tokens, num_heads, rank, nope, dtype, size)
 
-    def out_of(num_tokens: int, _: int = 0) -> Work:
+    def out_of(num_tokens: float) -> Work:
         return absorb("expand_output", num_tokens, num_heads, value, rank, dtype, size)
 
-    def attend(num_seqs: int, visible: int) -> Work:
+    def attend(num_seqs: int, visible: int, queries: float) -> Work:
         if indexer is not None:  # the mean context decides: min() of a sum, an upper bound of the sum of min()
             visible = min(visible, num_seqs * indexer.top_k)
-        return latent_decode(num_seqs, visible, heads, splits_kv=context.splits_kv)
+        return latent_decode(num_seqs, visible, heads, splits_kv=context.splits_kv, queries=queries)
 
     if indexer is None:
         return [
-            on_decodes("absorb_query", into),
+            on_decodes("absorb_query", lambda seqs, _, queries: into(seqs * queries)),
             on_decodes("attention_decode", attend),
-            on_decodes("expand_output", out_of),
+            on_decodes("expand_output", lambda seqs, _, queries: out_of(seqs * queries)),
         ]
     return [
         on_tokens("absorb_query", into),
@@ -120,5 +120,5 @@ def _index_nodes(mixer: LatentAttention, indexer: Indexer, context: LayerContext
         on_tokens("index_k_proj", partial(gemm, "index_k_proj", n=rest, k=hidden, form=form)),
         on_tokens("index_write", lambda n: kv_write(n, indexer.head_dim, context.element_bytes, 1.0)),
         on_prefills("index_prefill", partial(index_prefill, indexer=indexer)),
-        on_decodes("index_decode", partial(index_decode, indexer=indexer)),
+        on_decodes("index_decode", lambda seqs, visible, queries: index_decode(seqs, visible, indexer, queries)),
     ]

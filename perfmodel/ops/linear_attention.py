@@ -69,22 +69,23 @@ def linear_heads(mixer: LinearAttention, shard: Sharding, dtype: str, element_by
     )
 
 
-def linear_decode(num_seqs: float, heads: LinearHeads) -> Work:
-    """One token per sequence: the state is read, updated, multiplied with the query's features and written back.
+def linear_decode(num_seqs: float, heads: LinearHeads, queries: float = 1.0) -> Work:
+    """Some tokens per sequence: the state is read, updated, multiplied with the query's features and written back.
 
-        bytes = 8 B K m r (fp32, read and written) + B (q, k, v, o) b
+        bytes = 4 (1 + q) B K m r (fp32: read once, written after each of q tokens) + q B (q, k, v, o) b
 
+    A state after each token is what lets a rejected draft be taken back.
     Source: Katharopoulos et al. 2020, eq. 18 to 20.
     """
     return Work(
         "linear_decode",
         "scan",
-        flops=num_seqs * heads.flops_per_token,
+        flops=queries * num_seqs * heads.flops_per_token,
         rate="vector",
-        activation_bytes=num_seqs * heads.token_elements * heads.element_bytes,
-        kv_bytes=2.0 * num_seqs * heads.state_elements * STATE_BYTES,
+        activation_bytes=queries * num_seqs * heads.token_elements * heads.element_bytes,
+        kv_bytes=(1.0 + queries) * num_seqs * heads.state_elements * STATE_BYTES,
         num_kernels=1 if num_seqs else 0,
-        extent=_extent(num_seqs, num_seqs, heads),
+        extent=_extent(num_seqs, queries * num_seqs, heads),
     )
 
 
@@ -129,7 +130,7 @@ def linear_attention_nodes(mixer: LinearAttention, context: LayerContext) -> lis
     if mixer.use_rope:
         nodes.append(on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=fused)))
     nodes.append(on_prefills("linear_prefill", lambda prefills: linear_prefill(prefills, heads)))
-    nodes.append(on_decodes("linear_decode", lambda seqs, _: linear_decode(seqs, heads)))
+    nodes.append(on_decodes("linear_decode", lambda seqs, _, queries: linear_decode(seqs, heads, queries)))
     out = heads.num_heads * heads.v_head_dim
     return nodes + linear_nodes({"o_proj": context.hidden}, out, form, has_bias=mixer.out_bias)
 

@@ -96,22 +96,24 @@ def on_prefills(name: str, work: Callable[[Sequence[tuple[int, int]]], Work]) ->
     return OperatorNode(name, 1, Depends.PREFILL, lambda shape: work(shape.prefills))
 
 
-def on_mixed(name: str, work: Callable[[Sequence[tuple[int, int]], int, int], Work]) -> OperatorNode:
-    """A node whose work is a function of the prefills and the decodes of a step that has both."""
-    return OperatorNode(
-        name, 1, Depends.MIXED, lambda shape: work(shape.prefills, shape.num_decodes, shape.decode_context)
-    )
+def on_mixed(name: str, work: Callable[[Sequence[tuple[int, int]], int, int, float], Work]) -> OperatorNode:
+    """A node whose work is a function of the prefills and the decodes (see `on_decodes`) of a step that has both."""
+
+    def run(shape: BatchShape) -> Work:
+        return work(shape.prefills, shape.num_decodes, shape.decode_context, shape.queries_per_decode)
+
+    return OperatorNode(name, 1, Depends.MIXED, run)
 
 
-def on_decodes(name: str, work: Callable[[int, int], Work], span_index: int | None = None) -> OperatorNode:
-    """A node whose work is a function of the number of decodes and their visible context.
+def on_decodes(name: str, work: Callable[[int, int, float], Work], span_index: int | None = None) -> OperatorNode:
+    """A node whose work is a function of the number of decodes, their visible context, and the queries of each.
 
     `span_index` picks the entry of `decode_windowed` that is the context of a layer with a limited span.
     """
 
     def run(shape: BatchShape) -> Work:
         if span_index is None or shape.num_decodes == 0:
-            return work(shape.num_decodes, shape.decode_context)
-        return work(shape.num_decodes, shape.decode_windowed[span_index])
+            return work(shape.num_decodes, shape.decode_context, shape.queries_per_decode)
+        return work(shape.num_decodes, shape.decode_windowed[span_index], shape.queries_per_decode)
 
     return OperatorNode(name, 1, Depends.DECODE, run)

@@ -131,25 +131,32 @@ def _prefill_scan(
     )
 
 
-def state_update(num_seqs: int, state: StateShape, name: str = "state_update", flops_per_element: float = 7.0) -> Work:
-    """One token per sequence: the state is read, decayed, updated, multiplied by the query and written back.
+def state_update(
+    num_seqs: int,
+    state: StateShape,
+    name: str = "state_update",
+    flops_per_element: float = 7.0,
+    queries: float = 1.0,
+) -> Work:
+    """q tokens per sequence: the state is read, decayed, updated, multiplied by the query and written back.
 
-        FLOPs = 7 B H k v for the delta rule (decay 1, k^T S 2, outer product 2, q^T S 2); 5 to 9 for Mamba
-        bytes = 8 B H k v (fp32 state, read and written) + B inputs b
+        FLOPs = 7 q B H k v for the delta rule (decay 1, k^T S 2, outer product 2, q^T S 2); 5 to 9 for Mamba
+        bytes = 4 (1 + q) B H k v (fp32 state: read once, written after each token) + q B inputs b
 
+    A state after each token is what lets a rejected draft be taken back.
     Source: Yang et al. 2025, eq. 10 in recurrent form; Gu and Dao 2023, algorithm 1.
     """
     return Work(
         name,
         "scan",
-        flops=flops_per_element * num_seqs * state.state_elements,
+        flops=flops_per_element * queries * num_seqs * state.state_elements,
         rate="vector",
-        activation_bytes=num_seqs * state.inputs * state.element_bytes,
-        kv_bytes=2.0 * num_seqs * state.state_elements * STATE_BYTES,
+        activation_bytes=queries * num_seqs * state.inputs * state.element_bytes,
+        kv_bytes=(1.0 + queries) * num_seqs * state.state_elements * STATE_BYTES,
         num_kernels=1 if num_seqs else 0,
         extent={
             "seqs": num_seqs,
-            "tokens": num_seqs,
+            "tokens": queries * num_seqs,
             "heads": state.num_heads,
             "rows": state.rows,
             "columns": state.columns,

@@ -55,7 +55,7 @@ def delta_net_nodes(mixer: GatedDeltaNet, context: LayerContext) -> list[Operato
         on_tokens("gates_proj", partial(gemm, "gates_proj", n=2 * state.num_heads, k=hidden, form=form)),
         on_tokens("causal_conv", lambda n: causal_conv(n, channels, mixer.conv_kernel, size)),
         on_prefills("chunked_scan", lambda prefills: chunked_delta_rule(prefills, state)),
-        on_decodes("state_update", lambda seqs, _: state_update(seqs, state)),
+        on_decodes("state_update", lambda seqs, _, queries: state_update(seqs, state, queries=queries)),
         *_gated_norm(values, context),
         on_tokens("out_proj", partial(gemm, "out_proj", n=hidden, k=values, form=form)),
     ]
@@ -83,7 +83,7 @@ def mamba_nodes(mixer: Mamba, context: LayerContext) -> list[OperatorNode]:
     return [
         *nodes,
         on_prefills("chunked_scan" if dt_rank is None else "selective_scan", scan),
-        on_decodes("state_update", lambda seqs, _: state_update(seqs, state, flops_per_element=flops)),
+        on_decodes("state_update", lambda seqs, _, queries: state_update(seqs, state, "state_update", flops, queries)),
         *(_gated_norm(inner, context) if dt_rank is None and mixer.inner_norm else []),
         on_tokens("out_proj", partial(gemm, "out_proj", n=hidden, k=inner, form=form, has_bias=bias)),
     ]

@@ -19,8 +19,8 @@ class Depends(Enum):
     GROUP = "group"  # group_tokens
     SAMPLES = "samples"  # num_samples
     PREFILL = "prefill"  # prefills
-    DECODE = "decode"  # num_decodes, decode_context, decode_windowed
-    MIXED = "mixed"  # prefills, num_decodes, decode_context; no work unless the step has both
+    DECODE = "decode"  # num_decodes, decode_tokens, decode_context, decode_windowed
+    MIXED = "mixed"  # prefills and what DECODE looks at; no work unless the step has both
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,13 @@ class BatchShape:
     num_tokens:      query tokens of all grants together
     num_samples:     sequences whose logits are needed (one row of the LM head each)
     prefills:        (query tokens, tokens already in the KV cache) of each grant of more than one token
-    num_decodes:     grants of exactly one token
+    num_decodes:     sequences that decode: each gets one token, or verifies drafted ones beside it
     decode_context:  sum over those of their KV length, the new token included
     decode_windowed: for each distinct attention span of the model (`ModelSpec.attention_spans`), the sum over the
                      decodes of min(KV length, span), in that order; empty for models without limited spans
     group_tokens:    query tokens of all data-parallel ranks that share experts with this one, its own included;
                      0: every rank has `num_tokens`
+    decode_tokens:   query tokens of all decodes together, those that are verified included; 0: one each
     """
 
     num_tokens: int
@@ -45,16 +46,28 @@ class BatchShape:
     decode_context: int = 0
     decode_windowed: tuple[int, ...] = ()
     group_tokens: int = 0
+    decode_tokens: int = 0
+
+    @property
+    def num_queries(self) -> int:
+        """Query tokens of all decodes together."""
+        return self.decode_tokens or self.num_decodes
+
+    @property
+    def queries_per_decode(self) -> float:
+        """Query tokens of a decode, on average."""
+        return self.decode_tokens / self.num_decodes if self.decode_tokens else 1.0
 
 
-def decode_shape(num_seqs: int, context: int, spans: tuple[int, ...] = ()) -> BatchShape:
-    """The shape of a pure decode step of `num_seqs` sequences with `context` tokens each."""
+def decode_shape(num_seqs: int, context: int, spans: tuple[int, ...] = (), queries: int = 1) -> BatchShape:
+    """The shape of a decode step of `num_seqs` sequences with `context` tokens each, of which `queries` are new."""
     return BatchShape(
-        num_tokens=num_seqs,
-        num_samples=num_seqs,
+        num_tokens=num_seqs * queries,
+        num_samples=num_seqs * queries,
         num_decodes=num_seqs,
         decode_context=num_seqs * context,
         decode_windowed=tuple(num_seqs * min(context, span) for span in spans),
+        decode_tokens=num_seqs * queries if queries > 1 else 0,
     )
 
 

@@ -2,8 +2,9 @@
 
     t = launch + (tc^knee + tm^knee)^(1/knee) + doubling * log2(max(1, S / 64)) [+ swap] [+ combine]
 
-    C  = B K ceil(g / q) s                   thread blocks: B sequences, K KV heads, g query heads each, q of them per
-                                             block, s splits of the KV length (see `DecodeKernel`)
+    C  = B K ceil(g / q) s                   thread blocks: B sequences, K KV heads, g query rows each (its query heads
+                                             times the new tokens of a sequence), q of them per block, s splits of the
+                                             KV length (see `DecodeKernel`)
     tc = block (1 + group_block g / 8) max(1, C / SM)              what a block costs before and after it streams
     tm = max( KV bytes ceil(g / q) (1 + group_traffic (g - 1) / 8) / (memory_fraction W f),
               padded FLOPs / (tensor_fraction F f) ) + (Q, O, new K and V bytes) / (memory_fraction W)
@@ -122,7 +123,7 @@ class DecodeSizes:
     """
 
     seqs: Values
-    heads: Values
+    heads: Values  # times the new tokens of a sequence
     kv_heads: Values
     length: Values
     window: Values
@@ -274,18 +275,18 @@ def _overshoot(alone: float, together: float, waiting: float) -> float:
 def _sizes(work: Work, kernel: DecodeKernel) -> DecodeSizes:
     """Sizes from the extent. The window's overlap is added as the mean context comes near the window."""
     extent = work.extent
-    seqs = extent["seqs"]
+    seqs, queries = extent["seqs"], extent.get("queries", 1.0)
     length, window = extent["kv_tokens"] / seqs, extent.get("window", 0.0)
     if window:
         length += kernel.window_overlap * max(0.0, 2 * length / window - 1)
-    new_bytes = seqs * work.kv_bytes / extent["kv_tokens"] if extent["kv_tokens"] else 0.0
+    new_bytes = queries * seqs * work.kv_bytes / extent["kv_tokens"] if extent["kv_tokens"] else 0.0
     return DecodeSizes(
         seqs=seqs,
-        heads=extent["heads"],
+        heads=queries * extent["heads"],
         kv_heads=extent["kv_heads"],
         length=length,
         window=window,
         kv_token_bytes=work.kv_bytes / max(extent["kv_tokens"], 1.0),
         io_bytes=work.activation_bytes + 2 * new_bytes,
-        flops_per_token=work.flops / max(extent["heads"] * extent["kv_tokens"], 1.0),
+        flops_per_token=work.flops / max(queries * extent["heads"] * extent["kv_tokens"], 1.0),
     )

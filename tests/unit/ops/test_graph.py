@@ -28,7 +28,7 @@ FIELDS = {
     Depends.GROUP: ("group_tokens",),
     Depends.SAMPLES: ("num_samples",),
     Depends.PREFILL: ("prefills",),
-    Depends.DECODE: ("num_decodes", "decode_context", "decode_windowed"),
+    Depends.DECODE: ("num_decodes", "decode_tokens", "decode_context", "decode_windowed"),
 }
 PREFILLS = st.lists(st.tuples(st.integers(2, 3000), st.integers(0, 3000)), max_size=4).map(tuple)
 
