@@ -15,6 +15,7 @@ from perfmodel.errors import PerfmodelError, WorkloadError
 from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, build_serve_loop, simulate, summarize
 from perfmodel.sim.clock import to_ticks
 from perfmodel.sim.replica import SimulatedBackend
+from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.executor import ExecutorComparison, ShadowedBackend, report_executor
 from perfmodel.validate.report import ValidationReport
@@ -62,10 +63,16 @@ def execute_scenario(
         backend = ExecutedBackend(runner.decoder, engine.block_size, scenario.seed, clock, drift=drift, runner=runner)
         result = _run(scenario, wrap(backend), backend, progress, out, live)
     where = device_name(device) if num_ranks == 1 else f"{num_ranks} ranks of {device_name(device)}"
-    path = scenario.model.weights_path
-    weights = f"the weights of {Path(path).name}" if path else "random weights"
+    weights = _weights_in_words(scenario.model)
     note = f"Executed on {where} with {setup.backend} kernels and {weights}; durations are {clock.meaning}."
     return replace(result, notes=(*result.notes, note))
+
+
+def _weights_in_words(model: ModelSpec) -> str:
+    origin = model.changed_from.original if model.changed_from else model
+    if origin.weights_path is None:
+        return "random weights"
+    return f"{'changed from ' if model.changed_from else ''}the weights of {Path(origin.weights_path).name}"
 
 
 def validate_executor(

@@ -9,6 +9,7 @@ __all__ = ["list_hardware", "load_hardware", "load_scenario", "load_traffic"]
 import pathlib
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from perfmodel.errors import SpecError
@@ -18,7 +19,7 @@ from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.model.cards import load_model
 from perfmodel.specs.model.changes import CHANGES
 from perfmodel.specs.model.quantization import with_dtype, with_quantization
-from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.specs.model.spec import ChangedFrom, ModelSpec
 from perfmodel.specs.model_changes import ModelChanges
 from perfmodel.specs.overrides import Override, apply_override, hardware_path, is_removed_link, parse_override
 from perfmodel.specs.published import complete_for_published
@@ -242,6 +243,7 @@ def _finished(scenario: Scenario, positions: Positions) -> Scenario:
 
 def _changed(model: ModelSpec, changes: ModelChanges, positions: Positions) -> ModelSpec:
     """`model` with each change that the scenario names, in the order of their fields."""
+    original = model
     for field, change in CHANGES.items():
         if getattr(changes, field) is None:
             continue
@@ -250,7 +252,9 @@ def _changed(model: ModelSpec, changes: ModelChanges, positions: Positions) -> M
         except SpecError as error:
             place = ("model_changes", field)
             raise SpecError(f"{positions.where(place)}: {'.'.join(place)}: {error}") from None
-    return model
+    if original.weights_path is None or changes == ModelChanges():
+        return model
+    return replace(model, weights_path=None, changed_from=ChangedFrom(original, changes))
 
 
 def _with_length(engine: EngineSpec, model: ModelSpec) -> EngineSpec:

@@ -11,6 +11,7 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     Fp8Weight,
     Int4Weight,
     Int8Weight,
+    LowRankWeight,
     Sparse24Weight,
     Weight,
 )
@@ -33,6 +34,8 @@ def apply_linear(kernels: Kernels, x_TC: Tensor, weight: Weight, bias_D: Tensor 
     if isinstance(weight, Tensor):
         product_TD: Tensor = kernels.linear(x_TC, weight, bias_D)
         return product_TD
+    if isinstance(weight, LowRankWeight):
+        return apply_linear(kernels, apply_linear(kernels, x_TC, weight.inputs_RK), weight.outputs_NR, bias_D)
     operator = OPERATORS[type(weight), weight.quantizes_input]
     quantized_TD: Tensor = getattr(kernels, operator)(x_TC, weight, bias_D)
     return quantized_TD

@@ -18,15 +18,18 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.specs.model.quantization import METHODS
 from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
 from perfmodel_executors.kernels.weight_formats import (
+    LowRankWeight,
+    MatrixWeight,
     Weight,
     quantize_experts,
     quantize_fp8,
     quantize_int4,
     quantize_int8,
+    sparsify_24,
 )
 from perfmodel_executors.models.weights import AttentionWeights, FFNWeights, LayerWeights, MoEWeights
 
-Quantize = Callable[[Tensor], Weight]
+Quantize = Callable[[Tensor], MatrixWeight]
 
 
 class _Format(NamedTuple):
@@ -65,6 +68,11 @@ def check_quantization(model: ModelSpec) -> None:
     quantization = model.quantization
     if quantization.weights is None:
         return
+    if model.weight_sparsity is not None:
+        raise PerfmodelError(
+            f"{model.name}: 2:4 sparse weights in {quantization.weights} are not executed: torch's sparse products "
+            f"take bf16 and fp16; leave out engine.quantization or model_changes.prune."
+        )
     if _format(quantization, model.dtype) not in _QUANTIZERS:
         executed = [name for name, spec in METHODS.items() if _format(spec, model.dtype) in _QUANTIZERS]
         raise PerfmodelError(
@@ -74,8 +82,10 @@ def check_quantization(model: ModelSpec) -> None:
 
 
 def layer_quantizer(model: ModelSpec) -> Callable[[LayerWeights], LayerWeights]:
-    """What turns the weights of a layer into the model's format; changes nothing for a model that is not quantised."""
+    """What turns the weights of a layer into the model's format (2:4 sparse ones, too); nothing for a plain model."""
     quantization = model.quantization
+    if model.weight_sparsity is not None:
+        return partial(_layer, quantize=sparsify_24, kept=quantization.kept)
     if quantization.weights is None:
         return lambda layer: layer
     quantize = _QUANTIZERS[_format(quantization, model.dtype)](quantization)
@@ -119,4 +129,10 @@ def _dense(ffn: FFNWeights, quantize: Quantize) -> FFNWeights:
 
 
 def _quantized(weight: Weight, quantize: Quantize) -> Weight:
+    if isinstance(weight, LowRankWeight):
+        return LowRankWeight(_matrix(weight.inputs_RK, quantize), _matrix(weight.outputs_NR, quantize))
+    return _matrix(weight, quantize)
+
+
+def _matrix(weight: MatrixWeight, quantize: Quantize) -> MatrixWeight:
     return quantize(weight) if isinstance(weight, Tensor) else weight

@@ -15,9 +15,17 @@ from torch import Tensor
 
 from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer, MoEFFN
 from perfmodel.specs.model.spec import ModelSpec
+from perfmodel_executors.kernels.weight_formats import LowRankWeight, Weight
 from perfmodel_executors.models.quantized import layer_quantizer
 from perfmodel_executors.models.support import CPU
-from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, MoEWeights
+from perfmodel_executors.models.weights import (
+    AttentionWeights,
+    DecoderWeights,
+    FFNWeights,
+    LayerWeights,
+    MoEWeights,
+    used_in_turn,
+)
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
 from perfmodel_executors.parallel.sharding import shard_layer_weights, shard_rows
 
@@ -32,6 +40,12 @@ class _Draw:
     def matrix(self, *shape: int) -> Tensor:
         values = torch.randn(*shape, generator=self.generator, device=self.device)
         return values.div_(math.sqrt(shape[-1])).to(self.dtype)
+
+    def linear(self, num_out: int, num_in: int, rank: int | None) -> Weight:
+        """A matrix, or two thin ones."""
+        if rank is None:
+            return self.matrix(num_out, num_in)
+        return LowRankWeight(self.matrix(rank, num_in), self.matrix(num_out, rank))
 
     def bias(self, wanted: bool, size: int) -> Tensor | None:
         if not wanted:
@@ -54,9 +68,9 @@ def random_weights(
     quantize = layer_quantizer(model)  # layer by layer, so that only one is held in full
     layers = [
         quantize(shard_layer_weights(_layer(draw, model.hidden_size, layer), layer, group))
-        for layer in model.iter_layers()
+        for layer in list(model.iter_layers())[: model.num_distinct_layers]
     ]
-    return DecoderWeights(embedding, head, draw.ones(model.hidden_size), layers)
+    return DecoderWeights(embedding, head, draw.ones(model.hidden_size), used_in_turn(layers, model.num_layers))
 
 
 def _layer(draw: _Draw, hidden: int, layer: Layer) -> LayerWeights:
@@ -64,7 +78,8 @@ def _layer(draw: _Draw, hidden: int, layer: Layer) -> LayerWeights:
     if isinstance(layer.mixer, Attention):
         weights.mixer = _attention(draw, hidden, layer.mixer)
     if isinstance(layer.ffn, DenseFFN):
-        weights.ffn = _dense(draw, hidden, layer.ffn.intermediate_size, layer.ffn.gated, layer.ffn.bias)
+        width, ranks = layer.ffn.intermediate_size, (layer.ffn.up_rank, layer.ffn.down_rank)
+        weights.ffn = _dense(draw, hidden, width, layer.ffn.gated, layer.ffn.bias, ranks)
     elif isinstance(layer.ffn, MoEFFN):
         weights.ffn = _moe(draw, hidden, layer.ffn)
     return weights
@@ -76,8 +91,8 @@ def _attention(draw: _Draw, hidden: int, mixer: Attention) -> AttentionWeights:
     if mixer.output_gate:
         rows += out
     return AttentionWeights(
-        qkv=draw.matrix(rows, hidden),
-        out=draw.matrix(hidden, out),
+        qkv=draw.linear(rows, hidden, mixer.qkv_rank),
+        out=draw.linear(hidden, out, mixer.out_rank),
         qkv_bias=draw.bias(mixer.qkv_bias, rows),
         out_bias=draw.bias(mixer.out_bias, hidden),
         q_norm=draw.ones(mixer.head_dim) if mixer.qk_norm else None,
@@ -85,11 +100,18 @@ def _attention(draw: _Draw, hidden: int, mixer: Attention) -> AttentionWeights:
     )
 
 
-def _dense(draw: _Draw, hidden: int, width: int, gated: bool, bias: bool) -> FFNWeights:
+def _dense(
+    draw: _Draw,
+    hidden: int,
+    width: int,
+    gated: bool,
+    bias: bool,
+    ranks: tuple[int | None, int | None] = (None, None),
+) -> FFNWeights:
     rows = 2 * width if gated else width
     return FFNWeights(
-        up=draw.matrix(rows, hidden),
-        down=draw.matrix(hidden, width),
+        up=draw.linear(rows, hidden, ranks[0]),
+        down=draw.linear(hidden, width, ranks[1]),
         up_bias=draw.bias(bias, rows),
         down_bias=draw.bias(bias, hidden),
     )

@@ -37,7 +37,8 @@ def torch_dtype(model: ModelSpec) -> torch.dtype:
 
 def with_plain_weights(model: ModelSpec) -> ModelSpec:
     """The model as it is executed: the quantised weights of a GGUF file are dequantised when they are loaded."""
-    if model.weights_path is None or model.quantization.method != "gguf":
+    has_file = model.weights_path is not None or model.changed_from is not None
+    if not has_file or model.quantization.method != "gguf":
         return model
     return replace(model, quantization=QuantizationSpec(kv_cache=model.quantization.kv_cache))
 
@@ -79,7 +80,9 @@ def check_executable(model: ModelSpec) -> None:
             f"{model.name}: a KV cache in {quantization.kv_cache} is not executed yet; set kv_cache_dtype to auto, fp8 "
             f"or int8."
         )
-    missing = next(filter(None, (_missing(layer) for layer, _ in model.layers)), None) or _missing_around(model)
+    missing = next(
+        filter(None, (_missing(layer, model.weight_sparsity is not None) for layer, _ in model.layers)), None
+    ) or _missing_around(model)
     if missing:
         raise PerfmodelError(f"{model.name}: {missing} is not executed yet; it can be simulated.")
 
@@ -91,14 +94,15 @@ def _missing_around(model: ModelSpec) -> str | None:
         "mixer and feed-forward in parallel": model.parallel_blocks,
         "a learned position table": model.num_learned_positions > 0,
         "a bias in the LM head": model.lm_head_bias,
-        "weights that layers share (model_changes.share_layers)": model.num_distinct_layers is not None,
-        "a model with sparse weights (model_changes.prune)": model.weight_sparsity is not None,
+        "a product by single sparse weights (prune with storage: sparse; dense storage runs)": model.weight_sparsity
+        is not None
+        and not model.weight_sparsity.is_2_4,
         "early exit (model_changes.early_exit)": model.exits is not None,
     }
     return next((name for name, is_used in unsupported.items() if is_used), None)
 
 
-def _missing(layer: Layer) -> str | None:
+def _missing(layer: Layer, is_sparse: bool) -> str | None:
     mixer, ffn = layer.mixer, layer.ffn
     if mixer is not None and not isinstance(mixer, Attention):
         return f"the mixer {type(mixer).__name__}"
@@ -106,15 +110,13 @@ def _missing(layer: Layer) -> str | None:
         return "a rolling KV cache (model_changes.window)"
     if mixer is not None and mixer.sparsity is not None:
         return "block-sparse attention (model_changes.sparse)"
-    if mixer is not None and (mixer.qkv_rank or mixer.out_rank):
-        return "attention with low-rank projections (model_changes.low_rank)"
-    if isinstance(ffn, DenseFFN) and (ffn.up_rank or ffn.down_rank):
-        return "a low-rank feed-forward block (model_changes.low_rank)"
     if mixer is not None and mixer.sinks:
         return "attention with sinks"
     if mixer is not None and mixer.qk_norm and mixer.qk_norm_width != "head":
         return "a norm of queries and keys over all heads"
     if isinstance(ffn, MoEFFN):
+        if is_sparse:
+            return "2:4 sparsity of experts (model_changes.prune)"
         if ffn.num_groups > 1:
             return f"routing limited to {ffn.top_k_groups} of {ffn.num_groups} expert groups"
         if ffn.latent_size is not None:

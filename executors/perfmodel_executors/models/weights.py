@@ -1,6 +1,6 @@
 """What the weights of a decoder are: one object per block, matrices in the layout [out, in], plain or quantised."""
 
-__all__ = ["AttentionWeights", "DecoderWeights", "FFNWeights", "LayerWeights", "MoEWeights"]
+__all__ = ["AttentionWeights", "DecoderWeights", "FFNWeights", "LayerWeights", "MoEWeights", "used_in_turn"]
 
 from dataclasses import dataclass, field
 
@@ -60,3 +60,8 @@ class DecoderWeights:
     lm_head: Tensor
     final_norm: Tensor
     layers: list[LayerWeights] = field(default_factory=list)
+
+
+def used_in_turn(distinct: list[LayerWeights], num_layers: int) -> list[LayerWeights]:
+    """The weights of each of `num_layers` layers: layer i has those of i modulo the number of distinct ones."""
+    return [distinct[i % len(distinct)] for i in range(num_layers)]

@@ -19,7 +19,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer, MoEFFN
 from perfmodel.specs.model.spec import ModelSpec
-from perfmodel_executors.kernels.weight_formats import ExpertWeight, Weight
+from perfmodel_executors.kernels.weight_formats import ExpertWeight, LowRankWeight, Weight
 from perfmodel_executors.models.weights import AttentionWeights, FFNWeights, LayerWeights, MoEWeights
 from perfmodel_executors.parallel.group import TensorGroup
 
@@ -148,5 +148,10 @@ def _first_only(bias: Tensor | None, group: TensorGroup) -> Tensor | None:
 
 def _plain(weight: Weight | ExpertWeight) -> Tensor:
     """Weights are cut before they are quantised: groups and channels are those of the part."""
+    if isinstance(weight, LowRankWeight):
+        raise PerfmodelError(
+            "low-rank factors (model_changes.low_rank) are not executed on several ranks; set tensor_parallel_size "
+            "to 1."
+        )
     assert isinstance(weight, Tensor)
     return weight

@@ -1,12 +1,13 @@
 """`ModelSpec`: one model as everything else sees it, structure and number formats, no time and no hardware."""
 
-__all__ = ["COMPONENTS", "ExitSpec", "ModelSpec", "QuantizationSpec", "WeightSparsity"]
+__all__ = ["COMPONENTS", "ChangedFrom", "ExitSpec", "ModelSpec", "QuantizationSpec", "WeightSparsity"]
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from perfmodel.specs.model.architecture import Attention, LatentAttention, Layer
+from perfmodel.specs.model_changes import ModelChanges
 from perfmodel.specs.sampling import SamplingMethod
 
 
@@ -55,6 +56,14 @@ class ExitSpec:
     asks_lm_head: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ChangedFrom:
+    """The model that a changed one was made of, whose weights are in a file, and what was changed."""
+
+    original: "ModelSpec"
+    changes: ModelChanges
+
+
 COMPONENTS = (
     "embedding",
     "lm_head",
@@ -88,6 +97,7 @@ class ModelSpec:
     weights_path: the file with the weights themselves, where the model was read from one (.gguf, .safetensors)
     num_distinct_layers: layers with weights of their own, used in turn (ALBERT: 1); None: each has its own
     weight_sparsity, exits: of changed models, see there
+    changed_from: of a changed model whose original has a file with weights: a run makes its weights of those
     """
 
     name: str
@@ -118,6 +128,7 @@ class ModelSpec:
     num_distinct_layers: int | None = None
     weight_sparsity: WeightSparsity | None = None
     exits: ExitSpec | None = None
+    changed_from: ChangedFrom | None = None
 
     @property
     def num_layers(self) -> int:

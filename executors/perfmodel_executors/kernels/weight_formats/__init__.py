@@ -4,6 +4,8 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     Fp8Weight,
     Int4Weight,
     Int8Weight,
+    LowRankWeight,
+    MatrixWeight,
     Sparse24Weight,
     Weight,
 )
@@ -21,6 +23,8 @@ __all__ = [
     "Fp8Weight",
     "Int4Weight",
     "Int8Weight",
+    "LowRankWeight",
+    "MatrixWeight",
     "Sparse24Weight",
     "Weight",
     "dequantize",

@@ -5,7 +5,7 @@ Containers are compared by identity, so that a library's own packing of one can 
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
-__all__ = ["Fp8Weight", "Int4Weight", "Int8Weight", "Sparse24Weight", "Weight"]
+__all__ = ["Fp8Weight", "Int4Weight", "Int8Weight", "LowRankWeight", "MatrixWeight", "Sparse24Weight", "Weight"]
 
 from dataclasses import dataclass
 
@@ -97,4 +97,19 @@ class Sparse24Weight:
         return self.values_NJ.nbytes + self.indices_NP.nbytes
 
 
-Weight = Tensor | Int8Weight | Int4Weight | Fp8Weight | Sparse24Weight
+MatrixWeight = Tensor | Int8Weight | Int4Weight | Fp8Weight | Sparse24Weight
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankWeight:
+    """W = outputs_NR inputs_RK: two thin matrices, each in a format of its own; x goes through the second first."""
+
+    inputs_RK: MatrixWeight
+    outputs_NR: MatrixWeight
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.outputs_NR.shape[0], self.inputs_RK.shape[1]
+
+
+Weight = MatrixWeight | LowRankWeight

@@ -9,6 +9,7 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     Fp8Weight,
     Int4Weight,
     Int8Weight,
+    LowRankWeight,
     Sparse24Weight,
     Weight,
 )
@@ -18,6 +19,8 @@ def dequantize(weight: Weight) -> Tensor:
     """The weight as an fp32 matrix [N, K]."""
     if isinstance(weight, Tensor):
         return weight.float()
+    if isinstance(weight, LowRankWeight):
+        return dequantize(weight.outputs_NR) @ dequantize(weight.inputs_RK)
     if isinstance(weight, Int8Weight):
         return weight.values_NK.float() * weight.scales_N[:, None]
     if isinstance(weight, Fp8Weight):

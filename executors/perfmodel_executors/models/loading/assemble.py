@@ -2,7 +2,10 @@
 
 __all__ = ["load_weights"]
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -11,9 +14,10 @@ from torch import Tensor
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer
 from perfmodel.specs.model.spec import ModelSpec
+from perfmodel_executors.models.changed import changed_weights
 from perfmodel_executors.models.loading.files import TensorFile, open_tensors
 from perfmodel_executors.models.quantized import layer_quantizer
-from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights
+from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, used_in_turn
 from perfmodel_executors.parallel.group import TensorGroup
 from perfmodel_executors.parallel.sharding import shard_layer_weights, shard_rows
 
@@ -24,22 +28,43 @@ _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 def load_weights(model: ModelSpec, dtype: torch.dtype, device: torch.device, group: TensorGroup) -> DecoderWeights:
     """The weights in `model.weights_path`, or this rank's part of them, rounded to `dtype`, then quantised.
 
+    Those of a changed model are made of the original's.
+
     Raises PerfmodelError for models that our decoder would not compute as their makers do; SpecError for a file that
     lacks a tensor or has one of another shape; MissingExtraError.
     """
+    if model.changed_from is None:
+        return _served(*_weights_of(model, dtype, device), model, group)
+    around, layers = _weights_of(model.changed_from.original, dtype, device)
+    changed = changed_weights(replace(around, layers=list(layers)), model.changed_from)
+    return _served(changed, changed.layers, model, group)
+
+
+def _served(
+    weights: DecoderWeights, layers: Iterable[LayerWeights], model: ModelSpec, group: TensorGroup
+) -> DecoderWeights:
+    """This rank's part, quantised layer by layer, so that only one is held in full unless all are already."""
+    embedding = shard_rows(weights.embedding, group)
+    head = embedding if model.tie_word_embeddings else shard_rows(weights.lm_head, group)
+    quantize = layer_quantizer(model)
+    pairs = zip(islice(layers, model.num_distinct_layers), model.iter_layers(), strict=False)
+    held = [quantize(shard_layer_weights(layer, spec, group)) for layer, spec in pairs]
+    return DecoderWeights(embedding, head, weights.final_norm, used_in_turn(held, model.num_layers))
+
+
+def _weights_of(
+    model: ModelSpec, dtype: torch.dtype, device: torch.device
+) -> tuple[DecoderWeights, Iterator[LayerWeights]]:
+    """What is in the model's file: around the layers, and the layers, each read when it is asked for."""
     assert model.weights_path is not None
     path = Path(model.weights_path)
     _check_family(model, path)
     reader = _Reader(open_tensors(path, model.model_type), path, dtype, device)
     table = (model.vocab_size, model.hidden_size)
-    embedding = shard_rows(reader.tensor("embedding", *table), group)
-    head = embedding if model.tie_word_embeddings else shard_rows(reader.tensor("lm_head", *table), group)
-    quantize = layer_quantizer(model)  # layer by layer, so that only one is held in full
-    layers = [
-        quantize(shard_layer_weights(_layer(reader, model, layer, index), layer, group))
-        for index, layer in enumerate(model.iter_layers())
-    ]
-    return DecoderWeights(embedding, head, reader.tensor("final_norm", model.hidden_size), layers)
+    embedding = reader.tensor("embedding", *table)
+    head = embedding if model.tie_word_embeddings else reader.tensor("lm_head", *table)
+    layers = (_layer(reader, model, layer, index) for index, layer in enumerate(model.iter_layers()))
+    return DecoderWeights(embedding, head, reader.tensor("final_norm", model.hidden_size)), layers
 
 
 class _Reader:

@@ -1,7 +1,8 @@
 """Weights that are left out: single ones, two of every four, heads and columns, whole layers."""
 
-__all__ = ["pruned"]
+__all__ = ["kept_layers", "pruned"]
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -45,16 +46,21 @@ def pruned(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
 
 
 def _fewer_layers(model: ModelSpec, fraction: float) -> ModelSpec:
-    """Without round(fraction n) of the n layers of each kind, evenly spaced."""
     layers = list(model.iter_layers())
+    kept = kept_layers(layers, fraction)
+    if not kept:
+        raise SpecError(f"found fraction={fraction:g}, which leaves none of {len(layers)} layers; take a smaller one.")
+    return with_layers(model, (layers[i] for i in kept))
+
+
+def kept_layers(layers: Sequence[Layer], fraction: float) -> list[int]:
+    """The places that stay without round(fraction n) of the n layers of each kind, evenly spaced."""
     kept: list[int] = []
     for kind in dict.fromkeys(layers):
         places = [i for i, layer in enumerate(layers) if layer == kind]
         num_kept = len(places) - round(fraction * len(places))
         kept += [places[i * len(places) // num_kept] for i in range(num_kept)]
-    if not kept:
-        raise SpecError(f"found fraction={fraction:g}, which leaves none of {len(layers)} layers; take a smaller one.")
-    return with_layers(model, (layers[i] for i in sorted(kept)))
+    return sorted(kept)
 
 
 def _narrower(layer: Layer, fraction: float) -> Layer:
