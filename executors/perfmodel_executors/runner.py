@@ -52,6 +52,13 @@ class StepRunner:
             batch = build_batch(segments, self.cache.block_size, self.decoder.device)
             return self.decoder.step(batch, self.cache)
 
+    def candidates(self, segments: Sequence[Segment], count: int) -> list[list[int]]:
+        """The `count` most likely next tokens of each row that is wanted, the likeliest first."""
+        with torch.inference_mode():
+            batch = build_batch(segments, self.cache.block_size, self.decoder.device)
+            ranked: list[list[int]] = self.decoder.forward(batch, self.cache).topk(count, dim=-1).indices.tolist()
+            return ranked
+
 
 @dataclass(frozen=True)
 class RunnerSetup:

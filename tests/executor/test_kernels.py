@@ -78,6 +78,34 @@ def test_prefill_attention_is_dense_attention_of_the_chunk(window, chunk):
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("num_nodes", [7, 19])  # few queries, and more than go to torch's own attention
+def test_a_node_of_a_tree_attends_as_the_end_of_its_path(num_nodes):
+    """And the last nodes of a tree alone as when the whole tree is computed at once."""
+    generator = torch.Generator().manual_seed(2)
+    prefix, parents = 10, [-1, *((node - 1) // 2 for node in range(1, num_nodes))]
+    paths: list[list[int]] = []
+    for node, parent in enumerate(parents):
+        paths.append([*(paths[parent] if node else []), node])
+    k, v = (torch.randn(prefix + num_nodes, 2, 8, generator=generator) for _ in range(2))
+    q = torch.randn(num_nodes, 4, 8, generator=generator)
+    k_pages, tables = paged([k], torch.Generator().manual_seed(1))
+    v_pages, _ = paged([v], torch.Generator().manual_seed(1))
+    bits = torch.tensor([sum(1 << j for j in path) for path in paths])
+
+    def attend(first):
+        starts, computed = torch.tensor([0, num_nodes - first]), torch.tensor([prefix])
+        nodes = torch.tensor([num_nodes]) if first else None
+        tree = (tables, starts, computed, None, None, bits[first:], nodes)
+        return load_kernels().attention_prefill(q[first:], KVPages(k_pages, v_pages), *tree)
+
+    out = attend(0)
+    for node, path in enumerate(paths):
+        seen = [*range(prefix), *(prefix + j for j in path)]
+        expected = dense_attention(q[node : node + 1], k[seen], v[seen], [len(seen) - 1])
+        torch.testing.assert_close(out[node : node + 1].double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(attend(3), out[3:])
+
+
 @pytest.mark.parametrize("gated", [True, False])
 def test_grouped_experts_equal_a_loop_over_tokens(gated):
     generator = torch.Generator().manual_seed(0)

@@ -2,10 +2,11 @@
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
-__all__ = ["Segment", "StepBatch", "build_batch", "slot"]
+__all__ = ["Segment", "StepBatch", "TreeNodes", "Trees", "build_batch", "slot"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -14,29 +15,68 @@ from torch import Tensor
 from perfmodel_executors.models.support import CPU
 
 
+class TreeNodes(NamedTuple):
+    """Which nodes of a tree of drafted tokens a segment computes.
+
+    first:     how many nodes before them are in the KV cache already
+    depths:    of each node: its position is `num_computed` + depth, its slot that of `num_computed` + number
+    ancestors: for each node, bit j is set if it sees node j, itself included
+    """
+
+    first: int
+    depths: Sequence[int]
+    ancestors: Sequence[int]
+
+
 class Segment(NamedTuple):
     """The new tokens of one sequence in one step.
 
     tokens:       ids of the new tokens, following `num_computed` ones already in the KV cache
     block_table:  the sequence's KV blocks, in order, the new tokens' included
     is_sampled:   whether the token after the last one is wanted
+    is_verified:  whether the tokens after all of them are
+    nodes:        for tokens that are nodes of a tree and not a text; `num_computed` are those before the tree
     """
 
     tokens: Sequence[int]
     num_computed: int
     block_table: Sequence[int]
     is_sampled: bool = True
+    is_verified: bool = False
+    nodes: TreeNodes | None = None
+
+    @property
+    def num_wanted(self) -> int:
+        """Tokens that come of it."""
+        return len(self.tokens) if self.is_verified else int(self.is_sampled)
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """Of segments that are nodes of trees: what `attention_prefill` wants.
+
+    tables_GM, starts_G, computed_G: block tables, first rows among their tokens (G + 1), tokens before each tree
+    nodes_G:     nodes of each tree in the KV cache, those of the segment last
+    ancestors_T: bits of what each node sees
+    """
+
+    tables_GM: Tensor
+    starts_G: Tensor
+    computed_G: Tensor
+    nodes_G: Tensor
+    ancestors_T: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """T tokens: first those of D segments of one token, then those of G longer chunks.
+    """T tokens: first those of D segments of one token, then those of G longer chunks, then those of trees.
 
     tokens_T, positions_T: ids and positions
     slots_T:        where each token's keys and values go, block_id * block_size + offset
     tables_DM, contexts_D: block table and context length (the new token included) of the one-token segments
     tables_GM, starts_G, computed_G: block tables, first rows among the chunks' tokens (G + 1), tokens computed before
     sample_rows_S:  rows whose logits are wanted, in the order of the segments given to `build_batch`
+    trees:          of the segments that are nodes of trees, None without
     """
 
     tokens_T: Tensor
@@ -48,10 +88,17 @@ class StepBatch:
     starts_G: Tensor
     computed_G: Tensor
     sample_rows_S: Tensor
+    trees: Trees | None = None
 
     @property
     def num_decodes(self) -> int:
         return len(self.contexts_D)
+
+    @property
+    def num_chunk_tokens(self) -> int:
+        """Tokens of the chunks."""
+        in_trees = 0 if self.trees is None else len(self.trees.ancestors_T)
+        return len(self.tokens_T) - self.num_decodes - in_trees
 
 
 def slot(block_table: Sequence[int], position: int, block_size: int) -> int:
@@ -60,35 +107,58 @@ def slot(block_table: Sequence[int], position: int, block_size: int) -> int:
 
 
 def build_batch(segments: Sequence[Segment], block_size: int, device: torch.device = CPU) -> StepBatch:
-    """The flat batch of `segments`, whose sampled tokens come back in the order of the segments."""
-    decodes = [i for i, segment in enumerate(segments) if len(segment.tokens) == 1]
-    chunks = [i for i, segment in enumerate(segments) if len(segment.tokens) > 1]
+    """The flat batch of `segments`, whose wanted tokens come back in the order of the segments."""
+    decodes = [i for i, segment in enumerate(segments) if segment.nodes is None and len(segment.tokens) == 1]
+    chunks = [i for i, segment in enumerate(segments) if segment.nodes is None and len(segment.tokens) > 1]
+    trees = [i for i, segment in enumerate(segments) if segment.nodes is not None]
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    last_row: dict[int, int] = {}
-    for i in decodes + chunks:
+    end_row: dict[int, int] = {}
+    for i in decodes + chunks + trees:
         segment = segments[i]
-        span = range(segment.num_computed, segment.num_computed + len(segment.tokens))
+        base, count = segment.num_computed, len(segment.tokens)
+        first = base if segment.nodes is None else base + segment.nodes.first
         tokens += segment.tokens
-        positions += span
-        slots += [slot(segment.block_table, p, block_size) for p in span]
-        last_row[i] = len(tokens) - 1
-    starts = [0]
-    for i in chunks:
-        starts.append(starts[-1] + len(segments[i].tokens))
+        positions += range(base, base + count) if segment.nodes is None else [base + d for d in segment.nodes.depths]
+        slots += [slot(segment.block_table, p, block_size) for p in range(first, first + count)]
+        end_row[i] = len(tokens)
+    rows = [row for i, segment in enumerate(segments) for row in range(end_row[i] - segment.num_wanted, end_row[i])]
+
+    def integers(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
     return StepBatch(
-        tokens_T=torch.tensor(tokens, dtype=torch.int64, device=device),
-        positions_T=torch.tensor(positions, dtype=torch.int64, device=device),
-        slots_T=torch.tensor(slots, dtype=torch.int64, device=device),
+        tokens_T=integers(tokens),
+        positions_T=integers(positions),
+        slots_T=integers(slots),
         tables_DM=_tables([segments[i].block_table for i in decodes], device),
-        contexts_D=torch.tensor([segments[i].num_computed + 1 for i in decodes], dtype=torch.int64, device=device),
+        contexts_D=integers([segments[i].num_computed + 1 for i in decodes]),
         tables_GM=_tables([segments[i].block_table for i in chunks], device),
-        starts_G=torch.tensor(starts, dtype=torch.int64, device=device),
-        computed_G=torch.tensor([segments[i].num_computed for i in chunks], dtype=torch.int64, device=device),
-        sample_rows_S=torch.tensor(
-            [last_row[i] for i, segment in enumerate(segments) if segment.is_sampled], dtype=torch.int64, device=device
-        ),
+        starts_G=integers(_starts(segments, chunks)),
+        computed_G=integers([segments[i].num_computed for i in chunks]),
+        sample_rows_S=integers(rows),
+        trees=_trees(segments, trees, device) if trees else None,
+    )
+
+
+def _starts(segments: Sequence[Segment], chosen: Sequence[int]) -> list[int]:
+    """First rows of the chosen segments among their tokens, and the end."""
+    return list(accumulate((len(segments[i].tokens) for i in chosen), initial=0))
+
+
+def _trees(segments: Sequence[Segment], chosen: Sequence[int], device: torch.device) -> Trees:
+    nodes = [segments[i].nodes or TreeNodes(0, (), ()) for i in chosen]
+
+    def integers(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    return Trees(
+        tables_GM=_tables([segments[i].block_table for i in chosen], device),
+        starts_G=integers(_starts(segments, chosen)),
+        computed_G=integers([segments[i].num_computed for i in chosen]),
+        nodes_G=integers([each.first + len(each.depths) for each in nodes]),
+        ancestors_T=integers([bits for each in nodes for bits in each.ancestors]),
     )
 
 

@@ -140,15 +140,19 @@ class Decoder:
         return self.group.all_reduce(apply_linear(kernels, out_TD, weights.out, weights.out_bias))
 
     def _attend(self, q_TNH: Tensor, mixer: Attention, pages: KVPages, batch: StepBatch) -> Tensor:
-        """[T, N, H_v]: the one-token rows first, then the chunks'."""
-        kernels, split = self.kernels, batch.num_decodes
+        """[T, N, H_v]: the one-token rows first, then the chunks', then the trees'."""
+        kernels, split, end = self.kernels, batch.num_decodes, batch.num_decodes + batch.num_chunk_tokens
         span = (mixer.window, mixer.chunk)
         parts: list[Tensor] = []
         if split:
             parts.append(kernels.attention_decode(q_TNH[:split], pages, batch.tables_DM, batch.contexts_D, *span))
         if len(batch.computed_G):
             chunks = (batch.tables_GM, batch.starts_G, batch.computed_G)
-            parts.append(kernels.attention_prefill(q_TNH[split:], pages, *chunks, *span))
+            parts.append(kernels.attention_prefill(q_TNH[split:end], pages, *chunks, *span))
+        if batch.trees is not None:
+            trees = batch.trees
+            nodes = (trees.tables_GM, trees.starts_G, trees.computed_G, *span, trees.ancestors_T, trees.nodes_G)
+            parts.append(kernels.attention_prefill(q_TNH[end:], pages, *nodes))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _feed_forward(self, x_TC: Tensor, ffn: DenseFFN | MoEFFN, weights: LayerWeights) -> Tensor:

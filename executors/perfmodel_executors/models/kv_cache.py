@@ -49,6 +49,12 @@ class KVCache:
         for layer, pages in enumerate(self.pages):  # one layer at a time: the old pages go as the new ones come
             self.pages[layer] = pages.grown(self.num_blocks)
 
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copy the keys and values of slots: (from, to) each; all are read before any is written."""
+        sources, targets = (torch.tensor(slots, device=self.device) for slots in zip(*moves, strict=True))
+        for pages in self.pages:
+            pages.move(sources, targets)
+
     def reserve_for(self, block_tables: Sequence[Sequence[int]]) -> None:
         """Make room for every block id in `block_tables`."""
         self.reserve(1 + max((max(table) for table in block_tables if table), default=-1))

@@ -27,6 +27,7 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
         _problem([(33, 70)], (2, 1), (32, 16), dtype, FP8, page=32),
         _problem([(33, 70)], (2, 1), (16, 16), dtype, torch.int8),
         _problem([(6, 75), (6, 0)], (2, 1), (16, 16), dtype, dtype, tree=_TREE),
+        _problem([(3, 75), (3, 0)], (2, 1), (16, 16), dtype, dtype, tree=_TREE[3:], num_above=3),
     ]
 
 
@@ -57,9 +58,11 @@ def _problem(
     chunk: int | None = None,
     page: int = 16,
     tree: list[int] | None = None,
+    num_above: int = 0,
 ) -> Problem:
-    """spans: (new tokens, tokens computed before) of each chunk; tree: the bits of each chunk's nodes"""
-    width = -(-max(new + done for new, done in spans) // page)
+    """spans: (new tokens, tokens computed before) of each chunk; tree: the bits of each chunk's nodes, behind
+    `num_above` others"""
+    width = -(-max(new + done + num_above for new, done in spans) // page)
     starts = [sum(new for new, _ in spans[:i]) for i in range(len(spans) + 1)]
     num_blocks = width * len(spans) + 1
 
@@ -69,7 +72,8 @@ def _problem(
         tables = inputs.permutation(num_blocks)[: width * len(spans)].view(len(spans), width)
         bits = inputs.of(tree * len(spans), torch.int64) if tree else None
         chunks = (inputs.of(starts, torch.int64), inputs.of([done for _, done in spans], torch.int64))
-        return q, pages, tables, *chunks, window, chunk, bits
+        nodes = inputs.of([new + num_above for new, _ in spans], torch.int64) if num_above else None
+        return q, pages, tables, *chunks, window, chunk, bits, nodes
 
     size = Heads(*heads, *dims, NAMES[dtype], dtype.itemsize, kv_dtype.itemsize, window, chunk)
     is_plain = kv_dtype == dtype and window is None and chunk is None and tree is None and len(set(spans)) == 1

@@ -1,7 +1,8 @@
 """Causal attention of prompt chunks over paged keys and values, the chunk's own included (written before the call).
 
 Queries go in tiles, and each tile reads only the keys that some query of it sees: so the causal half and what lies
-outside a window cost nothing, as in a flash kernel, and the work is that of the operator's formula.
+outside a window cost nothing, as in a flash kernel, and the work is that of the operator's formula. Few queries, as
+those that verify drafted tokens, go to torch's own attention, which reads keys and values once for all of them.
 """
 
 __all__ = ["QUERY_TILE", "attention_prefill"]
@@ -10,11 +11,13 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.kernels.spans import check_tree, first_visible, visible
 
 QUERY_TILE = 128  # 64 to 256 measured equal within 15 % at chunks of 128 to 1024
+_FEW = 16  # queries; above, torch's attention with a mask measured slower than two products, below faster, up to twice
 
 
 def attention_prefill(
@@ -26,6 +29,7 @@ def attention_prefill(
     window: int | None = None,
     chunk: int | None = None,
     ancestors_T: Tensor | None = None,
+    num_nodes_G: Tensor | None = None,
 ) -> Tensor:
     """softmax(q k^T / sqrt(H)) v for each chunk, [T, N, H_v], softmax in fp32.
 
@@ -36,6 +40,7 @@ def attention_prefill(
     chunk:        a query sees only tokens of its own chunk of this length (chunked attention of Llama 4)
     ancestors:    int64 [T], for chunks that are trees of drafted tokens: a query sees the whole prefix, and of its
                   chunk (at most 64 tokens) token j if bit j is set, its own included; without window and chunk
+    num_nodes:    nodes of each tree in the KV cache, of which its queries are the last; None where they are all
 
     Raises PerfmodelError for a tree with a window or chunk.
     """
@@ -43,30 +48,46 @@ def attention_prefill(
     block_size = pages.block_size
     starts: list[int] = query_starts_G.tolist()
     computed: list[int] = num_computed_G.tolist()
+    nodes: list[int] | None = None if num_nodes_G is None else num_nodes_G.tolist()
     out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], pages.v_BSKH.shape[3])
     for row, prefix in enumerate(computed):
         begin, end = starts[row], starts[row + 1]
         base = first_visible(prefix, window, chunk) // block_size
-        blocks = block_tables_GM[row, base : -(-(prefix + end - begin) // block_size)]
+        num_keys = prefix + (end - begin if nodes is None else nodes[row])
+        blocks = block_tables_GM[row, base : -(-num_keys // block_size)]
         k_KLH, v_KLH = (rows.transpose(0, 1) for rows in pages.gathered(blocks, q_TNH.dtype))
         for tile in range(begin, end, QUERY_TILE):
             stop = min(tile + QUERY_TILE, end)
             first, last = prefix + tile - begin, prefix + stop - begin  # positions of the tile's queries
             low = first_visible(first, window, chunk)
-            keys = slice(low - base * block_size, last - base * block_size)
             if ancestors_T is None:
+                keys = slice(low - base * block_size, last - base * block_size)
                 q_pos, k_pos = (torch.arange(p, last, device=q_TNH.device) for p in (first, low))
                 mask_TL = visible(q_pos, k_pos, window, chunk)
             else:
-                mask_TL = _in_tree(ancestors_T[tile:stop], prefix, last)
-            out_TNH[tile:stop] = _attend(q_TNH[tile:stop], k_KLH[:, keys], v_KLH[:, keys], mask_TL)
+                keys = slice(0, num_keys)
+                mask_TL = _in_tree(ancestors_T[tile:stop], prefix, num_keys)
+            attend = _attend if stop - tile > _FEW else _attend_few
+            out_TNH[tile:stop] = attend(q_TNH[tile:stop], k_KLH[:, keys], v_KLH[:, keys], mask_TL)
     return out_TNH
 
 
 def _in_tree(ancestors_T: Tensor, prefix: int, num_keys: int) -> Tensor:
     """The whole prefix, and the chunk's tokens whose bit is set: bool [T, prefix + chunk]."""
     bits_TL = ancestors_T[:, None] >> torch.arange(num_keys - prefix, device=ancestors_T.device)
-    return torch.nn.functional.pad((bits_TL & 1).bool(), (prefix, 0), value=True)
+    return functional.pad((bits_TL & 1).bool(), (prefix, 0), value=True)
+
+
+def _attend_few(q_TNH: Tensor, k_KLH: Tensor, v_KLH: Tensor, mask_TL: Tensor) -> Tensor:
+    """The query heads of a group act as the rows of one query, as in decodes."""
+    num_queries, num_heads, head_dim = q_TNH.shape
+    num_kv_heads = k_KLH.shape[0]
+    group = num_heads // num_kv_heads
+    q_KRH = q_TNH.view(num_queries, num_kv_heads, group, head_dim).transpose(0, 1).flatten(1, 2)
+    mask_RL = mask_TL.repeat_interleave(group, 0)
+    out_KRH = functional.scaled_dot_product_attention(q_KRH[None], k_KLH[None], v_KLH[None], attn_mask=mask_RL)
+    out_TKGH = out_KRH[0].view(num_kv_heads, num_queries, group, -1).transpose(0, 1)
+    return out_TKGH.reshape(num_queries, num_heads, -1)
 
 
 def _attend(q_TNH: Tensor, k_KLH: Tensor, v_KLH: Tensor, mask_TL: Tensor) -> Tensor:

@@ -75,11 +75,11 @@ def _attend_keys(
 
 @triton.jit(do_not_specialize=["table_stride", "num_chunks"])
 def _attention_prefill_kernel(
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, tables_ptr, starts_ptr, computed_ptr, ancestors_ptr, out_ptr,
-    q_stride, table_stride, num_chunks, scale_log2,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, tables_ptr, starts_ptr, computed_ptr, ancestors_ptr, nodes_ptr,
+    out_ptr, q_stride, table_stride, num_chunks, scale_log2,
     N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, PAGE: tl.constexpr, FORMAT: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, IS_TREE: tl.constexpr, H_PAD: tl.constexpr, V_PAD: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, IS_TREE: tl.constexpr, HAS_NODES: tl.constexpr,
+    H_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     GROUP: tl.constexpr = N // K
     TOKENS: tl.constexpr = ROWS // GROUP
@@ -133,6 +133,8 @@ def _attention_prefill_kernel(
     ancestors = row
     if IS_TREE:
         high = prefix + length
+        if HAS_NODES:
+            high = prefix + tl.load(nodes_ptr + chunk).to(tl.int32)
         high_for_all = prefix
         ancestors = tl.load(ancestors_ptr + query_row, mask=is_row, other=1)
     from_all = tl.cdiv(low_for_all, KEYS) * KEYS
@@ -173,6 +175,7 @@ def attention_prefill(
     window: int | None = None,
     chunk: int | None = None,
     ancestors_T: Tensor | None = None,
+    num_nodes_G: Tensor | None = None,
     *,
     config: TileConfig | None = None,
 ) -> Tensor:
@@ -186,14 +189,14 @@ def attention_prefill(
     form = format_of(pages.dtype, q_TNH.device)
     args = (
         q_TNH, raw(pages.k_BSKH, form), raw(pages.v_BSKH, form), pages.k_scale_BKS, pages.v_scale_BKS,
-        block_tables_GM, query_starts_G, num_computed_G, ancestors_T, out_TNH,
+        block_tables_GM, query_starts_G, num_computed_G, ancestors_T, num_nodes_G, out_TNH,
         q_TNH.stride(0), block_tables_GM.stride(0), num_chunks, math.log2(math.e) / math.sqrt(head_dim),
     )  # fmt: skip
     widths = (padded(head_dim), padded(v_dim))
     constants = {
         "N": num_heads, "K": kv_heads, "H": head_dim, "HV": v_dim, "PAGE": pages.block_size, "FORMAT": form,
         "WINDOW": window or 0, "CHUNK": chunk or 0, "IS_TREE": ancestors_T is not None,
-        "H_PAD": widths[0], "V_PAD": widths[1],
+        "HAS_NODES": num_nodes_G is not None, "H_PAD": widths[0], "V_PAD": widths[1],
     }  # fmt: skip
 
     def run(config: TileConfig) -> None:

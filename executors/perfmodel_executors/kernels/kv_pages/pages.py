@@ -62,6 +62,17 @@ class KVPages(NamedTuple):
         k = dequantized(self.k_BSKH, self.k_scale_BKS, blocks_M, dtype)
         return k, dequantized(self.v_BSKH, self.v_scale_BKS, blocks_M, dtype)
 
+    def move(self, sources_M: Tensor, targets_M: Tensor) -> None:
+        """Copy the tokens in slots `sources` to slots `targets`; all are read before any is written."""
+        size = self.block_size
+        for pages_BSKH in (self.k_BSKH, self.v_BSKH):
+            rows = (pages_BSKH.view(torch.uint8) if self.dtype == FP8 else pages_BSKH).flatten(0, 1)
+            rows[targets_M] = rows[sources_M]
+        for scale_BKS in (self.k_scale_BKS, self.v_scale_BKS):
+            if scale_BKS is not None:
+                moved_MK = scale_BKS[sources_M // size, :, sources_M % size]
+                scale_BKS[targets_M // size, :, targets_M % size] = moved_MK
+
     def fill_normal(self, first_block: int) -> None:
         """Random contents for the blocks from `first_block` on: standard normal."""
         for pages_BSKH, scale_BKS in ((self.k_BSKH, self.k_scale_BKS), (self.v_BSKH, self.v_scale_BKS)):
