@@ -71,7 +71,7 @@ def _shard_ffn(ffn: FeedForward | None, shard: Sharding) -> FeedForward | None:
     if isinstance(ffn, MoEFFN):
         return replace(
             ffn,
-            num_experts=ceil(ffn.num_experts / shard.ep),
+            num_experts=shard.local_experts(ffn.num_experts),
             intermediate_size=ceil(ffn.intermediate_size / shard.moe_tp),
             shared_intermediate_size=shard.columns(ffn.shared_intermediate_size),
         )

@@ -12,9 +12,9 @@ from perfmodel.cost.calibrations import load_calibration
 from perfmodel.cost.estimate import StepEstimate, estimate_step
 from perfmodel.cost.roofline import OperatorTimer
 from perfmodel.cost.server import EngineProfile, load_engine_profile
+from perfmodel.ops.expert_routing import routing_of
 from perfmodel.ops.graph import StepGraph, build_graph
 from perfmodel.ops.ragged import ContextSpread
-from perfmodel.ops.routing import routing_of
 from perfmodel.ops.work import BatchShape
 from perfmodel.specs.scenario import Scenario
 
@@ -57,7 +57,7 @@ def scenario_graph(scenario: Scenario, profile: EngineProfile, spread: ContextSp
         scenario.engine,
         sampling=method,
         bytes_per_logit=profile.bytes_per_logit(method, scenario.model),
-        routing=routing_of(scenario.routing),
+        routing=routing_of(scenario.routing, scenario.engine),
         spread=spread,
     )
 

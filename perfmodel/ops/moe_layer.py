@@ -47,7 +47,7 @@ def moe_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
 def _expert_node(ffn: MoEFFN, context: LayerContext) -> OperatorNode:
     shard, form = context.shard, context.format("experts")
     intermediate = ceil(ffn.intermediate_size / shard.moe_tp)
-    width, local = ffn.latent_size or context.hidden, ceil(ffn.num_experts / shard.ep)
+    width, local = ffn.latent_size or context.hidden, shard.local_experts(ffn.num_experts)
     sizes = {"width": width, "intermediate": intermediate, "local_experts": local}
 
     def work(everyone: int) -> Work:

@@ -11,9 +11,9 @@ __all__ = [
     "Routing",
     "distinct_experts",
     "expected_tiles",
+    "popularity_of",
     "power_law_routing",
     "recorded_routing",
-    "routing_of",
     "slowest_uniform_routing",
     "uniform_routing",
 ]
@@ -27,6 +27,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.ops.placement import Placement, consecutive_experts, place_experts
 from perfmodel.specs.model.architecture import MoEFFN
 from perfmodel.specs.traffic import ExpertRouting
 
@@ -117,56 +118,80 @@ def _uniform(num_experts: int, num_tokens: int, probability: float) -> ExpertLoa
     return ExpertLoad(distinct, num_experts * num_tokens * probability, tuple(tiles.tolist()))
 
 
-def routing_of(spec: ExpertRouting) -> Routing:
-    """The routing that a scenario names."""
+Chances = Callable[[int, int], Values]  # (experts, top_k) -> (draws, experts): how likely each is among a token's k
+
+
+def popularity_of(spec: ExpertRouting, *, num_draws: int = 8, seed: int = 0) -> Chances:
+    """How likely each expert is among the k of a token, as a scenario says; `num_draws` of what is drawn."""
     if spec.alpha is not None:
-        return power_law_routing(spec.alpha)
+        return _power_law_chances(spec.alpha, num_draws, seed)
     if spec.popularity is not None:
-        return recorded_routing(spec.popularity)
-    return slowest_uniform_routing
+        return _recorded_chances(spec.popularity, num_draws, seed)
+    return lambda num_experts, top_k: np.full((1, num_experts), min(1.0, top_k / num_experts))
 
 
-def power_law_routing(exponent: float, *, num_draws: int = 8, seed: int = 0) -> Routing:
+def power_law_routing(
+    exponent: float, num_redundant: int | None = None, *, num_draws: int = 8, seed: int = 0
+) -> Routing:
     """Routing in which experts are drawn in proportion to x, x of density x^-exponent; the slowest rank's load.
 
-    Popularity is drawn once per block shape, counts for each number of tokens: means over `num_draws` seeded draws.
-    Ranks hold consecutive experts.
+    Popularity is drawn once per block shape, counts for each number of tokens: means over seeded draws. Ranks hold
+    consecutive experts, or, with `num_redundant` copies of popular ones, those that `place_experts` gives them.
     """
-
-    @lru_cache(maxsize=256)
-    def probabilities(num_experts: int, top_k: int) -> Values:
-        draws = np.random.default_rng((seed, num_experts, top_k)).random((num_draws, num_experts))
-        return _inclusion(_power_law(draws, exponent), top_k)
-
-    return _skewed(probabilities, num_draws, seed)
+    return _skewed(_power_law_chances(exponent, num_draws, seed), num_redundant, seed)
 
 
-def recorded_routing(popularity: Sequence[float], *, num_draws: int = 8, seed: int = 0) -> Routing:
+def recorded_routing(
+    popularity: Sequence[float], num_redundant: int | None = None, *, num_draws: int = 8, seed: int = 0
+) -> Routing:
     """Routing in proportion to recorded counts, one for each expert; the slowest rank's load.
 
     A block with another number of experts than were recorded takes the record's quantiles, most popular first.
     """
+    return _skewed(_recorded_chances(popularity, num_draws, seed), num_redundant, seed)
+
+
+def _power_law_chances(exponent: float, num_draws: int, seed: int) -> Chances:
+    @lru_cache(maxsize=256)
+    def chances(num_experts: int, top_k: int) -> Values:
+        draws = np.random.default_rng((seed, num_experts, top_k)).random((num_draws, num_experts))
+        return _inclusion(_power_law(draws, exponent), top_k)
+
+    return chances
+
+
+def _recorded_chances(popularity: Sequence[float], num_draws: int, seed: int) -> Chances:
     recorded = np.sort(np.asarray(popularity, dtype=np.float64))[::-1]
 
     @lru_cache(maxsize=256)
-    def probabilities(num_experts: int, top_k: int) -> Values:
+    def chances(num_experts: int, top_k: int) -> Values:
         places = (np.arange(num_experts) + 0.5) / num_experts * len(recorded) - 0.5
         counts = np.interp(places, np.arange(len(recorded)), recorded)
         draws = np.random.default_rng((seed, num_experts)).permuted(np.tile(counts, (num_draws, 1)), axis=1)
         return _inclusion(draws, top_k)
 
-    return _skewed(probabilities, num_draws, seed)
+    return chances
 
 
-def _skewed(probabilities: Callable[[int, int], Values], num_draws: int, seed: int) -> Routing:
-    """Routing by each expert's chance (draws, experts) to be among a token's k; counts drawn anew for each batch."""
+def _skewed(chances_of: Chances, num_redundant: int | None, seed: int) -> Routing:
+    """Routing by each expert's chance to be among a token's k; counts drawn anew for each batch.
+
+    num_redundant: copies of popular experts, all placed by their popularity; None: consecutive experts, no copies
+    """
+
+    @lru_cache(maxsize=256)
+    def placements(num_experts: int, top_k: int, num_ranks: int) -> list[Placement]:
+        chances = chances_of(num_experts, top_k)
+        if num_redundant is None:
+            return [consecutive_experts(num_experts, num_ranks)] * len(chances)
+        return [place_experts(draw, num_ranks, num_redundant) for draw in chances]
 
     def route(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
-        chances = probabilities(ffn.num_experts, min(ffn.top_k, ffn.num_experts))
-        counts = np.random.default_rng((seed, num_tokens)).binomial(num_tokens, chances)
-        local = ceil(ffn.num_experts / num_ranks)
-        padded = np.pad(counts, ((0, 0), (0, local * num_ranks - ffn.num_experts))).reshape(num_draws, num_ranks, local)
-        heaviest = padded[np.arange(num_draws), padded.sum(axis=2).argmax(axis=1)]
+        top_k = min(ffn.top_k, ffn.num_experts)
+        counts = np.random.default_rng((seed, num_tokens)).binomial(num_tokens, chances_of(ffn.num_experts, top_k))
+        places = placements(ffn.num_experts, top_k, num_ranks)
+        rows = np.array([placed.rows(count) for placed, count in zip(places, counts, strict=True)])
+        heaviest = rows[np.arange(len(rows)), rows.sum(axis=2).argmax(axis=1)]
         tiles = np.ceil(heaviest[:, :, None] / _TILES).sum(axis=1).mean(axis=0)
         means = (heaviest > 0).sum(axis=1).mean(), heaviest.sum(axis=1).mean()
         return ExpertLoad(float(means[0]), float(means[1]), tuple(tiles.tolist()))

@@ -14,7 +14,7 @@ from perfmodel.specs.engine import EngineSpec
 @dataclass(frozen=True, slots=True)
 class Sharding:
     """tp, pp, dp: degrees of tensor, pipeline and data parallelism; ep: ranks that share out whole experts.
-    gathers_tokens: see `EngineSpec`.
+    gathers_tokens: see `EngineSpec`. num_redundant_experts: copies of popular experts, on all ranks together.
 
     Without expert parallelism the experts are cut along their intermediate size over all tp * dp ranks (vLLM flattens
     the two for mixture-of-experts layers), so that `moe_tp * ep == tp * dp` always.
@@ -25,6 +25,7 @@ class Sharding:
     dp: int = 1
     is_expert_parallel: bool = False
     gathers_tokens: bool = True
+    num_redundant_experts: int = 0
 
     @classmethod
     def of(cls, engine: EngineSpec) -> "Sharding":
@@ -34,6 +35,7 @@ class Sharding:
             dp=engine.data_parallel_size,
             is_expert_parallel=engine.enable_expert_parallel,
             gathers_tokens=engine.gathers_tokens or not engine.enable_expert_parallel,
+            num_redundant_experts=engine.eplb_config.num_redundant_experts,
         )
 
     @property
@@ -43,6 +45,10 @@ class Sharding:
     @property
     def moe_tp(self) -> int:
         return 1 if self.is_expert_parallel else self.tp * self.dp
+
+    def local_experts(self, num_experts: int) -> int:
+        """Experts, copies included, that a rank holds."""
+        return ceil((num_experts + self.num_redundant_experts) / self.ep)
 
     def columns(self, size: int) -> int:
         """A dimension cut over the tensor-parallel ranks."""

@@ -16,6 +16,7 @@ from perfmodel.sim.cluster import Cluster
 from perfmodel.sim.collector import Collector
 from perfmodel.sim.columns import RequestColumns
 from perfmodel.sim.ensemble import run_ensemble
+from perfmodel.sim.notes import run_notes
 from perfmodel.sim.pool_basis import BasisOf, remembered_basis
 from perfmodel.sim.replica import Replica
 from perfmodel.sim.result import RunResult
@@ -69,7 +70,7 @@ def simulate(
         ensemble = run_ensemble(scenario, requests, partial(_serve_drawn, basis_of, one_of))
     summary = summarize(scenario, collector, device_totals(cluster, collector), used, ensemble)
     num_blocks = max(pool.memory.num_kv_blocks for pool in cluster.pools)
-    notes = _notes(used)
+    notes = run_notes(scenario, used, requests, collector.num_steps)
     return RunResult(scenario, "simulated", summary, requests, collector.steps(), num_blocks, notes, ensemble)
 
 
@@ -116,12 +117,3 @@ def _serve_drawn(basis_of: BasisOf, one_of: int, scenario: Scenario, scores: Sco
     with Collector(keep_steps=False) as collector:
         _serve(scenario, Workload(entrance), basis_of, collector, one_of=one_of, scores=scores)
     return collector.requests()
-
-
-def _notes(calibration: Calibration) -> tuple[str, ...]:
-    if calibration.origin == "datasheet":
-        return (
-            f"No calibration for {calibration.device}: times are the datasheet roofline with assumed launch overheads, "
-            f"a lower bound that real kernels exceed, often by half or more.",
-        )
-    return ()

@@ -1,14 +1,20 @@
 """`EngineSpec`: how the model is served, with vLLM's engine-argument names, meanings and defaults."""
 
-__all__ = ["EngineSpec"]
+__all__ = ["EngineSpec", "EplbConfig"]
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from perfmodel.specs.base import Spec
 from perfmodel.specs.speculation import SpeculativeConfig
 from perfmodel.specs.units import Milliseconds
+
+
+class EplbConfig(Spec):
+    """vLLM's: how many copies of popular experts there are beside one of each."""
+
+    num_redundant_experts: NonNegativeInt = 0
 
 
 class EngineSpec(Spec):
@@ -18,6 +24,8 @@ class EngineSpec(Spec):
     pipeline_parallel_size: PositiveInt = 1
     data_parallel_size: PositiveInt = 1
     enable_expert_parallel: bool = False
+    enable_eplb: bool = False  # experts placed, and popular ones copied, so that ranks are loaded alike
+    eplb_config: EplbConfig = EplbConfig()
     # How tokens of data-parallel ranks get to the experts of others: gathered on all ranks and reduced afterwards, or
     # sent to the ranks of their experts and back (all others); None: as the profile's engine does by default
     all2all_backend: (
@@ -81,6 +89,15 @@ class EngineSpec(Spec):
     def plans_ahead(self) -> bool:
         """Whether the next step is planned while one runs: not when it depends on how many drafted tokens are right."""
         return self.async_scheduling and self.speculative_config is None
+
+    @model_validator(mode="after")
+    def _balances_what_is_shared_out(self) -> "EngineSpec":
+        copies = self.eplb_config.num_redundant_experts
+        if self.enable_eplb and not self.enable_expert_parallel:
+            raise ValueError("found enable_eplb without enable_expert_parallel; experts are whole only with the latter")
+        if copies and not self.enable_eplb:
+            raise ValueError(f"found num_redundant_experts={copies} without enable_eplb; set that, or leave it out")
+        return self
 
     @property
     def gathers_tokens(self) -> bool:

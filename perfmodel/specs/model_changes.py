@@ -6,6 +6,7 @@ The changes themselves are functions in `perfmodel.specs.model.changes`.
 
 __all__ = [
     "EarlyExit",
+    "Experts",
     "LatentChange",
     "LinearChange",
     "LowRank",
@@ -157,6 +158,25 @@ class Moefy(Spec):
         return self
 
 
+class Experts(Spec):
+    """Mixtures of experts of another shape; what is left out stays.
+
+    top_k: experts per token; num_experts: of each block; split: each expert as so many of a part of its width, as many
+    times more per token (fine-grained experts, DeepSeekMoE); shared_intermediate_size: width of the shared experts
+    """
+
+    top_k: PositiveInt | None = None
+    num_experts: PositiveInt | None = None
+    split: Annotated[int, Field(ge=2)] | None = None
+    shared_intermediate_size: NonNegativeInt | None = None
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> "Experts":
+        if not self.model_dump(exclude_none=True):
+            raise ValueError("found no field; give top_k, num_experts, split or shared_intermediate_size")
+        return self
+
+
 class ModelChanges(Spec):
     """Applied from the first to the last field, whatever their order in the file.
 
@@ -167,6 +187,7 @@ class ModelChanges(Spec):
     linear:       linear attention instead
     ssm_layers:   Mamba-2 instead of attention
     prune, low_rank, moefy: fewer weights, or fewer per token
+    experts:      more, fewer or finer experts
     share_layers: this many distinct layers, used in turn
     tie_embeddings: whether the LM head is the embedding table
     early_exit:   tokens leave before the last layer
@@ -183,6 +204,7 @@ class ModelChanges(Spec):
     prune: Prune | None = None
     low_rank: LowRank | None = None
     moefy: Moefy | None = None
+    experts: Experts | None = None
     share_layers: PositiveInt | None = None
     tie_embeddings: bool | None = None
     early_exit: EarlyExit | None = None

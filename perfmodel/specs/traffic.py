@@ -146,11 +146,15 @@ class ExpertRouting(Spec):
     uniform:   all alike, as routers are trained to
     power_law: popularity of density x^-alpha, as domain traffic skews it
     recorded:  in proportion to `popularity`, a count for each expert
+
+    capacity_factor: every expert multiplies this many times its even share of a step's tokens: fewer are padded, more
+                     are dropped (GShard, Switch); None: each multiplies what it gets
     """
 
     distribution: Literal["uniform", "power_law", "recorded"] = "uniform"
     alpha: float | None = Field(default=None, gt=0, le=3)
     popularity: tuple[NonNegativeFloat, ...] | None = None
+    capacity_factor: PositiveFloat | None = None
 
     @model_validator(mode="after")
     def _has_what_it_needs(self) -> "ExpertRouting":

@@ -9,10 +9,10 @@ from perfmodel.errors import SpecError
 from perfmodel.ops.attention_decode import attention_decode
 from perfmodel.ops.attention_prefill import Heads, flash_prefill, standard_prefill
 from perfmodel.ops.collectives import all_reduce
+from perfmodel.ops.expert_routing import routing_of
 from perfmodel.ops.formats import LinearFormat, linear_format
 from perfmodel.ops.gemm import gemm
 from perfmodel.ops.moe import experts
-from perfmodel.ops.routing import routing_of
 from perfmodel.ops.work import Work
 from perfmodel.specs.model.architecture import MoEFFN
 from perfmodel.specs.model.quantization import (
@@ -98,7 +98,7 @@ def _experts(scenario: Scenario, shape: KernelShape) -> Work:
     return experts(
         shape.size("tokens"),
         ffn,
-        routing_of(scenario.routing)(ffn, shape.size("tokens"), ranks),
+        routing_of(scenario.routing, scenario.engine)(ffn, shape.size("tokens"), ranks),
         kernel_format(scenario, shape.format),
         width=shape.size("hidden"),
         intermediate=shape.size("intermediate"),

@@ -28,6 +28,7 @@ _CHOICES = {
     ),
     "low_rank": st.sampled_from([{"rank": 64}, {"fraction": 0.3, "components": ["attention"]}]),
     "moefy": st.just({"num_experts": 8, "top_k": 2}),
+    "experts": st.sampled_from([{"top_k": 1}, {"split": 2}, {"num_experts": 16, "shared_intermediate_size": 512}]),
     "share_layers": st.sampled_from([1, 4, 5]),
     "tie_embeddings": st.booleans(),
     "early_exit": st.sampled_from([{"expected_share": 0.5}, {"expected_share": 0.8, "confidence": "softmax"}]),

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfmodel.ops.expert_routing import routing_of
 from perfmodel.ops.routing import (
     TILE_ROWS,
     expected_tiles,
     power_law_routing,
     recorded_routing,
-    routing_of,
     slowest_uniform_routing,
     uniform_routing,
 )

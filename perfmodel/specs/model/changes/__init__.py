@@ -10,9 +10,10 @@ from types import MappingProxyType
 
 from perfmodel.specs.model.changes.attention import with_kv_heads, with_latent, with_sparse_attention, with_window
 from perfmodel.specs.model.changes.exits import with_early_exit
+from perfmodel.specs.model.changes.experts import moefied, with_experts
 from perfmodel.specs.model.changes.pruning import pruned
 from perfmodel.specs.model.changes.recurrent import with_linear_attention, with_ssm_layers
-from perfmodel.specs.model.changes.sizes import moefied, with_low_rank, with_shared_layers, with_tied_embeddings
+from perfmodel.specs.model.changes.sizes import with_low_rank, with_shared_layers, with_tied_embeddings
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.model_changes import ModelChanges
 
@@ -30,6 +31,7 @@ CHANGES: MappingProxyType[str, Change] = MappingProxyType(
         "prune": pruned,
         "low_rank": with_low_rank,
         "moefy": moefied,
+        "experts": with_experts,
         "share_layers": with_shared_layers,
         "tie_embeddings": with_tied_embeddings,
         "early_exit": with_early_exit,

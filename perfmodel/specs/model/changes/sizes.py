@@ -1,11 +1,11 @@
-"""The same depth with other weights: thin factors, experts, shared layers, one table for words in and out."""
+"""The same depth with other weights: thin factors, shared layers, one table for words in and out."""
 
-__all__ = ["moefied", "with_low_rank", "with_shared_layers", "with_tied_embeddings"]
+__all__ = ["with_low_rank", "with_shared_layers", "with_tied_embeddings"]
 
 from dataclasses import replace
 
 from perfmodel.errors import SpecError
-from perfmodel.specs.model.architecture import Attention, DenseFFN, FeedForward, Layer, Mixer, MoEFFN
+from perfmodel.specs.model.architecture import Attention, DenseFFN, FeedForward, Layer, Mixer
 from perfmodel.specs.model.changes.rebuilt import with_layers
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.model_changes import LowRank, ModelChanges
@@ -54,42 +54,6 @@ def _rank(num_in: int, num_out: int, low_rank: LowRank) -> int:
             f"found rank={low_rank.rank} for a matrix of {num_in} x {num_out}; take at most {min(num_in, num_out)}."
         )
     return low_rank.rank
-
-
-def moefied(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
-    """Dense feed-forward blocks as `num_experts` experts of 1 / `num_experts` of their width, `top_k` per token.
-
-    Source: MoEfication, Zhang et al. 2022.
-    """
-    moefy = changes.moefy
-    assert moefy is not None
-    found = [layer.ffn for layer, _ in model.layers if isinstance(layer.ffn, DenseFFN)]
-    if not found:
-        raise SpecError(f"found {model.name}, which has no dense feed-forward block to split; leave it out.")
-    for ffn in found:
-        if ffn.intermediate_size % moefy.num_experts:
-            raise SpecError(
-                f"found num_experts={moefy.num_experts} for blocks of {ffn.intermediate_size} columns; take a divisor "
-                f"of {ffn.intermediate_size}."
-            )
-        if ffn.up_rank is not None:
-            raise SpecError("found beside low_rank of dense_ffn; experts are not factored, leave one of them out.")
-
-    def split(ffn: DenseFFN) -> MoEFFN:
-        return MoEFFN(
-            num_experts=moefy.num_experts,
-            top_k=moefy.top_k,
-            intermediate_size=ffn.intermediate_size // moefy.num_experts,
-            gated=ffn.gated,
-            activation=ffn.activation,
-            bias=ffn.bias,
-        )
-
-    layers = (
-        replace(layer, ffn=split(layer.ffn)) if isinstance(layer.ffn, DenseFFN) else layer
-        for layer in model.iter_layers()
-    )
-    return with_layers(model, layers)
 
 
 def with_shared_layers(model: ModelSpec, changes: ModelChanges) -> ModelSpec:

@@ -172,6 +172,21 @@ def test_experts_split_the_block_and_a_router_chooses() -> None:
     assert model.active_by_component["experts"] == base.active_by_component["dense_ffn"] / 4
 
 
+def test_finer_experts_are_the_same_weights_and_the_same_per_token() -> None:
+    base = count_parameters(load_model("mixtral-8x7b"))
+    model = count_parameters(changed("mixtral-8x7b", experts={"split": 4}))
+    assert model.stored["experts"] == base.stored["experts"]
+    assert model.active_by_component["experts"] == base.active_by_component["experts"]
+    assert model.stored["router"] == 4 * base.stored["router"]
+
+
+def test_fewer_experts_per_token_leave_the_weights_and_multiply_fewer() -> None:
+    base = count_parameters(load_model("mixtral-8x7b"))
+    model = count_parameters(changed("mixtral-8x7b", experts={"top_k": 1}))
+    assert model.total == base.total
+    assert model.active_by_component["experts"] == base.active_by_component["experts"] / 2
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "says"),
     [
@@ -186,6 +201,9 @@ def test_experts_split_the_block_and_a_router_chooses() -> None:
         (LLAMA, {"prune": {"kind": "layers", "fraction": 0.99}}, "leaves none of 32 layers"),
         (LLAMA, {"low_rank": {"rank": 5000}}, "at most 4096"),
         ("mixtral-8x7b", {"moefy": {"num_experts": 4, "top_k": 1}}, "no dense"),
+        (LLAMA, {"experts": {"top_k": 1}}, "no mixture of experts"),
+        ("mixtral-8x7b", {"experts": {"top_k": 9}}, "top_k=9 of 8"),
+        ("mixtral-8x7b", {"experts": {"split": 3}}, "divisor of 14336"),
         (LLAMA, {"moefy": {"num_experts": 5, "top_k": 1}}, "divisor of 14336"),
         (LLAMA, {"window": 64, "window_every": 2, "share_layers": 3}, "of another kind"),
         (LLAMA, {"share_layers": 33}, "at most 32"),
