@@ -24,7 +24,7 @@ from perfmodel_executors.device import DeviceClock, device_name, find_device, me
 from perfmodel_executors.driver import WallClock, serve
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, calibrate_machine
 from perfmodel_executors.measure.drift import DriftMeter
-from perfmodel_executors.models.support import with_plain_weights
+from perfmodel_executors.models.support import check_kv_engine, with_plain_weights
 from perfmodel_executors.parallel.ranks import open_ranks
 from perfmodel_executors.runner import RunnerSetup
 
@@ -52,6 +52,7 @@ def execute_scenario(
     Raises PerfmodelError for what is not executed yet, DoesNotFitError and WorkloadError as the simulator does.
     """
     torch.set_num_threads(1)
+    check_kv_engine(scenario.engine)
     scenario = _as_executed(scenario)
     engine = scenario.engine
     num_ranks = _num_ranks(scenario)
@@ -89,6 +90,7 @@ def validate_executor(
     the drift of a shared machine would be counted as an error of the model.
     """
     _check_one_cpu(scenario)
+    check_kv_engine(scenario.engine)
     scenario = _as_executed(scenario)
     machine = calibrate_machine(scenario, budget_s, min_rounds, progress)
     comparisons = []

@@ -17,6 +17,7 @@ from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
 
 SPARSE_RATE = "@2:4"  # behind the name of a rate: at `sparsity_speedup` times that, FLOPs counted as if dense
 
+_KV_GROUP = 32  # elements of a scale below 8 bits unless the scenario says more (KIVI's group)
 _KV_DTYPES = {
     "fp8_e4m3": "fp8",
     "fp8_e5m2": "fp8",
@@ -62,11 +63,32 @@ def served_model(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
     served = with_quantization(with_dtype(model, engine.dtype), engine.quantization)
     if engine.profile in _QUANTIZES_BEFORE and _has_static_scales(served.quantization):
         served = replace(served, quantization=replace(served.quantization, inputs_come_quantized=True))
-    if engine.kv_cache_dtype != "auto":
-        kv_cache = _KV_DTYPES.get(engine.kv_cache_dtype, engine.kv_cache_dtype)
-        bytes_per_weight(kv_cache)  # refuses an unknown format
-        served = replace(served, quantization=replace(served.quantization, kv_cache=kv_cache))
+    if engine.kv_cache_dtype != "auto" or engine.kv_tiers:
+        served = replace(served, quantization=_with_kv_formats(served, engine))
     return model if served == model else served
+
+
+def _with_kv_formats(model: ModelSpec, engine: EngineSpec) -> QuantizationSpec:
+    """The formats of cached tokens by their age; a residual window is a tier of its own in the model's dtype."""
+    if engine.kv_tiers:
+        tiers = [(tier.tokens or 0, _kv_format(tier.dtype, model)) for tier in engine.kv_tiers]
+    else:
+        tiers = [(0, _kv_format(engine.kv_cache_dtype, model))]
+        if engine.kv_cache_residual_tokens:
+            tiers.insert(0, (engine.kv_cache_residual_tokens, model.dtype))
+    oldest = tiers.pop()[1]
+    group_size = engine.kv_cache_group_size
+    if group_size is None:
+        group_size = _KV_GROUP if any(BITS_PER_WEIGHT[form] < 8 for form in (oldest, *(f for _, f in tiers))) else 0
+    return replace(model.quantization, kv_cache=oldest, kv_group_size=group_size, kv_recent=tuple(tiers))
+
+
+def _kv_format(name: str, model: ModelSpec) -> str:
+    if name == "auto":
+        return model.quantization.kv_cache or model.dtype
+    form = _KV_DTYPES.get(name, name)
+    bytes_per_weight(form)  # refuses an unknown format
+    return form
 
 
 def linear_format(model: ModelSpec, component: str) -> LinearFormat:

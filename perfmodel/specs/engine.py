@@ -7,6 +7,8 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from perfmodel.specs.base import Spec
+from perfmodel.specs.kv import KvEviction, KvOffload, KvTier
+from perfmodel.specs.kv_rules import refuse_kv_conflicts
 from perfmodel.specs.speculation import SpeculativeConfig
 from perfmodel.specs.units import Milliseconds
 
@@ -36,7 +38,15 @@ class EngineSpec(Spec):
     ) = None
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     quantization: str | None = None
+    # paged: blocks as tokens come; contiguous: one run of max_model_len tokens for each request (with reserve_output,
+    # of its prompt and answer); off: nothing is kept, every step computes all tokens of each sequence
+    kv_cache: Literal["paged", "contiguous", "off"] = "paged"
     kv_cache_dtype: str = "auto"
+    kv_cache_group_size: PositiveInt | None = None  # elements that share a scale and zero point; None: 32 below 8 bits
+    kv_cache_residual_tokens: int = Field(default=0, ge=0)  # the newest tokens of a sequence stay in the model's dtype
+    kv_tiers: tuple[KvTier, ...] = ()  # precisions by age, newest first; instead of kv_cache_dtype
+    kv_eviction: KvEviction | None = None
+    kv_offload: KvOffload | None = None
     max_num_seqs: PositiveInt = 256
     max_num_batched_tokens: PositiveInt = 2048
     max_model_len: PositiveInt | None = None
@@ -83,6 +93,11 @@ class EngineSpec(Spec):
                 f"found speculative_config with pipeline_parallel_size={self.pipeline_parallel_size}; drafts are "
                 f"verified by one stage at a time and would leave the others idle, which is not modelled: set it to 1"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _kv_fields_fit_together(self) -> "EngineSpec":
+        refuse_kv_conflicts(self)
         return self
 
     @property

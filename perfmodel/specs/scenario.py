@@ -10,13 +10,24 @@ from perfmodel.specs.base import Spec
 from perfmodel.specs.cluster import ClusterSpec, PoolSpec
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.kv import PromptCompression
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.model_changes import ModelChanges
 from perfmodel.specs.published import Published
 from perfmodel.specs.resolved import Resolved
 from perfmodel.specs.traffic import SLO, ExpertRouting, Sampling, Traffic
 
-_SHARED = ("dtype", "quantization", "kv_cache_dtype")  # of engines that exchange KV
+# Of engines that exchange KV.
+_SHARED = (
+    "dtype",
+    "quantization",
+    "kv_cache",
+    "kv_cache_dtype",
+    "kv_cache_group_size",
+    "kv_cache_residual_tokens",
+    "kv_tiers",
+    "kv_eviction",
+)
 
 
 class PriceOverride(Spec):
@@ -43,6 +54,7 @@ class Scenario(Spec):
     traffic: Traffic
     sampling: Sampling = Sampling()
     routing: ExpertRouting = ExpertRouting()
+    prompt_compression: PromptCompression | None = None
     slo: SLO = SLO()
     cluster: ClusterSpec = ClusterSpec()
     price: PriceOverride | None = None
@@ -59,15 +71,26 @@ class Scenario(Spec):
                         f"found {name}={mine} in a {pool.role} pool and {shared} in the scenario's engine; pools serve "
                         f"the same model and exchange its KV cache, set {name} once, under `engine`"
                     )
+        for pool in self.pools:
+            if pool.engine.kv_offload is not None:
+                pool.engine.kv_offload.link_of(pool.hardware or self.hardware)
         if self.cluster.is_disaggregated:
             if any(pool.engine.speculative_config is not None for pool in self.pools):
                 raise ValueError(
                     "found speculative_config in pools that exchange KV; the drafter's KV is not moved between them, "
                     "leave one of the two out"
                 )
+            self._refuse_unshared_kv()
             for pool in self.pools:
                 self.cluster.kv_transfer.link_of(pool.hardware or self.hardware)
         return self
+
+    def _refuse_unshared_kv(self) -> None:
+        """What has no meaning where one engine computes prompts and another goes on from their KV."""
+        if self.engine.kv_cache == "off":
+            raise ValueError("found kv_cache=off beside prefill and decode pools, which exchange their KV; keep it on")
+        if any(pool.engine.kv_offload for pool in self.pools):
+            raise ValueError("found kv_offload beside prefill and decode pools; only unified engines have it")
 
     @property
     def pools(self) -> tuple[PoolSpec, ...]:

@@ -54,6 +54,9 @@ def load_scenario(path_or_name: str | pathlib.Path, overrides: Sequence[str] = (
     _resolve_pools(data, positions, path.parent)
     _resolve_traffic(data, positions, path.parent, [c for c in changes if _is_inside("traffic", c)])
     _resolve_model(data, positions, path.parent)
+    compression = data.get("prompt_compression")
+    if isinstance(compression, dict) and compression.get("model") is not None:
+        _resolve_model(compression, positions, path.parent, ("prompt_compression",))
     return _finished(parse(Scenario, data, positions), positions)
 
 

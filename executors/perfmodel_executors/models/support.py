@@ -1,6 +1,14 @@
 """What the decoder runs, and a sentence for what it does not."""
 
-__all__ = ["CPU", "check_executable", "check_memory", "kv_dtype", "torch_dtype", "with_plain_weights"]
+__all__ = [
+    "CPU",
+    "check_executable",
+    "check_kv_engine",
+    "check_memory",
+    "kv_dtype",
+    "torch_dtype",
+    "with_plain_weights",
+]
 
 import os
 from dataclasses import replace
@@ -8,6 +16,7 @@ from dataclasses import replace
 import torch
 
 from perfmodel.errors import DoesNotFitError, PerfmodelError
+from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer, MoEFFN
 from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
 from perfmodel_executors.kernels.kv_pages import FP8
@@ -80,11 +89,26 @@ def check_executable(model: ModelSpec) -> None:
             f"{model.name}: a KV cache in {quantization.kv_cache} is not executed yet; set kv_cache_dtype to auto, fp8 "
             f"or int8."
         )
+    if quantization.kv_group_size or quantization.kv_recent:
+        what = "in several precisions" if quantization.kv_recent else "with scales in groups"
+        raise PerfmodelError(f"{model.name}: a KV cache {what} is not executed yet; it can be simulated.")
     missing = next(
         filter(None, (_missing(layer, model.weight_sparsity is not None) for layer, _ in model.layers)), None
     ) or _missing_around(model)
     if missing:
         raise PerfmodelError(f"{model.name}: {missing} is not executed yet; it can be simulated.")
+
+
+def check_kv_engine(engine: EngineSpec) -> None:
+    """Raises PerfmodelError for a KV cache that the engine plans and the decoder does not run yet."""
+    unsupported = {
+        "a step without a KV cache (engine.kv_cache=off)": engine.kv_cache == "off",
+        "a KV cache that evicts tokens (engine.kv_eviction)": engine.kv_eviction is not None,
+        "a second tier of KV blocks (engine.kv_offload)": engine.kv_offload is not None,
+    }
+    missing = next((name for name, is_used in unsupported.items() if is_used), None)
+    if missing:
+        raise PerfmodelError(f"{missing} is not executed yet; it can be simulated.")
 
 
 def _missing_around(model: ModelSpec) -> str | None:

@@ -8,6 +8,7 @@ __all__ = [
     "METHODS",
     "bytes_per_weight",
     "format_of_dtype",
+    "kv_element_bytes",
     "matmul_rate",
     "with_dtype",
     "with_quantization",
@@ -17,6 +18,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from perfmodel.errors import SpecError, did_you_mean
+from perfmodel.specs.kv_rules import HAS_GROUPS
 from perfmodel.specs.model.architecture import MoEFFN
 from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
 
@@ -128,6 +130,16 @@ def bytes_per_weight(format: str, group_size: int = 0, group_rows: int = 1) -> f
     return (bits + scale) / 8
 
 
+def kv_element_bytes(format: str, group_size: int = 0) -> float:
+    """Bytes of one cached key or value element, its share of the group's scale and zero point (16 bits each) included.
+
+    (bits + 2 * 16 / group) / 8 for integers in groups; other formats have a scale per tensor or token, not counted.
+    Source: KIVI (Liu et al. 2024), asymmetric quantization in groups.
+    """
+    plain = bytes_per_weight(format)
+    return plain + 2 * 16 / group_size / 8 if group_size and format in HAS_GROUPS else plain
+
+
 def matmul_rate(format: str) -> str:
     """The key of `peak_flops_per_s` at which operands of `format` are multiplied (nvfp4 and mxfp4: fp4)."""
     return _MATMUL_RATE.get(format, format)
@@ -170,4 +182,5 @@ def with_quantization(model: ModelSpec, method: str | None) -> ModelSpec:
         return model
     if wanted.weights in ("mxfp4", "nvfp4") and any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers):
         wanted = replace(wanted, kept=wanted.kept | {"attention", "linear_attention"})
-    return replace(model, quantization=replace(wanted, kv_cache=have.kv_cache))
+    kept = replace(wanted, kv_cache=have.kv_cache, kv_group_size=have.kv_group_size, kv_recent=have.kv_recent)
+    return replace(model, quantization=kept)

@@ -21,6 +21,9 @@ class QuantizationSpec:
     group_rows:  output rows that share those scales: 128 for the 128 x 128 blocks of DeepSeek's FP8, else 1
     kept:        component names left in the model's dtype, among COMPONENTS; norms always are
     inputs_come_quantized: the operator before a linear layer writes its input in that format, with scales known ahead
+    kv_cache:    format of keys and values; None: the model's dtype
+    kv_group_size: of its elements that share a scale and a zero point of 16 bits each; 0: too many to count
+    kv_recent:   (tokens, format) of the newest tokens of a sequence, newest first, where those differ
     """
 
     method: str = "none"
@@ -31,6 +34,8 @@ class QuantizationSpec:
     kv_cache: str | None = None
     kept: frozenset[str] = frozenset({"embedding", "lm_head", "router", "norms"})
     inputs_come_quantized: bool = False
+    kv_group_size: int = 0
+    kv_recent: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
