@@ -5,11 +5,13 @@ The executor package is looked up when it is needed; without it, or without torc
 
 __all__ = [
     "ExecutorPackage",
+    "MeasuredQuality",
     "Progress",
     "calibrate_cpu",
     "execute_scenario",
     "explain_occupancy",
     "load_executor",
+    "measure_quality",
     "validate_executor",
 ]
 
@@ -27,6 +29,12 @@ from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.report import ValidationReport
 
 Progress = Callable[[int, int | None], None]
+
+
+class MeasuredQuality(Protocol):
+    """What a technique costs in quality; as text, one line for each number."""
+
+    def to_json(self) -> dict[str, Any]: ...
 
 
 class ExecutorPackage(Protocol):
@@ -53,6 +61,12 @@ class ExecutorPackage(Protocol):
         self, scenario: Scenario, shape: BatchShape, progress: Progress | None = None
     ) -> list[dict[str, Any]]:
         """Compiles the kernels of a step for the scenario's GPU, which need not be here; a row for each."""
+        ...
+
+    def measure_quality(
+        self, scenario: Scenario, baseline: Scenario | None = None, text: str = "pydoc", chunk: int | None = None
+    ) -> MeasuredQuality:
+        """Perplexity of the scenario's model on real text; beside `baseline`, the share of equal greedy answers."""
         ...
 
     def validate_executor(
@@ -85,6 +99,13 @@ def execute_scenario(
 ) -> RunResult:
     """See `ExecutorPackage.execute_scenario`."""
     return load_executor().execute_scenario(scenario, progress=progress, out=out, kernels=kernels)
+
+
+def measure_quality(
+    scenario: Scenario, baseline: Scenario | None = None, text: str = "pydoc", chunk: int | None = None
+) -> MeasuredQuality:
+    """See `ExecutorPackage.measure_quality`."""
+    return load_executor().measure_quality(scenario, baseline, text, chunk)
 
 
 def validate_executor(scenario: Scenario, repeats: int = 1, progress: Progress | None = None) -> ValidationReport:

