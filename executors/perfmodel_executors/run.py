@@ -116,6 +116,11 @@ def _predictor(scenario: Scenario, calibration: Calibration) -> SimulatedBackend
 
 def _as_executed(scenario: Scenario) -> Scenario:
     """With the model in the formats that it is executed in, so that memory is planned for those."""
+    if not scenario.engine.inference_mode:
+        raise PerfmodelError(
+            f"{scenario.name} asks for inference_mode=false, but the executor never keeps activations for gradients; "
+            f"leave it out."
+        )
     return scenario.model_copy(update={"model": with_plain_weights(scenario.model)})
 
 

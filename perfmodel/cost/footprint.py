@@ -169,7 +169,8 @@ def activation_bytes(model: ModelSpec, shard: Sharding, engine: EngineSpec) -> f
         + 24 S V                          six fp32 copies of the logits in the sampler's warm-up
 
     The second is fitted to what vLLM 0.15 leaves unused beside weights and KV cache (four runs, within 0.4 GB).
-    Standard attention holds two score matrices of T x T per head.
+    Standard attention holds two score matrices of T x T per head. Without inference mode the framework keeps what a
+    backward pass would ask for: the inputs of every operator of every layer, for all tokens of the step.
     """
     size = bytes_per_weight(model.dtype)
     tokens = engine.max_num_batched_tokens
@@ -178,6 +179,29 @@ def activation_bytes(model: ModelSpec, shard: Sharding, engine: EngineSpec) -> f
     if engine.attention == "standard":
         heads = [layer.mixer.num_heads for layer, _ in model.layers if isinstance(layer.mixer, Attention)]
         total += 2.0 * shard.columns(max(heads, default=0)) * tokens * tokens * size
+    if not engine.inference_mode:
+        kept = sum(count * _inputs(layer, shard, model.hidden_size) for layer, count in model.layers)
+        total += tokens * size * kept / shard.pp
+    return total
+
+
+def _inputs(layer: Layer, shard: Sharding, hidden: int) -> int:
+    """Elements per token that the operators of a layer read: residual and normed state before each block, queries,
+    keys, values and what attention makes of them, the halves of a feed-forward block and their product.
+
+    Source: Korthikanti et al. 2022, section 4.1, without dropout; score matrices are not kept by fused attention.
+    """
+    total = 0
+    if layer.mixer is not None:
+        total += 2 * hidden
+        if isinstance(layer.mixer, Attention):
+            mixer = layer.mixer
+            heads, kv_heads = shard.columns(mixer.num_heads), shard.kv_heads(mixer.num_kv_heads)
+            total += (heads + kv_heads) * (mixer.head_dim + mixer.v_head_dim)
+        else:  # about what goes in and comes out
+            total += 2 * hidden
+    if layer.ffn is not None:
+        total += 2 * hidden + _intermediate(layer, shard, hidden)
     return total
 
 

@@ -74,6 +74,7 @@ class EngineSpec(Spec):
     split_kv: bool = True  # decode attention split over the KV length (flash-decoding)
     attention: Literal["flash", "standard"] = "flash"
     fused_kernels: bool = True
+    inference_mode: bool = True  # no gradients: activations are dropped at once; costs memory, not time, without
     speculative_config: SpeculativeConfig | None = None  # with it no step is planned ahead: async_scheduling is off
 
     @model_validator(mode="after")

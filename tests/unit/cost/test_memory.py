@@ -136,3 +136,15 @@ def test_the_plan_prints_its_layout():
     assert "llama-2-7b on 1 x h100-sxm-80gb" in text
     assert "dense ffn" in text
     assert "524,288 B per token" in text
+
+
+def test_gradients_keep_every_layers_inputs_and_inference_mode_drops_them():
+    """Llama-2-7B, T tokens in bf16: 32 layers of 2 d + 4 d (q, k, v, attention) + 2 d + 3 f elements each."""
+    engine = EngineSpec(max_num_batched_tokens=2048)
+    plans = [
+        plan_memory(load_model("llama-2-7b"), load_hardware("a100-sxm-80gb"), e)
+        for e in (engine, engine.model_copy(update={"inference_mode": False}))
+    ]
+    kept = 2048 * 2 * 32 * (8 * 4096 + 3 * 11008)
+    assert plans[1].activation_bytes - plans[0].activation_bytes == kept
+    assert plans[1].num_kv_blocks < plans[0].num_kv_blocks
