@@ -3,6 +3,7 @@
 __all__ = [
     "DATASHEET",
     "Calibration",
+    "DraftTables",
     "EngineProfile",
     "FamilyFit",
     "HostFit",
@@ -12,6 +13,7 @@ __all__ = [
     "OperatorTimer",
     "Residuals",
     "ServerFit",
+    "SpeculationTimer",
     "StepCosts",
     "StepEstimate",
     "StepTables",
@@ -29,6 +31,7 @@ __all__ = [
     "ridge_point",
     "save_calibration",
     "save_engine_profile",
+    "scenario_drafts",
     "scenario_fits",
     "scenario_graph",
     "state_bytes_per_sequence",
@@ -40,6 +43,7 @@ __all__ = [
 from perfmodel.cost.calibration import Calibration, FamilyFit, HostFit, Residuals
 from perfmodel.cost.calibrations import load_calibration, save_calibration
 from perfmodel.cost.datasheet import DATASHEET, datasheet
+from perfmodel.cost.drafts import DraftTables
 from perfmodel.cost.energy import energy_j
 from perfmodel.cost.estimate import OperatorEstimate, StepEstimate, estimate_step, host_fit
 from perfmodel.cost.footprint import kv_bytes_per_token, state_bytes_per_sequence
@@ -48,7 +52,8 @@ from perfmodel.cost.price import usd_per_hour, usd_per_million_tokens
 from perfmodel.cost.rates import peak_flops_per_s, ridge_point
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
 from perfmodel.cost.server import EngineProfile, ServerFit, load_engine_profile, save_engine_profile
-from perfmodel.cost.step_costs import StepCosts, scenario_fits, scenario_graph, step_costs
+from perfmodel.cost.speculation import SpeculationTimer
+from perfmodel.cost.step_costs import StepCosts, scenario_drafts, scenario_fits, scenario_graph, step_costs
 from perfmodel.cost.step_tables import StepTables
 from perfmodel.cost.step_timer import StepTimer
 from perfmodel.cost.usage import Usage

@@ -5,7 +5,7 @@
 Operators run one after another on a device, each bounded by its own resource: never a maximum of global sums.
 """
 
-__all__ = ["OperatorEstimate", "StepEstimate", "estimate_step", "host_fit"]
+__all__ = ["OperatorEstimate", "StepEstimate", "bound_share", "estimate_step", "host_fit"]
 
 from dataclasses import dataclass
 
@@ -150,7 +150,7 @@ def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> 
         hbm_bytes=num_bytes,
         mfu=at_peak / duration if duration else 0.0,
         mbu=num_bytes / timer.hardware.memory_bandwidth / duration if duration else 0.0,
-        bound_share=_bound_share(rows, duration, device),
+        bound_share=bound_share(rows, duration, device),
         origin=timer.calibration.origin,
     )
 
@@ -164,7 +164,8 @@ def _nodes_of(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> list
     return [instead.get(node.name, node) for node in graph.nodes if node.name not in left_out]
 
 
-def _bound_share(rows: list[OperatorEstimate], duration: float, device: float) -> dict[str, float]:
+def bound_share(rows: list[OperatorEstimate], duration: float, device: float) -> dict[str, float]:
+    """Shares of `duration` by what bounds the operators; `device`: the sum of their times."""
     seconds = dict.fromkeys(_BOUNDS, 0.0)
     for row in rows:
         overhead = row.count * row.time.overhead_s

@@ -3,15 +3,19 @@
 Whoever predicts a scenario (the simulator, `explain`, reports) asks here, so that all of them predict the same.
 """
 
-__all__ = ["StepCosts", "scenario_fits", "scenario_graph", "step_costs"]
+__all__ = ["StepCosts", "scenario_drafts", "scenario_fits", "scenario_graph", "step_costs"]
 
 from dataclasses import dataclass
 
 from perfmodel.cost.calibration import Calibration
 from perfmodel.cost.calibrations import load_calibration
+from perfmodel.cost.drafts import DraftTables, draft_tables
 from perfmodel.cost.estimate import StepEstimate, estimate_step
 from perfmodel.cost.roofline import OperatorTimer
 from perfmodel.cost.server import EngineProfile, load_engine_profile
+from perfmodel.cost.speculation import SpeculationTimer
+from perfmodel.cost.speculation_estimate import estimate_speculation
+from perfmodel.cost.step_tables import StepTables
 from perfmodel.ops.expert_routing import routing_of
 from perfmodel.ops.graph import StepGraph, build_graph
 from perfmodel.ops.ragged import ContextSpread
@@ -24,18 +28,47 @@ class StepCosts:
     """The step graph of a scenario, what times its operators, and what the engine adds.
 
     `timer.calibration` is the one that counts: with the host time and launches of the engine's profile.
+    drafts: what drafting and verifying cost, with speculation
     """
 
     graph: StepGraph
     timer: OperatorTimer
     profile: EngineProfile
+    drafts: DraftTables | None = None
+
+    def draft_depth(self, shape: BatchShape) -> int:
+        """How deep the decodes of `shape` draft: all the way, not at all in large batches, or, adaptively, as brings
+        most tokens per second."""
+        config = self.drafts.config if self.drafts is not None else None
+        batch = shape.num_decodes
+        if config is None or self.drafts is None or not batch or shape.decode_tokens:
+            return 0
+        if config.disable_by_batch_size is not None and batch > config.disable_by_batch_size:
+            return 0
+        if not config.adaptive or config.acceptance is None:
+            return config.depth
+        timer = SpeculationTimer(StepTables(self.graph, self.timer), self.drafts)
+        context = shape.decode_context // batch
+        return max(
+            range(config.depth + 1), key=lambda k: config.expected_tokens(k) / timer.expected_time(batch, k, context)
+        )
+
+    def tokens_per_decode(self, shape: BatchShape) -> float:
+        """Tokens that a step of `shape` brings a decoding sequence on average; 1 where acceptance is not known."""
+        config = self.drafts.config if self.drafts is not None else None
+        if config is None or config.acceptance is None:
+            return 1.0
+        return config.expected_tokens(self.draft_depth(shape))
 
     @property
     def calibration(self) -> Calibration:
         return self.timer.calibration
 
     def estimate(self, shape: BatchShape) -> StepEstimate:
-        """One step of `shape`, operator by operator."""
+        """One step of `shape`, operator by operator; with speculation its decodes draft, and are verified."""
+        depth = self.draft_depth(shape)
+        if self.drafts is not None and depth:
+            return estimate_speculation(self.graph, self.timer, self.drafts, shape, depth)
         return estimate_step(self.graph, self.timer, shape)
 
 
@@ -62,9 +95,31 @@ def scenario_graph(scenario: Scenario, profile: EngineProfile, spread: ContextSp
     )
 
 
+def scenario_drafts(
+    scenario: Scenario, calibration: Calibration, profile: EngineProfile, graph: StepGraph
+) -> DraftTables | None:
+    """What drafting and verifying cost beside the steps of `graph`; None without speculation.
+
+    Raises SpecError for a model that cannot be drafted for as the scenario says.
+    """
+    method = scenario.sampling.method
+    return draft_tables(
+        scenario.model,
+        scenario.engine,
+        scenario.hardware,
+        calibration,
+        graph,
+        sampling=method,
+        bytes_per_logit=profile.bytes_per_logit(method, scenario.model),
+        routing=routing_of(scenario.routing, scenario.engine),
+    )
+
+
 def step_costs(
     scenario: Scenario, calibration: Calibration | None = None, profile: EngineProfile | None = None
 ) -> StepCosts:
     """The costs of `scenario`; see `scenario_fits` for the defaults."""
     calibration, profile = scenario_fits(scenario, calibration, profile)
-    return StepCosts(scenario_graph(scenario, profile), OperatorTimer(scenario.hardware, calibration), profile)
+    graph = scenario_graph(scenario, profile)
+    drafts = scenario_drafts(scenario, calibration, profile, graph)
+    return StepCosts(graph, OperatorTimer(scenario.hardware, calibration), profile, drafts)

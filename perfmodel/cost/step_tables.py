@@ -166,7 +166,8 @@ class DrawnTables:
     """The costs of `tables` under a draw: the same work, other times."""
 
     def __init__(self, tables: StepTables, draw: Draw) -> None:
-        self._tables, self._draw = tables, draw
+        self.drawn_from = self._tables = tables
+        self._draw = draw
         self.graph, self.timer, self.axes = tables.graph, tables.timer, tables.axes
         self._factors: list[float] = []  # of the tables' fits, as far as they were needed
 

@@ -12,7 +12,7 @@ Parallelism, per device of the replica (`BatchShape` is the batch of one data-pa
     expert:    whole experts are shared out over tp * dp ranks
 """
 
-__all__ = ["StepGraph", "build_graph"]
+__all__ = ["GraphPart", "StepGraph", "build_graph"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -63,6 +63,15 @@ class StepGraph:
         return {kind: tuple(node for node in self.nodes if node.depends is kind) for kind in Depends}
 
 
+@dataclass(frozen=True, slots=True)
+class GraphPart:
+    """Consecutive layers of a model, with what stands before or behind all of them, or without."""
+
+    layers: range
+    has_embedding: bool = True
+    has_head: bool = True
+
+
 def build_graph(
     model: ModelSpec,
     engine: EngineSpec | None = None,
@@ -71,6 +80,7 @@ def build_graph(
     bytes_per_logit: float | None = None,
     routing: Routing = slowest_uniform_routing,
     spread: ContextSpread | None = None,
+    part: GraphPart | None = None,
 ) -> StepGraph:
     """The step graph of `model` under `engine`.
 
@@ -78,6 +88,7 @@ def build_graph(
     bytes_per_logit: overrides the traffic of the sampling method
     routing:         the load of the rank that sets the time, for mixtures of experts
     spread:          of the contexts of sequences that decode together (default: all are equally long)
+    part:            some layers only, on one pipeline stage (default: all of them)
     """
     engine = engine or EngineSpec()
     model = served_model(model, engine)
@@ -92,13 +103,13 @@ def build_graph(
     )
     method = model.sampling if sampling == "default" else sampling
     pp = context.shard.pp
-    span = _critical_stage(model, pp)
+    span = part.layers if part is not None else _critical_stage(model, pp)
     stage = list(model.iter_layers())[span.start : span.stop]
     reach = model.exits.reach[span.start : span.stop] if model.exits else None
     nodes = [
-        *embedding_nodes(context),
+        *(embedding_nodes(context) if part is None or part.has_embedding else []),
         *layer_nodes(stage, context, reach),
-        *head_nodes(context, method, bytes_per_logit),
+        *(head_nodes(context, method, bytes_per_logit) if part is None or part.has_head else []),
     ]
     together = [node for node in nodes if node.depends is Depends.MIXED]
     nodes = [node for node in nodes if node.depends is not Depends.MIXED]

@@ -47,15 +47,18 @@ def roofline_s(work: Work, hardware: HardwareSpec) -> float:
     return max(work.flops / peak_flops_per_s(hardware, work.rate), work.hbm_bytes / hardware.memory_bandwidth)
 
 
-def step_metrics(scenario: Scenario, estimate: StepEstimate, shape: BatchShape) -> dict[str, float]:
-    """All metrics of a step."""
+def step_metrics(
+    scenario: Scenario, estimate: StepEstimate, shape: BatchShape, tokens_per_decode: float = 1.0
+) -> dict[str, float]:
+    """All metrics of a step that brings each decoding sequence so many tokens (more than 1 with speculation)."""
     seconds = estimate.duration_s
+    num_tokens = shape.num_tokens + shape.num_decodes * (tokens_per_decode - 1.0)
     return {
         "step_ms": seconds * 1e3,
         "device_ms": estimate.device_s * 1e3,
         "roofline_ms": sum(row.count * roofline_s(row.work, scenario.hardware) for row in estimate.rows) * 1e3,
-        "tokens_per_s": shape.num_tokens / seconds,
-        "tokens_per_s_per_user": 1 / seconds,
+        "tokens_per_s": num_tokens / seconds,
+        "tokens_per_s_per_user": tokens_per_decode / seconds,
         "tflops": estimate.flops / seconds / 1e12,
         "gb_per_s": estimate.hbm_bytes / seconds / 1e9,
         "mfu": estimate.mfu,

@@ -80,8 +80,19 @@ def estimate_choice(
 ) -> StepReport:
     """The step asked for, or the scenario's typical one, estimated as the simulator times it."""
     costs = step_costs(scenario)
-    choice = choose_step(scenario, lambda shape: costs.estimate(shape).duration_s, batch, context, prefill)
-    return StepReport(choice.label, choice.shape, costs.estimate(choice.shape))
+    choice = choose_step(
+        scenario,
+        lambda shape: costs.estimate(shape).duration_s / costs.tokens_per_decode(shape),
+        batch,
+        context,
+        prefill,
+    )
+    depth, label = costs.draft_depth(choice.shape), choice.label
+    if depth and costs.drafts is not None:
+        label += f", each with {costs.drafts.config.nodes_by_depth[depth]} drafted tokens to verify"
+        if costs.drafts.config.acceptance is not None:
+            label += f" ({costs.tokens_per_decode(choice.shape):.2f} tokens a step expected)"
+    return StepReport(label, choice.shape, costs.estimate(choice.shape))
 
 
 def mean_step(steps: StepColumns, spans: tuple[int, ...]) -> StepChoice | None:

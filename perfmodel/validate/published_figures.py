@@ -9,7 +9,6 @@ from pathlib import Path
 from perfmodel import sim
 from perfmodel.cost import OperatorEstimate, StepEstimate, step_costs
 from perfmodel.errors import SpecError, did_you_mean
-from perfmodel.ops.work import BatchShape
 from perfmodel.plan.capacity import max_request_rate
 from perfmodel.plan.metrics import batch_shape, memory_metric, roofline_s, run_metric, shares_in_words, step_metrics
 from perfmodel.specs import load_scenario
@@ -67,18 +66,15 @@ def _metric(scenario: Scenario, figure: Published) -> _Value:
         return _of_run(scenario, figure.metric)
     assert figure.step is not None
     shape = batch_shape(figure.step, scenario)
-    estimate = step_costs(scenario).estimate(shape)
+    costs = step_costs(scenario)
+    estimate = costs.estimate(shape)
     if figure.operator:
         return _of_operator(scenario, figure, estimate)
-    return _of_step(scenario, figure, estimate, shape)
-
-
-# ------------------------------------------------------------------------- of one step
-
-
-def _of_step(scenario: Scenario, figure: Published, estimate: StepEstimate, shape: BatchShape) -> _Value:
-    value = step_metrics(scenario, estimate, shape)[figure.metric]
+    value = step_metrics(scenario, estimate, shape, costs.tokens_per_decode(shape))[figure.metric]
     return value, f"a step of {estimate.duration_s * 1e3:.3g} ms, {shares_in_words(estimate.bound_share)}"
+
+
+# ------------------------------------------------------------------------- of one operator
 
 
 def _of_operator(scenario: Scenario, figure: Published, estimate: StepEstimate) -> _Value:
