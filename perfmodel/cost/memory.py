@@ -11,6 +11,7 @@ __all__ = ["MemoryPlan", "plan_memory", "smallest_fitting_tp"]
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from perfmodel.cost.draft_footprint import draft_footprint
 from perfmodel.cost.footprint import (
     activation_bytes,
     is_rolling,
@@ -127,11 +128,14 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
     """The plan of the pipeline stage with the fewest blocks, and the bytes it has for them (negative: too little)."""
     shard = Sharding.of(engine)
     layers = list(model.iter_layers())
+    drafter = draft_footprint(model, engine)
     plans = []
     for index, span in enumerate(stages(len(layers), shard.pp)):
         stage = layers[span.start : span.stop]
         held = weights(model, shard, stage, is_first=index == 0, is_last=index == shard.pp - 1)
-        per_token = kv_bytes_per_token(model, shard, stage)
+        if drafter.weight_bytes:
+            held["drafter"] = drafter.weight_bytes
+        per_token = kv_bytes_per_token(model, shard, stage) + drafter.kv_bytes_per_token
         per_sequence = state_bytes_per_sequence(model, shard, stage)
         plan = MemoryPlan(
             model=model.name,
@@ -173,7 +177,7 @@ def _best_layout(
         plan,
         state_bytes_per_sequence=per_sequence,
         state_bytes=per_sequence * engine.max_num_seqs,
-        kv_bytes_per_token=kv_bytes_per_token(model, shard, [layer for layer in stage if not is_rolling(layer)]),
+        kv_bytes_per_token=plan.kv_bytes_per_token - kv_bytes_per_token(model, shard, list(filter(is_rolling, stage))),
     )
     in_buffers = _with_blocks(apart, model, engine)
     return in_buffers if in_buffers[0].num_kv_blocks > in_blocks[0].num_kv_blocks else in_blocks

@@ -110,7 +110,8 @@ class SpeculationTimer:
                 self._scratch = SpeculationTimer(self._target_tables, self.drafts, self._draw)
             windowed = tuple(num_decodes * min(context, span) for span in self._spans)
             nodes = self.drafts.config.nodes_by_depth[depth]
-            drafting = (num_decodes,) * depth
+            ahead = self.drafts.config.pipelined and depth > 0  # the drafter guesses the model's own token, too
+            drafting = (num_decodes,) * (depth + ahead)
             known = self._plain[key] = self._scratch.step(
                 0, 0, (), num_decodes, num_decodes * context, windowed, 0, drafting, num_decodes * nodes
             )

@@ -33,7 +33,7 @@ def estimate_speculation(
     rows.append(OperatorEstimate(work.name, 1, work, timer.time(work)))
     device = sum(row.duration_s for row in rows)
     duration = whole.serial_host_s + max(whole.hidden_host_s, device)
-    drafting = [shape.num_decodes] * depth
+    drafting = [shape.num_decodes] * (depth + config.pipelined)
     if config.method == "ngram":
         duration += ngram_seconds(shape.num_decodes, shape.decode_context)
     if drafts.drafter is not None and drafts.passes is not None:

@@ -10,7 +10,7 @@ ngram, lookahead  nothing on the device: the host looks up n-grams; the step its
 Source: Leviathan et al. 2023; Elhoushi et al. 2024 (LayerSkip); Cai et al. 2024 (Medusa); Li et al. 2024 (EAGLE).
 """
 
-__all__ = ["Drafter", "draft_model_of", "drafter_of", "medusa_weights", "rejection", "skipping_parts"]
+__all__ = ["Drafter", "draft_engine", "draft_model_of", "drafter_of", "medusa_weights", "rejection", "skipping_parts"]
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -65,7 +65,7 @@ def drafter_of(
         return None
     _refuse(model, config)
     sampling = "greedy" if method == "greedy" else "random"
-    own = _drafting_engine(engine, config)
+    own = draft_engine(engine, config)
     if config.method in ("ngram", "lookahead"):
         return None
     if config.method == "medusa":
@@ -81,7 +81,11 @@ def drafter_of(
 
 
 def draft_model_of(model: ModelSpec, config: SpeculativeConfig) -> ModelSpec:
-    """What drafts, as a model: the one named, the quantized one, the EAGLE layer, or `model` (whose layers draft)."""
+    """What drafts, as a model: the one named, the quantized one, the EAGLE layer, or `model` (whose layers draft).
+
+    Raises SpecError for a model that cannot be drafted for so.
+    """
+    _refuse(model, config)
     if config.method == "draft_model":
         assert config.model is not None
         return with_quantization(config.model, config.quantization)
@@ -121,7 +125,7 @@ def medusa_weights(model: ModelSpec, shard: Sharding, num_heads: int) -> float:
     return float(num_heads * model.hidden_size * (model.hidden_size + shard.columns(model.vocab_size)))
 
 
-def _drafting_engine(engine: EngineSpec, config: SpeculativeConfig) -> EngineSpec:
+def draft_engine(engine: EngineSpec, config: SpeculativeConfig) -> EngineSpec:
     """The engine's parallelism and kernels; a drafter's passes are launched one behind the other."""
     keeps = config.method == "self_skip"
     update = {"speculative_config": None, "async_scheduling": True}

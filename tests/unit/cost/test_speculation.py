@@ -85,7 +85,7 @@ def test_a_round_is_its_operators(config: dict[str, Any]) -> None:
 def test_usage_counts_what_a_round_did(config: dict[str, Any]) -> None:
     spec = SpeculativeConfig(**config)
     timer, nodes = timers(config), spec.nodes_by_depth[-1]
-    duration = timer.step(0, 0, (), 6, 9000, drafting=(6,) * spec.depth, num_draft_tokens=6 * nodes)
+    duration = timer.step(0, 0, (), 6, 9000, drafting=(6,) * (spec.depth + spec.pipelined), num_draft_tokens=6 * nodes)
     usage = timer.usage()
     estimate = estimate_speculation(
         timer.tables.graph, timer.tables.timer, timer.drafts, decode_shape(6, 1500), spec.depth
