@@ -7,6 +7,7 @@ Sharding is applied to the architecture itself (heads, widths and experts of one
 __all__ = [
     "activation_bytes",
     "is_rolling",
+    "kv_bytes",
     "kv_bytes_per_token",
     "rolling_bytes_per_sequence",
     "shard_layer",
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
+from perfmodel.ops.attention_prefill import SCORE_SUM_BYTES
 from perfmodel.ops.formats import linear_format
 from perfmodel.ops.linear_attention import linear_heads
 from perfmodel.ops.scan import STATE_BYTES
@@ -36,8 +38,9 @@ from perfmodel.specs.model.architecture import (
     Mixer,
     MoEFFN,
 )
+from perfmodel.specs.model.kv_cache import kv_surplus
 from perfmodel.specs.model.params import layer_parameters
-from perfmodel.specs.model.quantization import bytes_per_weight
+from perfmodel.specs.model.quantization import bytes_per_weight, kv_element_bytes
 from perfmodel.specs.model.spec import ModelSpec
 
 _INDEX_KEY_BYTES = 1.0  # the indexer caches fp8 keys
@@ -118,18 +121,38 @@ def kv_bytes_per_token(model: ModelSpec, shard: Sharding, layers: Sequence[Layer
     """KV cache bytes of one token in `layers` on one device.
 
     Attention 2 K h b (K KV heads of this device), MLA (r_kv + r) b on every device, plus the keys of an indexer.
-    Layers with a window or chunk count in full: blocks are handed out for whole sequences.
+    Layers with a window or chunk count in full: blocks are handed out for whole sequences. Of several formats it is
+    the oldest tokens'; `kv_bytes` adds what newer ones take. Layers that evict keep 4 H bytes of score sums besides.
     """
-    size = bytes_per_weight(model.quantization.kv_cache or model.dtype)
+    form, group_size = model.quantization.kv_cache or model.dtype, model.quantization.kv_group_size
+    size = kv_element_bytes(form, group_size)
     total = 0.0
     for layer in layers:
         mixer = layer.mixer
         if isinstance(mixer, Attention):
             total += shard.kv_heads(mixer.num_kv_heads) * (mixer.head_dim + mixer.v_head_dim) * size
+            if mixer.evicts_to is not None:
+                total += shard.columns(mixer.num_heads) * SCORE_SUM_BYTES
         elif isinstance(mixer, LatentAttention):
             total += (mixer.kv_lora_rank + mixer.qk_rope_head_dim) * size
             if mixer.indexer is not None:
                 total += mixer.indexer.head_dim * _INDEX_KEY_BYTES + _INDEX_SCALE_BYTES
+    return total
+
+
+def kv_bytes(model: ModelSpec, shard: Sharding, layers: Sequence[Layer], context: int) -> float:
+    """KV cache bytes of a sequence of `context` tokens in `layers` on one device: newer tokens may be in wider formats,
+    and layers that overwrite or evict hold no more than their span."""
+    held: dict[int, list[Layer]] = {}
+    for layer in layers:
+        mixer = layer.mixer
+        span = mixer.span if isinstance(mixer, Attention) and mixer.is_rolling else None
+        held.setdefault(context if span is None else min(context, span), []).append(layer)
+    quantization, total = model.quantization, 0.0
+    each = kv_element_bytes(quantization.kv_cache or model.dtype, quantization.kv_group_size)
+    for tokens, some in held.items():
+        more = sum(min(tokens, tier.tokens) * tier.num_bytes for tier in kv_surplus(model)) / each
+        total += (tokens + more) * kv_bytes_per_token(model, shard, some)
     return total
 
 

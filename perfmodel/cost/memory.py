@@ -10,6 +10,7 @@ __all__ = ["MemoryPlan", "plan_memory", "smallest_fitting_tp"]
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from perfmodel.cost.draft_footprint import draft_footprint
 from perfmodel.cost.footprint import (
@@ -26,6 +27,7 @@ from perfmodel.ops.sharding import Sharding, stages
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.model.architecture import Attention, LatentAttention, Layer
+from perfmodel.specs.model.kv_cache import surplus_tokens
 from perfmodel.specs.model.spec import ModelSpec
 
 # Libraries' workspaces, and NCCL buffers with more than one device: what vLLM 0.15 runs leave beside the computed
@@ -61,6 +63,8 @@ class MemoryPlan:
     max_num_seqs: int
     rolling_span: int | None = None
     longest: int = 0  # context that the engine allows
+    num_buffers: int = 0  # blocks' worth of room that a sequence holds beside those of its tokens
+    reserved_tokens: int | None = None  # of each sequence, where its room is set apart at once
 
     @property
     def weight_bytes(self) -> float:
@@ -79,12 +83,13 @@ class MemoryPlan:
     def max_batch(self, context: int) -> int:
         """Sequences of `context` tokens that fit at once, `max_num_seqs` aside (unless states were reserved for it)."""
         held = context if self.rolling_span is None else min(context, self.rolling_span)
-        batch = self.num_kv_blocks // max(1, -(-held // self.block_size))
+        held = held if self.reserved_tokens is None else max(held, self.reserved_tokens)
+        batch = self.num_kv_blocks // max(1, -(-held // self.block_size) + self.num_buffers)
         return min(batch, self.max_num_seqs) if self.state_bytes else batch
 
     def max_context(self, batch: int = 1) -> int:
         """The longest context that `batch` sequences can all have."""
-        context = self.num_kv_blocks // batch * self.block_size
+        context = max(self.num_kv_blocks // batch - self.num_buffers, 0) * self.block_size
         has_no_limit = self.rolling_span is not None and context >= self.rolling_span
         return max(context, self.longest) if has_no_limit else context
 
@@ -135,7 +140,9 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
         held = weights(model, shard, stage, is_first=index == 0, is_last=index == shard.pp - 1)
         if drafter.weight_bytes:
             held["drafter"] = drafter.weight_bytes
-        per_token = kv_bytes_per_token(model, shard, stage) + drafter.kv_bytes_per_token
+        per_token = 0.0
+        if engine.kv_cache != "off":
+            per_token = kv_bytes_per_token(model, shard, stage) + drafter.kv_bytes_per_token
         per_sequence = state_bytes_per_sequence(model, shard, stage)
         plan = MemoryPlan(
             model=model.name,
@@ -154,9 +161,17 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
             max_num_seqs=engine.max_num_seqs,
             rolling_span=model.rolling_span,
             longest=_longest(model, engine),
+            num_buffers=ceil(surplus_tokens(model) / engine.block_size) if per_token else 0,
+            reserved_tokens=_reserved(model, engine),
         )
         plans.append(_best_layout(plan, model, engine, shard, stage))
     return min(plans, key=lambda found: found[0].num_kv_blocks)
+
+
+def _reserved(model: ModelSpec, engine: EngineSpec) -> int | None:
+    """Tokens that a request is given room for whatever its own length, if it is."""
+    is_fixed = engine.kv_cache == "contiguous" and not engine.reserve_output
+    return min(_longest(model, engine), model.rolling_span or _longest(model, engine)) if is_fixed else None
 
 
 def _longest(model: ModelSpec, engine: EngineSpec) -> int:

@@ -16,6 +16,9 @@ class SchedulerConfig:
     prefill_exclusive: a step computes prompts or decodes, prompts first (SGLang); else both together (vLLM, TRT-LLM)
     reserves_output:  a request is admitted with blocks for its whole answer, so it is never preempted (TRT-LLM)
     poll_every:       arrivals are looked at every so many steps while the engine is busy (SGLang's receive interval)
+    keeps_kv:         without, nothing is cached: each step computes all tokens of every sequence that it advances
+    is_contiguous:    each request is given room for the longest sequence allowed (with reserves_output, for its own)
+    rounds_output:    reservations are for answers of the next power of two of tokens (Orca (Pow2))
     spans:            the model's limits on how far a query sees; plans sum the decodes' context under each
     speculation:      requests that decode draft tokens, too; only without planning ahead (`ServeLoop`)
     record_positions: plans carry the token positions and block tables that a backend with real tensors needs
@@ -34,6 +37,9 @@ class SchedulerConfig:
     prefill_exclusive: bool = False
     reserves_output: bool = False
     poll_every: int = 1
+    keeps_kv: bool = True
+    is_contiguous: bool = False
+    rounds_output: bool = False
     spans: tuple[int, ...] = ()
     speculation: Speculation | None = None
     record_positions: bool = False

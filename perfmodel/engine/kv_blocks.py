@@ -8,7 +8,10 @@ Private blocks have no per-block state at all: they move between requests and th
 Only blocks with a hash carry a reference count, so a workload without shared prefixes never pays for one.
 
 Where every layer overwrites the keys that left its window (`span`), a request holds no more blocks than a window fills,
-and no prefix is reused: its blocks have been overwritten.
+and no prefix is reused: its blocks have been overwritten. A span of 0 holds nothing at all.
+
+Beside the blocks that its tokens fill a request may hold buffers (`num_buffers`), as large as so many blocks: for the
+newest tokens, where those take more room than older ones. It has them from its first block on.
 
 Which private block a request gets makes no difference to anyone who has no tensors. So blocks can be set aside by
 their number (`set_aside`) and handed out later (`hand_out`): they leave the queue when someone next looks at what it
@@ -34,19 +37,26 @@ class _Lot:
 
 
 class KVBlockManager:
-    """`num_blocks` blocks of `block_size` tokens; a request holds at most those for `span` tokens, if that is given.
+    """`num_blocks` blocks of `block_size` tokens; a request holds at most those for `span` tokens, if that is given,
+    and `num_buffers` more.
 
     Invariants (`check_integrity`): every block is free or owned; a private block has one owner; a hashed block has
     as many owners as its count says and is free exactly when that is zero.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, span: int | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        span: int | None = None,
+        num_buffers: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching and span is None
         self.most_per_request: int | None = None if span is None else -(-span // block_size)
+        self.num_buffers = num_buffers
         self.num_free = num_blocks
         self._num_fresh = num_blocks  # blocks never used yet; taken before any of the queue
         self._queue: deque[_Lot] = deque()
@@ -69,7 +79,8 @@ class KVBlockManager:
 
     def num_needed(self, request: Request, num_tokens: int) -> int:
         """Blocks that `request` lacks to hold `num_tokens` tokens."""
-        return self.num_filled(num_tokens) - len(request.block_ids)
+        missing = self.num_filled(num_tokens) - len(request.block_ids)
+        return missing + self.num_buffers if self.num_buffers and not request.buffer_ids else missing
 
     def num_filled(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens of one request fill."""
@@ -107,6 +118,8 @@ class KVBlockManager:
             self._owners[block] += 1
             request.block_ids.append(block)
             request.num_hashed_blocks += 1
+        if self.num_buffers and not request.buffer_ids:
+            self._take(self.num_buffers, request.buffer_ids)
         missing = self.num_needed(request, num_tokens)
         if missing > 0:
             self._take(missing, request.block_ids)
@@ -142,6 +155,9 @@ class KVBlockManager:
 
     def free(self, request: Request) -> None:
         """Take all blocks from `request`; those with a hash stay cached until they are reused."""
+        if request.buffer_ids:
+            self._enqueue(_Lot(request.buffer_ids, False))
+            request.buffer_ids = []
         blocks = request.block_ids
         if not blocks:
             return
@@ -159,6 +175,10 @@ class KVBlockManager:
                 lot.blocks.append(block)
         request.block_ids = []
         request.num_hashed_blocks = 0
+        self._enqueue(lot)
+
+    def _enqueue(self, lot: _Lot) -> None:
+        """The blocks of `lot` are free from now on."""
         self.num_free += len(lot.blocks)
         self._num_entries += len(lot.blocks)
         self._queue.append(lot)
@@ -227,7 +247,7 @@ class KVBlockManager:
         owners: dict[int, int] = {}
         for request in requests:
             assert len(set(request.block_ids)) == len(request.block_ids), f"{request} holds a block twice"
-            for block in request.block_ids:
+            for block in (*request.block_ids, *request.buffer_ids):
                 owners[block] = owners.get(block, 0) + 1
         waiting = list(range(self.num_blocks - self._num_fresh, self.num_blocks))
         waiting += [b for lot in self._queue for b in lot.blocks if not lot.has_hashed or self._is_waiting_in(b, lot)]

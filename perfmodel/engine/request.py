@@ -24,6 +24,7 @@ class Request:
     num_output_tokens:     output tokens that exist (promised minus those still in flight)
     admission:             its place in the order of admissions
     num_transferred_tokens: leading tokens whose KV another engine has computed; 0 = this engine computes all
+    buffer_ids:            blocks beside those that its tokens fill (see `KVBlockManager`)
     keeps_blocks:          once done, its KV blocks stay its own until `Scheduler.release`: another engine fetches them
     first_token_batch, last_token_batch: sequences that sampled a token in the same step as its first, its last
 
@@ -35,6 +36,7 @@ class Request:
         "arrival",
         "block_hashes",
         "block_ids",
+        "buffer_ids",
         "finished_at",
         "first_scheduled_at",
         "first_token_at",
@@ -82,6 +84,7 @@ class Request:
         self.num_transferred_tokens = 0
         self.keeps_blocks = False
         self.block_ids: list[int] = []
+        self.buffer_ids: list[int] = []
         self.admission = -1
         self.last_step = -1  # index of the last plan that granted it tokens
         self.first_scheduled_at: int | None = None

@@ -34,6 +34,7 @@ class RunningRequests:
         self._key = key
         self._on_preempted = on_preempted
         self._threshold = config.long_prefill_token_threshold
+        self._recomputes = not config.keeps_kv
         self._num_admissions = 0
         self._prompts: list[Request] = []
         self._joining: list[Request] = []
@@ -54,7 +55,9 @@ class RunningRequests:
         self.requests[request] = None
         request.admission = self._num_admissions
         self._num_admissions += 1
-        if not self._grant_prompt(request, num_new_tokens, plan):
+        if self._recomputes:
+            self._grant_all(request, plan)
+        elif not self._grant_prompt(request, num_new_tokens, plan):
             self._prompts.append(request)
 
     def leave(self, request: Request) -> None:
@@ -68,6 +71,8 @@ class RunningRequests:
 
         Without `decodes`, only prompts (and sequences to recompute) are continued.
         """
+        if self._recomputes:
+            return self._grant_sequences(plan, budget)
         cohort = self.cohort
         cohort.drop_ended()
         if decodes:
@@ -151,6 +156,28 @@ class RunningRequests:
         request.num_promised_tokens += 1
         plan.samples.append(request)
         return True
+
+    # ---------------------------------------------------------------- grants without a cache
+
+    def _grant_sequences(self, plan: StepPlan, budget: int) -> int:
+        """`grant` where nothing is kept: in order, all tokens of each sequence that the budget has room for."""
+        for request in self.requests:
+            if not request.num_remaining_tokens or request.status is not RequestStatus.RUNNING:
+                continue
+            if request.num_tokens > budget:
+                plan.is_complete = False
+                continue
+            budget -= request.num_tokens
+            self._grant_all(request, plan)
+        return budget
+
+    def _grant_all(self, request: Request, plan: StepPlan) -> None:
+        """All tokens of `request`, none of which stay computed, for the next one."""
+        plan.chunks.append(Grant(request, 0, request.num_tokens))
+        plan.num_chunk_tokens += request.num_tokens
+        plan.samples.append(request)
+        request.num_promised_tokens += 1
+        request.last_step = plan.index
 
     # ---------------------------------------------------------------- grants in order
 

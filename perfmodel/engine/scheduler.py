@@ -128,17 +128,19 @@ class Scheduler:
                 f"request {request.request_id} needs {longest} tokens ({request.num_prompt_tokens} of prompt), above "
                 f"max_model_len={config.max_model_len}; raise it or shorten the request"
             )
-        is_whole = self._discipline.uses_budget and not config.enable_chunked_prefill
-        at_once = request.num_prompt_tokens if config.reserves_output else longest  # it may be recomputed in whole
+        is_whole = self._discipline.uses_budget and not (config.enable_chunked_prefill and config.keeps_kv)
+        is_kept = config.reserves_output and config.keeps_kv
+        at_once = request.num_prompt_tokens if is_kept else longest  # it may be recomputed in whole
         if request.num_transferred_tokens and config.reserves_output:
             at_once = 1
         if is_whole and at_once > config.max_num_batched_tokens:
             raise WorkloadError(
                 f"request {request.request_id} may have to compute {at_once} tokens at once, above "
-                f"max_num_batched_tokens={config.max_num_batched_tokens}; raise it or set enable_chunked_prefill"
+                f"max_num_batched_tokens={config.max_num_batched_tokens}; raise it or "
+                + ("set enable_chunked_prefill" if config.keeps_kv else "keep the KV cache")
             )
-        most = config.max_model_len if self._discipline.reserves_all else longest
-        if blocks.num_filled(most) > blocks.num_blocks:
+        most = self._reservation(request, longest)
+        if blocks.num_filled(most) + blocks.num_buffers > blocks.num_blocks:
             raise WorkloadError(
                 f"request {request.request_id} needs KV blocks for {most} tokens, but the pool has {blocks.num_blocks} "
                 f"blocks of {blocks.block_size}; shorten it, or give the KV cache more memory"
@@ -200,9 +202,9 @@ class Scheduler:
             cached = blocks.cached_prefix(request)
             num_cached = len(cached) * blocks.block_size
             missing = request.num_tokens - num_cached
-            if missing > budget and not config.enable_chunked_prefill:
+            if missing > budget and not (config.enable_chunked_prefill and config.keeps_kv):
                 break
-            if missing > 1:
+            if missing > 1 and config.keeps_kv:
                 missing = self._running.chunk(missing, budget)
             reserved = self._reservation(request, num_cached + missing)
             must_fit = max(reserved, request.num_tokens) if config.scheduler_reserve_full_isl else reserved
@@ -234,11 +236,14 @@ class Scheduler:
 
     def _reservation(self, request: Request, needed: int) -> int:
         """Tokens that a request is given blocks for when it joins; `needed` now."""
-        if self._discipline.reserves_all:
-            return self.config.max_model_len
-        if self.config.reserves_output:
-            return request.num_prompt_tokens + request.max_output_tokens - 1
-        return needed
+        config = self.config
+        is_known = config.reserves_output and (config.is_contiguous or not self._discipline.reserves_all)
+        if is_known:
+            outputs = request.max_output_tokens
+            if config.rounds_output:
+                outputs = 1 << (outputs - 1).bit_length()
+            return min(request.num_prompt_tokens + outputs - 1, config.max_model_len)
+        return config.max_model_len if config.is_contiguous or self._discipline.reserves_all else needed
 
     def _sum_up(self, plan: StepPlan) -> None:
         """Enter who decodes, and what they have in their KV."""

@@ -4,7 +4,7 @@ __all__ = ["attention_decode"]
 
 from math import ceil
 
-from perfmodel.ops.attention_prefill import Heads
+from perfmodel.ops.attention_prefill import SCORE_SUM_BYTES, Heads
 from perfmodel.ops.ragged import ContextSpread
 from perfmodel.ops.work import Work
 
@@ -37,7 +37,8 @@ def attention_decode(
     (at most one per 256 tokens); how many are used depends on the device, so the extent carries `max_splits`. The
     kernel that combines them is launched in any case: a CUDA graph cannot leave it out when the contexts are short.
     `spread` tells how much longer than the mean the longest context is (default: all are equally long).
-    `is_flash=False` writes and reads the scores (4 b H C bytes, 3 kernels).
+    `is_flash=False` writes and reads the scores (4 b H C bytes, 3 kernels). Under eviction by accumulated scores the
+    sums are read and written, too (8 H C bytes in fp32), in one more kernel that also looks for the lowest.
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
     """
     if num_seqs == 0:
@@ -49,14 +50,19 @@ def attention_decode(
     span = heads.window or heads.chunk or 0
     read = context + (queries - 1.0) * num_seqs if span and context >= num_seqs * span else context
     score_bytes = 0.0 if is_flash else 4.0 * heads.num_heads * queries * context * heads.element_bytes
+    num_kernels = (2 if is_split else 1) if is_flash else 3
+    if heads.kept is not None:
+        score_bytes += 2.0 * SCORE_SUM_BYTES * heads.num_heads * context
+        num_kernels += 1
     return Work(
         name,
         "attention_decode",
         flops=2.0 * queries * context * heads.query_elements,
         rate=heads.dtype,
         activation_bytes=queries * num_seqs * heads.query_elements * heads.element_bytes + score_bytes,
-        kv_bytes=read * heads.kv_elements * heads.kv_element_bytes,
-        num_kernels=(2 if is_split else 1) if is_flash else 3,
+        kv_bytes=heads.cached_bytes(read, num_seqs),
+        num_kernels=num_kernels,
+        vector_ops=0.0 if heads.is_plain else heads.cached_ops(read, num_seqs),
         extent={
             "seqs": num_seqs,
             "kv_tokens": context,
@@ -64,7 +70,7 @@ def attention_decode(
             "kv_heads": heads.num_kv_heads,
             "head_dim": heads.head_dim,
             "v_head_dim": heads.v_head_dim,
-            "kv_element_bytes": heads.kv_element_bytes,
+            "kv_element_bytes": heads.kernel_element_bytes,
             "window": span,
             "queries": queries,
             "ctas": num_seqs * heads.num_kv_heads * ceil(group / _MAX_GROUP),

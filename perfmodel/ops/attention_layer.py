@@ -14,6 +14,7 @@ from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_mixed,
 from perfmodel.ops.norm import rms_norm
 from perfmodel.ops.rope import rope
 from perfmodel.specs.model.architecture import Attention
+from perfmodel.specs.model.kv_cache import kv_surplus, unpack_operations
 
 
 def attention_heads(mixer: Attention, context: LayerContext) -> Heads:
@@ -27,9 +28,13 @@ def attention_heads(mixer: Attention, context: LayerContext) -> Heads:
         dtype=context.dtype,
         element_bytes=context.element_bytes,
         kv_element_bytes=context.kv_element_bytes,
-        window=mixer.span if mixer.chunk is None else None,  # counts with sinks are those of a wider window
+        # Counts with sinks are those of a wider window; what eviction leaves is no window to a prompt.
+        window=mixer.span if mixer.chunk is None and mixer.evicts_to is None else None,
         chunk=mixer.chunk,
         keeps_all=mixer.window is None,
+        surplus=kv_surplus(context.model),
+        unpack_ops=unpack_operations(context.model),
+        kept=mixer.evicts_to,
         fraction=sparsity.fraction or 1.0 if sparsity else 1.0,
         block=sparsity.block if sparsity else 1,
     )
@@ -45,9 +50,9 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
         nodes.append(on_tokens("qk_norm", lambda n: rms_norm("qk_norm", n, rotated, size, is_fused=fused)))
     if mixer.use_rope:
         nodes.append(on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=fused)))
-    nodes.append(on_tokens("kv_write", lambda n: kv_write(n, heads.kv_elements, size, heads.kv_element_bytes)))
+    nodes.append(on_tokens("kv_write", lambda n: kv_write(n, heads.kv_elements, size, heads.written_bytes)))
 
-    prefill = flash_prefill if context.is_flash else standard_prefill
+    prefill = flash_prefill if context.is_flash and heads.kept is None else standard_prefill
     nodes.append(on_prefills("attention_prefill", partial(prefill, heads=heads)))
     nodes += _decode(mixer, context, heads)
     gated = heads.num_heads * heads.v_head_dim
@@ -64,12 +69,12 @@ def _decode(mixer: Attention, context: LayerContext, heads: Heads) -> list[Opera
     attend = partial(
         attention_decode,
         splits_kv=context.splits_kv,
-        is_flash=context.is_flash,
+        is_flash=context.is_flash and heads.kept is None,
         spread=context.spread if span is None else None,
     )
     index = None if span is None else context.model.attention_spans.index(span)
     nodes = [on_decodes("attention_decode", lambda seqs, c, queries: attend(seqs, c, heads, queries=queries), index)]
-    if span is None and context.is_flash:
+    if span is None and context.is_flash and heads.is_plain:
         mixed = partial(mixed_attention, heads=heads, spread=context.spread)
         nodes.append(on_mixed("attention_mixed", lambda prompts, b, c, queries: mixed(prompts, b, c, queries=queries)))
     return nodes

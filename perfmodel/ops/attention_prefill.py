@@ -4,7 +4,7 @@ Softmax arithmetic (an exponential and a few operations per score) is not counte
 the tensor rate contain it. Masked positions inside a tile are counted as `tile_kv` in the extent, not as FLOPs.
 """
 
-__all__ = ["Heads", "flash_prefill", "standard_prefill"]
+__all__ = ["SCORE_SUM_BYTES", "Heads", "flash_prefill", "standard_prefill"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,9 @@ from math import ceil
 
 from perfmodel.ops.spans import tile_pairs, visible_keys, visible_pairs
 from perfmodel.ops.work import Work
+from perfmodel.specs.model.kv_cache import Surplus
 
+SCORE_SUM_BYTES = 4.0  # of the scores that eviction accumulates for each cached token and query head
 _TILE = 128  # rows of a query tile and of a key tile (FlashAttention-2 and -3 use 64 to 192)
 
 
@@ -32,6 +34,41 @@ class Heads:
     keeps_all: bool = False  # a query sees `window` keys, but not the nearest ones only: together they see all
     fraction: float = 1.0  # of the keys before it that a query sees, in blocks of `block`
     block: int = 1
+    surplus: tuple[Surplus, ...] = ()  # of the newest tokens, whose elements take more than `kv_element_bytes`
+    unpack_ops: float = 0.0  # vector operations per cached element of the oldest tokens
+    kept: int | None = None  # tokens that eviction by accumulated scores leaves of a sequence
+
+    def cached_bytes(self, num_tokens: float, num_seqs: float) -> float:
+        """Of K and V of `num_tokens` cached tokens of `num_seqs` sequences, equally long."""
+        if not self.surplus:
+            return num_tokens * self.kv_elements * self.kv_element_bytes
+        more = sum(min(num_tokens, num_seqs * tier.tokens) * tier.num_bytes for tier in self.surplus)
+        return (num_tokens * self.kv_element_bytes + more) * self.kv_elements
+
+    def cached_ops(self, num_tokens: float, num_seqs: float) -> float:
+        """Vector operations that make numbers of them."""
+        more = sum(min(num_tokens, num_seqs * tier.tokens) * tier.operations for tier in self.surplus)
+        return (num_tokens * self.unpack_ops + more) * self.kv_elements
+
+    @property
+    def written_bytes(self) -> float:
+        """Per element of a token that enters the cache and moves on through the formats of its age: each is read and
+        the next written, a token for each that enters."""
+        total = size = self.kv_element_bytes
+        for tier in reversed(self.surplus):
+            size += tier.num_bytes
+            total += 2 * size
+        return total
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether cached elements are multiplied as they are read: floating point, one format."""
+        return not (self.surplus or self.unpack_ops)
+
+    @property
+    def kernel_element_bytes(self) -> float:
+        """Of the cached elements that the kernel multiplies, by which a calibration picks it."""
+        return self.kv_element_bytes if self.is_plain else self.element_bytes
 
     def visible(self, num_keys: float, num_queries: float) -> float:
         """Of `num_keys` that `num_queries` queries see together under full attention, those they see in blocks.
@@ -65,7 +102,7 @@ def _extent(prefills: Sequence[tuple[int, int]], heads: Heads) -> dict[str, floa
         "kv_heads": heads.num_kv_heads,
         "head_dim": heads.head_dim,
         "v_head_dim": heads.v_head_dim,
-        "kv_element_bytes": heads.kv_element_bytes,
+        "kv_element_bytes": heads.kernel_element_bytes,
         "window": heads.window or heads.chunk or 0,
         "pairs": heads.visible(sum(visible_pairs(t, p, heads.window, heads.chunk) for t, p in prefills), tokens),
         "ctas": heads.num_heads * sum(ceil(t / _TILE) for t, _ in prefills),
@@ -87,6 +124,7 @@ def flash_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: str =
     if not prefills:
         return Work(name, "attention_prefill", rate=heads.dtype, num_kernels=0)
     extent = _extent(prefills, heads)
+    num_old = extent["kv_tokens"] - extent["tokens"]
     query_bytes = extent["tokens"] * heads.query_elements * heads.element_bytes
     return Work(
         name,
@@ -94,8 +132,9 @@ def flash_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: str =
         flops=2.0 * extent["pairs"] * heads.query_elements,
         rate=heads.dtype,
         activation_bytes=query_bytes,
-        kv_bytes=extent["kv_tokens"] * heads.kv_elements * heads.kv_element_bytes,
-        sram_bytes=query_bytes + extent["tile_kv"] * heads.query_elements * heads.kv_element_bytes,
+        kv_bytes=heads.cached_bytes(extent["kv_tokens"], len(prefills)),
+        sram_bytes=query_bytes + extent["tile_kv"] * heads.query_elements * heads.kernel_element_bytes,
+        vector_ops=0.0 if heads.is_plain else heads.cached_ops(num_old, len(prefills)),
         extent=extent,
         prefills=tuple(prefills),
     )
@@ -107,21 +146,29 @@ def standard_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: st
         FLOPs = 2 (h_k + h_v) H sum(T (P + T))      the masked half is computed and thrown away
         HBM   = Q, K, V, O once + 4 b H sum(T (P + T)): S written and read, P written and read
 
-    Windows and blocks only mask: they save nothing. Source: Dao et al. 2022, algorithm 0.
+    Windows and blocks only mask: they save nothing. Under eviction each key's scores are summed up besides, in fp32,
+    and a prompt that comes in chunks finds `kept` of its earlier tokens. Source: Dao et al. 2022, algorithm 0; Zhang et
+    al. 2023 (H2O).
     """
     if not prefills:
         return Work(name, "attention_prefill", rate=heads.dtype, num_kernels=0)
+    if heads.kept is not None:
+        prefills = tuple((tokens, min(cached, heads.kept)) for tokens, cached in prefills)
     scores = sum(t * (t + p) for t, p in prefills)
     tokens = sum(t for t, _ in prefills)
     score_bytes = 4.0 * heads.num_heads * scores * heads.element_bytes
+    if heads.kept is not None:
+        keys = sum(t + p for t, p in prefills)
+        score_bytes += heads.num_heads * (scores * heads.element_bytes + 2 * SCORE_SUM_BYTES * keys)
     return Work(
         name,
         "attention_prefill",
         flops=2.0 * scores * heads.query_elements,
         rate=heads.dtype,
         activation_bytes=tokens * heads.query_elements * heads.element_bytes + score_bytes,
-        kv_bytes=sum(t + p for t, p in prefills) * heads.kv_elements * heads.kv_element_bytes,
-        num_kernels=3 * len(prefills),
+        kv_bytes=heads.cached_bytes(sum(t + p for t, p in prefills), len(prefills)),
+        num_kernels=(3 if heads.kept is None else 4) * len(prefills),
+        vector_ops=0.0 if heads.is_plain else heads.cached_ops(sum(p for _, p in prefills), len(prefills)),
         extent=_extent(prefills, heads),
         prefills=tuple(prefills),
     )

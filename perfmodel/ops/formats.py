@@ -4,7 +4,10 @@ __all__ = ["SPARSE_RATE", "LinearFormat", "linear_format", "served_model"]
 
 from dataclasses import dataclass, replace
 
+from perfmodel.errors import SpecError
 from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.model.architecture import LatentAttention
+from perfmodel.specs.model.kv_cache import with_eviction
 from perfmodel.specs.model.params import SPARSE_COMPONENTS, sparse_bytes
 from perfmodel.specs.model.quantization import (
     BITS_PER_WEIGHT,
@@ -65,6 +68,8 @@ def served_model(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
         served = replace(served, quantization=replace(served.quantization, inputs_come_quantized=True))
     if engine.kv_cache_dtype != "auto" or engine.kv_tiers:
         served = replace(served, quantization=_with_kv_formats(served, engine))
+    if engine.kv_eviction is not None:
+        served = with_eviction(served, engine.kv_eviction.num_tokens)
     return model if served == model else served
 
 
@@ -80,6 +85,13 @@ def _with_kv_formats(model: ModelSpec, engine: EngineSpec) -> QuantizationSpec:
     group_size = engine.kv_cache_group_size
     if group_size is None:
         group_size = _KV_GROUP if any(BITS_PER_WEIGHT[form] < 8 for form in (oldest, *(f for _, f in tiers))) else 0
+    has_latents = any(isinstance(layer.mixer, LatentAttention) for layer, _ in model.layers)
+    if has_latents and (tiers or BITS_PER_WEIGHT[oldest] < 8):
+        what = "of several precisions" if tiers else f"in {oldest}"
+        raise SpecError(
+            f"engine: found a KV cache {what} with {model.name}, whose latents are multiplied as they lie there; "
+            f"allowed kv_cache_dtype auto, fp8 or int8."
+        )
     return replace(model.quantization, kv_cache=oldest, kv_group_size=group_size, kv_recent=tuple(tiers))
 
 

@@ -111,6 +111,8 @@ def build_graph(
         *layer_nodes(stage, context, reach),
         *(head_nodes(context, method, bytes_per_logit) if part is None or part.has_head else []),
     ]
+    if engine.kv_cache == "off":
+        nodes = [node for node in nodes if node.name.split("@")[0] != "kv_write"]
     together = [node for node in nodes if node.depends is Depends.MIXED]
     nodes = [node for node in nodes if node.depends is not Depends.MIXED]
     if model.exits is not None:  # prompts pass layers that decodes leave out

@@ -19,7 +19,7 @@ from perfmodel.ops.ragged import ContextSpread
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, Depends, Work
-from perfmodel.specs.model.quantization import bytes_per_weight
+from perfmodel.specs.model.quantization import bytes_per_weight, kv_element_bytes
 from perfmodel.specs.model.spec import ModelSpec
 
 
@@ -68,7 +68,9 @@ class LayerContext:
 
     @property
     def kv_element_bytes(self) -> float:
-        return bytes_per_weight(self.model.quantization.kv_cache or self.model.dtype)
+        """Of the oldest tokens, which may take less than newer ones (`kv_surplus`)."""
+        quantization = self.model.quantization
+        return kv_element_bytes(quantization.kv_cache or self.model.dtype, quantization.kv_group_size)
 
     def format(self, component: str) -> LinearFormat:
         return linear_format(self.model, component)

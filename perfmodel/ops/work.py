@@ -92,6 +92,7 @@ class Work:
     format:     the number format where the rate does not tell which kernels run (fp8_block, int4_wo)
     weight_bytes, activation_bytes, kv_bytes: HBM traffic by what it carries (read and written)
     sram_bytes: traffic between SRAM and L2 where it differs from HBM traffic (re-reads of tiles); 0 if not counted
+    vector_ops: instructions of the vector units beside the products: cached integers made into numbers
     message:    the collective, for operators that talk to other devices
     num_kernels: launches on the device
     extent:     sizes that shape-dependent achieved fractions need, e.g. {"m": 8, "n": 4096, "k": 4096, "ctas": 32}
@@ -111,6 +112,7 @@ class Work:
     extent: dict[str, float] = field(default_factory=dict, compare=False)
     prefills: tuple[tuple[int, int], ...] = field(default=(), compare=False)
     format: str = ""
+    vector_ops: float = 0.0
 
     @property
     def hbm_bytes(self) -> float:

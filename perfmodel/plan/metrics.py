@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost import StepEstimate, peak_flops_per_s, plan_memory
-from perfmodel.cost.footprint import kv_bytes_per_token, weights
+from perfmodel.cost.footprint import kv_bytes, kv_bytes_per_token, weights
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, Work
@@ -79,7 +79,7 @@ def memory_metric(scenario: Scenario, metric: str, step: StepShape | None = None
     made_of = f"{per_token:,.0f} B of KV per token, one copy of it"
     whole = {
         "kv_bytes_per_token": per_token,
-        "kv_gb": batch * context * per_token / 1e9,
+        "kv_gb": batch * kv_bytes(model, undivided, layers, context) / 1e9,
         "weight_gb": sum(weights(model, undivided, layers, is_first=True, is_last=True).values()) / 1e9,
     }
     if metric in whole:
@@ -99,6 +99,9 @@ def run_metric(result: RunResult, metric: str) -> float | None:
     summary, devices = result.summary, result.scenario.num_devices
     if metric == "mean_batch":
         return mean_batch(result)
+    if metric == "kv_cache_filled":
+        waste = summary["kv_cache_waste"]
+        return None if waste is None else 1.0 - float(waste)
     if metric.endswith("_per_gpu"):
         total = summary[metric.removesuffix("_per_gpu")]
         return None if total is None else float(total) / devices

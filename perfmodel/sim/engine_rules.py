@@ -40,7 +40,7 @@ def rules_of(engine: EngineSpec) -> EngineRules:
     own = _RULES.get(engine.profile, EngineRules())
     return EngineRules(
         own.prefill_exclusive if engine.prefill_exclusive is None else engine.prefill_exclusive,
-        own.reserves_output if engine.reserve_output is None else engine.reserve_output,
+        own.reserves_output if engine.reserve_output is None else bool(engine.reserve_output),
         engine.enable_chunked_prefill
         if "enable_chunked_prefill" in engine.model_fields_set
         else own.chunks_prompts and engine.enable_chunked_prefill,

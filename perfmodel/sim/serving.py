@@ -2,20 +2,25 @@
 
 __all__ = ["build_locksteps", "build_serve_loop", "scheduler_config"]
 
+from math import ceil
+
 from perfmodel.engine import Backend, KVBlockManager, Scheduler, SchedulerConfig, ServeLoop
 from perfmodel.errors import PerfmodelError
+from perfmodel.ops.formats import served_model
 from perfmodel.ops.graph import StepGraph
 from perfmodel.sim.clock import TickEnvironment, to_ticks
 from perfmodel.sim.engine_rules import rules_of
 from perfmodel.sim.lockstep import Lockstep
 from perfmodel.sim.prompt_balance import PromptBalance
 from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.model.kv_cache import surplus_tokens
 from perfmodel.specs.scenario import Scenario
 
 
 def scheduler_config(scenario: Scenario, record_positions: bool = False) -> SchedulerConfig:
     """The scheduler's settings; `max_model_len` defaults to what the model was made for."""
-    engine, model = scenario.engine, scenario.model
+    engine, model = scenario.engine, served_model(scenario.model, scenario.engine)
+    is_contiguous = engine.kv_cache == "contiguous"
     rules = rules_of(engine)
     return SchedulerConfig(
         max_num_seqs=engine.max_num_seqs,
@@ -24,7 +29,10 @@ def scheduler_config(scenario: Scenario, record_positions: bool = False) -> Sche
         block_size=engine.block_size,
         enable_chunked_prefill=rules.chunks_prompts,
         prefill_exclusive=rules.prefill_exclusive,
-        reserves_output=rules.reserves_output,
+        reserves_output=bool(engine.reserve_output) if is_contiguous else rules.reserves_output,
+        rounds_output=engine.reserve_output == "pow2",
+        keeps_kv=engine.kv_cache != "off",
+        is_contiguous=is_contiguous,
         poll_every=engine.poll_every,
         long_prefill_token_threshold=engine.long_prefill_token_threshold,
         scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl,
@@ -41,8 +49,11 @@ def build_serve_loop(scenario: Scenario, num_blocks: int, record_positions: bool
     engine = scenario.engine
     if engine.speculative_config is not None:
         raise PerfmodelError(f"{scenario.name}: speculative_config is not served yet; leave it out.")
-    span = scenario.model.rolling_span
-    blocks = KVBlockManager(num_blocks, engine.block_size, engine.enable_prefix_caching, span)
+    model = served_model(scenario.model, engine)
+    span = 0 if engine.kv_cache == "off" else model.rolling_span
+    can_share = engine.enable_prefix_caching and engine.kv_cache == "paged"
+    num_buffers = ceil(surplus_tokens(model) / engine.block_size) if engine.kv_cache != "off" else 0
+    blocks = KVBlockManager(num_blocks, engine.block_size, can_share, span, num_buffers)
     scheduler = Scheduler(scheduler_config(scenario, record_positions), blocks)
     return ServeLoop(scheduler, engine.plans_ahead)
 

@@ -15,6 +15,7 @@ from perfmodel.sim.collector import Collector
 from perfmodel.sim.columns import RequestColumns
 from perfmodel.sim.ensemble import Ensemble
 from perfmodel.sim.gaps import GapHistogram
+from perfmodel.sim.kv_waste import kv_cache_waste
 from perfmodel.specs.scenario import Scenario
 
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -79,6 +80,7 @@ def summarize(
         "mfu": totals.mfu,
         "mbu": totals.mbu,
         "kv_cache_usage_peak": totals.kv_cache_usage_peak,
+        "kv_cache_waste": kv_cache_waste(scenario, requests),
         "preemptions": totals.num_preemptions,
         "prefix_cache_hit_rate": _ratio(totals.prefix_tokens_hit, totals.prefix_tokens_asked),
         "bound_share": dict(totals.bound_share),

@@ -27,6 +27,7 @@ def _conflicts(engine: "EngineSpec") -> Iterator[str]:
             "found kv_offload with kv_cache=contiguous, whose requests keep their reservation until they are done, so "
             "that nothing would ever be moved; use kv_cache=paged"
         )
+    yield from _conflicts_with_drafts(engine)
     if engine.kv_tiers:
         yield from _conflicts_of_tiers(engine)
     elif engine.kv_cache_residual_tokens and engine.kv_cache_dtype == "auto":
@@ -39,6 +40,21 @@ def _conflicts(engine: "EngineSpec") -> Iterator[str]:
         yield (
             f"found kv_cache_group_size={engine.kv_cache_group_size} with kv_cache_dtype={formats[-1]}, which has no "
             f"scales in groups; leave it out, or use one of {', '.join(HAS_GROUPS)}"
+        )
+
+
+def _conflicts_with_drafts(engine: "EngineSpec") -> Iterator[str]:
+    if engine.speculative_config is None:
+        return
+    if engine.kv_cache == "off":
+        yield (
+            "found speculative_config with kv_cache=off, where a step computes all tokens of a sequence and drafts would "
+            "be computed anew with them; keep the KV cache"
+        )
+    if engine.kv_eviction is not None:
+        yield (
+            "found speculative_config with kv_eviction; a drafted token that turns out wrong has already evicted others "
+            "and counted in their scores, which cannot be taken back: leave one of them out"
         )
 
 

@@ -44,6 +44,8 @@ _RUN = {
     "mfu": Metric("fraction", False),
     "mbu": Metric("fraction", False),
     "kv_cache_usage_peak": Metric("fraction", True),
+    "kv_cache_waste": Metric("fraction", True),
+    "kv_cache_filled": Metric("fraction", False),
     "prefix_cache_hit_rate": Metric("fraction", False),
     "preemptions": Metric("count", True),
     "usd_per_million_output_tokens": Metric("USD", True),

@@ -18,6 +18,7 @@ from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.model.cards import load_model
 from perfmodel.specs.model.changes import CHANGES
+from perfmodel.specs.model.kv_cache import with_eviction
 from perfmodel.specs.model.quantization import with_dtype, with_quantization
 from perfmodel.specs.model.spec import ChangedFrom, ModelSpec
 from perfmodel.specs.model_changes import ModelChanges
@@ -238,6 +239,11 @@ def _finished(scenario: Scenario, positions: Positions) -> Scenario:
         model = with_quantization(with_dtype(model, dtype), engine.quantization)
     except SpecError as error:
         raise SpecError(f"{positions.where(('engine', 'quantization'))}: {error}") from None
+    try:
+        if engine.kv_eviction is not None:
+            model = with_eviction(model, engine.kv_eviction.num_tokens)
+    except SpecError as error:
+        raise SpecError(f"{positions.where(('engine', 'kv_eviction'))}: {error}") from None
     cluster = scenario.cluster
     pools = tuple(pool.model_copy(update={"engine": _with_length(pool.engine, model)}) for pool in cluster.pools)
     cluster = cluster.model_copy(update={"pools": pools}) if pools else cluster

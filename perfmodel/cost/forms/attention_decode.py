@@ -153,10 +153,12 @@ def decode_seconds(
     *,
     is_warm: bool = False,
     splits_kv: bool = True,
+    unpack_ops: Values = 0.0,
     xp: Any = np,
 ) -> DecodeParts:
     """The formula of this module; `is_warm`: the KV may be in L2 from the last repetition. Without `splits_kv` a block
-    takes the whole context of its sequence.
+    takes the whole context of its sequence. `unpack_ops`: vector instructions that make numbers of the cached elements,
+    once for each time that they are read; beside loads and products of other warps, so that they show where they bind.
     """
     kernel, units = fit.kernel, device.compute_units
     group = sizes.heads / sizes.kv_heads
@@ -179,6 +181,7 @@ def decode_seconds(
     flops = sizes.seqs * visible * padded * sizes.flops_per_token
     compute = flops / (device.peak(fit.rate or rate) * fit.tensor_fraction * fill)
     memory = memory + sizes.io_bytes / bandwidth
+    compute = xp.maximum(compute, unpack_ops * reads / (device.vector_instructions * fill))
     stream = xp.maximum(memory, compute)
 
     paid = blocks if kernel.pays_splits else first
@@ -211,7 +214,7 @@ def decode_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> Operato
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     sizes = _sizes(work, fit.kernel)
     is_split = bool(work.extent.get("splits_kv", True))
-    parts = decode_seconds(sizes, fit, device, work.rate, splits_kv=is_split, xp=SCALARS)
+    parts = decode_seconds(sizes, fit, device, work.rate, splits_kv=is_split, unpack_ops=work.vector_ops, xp=SCALARS)
     duration, compute, memory = float(parts.duration), float(parts.compute), float(parts.memory)
     longest = float(work.extent.get("longest") or sizes.length)
     if longest > sizes.length and not 0 < sizes.window < sizes.length:

@@ -143,6 +143,7 @@ def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> Opera
     memory = sum(_memory(sizes, fit, device, SCALARS) for sizes in prompts)
     share = work.flops / (2.0 * extent["pairs"] * first.heads * first.head_size)
     compute = share * _seconds(tiles, memory, first, fit, device, work.rate, SCALARS).compute
+    compute += work.vector_ops / device.vector_instructions  # cached integers are made into numbers first
     duration = fit.launch_s + compute + memory
     return OperatorTime(duration, compute, memory, 0.0, fit.launch_s, bound_of(compute, memory, 0.0, fit.launch_s))
 

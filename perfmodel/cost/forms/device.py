@@ -40,6 +40,11 @@ class DeviceFacts:
             link_bandwidth=link.bandwidth_bytes_per_s if link else 0.0,
         )
 
+    @property
+    def vector_instructions(self) -> float:
+        """Of all lanes beside the tensor cores, per second: half the FLOP/s, of which a multiply-add counts two."""
+        return self.peak("vector") / 2
+
     def peak(self, rate: str) -> float:
         """Dense FLOP/s of a number format, or of what it falls back to."""
         peak = self._peaks.get(rate)

@@ -44,6 +44,8 @@ def roofline_time(work: Work, fit: FamilyFit, device: DeviceFacts) -> OperatorTi
     """How long one run of `work` takes."""
     fill = _fill(work.extent, device.compute_units)
     compute = work.flops / (device.peak(work.rate) * fit.compute_fraction * fill)
+    if work.vector_ops:
+        compute = max(compute, work.vector_ops / (device.vector_instructions * fill))
     activation_bytes = work.activation_bytes
     if fit.cached_speedup > 1:
         hit = min(max(2.0 - activation_bytes / (_CACHE_SHARE * device.l2_bytes), 0.0), 1.0)

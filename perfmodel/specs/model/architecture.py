@@ -59,10 +59,13 @@ class Attention:
     sparsity: BlockSparsity | None = None
     qkv_rank: int | None = None  # of the projections, where they are products of two thin matrices
     out_rank: int | None = None
+    evicts_to: int | None = None  # tokens that eviction by score leaves of a sequence
 
     @property
     def span(self) -> int | None:
-        """The most tokens that a query sees, however long the context is."""
+        """The most tokens that a query sees, however long the context is; of a prompt's, those computed before it."""
+        if self.evicts_to is not None:
+            return self.evicts_to
         if self.window is not None:
             return self.window + self.num_sink_tokens
         if self.chunk is None and self.sparsity is not None and self.sparsity.num_blocks is not None:
