@@ -48,13 +48,13 @@ def _conflicts_with_drafts(engine: "EngineSpec") -> Iterator[str]:
         return
     if engine.kv_cache == "off":
         yield (
-            "found speculative_config with kv_cache=off, where a step computes all tokens of a sequence and drafts would "
-            "be computed anew with them; keep the KV cache"
+            "found speculative_config with kv_cache=off, where every step computes all tokens of a sequence, drafted "
+            "ones with them; keep the KV cache"
         )
     if engine.kv_eviction is not None:
         yield (
-            "found speculative_config with kv_eviction; a drafted token that turns out wrong has already evicted others "
-            "and counted in their scores, which cannot be taken back: leave one of them out"
+            "found speculative_config with kv_eviction; a drafted token that turns out wrong has evicted others and "
+            "counted in their scores by then, which cannot be taken back: leave one of them out"
         )
 
 
