@@ -19,6 +19,7 @@ from perfmodel_executors.kernels.tiles import tuning
 from perfmodel_executors.models.batch import Segment, build_batch
 from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.kv_cache import KVCache
+from perfmodel_executors.models.support import check_capturable
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
 
 
@@ -49,13 +50,17 @@ class StepRunner:
         with torch.inference_mode(), tuning() if is_warm_up else nullcontext():
             if self.graphs is not None and self.graphs.can_run(segments):
                 return self.graphs.run(segments)
-            batch = build_batch(segments, self.cache.block_size, self.decoder.device)
-            return self.decoder.step(batch, self.cache)
+            decoder = self.decoder
+            batch = build_batch(segments, self.cache.block_size, decoder.device, decoder.ring)
+            if is_warm_up and decoder.ring is not None:  # a chunk overwrites what it would read when it runs again
+                with self.cache.restored([block for segment in segments for block in segment.block_table]):
+                    return decoder.step(batch, self.cache)
+            return decoder.step(batch, self.cache)
 
     def candidates(self, segments: Sequence[Segment], count: int) -> list[list[int]]:
         """The `count` most likely next tokens of each row that is wanted, the likeliest first."""
         with torch.inference_mode():
-            batch = build_batch(segments, self.cache.block_size, self.decoder.device)
+            batch = build_batch(segments, self.cache.block_size, self.decoder.device, self.decoder.ring)
             ranked: list[list[int]] = self.decoder.forward(batch, self.cache).topk(count, dim=-1).indices.tolist()
             return ranked
 
@@ -104,5 +109,6 @@ def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE, capture: Captur
     cache = decoder.new_cache(engine.block_size, setup.num_blocks + 1)
     if capture is None or engine.enforce_eager:
         return StepRunner(decoder, cache)
+    check_capturable(decoder.model, engine.attention)
     context = engine.max_model_len or model.max_position_embeddings
     return StepRunner(decoder, cache, DecodeGraphs(decoder, cache, scratch, engine.max_num_seqs, context, capture))

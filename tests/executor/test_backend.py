@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 from executor_models import MODELS  # noqa: E402
 
 from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop  # noqa: E402
+from perfmodel.specs.model.changes.attention import with_window  # noqa: E402
+from perfmodel.specs.model_changes import ModelChanges  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
 from perfmodel_executors.driver import serve  # noqa: E402
 from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
@@ -28,7 +30,9 @@ def alone(decoder, request):
     cache, done, outputs = decoder.new_cache(BLOCK_SIZE, len(table)), 0, []
     with torch.inference_mode():
         while len(outputs) < request.max_output_tokens:
-            outputs += decoder.step(build_batch([Segment(tokens[done:], done, table)], BLOCK_SIZE), cache)
+            outputs += decoder.step(
+                build_batch([Segment(tokens[done:], done, table)], BLOCK_SIZE, ring=decoder.ring), cache
+            )
             done = len(tokens)
             tokens.append(outputs[-1])
     return outputs
@@ -49,13 +53,23 @@ def executed_cases(draw):
     case = draw(cases(max_requests=8))
     config = replace(case.config, record_positions=True, spans=())
     rows = tuple((arrival, prompt, min(output, 24), *rest) for arrival, prompt, output, *rest in case.rows)
-    return replace(case, config=config, rows=rows, rolling_span=None)  # no decoder here rolls its cache
+    return replace(case, config=config, rows=rows, rolling_span=None)  # as these decoders keep all
 
 
 @given(executed_cases(), st.sampled_from(sorted(DECODERS)))
 @settings(max_examples=40, deadline=None)
 def test_any_engine_gives_the_tokens_of_a_request_alone(case: Case, name: str) -> None:
     decoder = DECODERS[name]
+    outputs = served(decoder, case.loop(), case.requests())
+    for request in case.requests():
+        assert outputs[request.request_id] == alone(decoder, request)
+
+
+@given(executed_cases())
+@settings(max_examples=25, deadline=None)
+def test_a_rolling_cache_of_few_blocks_gives_the_tokens_of_a_request_alone(case: Case) -> None:
+    model = with_window(MODELS["gqa"], ModelChanges(window=17, sinks=3))
+    decoder, case = Decoder(model, torch.float32, seed=1), replace(case, rolling_span=model.rolling_span)
     outputs = served(decoder, case.loop(), case.requests())
     for request in case.requests():
         assert outputs[request.request_id] == alone(decoder, request)

@@ -170,9 +170,6 @@ def test_what_is_not_executed_is_refused_with_a_sentence():
     object.__setattr__(mamba, "layers", ((Layer(Mamba(4, 8, 16, 1, 4), None), 2),))
     with pytest.raises(PerfmodelError, match="the mixer Mamba is not executed yet"):
         Decoder(mamba)
-    changed = tiny((attention(window=8, is_rolling=True), DenseFFN(8)))
-    with pytest.raises(PerfmodelError, match=r"a rolling KV cache .model_changes\.window. is not executed yet"):
-        Decoder(changed)
     with pytest.raises(PerfmodelError, match=r"early exit .model_changes\.early_exit. is not executed yet"):
         Decoder(replace(tiny(), exits=ExitSpec((1.0, 0.5))))
     with pytest.raises(PerfmodelError, match="attention with sinks is not executed yet"):

@@ -29,6 +29,10 @@ KERNELS: dict[str, dict[str, str]] = {
         "torch": f"{_HERE}.attention_prefill.reference",
         "triton": f"{_HERE}.attention_prefill.triton",
     },
+    "attention_sinks_decode": {"torch": f"{_HERE}.attention_sinks.reference"},
+    "attention_sinks_prefill": {"torch": f"{_HERE}.attention_sinks.reference"},
+    "attention_sparse_decode": {"torch": f"{_HERE}.attention_sparse.reference"},
+    "attention_sparse_prefill": {"torch": f"{_HERE}.attention_sparse.reference"},
     "attention_standard": {
         "torch": f"{_HERE}.attention_standard.reference",
         "triton": f"{_HERE}.attention_standard.triton",
@@ -67,6 +71,10 @@ class Kernels:
     add_rms_norm: Callable[..., Any]
     attention_decode: Callable[..., Any]
     attention_prefill: Callable[..., Any]
+    attention_sinks_decode: Callable[..., Any]
+    attention_sinks_prefill: Callable[..., Any]
+    attention_sparse_decode: Callable[..., Any]
+    attention_sparse_prefill: Callable[..., Any]
     attention_standard: Callable[..., Any]
     greedy: Callable[..., Any]
     grouped_experts: Callable[..., Any]

@@ -4,7 +4,7 @@
 
 __all__ = ["Segment", "StepBatch", "TreeNodes", "Trees", "build_batch", "slot"]
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from perfmodel.errors import PerfmodelError
+from perfmodel_executors.kernels.attention_sinks.ring import Ring
 from perfmodel_executors.models.support import CPU
 
 
@@ -77,6 +79,8 @@ class StepBatch:
     tables_GM, starts_G, computed_G: block tables, first rows among the chunks' tokens (G + 1), tokens computed before
     sample_rows_S:  rows whose logits are wanted, in the order of the segments given to `build_batch`
     trees:          of the segments that are nodes of trees, None without
+    ring:           how a rolling cache uses its blocks, where `slots` are places in it
+    kept_W:         rows that are still in the ring when the step is over; None: all are written
     """
 
     tokens_T: Tensor
@@ -89,6 +93,8 @@ class StepBatch:
     computed_G: Tensor
     sample_rows_S: Tensor
     trees: Trees | None = None
+    ring: Ring | None = None
+    kept_W: Tensor | None = None
 
     @property
     def num_decodes(self) -> int:
@@ -106,14 +112,27 @@ def slot(block_table: Sequence[int], position: int, block_size: int) -> int:
     return block_table[position // block_size] * block_size + position % block_size
 
 
-def build_batch(segments: Sequence[Segment], block_size: int, device: torch.device = CPU) -> StepBatch:
-    """The flat batch of `segments`, whose wanted tokens come back in the order of the segments."""
+def build_batch(
+    segments: Sequence[Segment], block_size: int, device: torch.device = CPU, ring: Ring | None = None
+) -> StepBatch:
+    """The flat batch of `segments`, whose wanted tokens come back in the order of the segments.
+
+    ring: of a model whose layers all overwrite what left their window
+
+    Raises PerfmodelError for drafted tokens in a ring: those that are turned down have overwritten what is still seen.
+    """
+    if ring is not None and any(segment.is_verified or segment.nodes for segment in segments):
+        raise PerfmodelError(
+            "drafted tokens are not verified in a rolling KV cache (model_changes.window), where one that is turned "
+            "down has overwritten one that is still seen; leave out the window or engine.speculative_config."
+        )
     decodes = [i for i, segment in enumerate(segments) if segment.nodes is None and len(segment.tokens) == 1]
     chunks = [i for i, segment in enumerate(segments) if segment.nodes is None and len(segment.tokens) > 1]
     trees = [i for i, segment in enumerate(segments) if segment.nodes is not None]
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
+    kept: list[int] = []
     end_row: dict[int, int] = {}
     for i in decodes + chunks + trees:
         segment = segments[i]
@@ -121,7 +140,11 @@ def build_batch(segments: Sequence[Segment], block_size: int, device: torch.devi
         first = base if segment.nodes is None else base + segment.nodes.first
         tokens += segment.tokens
         positions += range(base, base + count) if segment.nodes is None else [base + d for d in segment.nodes.depths]
-        slots += [slot(segment.block_table, p, block_size) for p in range(first, first + count)]
+        places: Iterable[int] = range(first, first + count)
+        if ring is not None:
+            kept += [len(slots) + row for row, p in enumerate(places) if ring.holds(p, first + count)]
+            places = map(ring.place, places)
+        slots += [slot(segment.block_table, place, block_size) for place in places]
         end_row[i] = len(tokens)
     rows = [row for i, segment in enumerate(segments) for row in range(end_row[i] - segment.num_wanted, end_row[i])]
 
@@ -139,6 +162,8 @@ def build_batch(segments: Sequence[Segment], block_size: int, device: torch.devi
         computed_G=integers([segments[i].num_computed for i in chunks]),
         sample_rows_S=integers(rows),
         trees=_trees(segments, trees, device) if trees else None,
+        ring=ring,
+        kept_W=integers(kept) if ring is not None and len(kept) < len(tokens) else None,
     )
 
 

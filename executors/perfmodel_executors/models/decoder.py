@@ -18,12 +18,15 @@ from perfmodel_executors.kernels import Kernels, load_kernels
 from perfmodel_executors.kernels.apply_linear import apply_linear
 from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.kernels.rope.reference import rope_table
+from perfmodel_executors.models.attention import attend, ring_of
 from perfmodel_executors.models.batch import StepBatch
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.loading import load_weights
 from perfmodel_executors.models.random_weights import random_weights
+from perfmodel_executors.models.rotations import Rotations
 from perfmodel_executors.models.support import (
     CPU,
+    check_blocks,
     check_executable,
     check_memory,
     kv_dtype,
@@ -45,7 +48,8 @@ class Decoder:
     """A model with its weights; keys and values live in the `KVCache` passed to each call.
 
     Under tensor parallelism each rank of `group` has a decoder with its `part` of the model (heads, widths, rows of the
-    vocabulary), and all take the same steps; `weights`, if given, are those of the part.
+    vocabulary), and all take the same steps; `weights`, if given, are those of the part. `attention`: flash, or
+    standard, which keeps the scores in memory.
     """
 
     def __init__(
@@ -57,8 +61,9 @@ class Decoder:
         weights: DecoderWeights | None = None,
         device: torch.device = CPU,
         group: TensorGroup = ALONE,
+        attention: str = "flash",
     ) -> None:
-        check_executable(model)
+        check_executable(model, attention)
         if weights is None:
             check_memory(f"{model.name}: weights", sum(weight_bytes(model).values()) / group.size, device)
         self.model = model
@@ -66,6 +71,8 @@ class Decoder:
         self.dtype = dtype
         self.device = device
         self.group = group
+        self.ring = ring_of(model)
+        self.is_standard = attention == "standard"
         self.kernels = kernels or load_kernels()
         self.weights = weights or random_weights(model, dtype, seed, device, group)
         dims = {layer.mixer.head_dim for layer in model.iter_layers() if isinstance(layer.mixer, Attention)}
@@ -74,20 +81,21 @@ class Decoder:
 
     def new_cache(self, block_size: int, num_blocks: int = 0) -> KVCache:
         """An empty KV cache that fits this model; `num_blocks` are allocated at once, more when they are needed."""
+        check_blocks(self.model, block_size)
         return KVCache(self.part, block_size, kv_dtype(self.model, self.dtype), num_blocks, self.device)
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
         """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`."""
         kernels, weights = self.kernels, self.weights
-        rope = {dim: table[batch.positions_T] for dim, table in self._rope.items()}
+        assert batch.ring == self.ring, "the batch's slots are not those of this model's cache"
+        rotations = Rotations(self._rope, batch.positions_T)
         residual_TC = embed(weights.embedding, batch.tokens_T, self.group)
         update_TC: Tensor | None = None  # what the last block adds to the residual stream
         pages = iter(cache.pages)
         for layer, layer_weights in zip(self.part.iter_layers(), weights.layers, strict=True):
             if isinstance(layer.mixer, Attention) and layer_weights.mixer is not None:
                 x_TC, residual_TC = self._norm(update_TC, residual_TC, layer_weights.mixer_norm)
-                rows = rope[layer.mixer.head_dim] if layer.mixer.use_rope else None
-                update_TC = self._attention(x_TC, layer.mixer, layer_weights.mixer, next(pages), batch, rows)
+                update_TC = self._attention(x_TC, layer.mixer, layer_weights.mixer, next(pages), batch, rotations)
             if layer.ffn is not None:
                 x_TC, residual_TC = self._norm(update_TC, residual_TC, layer_weights.ffn_norm)
                 update_TC = self._feed_forward(x_TC, layer.ffn, layer_weights)
@@ -121,7 +129,7 @@ class Decoder:
         weights: AttentionWeights,
         pages: KVPages,
         batch: StepBatch,
-        cos_sin_TH: Tensor | None,
+        rotations: Rotations,
     ) -> Tensor:
         kernels, num_tokens = self.kernels, x_TC.shape[0]
         heads, kv_heads, dim, v_dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.v_head_dim
@@ -133,27 +141,11 @@ class Decoder:
             q_TNH = kernels.rms_norm(q_TNH, weights.q_norm, self.model.norm_eps)
             k_TKH = kernels.rms_norm(k_TKH, weights.k_norm, self.model.norm_eps)
         v_TKH = v.view(num_tokens, kv_heads, v_dim)
-        q_TNH = kernels.rope_kv_write(q_TNH, k_TKH, v_TKH, cos_sin_TH, pages, batch.slots_T)
-        out_TD = self._attend(q_TNH, mixer, pages, batch).flatten(1)
+        out_TNH = attend(kernels, mixer, q_TNH, k_TKH, v_TKH, pages, batch, rotations, self.is_standard)
+        out_TD = out_TNH.flatten(1)
         if gate:
             out_TD = out_TD * torch.sigmoid(gate_TD)
         return self.group.all_reduce(apply_linear(kernels, out_TD, weights.out, weights.out_bias))
-
-    def _attend(self, q_TNH: Tensor, mixer: Attention, pages: KVPages, batch: StepBatch) -> Tensor:
-        """[T, N, H_v]: the one-token rows first, then the chunks', then the trees'."""
-        kernels, split, end = self.kernels, batch.num_decodes, batch.num_decodes + batch.num_chunk_tokens
-        span = (mixer.window, mixer.chunk)
-        parts: list[Tensor] = []
-        if split:
-            parts.append(kernels.attention_decode(q_TNH[:split], pages, batch.tables_DM, batch.contexts_D, *span))
-        if len(batch.computed_G):
-            chunks = (batch.tables_GM, batch.starts_G, batch.computed_G)
-            parts.append(kernels.attention_prefill(q_TNH[split:end], pages, *chunks, *span))
-        if batch.trees is not None:
-            trees = batch.trees
-            nodes = (trees.tables_GM, trees.starts_G, trees.computed_G, *span, trees.ancestors_T, trees.nodes_G)
-            parts.append(kernels.attention_prefill(q_TNH[end:], pages, *nodes))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _feed_forward(self, x_TC: Tensor, ffn: DenseFFN | MoEFFN, weights: LayerWeights) -> Tensor:
         if isinstance(weights.ffn, FFNWeights):
@@ -189,9 +181,9 @@ def load_decoder(
 ) -> Decoder:
     """The model in the formats that the engine serves it in, with the weights of its file, else random ones."""
     served = served_model(with_plain_weights(model), engine)
-    check_executable(served)
+    check_executable(served, engine.attention)
     dtype, weights = torch_dtype(served), None
     if (served.weights_path or served.changed_from) is not None and device.type != "meta":
         check_memory(f"{served.name}: weights", sum(weight_bytes(served).values()) / group.size, device)
         weights = load_weights(served, dtype, device, group)
-    return Decoder(served, dtype, seed, kernels, weights, device, group)
+    return Decoder(served, dtype, seed, kernels, weights, device, group, engine.attention)

@@ -6,9 +6,11 @@ blocks, of which a short run touches few. Growing writes the new pages, so no st
 
 __all__ = ["KVCache"]
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from perfmodel.specs.model.architecture import Attention
 from perfmodel.specs.model.spec import ModelSpec
@@ -55,6 +57,21 @@ class KVCache:
         for pages in self.pages:
             pages.move(sources, targets)
 
+    @contextmanager
+    def restored(self, blocks: Sequence[int]) -> Iterator[None]:
+        """Afterwards these blocks hold again what they hold now."""
+        index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
+        tensors = [tensor for pages in self.pages for tensor in pages if tensor is not None]
+        kept = [_bytes(tensor)[index] for tensor in tensors]
+        yield
+        for tensor, values in zip(tensors, kept, strict=True):
+            _bytes(tensor)[index] = values
+
     def reserve_for(self, block_tables: Sequence[Sequence[int]]) -> None:
         """Make room for every block id in `block_tables`."""
         self.reserve(1 + max((max(table) for table in block_tables if table), default=-1))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The same memory in a type that a CPU indexes, whatever the format."""
+    return tensor.view(torch.uint8)

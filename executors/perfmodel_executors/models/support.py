@@ -2,6 +2,8 @@
 
 __all__ = [
     "CPU",
+    "check_blocks",
+    "check_capturable",
     "check_executable",
     "check_kv_engine",
     "check_memory",
@@ -80,8 +82,8 @@ def check_memory(what: str, num_bytes: float, device: torch.device = CPU) -> Non
         )
 
 
-def check_executable(model: ModelSpec) -> None:
-    """Raises PerfmodelError with one sentence that names what is not executed yet."""
+def check_executable(model: ModelSpec, attention: str = "flash") -> None:
+    """Raises PerfmodelError with one sentence that names what is not executed yet; attention: flash | standard."""
     check_quantization(model)
     quantization = model.quantization
     if quantization.kv_cache not in (None, model.dtype, *_KV_DTYPES):
@@ -92,6 +94,8 @@ def check_executable(model: ModelSpec) -> None:
     if quantization.kv_group_size or quantization.kv_recent:
         what = "in several precisions" if quantization.kv_recent else "with scales in groups"
         raise PerfmodelError(f"{model.name}: a KV cache {what} is not executed yet; it can be simulated.")
+    if attention == "standard":
+        _check_standard(model)
     missing = next(
         filter(None, (_missing(layer, model.weight_sparsity is not None) for layer, _ in model.layers)), None
     ) or _missing_around(model)
@@ -109,6 +113,45 @@ def check_kv_engine(engine: EngineSpec) -> None:
     missing = next((name for name, is_used in unsupported.items() if is_used), None)
     if missing:
         raise PerfmodelError(f"{missing} is not executed yet; it can be simulated.")
+
+
+def _check_standard(model: ModelSpec) -> None:
+    """Standard attention computes and throws away what a window or blocks hide; there is no kernel that does."""
+    for layer, _ in model.layers:
+        mixer = layer.mixer
+        if isinstance(mixer, Attention) and (mixer.span is not None or mixer.sparsity is not None):
+            raise PerfmodelError(
+                f"{model.name}: standard attention is executed over all keys only, and this model limits what a query "
+                f"sees; set engine.attention to flash, or leave the window or the blocks out."
+            )
+
+
+def check_blocks(model: ModelSpec, block_size: int) -> None:
+    """Raises PerfmodelError where the blocks that a query sees are not whole KV blocks."""
+    for layer, _ in model.layers:
+        sparsity = layer.mixer.sparsity if isinstance(layer.mixer, Attention) else None
+        if sparsity is not None and sparsity.block % block_size:
+            raise PerfmodelError(
+                f"{model.name}: model_changes.sparse.block={sparsity.block} is not a multiple of engine.block_size="
+                f"{block_size}, and what is seen is read by whole KV blocks; change one of them."
+            )
+
+
+def check_capturable(model: ModelSpec, attention: str) -> None:
+    """Raises PerfmodelError for decodes that a CUDA graph cannot hold, since their kernels ask the host for lengths."""
+    mixers = [layer.mixer for layer, _ in model.layers if isinstance(layer.mixer, Attention)]
+    reasons = {
+        "standard attention (engine.attention)": attention == "standard",
+        "a rolling KV cache (model_changes.window)": any(mixer.is_rolling for mixer in mixers),
+        "block-sparse attention (model_changes.sparse)": any(mixer.sparsity is not None for mixer in mixers),
+        "early exit (model_changes.early_exit)": model.exits is not None,
+    }
+    for reason, is_used in reasons.items():
+        if is_used:
+            raise PerfmodelError(
+                f"{model.name}: {reason} is executed by kernels that CUDA graphs cannot hold; set engine.enforce_eager "
+                f"to true, or simulate it."
+            )
 
 
 def _missing_around(model: ModelSpec) -> str | None:
@@ -130,10 +173,6 @@ def _missing(layer: Layer, is_sparse: bool) -> str | None:
     mixer, ffn = layer.mixer, layer.ffn
     if mixer is not None and not isinstance(mixer, Attention):
         return f"the mixer {type(mixer).__name__}"
-    if mixer is not None and mixer.is_rolling:
-        return "a rolling KV cache (model_changes.window)"
-    if mixer is not None and mixer.sparsity is not None:
-        return "block-sparse attention (model_changes.sparse)"
     if mixer is not None and mixer.sinks:
         return "attention with sinks"
     if mixer is not None and mixer.qk_norm and mixer.qk_norm_width != "head":

@@ -30,11 +30,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BlockSparsity:
-    """A query's block sees `num_blocks` blocks of `block` tokens, or the share `fraction` of those before it."""
+    """A query's block sees `num_blocks` blocks of `block` tokens, or the share `fraction` of those up to its own.
+
+    num_globals, num_random: how many of them are the first ones, and lie anywhere; the others are the nearest
+    """
 
     block: int
     num_blocks: int | None = None
     fraction: float | None = None
+    num_globals: int = 0
+    num_random: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ outside a window cost nothing, as in a flash kernel, and the work is that of the
 those that verify drafted tokens, go to torch's own attention, which reads keys and values once for all of them.
 """
 
-__all__ = ["QUERY_TILE", "attention_prefill"]
+__all__ = ["QUERY_TILE", "attend_masked", "attention_prefill"]
 
 import math
 
@@ -67,7 +67,7 @@ def attention_prefill(
             else:
                 keys = slice(0, num_keys)
                 mask_TL = _in_tree(ancestors_T[tile:stop], prefix, num_keys)
-            attend = _attend if stop - tile > _FEW else _attend_few
+            attend = attend_masked if stop - tile > _FEW else _attend_few
             out_TNH[tile:stop] = attend(q_TNH[tile:stop], k_KLH[:, keys], v_KLH[:, keys], mask_TL)
     return out_TNH
 
@@ -90,7 +90,8 @@ def _attend_few(q_TNH: Tensor, k_KLH: Tensor, v_KLH: Tensor, mask_TL: Tensor) ->
     return out_TKGH.reshape(num_queries, num_heads, -1)
 
 
-def _attend(q_TNH: Tensor, k_KLH: Tensor, v_KLH: Tensor, mask_TL: Tensor) -> Tensor:
+def attend_masked(q_TNH: Tensor, k_KLH: Tensor, v_KLH: Tensor, mask_TL: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(H)) v over the keys that `mask` lets each query see, [T, N, H_v], softmax in fp32."""
     num_queries, num_heads, head_dim = q_TNH.shape
     num_kv_heads = k_KLH.shape[0]
     group = num_heads // num_kv_heads

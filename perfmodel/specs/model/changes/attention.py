@@ -89,8 +89,7 @@ def with_sparse_attention(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
 
 
 def _blocks(sparse: SparseAttention) -> BlockSparsity:
-    if sparse.windows is None:
-        return BlockSparsity(sparse.block, fraction=sparse.fraction)
     first = _GLOBALS[sparse.pattern] if sparse.globals is None else sparse.globals
     drawn = _RANDOM[sparse.pattern] if sparse.random is None else sparse.random
-    return BlockSparsity(sparse.block, num_blocks=sparse.windows + first + drawn)
+    count = None if sparse.windows is None else sparse.windows + first + drawn
+    return BlockSparsity(sparse.block, count, sparse.fraction, first, drawn)

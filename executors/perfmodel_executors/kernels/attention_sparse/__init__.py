@@ -1,0 +1,1 @@
+"""Block-sparse attention over paged keys and values."""

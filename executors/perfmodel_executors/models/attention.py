@@ -1,0 +1,129 @@
+"""How a layer attends: to all keys, flash or standard, to a window with sinks, to blocks; and where its keys go.
+
+Keys and values are written to the pages before they are attended to, but in a rolling cache, where a chunk may
+overwrite what its own first queries see.
+"""
+
+__all__ = ["attend", "ring_of"]
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfmodel.errors import PerfmodelError
+from perfmodel.specs.model.architecture import Attention
+from perfmodel.specs.model.spec import ModelSpec
+from perfmodel_executors.kernels import Kernels
+from perfmodel_executors.kernels.attention_sinks.ring import Ring
+from perfmodel_executors.kernels.kv_pages import KVPages
+from perfmodel_executors.models.batch import StepBatch
+from perfmodel_executors.models.rotations import Rotations
+
+
+def ring_of(model: ModelSpec) -> Ring | None:
+    """How the blocks of a sequence are used in turn, where every layer overwrites what left its window."""
+    if model.rolling_span is None:
+        return None
+    mixers = (layer.mixer for layer, _ in model.layers)
+    rings = {Ring(m.window, m.num_sink_tokens) for m in mixers if isinstance(m, Attention) and m.window is not None}
+    (ring,) = rings  # one change makes them all
+    return ring
+
+
+def attend(
+    kernels: Kernels,
+    mixer: Attention,
+    q_TNH: Tensor,
+    k_TKH: Tensor,
+    v_TKH: Tensor,
+    pages: KVPages,
+    batch: StepBatch,
+    rotations: Rotations,
+    is_standard: bool = False,
+) -> Tensor:
+    """[T, N, H_v]: the one-token rows first, then the chunks', then the trees'. Queries and keys come unrotated.
+
+    Raises PerfmodelError for a tree where a layer does not see all keys, or attends by the standard kernel.
+    """
+    limits = {"a window": mixer.is_rolling, "blocks": mixer.sparsity is not None, "standard attention": is_standard}
+    if batch.trees is not None and any(limits.values()):
+        names = " and ".join(name for name, is_used in limits.items() if is_used)
+        raise PerfmodelError(f"a tree of drafted tokens is not verified with {names}; draft a chain instead.")
+    if mixer.is_rolling:
+        return _in_window(kernels, mixer, q_TNH, k_TKH, v_TKH, pages, batch, rotations)
+    rows = rotations.rows(mixer.head_dim) if mixer.use_rope else None
+    q_TNH = kernels.rope_kv_write(q_TNH, k_TKH, v_TKH, rows, pages, batch.slots_T)
+    if is_standard:
+        return _standard(kernels, q_TNH, pages, batch)
+    how: tuple[Any, ...] = (mixer.window, mixer.chunk)
+    decode, prefill = kernels.attention_decode, kernels.attention_prefill
+    if mixer.sparsity is not None:
+        decode, prefill, how = kernels.attention_sparse_decode, kernels.attention_sparse_prefill, (mixer.sparsity,)
+    split, end = batch.num_decodes, batch.num_decodes + batch.num_chunk_tokens
+    parts: list[Tensor] = []
+    if split:
+        parts.append(decode(q_TNH[:split], pages, batch.tables_DM, batch.contexts_D, *how))
+    if len(batch.computed_G):
+        parts.append(prefill(q_TNH[split:end], pages, batch.tables_GM, batch.starts_G, batch.computed_G, *how))
+    if batch.trees is not None:
+        trees = batch.trees
+        nodes = (trees.tables_GM, trees.starts_G, trees.computed_G, *how, trees.ancestors_T, trees.nodes_G)
+        parts.append(prefill(q_TNH[end:], pages, *nodes))
+    return _joined(parts)
+
+
+def _standard(kernels: Kernels, q_TNH: Tensor, pages: KVPages, batch: StepBatch) -> Tensor:
+    """Sequence by sequence, with the scores in memory."""
+    split = batch.num_decodes
+    queries = [slice(row, row + 1) for row in range(split)]
+    starts: list[int] = (batch.starts_G + split).tolist()
+    queries += [slice(begin, end) for begin, end in pairwise(starts)]
+    totals: list[int] = batch.contexts_D.tolist()
+    totals += (batch.computed_G + batch.starts_G.diff()).tolist()
+    parts = []
+    for rows, total, table in zip(queries, totals, (*batch.tables_DM, *batch.tables_GM), strict=True):
+        k_LKH, v_LKH = pages.gathered(table[: -(-total // pages.block_size)], q_TNH.dtype)
+        parts.append(kernels.attention_standard(q_TNH[rows], k_LKH[:total], v_LKH[:total]))
+    return _joined(parts)
+
+
+def _in_window(
+    kernels: Kernels,
+    mixer: Attention,
+    q_TNH: Tensor,
+    k_TKH: Tensor,
+    v_TKH: Tensor,
+    pages: KVPages,
+    batch: StepBatch,
+    rotations: Rotations,
+) -> Tensor:
+    """A window with sinks: over a ring, or over whole sequences where other layers keep all keys."""
+    assert mixer.window is not None
+    ring, is_rolling = Ring(mixer.window, mixer.num_sink_tokens), batch.ring is not None
+    assert batch.ring in (None, ring), f"a batch for {batch.ring} and a layer with {ring}"
+    q_sinks_TNH, table, split = q_TNH, None, batch.num_decodes
+    if mixer.use_rope:
+        table, dim = rotations.tables[mixer.head_dim], mixer.head_dim
+        if ring.sinks and len(batch.computed_G):
+            q_sinks_TNH = kernels.rope(q_TNH, rotations.rows(dim, ring.size - 1))
+        q_TNH, k_TKH = (kernels.rope(x, rotations.rows(dim)) for x in (q_TNH, k_TKH))
+    parts: list[Tensor] = []
+    if len(batch.computed_G):
+        own = (q_TNH[split:], q_sinks_TNH[split:], k_TKH[split:], v_TKH[split:])
+        chunks = (batch.tables_GM, batch.starts_G, batch.computed_G)
+        parts.append(kernels.attention_sinks_prefill(*own, pages, *chunks, ring, is_rolling))
+    kept = batch.kept_W
+    if kept is None:
+        kernels.kv_write(k_TKH, v_TKH, pages, batch.slots_T)
+    else:
+        kernels.kv_write(k_TKH[kept], v_TKH[kept], pages, batch.slots_T[kept])
+    if split:
+        decodes = (batch.tables_DM, batch.contexts_D, ring, is_rolling, table)
+        parts.insert(0, kernels.attention_sinks_decode(q_TNH[:split], pages, *decodes))
+    return _joined(parts)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
