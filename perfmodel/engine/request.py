@@ -22,6 +22,7 @@ class Request:
     num_computed_tokens:   tokens whose KV is computed, or will be once the plans made so far have run
     num_promised_tokens:   output tokens that the plans made so far will have sampled
     num_output_tokens:     output tokens that exist (promised minus those still in flight)
+    num_source_tokens:     of its prompt before it was shortened, if it was
     admission:             its place in the order of admissions
     num_transferred_tokens: leading tokens whose KV another engine has computed; 0 = this engine computes all
     buffer_ids:            blocks beside those that its tokens fill (see `KVBlockManager`)
@@ -53,6 +54,7 @@ class Request:
         "num_preemptions",
         "num_promised_tokens",
         "num_prompt_tokens",
+        "num_source_tokens",
         "num_transferred_tokens",
         "priority",
         "request_id",
@@ -82,6 +84,7 @@ class Request:
         self.num_hashed_blocks = 0  # leading blocks already entered in the prefix cache
         self.num_preemptions = 0
         self.num_transferred_tokens = 0
+        self.num_source_tokens = 0
         self.keeps_blocks = False
         self.block_ids: list[int] = []
         self.buffer_ids: list[int] = []

@@ -10,11 +10,12 @@ from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.draws import Scores
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import WorkloadError
-from perfmodel.sim.clients import ClosedLoopClient, OpenLoopClient
+from perfmodel.sim.clients import ClosedLoopClient, OpenLoopClient, Server
 from perfmodel.sim.clock import TickEnvironment, to_ticks
 from perfmodel.sim.cluster import Cluster
 from perfmodel.sim.collector import Collector
 from perfmodel.sim.columns import RequestColumns
+from perfmodel.sim.compressor import Compressor
 from perfmodel.sim.ensemble import run_ensemble
 from perfmodel.sim.notes import run_notes
 from perfmodel.sim.pool_basis import BasisOf, remembered_basis
@@ -102,13 +103,27 @@ def _serve(
             collector.add_gap(*gaps.pop())
 
     cluster = Cluster(env, scenario, basis_of, on_finished, on_step, can_leap, one_of, scores)
+    route = _way_in(env, scenario, basis_of, cluster)
     if workload.concurrency is None:
-        client = OpenLoopClient(env, workload.requests(), cluster.route)
+        client = OpenLoopClient(env, workload.requests(), route)
     else:
         think = to_ticks(workload.think_time_s)
-        client = ClosedLoopClient(env, workload.requests(), cluster.route, workload.concurrency, think)
+        client = ClosedLoopClient(env, workload.requests(), route, workload.concurrency, think)
     env.run()
     return cluster
+
+
+def _way_in(
+    env: TickEnvironment, scenario: Scenario, basis_of: BasisOf, cluster: Cluster
+) -> Callable[[Request], Server]:
+    """Where a request goes first: to the model that shortens its prompt, or to the cluster."""
+    shortening = scenario.prompt_compression
+    if shortening is None or shortening.model is None:
+        return cluster.route
+    entrance = cluster.pools[0].scenario  # prefill pools come first
+    basis = basis_of(entrance)
+    compressor = Compressor.of(env, entrance, shortening.model, (basis.calibration, basis.profile), cluster.route)
+    return lambda _: compressor
 
 
 def _serve_drawn(basis_of: BasisOf, one_of: int, scenario: Scenario, scores: Scores | None) -> RequestColumns:

@@ -16,6 +16,7 @@ from perfmodel.engine import Request
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.arrivals import arrival_times
 from perfmodel.sim.clock import TICKS_PER_S
+from perfmodel.sim.compressor import compressed
 from perfmodel.sim.lengths import draw_lengths
 from perfmodel.sim.prefixes import prefix_plan
 from perfmodel.sim.traces import TraceRow, read_trace
@@ -25,13 +26,17 @@ from perfmodel.specs.traffic import Traffic
 
 @dataclass(frozen=True, slots=True)
 class RequestDraft:
-    """A request before it arrives; `arrival_s` is None in a closed loop, where the system's answers set the time."""
+    """A request before it arrives; `arrival_s` is None in a closed loop, where the system's answers set the time.
+
+    num_source_tokens: of a prompt that was shortened, before that; 0 for one that was not
+    """
 
     arrival_s: float | None
     num_prompt_tokens: int
     num_output_tokens: int
     block_hashes: tuple[int, ...] = ()
     priority: int = 0
+    num_source_tokens: int = 0
 
 
 class Workload:
@@ -51,6 +56,8 @@ class Workload:
         self.concurrency = traffic.arrivals.concurrency if is_closed else None
         self.think_time_s = traffic.arrivals.think_time_s
         self.num_requests = traffic.num_requests
+        self._ratio = scenario.prompt_compression.ratio if scenario.prompt_compression is not None else None
+        self._longest_prompt = int((self.max_model_len - 1) / (self._ratio or 1.0))
 
     def requests(self) -> Iterator[Request]:
         """Requests in order of arrival, times in ticks; those of a closed loop carry arrival 0 until they are sent.
@@ -63,6 +70,9 @@ class Workload:
     def drafts(self) -> Iterator[RequestDraft]:
         """The same, before limits of the engine are applied."""
         drafts = self._traced() if self.traffic.trace is not None else self._drawn()
+        if self._ratio is not None:
+            ratio = self._ratio
+            drafts = (compressed(draft, ratio) for draft in drafts)
         return islice(drafts, self.traffic.num_requests)
 
     def _request(self, number: int, draft: RequestDraft) -> Request:
@@ -75,7 +85,9 @@ class Workload:
         # As vLLM does, an answer ends where the context is full.
         outputs = min(draft.num_output_tokens, limit - draft.num_prompt_tokens)
         arrival = round((draft.arrival_s or 0.0) * TICKS_PER_S)
-        return Request(number, arrival, draft.num_prompt_tokens, outputs, draft.block_hashes, draft.priority)
+        request = Request(number, arrival, draft.num_prompt_tokens, outputs, draft.block_hashes, draft.priority)
+        request.num_source_tokens = draft.num_source_tokens
+        return request
 
     def _streams(self) -> list[np.random.Generator]:
         return [np.random.default_rng(child) for child in np.random.SeedSequence(self.seed).spawn(5)]
@@ -86,7 +98,7 @@ class Workload:
         assert traffic.input_tokens is not None
         assert traffic.output_tokens is not None
         times = arrival_times(traffic.arrivals, traffic.duration_s, for_arrivals)
-        inputs = draw_lengths(traffic.input_tokens, for_inputs, self.max_model_len - 1)
+        inputs = draw_lengths(traffic.input_tokens, for_inputs, self._longest_prompt)
         outputs = draw_lengths(traffic.output_tokens, for_outputs, self.max_model_len)
         prompts = prefix_plan(traffic.prefix, inputs, for_prefixes, self.block_size)
         priorities = _priorities(traffic, for_priorities)
