@@ -3,18 +3,27 @@
 `import perfmodel_executors` itself loads nothing heavy; its functions load torch when they are called.
 """
 
-__all__ = ["calibrate_cpu", "execute_scenario", "explain_occupancy", "measure_quality", "validate_executor"]
+__all__ = [
+    "calibrate_cpu",
+    "execute_repeatedly",
+    "execute_scenario",
+    "explain_occupancy",
+    "measure_quality",
+    "validate_executor",
+]
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perfmodel_executors.compiled.step import explain_occupancy
     from perfmodel_executors.measure.calibrate import calibrate_cpu
+    from perfmodel_executors.measure.repeated import execute_repeatedly
     from perfmodel_executors.quality import measure_quality
     from perfmodel_executors.run import execute_scenario, validate_executor
 
 _HOMES = {
     "calibrate_cpu": "perfmodel_executors.measure.calibrate",
+    "execute_repeatedly": "perfmodel_executors.measure.repeated",
     "execute_scenario": "perfmodel_executors.run",
     "explain_occupancy": "perfmodel_executors.compiled.step",
     "measure_quality": "perfmodel_executors.quality",

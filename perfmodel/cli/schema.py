@@ -17,12 +17,13 @@ class SchemaKind(StrEnum):
     hardware = "hardware"
     model = "model"
     traffic = "traffic"
+    study = "study"
 
 
 def schema(
     kind: Annotated[SchemaKind, typer.Argument(metavar="KIND", help="Which kind of file.", show_default=False)],
 ) -> None:
-    """Print the JSON Schema of scenario, hardware, model or traffic files, for completion and checks in editors."""
+    """Print the JSON Schema of a kind of file, for completion and checks in editors."""
     from perfmodel import specs
 
     print_json(specs.schema(kind.value))

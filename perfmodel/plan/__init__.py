@@ -2,6 +2,13 @@
 
 metrics.py    one number of a scenario, by name: of a run, of a step, of memory
 capacity.py   the highest arrival rate that meets an SLO
+    points.py     a scenario with overrides, and the metrics wanted of it -> a record
+    sweep.py      many points, in processes, in a fixed order
+    study.py      a study's file -> its points; their records by variant and axis
+    quality.py    measured quality beside them
+    findings.py   who is best where, crossings, gains of a ladder, Pareto fronts
+
+A point knows nothing of what asks for it.
 """
 
 __all__: list[str] = []

@@ -105,6 +105,10 @@ class Page:
         )
         self._section(title, drawn, note)
 
+    def picture(self, svg: str) -> None:
+        """A drawing that brings its own title."""
+        self._body.append(f'<section><div class="scroll">{svg}</div></section>')
+
     def list(self, title: str, items: Sequence[str]) -> None:
         """Sentences, one bullet each."""
         self._section(title, f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>")

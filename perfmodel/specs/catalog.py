@@ -14,13 +14,14 @@ from typing import Literal
 
 from perfmodel.errors import SpecError, did_you_mean
 
-Kind = Literal["models", "hardware", "traffic", "scenarios", "calibrations"]
+Kind = Literal["models", "hardware", "traffic", "scenarios", "studies", "calibrations"]
 
 _FOLDERS: dict[Kind, str] = {
     "models": "workloads/models",
     "hardware": "hardware_specs",
     "traffic": "workloads/traffic",
     "scenarios": "workloads/scenarios",
+    "studies": "workloads/scenarios/studies",
     "calibrations": "hardware_specs/calibrations",
 }
 _SINGULAR: dict[Kind, str] = {
@@ -28,6 +29,7 @@ _SINGULAR: dict[Kind, str] = {
     "hardware": "hardware",
     "traffic": "traffic",
     "scenarios": "scenario",
+    "studies": "study",
     "calibrations": "calibration",
 }
 _YAML = (".yaml", ".yml")

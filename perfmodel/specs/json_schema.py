@@ -9,9 +9,10 @@ from perfmodel.specs.catalog import list_names
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.model.cards import Card
 from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.study import Study
 from perfmodel.specs.traffic import Traffic
 
-SCHEMA_KINDS = ("hardware", "model", "scenario", "traffic")
+SCHEMA_KINDS = ("hardware", "model", "scenario", "study", "traffic")
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # What pydantic writes beside a quantity, in JSON Schema's own words (they bind numbers, not strings with units).
 _LIMITS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
@@ -23,6 +24,8 @@ def schema(kind: str) -> dict[str, Any]:
         return scenario_schema()
     if kind == "hardware":
         return _titled(HardwareSpec.model_json_schema(), "perfmodel hardware file")
+    if kind == "study":
+        return _titled(Study.model_json_schema(), "perfmodel study file")
     if kind == "traffic":
         return _titled(Traffic.model_json_schema(), "perfmodel traffic file")
     if kind == "model":

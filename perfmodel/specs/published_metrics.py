@@ -1,6 +1,6 @@
 """Which metrics a published figure can have: of a run those of the result JSON, of a step, a kernel or memory a few."""
 
-__all__ = ["ALIASES", "RATIOS", "Basis", "Metric", "metric_named", "needs_no_run"]
+__all__ = ["ALIASES", "RATIOS", "Basis", "Metric", "basis_by_name", "metric_named", "needs_no_run", "study_metric"]
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -135,3 +135,21 @@ def metric_named(name: str, basis: Basis) -> Metric:
     everything = {metric for metrics in _METRICS.values() for metric in metrics}
     near = did_you_mean(name, everything)
     raise ValueError(f"metric: found {name!r}, of {_OF[basis]} allowed {', '.join(known)}{near and '.' + near}")
+
+
+def basis_by_name(name: str) -> Basis:
+    """What a metric is of, where nothing but its name tells: a run's, else a step's, else memory's.
+
+    Raises ValueError for a name that is none of these.
+    """
+    for basis in ("run", "step", "memory"):
+        if name in _METRICS[basis]:
+            return basis
+    known = [*_RUN, *(each for each in _STEP if each not in _RUN), *_MEMORY]
+    near = did_you_mean(name, known)
+    raise ValueError(f"metrics: found {name!r}, allowed {', '.join(known)}{near and '.' + near}")
+
+
+def study_metric(name: str) -> Metric:
+    """A metric of runs, steps or memory by its name alone. Raises ValueError for an unknown one."""
+    return _METRICS[basis_by_name(name)][name]

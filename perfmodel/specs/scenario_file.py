@@ -32,8 +32,12 @@ from perfmodel.specs.yaml_loader import LoadedYaml, Path, Positions, load_yaml
 _HAS_PLACE = re.compile(r"\S+:\d+: ")
 
 
-def load_scenario(path_or_name: str | pathlib.Path, overrides: Sequence[str] = ()) -> Scenario:
+def load_scenario(
+    path_or_name: str | pathlib.Path, overrides: Sequence[str] = (), inside: Sequence[str] = ()
+) -> Scenario:
     """The scenario in a file, or one of workloads/scenarios by name, with `--set` overrides (`field.path=value`).
+
+    inside: the keys of the block of the file that is the scenario, where the file is of something else (a study)
 
     Paths inside the file are relative to it. `model_changes`, `engine.dtype` and `engine.quantization` are already
     applied to the model, and `engine.max_model_len` is the model's own where the file gives none.
@@ -41,7 +45,7 @@ def load_scenario(path_or_name: str | pathlib.Path, overrides: Sequence[str] = (
     Raises SpecError: `file:line: field: what was found, what is allowed`, one line per mistake.
     """
     path = find_file("scenarios", path_or_name)
-    loaded = load_yaml(path)
+    loaded = load_yaml(path).block(inside)
     data, positions = loaded.data, loaded.positions
     data.setdefault("name", path.stem)
     changes = [parse_override(text) for text in overrides]

@@ -9,6 +9,7 @@ __all__ = ["LoadedYaml", "Path", "Positions", "load_yaml", "parse_value"]
 
 import pathlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +80,15 @@ class LoadedYaml:
 
     data: dict[str, Any]
     positions: Positions
+
+    def block(self, path: Sequence[str]) -> "LoadedYaml":
+        """The mapping at `path` as a document of its own, whose lines are the file's."""
+        data, node = self.data, self.positions.root
+        for key in path:
+            data = data[key]
+            found = None if node is None else _child(node, key)
+            node = None if found is None else found[1]
+        return LoadedYaml(data, Positions(self.positions.file, node)) if path else self
 
 
 def load_yaml(path: str | pathlib.Path) -> LoadedYaml:

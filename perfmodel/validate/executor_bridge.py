@@ -4,6 +4,7 @@ The executor package is looked up when it is needed; without it, or without torc
 """
 
 __all__ = [
+    "ExecutedBeside",
     "ExecutorPackage",
     "MeasuredQuality",
     "Progress",
@@ -31,6 +32,19 @@ from perfmodel.validate.report import ValidationReport
 Progress = Callable[[int, int | None], None]
 
 
+class ExecutedBeside(Protocol):
+    """A scenario's executed runs, and the simulation of it; `problem` says why there are none."""
+
+    @property
+    def runs(self) -> Sequence[RunResult]: ...
+
+    @property
+    def simulated(self) -> RunResult | None: ...
+
+    @property
+    def problem(self) -> str: ...
+
+
 class MeasuredQuality(Protocol):
     """What a technique costs in quality; as text, one line for each number."""
 
@@ -55,6 +69,12 @@ class ExecutorPackage(Protocol):
         kernels: str | None = None,
     ) -> RunResult:
         """Serves the scenario's workload for real."""
+        ...
+
+    def execute_repeatedly(
+        self, scenarios: Sequence[Scenario], rounds: int, progress: Progress | None = None
+    ) -> Sequence["ExecutedBeside"]:
+        """Each scenario executed `rounds` times in random order, and simulated as the machine was calibrated."""
         ...
 
     def explain_occupancy(

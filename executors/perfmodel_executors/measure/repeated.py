@@ -1,0 +1,68 @@
+"""Several scenarios executed round by round in random order, at one speed of the machine, beside their simulations.
+
+Durations are restated by a drift meter whose reference step is the same for all scenarios, so that their ratios are
+those of the work and not of the minute in which each ran.
+"""
+
+__all__ = ["ExecutedBeside", "execute_repeatedly"]
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from perfmodel.errors import PerfmodelError
+from perfmodel.sim import RunResult, simulate
+from perfmodel.specs.scenario import Scenario
+from perfmodel_executors.measure.calibrate import CalibratedMachine, calibrate_machine
+from perfmodel_executors.run import execute_scenario
+
+Progress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True)
+class ExecutedBeside:
+    """A scenario's executed runs, and the simulation of it with what the machine was calibrated to; or why not."""
+
+    runs: Sequence[RunResult]
+    simulated: RunResult | None
+    problem: str = ""
+
+
+def execute_repeatedly(
+    scenarios: Sequence[Scenario], rounds: int, progress: Progress | None = None, budget_s: float = 20.0
+) -> list[ExecutedBeside]:
+    """Each of `scenarios` executed `rounds` times and simulated once, in the order given.
+
+    budget_s: wall seconds for calibrating each model of the scenarios; the first one's reference step measures drift.
+    A scenario that is not executed has the sentence that says why.
+    """
+    machines: dict[str, CalibratedMachine] = {}
+    for scenario in scenarios:
+        if scenario.model.name not in machines:
+            machines[scenario.model.name] = calibrate_machine(scenario, budget_s)
+    meter = next(iter(machines.values())).times.drift_meter(every=4)
+    runs: list[list[RunResult]] = [[] for _ in scenarios]
+    problems = ["" for _ in scenarios]
+    rng = random.Random(scenarios[0].seed)
+    for number in range(rounds):
+        order = list(range(len(scenarios)))
+        rng.shuffle(order)
+        for done, index in enumerate(order, 1):
+            if not problems[index]:
+                try:
+                    runs[index].append(execute_scenario(scenarios[index], drift=meter))
+                except PerfmodelError as error:
+                    problems[index] = str(error)
+            if progress is not None:
+                progress(number * len(order) + done, rounds * len(order))
+    return [
+        ExecutedBeside(of, _simulated(each, machines[each.model.name]) if of else None, problem)
+        for each, of, problem in zip(scenarios, runs, problems, strict=True)
+    ]
+
+
+def _simulated(scenario: Scenario, machine: CalibratedMachine) -> RunResult | None:
+    try:
+        return simulate(scenario, calibration=machine.calibration)
+    except PerfmodelError:
+        return None

@@ -1,0 +1,133 @@
+"""`perfmodel study STUDY`: one question, many scenarios, the answer in words, tables and pictures."""
+
+__all__ = ["study"]
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfmodel.cli.options import JsonFlag, Overrides
+from perfmodel.cli.terminal import print_json, progress_bar, say, stdout
+from perfmodel.errors import SpecError
+
+if TYPE_CHECKING:
+    from perfmodel.plan.study import Answers, StudyPoints
+    from perfmodel.report.study_written import StudyPart, StudyReport
+    from perfmodel.specs.study_file import StudyFile
+
+StudyName = Annotated[
+    str, typer.Argument(metavar="STUDY", help="A study's name, or a path to a study file.", show_default=False)
+]
+Execute = Annotated[bool, typer.Option("--execute", help="Also run the study's executed part on this machine.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A few values of each axis and fewer requests.")]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="FILE", help="Write FILE.md with pictures, or FILE.html.", show_default=False),
+]
+
+
+def study(
+    name: StudyName,
+    execute: Execute = False,
+    quick: Quick = False,
+    overrides: Overrides = None,
+    as_json: JsonFlag = False,
+    report_file: ReportFile = None,
+) -> None:
+    """Ask one question of many scenarios: variants of a base scenario along axes, simulated in parallel processes.
+
+    workloads/scenarios/studies has seven. `--execute` runs the small form that the study describes on this machine
+    and puts the simulation of the same, calibrated here and now, beside it (needs the executor extra). `--set`
+    changes the study's base scenario.
+    """
+    if report_file is not None and report_file.suffix not in (".md", ".html"):
+        raise SpecError(f"--report {report_file}: allowed a file ending in .md or .html.")
+    from perfmodel.plan.study import executed_points, simulated_points
+    from perfmodel.plan.study import quick as quickened
+    from perfmodel.report.study_written import StudyReport, write_study
+    from perfmodel.specs.study_file import load_study
+
+    file = load_study(name, overrides or ())
+    points = quickened(simulated_points(file)) if quick else simulated_points(file)
+    points.check()
+    executed = executed_points(file) if execute else None
+    if executed is not None and quick:
+        executed = quickened(executed, changes=False)  # it is small to begin with
+    if executed is not None:
+        executed.check()
+    parts = [_simulated(file, points)]
+    if executed is not None:
+        parts.append(_executed(executed))
+    command = _command(name, execute, quick, overrides, report_file)
+    report = StudyReport(file.study, parts, command, _left_out(file, execute))
+    if report_file is not None:
+        for written in write_study(report, report_file):
+            say(f"Written to {written}")
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _print(report)
+
+
+def _simulated(file: "StudyFile", points: "StudyPoints") -> "StudyPart":
+    from perfmodel.plan.quality import with_quality
+    from perfmodel.plan.sweep import sweep
+    from perfmodel.report.facts import headline
+    from perfmodel.report.study_written import StudyPart
+
+    scenario = points.check()
+    with progress_bar("simulating") as progress:
+        records = points.located(lambda: sweep(list(points.points.values()), progress))
+    answers = with_quality(points.answered(records), file)
+    return StudyPart(f"Simulated, {headline(scenario)}", {"simulated": answers})
+
+
+def _executed(points: "StudyPoints") -> "StudyPart":
+    from perfmodel.plan.quality import with_quality
+    from perfmodel.report.facts import headline
+    from perfmodel.report.study_written import StudyPart
+    from perfmodel.validate.executed_study import execute_study
+
+    scenario = points.check()
+    with progress_bar("executing") as progress:
+        answers: dict[str, Answers] = execute_study(points, progress)
+    answers = {clock: with_quality(each, points.file) for clock, each in answers.items()}
+    return StudyPart(f"Executed here, {headline(scenario)}", answers)
+
+
+def _left_out(file: "StudyFile", execute: bool) -> list[str]:
+    part = file.study.executed
+    return [f"Not executed: {label}: {why}" for label, why in part.leave_out.items()] if part and execute else []
+
+
+def _command(name: str, execute: bool, quick: bool, overrides: Sequence[str] | None, report_file: Path | None) -> str:
+    """The command as anyone would give it."""
+    shown = Path(name).name if "/" in name else name
+    flags = [flag for flag, is_on in (("--execute", execute), ("--quick", quick)) if is_on]
+    flags += [f"--set {text}" for text in overrides or ()]
+    if report_file is not None:
+        flags.append(f"--report {report_file.name if report_file.is_absolute() else report_file.as_posix()}")
+    return " ".join(["perfmodel study", shown, *flags])
+
+
+def _print(report: "StudyReport") -> None:
+    from rich.text import Text
+
+    from perfmodel.report.tables import rows_table
+
+    console = stdout()
+    console.print(Text(f"\n{report.study.question.strip()}", style="bold"))
+    for part in report.parts:
+        console.print(Text(f"\n{part.title}", style="bold cyan"))
+        for table in part.tables:
+            if table.title:
+                console.print(Text(table.title, style="bold"))
+            console.print(rows_table(table.head, table.rows, left=table.num_names))
+        for line in part.words:
+            console.print(Text(f"- {line}"))
+        for note in part.notes:
+            console.print(Text(f"Note: {note}", style="dim"))
+    for note in report.notes:
+        console.print(Text(f"Note: {note}", style="dim"))

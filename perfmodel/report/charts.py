@@ -1,0 +1,217 @@
+"""Charts as SVG text, for documents that a code host renders: no script, no font file, no dependency.
+
+`lines_svg`: a metric over an axis, labelled at the ends of its lines. `bars_svg`: a metric by name. `waterfall_svg`:
+what each rung of a ladder gains. `pareto_svg`: one metric over another, with the front. Panels stand side by side.
+"""
+
+__all__ = ["Bar", "Dot", "Line", "Panel", "bars_svg", "document", "lines_svg", "pareto_svg", "text_width"]
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from perfmodel.report.chart_axes import Scale, scale_over, short_number, ticks_at
+from perfmodel.report.style import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, VERMILION
+
+COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PINK, SKY, GREY)
+_WIDTH = 860
+_LEFT, _TOP, _HEIGHT, _BOTTOM = 64, 62, 300, 52  # beside the first panel; above, of, below all of them
+_BETWEEN = 44  # panels
+_LINE = 15  # pixels between two labels
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line with its label; `is_dashed` for what stands beside (the simulation of what was executed)."""
+
+    name: str
+    xs: Sequence[float]
+    ys: Sequence[float | None]
+    colour: str
+    is_dashed: bool = False
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        return [(x, y) for x, y in zip(self.xs, self.ys, strict=True) if y is not None]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One of the pictures side by side."""
+
+    title: str
+    lines: Sequence[Line]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar with what is written at its end; from `start` where bars float."""
+
+    name: str
+    value: float | None
+    colour: str
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A point with its name; `is_front` for what nothing dominates."""
+
+    name: str
+    x: float
+    y: float
+    colour: str
+    is_front: bool
+
+
+def text_width(text: str, size: float = 12) -> float:
+    """About how many pixels a text takes."""
+    return len(text) * size * 0.56
+
+
+def document(parts: Sequence[str], title: str, width: float, height: float) -> str:
+    """The SVG file around its parts."""
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
+            f'height="{height:g}" role="img" font-family="system-ui, sans-serif" font-size="12" fill="{INK}">',
+            f"<title>{escape(title)}</title>",
+            f'<rect width="{width:g}" height="{height:g}" fill="#FFFFFF"/>',
+            f'<text x="12" y="20" font-size="14" font-weight="600">{escape(title)}</text>',
+            *parts,
+            "</svg>\n",
+        ]
+    )
+
+
+def lines_svg(
+    panels: Sequence[Panel], title: str, x_title: str, y_title: str, log: Sequence[str] = (), even: float | None = None
+) -> str:
+    """Lines by panel, all over the same axes; `even`: a value at which a thin line says "no difference"."""
+    xs = list(dict.fromkeys(x for panel in panels for line in panel.lines for x in line.xs))
+    ys = [y for panel in panels for line in panel.lines for _, y in line.points] + ([even] if even is not None else [])
+    y = scale_over(ys, _TOP + _HEIGHT, _TOP, "y" in log, from_zero=True)
+    margin = 14 + max((text_width(line.name) for panel in panels for line in panel.lines), default=0)
+    shares_labels = len(panels) > 1  # labels only at the last panel, where all have the same lines
+    width = (_WIDTH - _LEFT - margin - _BETWEEN * (len(panels) - 1)) / len(panels)
+    parts = [f'<text x="12" y="40" fill="{GREY}">{escape(y_title)}</text>']
+    for number, panel in enumerate(panels):
+        left = _LEFT + number * (width + _BETWEEN)
+        x = scale_over(xs, left, left + width, "x" in log)
+        parts += _frame(x, y, sorted(xs), panel.title if shares_labels else "", x_title)
+        if even is not None:
+            parts.append(_rule(x.start, x.end, y(even)))
+        for line in panel.lines:
+            parts += _drawn(line, x, y)
+        if number == len(panels) - 1:
+            parts += _end_labels(panel.lines, x, y)
+    return document(parts, title, _WIDTH, _TOP + _HEIGHT + _BOTTOM)
+
+
+def bars_svg(groups: Mapping[str, Sequence[Bar]], title: str, x_title: str, is_log: bool = False) -> str:
+    """Horizontal bars by group, each with its value at its end."""
+    bars = [bar for group in groups.values() for bar in group]
+    left = 24 + max(text_width(bar.name) for bar in bars)
+    x = scale_over([bar.value for bar in bars if bar.value], left, _WIDTH - 90, is_log, from_zero=True)
+    parts, at = [], 44.0
+    for name, group in groups.items():
+        if name:
+            parts.append(f'<text x="12" y="{at + 4:.0f}" font-weight="600">{escape(name)}</text>')
+            at += 20
+        for bar in group:
+            parts += _bar(bar, x, at)
+            at += 22
+        at += 10
+    parts.append(f'<text x="{(left + _WIDTH - 90) / 2:.0f}" y="{at + 12:.0f}" text-anchor="middle" fill="{GREY}">')
+    parts.append(f"{escape(x_title)}</text>")
+    return document(parts, title, _WIDTH, at + 26)
+
+
+def pareto_svg(
+    panels: Mapping[str, Sequence[Dot]], title: str, x_title: str, y_title: str, log: Sequence[str] = ()
+) -> str:
+    """Dots by panel; the front is filled and joined by a line, what it dominates is hollow."""
+    width = (_WIDTH - _LEFT - 90 - _BETWEEN * (len(panels) - 1)) / len(panels)
+    ys = [dot.y for dots in panels.values() for dot in dots]
+    y = scale_over(ys, _TOP + _HEIGHT, _TOP, "y" in log)
+    parts = [f'<text x="12" y="40" fill="{GREY}">{escape(y_title)}</text>']
+    for number, (name, dots) in enumerate(panels.items()):
+        left = _LEFT + number * (width + _BETWEEN)
+        x = scale_over([dot.x for dot in dots], left, left + width, "x" in log)
+        parts += _frame(x, y, x.ticks, name if len(panels) > 1 else "", x_title)
+        front = sorted((dot for dot in dots if dot.is_front), key=lambda dot: dot.x)
+        path = " ".join(f"{x(dot.x):.1f},{y(dot.y):.1f}" for dot in front)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{GREY}" stroke-dasharray="3 3"/>')
+        parts += _dots(dots, x, y)
+    return document(parts, title, _WIDTH, _TOP + _HEIGHT + _BOTTOM)
+
+
+def _frame(x: Scale, y: Scale, x_values: Sequence[float], name: str, x_title: str) -> Iterator[str]:
+    for tick in y.ticks:
+        at = y(tick)
+        yield _rule(x.start, x.end, at, GRID)
+        yield f'<text x="{x.start - 8:.1f}" y="{at + 4:.1f}" text-anchor="end">{short_number(tick)}</text>'
+    for tick in ticks_at(x_values, x, 34):
+        at = x(tick)
+        yield f'<line x1="{at:.1f}" y1="{y.start:.1f}" x2="{at:.1f}" y2="{y.start + 4:.1f}" stroke="{GREY}"/>'
+        yield f'<text x="{at:.1f}" y="{y.start + 18:.1f}" text-anchor="middle">{short_number(tick)}</text>'
+    yield _rule(x.start, x.end, y.start, GREY)
+    middle = (x.start + x.end) / 2
+    yield f'<text x="{middle:.1f}" y="{y.start + 38:.1f}" text-anchor="middle" fill="{GREY}">{escape(x_title)}</text>'
+    if name:
+        yield f'<text x="{x.start:.1f}" y="{y.end - 8:.1f}" font-weight="600">{escape(name)}</text>'
+
+
+def _rule(x1: float, x2: float, y: float, colour: str = GREY) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y:.1f}" x2="{x2:.1f}" y2="{y:.1f}" stroke="{colour}"/>'
+
+
+def _drawn(line: Line, x: Scale, y: Scale) -> Iterator[str]:
+    path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in line.points)
+    dash = ' stroke-dasharray="5 4"' if line.is_dashed else ""
+    yield f'<polyline points="{path}" fill="none" stroke="{line.colour}" stroke-width="2"{dash}/>'
+    if not line.is_dashed:
+        dots = "".join(f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="2.6"/>' for a, b in line.points)
+        yield f'<g fill="{line.colour}" stroke="none">{dots}</g>'
+
+
+def _end_labels(lines: Sequence[Line], x: Scale, y: Scale) -> Iterator[str]:
+    """The name of each line right of the axes, at the height where it ends, pushed apart where they would collide."""
+    ends = sorted((y(line.points[-1][1]), line) for line in lines if line.points and not line.is_dashed)
+    heights = [at for at, _ in ends]
+    for index in range(1, len(heights)):
+        heights[index] = max(heights[index], heights[index - 1] + _LINE)
+    beyond = max(0.0, heights[-1] - y.start) if heights else 0.0
+    for index in range(len(heights) - 1, -1, -1):
+        heights[index] -= beyond
+        beyond = max(0.0, beyond - (heights[index] + beyond - (heights[index - 1] + _LINE))) if index else 0.0
+    for at, (_, line) in zip(heights, ends, strict=True):
+        yield (
+            f'<text x="{x.end + 10:.1f}" y="{at + 4:.1f}" fill="{line.colour}" font-weight="600">'
+            f"{escape(line.name)}</text>"
+        )
+
+
+def _bar(bar: Bar, x: Scale, at: float) -> Iterator[str]:
+    yield f'<text x="{x.start - 8:.1f}" y="{at + 12:.1f}" text-anchor="end">{escape(bar.name)}</text>'
+    if bar.value is None:
+        yield f'<text x="{x.start + 4:.1f}" y="{at + 12:.1f}" fill="{GREY}">{escape(bar.text or "none")}</text>'
+        return
+    end = x(bar.value)
+    yield f'<rect x="{x.start:.1f}" y="{at:.1f}" width="{max(end - x.start, 1):.1f}" height="16" fill="{bar.colour}"/>'
+    yield f'<text x="{end + 6:.1f}" y="{at + 12:.1f}">{escape(bar.text or short_number(bar.value))}</text>'
+
+
+def _dots(dots: Sequence[Dot], x: Scale, y: Scale) -> Iterator[str]:
+    """Each with its name beside it, moved up or down where names would lie on each other."""
+    taken: list[tuple[float, float, float]] = []  # left, right, height of the names so far
+    for dot in sorted(dots, key=lambda each: (y(each.y), x(each.x))):
+        left, at = x(dot.x) + 8, y(dot.y) + 4
+        right = left + text_width(dot.name)
+        while any(abs(at - other) < _LINE - 2 and left < end and right > start for start, end, other in taken):
+            at += 3
+        taken.append((left, right, at))
+        fill = dot.colour if dot.is_front else "#FFFFFF"
+        ring = f'fill="{fill}" stroke="{dot.colour}" stroke-width="2"'
+        yield f'<circle cx="{x(dot.x):.1f}" cy="{y(dot.y):.1f}" r="5" {ring}/>'
+        yield f'<text x="{left:.1f}" y="{at:.1f}">{escape(dot.name)}</text>'

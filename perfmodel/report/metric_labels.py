@@ -1,0 +1,53 @@
+"""What metrics are called on axes and in tables, with their units."""
+
+__all__ = ["capital", "metric_label", "metric_unit"]
+
+from perfmodel.specs.published_metrics import basis_by_name, study_metric
+
+_WORDS = {
+    "duration": "time of the whole run",
+    "request_throughput": "requests per second",
+    "request_goodput": "requests per second within the SLO",
+    "output_throughput": "output throughput",
+    "total_token_throughput": "token throughput",
+    "output_throughput_per_gpu": "output throughput per device",
+    "max_request_rate": "highest rate within the SLO",
+    "mean_batch": "mean batch",
+    "usd_per_million_output_tokens": "cost per million output tokens",
+    "energy_j": "energy",
+    "step_ms": "time of a step",
+    "tokens_per_s": "tokens per second of a step",
+    "weight_gb": "weights",
+    "kv_gb": "KV cache",
+    "kv_bytes_per_token": "KV per token",
+    "max_batch": "largest batch that fits",
+    "max_tokens": "tokens that fit",
+    "max_context": "longest context that fits",
+    "kv_cache_usage_peak": "peak use of the KV cache",
+    "prefix_cache_hit_rate": "prefix cache hit rate",
+}
+_SHORT = {"ttft": "time to first token", "tpot": "time per output token", "itl": "ITL", "e2el": "end-to-end latency"}
+_UNITS = {"fraction": "", "count": "", "requests/s": "req/s", "bytes": "B", "times": "x"}
+
+
+def metric_label(name: str) -> str:
+    """`mean time to first token`; a measured quality keeps its name."""
+    statistic, _, rest = name.partition("_")
+    if rest.removesuffix("_ms") in _SHORT:
+        return f"{statistic} {_SHORT[rest.removesuffix('_ms')]}"
+    return _WORDS.get(name, name.replace("_", " "))
+
+
+def metric_unit(name: str) -> str:
+    """`ms`, `tokens/s`; nothing for counts and fractions, and for names that are no metric of ours."""
+    try:
+        basis_by_name(name)
+    except ValueError:
+        return ""
+    dimension = study_metric(name).dimension
+    return _UNITS.get(dimension, dimension)
+
+
+def capital(label: str) -> str:
+    """As at the beginning of a sentence; abbreviations stay."""
+    return label[:1].upper() + label[1:]
