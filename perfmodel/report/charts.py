@@ -15,7 +15,7 @@ from perfmodel.report.style import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, S
 
 COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PINK, SKY, GREY)
 _WIDTH = 860
-_LEFT, _TOP, _HEIGHT, _BOTTOM = 64, 62, 300, 52  # beside the first panel; above, of, below all of them
+_LEFT, _TOP, _HEIGHT, _BOTTOM = 64, 76, 300, 52  # beside the first panel; above, of, below all of them
 _BETWEEN = 44  # panels
 _LINE = 15  # pixels between two labels
 
@@ -66,7 +66,7 @@ class Dot:
 
 def text_width(text: str, size: float = 12) -> float:
     """About how many pixels a text takes."""
-    return len(text) * size * 0.56
+    return len(text) * size * 0.6
 
 
 def document(parts: Sequence[str], title: str, width: float, height: float) -> str:
@@ -91,7 +91,7 @@ def lines_svg(
     xs = list(dict.fromkeys(x for panel in panels for line in panel.lines for x in line.xs))
     ys = [y for panel in panels for line in panel.lines for _, y in line.points] + ([even] if even is not None else [])
     y = scale_over(ys, _TOP + _HEIGHT, _TOP, "y" in log, from_zero=True)
-    margin = 14 + max((text_width(line.name) for panel in panels for line in panel.lines), default=0)
+    margin = 18 + max((text_width(line.name) for panel in panels for line in panel.lines), default=0)
     shares_labels = len(panels) > 1  # labels only at the last panel, where all have the same lines
     width = (_WIDTH - _LEFT - margin - _BETWEEN * (len(panels) - 1)) / len(panels)
     parts = [f'<text x="12" y="40" fill="{GREY}">{escape(y_title)}</text>']

@@ -106,7 +106,7 @@ def _stretches_in_words(found: Sequence[Stretch], count: int, axis: str, unit: s
         else:
             who = _listed(stretch.winners) + (" best" if len(stretch.winners) == 1 else " equally best")
         if len(found) == 1:
-            where = f"at all {axis} from {short_number(stretch.first)} to {short_number(stretch.last)}{unit}"
+            where = f"at all values of {axis}, {short_number(stretch.first)} to {short_number(stretch.last)}{unit}"
         elif stretch.begins < stretch.first:
             where = f"from about {short_number(stretch.begins)}{unit} on"
         elif stretch.first == stretch.last:
