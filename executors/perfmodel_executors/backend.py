@@ -11,7 +11,9 @@ is harmless: it writes the same keys and values to the same slots.
 
 __all__ = ["PS_PER_NS", "ExecutedBackend"]
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from perfmodel.engine import Outcome, Request, StepPlan
 from perfmodel_executors.device import DeviceClock
@@ -20,9 +22,13 @@ from perfmodel_executors.measure.protocol import uninterrupted
 from perfmodel_executors.models.batch import Segment
 from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.runner import Runner, StepRunner
+from perfmodel_executors.speculation.proposer import Drafting
+from perfmodel_executors.speculation.speculator import Speculator
 from perfmodel_executors.tokens import TokenStore
 
 PS_PER_NS = 1000
+
+Result = TypeVar("Result")
 
 
 class ExecutedBackend:
@@ -32,6 +38,8 @@ class ExecutedBackend:
     warms_up: run each new step shape once untimed
     runner:   takes the steps; by default one of `decoder`, with a pool of KV blocks that grows
     drift:    if given, durations are stated at the speed that the machine had when the meter was set
+    speculator: drafts tokens, and verifies those of plans that have them; of the same runner
+    text:     ids of what prompts are cut from; by default they are random
     """
 
     def __init__(
@@ -43,10 +51,14 @@ class ExecutedBackend:
         warms_up: bool = True,
         drift: DriftMeter | None = None,
         runner: Runner | None = None,
+        speculator: Speculator | None = None,
+        text: Sequence[int] = (),
     ) -> None:
         self.decoder = decoder
         self.runner = runner or StepRunner(decoder, decoder.new_cache(block_size))
-        self.tokens = TokenStore(decoder.model.vocab_size, block_size, seed)
+        self.tokens = TokenStore(decoder.model.vocab_size, block_size, seed, text)
+        self.speculator = speculator
+        self.acceptance = None if speculator is None else speculator.new_counts()
         self.warms_up = warms_up
         self._clock_ns = clock_ns or DeviceClock(decoder.device, decoder.group.size)
         self._drift = drift
@@ -56,22 +68,65 @@ class ExecutedBackend:
         """Run the plan's tokens; the outcome has the sampled ones in the order of `decodes`, then `samples`."""
         segments, sampled = self._segments(plan)
         self.runner.reserve_for(segments)
-        if self.warms_up and self._is_new(plan):
-            self.runner.run(segments, is_warm_up=True)
+        if self.speculator is not None:
+            return self._speculate(self.speculator, plan, segments[len(plan.decodes) :], sampled)
+        duration, tokens = self._timed(partial(self.runner.run, segments), self._shape(plan))
+        for (request, position), token in zip(sampled, tokens, strict=True):
+            self.tokens.put(request, position, token)
+        return Outcome(duration, tokens)
+
+    def _speculate(
+        self, speculator: Speculator, plan: StepPlan, chunks: list[Segment], sampled: list[tuple[Request, int]]
+    ) -> Outcome:
+        """As `execute`, with drafts; the tokens of a request come together."""
+        proposer, drafting = speculator.proposer, self._drafting(plan)
+        proposer.reserve_for(list(plan.block_tables.values()))
+        shape = (*self._shape(plan), *(speculator.shape(drafting, chunks) if self.warms_up else ()))
+        duration, verified = self._timed(partial(speculator.run, drafting, chunks), shape)
+        for (request, position), tokens in zip(sampled, verified.tokens, strict=True):
+            for place, token in enumerate(tokens, start=position):
+                self.tokens.put(request, place, token)
+        proposer.settle(drafting, verified.num_accepted)
+        for grant in plan.chunks:
+            proposer.release(grant.request.request_id)
+        assert self.acceptance is not None
+        for each, path in zip(drafting, verified.paths, strict=True):
+            self.acceptance.add(each.depth, path)
+        return Outcome(duration, [token for tokens in verified.tokens for token in tokens], verified.num_accepted)
+
+    def release(self, request: Request) -> None:
+        """Forget a finished request."""
+        self.tokens.release(request)
+        if self.speculator is not None:
+            self.speculator.proposer.release(request.request_id)
+
+    def _timed(self, run: Callable[..., Result], shape: Hashable) -> tuple[int, Result]:
+        """What `run` takes, in ticks, and returns; a `shape` not seen before is run untimed first."""
+        if self.warms_up and shape not in self._seen:
+            self._seen.add(shape)
+            run(is_warm_up=True)
         with uninterrupted():
             factor = self._drift.measure() if self._drift is not None else 1.0
             start = self._clock_ns()
-            tokens = self.runner.run(segments)
+            result = run()
             duration = self._clock_ns() - start
-        for (request, position), token in zip(sampled, tokens, strict=True):
-            self.tokens.put(request, position, token)
-        return Outcome(max(1, round(duration * PS_PER_NS * factor)), tokens)
+        return max(1, round(duration * PS_PER_NS * factor)), result
 
-    def _is_new(self, plan: StepPlan) -> bool:
-        shape = (plan.num_tokens, plan.num_samples, tuple(plan.chunk_lengths))
-        is_new = shape not in self._seen
-        self._seen.add(shape)
-        return is_new
+    def _shape(self, plan: StepPlan) -> tuple[Hashable, ...]:
+        return plan.num_tokens, plan.num_samples, tuple(plan.chunk_lengths)
+
+    def _drafting(self, plan: StepPlan) -> list[Drafting]:
+        depths = plan.draft_depths or [0] * len(plan.decodes)
+        return [
+            Drafting(
+                request.request_id,
+                self.tokens.of(request)[: position + 1],
+                plan.block_tables[request.request_id],
+                depth,
+                is_prompt=position < request.num_prompt_tokens,
+            )
+            for request, position, depth in zip(plan.decodes, plan.positions, depths, strict=True)
+        ]
 
     def _segments(self, plan: StepPlan) -> tuple[list[Segment], list[tuple[Request, int]]]:
         """The plan's grants with their token values, and (request, position) of each token to be sampled."""

@@ -144,9 +144,14 @@ class DecodeGraphs:
         self._decoder = decoder
         self._cache = cache
         self._capture = capture
+        self._limits = (scratch, max_num_seqs, max_context)
         width = -(-max_context // cache.block_size)
         self._inputs = DecodeInputs(self.sizes[-1], width, cache.block_size, scratch, decoder.device)
         self._replays: dict[int, Compute] = {}
+
+    def of(self, decoder: Decoder, cache: KVCache) -> "DecodeGraphs":
+        """Graphs of another decoder under the same limits; `cache` has as many blocks, or is the same."""
+        return DecodeGraphs(decoder, cache, *self._limits, self._capture)
 
     def can_run(self, segments: Sequence[Segment]) -> bool:
         """Whether the step is of decodes only, all sampled, and not larger than the largest graph."""

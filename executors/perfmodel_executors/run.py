@@ -26,7 +26,9 @@ from perfmodel_executors.measure.calibrate import MIN_ROUNDS, calibrate_machine
 from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.models.support import check_kv_engine, with_plain_weights
 from perfmodel_executors.parallel.ranks import open_ranks
-from perfmodel_executors.runner import RunnerSetup
+from perfmodel_executors.prompts import text_of
+from perfmodel_executors.runner import RunnerSetup, StepRunner
+from perfmodel_executors.speculation import build_speculator, check_speculation
 
 Progress = Callable[[int, int | None], None]
 
@@ -43,7 +45,7 @@ def execute_scenario(
     """Serves the scenario's traffic on this machine's CPU or GPUs.
 
     progress: called now and then with (requests finished, requests in all if known)
-    out:      folder to stream `requests.csv` and `steps.csv` to
+    out:      folder to stream `requests.csv` and `steps.csv` to, and `acceptance.json` where tokens are drafted
     live:     wait for arrivals and take the wall's time; by default the clock is virtual and counts steps alone
     kernels:  torch | triton; by default those of the device
     wrap:     stands in front of the backend that executes, to see what passes
@@ -53,6 +55,7 @@ def execute_scenario(
     """
     torch.set_num_threads(1)
     check_kv_engine(scenario.engine)
+    check_speculation(scenario.model, scenario.engine)
     scenario = _as_executed(scenario)
     engine = scenario.engine
     num_ranks = _num_ranks(scenario)
@@ -61,12 +64,23 @@ def execute_scenario(
     setup = RunnerSetup(scenario.model, engine, num_blocks, device, scenario.seed, kernels)
     with memory_as_a_sentence(device), open_ranks(setup, num_ranks) as runner:
         clock = DeviceClock(device, num_ranks)
-        backend = ExecutedBackend(runner.decoder, engine.block_size, scenario.seed, clock, drift=drift, runner=runner)
+        speculator = build_speculator(runner, engine, seed=scenario.seed) if isinstance(runner, StepRunner) else None
+        backend = ExecutedBackend(
+            *(runner.decoder, engine.block_size, scenario.seed, clock),
+            drift=drift,
+            runner=runner,
+            speculator=speculator,
+            text=text_of(scenario),
+        )
         result = _run(scenario, wrap(backend), backend, progress, out, live)
     where = device_name(device) if num_ranks == 1 else f"{num_ranks} ranks of {device_name(device)}"
     weights = _weights_in_words(scenario.model)
-    note = f"Executed on {where} with {setup.backend} kernels and {weights}; durations are {clock.meaning}."
-    return replace(result, notes=(*result.notes, note))
+    notes = [f"Executed on {where} with {setup.backend} kernels and {weights}; durations are {clock.meaning}."]
+    if backend.acceptance is not None:
+        notes.append(backend.acceptance.in_words())
+        if out is not None:
+            backend.acceptance.write(out / "acceptance.json")
+    return replace(result, notes=(*result.notes, *notes))
 
 
 def _weights_in_words(model: ModelSpec) -> str:
@@ -91,6 +105,7 @@ def validate_executor(
     """
     _check_one_cpu(scenario)
     check_kv_engine(scenario.engine)
+    check_speculation(scenario.model, scenario.engine)
     scenario = _as_executed(scenario)
     machine = calibrate_machine(scenario, budget_s, min_rounds, progress)
     comparisons = []
@@ -98,7 +113,13 @@ def validate_executor(
         workload = scenario.model_copy(update={"seed": scenario.seed + number})
         simulated = simulate(workload, calibration=machine.calibration, keep_steps=True)
         meter = machine.times.drift_meter()
-        executed = ExecutedBackend(machine.times.decoder, workload.engine.block_size, workload.seed, drift=meter)
+        executed = ExecutedBackend(
+            *(machine.times.decoder, workload.engine.block_size, workload.seed),
+            drift=meter,
+            runner=machine.times.runner,
+            speculator=machine.times.speculator,
+            text=text_of(scenario),
+        )
         shadowed = ShadowedBackend(executed, _predictor(workload, machine.calibration))
         comparisons.append(ExecutorComparison(simulated, _run(workload, shadowed, executed, progress), shadowed.pairs))
     notes = (
@@ -165,7 +186,7 @@ def _run(
 
         def on_finished(request: Request) -> None:
             collector.add_request(request)
-            executed.tokens.release(request)
+            executed.release(request)
             if progress is not None:
                 progress(collector.num_finished, workload.num_requests)
 

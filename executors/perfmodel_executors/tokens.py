@@ -1,7 +1,8 @@
 """Token ids of requests: the engine knows counts and block hashes only, the executor needs values.
 
 A prompt's ids follow from its block hashes: equal hashes give equal ids, so that a cached block holds exactly what
-the request that finds it would have computed. Tokens without a hash follow from the request's id.
+the request that finds it would have computed. Tokens without a hash follow from the request's id. Ids are random, or
+stretches of a text from random places: models answer those as they do in use.
 """
 
 __all__ = ["TokenStore"]
@@ -20,12 +21,16 @@ _MIX2 = np.uint64(0x94D049BB133111EB)
 
 
 class TokenStore:
-    """Prompt and output token ids per request."""
+    """Prompt and output token ids per request.
 
-    def __init__(self, vocab_size: int, block_size: int, seed: int = 0) -> None:
+    text: ids of a text to cut prompts from; else they are random
+    """
+
+    def __init__(self, vocab_size: int, block_size: int, seed: int = 0, text: Sequence[int] = ()) -> None:
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._seed = seed
+        self._text = text
         self._tokens: dict[int, list[int]] = {}
 
     def of(self, request: Request) -> list[int]:
@@ -66,6 +71,9 @@ class TokenStore:
     def _draw(self, name: str, count: int) -> list[int]:
         key = blake2b(f"{self._seed} {name}".encode(), digest_size=8).digest()
         start = np.frombuffer(key, dtype=np.uint64)[0]
+        if self._text:
+            first = int(start) % max(1, len(self._text) - count)
+            return [self._text[(first + i) % len(self._text)] for i in range(count)]
         with np.errstate(over="ignore"):
             z: NDArray[np.uint64] = start + _GOLDEN * np.arange(count, dtype=np.uint64)
             z = (z ^ (z >> np.uint64(30))) * _MIX1

@@ -172,6 +172,8 @@ def _resolve_paths(traffic: dict[str, Any], folder: pathlib.Path, positions: Pos
         if not isinstance(block, dict) or not isinstance(block.get("path"), str):
             continue
         block["path"] = _file(block["path"], folder, positions, (*prefix, field, "path"))
+    if isinstance(traffic.get("prompts"), str) and traffic["prompts"] != "pydoc":
+        traffic["prompts"] = _file(traffic["prompts"], folder, positions, (*prefix, "prompts"))
 
 
 def _file(written: str, folder: pathlib.Path, positions: Positions, place: Path) -> str:

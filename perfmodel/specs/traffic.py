@@ -109,6 +109,9 @@ class Traffic(Spec):
     input_tokens: Lengths | None = None
     output_tokens: Lengths | None = None
     prefix: Prefix | None = None
+    # What executed prompts are cut from, where the model has a tokenizer: "pydoc" (the topics of Python's help), or the
+    # path of a text; None: random tokens. Nothing that is simulated depends on it
+    prompts: str | None = None
     trace: Trace | None = None
     priorities: tuple[NonNegativeInt, ...] = ()  # drawn uniformly; lower is served first
 

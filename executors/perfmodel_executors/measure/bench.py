@@ -20,11 +20,13 @@ class StepShape:
     """A step by its grants.
 
     contexts: KV length of each decode, the new token included
+    queries:  tokens of each decode, the drafted ones that it verifies included
     chunks:   (new tokens, tokens already computed, whether its last token is sampled) of each prompt chunk
     """
 
     contexts: tuple[int, ...] = ()
     chunks: tuple[tuple[int, int, bool], ...] = ()
+    queries: int = 1
 
     @property
     def kind(self) -> str:
@@ -35,17 +37,23 @@ class StepShape:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.contexts) + sum(new for new, _, _ in self.chunks)
+        return self.num_decode_tokens + sum(new for new, _, _ in self.chunks)
+
+    @property
+    def num_decode_tokens(self) -> int:
+        return len(self.contexts) * self.queries
 
     def batch_shape(self, spans: tuple[int, ...] = ()) -> BatchShape:
         """As the cost model sees it; `spans` are the model's `attention_spans`."""
+        drafted = self.num_decode_tokens - len(self.contexts)
         return BatchShape(
             num_tokens=self.num_tokens,
-            num_samples=len(self.contexts) + sum(is_sampled for _, _, is_sampled in self.chunks),
+            num_samples=self.num_decode_tokens + sum(is_sampled for _, _, is_sampled in self.chunks),
             prefills=tuple((new, computed) for new, computed, _ in self.chunks),
             num_decodes=len(self.contexts),
-            decode_context=sum(self.contexts),
-            decode_windowed=tuple(sum(min(context, span) for context in self.contexts) for span in spans),
+            decode_context=sum(self.contexts) + drafted,
+            decode_windowed=tuple(sum(min(context, span) for context in self.contexts) + drafted for span in spans),
+            decode_tokens=self.num_decode_tokens if drafted else 0,
         )
 
 
@@ -84,7 +92,9 @@ class StepBench:
 
     def _segments(self, shape: StepShape) -> list[Segment]:
         blocks = count()
-        decodes = [self._segment(1, context - 1, blocks, True) for context in shape.contexts]
+        decodes = [self._segment(shape.queries, context - 1, blocks, True) for context in shape.contexts]
+        if shape.queries > 1:
+            decodes = [segment._replace(is_verified=True) for segment in decodes]
         return decodes + [self._segment(new, done, blocks, is_sampled) for new, done, is_sampled in shape.chunks]
 
     def _segment(self, new: int, computed: int, blocks: Iterator[int], is_sampled: bool) -> Segment:

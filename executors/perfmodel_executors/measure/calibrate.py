@@ -4,7 +4,7 @@ The result predicts steps of the models it was measured on: which part of a step
 only as far as those models' steps differ. Half a minute a model.
 """
 
-__all__ = ["CalibratedMachine", "StepTimes", "calibrate_cpu", "calibrate_machine", "time_steps"]
+__all__ = ["CalibratedMachine", "StepCase", "StepTimes", "calibrate_cpu", "calibrate_machine", "time_steps"]
 
 import platform
 from collections.abc import Callable, Sequence
@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 import torch
 
 from perfmodel.calibrate.whole_steps import FitResult, features, fit_steps
 from perfmodel.cost import Calibration, save_calibration
 from perfmodel.errors import DoesNotFitError, SpecError
+from perfmodel.ops.drafting import drafter_of
 from perfmodel.ops.graph import build_graph
 from perfmodel.specs import load_hardware, load_model
 from perfmodel.specs.catalog import data_dir
@@ -28,11 +30,12 @@ from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.measure.bench import StepBench, StepShape
 from perfmodel_executors.measure.ceilings import measure_ceilings
-from perfmodel_executors.measure.cpu_steps import REFERENCE, StepRange, calibration_grid, scenario_range
+from perfmodel_executors.measure.cpu_steps import REFERENCE, StepRange, calibration_grid, drafting_grid, scenario_range
 from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.measure.protocol import Measured, measure_paired
 from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.runner import StepRunner
+from perfmodel_executors.speculation import Speculator, build_speculator
 
 ENGINE = "perfmodel"  # the engine that a calibration of this executor is for
 DEFAULT_MODELS = ("tiny-llama", "tiny-moe")
@@ -42,14 +45,26 @@ _MOST_PARAMETERS = 5e8
 Progress = Callable[[int, int | None], None]
 
 
+class StepCase(NamedTuple):
+    """A step to time: of the model, or of what drafts for it."""
+
+    shape: StepShape
+    is_draft: bool = False
+
+
 @dataclass(frozen=True)
 class StepTimes:
-    """The timed steps of one model, and its reference step to go on measuring with."""
+    """The timed steps of one model and its drafter, and the model's reference step to go on measuring with."""
 
-    decoder: Decoder
-    measured: Measured[StepShape]
+    runner: StepRunner
+    speculator: Speculator | None
+    measured: Measured[StepCase]
     rows: list[dict[tuple[str, str], float]]
     reference: Callable[[], object] = field(repr=False)
+
+    @property
+    def decoder(self) -> Decoder:
+        return self.runner.decoder
 
     @property
     def samples(self) -> list[list[float]]:
@@ -132,18 +147,25 @@ def time_steps(
     sampling: str = "default",
     progress: Progress | None = None,
 ) -> StepTimes:
-    """Times the calibration grid over `span` on one thread."""
+    """Times the calibration grid over `span` on one thread: of the model, and of what `engine` drafts with."""
     _check_size(model)
     torch.set_num_threads(1)  # barriers between threads wait for whole scheduler quanta on a shared machine
     decoder = load_decoder(model, engine, seed)
-    bench = StepBench(StepRunner(decoder, decoder.new_cache(engine.block_size)), seed)
-    grid = calibration_grid(span)
+    runner = StepRunner(decoder, decoder.new_cache(engine.block_size))
+    speculator = build_speculator(runner, engine, seed=seed)
+    bench = StepBench(runner, seed)
     reference = bench.step(REFERENCE)
-    cases = {shape: bench.step(shape) for shape in grid}
-    measured = measure_paired(cases, reference, min_rounds, budget_s, seed, progress=progress)
     graph = build_graph(model, engine, sampling=sampling)
-    rows = [features(graph, hardware, shape.batch_shape(model.attention_spans)) for shape in grid]
-    return StepTimes(decoder, measured, rows, reference)
+    parts = {False: (bench, graph, calibration_grid(span))}
+    drafter, passes = drafter_of(model, engine, "greedy"), None if speculator is None else speculator.proposer.runner
+    if drafter is not None and passes is not None:
+        parts[True] = (StepBench(passes, seed), drafter.graph, drafting_grid(span, drafter.computes_prompts))
+    cases = {StepCase(shape, is_draft): part[0].step(shape) for is_draft, part in parts.items() for shape in part[2]}
+    measured = measure_paired(cases, reference, min_rounds, budget_s, seed, progress=progress)
+    rows = [
+        features(parts[is_draft][1], hardware, shape.batch_shape(model.attention_spans)) for shape, is_draft in cases
+    ]
+    return StepTimes(runner, speculator, measured, rows, reference)
 
 
 def _check_size(model: ModelSpec) -> None:

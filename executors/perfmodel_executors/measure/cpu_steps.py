@@ -1,6 +1,6 @@
 """Which steps to time: a grid over the range of shapes that a scenario can produce, none taken from its workload."""
 
-__all__ = ["REFERENCE", "StepRange", "calibration_grid", "scenario_range"]
+__all__ = ["REFERENCE", "StepRange", "calibration_grid", "drafting_grid", "scenario_range"]
 
 import math
 from dataclasses import dataclass
@@ -20,11 +20,15 @@ _DEFAULT_LENGTH = 512
 
 @dataclass(frozen=True)
 class StepRange:
-    """The largest batch of decodes, context of a decode, and prompt chunk that the grid has to reach."""
+    """The largest batch of decodes, context of a decode, and prompt chunk that the grid has to reach.
+
+    max_queries: tokens of a decode that verifies drafted ones; 1: none does
+    """
 
     max_batch: int = 16
     max_context: int = 1024
     max_chunk: int = 512
+    max_queries: int = 1
 
 
 def scenario_range(scenario: Scenario) -> StepRange:
@@ -37,6 +41,7 @@ def scenario_range(scenario: Scenario) -> StepRange:
         max_batch=max(1, min(batch, _MAX_BATCH)),
         max_context=max(32, min(prompt + output, limit)),
         max_chunk=max(16, min(prompt * 2, engine.max_num_batched_tokens, limit, _MAX_CHUNK)),
+        max_queries=1 if engine.speculative_config is None else 1 + engine.speculative_config.nodes_by_depth[-1],
     )
 
 
@@ -52,7 +57,9 @@ def _longest(lengths: Lengths | None) -> int:
 
 
 def calibration_grid(span: StepRange) -> list[StepShape]:
-    """Decodes over batch and context, chunks over length and prefix, and mixtures of both: about 35 steps."""
+    """Decodes over batch and context, chunks over length and prefix, and mixtures of both: about 35 steps; and where
+    tokens are drafted, some 15 that verify them.
+    """
     low, high = min(24, span.max_context), span.max_context
     middle = round(math.sqrt(low * high))
     steps = [
@@ -69,6 +76,28 @@ def calibration_grid(span: StepRange) -> list[StepShape]:
     steps += [
         StepShape(contexts=(middle,) * batch, chunks=((chunk, 0, True),)) for batch in batches for chunk in chunks[1::2]
     ]
+    if span.max_queries > 1:
+        steps += [
+            StepShape(contexts=(context,) * batch, queries=queries)
+            for batch in _geometric(1, span.max_batch, 4)
+            for queries in _geometric(2, span.max_queries, 2)
+            for context in (low, high)
+        ]
+        steps.append(StepShape(contexts=(middle,) * batches[-1], chunks=((chunks[1], 0, True),), queries=2))
+    return list(dict.fromkeys(steps))
+
+
+def drafting_grid(span: StepRange, computes_prompts: bool) -> list[StepShape]:
+    """Passes of a drafter: one token of each sequence, or some; prompts too, if it has a KV cache of its own."""
+    low, high = min(24, span.max_context), span.max_context
+    steps = [
+        StepShape(contexts=(context,) * batch, queries=queries)
+        for batch in _geometric(1, span.max_batch, 4)
+        for context in (low, high)
+        for queries in (1, 2)
+    ]
+    if computes_prompts:
+        steps += [StepShape(chunks=((chunk, 0, False),)) for chunk in _geometric(8, span.max_chunk, 4)]
     return list(dict.fromkeys(steps))
 
 

@@ -11,6 +11,7 @@ from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.driver import serve
 from perfmodel_executors.runner import StepRunner
+from perfmodel_executors.speculation import build_speculator
 
 
 def prompts_of(ids: Sequence[int], count: int = 12, length: int = 96) -> list[list[int]]:
@@ -23,11 +24,17 @@ def greedy_outputs(
     scenario: Scenario, runner: StepRunner, prompts: Sequence[Sequence[int]], num_tokens: int = 32
 ) -> list[list[int]]:
     """The answers of `num_tokens` tokens to `prompts`, served together by the scenario's engine."""
-    backend = ExecutedBackend(runner.decoder, scenario.engine.block_size, scenario.seed, warms_up=False, runner=runner)
+    backend = ExecutedBackend(
+        *(runner.decoder, scenario.engine.block_size, scenario.seed),
+        warms_up=False,
+        runner=runner,
+        speculator=build_speculator(runner, scenario.engine, seed=scenario.seed),
+    )
     answers: dict[int, list[int]] = {}
 
     def keep(request: Request) -> None:
         answers[request.request_id] = backend.tokens.outputs(request)
+        backend.release(request)
 
     requests = [Request(index, 0, len(prompt), num_tokens) for index, prompt in enumerate(prompts)]
     for request, prompt in zip(requests, prompts, strict=True):

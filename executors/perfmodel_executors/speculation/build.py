@@ -1,0 +1,132 @@
+"""From `engine.speculative_config` to a `Speculator`, and a sentence for what is simulated only."""
+
+__all__ = ["build_speculator", "check_speculation"]
+
+from perfmodel.errors import PerfmodelError
+from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.model.architecture import Attention
+from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.specs.speculation import SpeculativeConfig
+from perfmodel_executors.models.decoder import Decoder, load_decoder
+from perfmodel_executors.models.kv_cache import KVCache
+from perfmodel_executors.runner import StepRunner
+from perfmodel_executors.speculation.drafters import first_layers, in_fewer_bits
+from perfmodel_executors.speculation.model import ModelProposer, SelfProposer
+from perfmodel_executors.speculation.ngram import NgramProposer
+from perfmodel_executors.speculation.proposer import Proposer
+from perfmodel_executors.speculation.speculator import Speculator
+from perfmodel_executors.speculation.tree import DraftTree
+
+_LOOKUP = 5  # vLLM's default for the longest and the shortest n-gram
+_MOST_NODES = 64  # bits of an int64: what a node of a tree sees of it
+_NOT_EXECUTED = {
+    "medusa": "heads that were trained on a model's own answers: random ones would be right as often as chance",
+    "eagle": "a layer that was trained on a model's own features: a random one would be right as often as chance",
+    "lookahead": "a mask of its own (Jacobi windows beside the guesses), which no kernel here has",
+}
+
+
+def check_speculation(model: ModelSpec, engine: EngineSpec) -> None:
+    """Raises PerfmodelError with one sentence for what can be simulated, but is not executed."""
+    config = engine.speculative_config
+    if config is None:
+        return
+    if config.method in _NOT_EXECUTED:
+        raise PerfmodelError(
+            f"speculative_config.method={config.method} is simulated only, since it needs "
+            f"{_NOT_EXECUTED[config.method]}; execute draft_model, ngram, self_skip or self_quantized."
+        )
+    if config.pipelined:
+        raise PerfmodelError(
+            "speculative_config.pipelined is simulated only: draft and verification share the one device that "
+            "executes, and would take turns; leave it out."
+        )
+    if engine.tensor_parallel_size > 1:
+        raise PerfmodelError(
+            f"speculation is executed on one device, and tensor_parallel_size is {engine.tensor_parallel_size}; set "
+            f"it to 1."
+        )
+    if model.rolling_span is not None:
+        raise PerfmodelError(
+            f"{model.name} overwrites keys and values that left its windows, and drafted tokens that are turned down "
+            f"would have overwritten some that are still seen; execute it without speculative_config."
+        )
+    if config.tree is not None:
+        _check_tree(model, DraftTree(config.tree))
+
+
+def _check_tree(model: ModelSpec, tree: DraftTree) -> None:
+    if len(tree.parents) > _MOST_NODES:
+        raise PerfmodelError(
+            f"the tree {list(tree.widths)} has {len(tree.parents)} nodes, and {_MOST_NODES} are executed at most; "
+            f"narrow it."
+        )
+    if any(isinstance(layer.mixer, Attention) and layer.mixer.span for layer in model.iter_layers()):
+        raise PerfmodelError(
+            f"{model.name} has layers that see a window or chunk only, where a node's slot says nothing about its "
+            f"place; draft a chain (num_speculative_tokens) instead of a tree."
+        )
+
+
+def build_speculator(
+    runner: StepRunner, engine: EngineSpec, draft: Decoder | None = None, seed: int = 0
+) -> Speculator | None:
+    """What drafts for `runner`; None without `engine.speculative_config`.
+
+    draft: the decoder of the draft model, where it is there already; else it is loaded as the engine says
+    """
+    config = engine.speculative_config
+    if config is None:
+        return None
+    check_speculation(runner.decoder.model, engine)
+    tree = DraftTree(config.tree or (1,) * config.depth)
+    return Speculator(runner, _proposer(runner, engine, config, tree, draft, seed), tree, config.method)
+
+
+def _proposer(
+    runner: StepRunner,
+    engine: EngineSpec,
+    config: SpeculativeConfig,
+    tree: DraftTree,
+    draft: Decoder | None,
+    seed: int,
+) -> Proposer:
+    target = runner.decoder
+    if config.method == "ngram":
+        longest = config.prompt_lookup_max or config.prompt_lookup_min or _LOOKUP
+        return NgramProposer(longest, config.prompt_lookup_min or longest)
+    if config.method == "draft_model":
+        drafter = draft or _load(target, engine, config, seed)
+        cache = drafter.new_cache(runner.cache.block_size, runner.cache.num_blocks)
+        return ModelProposer(_beside(runner, drafter, cache), tree)
+    if config.method == "self_skip":
+        assert config.draft_layers is not None
+        drafter = first_layers(target, config.draft_layers)
+    else:
+        assert config.quantization is not None
+        drafter = in_fewer_bits(target, config.quantization)
+    return SelfProposer(_beside(runner, drafter, runner.cache), tree)
+
+
+def _beside(runner: StepRunner, drafter: Decoder, cache: KVCache) -> StepRunner:
+    """A runner of `drafter`, with graphs where `runner` has some."""
+    return StepRunner(drafter, cache, None if runner.graphs is None else runner.graphs.of(drafter, cache))
+
+
+def _load(target: Decoder, engine: EngineSpec, config: SpeculativeConfig, seed: int) -> Decoder:
+    """The draft model in its formats. Raises PerfmodelError for another vocabulary or too short a context."""
+    model, served = config.model, target.model
+    assert model is not None
+    if model.vocab_size != served.vocab_size:
+        raise PerfmodelError(
+            f"the draft model {model.name} has {model.vocab_size} tokens and {served.name} {served.vocab_size}; draft "
+            f"with a model of the same vocabulary."
+        )
+    longest = engine.max_model_len or served.max_position_embeddings
+    if model.max_position_embeddings < longest:
+        raise PerfmodelError(
+            f"the draft model {model.name} has {model.max_position_embeddings} positions, and sequences have up to "
+            f"{longest}; set max_model_len to at most the first."
+        )
+    own = engine.model_copy(update={"quantization": config.quantization, "speculative_config": None})
+    return load_decoder(model, own, seed, target.device, target.kernels)

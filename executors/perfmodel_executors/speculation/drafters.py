@@ -1,0 +1,70 @@
+"""Decoders that draft with the model's own weights: its first layers, or all of them in fewer bits."""
+
+__all__ = ["first_layers", "in_fewer_bits"]
+
+from dataclasses import replace
+from math import gcd
+
+from torch import Tensor
+
+from perfmodel.errors import PerfmodelError
+from perfmodel.ops.formats import served_model
+from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.model.architecture import Layer
+from perfmodel.specs.model.spec import ModelSpec
+from perfmodel_executors.models.decoder import Decoder
+from perfmodel_executors.models.quantized import check_quantization, layer_quantizer
+from perfmodel_executors.models.weights import DecoderWeights
+
+
+def first_layers(decoder: Decoder, count: int) -> Decoder:
+    """The first `count` layers, then the final norm and the LM head (LayerSkip: Elhoushi et al. 2024).
+
+    Raises PerfmodelError for as many layers as there are.
+    """
+    model = decoder.model
+    if count >= model.num_layers:
+        raise PerfmodelError(
+            f"found draft_layers={count}, but {model.name} has {model.num_layers} layers; draft with fewer."
+        )
+    kept: list[tuple[Layer, int]] = [(layer, 1) for layer in list(model.iter_layers())[:count]]
+    cut = replace(model, name=f"{model.name}-first-{count}", layers=tuple(kept), num_distinct_layers=None)
+    return _with(decoder, cut, replace(decoder.weights, layers=decoder.weights.layers[:count]))
+
+
+def in_fewer_bits(decoder: Decoder, quantization: str) -> Decoder:
+    """The same model with its matrices quantised to `quantization` (a name of engine.quantization).
+
+    Where a format's groups of weights do not divide a matrix, they are the largest part of them that divides all.
+
+    Raises PerfmodelError for a format that is not executed, and for a model that is quantised already.
+    """
+    model = decoder.model
+    if model.quantization.weights is not None:
+        raise PerfmodelError(
+            f"{model.name} is served in {model.quantization.weights} already, and is quantised from its full weights "
+            f"only; leave engine.quantization out to draft with method: self_quantized."
+        )
+    served = served_model(model, EngineSpec(quantization=quantization))
+    check_quantization(served)
+    if served.quantization.group_size:
+        size = gcd(served.quantization.group_size, *_widths(decoder.weights))
+        served = replace(served, quantization=replace(served.quantization, group_size=size))
+    quantize = layer_quantizer(served)
+    drafting = replace(model, name=f"{model.name}-{quantization}", quantization=served.quantization)
+    weights = replace(decoder.weights, layers=[quantize(layer) for layer in decoder.weights.layers])
+    return _with(decoder, drafting, weights)
+
+
+def _widths(weights: DecoderWeights) -> list[int]:
+    """Inputs of all matrices that may be quantised."""
+    found = []
+    for layer in weights.layers:
+        mixer, ffn = layer.mixer, layer.ffn
+        matrices = [*((mixer.qkv, mixer.out) if mixer else ()), *((ffn.up, ffn.down) if ffn else ())]
+        found += [matrix.shape[-1] for matrix in matrices if isinstance(matrix, Tensor)]
+    return found
+
+
+def _with(decoder: Decoder, model: ModelSpec, weights: DecoderWeights) -> Decoder:
+    return Decoder(model, decoder.dtype, 0, decoder.kernels, weights, decoder.device)

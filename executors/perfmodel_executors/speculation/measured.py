@@ -1,0 +1,70 @@
+"""`AcceptanceCounts`: how many drafted tokens were right, by depth and candidate, as `acceptance.measured` reads it."""
+
+__all__ = ["AcceptanceCounts"]
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfmodel.specs.speculation import MeasuredAcceptance
+from perfmodel_executors.speculation.tree import DraftTree
+
+
+class AcceptanceCounts:
+    """Counts over a run. A token is examined when all before it were right; where a drafter that was asked for one had
+    none to offer, that counts as a wrong one: it brings as much."""
+
+    def __init__(self, tree: DraftTree, method: str = "", model: str = "") -> None:
+        self._tree = tree
+        self._method = method
+        self._model = model
+        self.examined = [0] * tree.depth
+        self.by_rank = [[0] * width for width in tree.widths]
+        self.num_steps = 0  # of a sequence that drafts
+
+    def add(self, depth: int, path: Sequence[int]) -> None:
+        """A sequence was to draft `depth` deep, and the nodes of `path` were right."""
+        self.num_steps += bool(depth)
+        for i in range(min(depth, len(path) + 1)):
+            self.examined[i] += 1
+        for i, node in enumerate(path):
+            self.by_rank[i][self._tree.rank(node)] += 1
+
+    @property
+    def accepted(self) -> list[int]:
+        return [sum(ranks) for ranks in self.by_rank]
+
+    @property
+    def rates(self) -> list[float]:
+        """Conditional acceptance by depth, as far as anything was examined."""
+        return [a / n for a, n in zip(self.accepted, self.examined, strict=True) if n]
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens that a drafting sequence got from a step on average, the one that comes in any case included."""
+        return 1 + sum(self.accepted) / max(1, self.num_steps)
+
+    def in_words(self) -> str:
+        """For a reader."""
+        rates = ", ".join(f"{rate:.2f}" for rate in self.rates) or "nothing was drafted"
+        return (
+            f"Acceptance measured with {self._method}, by position and given that all before was right: {rates}; "
+            f"{self.mean_length:.2f} tokens a step of a sequence that drafts."
+        )
+
+    def measured(self) -> MeasuredAcceptance | None:
+        """What was counted; None if nothing was drafted."""
+        if not any(self.examined):
+            return None
+        return MeasuredAcceptance(
+            method=self._method,
+            model=self._model,
+            examined=tuple(self.examined),
+            accepted=tuple(self.accepted),
+            by_rank=None if self._tree.is_chain else tuple(map(tuple, self.by_rank)),
+        )
+
+    def write(self, path: Path) -> None:
+        """The counts as JSON, unless nothing was drafted."""
+        measured = self.measured()
+        if measured is not None:
+            path.write_text(measured.model_dump_json(indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,119 @@
+"""Drafting with a decoder: a chain token by token, a tree level by level.
+
+The part of the model that drafts may share the model's own KV cache (`SelfProposer`): its layers write what they
+compute for drafted tokens into the slots that verifying fills again, so it is always up to date, and never needs to
+see a prompt. A second model has a KV cache of its own on the same block tables (`ModelProposer`): it computes the same
+prompts, and catches up on tokens that were right but that it has not computed, the last one of a draft that was right
+from end to end.
+"""
+
+__all__ = ["ModelProposer", "SelfProposer"]
+
+from collections.abc import Sequence
+
+from perfmodel_executors.models.batch import Segment
+from perfmodel_executors.runner import StepRunner
+from perfmodel_executors.speculation.proposer import Drafting
+from perfmodel_executors.speculation.tree import DraftTree
+
+
+class SelfProposer:
+    """Drafts with `runner`, whose decoder shares the KV of the model that verifies."""
+
+    depends_on_text = False
+
+    def __init__(self, runner: StepRunner, tree: DraftTree) -> None:
+        self.runner = runner
+        self._tree = tree
+
+    def reserve_for(self, block_tables: Sequence[Sequence[int]]) -> None:
+        self.runner.cache.reserve_for(block_tables)
+
+    def propose(self, drafting: Sequence[Drafting], chunks: Sequence[Segment]) -> list[list[int]]:
+        drafts: list[list[int]] = [[] for _ in drafting]
+        for depth in range(max((each.depth for each in drafting), default=0)):
+            active = [i for i, each in enumerate(drafting) if each.depth > depth]
+            segments = [] if depth else self._unasked(drafting, chunks)
+            segments += [self._level(drafting[i], drafts[i], depth) for i in active]
+            for i, found in zip(active, self._next(segments, depth, len(active)), strict=True):
+                drafts[i] += found
+        return drafts
+
+    def settle(self, drafting: Sequence[Drafting], num_accepted: Sequence[int]) -> None:
+        """The KV is that of the model that has verified."""
+
+    def release(self, key: int) -> None:
+        """Nothing is remembered."""
+
+    def _unasked(self, drafting: Sequence[Drafting], chunks: Sequence[Segment]) -> list[Segment]:
+        """What the first pass computes beside what drafts: nothing."""
+        return []
+
+    def _level(self, drafting: Drafting, draft: Sequence[int], depth: int) -> Segment:
+        """The nodes of `depth`, whose successors are wanted."""
+        computed = drafting.num_computed
+        if depth == 0:
+            return Segment([drafting.tokens[-1]], computed, drafting.block_table)
+        if self._tree.is_chain:
+            return Segment([draft[-1]], computed + depth, drafting.block_table)
+        level = self._tree.levels[depth]
+        tokens = draft[level.start - 1 : level.stop - 1]
+        nodes = self._tree.nodes(level.start, level.stop)
+        return Segment(tokens, computed, drafting.block_table, is_verified=True, nodes=nodes)
+
+    def _next(self, segments: Sequence[Segment], depth: int, num_active: int) -> list[list[int]]:
+        """The nodes of the next depth, for each of the sequences that draft."""
+        width = self._tree.widths[depth]
+        if width == 1 and self._tree.is_chain:
+            return [[token] for token in self.runner.run(segments)]
+        rows = self.runner.candidates(segments, width)
+        per_sequence = len(rows) // num_active
+        return [
+            [token for row in rows[i * per_sequence : (i + 1) * per_sequence] for token in row]
+            for i in range(num_active)
+        ]
+
+
+class ModelProposer(SelfProposer):
+    """Drafts with a model that has a KV cache of its own."""
+
+    def __init__(self, runner: StepRunner, tree: DraftTree) -> None:
+        super().__init__(runner, tree)
+        self._behind: dict[int, int] = {}  # tokens that the model has computed and the drafter has not, where any
+
+    def propose(self, drafting: Sequence[Drafting], chunks: Sequence[Segment]) -> list[list[int]]:
+        if not any(each.depth for each in drafting):
+            unasked = self._unasked(drafting, chunks)
+            if unasked:
+                self.runner.run(unasked)
+        return super().propose(drafting, chunks)
+
+    def settle(self, drafting: Sequence[Drafting], num_accepted: Sequence[int]) -> None:
+        for each, accepted in zip(drafting, num_accepted, strict=True):
+            if each.depth:
+                # Nodes of a tree lie elsewhere than the path that was right, so the drafter computes that again.
+                kept = min(accepted, each.depth - 1) if self._tree.is_chain else 0
+                self._behind[each.key] = accepted - kept
+            elif each.is_prompt:
+                self._behind[each.key] = 0
+            else:
+                self._behind[each.key] = self._behind.get(each.key, 0) + 1
+
+    def release(self, key: int) -> None:
+        self._behind.pop(key, None)
+
+    def _unasked(self, drafting: Sequence[Drafting], chunks: Sequence[Segment]) -> list[Segment]:
+        """Prompts, which others may find in the prefix cache."""
+        segments = [chunk._replace(is_sampled=False) for chunk in chunks]
+        segments += [
+            Segment([each.tokens[-1]], each.num_computed, each.block_table, is_sampled=False)
+            for each in drafting
+            if each.is_prompt and not each.depth
+        ]
+        return segments
+
+    def _level(self, drafting: Drafting, draft: Sequence[int], depth: int) -> Segment:
+        if depth:
+            return super()._level(drafting, draft, depth)
+        start = drafting.num_computed - self._behind.get(drafting.key, 0)
+        return Segment(drafting.tokens[start:], start, drafting.block_table)

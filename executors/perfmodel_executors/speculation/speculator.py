@@ -1,0 +1,104 @@
+"""`Speculator`: one step with drafts: they are made, verified together with all else that runs, and kept as far as they
+are what the model itself would have said. Greedy, as all that the executor generates."""
+
+__all__ = ["Speculator", "Verified"]
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from perfmodel_executors.models.batch import Segment, slot
+from perfmodel_executors.runner import StepRunner
+from perfmodel_executors.speculation.measured import AcceptanceCounts
+from perfmodel_executors.speculation.proposer import Drafting, Proposer
+from perfmodel_executors.speculation.tree import DraftTree
+
+
+class Verified(NamedTuple):
+    """What came of a step.
+
+    tokens:  for each sequence those it got, then one for each chunk that is sampled
+    paths:   for each sequence the nodes of its tree that were right
+    """
+
+    tokens: list[list[int]]
+    paths: list[list[int]]
+
+    @property
+    def num_accepted(self) -> list[int]:
+        return [len(path) for path in self.paths]
+
+
+class Speculator:
+    """Drafts with `proposer` in the shape of `tree`, verifies with `runner`; `method` is for the reader."""
+
+    def __init__(self, runner: StepRunner, proposer: Proposer, tree: DraftTree, method: str = "") -> None:
+        self.proposer = proposer
+        self.tree = tree
+        self._runner = runner
+        self._method = method
+
+    def new_counts(self) -> AcceptanceCounts:
+        """Nothing drafted yet."""
+        return AcceptanceCounts(self.tree, self._method, self._runner.decoder.model.name)
+
+    def shape(self, drafting: Sequence[Drafting], chunks: Sequence[Segment]) -> tuple[int, ...]:
+        """What a step's matrix shapes depend on beside its plan: how much is drafted, where the text decides it."""
+        if not self.proposer.depends_on_text:
+            return tuple(sorted(each.depth for each in drafting))
+        return (sum(map(len, self.proposer.propose(drafting, chunks))),)
+
+    def run(self, drafting: Sequence[Drafting], chunks: Sequence[Segment], is_warm_up: bool = False) -> Verified:
+        """Take the step. Nothing is remembered of it until `proposer.settle`, so it may be taken twice."""
+        drafts = self.proposer.propose(drafting, chunks)
+        segments = [self._segment(each, draft) for each, draft in zip(drafting, drafts, strict=True)]
+        flat = self._runner.run([*segments, *chunks], is_warm_up)
+        chosen, start = [], 0
+        for segment in (*segments, *chunks):
+            chosen.append(flat[start : start + segment.num_wanted])
+            start += segment.num_wanted
+        last = self._verify([segment.tokens for segment in segments], chosen[: len(segments)])
+        paths = [self.tree.path(node) for node in last]
+        tokens = [
+            [*(segment.tokens[node] for node in path), after[end]]
+            for segment, path, after, end in zip(segments, paths, chosen[: len(segments)], last, strict=True)
+        ]
+        self._move(drafting, paths)
+        return Verified(tokens + [sampled for sampled in chosen[len(segments) :] if sampled], paths)
+
+    def _segment(self, drafting: Drafting, draft: Sequence[int]) -> Segment:
+        tokens = [drafting.tokens[-1], *draft]
+        if not draft:
+            return Segment(tokens, drafting.num_computed, drafting.block_table)
+        nodes = None if self.tree.is_chain else self.tree.nodes(0, len(tokens))
+        return Segment(tokens, drafting.num_computed, drafting.block_table, is_verified=True, nodes=nodes)
+
+    def _verify(self, nodes: Sequence[Sequence[int]], chosen: Sequence[Sequence[int]]) -> list[int]:
+        """The last node kept of each sequence."""
+        longest = max(map(len, nodes), default=1)
+        if longest == 1:
+            return [0] * len(nodes)
+
+        def padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
+            return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+
+        verify = self._runner.decoder.kernels.verify_greedy
+        counts = torch.tensor([len(row) for row in nodes])
+        last: list[int] = verify(padded(nodes), self.tree.parents[:longest], padded(chosen), counts).tolist()
+        return last
+
+    def _move(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
+        """Bring the keys and values of a path together: node i of it belongs where the i-th token does."""
+        size = self._runner.cache.block_size
+        moves = [
+            (
+                slot(each.block_table, each.num_computed + node, size),
+                slot(each.block_table, each.num_computed + i, size),
+            )
+            for each, path in zip(drafting, paths, strict=True)
+            for i, node in enumerate(path, start=1)
+            if node != i
+        ]
+        if moves:
+            self._runner.cache.move(moves)
