@@ -143,7 +143,8 @@ class SpeculationTimer:
         timer, duration = self._target, self._rejection(drafted)
         if self._first is not None and self._rest is not None:  # drafted tokens have passed the first layers
             timer, tokens = self._rest, num_decodes + num_chunk_tokens
-            duration += self._first.step(tokens, 0, prefills, num_decodes, context + drafted, more, group_tokens)
+            group = group_tokens * tokens // (tokens + drafted)
+            duration += self._first.step(tokens, 0, prefills, num_decodes, context + drafted, more, group)
         return duration + timer.step(
             queries + num_chunk_tokens,
             samples + drafted,

@@ -30,14 +30,17 @@ def estimate_speculation(
     whole = estimate_step(graph, timer, verified)
     rows = [*_verification(whole, drafts, shape, verified, timer)]
     work = rejection(drafted, graph.model.vocab_size, drafts.method, drafts.has_distribution)
-    rows.append(OperatorEstimate(work.name, 1, work, timer.time(work)))
+    if drafted:
+        rows.append(OperatorEstimate(work.name, 1, work, timer.time(work)))
     device = sum(row.duration_s for row in rows)
     duration = whole.serial_host_s + max(whole.hidden_host_s, device)
     drafting = [shape.num_decodes] * (depth + config.pipelined)
-    if config.method == "ngram":
+    if config.method == "ngram" and depth:
         duration += ngram_seconds(shape.num_decodes, shape.decode_context)
     if drafts.drafter is not None and drafts.passes is not None:
         passes = passes_of(config, drafts.drafter, drafting, shape.num_decodes, shape.decode_context)
+        if not passes and shape.prefills and drafts.drafter.computes_prompts:
+            passes = [Pass(0, 1, 0, 0)]
         hidden = host_fit(drafts.passes.graph, drafts.passes.timer.calibration).hidden_s(0)
         for label, times, each in _alike(passes):
             of_pass = [*_of_pass(label, times, each, shape, drafts, drafts.passes)]
@@ -46,7 +49,7 @@ def estimate_speculation(
             duration += max(times * hidden, seconds)
             rows += of_pass
             shape = replace(shape, prefills=())
-    if config.pipelined:
+    if config.pipelined and depth:
         duration = _pipelined(graph, timer, drafts, verified, drafting, drafted)
     return _summed(whole, rows, duration, device, timer)
 
@@ -63,7 +66,7 @@ def _verified(shape: BatchShape, drafted: int, spans: tuple[int, ...]) -> BatchS
             for seen, span in zip(shape.decode_windowed, spans, strict=True)
         ),
         group_tokens=shape.group_tokens + drafted if shape.group_tokens else 0,
-        decode_tokens=shape.num_decodes + drafted,
+        decode_tokens=shape.num_decodes + drafted if drafted else 0,
     )
 
 
@@ -71,7 +74,7 @@ def _verification(
     whole: StepEstimate, drafts: DraftTables, shape: BatchShape, verified: BatchShape, timer: OperatorTimer
 ) -> Iterator[OperatorEstimate]:
     """Of all layers; or, where drafted tokens have passed the first ones, of those and of the rest."""
-    if drafts.first is None or drafts.rest is None:
+    if drafts.first is None or drafts.rest is None or not verified.decode_tokens:
         yield from whole.rows
         return
     only_newest = replace(verified, num_tokens=shape.num_tokens, num_samples=0, decode_tokens=0)

@@ -77,9 +77,10 @@ class StepCosts:
         return self.timer.calibration
 
     def estimate(self, shape: BatchShape) -> StepEstimate:
-        """One step of `shape`, operator by operator; with speculation its decodes draft, and are verified."""
+        """One step of `shape`, operator by operator; with speculation its decodes draft, and are verified, and its
+        prompts pass through the drafter."""
         depth = self.draft_depth(shape)
-        if self.drafts is not None and depth:
+        if self.drafts is not None and (depth or shape.prefills):
             return estimate_speculation(self.graph, self.timer, self.drafts, shape, depth)
         return estimate_step(self.graph, self.timer, shape)
 

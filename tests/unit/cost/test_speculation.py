@@ -14,11 +14,12 @@ from perfmodel.cost import (
     StepTables,
     StepTimer,
     load_calibration,
+    step_costs,
 )
 from perfmodel.cost.drafts import draft_tables
 from perfmodel.cost.speculation_estimate import estimate_speculation
 from perfmodel.errors import SpecError
-from perfmodel.ops import build_graph, decode_shape
+from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.ops.drafting import drafter_of
 from perfmodel.specs import load_hardware, load_model, load_scenario
 from perfmodel.specs.engine import EngineSpec
@@ -193,6 +194,41 @@ def test_it_composes(config: dict[str, Any], engine: EngineSpec) -> None:
     assert step < round_s
     if config["method"] in ("ngram", "medusa"):
         assert round_s < (depth + 1) * step
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "deepseek-v2-lite", "nemotron-3-nano-30b-a3b", "qwen3.5-27b"])
+@pytest.mark.parametrize("method", ["ngram", "medusa", "eagle"])
+def test_windows_latents_and_states_are_drafted_for(name: str, method: str) -> None:
+    """Each token deeper takes longer, and less than a step of its own."""
+    timer = timers({"method": method, "num_speculative_tokens": 4}, load_model(name), None, SERVED)
+    times = [timer.expected_time(2, depth, 3000) for depth in range(5)]
+    assert all(later > earlier for earlier, later in pairwise(times))
+    assert times[4] - times[1] < 3 * times[0]
+
+
+def test_prompts_and_drafts_share_a_step() -> None:
+    """Chunked prefill: the chunk rides in the verification, and in the first pass of the drafter."""
+    for config in METHODS:
+        spec = SpeculativeConfig(**config)
+        drafting, drafted = (6,) * (spec.depth + spec.pipelined), 6 * spec.nodes_by_depth[-1]
+        chunk = (500, 1, ((500, 1000),))
+        apart = timers(config).step(*chunk, 0, 0) + timers(config).step(
+            0, 0, (), 6, 9000, drafting=drafting, num_draft_tokens=drafted
+        )
+        together = timers(config).step(*chunk, 6, 9000, drafting=drafting, num_draft_tokens=drafted)
+        assert together < apart
+        assert timers(config).step(*chunk, 6, 9000) < together
+
+
+def test_explained_prompts_pass_through_the_drafter_too() -> None:
+    scenario = load_scenario(
+        "llama-3.1-8b-a100", ["engine.speculative_config={method: eagle, num_speculative_tokens: 2}"]
+    )
+    prompt = BatchShape(300, 1, ((300, 0),))
+    estimate = step_costs(scenario).estimate(prompt)
+    assert sum(row.flops for row in estimate.rows if row.name.startswith("draft")) > 0
+    plain = step_costs(load_scenario("llama-3.1-8b-a100")).estimate(prompt)
+    assert estimate.flops > plain.flops
 
 
 def test_without_graphs_a_small_drafter_waits_for_its_launches() -> None:
