@@ -14,7 +14,7 @@ from typing import Literal
 
 from perfmodel.errors import SpecError, did_you_mean
 
-Kind = Literal["models", "hardware", "traffic", "scenarios", "studies", "calibrations"]
+Kind = Literal["models", "hardware", "traffic", "scenarios", "studies", "calibrations", "techniques", "reports"]
 
 _FOLDERS: dict[Kind, str] = {
     "models": "workloads/models",
@@ -23,6 +23,8 @@ _FOLDERS: dict[Kind, str] = {
     "scenarios": "workloads/scenarios",
     "studies": "workloads/scenarios/studies",
     "calibrations": "hardware_specs/calibrations",
+    "techniques": "workloads/techniques",
+    "reports": "reports",
 }
 _SINGULAR: dict[Kind, str] = {
     "models": "model",
@@ -31,6 +33,8 @@ _SINGULAR: dict[Kind, str] = {
     "scenarios": "scenario",
     "studies": "study",
     "calibrations": "calibration",
+    "techniques": "family of techniques",
+    "reports": "report",
 }
 _YAML = (".yaml", ".yml")
 _PACKAGE = Path(__file__).resolve().parent.parent

@@ -18,6 +18,7 @@ FROZEN = {
     "schema": ["KIND"],
     "simulate": ["SCENARIO", "--set", "--json", "--out", "--seed"],
     "study": ["STUDY", "--execute", "--quick", "--set", "--json", "--report"],
+    "techniques": ["--family", "--json"],
     "validate": ["KIND", "PATH", "--measured", "--set", "--repeat", "--json", "--seed", "--report"],
 }
 

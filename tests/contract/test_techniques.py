@@ -1,0 +1,203 @@
+"""The registry of techniques says what is so: its switches work, its pages and figures are there, none is left out.
+
+An entry with `missing` must not work: the day its switch does, this test asks for `missing` to be taken away.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+import pytest
+
+from perfmodel.errors import PerfmodelError
+from perfmodel.specs import load_scenario
+from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.model_changes import LinearChange, ModelChanges, Prune, SparseAttention
+from perfmodel.specs.overrides import parse_override
+from perfmodel.specs.published_metrics import metric_named, needs_no_run
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.speculation import SpeculativeConfig
+from perfmodel.specs.techniques import load_techniques
+from perfmodel.specs.traffic import ExpertRouting
+from perfmodel.validate.published_figures import predict
+from perfmodel.validate.technique_status import published_ratios, read_status
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs/techniques"
+SCENARIOS = ROOT / "workloads/scenarios"
+ENTRIES = [entry for family in load_techniques() for entry in family.techniques]
+SWITCHES = [entry for entry in ENTRIES if entry.switch]
+LEAST = 1e-3  # a metric that moves by less has not moved
+
+# Fields that are no technique, and what they are.
+LOAD = "what is served, and what is asked of it"
+SIZE = "how many devices there are"
+ROOM = "how much room there is"
+ENGINE = "which engine's habits are followed"
+NO_TECHNIQUE = {
+    "name": LOAD,
+    "model": LOAD,
+    "hardware": LOAD,
+    "traffic": LOAD,
+    "sampling": LOAD,
+    "slo": LOAD,
+    "price": LOAD,
+    "seed": LOAD,
+    "cluster": SIZE,
+    "published": "what is compared",
+    "technique": "what is compared",
+    "engine.tensor_parallel_size": SIZE,
+    "engine.pipeline_parallel_size": SIZE,
+    "engine.data_parallel_size": SIZE,
+    "engine.max_model_len": ROOM,
+    "engine.gpu_memory_utilization": ROOM,
+    "engine.num_gpu_blocks_override": ROOM,
+    "engine.scheduler_reserve_full_isl": ENGINE,
+    "engine.scheduling_policy": "who goes first, at no cost to the whole",
+    "engine.profile": ENGINE,
+    "engine.poll_every": ENGINE,
+    "engine.attention_dp_timeout_iters": ENGINE,
+    "routing.alpha": "belongs to power_law",
+    "engine.speculative_config.num_speculative_tokens": "belongs to every method",
+}
+# Choices that are the absence of techniques, or the default of all models.
+NO_CHOICE = {
+    "engine.batching=continuous",
+    "engine.dtype=auto",
+    "engine.kv_cache=paged",
+    "routing.distribution=uniform",
+    "routing.distribution=recorded",
+}
+
+
+def flat(path, value):
+    """`a.b=c` for every leaf, and the dotted path of every inner node."""
+    yield path
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from flat(f"{path}.{key}", inner)
+    else:
+        yield f"{path}={value}"
+
+
+@cache
+def claimed():
+    """Every field and choice that some technique's switch or list of fields names."""
+    found = set()
+    for entry in ENTRIES:
+        for text in (*entry.switch, *entry.fields):
+            if "=" not in text:
+                text, value = text, None
+            else:
+                override = parse_override(text)
+                text, value = ".".join(map(str, override.path)), override.value
+            found |= set(flat(text, value))
+            parts = text.split(".")
+            found |= {".".join(parts[: n + 1]) for n in range(len(parts))}
+    return found
+
+
+def choices(prefix, spec, only=None):
+    for name, field in spec.model_fields.items():
+        if get_origin(field.annotation) is Literal and (only is None or name in only):
+            yield from (f"{prefix}{name}={value}" for value in get_args(field.annotation))
+
+
+def measured(entry, with_switch):
+    move = entry.moves
+    step = f", step: {move.step.model_dump_json(exclude_defaults=True)}" if move.step else ""
+    basis = "memory" if needs_no_run(move.metric) else "step" if move.step else "run"
+    dimension = metric_named(move.metric, basis).dimension
+    unit = "" if dimension == "count" else dimension
+    figure = f"published={{metric: {move.metric}, value: 1, unit: '{unit}', source: registry{step}}}"
+    overrides = [*entry.setting, *(entry.switch if with_switch else ()), figure]
+    return predict(load_scenario(entry.scenario, overrides), Path(entry.scenario)).value
+
+
+def is_as_stated(entry, before, after):
+    return after > before * (1 + LEAST) if entry.moves.direction == "up" else after < before * (1 - LEAST)
+
+
+@pytest.mark.parametrize("entry", [e for e in SWITCHES if e.missing is None], ids=lambda e: e.name)
+def test_switch_moves_the_answer(entry):
+    before, after = measured(entry, False), measured(entry, True)
+    assert is_as_stated(entry, before, after), f"{entry.moves.metric}: {before:g}, with {entry.switch} {after:g}"
+
+
+@pytest.mark.parametrize("entry", [e for e in SWITCHES if e.missing is not None], ids=lambda e: e.name)
+def test_what_is_missing_is_missing(entry):
+    before = measured(entry, False)
+    try:
+        works = is_as_stated(entry, before, measured(entry, True))
+    except PerfmodelError:
+        works = False
+    assert not works, f"{entry.name} works: take `missing` out of its entry in workloads/techniques"
+
+
+def test_pages_are_there_and_linked():
+    """Of what works; a page of what is missing may come with it."""
+    index = (PAGES / "README.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\(([a-z0-9-]+)\.md\)", index))
+    wanted = {entry.page for entry in ENTRIES if entry.missing is None}
+    assert not {page for page in wanted if not (PAGES / f"{page}.md").is_file()}
+    assert not wanted - linked
+    assert {path.stem for path in PAGES.glob("*.md")} - {"README"} <= linked
+
+
+def test_every_page_is_of_a_technique():
+    pages = {path.stem for path in PAGES.glob("*.md")} - {"README"}
+    assert not pages - {entry.page for entry in ENTRIES}
+
+
+def test_names_are_told_apart():
+    names = [entry.name for entry in ENTRIES]
+    assert len(names) == len(set(names))
+
+
+def test_figures_are_in_the_folder_and_in_the_report():
+    ids = {id for entry in ENTRIES for id in entry.published}
+    assert not {id for id in ids if not (SCENARIOS / "published" / f"{id}.yaml").is_file()}
+    assert not ids - set(published_ratios())
+
+
+def test_validated_only_with_a_figure():
+    for row in read_status():
+        assert (row.validated != "no") == bool(row.ratios)
+        assert set(row.ratios) == set(row.entry.published)
+
+
+def test_every_pair_is_of_a_technique():
+    written = {path.stem for path in (SCENARIOS / "techniques").glob("*.yaml")}
+    assert not written - {name for entry in ENTRIES for name in entry.pairs}
+
+
+def test_newest_report_is_in_the_wheel():
+    newest = max(path.name for path in (ROOT / "reports").glob("published_figures_*.json"))
+    assert f'"reports/{newest}" =' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_no_field_is_without_a_technique():
+    fields = {
+        *Scenario.model_fields,
+        *(f"engine.{name}" for name in EngineSpec.model_fields),
+        *(f"routing.{name}" for name in ExpertRouting.model_fields),
+        *(f"model_changes.{name}" for name in ModelChanges.model_fields),
+        *(f"engine.speculative_config.{name}" for name in SpeculativeConfig.model_fields),
+    }
+    unclaimed = fields - claimed() - set(NO_TECHNIQUE)
+    assert not unclaimed, f"{sorted(unclaimed)}: enter them in workloads/techniques, or say here why they are none"
+    assert not set(NO_TECHNIQUE) - fields - {"technique"}
+
+
+def test_no_choice_is_without_a_technique():
+    asked = {
+        *choices("engine.", EngineSpec, {"batching", "dtype", "kv_cache", "attention"}),
+        *choices("engine.speculative_config.", SpeculativeConfig),
+        *choices("routing.", ExpertRouting),
+        *choices("model_changes.prune.", Prune, {"kind"}),
+        *choices("model_changes.sparse.", SparseAttention),
+        *choices("model_changes.linear.", LinearChange),
+    }
+    unclaimed = asked - claimed() - NO_CHOICE
+    assert not unclaimed, f"{sorted(unclaimed)}: enter them in workloads/techniques"
