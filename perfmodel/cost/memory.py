@@ -22,7 +22,7 @@ from perfmodel.cost.footprint import (
     weights,
 )
 from perfmodel.errors import DoesNotFitError
-from perfmodel.ops.formats import served_model
+from perfmodel.ops.formats import on_device, served_model
 from perfmodel.ops.sharding import Sharding, stages
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
@@ -104,7 +104,7 @@ def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec | N
     no room for one KV block.
     """
     engine = engine or EngineSpec()
-    plan, room = _limiting_plan(served_model(model, engine), hardware, engine)
+    plan, room = _limiting_plan(served_model(on_device(model, hardware), engine), hardware, engine)
     if plan.num_kv_blocks < 1 or room < 0:
         raise DoesNotFitError(_does_not_fit(plan, model, hardware, engine))
     return plan
@@ -116,7 +116,7 @@ def smallest_fitting_tp(model: ModelSpec, hardware: HardwareSpec, engine: Engine
         if tp <= engine.tensor_parallel_size:
             continue
         wider = engine.model_copy(update={"tensor_parallel_size": tp})
-        plan, room = _limiting_plan(served_model(model, wider), hardware, wider)
+        plan, room = _limiting_plan(served_model(on_device(model, hardware), wider), hardware, wider)
         if plan.num_kv_blocks >= 1 and room >= 0:
             return tp
     return None

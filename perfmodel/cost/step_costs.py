@@ -18,6 +18,7 @@ from perfmodel.cost.speculation import SpeculationTimer
 from perfmodel.cost.speculation_estimate import estimate_speculation
 from perfmodel.cost.step_tables import StepTables
 from perfmodel.ops.expert_routing import routing_of
+from perfmodel.ops.formats import on_device
 from perfmodel.ops.graph import StepGraph, build_graph
 from perfmodel.ops.ragged import ContextSpread
 from perfmodel.ops.work import BatchShape
@@ -99,7 +100,7 @@ def scenario_graph(scenario: Scenario, profile: EngineProfile, spread: ContextSp
     """The operators of the scenario's steps: sampling as the engine does it, experts as the scenario routes to them."""
     method = scenario.sampling.method
     return build_graph(
-        scenario.model,
+        on_device(scenario.model, scenario.hardware),
         scenario.engine,
         sampling=method,
         bytes_per_logit=profile.bytes_per_logit(method, scenario.model),

@@ -1,17 +1,19 @@
 """Which number format each part of a served model stores, reads and multiplies in."""
 
-__all__ = ["SPARSE_RATE", "LinearFormat", "linear_format", "served_model"]
+__all__ = ["SPARSE_RATE", "LinearFormat", "linear_format", "on_device", "served_model"]
 
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import SpecError
 from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.model.architecture import LatentAttention
 from perfmodel.specs.model.kv_cache import with_eviction
 from perfmodel.specs.model.params import SPARSE_COMPONENTS, sparse_bytes
 from perfmodel.specs.model.quantization import (
     BITS_PER_WEIGHT,
     bytes_per_weight,
+    component_bytes,
     matmul_rate,
     with_dtype,
     with_quantization,
@@ -103,6 +105,14 @@ def _kv_format(name: str, model: ModelSpec) -> str:
     return form
 
 
+def on_device(model: ModelSpec, hardware: HardwareSpec) -> ModelSpec:
+    """The model as a device stores and multiplies it: 2:4 as if dense where no unit skips the zeros."""
+    sparsity = model.weight_sparsity
+    if sparsity is None or not sparsity.is_2_4 or hardware.declared.sparsity_speedup > 1.0:
+        return model
+    return replace(model, weight_sparsity=None)
+
+
 def linear_format(model: ModelSpec, component: str) -> LinearFormat:
     """The format of the linear layers of a component (a name in `COMPONENTS`).
 
@@ -124,7 +134,7 @@ def _dense_format(model: ModelSpec, component: str) -> LinearFormat:
     quantization = model.quantization
     if quantization.weights is None or component in quantization.kept:
         return LinearFormat(model.dtype, dtype_bytes, dtype_bytes, dtype_bytes)
-    weight = bytes_per_weight(quantization.weights, quantization.group_size, quantization.group_rows)
+    weight = component_bytes(quantization, component)
     activations = quantization.activations
     if activations is None or activations == model.dtype:
         return LinearFormat(model.dtype, weight, dtype_bytes, dtype_bytes, name=f"{quantization.weights}_wo")

@@ -20,6 +20,7 @@ from perfmodel.calibrate.whole_steps import FitResult, features, fit_steps
 from perfmodel.cost import Calibration, save_calibration
 from perfmodel.errors import DoesNotFitError, SpecError
 from perfmodel.ops.drafting import drafter_of
+from perfmodel.ops.formats import on_device
 from perfmodel.ops.graph import build_graph
 from perfmodel.specs import load_hardware, load_model
 from perfmodel.specs.catalog import data_dir
@@ -155,7 +156,7 @@ def time_steps(
     speculator = build_speculator(runner, engine, seed=seed)
     bench = StepBench(runner, seed)
     reference = bench.step(REFERENCE)
-    graph = build_graph(model, engine, sampling=sampling)
+    graph = build_graph(on_device(model, hardware), engine, sampling=sampling)
     parts = {False: (bench, graph, calibration_grid(span))}
     drafter, passes = drafter_of(model, engine, "greedy"), None if speculator is None else speculator.proposer.runner
     if drafter is not None and passes is not None:

@@ -28,6 +28,7 @@ from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.tiles import TileStep, Values, k_step_s, knee_of, tile_allowed, waves
+from perfmodel.ops.formats import SPARSE_RATE
 from perfmodel.ops.work import Work
 from perfmodel.specs.base import Spec
 
@@ -123,10 +124,10 @@ def _plan(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> _Plan:
     rows, columns = np.array(tiles, dtype=np.float64).T
     splits = np.array((1,) if fit.tile_rule else _SPLITS, dtype=np.float64)
     n, k, s = sizes.n[:, None, None], sizes.k[:, None, None], splits[:, None]
-    peak_per_unit = device.peak(sizes.rate) / device.compute_units
-    step = k_step_s(
-        rows, columns, peak_per_unit, fit.compute_fraction, fit.feed_edge, sizes.input_bytes, sizes.weight_bytes
-    )
+    dense = device.peak(sizes.rate.removesuffix(SPARSE_RATE))
+    speedup, per_element = device.peak(sizes.rate) / dense, (sizes.input_bytes, sizes.weight_bytes)
+    per_unit = dense / device.compute_units
+    step = k_step_s(rows, columns, per_unit, fit.compute_fraction, fit.feed_edge, *per_element, speedup)
     offered = (s == 1) | ((k >= s * _LEAST_SPLIT_K) & ((rows < _LARGE_TILE_ROWS) | (s <= _LARGE_TILE_SPLITS)))
     block = np.ceil(k / (s * _K_STEP)) * (_K_STEP * step) + fit.tile_s * (rows * columns / _TILE_AREA)
     bandwidth = device.bandwidth * fit.memory_fraction

@@ -26,18 +26,20 @@ def k_step_s(
     feed_edge: float,
     input_bytes: float,
     weight_bytes: float,
+    speedup: float = 1.0,
 ) -> Values:
     """Seconds that one thread block needs per element of k: multiplying, or loading what it multiplies.
 
-        2 tm tn / P1 * max( 1 / c, e (tm a + tn w) / (tm tn max(a, w)) )
+        2 tm tn / P1 * max( 1 / (c u), e (tm a + tn w) / (tm tn max(a, w)) )
 
     with P1 the tensor rate of one compute unit, c the achieved fraction, a and w the bytes of an input and a weight.
     e is the edge of the square tile whose operands take as long to load as to multiply at peak; it is the same on
-    Ampere and Hopper, which doubled both rates (in bytes per clock the feed does not carry over).
+    Ampere and Hopper, which doubled both rates (in bytes per clock the feed does not carry over). u is the `speedup` of
+    sparse tensor cores, which skip multiplications and load inputs as ever.
     """
     tile = rows * columns
     feed = feed_edge * (rows * input_bytes + columns * weight_bytes) / (tile * max(input_bytes, weight_bytes))
-    step: Values = 2.0 * tile / peak_per_unit * np.maximum(1.0 / compute_fraction, feed)
+    step: Values = 2.0 * tile / peak_per_unit * np.maximum(1.0 / (compute_fraction * speedup), feed)
     return step
 
 

@@ -28,7 +28,7 @@ from perfmodel.specs.model.architecture import (
     Mixer,
     MoEFFN,
 )
-from perfmodel.specs.model.quantization import bytes_per_weight
+from perfmodel.specs.model.quantization import bytes_per_weight, component_bytes
 from perfmodel.specs.model.spec import COMPONENTS, ModelSpec
 
 # The linear layers that weight sparsity leaves weights out of.
@@ -126,12 +126,9 @@ def weight_bytes(model: ModelSpec) -> dict[str, float]:
     """
     quantization = model.quantization
     plain = bytes_per_weight(model.dtype)
-    packed = plain
-    if quantization.weights is not None:
-        packed = bytes_per_weight(quantization.weights, quantization.group_size, quantization.group_rows)
-    kept = quantization.kept | {"norms"}
+    kept = quantization.kept | {"norms"} if quantization.weights is not None else frozenset(COMPONENTS)
     stored = count_parameters(model).stored
-    per_weight = {name: plain if name in kept else packed for name in stored}
+    per_weight = {name: plain if name in kept else component_bytes(quantization, name) for name in stored}
     return {name: count * sparse_bytes(model, name, per_weight[name]) for name, count in stored.items()}
 
 

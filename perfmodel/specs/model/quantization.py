@@ -7,6 +7,7 @@ __all__ = [
     "BITS_PER_WEIGHT",
     "METHODS",
     "bytes_per_weight",
+    "component_bytes",
     "format_of_dtype",
     "kv_element_bytes",
     "matmul_rate",
@@ -20,6 +21,8 @@ from types import MappingProxyType
 from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.specs.kv_rules import HAS_GROUPS
 from perfmodel.specs.model.architecture import MoEFFN
+from perfmodel.specs.model.gguf import GGML_BLOCKS
+from perfmodel.specs.model.gguf_mixes import GGUF_MIXES, component_bits
 from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
 
 # Bits of one element without its scales; mxfp4, mxfp8, nvfp4 and nf4 with the scales that their definition fixes:
@@ -41,21 +44,11 @@ BITS_PER_WEIGHT = MappingProxyType(
         "mxfp4": 4.25,
         "nvfp4": 4.5,
         "nf4": 4.127,
-        # llama.cpp's block formats, scales included: bytes per block * 8 / elements per block
-        "q8_0": 8.5,
-        "q6_k": 6.5625,
-        "q5_k": 5.5,
-        "q5_1": 6.0,
-        "q5_0": 5.5,
-        "q4_k": 4.5,
-        "q4_1": 5.0,
-        "q4_0": 4.5,
-        "iq4_nl": 4.5,
-        "iq4_xs": 4.25,
-        "q3_k": 3.4375,
-        "q2_k": 2.625,
-        "tq2_0": 2.0625,
-        "tq1_0": 1.6875,
+        # BitNet: log2(3) bits a ternary weight at best (b1.58), 1 bit a binary one; one scale per tensor, not counted
+        "ternary": 1.58,
+        "binary": 1.0,
+        # llama.cpp's block formats, scales included
+        **{name: 8 * size / elements for name, elements, size in GGML_BLOCKS.values() if elements > 1},
     }
 )
 
@@ -108,6 +101,14 @@ METHODS = MappingProxyType(
         "fp4": QuantizationSpec(method="nvfp4", weights="nvfp4", activations="nvfp4", group_size=16),
         "modelopt": QuantizationSpec(method="fp8", weights="fp8", activations="fp8"),
         "modelopt_fp4": QuantizationSpec(method="nvfp4", weights="nvfp4", activations="nvfp4", group_size=16),
+        "int3": replace(_W4A16, method="gptq", weights="int3"),
+        "w3a16": replace(_W4A16, method="gptq", weights="int3"),
+        "w4a8_int8": replace(_W4A16, method="w4a8", activations="int8"),
+        "smoothquant": QuantizationSpec(
+            method="smoothquant", weights="int8", activations="int8", inputs_come_quantized=True
+        ),
+        "ternary": QuantizationSpec(method="bitnet", weights="ternary", activations="int8"),
+        "binary": QuantizationSpec(method="bitnet", weights="binary", activations="int8"),
         "bitsandbytes": QuantizationSpec(method="bitsandbytes", weights="nf4", group_size=64),
     }
 )
@@ -172,15 +173,48 @@ def with_quantization(model: ModelSpec, method: str | None) -> ModelSpec:
     if method is None or method.lower() == "auto":
         return model
     key = method.lower().replace("-", "_")
+    if key in GGUF_MIXES:
+        return replace(model, quantization=_as_gguf(model, key))
     wanted = METHODS.get(key)
     if wanted is None:
+        known = (*METHODS, *GGUF_MIXES)
         raise SpecError(
-            f"engine.quantization: found {method!r}, allowed: {', '.join(METHODS)}.{did_you_mean(key, METHODS)}"
+            f"engine.quantization: found {method!r}, allowed: {', '.join(known)}.{did_you_mean(key, known)}"
         )
     have = model.quantization
-    if wanted.weights is not None and (have.weights, have.activations) == (wanted.weights, wanted.activations):
+    is_same = (have.weights, have.activations) == (wanted.weights, wanted.activations)
+    if wanted.weights is not None and is_same and have.inputs_come_quantized >= wanted.inputs_come_quantized:
         return model
     if wanted.weights in ("mxfp4", "nvfp4") and any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers):
         wanted = replace(wanted, kept=wanted.kept | {"attention", "linear_attention"})
     kept = replace(wanted, kv_cache=have.kv_cache, kv_group_size=have.kv_group_size, kv_recent=have.kv_recent)
     return replace(model, quantization=kept)
+
+
+def component_bytes(quantization: QuantizationSpec, component: str) -> float:
+    """Bytes of one stored weight of a quantized component: a mean over its tensors where these are in several formats.
+
+    The quantization has a format for weights.
+    """
+    assert quantization.weights is not None
+    bits = dict(quantization.bits).get(component)
+    if bits is not None:
+        return bits / 8
+    return bytes_per_weight(quantization.weights, quantization.group_size, quantization.group_rows)
+
+
+def _as_gguf(model: ModelSpec, name: str) -> QuantizationSpec:
+    """As llama.cpp's quantizer writes the model: embedding and LM head, too."""
+    bits = component_bits(model, name, BITS_PER_WEIGHT)
+    kept = frozenset({"router", "norms"})
+    main = GGUF_MIXES[name].main
+    have = model.quantization
+    return QuantizationSpec(
+        "gguf",
+        main,
+        kept=kept,
+        bits=bits,
+        kv_cache=have.kv_cache,
+        kv_group_size=have.kv_group_size,
+        kv_recent=have.kv_recent,
+    )
