@@ -11,6 +11,7 @@ __all__ = [
     "Backend",
     "Discipline",
     "Grant",
+    "HostBlocks",
     "KVBlockManager",
     "Outcome",
     "Request",
@@ -28,6 +29,7 @@ __all__ = [
 from perfmodel.engine.batching import DISCIPLINES, Discipline
 from perfmodel.engine.capture import MOST_CAPTURED_TOKENS, capture_sizes, padded_size
 from perfmodel.engine.config import SchedulerConfig
+from perfmodel.engine.host_blocks import HostBlocks
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import Backend, Grant, Outcome, StepPlan, StepRecord
 from perfmodel.engine.policies import POLICIES

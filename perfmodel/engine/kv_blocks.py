@@ -23,6 +23,7 @@ __all__ = ["KVBlockManager"]
 from collections import deque
 from collections.abc import Hashable, Iterable
 
+from perfmodel.engine.host_blocks import HostBlocks
 from perfmodel.engine.request import Request
 
 
@@ -38,7 +39,7 @@ class _Lot:
 
 class KVBlockManager:
     """`num_blocks` blocks of `block_size` tokens; a request holds at most those for `span` tokens, if that is given,
-    and `num_buffers` more.
+    and `num_buffers` more. Cached blocks that are reused leave their content with `host`, if there is one.
 
     Invariants (`check_integrity`): every block is free or owned; a private block has one owner; a hashed block has
     as many owners as its count says and is free exactly when that is zero.
@@ -51,12 +52,14 @@ class KVBlockManager:
         enable_prefix_caching: bool = True,
         span: int | None = None,
         num_buffers: int = 0,
+        host: HostBlocks | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching and span is None
         self.most_per_request: int | None = None if span is None else -(-span // block_size)
         self.num_buffers = num_buffers
+        self.host = host
         self.num_free = num_blocks
         self._num_fresh = num_blocks  # blocks never used yet; taken before any of the queue
         self._queue: deque[_Lot] = deque()
@@ -232,6 +235,8 @@ class KVBlockManager:
         content = self._hash_of.pop(block, None)
         if content is not None:
             del self._block_of[content], self._owners[block], self._lot_of[block]
+            if self.host is not None:
+                self.host.keep(content)
 
     def _compact(self) -> None:
         """Drop the entries of blocks that were claimed back, so that the queue's size stays bounded."""

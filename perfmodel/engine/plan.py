@@ -37,6 +37,7 @@ class StepPlan:
     num_stalled:     how many more of `decodes` that is true for, their previous tokens having come in one step
     cohort_age:      the age of the `DecodeCohort` with this plan, if it granted its members anything, else 0
     preempted:       requests that lost their blocks while this plan was made
+    num_restored_tokens, num_restored_blocks: KV that comes back from a second tier for this step (`HostBlocks`)
     num_gaps:        once applied, how many requests had their next token right after the last one's step
     is_complete:     every running request with tokens to compute has a grant
     positions:       tokens computed before this step, per request of `decodes`  } only with
@@ -57,6 +58,8 @@ class StepPlan:
         "num_chunk_tokens",
         "num_draft_tokens",
         "num_gaps",
+        "num_restored_blocks",
+        "num_restored_tokens",
         "num_stalled",
         "positions",
         "preempted",
@@ -75,6 +78,8 @@ class StepPlan:
         self.chunks: list[Grant] = []
         self.num_chunk_tokens = 0
         self.num_gaps = 0
+        self.num_restored_blocks = 0
+        self.num_restored_tokens = 0
         self.num_stalled = 0
         self.group_tokens = 0
         self.cohort_age = 0

@@ -231,14 +231,17 @@ class RunningRequests:
             # A request whose last token is in flight frees its blocks by itself, and has nothing left to recompute.
             candidates = (r for r in self.requests if r.num_remaining_tokens or r is request)
             victim = max(candidates, key=self._key)
-            given_back += _take_back(victim, plan)
-            self._preempt(victim, plan)
+            taken_back = _take_back(victim, plan)
+            given_back += taken_back
+            self._preempt(victim, plan, victim.num_computed_tokens - taken_back)
             if victim is request:
                 return None
         return given_back
 
-    def _preempt(self, victim: Request, plan: StepPlan) -> None:
-        """Send `victim` back to wait, to be recomputed."""
+    def _preempt(self, victim: Request, plan: StepPlan, num_computed: int) -> None:
+        """Send `victim`, with KV of `num_computed` tokens, back to wait, to be recomputed or restored."""
+        if self._blocks.host is not None:
+            self._blocks.host.park(victim, num_computed, self._blocks.num_filled(num_computed))
         self._blocks.free(victim)
         del self.requests[victim]
         victim.num_computed_tokens = victim.num_transferred_tokens = 0

@@ -196,29 +196,34 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan, budget: int, now: int) -> None:
         """Let waiting requests in, in policy order, until the first that does not fit."""
-        blocks, config = self.blocks, self.config
+        blocks, config, host = self.blocks, self.config, self.blocks.host
         while self._waiting and budget > 0 and len(self._running) < self._max_batch:
             request = self._waiting[0][1]
             cached = blocks.cached_prefix(request)
-            num_cached = len(cached) * blocks.block_size
-            missing = request.num_tokens - num_cached
+            num_cached = num_ready = len(cached) * blocks.block_size
+            if host is not None:
+                num_ready = host.num_ready(request, num_cached, blocks.block_size)
+            missing = request.num_tokens - num_ready
             if missing > budget and not (config.enable_chunked_prefill and config.keeps_kv):
                 break
             if missing > 1 and config.keeps_kv:
                 missing = self._running.chunk(missing, budget)
-            reserved = self._reservation(request, num_cached + missing)
+            reserved = self._reservation(request, num_ready + missing)
             must_fit = max(reserved, request.num_tokens) if config.scheduler_reserve_full_isl else reserved
             if not blocks.can_allocate(request, must_fit, cached):
                 break
             heapq.heappop(self._waiting)
             blocks.allocate(request, reserved, cached)
             self.num_prefix_tokens_asked += request.num_tokens
-            self.num_prefix_tokens_hit += num_cached
+            self.num_prefix_tokens_hit += num_ready
+            if host is not None:
+                plan.num_restored_blocks += host.restore(request, num_cached, num_ready, blocks.block_size)
+                plan.num_restored_tokens += num_ready - num_cached
             if request.first_scheduled_at is None:
                 request.first_scheduled_at = now
-                request.num_cached_tokens = num_cached
+                request.num_cached_tokens = num_ready
             request.status = RequestStatus.RUNNING
-            request.num_computed_tokens = num_cached
+            request.num_computed_tokens = num_ready
             budget -= missing
             self._running.admit(request, missing, plan)
             blocks.publish(request)

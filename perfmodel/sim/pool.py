@@ -8,7 +8,8 @@ from math import gcd
 
 from perfmodel.cost import Calibration, EngineProfile, MemoryPlan, StepTimer, Usage, energy_j
 from perfmodel.cost.draws import Draw
-from perfmodel.engine import Request, StepRecord
+from perfmodel.cost.offload import least_restored_tokens, restore_cost
+from perfmodel.engine import HostBlocks, Request, StepRecord
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.front_end import FrontEnd
 from perfmodel.sim.lockstep import Lockstep
@@ -36,6 +37,7 @@ class Pool:
     timer: StepTimer
     ranks: tuple[tuple[Replica, ...], ...]
     route: Router
+    backend: SimulatedBackend
 
     @property
     def engines(self) -> list[Replica]:
@@ -48,6 +50,12 @@ class Pool:
     @property
     def devices_per_engine(self) -> int:
         return self.spec.engine.tensor_parallel_size * self.spec.engine.pipeline_parallel_size
+
+    @property
+    def restored_bytes_per_block(self) -> float:
+        """Of a KV block on the link of one device to the second tier; 0 without one."""
+        cost = self.backend.restore
+        return 0.0 if cost is None else cost.bytes_per_token * self.scenario.engine.block_size
 
     def usage(self) -> Usage:
         """What one device of each engine did, summed: the timer counts one device per engine."""
@@ -90,13 +98,28 @@ def build_pool(
     together = gcd(num_ranks, num_engines)  # what is left of a replica in a slice
     locksteps = build_locksteps(mine.engine, num_engines, together, env, backend, timer.tables.graph, can_leap)
 
+    second_tier = _second_tier(mine, timer, backend)
+
     def engine(index: int, lockstep: Lockstep) -> Replica:
-        loop = build_serve_loop(mine, memory.num_kv_blocks)
+        loop = build_serve_loop(mine, memory.num_kv_blocks, host=second_tier())
         return Replica(lockstep, index, loop, on_finished, on_step, front_end())
 
     engines = [engine(first_index + i, lockstep) for i, lockstep in enumerate(locksteps)]
     ranks = tuple(tuple(engines[i : i + together]) for i in range(0, len(engines), together))
-    return Pool(spec, mine, memory, timer, ranks, router_over(spec.router or scenario.cluster.router, ranks))
+    return Pool(spec, mine, memory, timer, ranks, router_over(spec.router or scenario.cluster.router, ranks), backend)
+
+
+def _second_tier(scenario: Scenario, timer: StepTimer, backend: SimulatedBackend) -> Callable[[], HostBlocks | None]:
+    """What makes the second tier of each engine, if it has one; `backend` then charges for what comes back."""
+    offload = scenario.engine.kv_offload
+    if offload is None:
+        return lambda: None
+    graph, operators = timer.tables.graph, timer.tables.timer
+    backend.restore = cost = restore_cost(scenario, offload, graph)
+    least = least_restored_tokens(scenario, offload, graph, operators)
+    block_bytes = cost.bytes_per_token * scenario.engine.block_size
+    capacity = int(offload.capacity_bytes // block_bytes) if block_bytes else 0
+    return lambda: HostBlocks(capacity, least)
 
 
 class _Ranks:

@@ -8,32 +8,36 @@ __all__ = ["Replica", "SimulatedBackend"]
 from collections.abc import Callable
 
 from perfmodel.cost.decode_curve import DecodeRun
+from perfmodel.cost.offload import RestoreCost
 from perfmodel.cost.step_timer import StepTimer
 from perfmodel.engine import Outcome, Request, ServeLoop, StepPlan, StepRecord
-from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm
+from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, to_ticks
 from perfmodel.sim.front_end import FrontEnd
 from perfmodel.sim.lockstep import Lockstep
 
 
 class SimulatedBackend:
-    """Asks the cost model how long a plan takes."""
+    """Asks the cost model how long a plan takes; `restore`: what KV that comes back from a second tier adds."""
 
     def __init__(self, timer: StepTimer) -> None:
         self.timer = timer
+        self.restore: RestoreCost | None = None
 
     def execute(self, plan: StepPlan) -> Outcome:
         num_decodes = len(plan.decodes)
-        return Outcome(
-            self.timer.step(
-                num_decodes + plan.num_chunk_tokens,
-                num_decodes + len(plan.samples),
-                plan.chunk_lengths if plan.chunks else (),
-                num_decodes,
-                plan.decode_context,
-                plan.decode_windowed,
-                plan.group_tokens,
-            )
+        duration = self.timer.step(
+            num_decodes + plan.num_chunk_tokens,
+            num_decodes + len(plan.samples),
+            plan.chunk_lengths if plan.chunks else (),
+            num_decodes,
+            plan.decode_context,
+            plan.decode_windowed,
+            plan.group_tokens,
         )
+        if plan.num_restored_tokens and self.restore is not None:
+            restored = plan.num_restored_tokens, plan.num_restored_blocks
+            duration += to_ticks(self.restore.added_s(duration / TICKS_PER_S, *restored))
+        return Outcome(duration)
 
     def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
         return self.timer.decode_run(

@@ -4,7 +4,7 @@ __all__ = ["build_locksteps", "build_serve_loop", "scheduler_config"]
 
 from math import ceil
 
-from perfmodel.engine import Backend, KVBlockManager, Scheduler, SchedulerConfig, ServeLoop
+from perfmodel.engine import Backend, HostBlocks, KVBlockManager, Scheduler, SchedulerConfig, ServeLoop
 from perfmodel.errors import PerfmodelError
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.graph import StepGraph
@@ -44,8 +44,10 @@ def scheduler_config(scenario: Scenario, record_positions: bool = False) -> Sche
     )
 
 
-def build_serve_loop(scenario: Scenario, num_blocks: int, record_positions: bool = False) -> ServeLoop:
-    """A serve loop with an empty engine of `num_blocks` KV blocks."""
+def build_serve_loop(
+    scenario: Scenario, num_blocks: int, record_positions: bool = False, host: HostBlocks | None = None
+) -> ServeLoop:
+    """A serve loop with an empty engine of `num_blocks` KV blocks, and a second tier for them if there is a `host`."""
     engine = scenario.engine
     if engine.speculative_config is not None:
         raise PerfmodelError(f"{scenario.name}: speculative_config is not served yet; leave it out.")
@@ -53,7 +55,7 @@ def build_serve_loop(scenario: Scenario, num_blocks: int, record_positions: bool
     span = 0 if engine.kv_cache == "off" else model.rolling_span
     can_share = engine.enable_prefix_caching and engine.kv_cache == "paged"
     num_buffers = ceil(surplus_tokens(model) / engine.block_size) if engine.kv_cache != "off" else 0
-    blocks = KVBlockManager(num_blocks, engine.block_size, can_share, span, num_buffers)
+    blocks = KVBlockManager(num_blocks, engine.block_size, can_share, span, num_buffers, host)
     scheduler = Scheduler(scheduler_config(scenario, record_positions), blocks)
     return ServeLoop(scheduler, engine.plans_ahead)
 

@@ -29,6 +29,7 @@ class DeviceTotals:
     bound_share: share of the busy time by what bounded it; mfu, mbu: over the whole run, per device
     kv_cache_usage_peak: of the engine that was fullest, a fraction; usd_per_hour: of all devices
     pools, kv_transfer: a mapping for each pool where there are several, and for what was moved between them
+    kv_offload: a mapping for what went to a second tier and came back
     """
 
     num_devices: int
@@ -43,6 +44,7 @@ class DeviceTotals:
     usd_per_hour: float | None = None
     pools: Sequence[Mapping[str, Any]] = ()
     kv_transfer: Mapping[str, Any] | None = None
+    kv_offload: Mapping[str, Any] | None = None
 
 
 def summarize(
@@ -91,6 +93,8 @@ def summarize(
         summary["pools"] = [dict(pool) for pool in totals.pools]
     if totals.kv_transfer is not None:
         summary["kv_transfer"] = dict(totals.kv_transfer)
+    if totals.kv_offload is not None:
+        summary["kv_offload"] = dict(totals.kv_offload)
     return summary | {"interval": _intervals(summary, ensemble)}
 
 

@@ -40,7 +40,27 @@ def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
         usd_per_hour=_usd_per_hour(cluster),
         pools=() if is_plain else tuple(_of_pool(pool, collector) for pool in cluster.pools),
         kv_transfer=_transfers(server, duration) if server is not None else None,
+        kv_offload=_offloaded(cluster),
     )
+
+
+def _offloaded(cluster: Cluster) -> dict[str, object] | None:
+    """Blocks to and from the second tiers of all engines, and their bytes over the links of all devices."""
+    tiers = [
+        (host, pool.devices_per_engine * pool.restored_bytes_per_block)
+        for pool in cluster.pools
+        for engine in pool.engines
+        if (host := engine.loop.scheduler.blocks.host) is not None
+    ]
+    if not tiers:
+        return None
+    return {
+        "stored_blocks": sum([host.num_stored for host, _ in tiers]),
+        "restored_blocks": sum([host.num_restored for host, _ in tiers]),
+        "restored_tokens": sum([host.num_restored_tokens for host, _ in tiers]),
+        "stored_bytes": sum([host.num_stored * size for host, size in tiers]),
+        "restored_bytes": sum([host.num_restored * size for host, size in tiers]),
+    }
 
 
 def _usd_per_hour(cluster: Cluster) -> float | None:

@@ -1,0 +1,67 @@
+"""KV blocks on their way back from a second tier: how long, and from how many tokens on it beats computing them again.
+
+    t = blocks latency + tokens b / W           b: bytes of a token on one device, W: its link to the tier
+
+Layer by layer beside the step, the last of L layers computes after its blocks are there: max(step, t) + min(step, t)/L.
+Copies the other way use the link's other direction and hide beside steps.
+Source: CachedAttention (Gao et al. 2024): loading layer by layer; vLLM's offloading connector.
+"""
+
+__all__ = ["RestoreCost", "least_restored_tokens", "restore_cost"]
+
+from dataclasses import dataclass
+
+from perfmodel.cost.estimate import estimate_step
+from perfmodel.cost.footprint import kv_bytes_per_token
+from perfmodel.cost.roofline import OperatorTimer
+from perfmodel.ops.graph import StepGraph
+from perfmodel.ops.sharding import Sharding
+from perfmodel.ops.work import BatchShape
+from perfmodel.specs.kv import KvOffload
+from perfmodel.specs.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreCost:
+    """Of blocks over the link of one device; `layers`: of the model, 0 where the step waits for all of them."""
+
+    latency_s: float
+    bytes_per_s: float
+    bytes_per_token: float
+    layers: int
+
+    def alone_s(self, num_tokens: float, num_blocks: float) -> float:
+        """Of the copies."""
+        return num_blocks * self.latency_s + num_tokens * self.bytes_per_token / self.bytes_per_s
+
+    def added_s(self, step_s: float, num_tokens: float, num_blocks: float) -> float:
+        """By how much a step of `step_s` takes longer."""
+        alone = self.alone_s(num_tokens, num_blocks)
+        if not self.layers:
+            return alone
+        return max(step_s, alone) + min(step_s, alone) / self.layers - step_s
+
+
+def restore_cost(scenario: Scenario, offload: KvOffload, graph: StepGraph) -> RestoreCost:
+    """Of the scenario's engine; pipeline stages fetch their layers side by side."""
+    link, model = offload.link_of(scenario.hardware), graph.model
+    shard = Sharding.of(scenario.engine)
+    per_token = kv_bytes_per_token(model, shard, list(model.iter_layers())) / shard.pp
+    return RestoreCost(
+        link.latency_s, link.bandwidth_bytes_per_s, per_token, model.num_layers if offload.overlap else 0
+    )
+
+
+def least_restored_tokens(scenario: Scenario, offload: KvOffload, graph: StepGraph, timer: OperatorTimer) -> int:
+    """From how many tokens on they are restored: as the rule says; else from the first power of two that is quicker."""
+    longest = scenario.engine.max_model_len or scenario.model.max_position_embeddings
+    if offload.rule != "faster":
+        return 1 if offload.rule == "restore" else longest + 1
+    cost, block = restore_cost(scenario, offload, graph), scenario.engine.block_size
+    tokens = block
+    while tokens <= longest:
+        recomputed = estimate_step(graph, timer, BatchShape(tokens, 1, ((tokens, 0),))).device_s
+        if cost.alone_s(tokens, tokens / block) < recomputed:
+            return tokens
+        tokens *= 2
+    return longest + 1
