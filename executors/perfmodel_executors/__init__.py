@@ -9,6 +9,7 @@ __all__ = [
     "execute_scenario",
     "explain_occupancy",
     "measure_quality",
+    "measure_technique",
     "validate_executor",
 ]
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from perfmodel_executors.measure.repeated import execute_repeatedly
     from perfmodel_executors.quality import measure_quality
     from perfmodel_executors.run import execute_scenario, validate_executor
+    from perfmodel_executors.techniques import measure_technique
 
 _HOMES = {
     "calibrate_cpu": "perfmodel_executors.measure.calibrate",
@@ -27,6 +29,7 @@ _HOMES = {
     "execute_scenario": "perfmodel_executors.run",
     "explain_occupancy": "perfmodel_executors.compiled.step",
     "measure_quality": "perfmodel_executors.quality",
+    "measure_technique": "perfmodel_executors.techniques",
     "validate_executor": "perfmodel_executors.run",
 }
 

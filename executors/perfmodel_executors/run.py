@@ -1,6 +1,12 @@
 """Whole scenarios on the executed clock: execute one, or put it beside its simulation."""
 
-__all__ = ["execute_scenario", "validate_executor"]
+__all__ = [
+    "as_executed",
+    "check_one_cpu",
+    "execute_scenario",
+    "serve_calibrated",
+    "validate_executor",
+]
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,12 +23,12 @@ from perfmodel.sim.clock import to_ticks
 from perfmodel.sim.replica import SimulatedBackend
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
-from perfmodel.validate.executor import ExecutorComparison, ShadowedBackend, report_executor
+from perfmodel.validate.executor import ExecutorComparison, ShadowedBackend, StepPair, report_executor
 from perfmodel.validate.report import ValidationReport
 from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.device import DeviceClock, device_name, find_device, memory_as_a_sentence
 from perfmodel_executors.driver import WallClock, serve
-from perfmodel_executors.measure.calibrate import MIN_ROUNDS, calibrate_machine
+from perfmodel_executors.measure.calibrate import MIN_ROUNDS, StepTimes, calibrate_machine
 from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.models.support import check_kv_engine, with_plain_weights
 from perfmodel_executors.parallel.ranks import open_ranks
@@ -56,7 +62,7 @@ def execute_scenario(
     torch.set_num_threads(1)
     check_kv_engine(scenario.engine)
     check_speculation(scenario.model, scenario.engine)
-    scenario = _as_executed(scenario)
+    scenario = as_executed(scenario)
     engine = scenario.engine
     num_ranks = _num_ranks(scenario)
     device = find_device(scenario.hardware, num_ranks)
@@ -103,30 +109,37 @@ def validate_executor(
     speed that the machine had while calibrating (a reference step before each step says how fast it is now): without,
     the drift of a shared machine would be counted as an error of the model.
     """
-    _check_one_cpu(scenario)
+    check_one_cpu(scenario)
     check_kv_engine(scenario.engine)
     check_speculation(scenario.model, scenario.engine)
-    scenario = _as_executed(scenario)
+    scenario = as_executed(scenario)
     machine = calibrate_machine(scenario, budget_s, min_rounds, progress)
     comparisons = []
     for number in range(repeats):
         workload = scenario.model_copy(update={"seed": scenario.seed + number})
         simulated = simulate(workload, calibration=machine.calibration, keep_steps=True)
-        meter = machine.times.drift_meter()
-        executed = ExecutedBackend(
-            *(machine.times.decoder, workload.engine.block_size, workload.seed),
-            drift=meter,
-            runner=machine.times.runner,
-            speculator=machine.times.speculator,
-            text=text_of(scenario),
-        )
-        shadowed = ShadowedBackend(executed, _predictor(workload, machine.calibration))
-        comparisons.append(ExecutorComparison(simulated, _run(workload, shadowed, executed, progress), shadowed.pairs))
+        executed, steps = serve_calibrated(workload, machine.times, machine.calibration, progress)
+        comparisons.append(ExecutorComparison(simulated, executed, steps))
     notes = (
         f"Calibrated here and now: {machine.calibration.source}.",
         "Executed durations are thread CPU time, restated at the speed of the machine while calibrating.",
     )
     return report_executor(comparisons, machine.calibration.step_residuals, notes)
+
+
+def serve_calibrated(
+    scenario: Scenario, times: StepTimes, calibration: Calibration, progress: Progress | None = None
+) -> tuple[RunResult, list[StepPair]]:
+    """Executes the workload with what was timed, at the speed the machine had then; each step beside its prediction."""
+    executed = ExecutedBackend(
+        *(times.decoder, scenario.engine.block_size, scenario.seed),
+        drift=times.drift_meter(),
+        runner=times.runner,
+        speculator=times.speculator,
+        text=text_of(scenario),
+    )
+    shadowed = ShadowedBackend(executed, _predictor(scenario, calibration))
+    return _run(scenario, shadowed, executed, progress), shadowed.pairs
 
 
 def _predictor(scenario: Scenario, calibration: Calibration) -> SimulatedBackend:
@@ -135,7 +148,7 @@ def _predictor(scenario: Scenario, calibration: Calibration) -> SimulatedBackend
     return SimulatedBackend(StepTimer(StepTables(costs.graph, costs.timer)))
 
 
-def _as_executed(scenario: Scenario) -> Scenario:
+def as_executed(scenario: Scenario) -> Scenario:
     """With the model in the formats that it is executed in, so that memory is planned for those."""
     if not scenario.engine.inference_mode:
         raise PerfmodelError(
@@ -145,7 +158,8 @@ def _as_executed(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update={"model": with_plain_weights(scenario.model)})
 
 
-def _check_one_cpu(scenario: Scenario) -> None:
+def check_one_cpu(scenario: Scenario) -> None:
+    """Raises PerfmodelError for what is not served by this machine's CPU alone."""
     if scenario.hardware.kind != "cpu":
         raise PerfmodelError(
             f"{scenario.name} is for {scenario.hardware.name}, but calibrations are compared with what was executed "

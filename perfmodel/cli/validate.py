@@ -26,6 +26,7 @@ class Kind(StrEnum):
     per_request = "per-request"
     executor = "executor"
     published = "published"
+    techniques = "techniques"
 
 
 # Recorded measurements: where the function `(path, progress) -> ValidationReport` of each kind lives.
@@ -44,7 +45,11 @@ KindName = Annotated[
 ]
 TruthPath = Annotated[
     str | None,
-    typer.Argument(metavar="PATH", help="For `executor`, a scenario; otherwise measured data.", show_default=False),
+    typer.Argument(
+        metavar="PATH",
+        help="For `executor`, a scenario; for `techniques`, a folder of them; else data.",
+        show_default=False,
+    ),
 ]
 Measured = Annotated[
     Path | None,
@@ -80,14 +85,18 @@ def validate(
     """Put predictions beside measurements and say how far apart they are.
 
     `executor` calibrates this machine, simulates the scenario, executes it, and compares step by step and request
-    by request; needs the executor extra (torch). The other kinds read recorded measurements; `--set`, `--seed` and
-    `--repeat` do not apply to them. `--report` writes the comparison as a document, with its JSON and plots beside it.
+    by request; `techniques` does so for each scenario of a folder with its `technique` and without, and compares the
+    speedups. Both need the executor extra (torch) and take `--repeat`; `--set` and `--seed` go with `executor`. The
+    other kinds read recorded measurements. `--report` writes the comparison as a document, with its JSON and plots
+    beside it.
     """
     if report_file is not None and report_file.suffix != ".md":
         raise SpecError(f"--report {report_file}: allowed a file ending in .md; its .json and plots get the same name.")
-    is_recorded = kind is not Kind.executor or measured is not None
-    if is_recorded and (overrides or seed is not None or repeat != 1):
-        raise SpecError("--set, --seed and --repeat go with `validate executor SCENARIO`; recorded data is as it is.")
+    is_executed = kind is Kind.executor and measured is None
+    if not is_executed and (overrides or seed is not None):
+        raise SpecError("--set and --seed go with `validate executor SCENARIO`; recorded data is as it is.")
+    if not is_executed and kind is not Kind.techniques and repeat != 1:
+        raise SpecError("--repeat goes with what is executed: `validate executor` and `validate techniques`.")
     shown = _subject(kind, path, measured)
     with progress_bar("validating") as progress:
         if measured is not None:
@@ -96,12 +105,16 @@ def validate(
             report = validate_measured(measured, progress)
         elif kind is Kind.executor:
             report = _executor(shown, overrides, seed, repeat, progress)
+        elif kind is Kind.techniques:
+            from perfmodel.validate.techniques import validate_techniques
+
+            report = validate_techniques(shown, repeat, progress)
         else:
             report = _recorded(kind, shown, progress)
     if report_file is not None:
         from perfmodel.validate.written import write_report
 
-        for file in write_report(report, report_file, _command(kind, shown, measured is not None, report_file)):
+        for file in write_report(report, report_file, _command(kind, shown, measured is not None, report_file, repeat)):
             say(f"Written to {file}")
     if as_json:
         print_json(report.to_json())
@@ -121,11 +134,12 @@ def _subject(kind: Kind, path: str | None, measured: Path | None) -> str:
     return path
 
 
-def _command(kind: Kind, path: str, is_measured: bool, report_file: Path) -> str:
+def _command(kind: Kind, path: str, is_measured: bool, report_file: Path, repeat: int = 1) -> str:
     """The command as anyone would give it: of a path, its last parts."""
     shown = "/".join(Path(path).parts[-3 if is_measured else -2 :])
     report = report_file.name if report_file.is_absolute() else report_file.as_posix()
-    return f"perfmodel validate {kind.value} {'--measured ' if is_measured else ''}{shown} --report {report}"
+    repeated = f" --repeat {repeat}" if repeat != 1 else ""
+    return f"perfmodel validate {kind.value} {'--measured ' if is_measured else ''}{shown}{repeated} --report {report}"
 
 
 def _executor(

@@ -15,6 +15,7 @@ from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.model_changes import ModelChanges
 from perfmodel.specs.published import Published
 from perfmodel.specs.resolved import Resolved
+from perfmodel.specs.technique import Technique
 from perfmodel.specs.traffic import SLO, ExpertRouting, Sampling, Traffic
 
 # Of engines that exchange KV.
@@ -60,6 +61,7 @@ class Scenario(Spec):
     price: PriceOverride | None = None
     seed: int = 0
     published: Published | None = None  # a figure to compare with: `perfmodel validate published`
+    technique: Technique | None = None  # and the scenario without it: `perfmodel validate techniques`
 
     @model_validator(mode="after")
     def _pools_fit_together(self) -> "Scenario":

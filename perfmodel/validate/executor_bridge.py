@@ -13,6 +13,7 @@ __all__ = [
     "explain_occupancy",
     "load_executor",
     "measure_quality",
+    "measure_technique",
     "validate_executor",
 ]
 
@@ -28,6 +29,7 @@ from perfmodel.ops.work import BatchShape
 from perfmodel.sim.result import RunResult
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.report import ValidationReport
+from perfmodel.validate.technique_runs import TechniqueRun
 
 Progress = Callable[[int, int | None], None]
 
@@ -89,6 +91,12 @@ class ExecutorPackage(Protocol):
         """Perplexity of the scenario's model on real text; beside `baseline`, the share of equal greedy answers."""
         ...
 
+    def measure_technique(
+        self, scenario: Scenario, baseline: Scenario, metric: str, repeats: int = 1
+    ) -> list[TechniqueRun]:
+        """Calibrates for both together, then simulates and executes both `repeats` times."""
+        ...
+
     def validate_executor(
         self, scenario: Scenario, repeats: int = 1, progress: Progress | None = None
     ) -> ValidationReport:
@@ -126,6 +134,11 @@ def measure_quality(
 ) -> MeasuredQuality:
     """See `ExecutorPackage.measure_quality`."""
     return load_executor().measure_quality(scenario, baseline, text, chunk)
+
+
+def measure_technique(scenario: Scenario, baseline: Scenario, metric: str, repeats: int = 1) -> list[TechniqueRun]:
+    """See `ExecutorPackage.measure_technique`."""
+    return load_executor().measure_technique(scenario, baseline, metric, repeats)
 
 
 def validate_executor(scenario: Scenario, repeats: int = 1, progress: Progress | None = None) -> ValidationReport:

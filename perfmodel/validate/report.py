@@ -51,6 +51,8 @@ class ValidationReport:
     about:         what was compared, and what of it the calibrations were fitted to, in words
     figures:       every row by itself (id, technique, metric, unit, predicted, published, ratio, source, reason), where
                    rows are single figures that somebody published
+    techniques:  every technique by itself (technique, file, page, metric, speedups simulated and executed, their
+                 quotient, and the bias of single steps with and without it)
     """
 
     kind: str
@@ -64,6 +66,7 @@ class ValidationReport:
     basis: Sequence[Basis] = ()
     about: str = ""
     figures: Sequence[Mapping[str, Any]] = ()
+    techniques: Sequence[Mapping[str, Any]] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The document of design section 3.4."""
@@ -77,6 +80,7 @@ class ValidationReport:
             "notes": list(self.notes),
             "calibrations": [each.to_json() for each in self.basis],
             **({"figures": [dict(row) for row in self.figures]} if self.figures else {}),
+            **({"techniques": [dict(row) for row in self.techniques]} if self.techniques else {}),
         }
 
     def __str__(self) -> str:
@@ -87,6 +91,8 @@ class ValidationReport:
             lines += [_line(f"  {group}: {name}", stats) for name, stats in metrics.items()]
         if self.figures:
             lines += ["", "predicted / published", *(_figure(row) for row in self.figures)]
+        if self.techniques:
+            lines += ["", f"{'speedup':<30} simulated  executed  quotient  metric", *map(_technique, self.techniques)]
         if self.worst:
             lines += ["", "largest errors"]
             lines += [
@@ -105,6 +111,13 @@ def _why(row: Mapping[str, Any]) -> str:
 def _figure(row: Mapping[str, Any]) -> str:
     values = f"{row['predicted']:>10.4g} / {row['published']:<8.4g} {row['unit']:<8}"
     return f"  {row['id']:<18} {row['ratio']:>6.2f} = {values} {row['metric']:<18} {row['technique']}"
+
+
+def _technique(row: Mapping[str, Any]) -> str:
+    return (
+        f"{row['technique']:<30} {row['simulated']:>9.3f} {row['executed']:>9.3f} {row['quotient']:>9.3f}  "
+        f"{row['metric']}"
+    )
 
 
 def _line(name: str, stats: ErrorStats) -> str:

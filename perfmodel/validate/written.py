@@ -22,6 +22,7 @@ from perfmodel.validate.rows import ErrorStats, Rows
 _HEADLINES = (
     *("latency", "e2el_mean", "itl_mean", "tpot_mean", "ttft_mean", "ttft", "tpot", "e2el", "step"),
     *("kernels", "steps", "systems", "system ratios", "memory"),  # of published figures
+    "speedup",
 )
 _HEAD = ("rows", "median", "mean", "p90", "bias", "in 80 % interval")
 _MOST_NOTES = 40
@@ -70,7 +71,7 @@ def report_markdown(report: ValidationReport, command: str, plots: Sequence[str]
         "column is the share of rows whose measured value lies in the prediction's 80 % interval.",
         "",
     ]
-    lines += _figures(report.figures)
+    lines += [*_figures(report.figures), *_techniques(report.techniques)]
     for name in plots:
         lines += [f"![{name}]({name})", ""]
     lines += _dimensions(report.comparisons)
@@ -155,6 +156,35 @@ def _figures(figures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             )
             for row in figures
         ),
+    )
+    yield ""
+
+
+def _techniques(techniques: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Every technique by itself."""
+    if not techniques:
+        return
+    yield "## Techniques"
+    yield ""
+    speedups, biases = ("simulated", "executed", "quotient"), ("step_bias", "baseline_step_bias")
+    head = ("technique", "metric", *speedups, "quotient of each run", "bias of steps", "of the baseline's")
+    yield from _table(
+        head,
+        (
+            (
+                *(str(row[name]) for name in ("technique", "metric")),
+                *(f"{row[name]:.3f}" for name in speedups),
+                ", ".join(f"{quotient:.3f}" for quotient in row["quotients"]),
+                *(f"{row[name]:+.1%}" for name in biases),
+            )
+            for row in techniques
+        ),
+    )
+    yield ""
+    yield (
+        "Speedups say how many times better the metric is than the baseline's; quotient is simulated / executed, "
+        "the median over the runs, each with a seed of its own. Bias: how much longer the executed steps were "
+        "predicted to take than they took."
     )
     yield ""
 

@@ -4,7 +4,17 @@ The result predicts steps of the models it was measured on: which part of a step
 only as far as those models' steps differ. Half a minute a model.
 """
 
-__all__ = ["CalibratedMachine", "StepCase", "StepTimes", "calibrate_cpu", "calibrate_machine", "time_steps"]
+__all__ = [
+    "CalibratedMachine",
+    "ServedModel",
+    "StepCase",
+    "StepTimes",
+    "calibrate_cpu",
+    "calibrate_machine",
+    "documented",
+    "time_steps",
+    "time_together",
+]
 
 import platform
 from collections.abc import Callable, Sequence
@@ -33,7 +43,7 @@ from perfmodel_executors.measure.bench import StepBench, StepShape
 from perfmodel_executors.measure.ceilings import measure_ceilings
 from perfmodel_executors.measure.cpu_steps import REFERENCE, StepRange, calibration_grid, drafting_grid, scenario_range
 from perfmodel_executors.measure.drift import DriftMeter
-from perfmodel_executors.measure.protocol import Measured, measure_paired
+from perfmodel_executors.measure.protocol import Measured, PairedCases, measure_together
 from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.speculation import Speculator, build_speculator
@@ -51,6 +61,24 @@ class StepCase(NamedTuple):
 
     shape: StepShape
     is_draft: bool = False
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model as an engine serves it, and the range of steps to time of it; `sampling` as in a scenario."""
+
+    model: ModelSpec
+    hardware: HardwareSpec
+    engine: EngineSpec
+    span: StepRange
+    seed: int = 0
+    sampling: str = "default"
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> "ServedModel":
+        """What the scenario serves, in the range of shapes that it can produce."""
+        method = scenario.sampling.method
+        return cls(scenario.model, scenario.hardware, scenario.engine, scenario_range(scenario), scenario.seed, method)
 
 
 @dataclass(frozen=True)
@@ -105,7 +133,7 @@ def calibrate_cpu(
     rows = [row for part in times for row in part.rows]
     fit = fit_steps(hardware, rows, [samples for part in times for samples in part.samples], ENGINE)
     command = "perfmodel calibrate --device cpu" + "".join(f" --model {name}" for name in names if models)
-    calibration = _documented(fit, times, command)
+    calibration = documented(fit, times, command)
     path = out or data_dir("calibrations") / f"{calibration.device}@{calibration.engine}.yaml"
     try:
         save_calibration(calibration, path)
@@ -121,20 +149,9 @@ def calibrate_machine(
 
     budget_s: wall seconds for the timed rounds; at least `min_rounds` are run whatever they take
     """
-    span, method = scenario_range(scenario), scenario.sampling.method
-    times = time_steps(
-        scenario.model,
-        scenario.hardware,
-        scenario.engine,
-        span,
-        budget_s,
-        min_rounds,
-        seed=scenario.seed,
-        sampling=method,
-        progress=progress,
-    )
+    times = time_together([ServedModel.of(scenario)], budget_s, min_rounds, progress)[0]
     fit = fit_steps(scenario.hardware, times.rows, times.samples, ENGINE)
-    return CalibratedMachine(_documented(fit, [times], f"perfmodel validate executor {scenario.name}"), fit, times)
+    return CalibratedMachine(documented(fit, [times], f"perfmodel validate executor {scenario.name}"), fit, times)
 
 
 def time_steps(
@@ -149,24 +166,54 @@ def time_steps(
     progress: Progress | None = None,
 ) -> StepTimes:
     """Times the calibration grid over `span` on one thread: of the model, and of what `engine` drafts with."""
-    _check_size(model)
+    served = ServedModel(model, hardware, engine, span, seed, sampling)
+    return time_together([served], budget_s, min_rounds, progress)[0]
+
+
+def time_together(
+    served: Sequence[ServedModel], budget_s: float, min_rounds: int = MIN_ROUNDS, progress: Progress | None = None
+) -> list[StepTimes]:
+    """Times the calibration grids of several models in turns, so that their times compare; on one thread."""
+    for each in served:
+        _check_size(each.model)
     torch.set_num_threads(1)  # barriers between threads wait for whole scheduler quanta on a shared machine
-    decoder = load_decoder(model, engine, seed)
-    runner = StepRunner(decoder, decoder.new_cache(engine.block_size))
-    speculator = build_speculator(runner, engine, seed=seed)
-    bench = StepBench(runner, seed)
-    reference = bench.step(REFERENCE)
-    graph = build_graph(on_device(model, hardware), engine, sampling=sampling)
-    parts = {False: (bench, graph, calibration_grid(span))}
-    drafter, passes = drafter_of(model, engine, "greedy"), None if speculator is None else speculator.proposer.runner
-    if drafter is not None and passes is not None:
-        parts[True] = (StepBench(passes, seed), drafter.graph, drafting_grid(span, drafter.computes_prompts))
-    cases = {StepCase(shape, is_draft): part[0].step(shape) for is_draft, part in parts.items() for shape in part[2]}
-    measured = measure_paired(cases, reference, min_rounds, budget_s, seed, progress=progress)
-    rows = [
-        features(parts[is_draft][1], hardware, shape.batch_shape(model.attention_spans)) for shape, is_draft in cases
-    ]
-    return StepTimes(runner, speculator, measured, rows, reference)
+    timings = [_Timing(each) for each in served]
+    found = measure_together(
+        [timing.group for timing in timings], min_rounds, budget_s, served[0].seed, progress=progress
+    )
+    return [timing.times(measured) for timing, measured in zip(timings, found, strict=True)]
+
+
+class _Timing:
+    """The steps to time of one model, and of what its engine drafts with."""
+
+    def __init__(self, served: ServedModel) -> None:
+        model, engine, span = served.model, served.engine, served.span
+        decoder = load_decoder(model, engine, served.seed)
+        self._served = served
+        self._runner = StepRunner(decoder, decoder.new_cache(engine.block_size))
+        self._speculator = build_speculator(self._runner, engine, seed=served.seed)
+        bench = StepBench(self._runner, served.seed)
+        reference = bench.step(REFERENCE)
+        graph = build_graph(on_device(model, served.hardware), engine, sampling=served.sampling)
+        self._graphs = {False: graph}
+        cases = {StepCase(shape): bench.step(shape) for shape in calibration_grid(span)}
+        drafter = drafter_of(model, engine, "greedy")
+        passes = None if self._speculator is None else self._speculator.proposer.runner
+        if drafter is not None and passes is not None:
+            self._graphs[True] = drafter.graph
+            bench = StepBench(passes, served.seed)
+            cases |= {StepCase(s, True): bench.step(s) for s in drafting_grid(span, drafter.computes_prompts)}
+        self.group = PairedCases(cases, reference)
+
+    def times(self, measured: Measured[StepCase]) -> StepTimes:
+        """With the work of each step."""
+        served, spans = self._served, self._served.model.attention_spans
+        rows = [
+            features(self._graphs[is_draft], served.hardware, shape.batch_shape(spans))
+            for shape, is_draft in self.group.cases
+        ]
+        return StepTimes(self._runner, self._speculator, measured, rows, self.group.reference)
 
 
 def _check_size(model: ModelSpec) -> None:
@@ -179,7 +226,8 @@ def _check_size(model: ModelSpec) -> None:
         )
 
 
-def _documented(fit: FitResult, times: Sequence[StepTimes], command: str) -> Calibration:
+def documented(fit: FitResult, times: Sequence[StepTimes], command: str) -> Calibration:
+    """The fitted calibration with its source, date and command."""
     sessions = "; ".join(
         f"{len(part.rows)} steps of {part.decoder.model.name} (reference {part.measured.reference_s * 1e3:.2f} ms, "
         f"median of {part.measured.num_rounds} rounds, p90/p10 {part.measured.spread:.0%} apart)"

@@ -6,7 +6,7 @@ time 5 %. So: CPU time of one thread, samples in random order over rounds, each 
 median over rounds of time / reference, times the reference's own median over the whole session.
 """
 
-__all__ = ["Measured", "measure_paired", "quantile", "uninterrupted"]
+__all__ = ["Measured", "PairedCases", "measure_paired", "measure_together", "quantile", "uninterrupted"]
 
 import gc
 import random
@@ -61,6 +61,14 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ordered[low] + (at - low) * (ordered[high] - ordered[low])
 
 
+@dataclass(frozen=True)
+class PairedCases(Generic[Key]):
+    """What to time, and the reference step of the same model that every sample of it is paired with."""
+
+    cases: Mapping[Key, Callable[[], object]]
+    reference: Callable[[], object]
+
+
 def measure_paired(
     cases: Mapping[Key, Callable[[], object]],
     reference: Callable[[], object],
@@ -70,36 +78,72 @@ def measure_paired(
     clock_ns: Callable[[], int] = time.thread_time_ns,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> Measured[Key]:
-    """Times all `cases` in random order over `min_rounds` rounds, and more while `budget_s` of wall time lasts.
+    """Times all `cases` of one model; see `measure_together`."""
+    return measure_together([PairedCases(cases, reference)], min_rounds, budget_s, seed, clock_ns, progress)[0]
 
-    Every case runs twice untimed first, and once untimed before each sample, so that a sample finds the caches as its
-    own kind of step leaves them, not as the reference did. `progress` is called with (rounds done, rounds at least).
+
+def measure_together(
+    groups: Sequence[PairedCases[Key]],
+    min_rounds: int = 10,
+    budget_s: float = 30.0,
+    seed: int = 0,
+    clock_ns: Callable[[], int] = time.thread_time_ns,
+    progress: Callable[[int, int | None], None] | None = None,
+) -> list[Measured[Key]]:
+    """Times the cases of all groups in random order over `min_rounds` rounds, and more while `budget_s` of wall lasts.
+
+    Groups take turns in every round, so that the machine's drift meets all of them alike: their reference times are
+    medians over the same stretch of time, and times of different groups compare. Every case runs twice untimed first,
+    and once untimed before each sample, so that a sample finds the caches as its own kind of step leaves them, not as
+    the reference did. `progress` is called with (rounds done, rounds at least).
     """
     rng = random.Random(seed)
-    ratios: dict[Key, list[float]] = {key: [] for key in cases}
-    references: list[int] = []
-    for case in cases.values():
-        case()
-        case()
+    sessions = [_Session(group, clock_ns) for group in groups]
     started, rounds = time.monotonic(), 0
     with uninterrupted():
         while rounds < min_rounds or (time.monotonic() - started) * (rounds + 1) / rounds < budget_s:
-            order = list(cases)
+            order = list(sessions)
             rng.shuffle(order)
-            for key in order:
-                before = _time(reference, clock_ns)
-                cases[key]()
-                sample = _time(cases[key], clock_ns)
-                reference()
-                after = _time(reference, clock_ns)
-                references += (before, after)
-                ratios[key].append(2 * sample / (before + after))
+            for session in order:
+                session.run_round(rng)
             rounds += 1
             if progress is not None:
                 progress(rounds, max(rounds, min_rounds))
-    unit = median(references) * 1e-9
-    samples = {key: [ratio * unit for ratio in case] for key, case in ratios.items()}
-    return Measured({key: median(case) for key, case in samples.items()}, samples, unit, rounds)
+    return [session.measured(rounds) for session in sessions]
+
+
+class _Session(Generic[Key]):
+    """One group while it is timed."""
+
+    def __init__(self, group: PairedCases[Key], clock_ns: Callable[[], int]) -> None:
+        self._group = group
+        self._clock_ns = clock_ns
+        self._ratios: dict[Key, list[float]] = {key: [] for key in group.cases}
+        self._references: list[int] = []
+        for case in group.cases.values():
+            case()
+            case()
+
+    def run_round(self, rng: random.Random) -> None:
+        """One sample of each case, in random order."""
+        cases, reference, clock_ns = self._group.cases, self._group.reference, self._clock_ns
+        order = list(cases)
+        rng.shuffle(order)
+        reference()  # finds the caches as another group left them
+        for key in order:
+            before = _time(reference, clock_ns)
+            cases[key]()
+            sample = _time(cases[key], clock_ns)
+            reference()
+            after = _time(reference, clock_ns)
+            self._references += (before, after)
+            self._ratios[key].append(2 * sample / (before + after))
+
+    def measured(self, rounds: int) -> Measured[Key]:
+        """The session's times at its own median speed."""
+        unit = median(self._references) * 1e-9
+        samples = {key: [ratio * unit for ratio in case] for key, case in self._ratios.items()}
+        return Measured({key: median(case) for key, case in samples.items()}, samples, unit, rounds)
 
 
 def _time(call: Callable[[], object], clock_ns: Callable[[], int]) -> int:

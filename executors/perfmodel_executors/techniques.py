@@ -1,0 +1,103 @@
+"""A scenario beside itself without a technique: both calibrated for together, simulated, and executed in turns."""
+
+__all__ = ["measure_technique"]
+
+from collections.abc import Callable
+from statistics import fmean
+
+from perfmodel.calibrate.whole_steps import fit_steps
+from perfmodel.cost.calibration import Calibration
+from perfmodel.errors import SpecError
+from perfmodel.plan.metrics import run_metric
+from perfmodel.sim import simulate
+from perfmodel.sim.result import RunResult
+from perfmodel.specs.scenario import Scenario
+from perfmodel.validate.executor import StepPair
+from perfmodel.validate.technique_runs import Sides, TechniqueRun
+from perfmodel_executors.measure.calibrate import (
+    ENGINE,
+    ServedModel,
+    StepTimes,
+    documented,
+    time_together,
+)
+from perfmodel_executors.models.support import check_kv_engine
+from perfmodel_executors.run import as_executed, check_one_cpu, serve_calibrated
+from perfmodel_executors.speculation import check_speculation
+
+Progress = Callable[[int, int | None], None]
+
+_MIN_ROUNDS = 4
+_PAIR = 2  # the scenario and its baseline
+# Fields of an engine that decide which steps there are, not how long a given one takes.
+_COMPOSES_STEPS = {"batching", "batch_timeout_ms", "enable_chunked_prefill", "max_num_batched_tokens"}
+
+
+def measure_technique(
+    scenario: Scenario,
+    baseline: Scenario,
+    metric: str,
+    repeats: int = 1,
+    progress: Progress | None = None,
+    budget_s: float = 0.0,
+    min_rounds: int = _MIN_ROUNDS,
+) -> list[TechniqueRun]:
+    """Calibrates on the steps of both together, then simulates and executes both `repeats` times, each with its seed.
+
+    One fit over both grids, so that the simulated ratio is the physics' and not one of two fits. Which side is
+    executed first alternates. None of the workload's steps is calibrated on.
+
+    budget_s: wall seconds for the timed rounds; at least `min_rounds` are run whatever they take
+    """
+    sides = [_checked(scenario), _checked(baseline)]
+    times, calibration = _calibrated(sides, budget_s, min_rounds, progress)
+    runs = []
+    for number in range(repeats):
+        seeded = [side.model_copy(update={"seed": side.seed + number}) for side in sides]
+        simulated = [_metric(simulate(side, calibration=calibration), metric) for side in seeded]
+        executed, errors = [0.0] * _PAIR, [0.0] * _PAIR
+        for i in range(_PAIR) if number % 2 else reversed(range(_PAIR)):
+            result, steps = serve_calibrated(seeded[i], times[i], calibration, progress)
+            executed[i], errors[i] = _metric(result, metric), _bias(steps)
+        runs.append(TechniqueRun(Sides(*simulated), Sides(*executed), Sides(*errors)))
+    return runs
+
+
+def _checked(scenario: Scenario) -> Scenario:
+    check_one_cpu(scenario)
+    check_kv_engine(scenario.engine)
+    check_speculation(scenario.model, scenario.engine)
+    return as_executed(scenario)
+
+
+def _calibrated(
+    sides: list[Scenario], budget_s: float, min_rounds: int, progress: Progress | None
+) -> tuple[list[StepTimes], Calibration]:
+    """The timed steps of each side, and one fit to all of them; sides that serve alike are timed once."""
+    served = [ServedModel.of(side) for side in sides]
+    distinct = list(dict.fromkeys(map(_what_steps_depend_on, served)))
+    kept = [next(s for s in served if _what_steps_depend_on(s) == each) for each in distinct]
+    found = time_together(kept, budget_s, min_rounds, progress)
+    rows = [row for part in found for row in part.rows]
+    samples = [values for part in found for values in part.samples]
+    fit = fit_steps(sides[0].hardware, rows, samples, ENGINE)
+    times = [found[distinct.index(_what_steps_depend_on(each))] for each in served]
+    return times, documented(fit, found, "perfmodel validate techniques")
+
+
+def _what_steps_depend_on(served: ServedModel) -> str:
+    """Equal for sides that differ in how steps are composed only."""
+    engine = served.engine.model_dump(exclude=_COMPOSES_STEPS)
+    return repr((served.model, engine, served.span, served.sampling, served.seed))
+
+
+def _bias(steps: list[StepPair]) -> float:
+    """How much longer the executed steps were predicted to take than they took, all together."""
+    return fmean(step.predicted_s for step in steps) / fmean(step.measured_s for step in steps) - 1
+
+
+def _metric(result: RunResult, metric: str) -> float:
+    value = run_metric(result, metric)
+    if not value:
+        raise SpecError(f"{result.scenario.name}: this run has no {metric}; give another `technique.metric`.")
+    return value

@@ -1,0 +1,80 @@
+"""What a scenario and its baseline gave on both clocks, and how far their speedups are apart.
+
+speedup = how many times better the scenario's metric is than its baseline's
+quotient = simulated speedup / executed speedup
+"""
+
+__all__ = ["Sides", "TechniqueRun", "TechniqueVerdict"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+from perfmodel.specs.technique import Technique
+
+
+class Sides(NamedTuple):
+    """A figure with the technique and of the baseline."""
+
+    scenario: float
+    baseline: float
+
+
+@dataclass(frozen=True)
+class TechniqueRun:
+    """One workload: the metric on both clocks, and the bias of the executed steps' predicted durations."""
+
+    simulated: Sides
+    executed: Sides
+    step_bias: Sides
+
+
+@dataclass(frozen=True)
+class TechniqueVerdict:
+    """A technique over its runs, each of another seed: medians, since a run on a shared machine may go astray."""
+
+    technique: Technique
+    file: str
+    runs: Sequence[TechniqueRun]
+
+    @property
+    def simulated(self) -> float:
+        """Simulated speedup."""
+        return median(self.technique.speedup(*run.simulated) for run in self.runs)
+
+    @property
+    def executed(self) -> float:
+        """Executed speedup."""
+        return median(self.technique.speedup(*run.executed) for run in self.runs)
+
+    @property
+    def quotients(self) -> list[float]:
+        """Simulated over executed speedup of each run."""
+        speedup = self.technique.speedup
+        return [speedup(*run.simulated) / speedup(*run.executed) for run in self.runs]
+
+    @property
+    def quotient(self) -> float:
+        """Simulated over executed speedup: the median over the runs, each compared with itself."""
+        return median(self.quotients)
+
+    @property
+    def step_bias(self) -> Sides:
+        """How much longer steps are predicted to take than they take, of the scenario and of the baseline."""
+        return Sides(*(median(run.step_bias[side] for run in self.runs) for side in range(2)))
+
+    def to_json(self) -> dict[str, Any]:
+        bias = self.step_bias
+        return {
+            "technique": self.technique.name,
+            "file": self.file,
+            "page": self.technique.page,
+            "metric": self.technique.metric,
+            "simulated": self.simulated,
+            "executed": self.executed,
+            "quotient": self.quotient,
+            "quotients": self.quotients,
+            "step_bias": bias.scenario,
+            "baseline_step_bias": bias.baseline,
+        }

@@ -1,0 +1,80 @@
+"""Speedups of techniques on both clocks: the arithmetic, with runs that are given."""
+
+import json
+
+import pytest
+
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.specs.catalog import data_dir
+from perfmodel.validate.technique_runs import Sides, TechniqueRun
+from perfmodel.validate.techniques import validate_techniques
+from perfmodel.validate.written import report_markdown
+
+FOLDER = data_dir("scenarios") / "techniques"
+
+
+def run(simulated, executed):
+    return TechniqueRun(Sides(*simulated), Sides(*executed), Sides(0.0, 0.0))
+
+
+def judged(runs, file="low-rank.yaml"):
+    return validate_techniques(FOLDER / file, len(runs), measure=lambda *_: runs)
+
+
+def test_a_quotient_is_simulated_over_executed_speedup():
+    """3 times simulated beside 2 times executed is 1.5, whatever the absolute times are."""
+    report = judged([run((10.0, 30.0), (200.0, 400.0))])
+    (row,) = report.techniques
+    assert (row["simulated"], row["executed"], row["quotient"]) == (3.0, 2.0, 1.5)
+    assert report.metrics["speedup"].median_ape == pytest.approx(0.5)
+    assert report.kind == json.loads(json.dumps(report.to_json()))["kind"] == "techniques"
+
+
+def test_a_common_error_of_both_sides_cancels():
+    """A machine that is twice as slow as predicted, with the technique and without, has the predicted speedup."""
+    assert judged([run((10.0, 15.0), (20.0, 30.0))]).techniques[0]["quotient"] == 1.0
+
+
+def test_one_run_gone_astray_does_not_move_the_verdict():
+    good, astray = run((10.0, 20.0), (10.0, 20.0)), run((10.0, 20.0), (10.0, 80.0))
+    assert judged([good, astray, good]).techniques[0]["quotient"] == 1.0
+
+
+def test_throughput_counts_the_other_way_round():
+    assert judged([run((30.0, 10.0), (30.0, 10.0))], "static-batching.yaml").techniques[0]["simulated"] == 3.0
+
+
+def test_the_baseline_is_the_scenario_without_the_technique():
+    seen = []
+
+    def measure(scenario, baseline, metric, repeats):
+        seen.append((scenario.name, baseline.name, metric, repeats))
+        assert scenario.model != baseline.model
+        return [run((1.0, 1.0), (1.0, 1.0))]
+
+    validate_techniques(FOLDER / "low-rank.yaml", 3, measure=measure)
+    assert seen == [("technique-low-rank", "technique-low-rank", "mean_e2el_ms", 3)]
+
+
+def test_what_is_not_executed_is_listed_and_the_others_are_judged():
+    def measure(scenario, baseline, metric, repeats):
+        if "low-rank" in scenario.name:
+            raise PerfmodelError("thin matrices are not executed yet.")
+        return [run((1.0, 1.0), (1.0, 1.0))]
+
+    report = validate_techniques(FOLDER, measure=measure)
+    assert report.covered == report.rows - 1
+    assert any("low-rank.yaml: thin matrices" in note for note in report.notes)
+    text = report_markdown(report, "perfmodel validate techniques workloads/scenarios/techniques")
+    assert "## Techniques" in text
+    assert "| 2:4 sparsity |" in text
+    assert "2:4 sparsity" in str(report)
+
+
+def test_a_folder_without_pairs_is_refused_with_the_way_out(tmp_path):
+    with pytest.raises(SpecError, match="no such file"):
+        validate_techniques(tmp_path / "nowhere")
+    with pytest.raises(SpecError, match="with `technique`"):
+        validate_techniques(tmp_path)
+    with pytest.raises(SpecError, match="no `technique` block"):
+        validate_techniques(data_dir("scenarios") / "tiny-llama-cpu.yaml")
