@@ -1,9 +1,10 @@
 """Random workloads for engines, and a driver of the plainest kind to serve them: what laws are checked on."""
 
-__all__ = ["Case", "Served", "cases", "serve_stepwise"]
+__all__ = ["Case", "Served", "cases", "judged", "serve_stepwise", "speculating_cases"]
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from random import Random
 
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from perfmodel.engine import (
     Scheduler,
     SchedulerConfig,
     ServeLoop,
+    Speculation,
     StepPlan,
 )
 
@@ -78,6 +80,36 @@ def cases(draw: st.DrawFn, max_requests: int = 25) -> Case:
     )
 
 
+@st.composite
+def speculating_cases(draw: st.DrawFn) -> Case:
+    """As `cases`, with drafts of every shape: chains, trees, more slots than depth, chosen by the batch."""
+    case, nodes = draw(cases()), draw(st.sampled_from([(0, 1), (0, 1, 2, 3, 4), (0, 3, 5), (0, 9, 9, 9)]))
+    depth = st.integers(0, len(nodes) - 1)
+    rows = st.lists(st.lists(depth, min_size=1, max_size=5).map(tuple), max_size=3).map(tuple)
+    speculation = Speculation(
+        nodes, draw(rows), draw(st.sampled_from([None, None, 1, 3])), draw(st.sampled_from([False, False, True]))
+    )
+    slots = -(-speculation.spare_slots // BLOCK_SIZE)
+    return replace(
+        case,
+        config=replace(case.config, speculation=speculation),
+        num_blocks=case.num_blocks + slots,
+        rolling_span=None if case.rolling_span is None else case.rolling_span + nodes[-1],
+    )
+
+
+def judged(case: Case, plan: StepPlan, seed: int = 0) -> list[int] | None:
+    """How many of the drafted tokens of each decode are right: anything, but the same whoever asks."""
+    if not plan.draft_depths:
+        return None
+    speculation = case.config.speculation
+    assert speculation is not None
+    return [
+        Random(f"{seed} {request.request_id} {request.num_output_tokens}").randint(0, depth + speculation.pipelined)
+        for request, depth in zip(plan.decodes, plan.draft_depths, strict=True)
+    ]
+
+
 @dataclass
 class Served:
     """What a run did: plan fingerprints, the requests as they ended, the tick of the end."""
@@ -116,7 +148,7 @@ def serve_stepwise(
         now, served.busy = now + step, served.busy + step
         while coming and coming[0].arrival <= now:
             loop.add(coming.pop(0))
-        served.requests += loop.finish_step(plan, now - step, now)[0]
+        served.requests += loop.finish_step(plan, now - step, now, judged(case, plan))[0]
         after_step(loop, plan)
     served.end = now
     assert loop.scheduler.blocks.num_free == case.num_blocks

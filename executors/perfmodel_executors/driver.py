@@ -122,12 +122,13 @@ def serve(
                 return now
             clock.wait_until(min(ticks))
             continue
-        clock.pass_step(backend.execute(plan).duration)
+        outcome = backend.execute(plan)
+        clock.pass_step(outcome.duration)
         end = clock.now
         # As on the simulated clock: what arrives until the step's last tick has arrived before it ends.
         for request in arrivals.pop_due(end):
             loop.add(request)
-        finished, record = loop.finish_step(plan, now, end)
+        finished, record = loop.finish_step(plan, now, end, outcome.num_accepted)
         for request in finished:
             on_finished(request)
             arrivals.on_finished(end)

@@ -25,10 +25,12 @@ class StepPlan:
     model needs; `grants` gives them all.
 
     decodes:         requests granted one token each, with all earlier tokens computed; and what they draft beside it
-    draft_depths:    how deep each of `decodes` drafts, in their order (0: it only decodes); empty if nobody drafts
+    draft_depths:    how deep each of `decodes` drafts, in their order (0: it only decodes); empty if nobody drafts.
+                     Pipelined drafters work on what comes after all `decodes` of a plan with depths, of 0, too
     num_draft_tokens: drafted tokens that the step verifies, over all `decodes`: all nodes of a tree (`Speculation`)
     decode_context:  sum over `decodes` of the tokens in their KV, the new one included, drafted ones not
     decode_windowed: for each span of the scheduler's config, the sum over `decodes` of min(KV tokens, span)
+    num_accepted_tokens: once applied, how many drafted tokens were right
     chunks:          every other grant
     samples:         requests of `chunks` that have a new output token after this step
     singles:         requests of `decodes` whose one token ends a prompt, or a sequence to recompute
@@ -55,6 +57,7 @@ class StepPlan:
         "group_tokens",
         "index",
         "is_complete",
+        "num_accepted_tokens",
         "num_chunk_tokens",
         "num_draft_tokens",
         "num_gaps",
@@ -74,7 +77,7 @@ class StepPlan:
         self.decode_context = 0
         self.decode_windowed: tuple[int, ...] = ()
         self.draft_depths: list[int] = []
-        self.num_draft_tokens = 0
+        self.num_draft_tokens = self.num_accepted_tokens = 0
         self.chunks: list[Grant] = []
         self.num_chunk_tokens = 0
         self.num_gaps = 0

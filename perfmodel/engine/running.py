@@ -35,6 +35,7 @@ class RunningRequests:
         self._on_preempted = on_preempted
         self._threshold = config.long_prefill_token_threshold
         self._recomputes = not config.keeps_kv
+        self._nodes = config.speculation.nodes if config.speculation is not None else (0,)
         self._num_admissions = 0
         self._prompts: list[Request] = []
         self._joining: list[Request] = []
@@ -231,9 +232,11 @@ class RunningRequests:
             # A request whose last token is in flight frees its blocks by itself, and has nothing left to recompute.
             candidates = (r for r in self.requests if r.num_remaining_tokens or r is request)
             victim = max(candidates, key=self._key)
-            taken_back = _take_back(victim, plan)
+            num_drafted = plan.num_draft_tokens
+            taken_back = _take_back(victim, plan, self._nodes)
+            num_drafted -= plan.num_draft_tokens
             given_back += taken_back
-            self._preempt(victim, plan, victim.num_computed_tokens - taken_back)
+            self._preempt(victim, plan, victim.num_computed_tokens - (taken_back - num_drafted))
             if victim is request:
                 return None
         return given_back
@@ -270,16 +273,24 @@ class RunningRequests:
             assert request in members or num_needed <= 0, request
 
 
-def _take_back(victim: Request, plan: StepPlan) -> int:
-    """Take back what `plan`, made in order, has granted `victim`; returns the tokens."""
+def _take_back(victim: Request, plan: StepPlan, nodes: tuple[int, ...]) -> int:
+    """Take back what `plan`, made in order, has granted `victim`; returns the tokens.
+
+    nodes: tokens that drafts of each depth have
+    """
     if victim.last_step != plan.index:
         return 0
     given_back = 0
-    for granted in (plan.decodes, plan.samples):
-        if victim in granted:
-            granted.remove(victim)
-            victim.num_promised_tokens -= 1
-            given_back += granted is plan.decodes
+    if victim in plan.decodes:
+        place = plan.decodes.index(victim)
+        num_drafted = nodes[plan.draft_depths.pop(place)] if plan.draft_depths else 0
+        del plan.decodes[place]
+        plan.num_draft_tokens -= num_drafted
+        victim.num_promised_tokens -= 1
+        given_back += 1 + num_drafted
+    if victim in plan.samples:
+        plan.samples.remove(victim)
+        victim.num_promised_tokens -= 1
     for grant in [g for g in plan.chunks if g.request is victim]:
         plan.chunks.remove(grant)
         plan.num_chunk_tokens -= grant.num_new_tokens

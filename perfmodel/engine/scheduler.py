@@ -13,10 +13,11 @@ __all__ = ["Scheduler"]
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from perfmodel.engine.batching import DISCIPLINES
 from perfmodel.engine.config import SchedulerConfig
+from perfmodel.engine.drafting import DraftingRequests
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import StepPlan
 from perfmodel.engine.policies import POLICIES
@@ -35,7 +36,12 @@ class Scheduler:
         self.num_prefix_tokens_asked = 0
         self.num_prefix_tokens_hit = 0
         self._key = POLICIES[config.scheduling_policy]
+        self._drafting: DraftingRequests | None = None
         self._running = RunningRequests(config, blocks, self._key, self._requeue)
+        self._spare_slots = 0
+        if config.speculation is not None:
+            self._running = self._drafting = DraftingRequests(config, blocks, self._key, self._requeue)
+            self._spare_slots = config.speculation.spare_slots
         self._discipline = DISCIPLINES[config.batching]
         self._max_batch = min(config.max_num_seqs, self._discipline.max_batch or config.max_num_seqs)
         self._waiting: list[tuple[tuple[int, ...], Request]] = []  # heap by policy key
@@ -139,7 +145,7 @@ class Scheduler:
                 f"max_num_batched_tokens={config.max_num_batched_tokens}; raise it or "
                 + ("set enable_chunked_prefill" if config.keeps_kv else "keep the KV cache")
             )
-        most = self._reservation(request, longest)
+        most = max(self._reservation(request, longest), longest + self._spare_slots)
         if blocks.num_filled(most) + blocks.num_buffers > blocks.num_blocks:
             raise WorkloadError(
                 f"request {request.request_id} needs KV blocks for {most} tokens, but the pool has {blocks.num_blocks} "
@@ -247,8 +253,10 @@ class Scheduler:
             outputs = request.max_output_tokens
             if config.rounds_output:
                 outputs = 1 << (outputs - 1).bit_length()
-            return min(request.num_prompt_tokens + outputs - 1, config.max_model_len)
-        return config.max_model_len if config.is_contiguous or self._discipline.reserves_all else needed
+            return min(request.num_prompt_tokens + outputs - 1, config.max_model_len) + self._spare_slots
+        if config.is_contiguous or self._discipline.reserves_all:
+            return config.max_model_len + self._spare_slots
+        return needed
 
     def _sum_up(self, plan: StepPlan) -> None:
         """Enter who decodes, and what they have in their KV."""
@@ -261,6 +269,8 @@ class Scheduler:
             context, windowed = cohort.context, cohort.windowed
         else:
             plan.decodes += alone
+            if plan.draft_depths:
+                plan.draft_depths += [0] * len(alone)
             alone, context, windowed = plan.decodes, 0, [0] * len(spans)
         plan.decode_context = context + sum([request.num_computed_tokens for request in alone])
         plan.decode_windowed = tuple(
@@ -275,9 +285,15 @@ class Scheduler:
 
     # ---------------------------------------------------------------- what came of a plan
 
-    def apply(self, plan: StepPlan, now: int) -> list[Request]:
-        """Take the tokens that `plan` has sampled by `now`; returns the requests that are done."""
+    def apply(self, plan: StepPlan, now: int, num_accepted: Sequence[int] | None = None) -> list[Request]:
+        """Take the tokens that `plan` has sampled by `now`; returns the requests that are done.
+
+        num_accepted: see `Outcome`; needed for a plan with drafts
+        """
         cohort = self._running.cohort
+        if plan.draft_depths and self._drafting is not None:
+            assert num_accepted is not None, "the backend did not say which drafted tokens were right"
+            self._drafting.take_accepted(plan, num_accepted)
         plan.num_gaps = plan.num_samples - self._note_uneven(plan, now)
         if cohort.covers(plan):
             finished, alone = cohort.apply(plan, now), plan.singles

@@ -5,11 +5,14 @@ device's; a request that arrives during step N is first seen when N+1 starts and
 
     plan = loop.start_step(now)           # the step that runs now (and, asynchronously, the next one is planned)
     outcome = backend.execute(plan)       # a driver lets `outcome.duration` pass on its clock
-    finished, record = loop.finish_step(plan, started, now)
+    finished, record = loop.finish_step(plan, started, now, outcome.num_accepted)
+
+With speculation nothing is planned ahead: what a step may compute depends on how many drafted tokens were right.
 """
 
 __all__ = ["ServeLoop"]
 
+from collections.abc import Sequence
 from operator import add
 
 from perfmodel.engine.plan import StepPlan, StepRecord
@@ -22,7 +25,7 @@ class ServeLoop:
 
     def __init__(self, scheduler: Scheduler, async_scheduling: bool = True) -> None:
         self.scheduler = scheduler
-        self.async_scheduling = async_scheduling
+        self.async_scheduling = async_scheduling and scheduler.config.speculation is None
         self._ahead: StepPlan | None = None
         # Of a leap whose plans are made: index and context of its first, and the counts beside it.
         self._leap: tuple[int, int, tuple[int, int, int]] | None = None
@@ -56,10 +59,12 @@ class ServeLoop:
         self._ahead = self.scheduler.plan(now, admits) if self.async_scheduling else None
         return plan
 
-    def finish_step(self, plan: StepPlan, started: int, now: int) -> tuple[list[Request], StepRecord]:
+    def finish_step(
+        self, plan: StepPlan, started: int, now: int, num_accepted: Sequence[int] | None = None
+    ) -> tuple[list[Request], StepRecord]:
         """`plan` has been executed from `started` to `now`: the requests it finished, and its record."""
         counts = self.scheduler.counts()
-        finished = self.scheduler.apply(plan, now)
+        finished = self.scheduler.apply(plan, now, num_accepted)
         return finished, _record(plan, 1, started, now, now - started, counts, plan.index, plan.decode_context)
 
     def max_leap(self, plan: StepPlan) -> int:
@@ -119,10 +124,13 @@ def _record(
         started,
         now,
         first_duration,
-        num_decodes + plan.num_chunk_tokens,
+        plan.num_tokens,
         num_decodes,
         context,
         len(plan.chunks),
         *counts,
         plan.num_gaps,
+        sum(map(bool, plan.draft_depths)),
+        plan.num_draft_tokens,
+        plan.num_accepted_tokens,
     )

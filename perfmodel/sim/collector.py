@@ -82,6 +82,7 @@ class Collector:
         self.end_tick = 0
         self.used_blocks_peak: dict[int, int] = {}  # by replica
         self.busy_ticks = 0
+        self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
 
     def __enter__(self) -> "Collector":
         return self
@@ -122,6 +123,10 @@ class Collector:
             self.end_tick = record.end
         if record.used_blocks > self.used_blocks_peak.get(replica, 0):
             self.used_blocks_peak[replica] = record.used_blocks
+        if record.num_drafts:
+            self.num_drafts += record.num_drafts
+            self.num_draft_tokens += record.num_draft_tokens
+            self.num_accepted_tokens += record.num_accepted_tokens
         if record.num_gaps:
             if record.num_steps == 1:
                 self.gaps.add(duration / TICKS_PER_S, record.num_gaps)
@@ -138,6 +143,7 @@ class Collector:
                     record.end / TICKS_PER_S,
                     record.first_duration / TICKS_PER_S,
                     *record[5:12],
+                    *record[13:],
                 )
             )
 

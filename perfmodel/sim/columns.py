@@ -62,6 +62,9 @@ class StepColumns:
     num_running: Ints
     num_waiting: Ints
     used_blocks: Ints
+    num_drafts: Ints
+    num_draft_tokens: Ints
+    num_accepted_tokens: Ints
 
     def __len__(self) -> int:
         return len(self.index)

@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from simpy.events import Event, EventPriority
 
-from perfmodel.engine import Backend, Request, ServeLoop, StepPlan, StepRecord
+from perfmodel.engine import Backend, Outcome, Request, ServeLoop, StepPlan, StepRecord
 from perfmodel.sim.clock import STEP_PRIORITY, Alarm, TickEnvironment
 from perfmodel.sim.prompt_balance import PromptBalance
 
@@ -92,6 +92,7 @@ class Lockstep:
         self._leaper = backend if can_leap and isinstance(backend, LeapingBackend) else None
         self._pending: Alarm | None = None  # the end of the step in progress, or a start to come
         self._active: list[tuple[Rank, StepPlan]] = []  # those with work in the step in progress
+        self._outcomes: list[Outcome] = []  # theirs, of a single step
         self._runs: list[Run] = []  # of the active ranks, in a leap
         self._run: Run | None = None  # the slowest, in a leap
         self._is_settled = False  # the plans of the leap are made, up to the step in progress
@@ -164,7 +165,8 @@ class Lockstep:
             self._run = run = self._runs[0] if len(active) == 1 else _SlowestRun(self._runs, num_steps)
             duration = run.duration(num_steps)
         else:
-            duration = max([self.backend.execute(plan).duration for _, plan in active])
+            self._outcomes = [self.backend.execute(plan) for _, plan in active]
+            duration = max([outcome.duration for outcome in self._outcomes])
         self._pending = self._alarm(duration, self._end)
 
     def _plans(self, now: int) -> list[tuple[Rank, StepPlan]]:
@@ -201,8 +203,8 @@ class Lockstep:
         started, now, num_steps, run = self._started, self.env.ticks, self._num_steps, self._run
         ended: list[tuple[Rank, StepRecord, list[Request]]] = []
         if run is None:
-            for rank, plan in self._active:
-                finished, record = rank.loop.finish_step(plan, started, now)
+            for (rank, plan), outcome in zip(self._active, self._outcomes, strict=True):
+                finished, record = rank.loop.finish_step(plan, started, now, outcome.num_accepted)
                 ended.append((rank, record, finished))
         else:
             assert self._leaper is not None

@@ -6,17 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
 
-from perfmodel.cost import Calibration, EngineProfile, MemoryPlan, StepTimer, Usage, energy_j
+from perfmodel.cost import Calibration, EngineProfile, MemoryPlan, SpeculationTimer, StepTimer, Usage, energy_j
 from perfmodel.cost.draws import Draw
 from perfmodel.cost.offload import least_restored_tokens, restore_cost
 from perfmodel.engine import HostBlocks, Request, StepRecord
+from perfmodel.errors import SpecError
+from perfmodel.sim.acceptance import SimulatedAcceptance
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.front_end import FrontEnd
 from perfmodel.sim.lockstep import Lockstep
 from perfmodel.sim.replica import Replica, SimulatedBackend
 from perfmodel.sim.router import ROUTERS, Router, least_outstanding
-from perfmodel.sim.serving import build_locksteps, build_serve_loop
-from perfmodel.sim.step_costs import step_tables_of
+from perfmodel.sim.serving import build_locksteps, build_serve_loop, scheduler_config
+from perfmodel.sim.speculating import SpeculatingBackend
+from perfmodel.sim.step_costs import draft_tables_of, step_tables_of
 from perfmodel.specs.cluster import PoolSpec
 from perfmodel.specs.scenario import Scenario
 
@@ -34,10 +37,10 @@ class Pool:
     spec: PoolSpec
     scenario: Scenario
     memory: MemoryPlan
-    timer: StepTimer
+    timer: StepTimer | SpeculationTimer
     ranks: tuple[tuple[Replica, ...], ...]
     route: Router
-    backend: SimulatedBackend
+    backend: SimulatedBackend | SpeculatingBackend
 
     @property
     def engines(self) -> list[Replica]:
@@ -87,8 +90,8 @@ def build_pool(
     draw: factors on what steps take
     """
     mine = scenario.of_pool(spec)
-    timer = StepTimer(step_tables_of(mine, calibration, profile), draw)
-    backend = SimulatedBackend(timer)
+    timer = _timer(mine, calibration, profile, draw)
+    backend = _backend(mine, timer)
     num_ranks = mine.engine.data_parallel_size
 
     num_engines = spec.replicas * num_ranks
@@ -99,9 +102,10 @@ def build_pool(
     locksteps = build_locksteps(mine.engine, num_engines, together, env, backend, timer.tables.graph, can_leap)
 
     second_tier = _second_tier(mine, timer, backend)
+    config = scheduler_config(mine, timer=timer if isinstance(timer, SpeculationTimer) else None)
 
     def engine(index: int, lockstep: Lockstep) -> Replica:
-        loop = build_serve_loop(mine, memory.num_kv_blocks, host=second_tier())
+        loop = build_serve_loop(mine, memory.num_kv_blocks, host=second_tier(), config=config)
         return Replica(lockstep, index, loop, on_finished, on_step, front_end())
 
     engines = [engine(first_index + i, lockstep) for i, lockstep in enumerate(locksteps)]
@@ -109,7 +113,9 @@ def build_pool(
     return Pool(spec, mine, memory, timer, ranks, router_over(spec.router or scenario.cluster.router, ranks), backend)
 
 
-def _second_tier(scenario: Scenario, timer: StepTimer, backend: SimulatedBackend) -> Callable[[], HostBlocks | None]:
+def _second_tier(
+    scenario: Scenario, timer: StepTimer | SpeculationTimer, backend: SimulatedBackend | SpeculatingBackend
+) -> Callable[[], HostBlocks | None]:
     """What makes the second tier of each engine, if it has one; `backend` then charges for what comes back."""
     offload = scenario.engine.kv_offload
     if offload is None:
@@ -120,6 +126,27 @@ def _second_tier(scenario: Scenario, timer: StepTimer, backend: SimulatedBackend
     block_bytes = cost.bytes_per_token * scenario.engine.block_size
     capacity = int(offload.capacity_bytes // block_bytes) if block_bytes else 0
     return lambda: HostBlocks(capacity, least)
+
+
+def _timer(
+    scenario: Scenario, calibration: Calibration, profile: EngineProfile, draw: Draw | None
+) -> StepTimer | SpeculationTimer:
+    tables = step_tables_of(scenario, calibration, profile)
+    drafts = draft_tables_of(scenario, calibration, profile, tables)
+    return StepTimer(tables, draw) if drafts is None else SpeculationTimer(tables, drafts, draw)
+
+
+def _backend(scenario: Scenario, timer: StepTimer | SpeculationTimer) -> SimulatedBackend | SpeculatingBackend:
+    if isinstance(timer, StepTimer):
+        return SimulatedBackend(timer)
+    config = timer.drafts.config
+    if config.acceptance is None:
+        raise SpecError(
+            f"{scenario.name}: engine.speculative_config has no acceptance, which a simulation needs: give a rate, or "
+            f"the file that `perfmodel execute` has measured."
+        )
+    acceptance = SimulatedAcceptance(config, scenario.seed)
+    return SpeculatingBackend(timer, acceptance, config.depth + 1 if config.pipelined else None)
 
 
 class _Ranks:

@@ -11,9 +11,10 @@ from perfmodel.cost.decode_curve import DecodeRun
 from perfmodel.cost.offload import RestoreCost
 from perfmodel.cost.step_timer import StepTimer
 from perfmodel.engine import Outcome, Request, ServeLoop, StepPlan, StepRecord
-from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, to_ticks
+from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm
 from perfmodel.sim.front_end import FrontEnd
 from perfmodel.sim.lockstep import Lockstep
+from perfmodel.sim.restoring import restoring
 
 
 class SimulatedBackend:
@@ -34,10 +35,7 @@ class SimulatedBackend:
             plan.decode_windowed,
             plan.group_tokens,
         )
-        if plan.num_restored_tokens and self.restore is not None:
-            restored = plan.num_restored_tokens, plan.num_restored_blocks
-            duration += to_ticks(self.restore.added_s(duration / TICKS_PER_S, *restored))
-        return Outcome(duration)
+        return Outcome(duration + restoring(plan, duration, self.restore))
 
     def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
         return self.timer.decode_run(

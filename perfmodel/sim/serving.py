@@ -4,11 +4,12 @@ __all__ = ["build_locksteps", "build_serve_loop", "scheduler_config"]
 
 from math import ceil
 
+from perfmodel.cost import SpeculationTimer
 from perfmodel.engine import Backend, HostBlocks, KVBlockManager, Scheduler, SchedulerConfig, ServeLoop
-from perfmodel.errors import PerfmodelError
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.graph import StepGraph
 from perfmodel.sim.clock import TickEnvironment, to_ticks
+from perfmodel.sim.draft_lengths import speculation_of
 from perfmodel.sim.engine_rules import rules_of
 from perfmodel.sim.lockstep import Lockstep
 from perfmodel.sim.prompt_balance import PromptBalance
@@ -17,8 +18,13 @@ from perfmodel.specs.model.kv_cache import surplus_tokens
 from perfmodel.specs.scenario import Scenario
 
 
-def scheduler_config(scenario: Scenario, record_positions: bool = False) -> SchedulerConfig:
-    """The scheduler's settings; `max_model_len` defaults to what the model was made for."""
+def scheduler_config(
+    scenario: Scenario, record_positions: bool = False, timer: SpeculationTimer | None = None
+) -> SchedulerConfig:
+    """The scheduler's settings; `max_model_len` defaults to what the model was made for.
+
+    timer: see `speculation_of`
+    """
     engine, model = scenario.engine, served_model(scenario.model, scenario.engine)
     is_contiguous = engine.kv_cache == "contiguous"
     rules = rules_of(engine)
@@ -40,23 +46,32 @@ def scheduler_config(scenario: Scenario, record_positions: bool = False) -> Sche
         batching=engine.batching,
         batch_timeout=to_ticks(engine.batch_timeout_ms / 1e3),
         spans=model.attention_spans,
+        speculation=speculation_of(scenario, timer),
         record_positions=record_positions,
     )
 
 
 def build_serve_loop(
-    scenario: Scenario, num_blocks: int, record_positions: bool = False, host: HostBlocks | None = None
+    scenario: Scenario,
+    num_blocks: int,
+    record_positions: bool = False,
+    host: HostBlocks | None = None,
+    config: SchedulerConfig | None = None,
 ) -> ServeLoop:
-    """A serve loop with an empty engine of `num_blocks` KV blocks, and a second tier for them if there is a `host`."""
+    """A serve loop with an empty engine of `num_blocks` KV blocks, and a second tier for them if there is a `host`.
+
+    config: the scenario's, where it is known
+    """
     engine = scenario.engine
-    if engine.speculative_config is not None:
-        raise PerfmodelError(f"{scenario.name}: speculative_config is not served yet; leave it out.")
+    config = config or scheduler_config(scenario, record_positions)
     model = served_model(scenario.model, engine)
     span = 0 if engine.kv_cache == "off" else model.rolling_span
+    if span is not None and config.speculation is not None:
+        span += config.speculation.nodes[-1]  # a drafted token must not take the place of one that is still seen
     can_share = engine.enable_prefix_caching and engine.kv_cache == "paged"
     num_buffers = ceil(surplus_tokens(model) / engine.block_size) if engine.kv_cache != "off" else 0
     blocks = KVBlockManager(num_blocks, engine.block_size, can_share, span, num_buffers, host)
-    scheduler = Scheduler(scheduler_config(scenario, record_positions), blocks)
+    scheduler = Scheduler(config, blocks)
     return ServeLoop(scheduler, engine.plans_ahead)
 
 

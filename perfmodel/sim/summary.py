@@ -85,6 +85,7 @@ def summarize(
         "kv_cache_waste": kv_cache_waste(scenario, requests),
         "preemptions": totals.num_preemptions,
         "prefix_cache_hit_rate": _ratio(totals.prefix_tokens_hit, totals.prefix_tokens_asked),
+        **_speculation(collector),
         "bound_share": dict(totals.bound_share),
         "num_steps": collector.num_steps,
         "origin": calibration.origin if calibration else "measured",
@@ -96,6 +97,17 @@ def summarize(
     if totals.kv_offload is not None:
         summary["kv_offload"] = dict(totals.kv_offload)
     return summary | {"interval": _intervals(summary, ensemble)}
+
+
+def _speculation(collector: Collector) -> dict[str, float | None]:
+    """In vLLM's terms: the share of drafted tokens that were right, and the tokens that a draft brought, with the one
+    that comes in any case. Of a tree every node is a drafted token."""
+    drafts, tokens, accepted = collector.num_drafts, collector.num_draft_tokens, collector.num_accepted_tokens
+    return {
+        "acceptance_rate": _ratio(accepted, tokens),
+        "mean_acceptance_length": 1 + accepted / drafts if drafts else None,
+        "num_draft_tokens": tokens,
+    }
 
 
 def _ratio(amount: float, base: float) -> float | None:

@@ -18,7 +18,7 @@ from perfmodel.sim.lockstep import Lockstep
 from perfmodel.sim.replica import Replica
 from perfmodel.sim.router import ROUTERS
 from perfmodel_executors import driver as executed
-from workloads import Case, cases
+from workloads import Case, cases, judged, speculating_cases
 
 Ends = list[tuple[int, int | None, int | None, int | None]]
 
@@ -26,13 +26,15 @@ Ends = list[tuple[int, int | None, int | None, int | None]]
 class RecordingBackend:
     """Durations drawn by a seed, so that both drivers meet equal outcomes; keeps the plans' fingerprints."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, case: Case, seed: int) -> None:
         self.fingerprints: list[str] = []
+        self._case, self._seed = case, seed
         self._rng = Random(seed)
 
     def execute(self, plan: StepPlan) -> Outcome:
         self.fingerprints.append(plan.fingerprint())
-        return Outcome(self._rng.choice([1, 7, 40, 1000]) + plan.num_tokens)
+        duration = self._rng.choice([1, 7, 40, 1000]) + plan.num_tokens
+        return Outcome(duration, None, judged(self._case, plan, self._seed))
 
 
 def ends_of(finished: list[Request]) -> Ends:
@@ -40,7 +42,7 @@ def ends_of(finished: list[Request]) -> Ends:
 
 
 def run_simulated(case: Case, seed: int, concurrency: int | None) -> tuple[list[str], Ends]:
-    env, backend, finished = TickEnvironment(), RecordingBackend(seed), []
+    env, backend, finished = TickEnvironment(), RecordingBackend(case, seed), []
     client: OpenLoopClient | ClosedLoopClient
 
     def on_finished(_: Replica, request: Request) -> None:
@@ -59,13 +61,15 @@ def run_simulated(case: Case, seed: int, concurrency: int | None) -> tuple[list[
 
 
 def run_executed(case: Case, seed: int, concurrency: int | None) -> tuple[list[str], Ends]:
-    backend, finished = RecordingBackend(seed), []
+    backend, finished = RecordingBackend(case, seed), []
     requests = iter(case.requests())
     executed.serve(case.loop(), backend, requests, finished.append, lambda record: None, concurrency)
     return backend.fingerprints, ends_of(finished)
 
 
-@given(cases(), st.integers(0, 10**6), st.sampled_from([None, None, None, 1, 4]))
+@given(
+    st.one_of(cases(), cases(), speculating_cases()), st.integers(0, 10**6), st.sampled_from([None, None, None, 1, 4])
+)
 @settings(max_examples=1200, deadline=None)
 def test_both_drivers_make_identical_plans(case: Case, seed: int, concurrency: int | None) -> None:
     if concurrency is not None:  # users of a closed loop all start at once

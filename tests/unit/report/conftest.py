@@ -85,6 +85,7 @@ def make_steps(num, seed=0):
         num_running=decodes + chunks,
         num_waiting=np.maximum((4 * waves).astype(np.int64), 0),
         used_blocks=decodes * 60,
+        **{name: np.zeros(num, np.int64) for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")},
     )
 
 

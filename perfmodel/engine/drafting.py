@@ -1,0 +1,128 @@
+"""`DraftingRequests`: who runs, where requests that decode draft tokens, too (`perfmodel.engine.speculation`).
+
+What a request gets from a step differs from request to request, so there is no cohort: each is looked at in every step.
+A plan advances counts by the one token that comes in any case; `take_accepted` adds what was right of the drafts.
+"""
+
+__all__ = ["DraftingRequests"]
+
+from collections.abc import Callable, Sequence
+
+from perfmodel.engine.config import SchedulerConfig
+from perfmodel.engine.kv_blocks import KVBlockManager
+from perfmodel.engine.plan import StepPlan
+from perfmodel.engine.policies import Policy
+from perfmodel.engine.request import Request, RequestStatus
+from perfmodel.engine.running import RunningRequests
+from perfmodel.engine.speculation import AcceptanceEstimate
+
+
+class DraftingRequests(RunningRequests):
+    """As its base, for a `config` with speculation."""
+
+    def __init__(
+        self, config: SchedulerConfig, blocks: KVBlockManager, key: Policy, on_preempted: Callable[[Request], None]
+    ) -> None:
+        super().__init__(config, blocks, key, on_preempted)
+        assert config.speculation is not None
+        self._speculation = config.speculation
+        self._estimate = AcceptanceEstimate(config.speculation.estimate)
+        self._has_draft: set[Request] = set()  # pipelined: the drafter was right about all so far, and has gone on
+
+    def admit(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
+        super().admit(request, num_new_tokens, plan)
+        self._prompts.clear()  # nobody needs to be told apart from a cohort
+        self._joining.clear()
+
+    def grant(self, plan: StepPlan, budget: int, decodes: bool = True) -> int:
+        depth = self._depth_of_step() if decodes else 0
+        budget = self._grant_each(plan, budget, decodes, depth)
+        if not plan.num_draft_tokens and not (depth and self._speculation.pipelined):
+            plan.draft_depths = []
+        return budget
+
+    def _depth_of_step(self) -> int:
+        speculation = self._speculation
+        if not speculation.depths and speculation.disable_by_batch_size is None:
+            return speculation.depth
+        num_decodes = sum(
+            [
+                request.num_prompt_tokens + request.num_promised_tokens == request.num_computed_tokens + 1
+                and request.num_promised_tokens < request.max_output_tokens
+                for request in self.requests
+            ]
+        )
+        return speculation.depth_at(max(num_decodes, 1), self._estimate.value)
+
+    def _grant_each(self, plan: StepPlan, budget: int, decodes: bool, most_deep: int) -> int:
+        """Grant tokens in order of admission, drafts of at most `most_deep`; returns what is left of the budget."""
+        block_size, nodes, running = self._blocks.block_size, self._nodes, RequestStatus.RUNNING
+        has_draft = self._has_draft if self._speculation.pipelined else self.requests
+        for request in tuple(self.requests):
+            promised, computed = request.num_promised_tokens, request.num_computed_tokens
+            lacking = request.max_output_tokens - promised
+            if not lacking or request.status is not running:
+                continue  # done, in a batch that ends together, or preempted a moment ago
+            num_slots, deep = request.num_prompt_tokens + promised - computed, 0
+            if num_slots == 1 and not decodes:
+                continue
+            if budget <= 0:
+                plan.is_complete = False
+                continue
+            is_chunk = num_slots > 1
+            if is_chunk:
+                num_slots = self.chunk(num_slots, budget)
+            elif most_deep and promised and request in has_draft:
+                deep = lacking - 1 if lacking <= most_deep else most_deep
+                if nodes[deep] >= budget:
+                    deep = self._speculation.depth_within(deep, budget - 1)
+                num_slots += nodes[deep]
+            if computed + num_slots > len(request.block_ids) * block_size:
+                given_back = self._find_blocks(request, computed + num_slots, plan)
+                if given_back is None:
+                    continue  # the request itself was the one to give way
+                budget += given_back
+            budget -= num_slots
+            if is_chunk:
+                self._grant_chunk(request, num_slots, plan)
+            else:
+                self._grant_decode(request, deep, plan)
+        return budget
+
+    def _find_blocks(self, request: Request, num_tokens: int, plan: StepPlan) -> int | None:
+        """Give `request` blocks for `num_tokens`: the tokens taken back from others for it, or None if it fell."""
+        if self._blocks.num_needed(request, num_tokens) <= 0:
+            return 0  # of a rolling cache it has all
+        given_back = self._make_room(request, num_tokens, plan)
+        if given_back is not None:
+            self._blocks.allocate(request, num_tokens)
+        return given_back
+
+    def _grant_decode(self, request: Request, depth: int, plan: StepPlan) -> None:
+        if not request.num_promised_tokens or request.last_step != plan.index - 1:
+            plan.resumed.append(request)
+        request.num_computed_tokens += 1
+        request.num_promised_tokens += 1
+        request.last_step = plan.index
+        plan.decodes.append(request)
+        plan.draft_depths.append(depth)
+        plan.num_draft_tokens += self._nodes[depth]
+
+    def take_accepted(self, plan: StepPlan, num_accepted: Sequence[int]) -> None:
+        """Of what each of `decodes` has drafted, so many tokens were right: they count as computed, and as output."""
+        is_pipelined = self._speculation.pipelined
+        self._has_draft.clear()
+        num_judged = num_right = 0
+        for request, depth, right in zip(plan.decodes, plan.draft_depths, num_accepted, strict=True):
+            assert 0 <= right <= depth + is_pipelined, f"{request} drafted {depth} tokens, not {right}"
+            if right > depth:
+                self._has_draft.add(request)
+                right = depth
+            if depth:
+                num_judged += right + (right < depth)
+                num_right += right
+                request.num_computed_tokens += right
+                request.num_promised_tokens += right
+                request.num_output_tokens += right
+        self._estimate.add(num_judged, num_right)
+        plan.num_accepted_tokens = num_right

@@ -1,0 +1,60 @@
+"""`SpeculatingBackend`: the cost model of steps that draft and verify, with acceptance drawn."""
+
+__all__ = ["SpeculatingBackend", "num_drafting"]
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from perfmodel.cost import SpeculationTimer
+from perfmodel.cost.offload import RestoreCost
+from perfmodel.engine import Outcome, StepPlan
+from perfmodel.sim.acceptance import SimulatedAcceptance
+from perfmodel.sim.restoring import restoring
+
+
+class SpeculatingBackend:
+    """Asks `timer` how long a plan takes, and `acceptance` which of its drafted tokens are right.
+
+    restore: what KV that comes back from a second tier adds
+    ahead: pipelined: how deep the drafter goes in a step, for every request that decodes
+    """
+
+    def __init__(self, timer: SpeculationTimer, acceptance: SimulatedAcceptance, ahead: int | None = None) -> None:
+        self._timer = timer
+        self._acceptance = acceptance
+        self._ahead = ahead
+        self.restore: RestoreCost | None = None
+
+    def execute(self, plan: StepPlan) -> Outcome:
+        num_decodes = len(plan.decodes)
+        duration = self._timer.step(
+            plan.num_chunk_tokens,
+            len(plan.samples),
+            plan.chunk_lengths if plan.chunks else (),
+            num_decodes,
+            plan.decode_context,
+            plan.decode_windowed,
+            plan.group_tokens,
+            self._drafting(plan),
+            plan.num_draft_tokens,
+        )
+        duration += restoring(plan, duration, self.restore)
+        return Outcome(duration, None, self._acceptance.judge(plan))
+
+    def _drafting(self, plan: StepPlan) -> Sequence[int]:
+        if not plan.draft_depths:
+            return ()
+        if self._ahead is not None:
+            return (len(plan.decodes),) * self._ahead
+        return num_drafting(plan.draft_depths)
+
+
+def num_drafting(depths: Sequence[int]) -> tuple[int, ...]:
+    """How many of `depths` are at least 1, 2 ... up to the deepest."""
+    deepest = max(depths)
+    if len(depths) * deepest == sum(depths):
+        return (len(depths),) * deepest
+    exactly = [0] * (deepest + 1)
+    for depth in depths:
+        exactly[depth] += 1
+    return tuple(reversed(list(accumulate(reversed(exactly[1:])))))
