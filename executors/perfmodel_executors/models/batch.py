@@ -2,7 +2,7 @@
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
-__all__ = ["Segment", "StepBatch", "TreeNodes", "Trees", "build_batch", "slot"]
+__all__ = ["Segment", "StepBatch", "TreeNodes", "Trees", "build_batch", "first_rows", "slot"]
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -126,9 +126,7 @@ def build_batch(
             "drafted tokens are not verified in a rolling KV cache (model_changes.window), where one that is turned "
             "down has overwritten one that is still seen; leave out the window or engine.speculative_config."
         )
-    decodes = [i for i, segment in enumerate(segments) if segment.nodes is None and len(segment.tokens) == 1]
-    chunks = [i for i, segment in enumerate(segments) if segment.nodes is None and len(segment.tokens) > 1]
-    trees = [i for i, segment in enumerate(segments) if segment.nodes is not None]
+    decodes, chunks, trees = _sorted(segments)
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -165,6 +163,20 @@ def build_batch(
         ring=ring,
         kept_W=integers(kept) if ring is not None and len(kept) < len(tokens) else None,
     )
+
+
+def _sorted(segments: Sequence[Segment]) -> tuple[list[int], list[int], list[int]]:
+    """Segments of one token, longer ones, and those of trees, in the order of their rows."""
+    decodes = [i for i, segment in enumerate(segments) if segment.nodes is None and len(segment.tokens) == 1]
+    chunks = [i for i, segment in enumerate(segments) if segment.nodes is None and len(segment.tokens) > 1]
+    return decodes, chunks, [i for i, segment in enumerate(segments) if segment.nodes is not None]
+
+
+def first_rows(segments: Sequence[Segment]) -> list[int]:
+    """The row of the batch at which each segment begins."""
+    order = [i for part in _sorted(segments) for i in part]
+    starts = dict(zip(order, _starts(segments, order), strict=False))
+    return [starts[i] for i in range(len(segments))]
 
 
 def _starts(segments: Sequence[Segment], chosen: Sequence[int]) -> list[int]:

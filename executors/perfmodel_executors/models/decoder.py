@@ -86,22 +86,34 @@ class Decoder:
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
         """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`."""
-        kernels, weights = self.kernels, self.weights
+        return self.logits(self.through(batch, cache), batch)
+
+    def logits(self, x_TC: Tensor, batch: StepBatch) -> Tensor:
+        """Of the sampled rows, [S, V], from what the last layer gives for all."""
+        weights = self.weights
+        x_SC = self.kernels.rms_norm(x_TC[batch.sample_rows_S], weights.final_norm, self.model.norm_eps)
+        return self.group.gather(self.kernels.linear(x_SC, weights.lm_head), self.model.vocab_size)
+
+    def through(
+        self, batch: StepBatch, cache: KVCache, first: int = 0, stop: int | None = None, x_TC: Tensor | None = None
+    ) -> Tensor:
+        """[T, C] behind layer `stop` (all of them), for tokens that come from layer `first`, or from the embedding."""
+        weights = self.weights
         assert batch.ring == self.ring, "the batch's slots are not those of this model's cache"
         rotations = Rotations(self._rope, batch.positions_T)
-        residual_TC = embed(weights.embedding, batch.tokens_T, self.group)
+        residual_TC = embed(weights.embedding, batch.tokens_T, self.group) if x_TC is None else x_TC
         update_TC: Tensor | None = None  # what the last block adds to the residual stream
-        pages = iter(cache.pages)
-        for layer, layer_weights in zip(self.part.iter_layers(), weights.layers, strict=True):
+        layers = list(zip(self.part.iter_layers(), weights.layers, strict=True))
+        num_below = sum(isinstance(layer.mixer, Attention) for layer, _ in layers[:first])
+        pages = iter(cache.pages[num_below:])
+        for layer, layer_weights in layers[first:stop]:
             if isinstance(layer.mixer, Attention) and layer_weights.mixer is not None:
                 x_TC, residual_TC = self._norm(update_TC, residual_TC, layer_weights.mixer_norm)
                 update_TC = self._attention(x_TC, layer.mixer, layer_weights.mixer, next(pages), batch, rotations)
             if layer.ffn is not None:
                 x_TC, residual_TC = self._norm(update_TC, residual_TC, layer_weights.ffn_norm)
                 update_TC = self._feed_forward(x_TC, layer.ffn, layer_weights)
-        x_TC = residual_TC if update_TC is None else residual_TC + update_TC
-        x_SC = kernels.rms_norm(x_TC[batch.sample_rows_S], weights.final_norm, self.model.norm_eps)
-        return self.group.gather(kernels.linear(x_SC, weights.lm_head), self.model.vocab_size)
+        return residual_TC if update_TC is None else residual_TC + update_TC
 
     def next_tokens(self, batch: StepBatch, cache: KVCache) -> Tensor:
         """[S]: the next token of each sampled sequence, greedily."""

@@ -14,6 +14,7 @@ from perfmodel_executors.speculation.drafters import first_layers, in_fewer_bits
 from perfmodel_executors.speculation.model import ModelProposer, SelfProposer
 from perfmodel_executors.speculation.ngram import NgramProposer
 from perfmodel_executors.speculation.proposer import Proposer
+from perfmodel_executors.speculation.skipping import SkippingProposer
 from perfmodel_executors.speculation.speculator import Speculator
 from perfmodel_executors.speculation.tree import DraftTree
 
@@ -101,11 +102,11 @@ def _proposer(
         return ModelProposer(_beside(runner, drafter, cache), tree)
     if config.method == "self_skip":
         assert config.draft_layers is not None
-        drafter = first_layers(target, config.draft_layers)
-    else:
-        assert config.quantization is not None
-        drafter = in_fewer_bits(target, config.quantization)
-    return SelfProposer(_beside(runner, drafter, runner.cache), tree)
+        skipping = _beside(runner, first_layers(target, config.draft_layers), runner.cache)
+        # A graph's replay gives tokens only, so where there are graphs the first layers run again.
+        return SelfProposer(skipping, tree) if skipping.graphs else SkippingProposer(skipping, tree)
+    assert config.quantization is not None
+    return SelfProposer(_beside(runner, in_fewer_bits(target, config.quantization), runner.cache), tree)
 
 
 def _beside(runner: StepRunner, drafter: Decoder, cache: KVCache) -> StepRunner:

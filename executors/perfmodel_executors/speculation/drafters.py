@@ -67,4 +67,5 @@ def _widths(weights: DecoderWeights) -> list[int]:
 
 
 def _with(decoder: Decoder, model: ModelSpec, weights: DecoderWeights) -> Decoder:
-    return Decoder(model, decoder.dtype, 0, decoder.kernels, weights, decoder.device)
+    attention = "standard" if decoder.is_standard else "flash"
+    return Decoder(model, decoder.dtype, 0, decoder.kernels, weights, decoder.device, attention=attention)

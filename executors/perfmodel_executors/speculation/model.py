@@ -35,9 +35,19 @@ class SelfProposer:
             active = [i for i, each in enumerate(drafting) if each.depth > depth]
             segments = [] if depth else self._unasked(drafting, chunks)
             segments += [self._level(drafting[i], drafts[i], depth) for i in active]
-            for i, found in zip(active, self._next(segments, depth, len(active)), strict=True):
+            for i, found in zip(active, self._next(segments, depth, active), strict=True):
                 drafts[i] += found
         return drafts
+
+    def verify(
+        self,
+        runner: StepRunner,
+        drafting: Sequence[Drafting],
+        drafts: Sequence[Sequence[int]],
+        segments: Sequence[Segment],
+        is_warm_up: bool = False,
+    ) -> list[int]:
+        return runner.run(segments, is_warm_up)
 
     def settle(self, drafting: Sequence[Drafting], num_accepted: Sequence[int]) -> None:
         """The KV is that of the model that has verified."""
@@ -61,17 +71,20 @@ class SelfProposer:
         nodes = self._tree.nodes(level.start, level.stop)
         return Segment(tokens, computed, drafting.block_table, is_verified=True, nodes=nodes)
 
-    def _next(self, segments: Sequence[Segment], depth: int, num_active: int) -> list[list[int]]:
+    def _next(self, segments: Sequence[Segment], depth: int, active: Sequence[int]) -> list[list[int]]:
         """The nodes of the next depth, for each of the sequences that draft."""
-        width = self._tree.widths[depth]
-        if width == 1 and self._tree.is_chain:
-            return [[token] for token in self.runner.run(segments)]
-        rows = self.runner.candidates(segments, width)
-        per_sequence = len(rows) // num_active
+        rows = self._candidates(segments, self._tree.widths[depth], active)
+        per_sequence = len(rows) // len(active)
         return [
-            [token for row in rows[i * per_sequence : (i + 1) * per_sequence] for token in row]
-            for i in range(num_active)
+            [token for row in rows[start : start + per_sequence] for token in row]
+            for start in range(0, len(rows), per_sequence)
         ]
+
+    def _candidates(self, segments: Sequence[Segment], width: int, active: Sequence[int]) -> list[list[int]]:
+        """The likeliest successors of each row that is wanted; `active`: which sequences the last segments are of."""
+        if width == 1:
+            return [[token] for token in self.runner.run(segments)]
+        return self.runner.candidates(segments, width)
 
 
 class ModelProposer(SelfProposer):

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 
 from perfmodel_executors.models.batch import Segment
+from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.speculation.proposer import Drafting
 
 _BYTES = array("i").itemsize
@@ -47,6 +48,16 @@ class NgramProposer:
         return [
             lookup(each.tokens, self._longest, self._shortest, each.depth) if each.depth else [] for each in drafting
         ]
+
+    def verify(
+        self,
+        runner: StepRunner,
+        drafting: Sequence[Drafting],
+        drafts: Sequence[Sequence[int]],
+        segments: Sequence[Segment],
+        is_warm_up: bool = False,
+    ) -> list[int]:
+        return runner.run(segments, is_warm_up)
 
     def settle(self, drafting: Sequence[Drafting], num_accepted: Sequence[int]) -> None:
         """Nothing is remembered."""

@@ -52,6 +52,17 @@ class Proposer(Protocol):
         """
         ...
 
+    def verify(
+        self,
+        runner: StepRunner,
+        drafting: Sequence[Drafting],
+        drafts: Sequence[Sequence[int]],
+        segments: Sequence[Segment],
+        is_warm_up: bool = False,
+    ) -> list[int]:
+        """What `runner.run` gives for the step's `segments`, those of `drafting` with their drafts first."""
+        ...
+
     def settle(self, drafting: Sequence[Drafting], num_accepted: Sequence[int]) -> None:
         """So many tokens of each were right."""
         ...

@@ -53,7 +53,7 @@ class Speculator:
         """Take the step. Nothing is remembered of it until `proposer.settle`, so it may be taken twice."""
         drafts = self.proposer.propose(drafting, chunks)
         segments = [self._segment(each, draft) for each, draft in zip(drafting, drafts, strict=True)]
-        flat = self._runner.run([*segments, *chunks], is_warm_up)
+        flat = self.proposer.verify(self._runner, drafting, drafts, [*segments, *chunks], is_warm_up)
         chosen, start = [], 0
         for segment in (*segments, *chunks):
             chosen.append(flat[start : start + segment.num_wanted])

@@ -1,0 +1,167 @@
+"""Greedy speculation changes which steps there are, not one token: whoever drafts, under any engine, in fp32."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch", reason="the executor needs torch")
+
+from executor_models import MODELS  # noqa: E402
+from test_backend import alone  # noqa: E402
+
+from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop, Speculation  # noqa: E402
+from perfmodel.errors import PerfmodelError  # noqa: E402
+from perfmodel.specs.engine import EngineSpec  # noqa: E402
+from perfmodel.specs.model.spec import QuantizationSpec  # noqa: E402
+from perfmodel.specs.speculation import MeasuredAcceptance, SpeculativeConfig  # noqa: E402
+from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
+from perfmodel_executors.driver import serve  # noqa: E402
+from perfmodel_executors.models.decoder import Decoder  # noqa: E402
+from perfmodel_executors.runner import StepRunner  # noqa: E402
+from perfmodel_executors.speculation import build_speculator  # noqa: E402
+from perfmodel_executors.speculation.ngram import lookup  # noqa: E402
+from perfmodel_executors.speculation.tree import DraftTree  # noqa: E402
+from workloads import BLOCK_SIZE, Case, cases  # noqa: E402
+
+DECODERS = {name: Decoder(MODELS[name], torch.float32, seed=1) for name in ("gqa", "window", "moe")}
+DECODERS["int8"] = Decoder(
+    replace(MODELS["gqa"], dtype="fp32", quantization=QuantizationSpec(kv_cache="int8")), torch.float32, seed=1
+)
+OTHER = Decoder(MODELS["gqa"], torch.float32, seed=2)  # of the same vocabulary; nearly always wrong
+METHODS = {
+    "ngram": SpeculativeConfig(method="ngram", num_speculative_tokens=3, prompt_lookup_max=2, prompt_lookup_min=1),
+    "itself": SpeculativeConfig(method="draft_model", model=MODELS["gqa"], num_speculative_tokens=3),
+    "another": SpeculativeConfig(method="draft_model", model=MODELS["gqa"], num_speculative_tokens=4),
+    "skip": SpeculativeConfig(method="self_skip", draft_layers=1, num_speculative_tokens=3),
+    "quantized": SpeculativeConfig(method="self_quantized", quantization="w8a16", num_speculative_tokens=2),
+    "itself in a tree": SpeculativeConfig(method="draft_model", model=MODELS["gqa"], tree=(3, 2, 1)),
+    "skip in a tree": SpeculativeConfig(method="self_skip", draft_layers=1, tree=(2, 2, 2)),
+}
+WITHOUT_SPANS = ["gqa", "moe", "int8"]
+
+
+def served(decoder, case_config, num_blocks, requests, method, has_prefix_cache=True):
+    """Outputs by request, and the backend, of an engine that drafts as METHODS[method] says."""
+    config = METHODS[method]
+    engine = EngineSpec(speculative_config=config, block_size=BLOCK_SIZE)
+    draft = {"itself": decoder, "itself in a tree": decoder, "another": OTHER}.get(method)
+    runner = StepRunner(decoder, decoder.new_cache(BLOCK_SIZE))
+    speculator = build_speculator(runner, engine, draft)
+    backend = ExecutedBackend(decoder, BLOCK_SIZE, warms_up=False, runner=runner, speculator=speculator)
+    scheduling = replace(case_config, record_positions=True, spans=(), speculation=Speculation(config.nodes_by_depth))
+    loop = ServeLoop(Scheduler(scheduling, KVBlockManager(num_blocks, BLOCK_SIZE, has_prefix_cache)), False)
+    outputs = {}
+
+    def on_finished(request):
+        outputs[request.request_id] = backend.tokens.outputs(request)
+        backend.release(request)
+
+    serve(loop, backend, iter(requests), on_finished, lambda record: None)
+    assert len(outputs) == len(requests)
+    return outputs, backend, loop
+
+
+@st.composite
+def executed_cases(draw):
+    case = draw(cases(max_requests=6))
+    rows = tuple((arrival, prompt, min(output, 20), *rest) for arrival, prompt, output, *rest in case.rows)
+    num_blocks = max(case.num_blocks, 48)  # a tree's nodes come on top of the longest sequence
+    return replace(case, rows=rows, rolling_span=None, num_blocks=num_blocks)
+
+
+@given(executed_cases(), st.sampled_from(sorted(METHODS)), st.sampled_from(sorted(DECODERS)))
+@settings(max_examples=60, deadline=None)
+def test_the_tokens_are_those_of_the_request_alone_without_drafts(case: Case, method: str, name: str) -> None:
+    """All batching disciplines, chunked and shared prompts, preemption, KV in int8."""
+    if METHODS[method].tree and name not in WITHOUT_SPANS:
+        name = "gqa"
+    decoder = DECODERS[name]
+    outputs, _, _ = served(decoder, case.config, case.num_blocks, case.requests(), method, case.has_prefix_cache)
+    for request in case.requests():
+        assert outputs[request.request_id] == alone(decoder, request)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_preempted_requests_draft_on_to_the_same_tokens(method):
+    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=40, block_size=BLOCK_SIZE)
+    requests = [Request(i, 0, 10, 24) for i in range(4)]
+    outputs, _, loop = served(DECODERS["gqa"], config, 17, requests, method)
+    assert loop.scheduler.num_preemptions > 0
+    assert outputs == {r.request_id: alone(DECODERS["gqa"], r) for r in requests}
+
+
+@pytest.mark.parametrize("method", ["itself", "itself in a tree"])
+def test_a_drafter_that_is_the_model_is_always_right(method):
+    """Also behind prefixes that only another request has computed, so its KV is what the model's would be."""
+    config = SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=64, block_size=BLOCK_SIZE)
+    shared = tuple(("prefix", i) for i in range(5))
+    requests = [Request(i, i * 10**9, 23 + i, 17, shared) for i in range(4)]
+    _, backend, loop = served(DECODERS["gqa"], config, 100, requests, method)
+    assert loop.scheduler.num_prefix_tokens_hit > 0
+    assert backend.acceptance.accepted == backend.acceptance.examined
+    assert backend.acceptance.mean_length > 3
+
+
+def test_counts_are_conditional_by_depth_and_read_back(tmp_path):
+    config = SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=64, block_size=BLOCK_SIZE)
+    requests = [Request(i, 0, 23 + i, 20) for i in range(3)]
+    _, backend, _ = served(DECODERS["gqa"], config, 100, requests, "skip in a tree")
+    counts = backend.acceptance
+    assert all(later <= earlier for later, earlier in zip(counts.examined[1:], counts.accepted, strict=False))
+    counts.write(tmp_path / "acceptance.json")
+    measured = MeasuredAcceptance.read(tmp_path / "acceptance.json")
+    assert list(measured.rates) == counts.rates
+    assert [sum(ranks) for ranks in measured.by_rank] == counts.accepted
+
+
+def test_lookup_takes_the_longest_suffix_at_its_earliest_place():
+    text = [7, 1, 2, 3, 9, 1, 2, 3, 8, 2, 3, 5, 1, 2, 3]
+    assert lookup(text, 3, 1, 2) == [9, 1]
+    assert lookup(text, 4, 2, 5) == [9, 1, 2, 3, 8]
+    assert lookup(text, 2, 2, 1) == [9]
+    assert lookup([1, 2, 3, 4], 3, 1, 4) == []
+    assert lookup([5, 5], 5, 1, 3) == [5]
+    assert lookup([256, 1, 65536, 1], 1, 1, 1) == [65536]  # ids are matched whole, not their bytes
+
+
+def test_a_tree_counts_its_nodes_by_depth():
+    tree = DraftTree((2, 2, 1))
+    assert tree.parents == [-1, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6]
+    assert tree.depths == [0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
+    assert tree.path(9) == [2, 5, 9]
+    assert [tree.rank(node) for node in tree.path(9)] == [1, 0, 0]
+    assert tree.ancestors[9] == 1 | 1 << 2 | 1 << 5 | 1 << 9
+    assert [tree.size(depth) - 1 for depth in range(4)] == list(
+        SpeculativeConfig(method="self_skip", draft_layers=1, tree=(2, 2, 1)).nodes_by_depth
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "eagle", "num_speculative_tokens": 2}, "method=eagle is simulated only, since it needs a layer"),
+        ({"method": "self_skip", "draft_layers": 2, "num_speculative_tokens": 2}, "draft_layers=2, but .* has 2"),
+        ({"method": "self_skip", "draft_layers": 1, "tree": (8, 8)}, "has 73 nodes, and 64 are executed at most"),
+        (
+            {"method": "draft_model", "model": replace(MODELS["gqa"], vocab_size=7), "num_speculative_tokens": 2},
+            "has 7 tokens and test-model 101",
+        ),
+    ],
+)
+def test_what_is_not_executed_is_said_in_a_sentence(changes, message):
+    decoder = DECODERS["gqa"]
+    engine = EngineSpec(speculative_config=SpeculativeConfig(**changes))
+    with pytest.raises(PerfmodelError, match=message):
+        build_speculator(StepRunner(decoder, decoder.new_cache(BLOCK_SIZE)), engine)
+
+
+def test_a_tree_needs_layers_that_see_everything_and_one_device():
+    decoder = DECODERS["window"]
+    engine = EngineSpec(speculative_config=METHODS["skip in a tree"])
+    with pytest.raises(PerfmodelError, match="see a window or chunk only"):
+        build_speculator(StepRunner(decoder, decoder.new_cache(BLOCK_SIZE)), engine)
+    engine = EngineSpec(speculative_config=METHODS["skip"], tensor_parallel_size=2)
+    with pytest.raises(PerfmodelError, match="executed on one device"):
+        build_speculator(StepRunner(decoder, decoder.new_cache(BLOCK_SIZE)), engine)
