@@ -81,6 +81,15 @@ class Answers:
     def variants(self) -> list[str]:
         return list(dict.fromkeys(variant for variant, _ in self.records))
 
+    @property
+    def reference(self) -> str:
+        """The study's baseline, or the first variant where that one was not asked or has no answer."""
+        there = [
+            variant for variant in self.variants if any(r.values for (v, _), r in self.records.items() if v == variant)
+        ]
+        wanted = self.study.reference
+        return wanted if wanted in there or not there else there[0]
+
     def places(self, without: str | None = None) -> Iterator[dict[str, Label]]:
         """Every combination of labels of the axes, or of the axes but one."""
         names = [name for name in self.axes if name != without]

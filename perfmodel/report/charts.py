@@ -177,7 +177,8 @@ def _drawn(line: Line, x: Scale, y: Scale) -> Iterator[str]:
 
 def _end_labels(lines: Sequence[Line], x: Scale, y: Scale) -> Iterator[str]:
     """The name of each line right of the axes, at the height where it ends, pushed apart where they would collide."""
-    ends = sorted((y(line.points[-1][1]), line) for line in lines if line.points and not line.is_dashed)
+    labelled = [line for line in lines if line.points and not line.is_dashed]
+    ends = sorted(((y(line.points[-1][1]), line) for line in labelled), key=lambda end: end[0])
     heights = [at for at, _ in ends]
     for index in range(1, len(heights)):
         heights[index] = max(heights[index], heights[index - 1] + _LINE)

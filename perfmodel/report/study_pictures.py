@@ -52,7 +52,7 @@ def _lines(title: str, answers: Mapping[str, Answers], plot: PlotSpec, metric: s
         Panel(place_words(fixed), _panel_lines(answers, plot, metric, axis, fixed)) for fixed in first.places(axis)
     ]
     unit = first.axes[axis].unit
-    y_title = f"times better than {first.study.reference}" if plot.relative else _axis_title(metric)
+    y_title = f"times better than {first.reference}" if plot.relative else _axis_title(metric)
     if len(answers) > 1:
         title += f" (line: {next(iter(answers))}, dashed: {list(answers)[1]})"
     x_title = axis if not unit or unit in axis else f"{axis}, {unit}"
@@ -68,13 +68,13 @@ def _panel_lines(
     colours = dict(zip(variants, cycle(COLOURS), strict=False))
     for number, each in enumerate(answers.values()):
         for variant in each.variants:
-            if plot.relative and variant == each.study.reference:
+            if plot.relative and variant == each.reference:
                 continue
             xs = [float(label) for label in each.axes[axis].labels]
             ys = each.line(variant, metric, axis, fixed)
             if plot.relative:
                 is_low = each.study.metric_named(metric).is_better_low
-                base = each.line(each.study.reference, metric, axis, fixed)
+                base = each.line(each.reference, metric, axis, fixed)
                 ys = [better_by(a, b, is_low) if a and b else None for a, b in zip(ys, base, strict=True)]
             lines.append(Line(variant, xs, ys, colours.get(variant, COLOURS[0]), is_dashed=number > 0))
     return lines

@@ -88,7 +88,7 @@ def _cell(answers: Answers, variant: str, at: Mapping[str, Label], metric: str) 
     value = answers.value(variant, at, metric)
     if value is None:
         return _MISSING
-    reference = answers.study.reference
+    reference = answers.reference
     base = answers.value(reference, at, metric) if reference in answers.variants and variant != reference else None
     is_low = answers.study.metric_named(metric).is_better_low
     return short_number(value) + (f" ({times(better_by(value, base, is_low))})" if base and value else "")

@@ -25,7 +25,7 @@ def answer_words(answers: Answers) -> list[str]:
 
 def agreement_words(executed: Answers, simulated: Answers) -> str:
     """How far executed gains over the baseline are from simulated ones, over all variants, values and metrics."""
-    reference = _reference(executed)
+    reference = executed.reference
     apart = []
     for metric in _metrics(executed):
         is_low = executed.study.metric_named(metric).is_better_low
@@ -82,7 +82,7 @@ def _lines(
     found = stretches(xs, lines, is_low)
     unit = f" {answers.axes[axis].unit}".rstrip()
     yield f"{name}: {_stretches_in_words(found, len(lines), axis, unit)}."
-    reference = _reference(answers)
+    reference = answers.reference
     winners = {winner for stretch in found for winner in stretch.winners}
     told = [variant for variant in answers.variants if relative or variant in winners]
     for variant in told:
@@ -137,7 +137,7 @@ def _bars(answers: Answers, metric: str, fixed: Mapping[str, Label], name: str) 
     there = {variant: value for variant, value in values.items() if value is not None}
     winners = best_at(values, is_low)
     if winners:
-        reference = _reference(answers)
+        reference = answers.reference
         base = there.get(reference)
         gain = f", {times(better_by(there[winners[0]], base, is_low))} of {reference}" if base else ""
         yield f"{name}: {_listed(winners)} best ({short_number(there[winners[0]])}{gain})."
@@ -177,12 +177,6 @@ def _gain(
 ) -> float | None:
     one, base = answers.value(variant, at, metric), answers.value(reference, at, metric)
     return None if one is None or base is None or not one or not base else better_by(one, base, is_low)
-
-
-def _reference(answers: Answers) -> str:
-    """The study's baseline, or the first variant where that one was not run."""
-    reference = answers.study.reference
-    return reference if reference in answers.variants else answers.variants[0]
 
 
 def _metrics(answers: Answers) -> list[str]:

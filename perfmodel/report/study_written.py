@@ -128,7 +128,8 @@ def _markdown(report: StudyReport, pictures: Sequence[str]) -> str:
         lines += [f"![{name}]({name})", ""]
     for part in report.parts:
         lines += [f"## {part.title}", ""]
-        lines += ["In brackets: how many times better than " + study.reference + ".", ""]
+        reference = next(iter(part.answers.values())).reference
+        lines += [f"In brackets: how many times better than {reference}.", ""]
         for table in part.tables:
             lines += _table(table)
     notes = [*report.notes, *(note for part in report.parts for note in part.notes)]

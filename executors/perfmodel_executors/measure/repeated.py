@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.sim import RunResult, simulate
+from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.measure.calibrate import CalibratedMachine, calibrate_machine
 from perfmodel_executors.run import execute_scenario
 
 Progress = Callable[[int, int | None], None]
+Served = tuple[ModelSpec, str, str, str]
 
 
 @dataclass(frozen=True)
@@ -29,20 +31,19 @@ class ExecutedBeside:
 
 
 def execute_repeatedly(
-    scenarios: Sequence[Scenario], rounds: int, progress: Progress | None = None, budget_s: float = 20.0
+    scenarios: Sequence[Scenario], rounds: int, progress: Progress | None = None, budget_s: float = 12.0
 ) -> list[ExecutedBeside]:
     """Each of `scenarios` executed `rounds` times and simulated once, in the order given.
 
-    budget_s: wall seconds for calibrating each model of the scenarios; the first one's reference step measures drift.
-    A scenario that is not executed has the sentence that says why.
+    budget_s: wall seconds for calibrating each model in each of its formats; the first one's reference step measures
+    drift. A scenario that is not executed has the sentence that says why.
     """
-    machines: dict[str, CalibratedMachine] = {}
-    for scenario in scenarios:
-        if scenario.model.name not in machines:
-            machines[scenario.model.name] = calibrate_machine(scenario, budget_s)
-    meter = next(iter(machines.values())).times.drift_meter(every=4)
+    machines, refused = _calibrated(scenarios, budget_s)
+    problems = [refused.get(_served(scenario), "") for scenario in scenarios]
     runs: list[list[RunResult]] = [[] for _ in scenarios]
-    problems = ["" for _ in scenarios]
+    if not machines:
+        return [ExecutedBeside((), None, problem) for problem in problems]
+    meter = next(iter(machines.values())).times.drift_meter(every=4)
     rng = random.Random(scenarios[0].seed)
     for number in range(rounds):
         order = list(range(len(scenarios)))
@@ -56,9 +57,32 @@ def execute_repeatedly(
             if progress is not None:
                 progress(number * len(order) + done, rounds * len(order))
     return [
-        ExecutedBeside(of, _simulated(each, machines[each.model.name]) if of else None, problem)
+        ExecutedBeside(of, _simulated(each, machines[_served(each)]) if of else None, problem)
         for each, of, problem in zip(scenarios, runs, problems, strict=True)
     ]
+
+
+def _served(scenario: Scenario) -> Served:
+    """What a calibration is of: the model, the formats of its weights and KV, and how attention and cache work."""
+    model, engine = scenario.model, scenario.engine
+    return (model, engine.kv_cache_dtype, engine.kv_cache, engine.attention)
+
+
+def _calibrated(
+    scenarios: Sequence[Scenario], budget_s: float
+) -> tuple[dict[Served, CalibratedMachine], dict[Served, str]]:
+    """The machine for each kind of scenario, and why there is none for others."""
+    machines: dict[Served, CalibratedMachine] = {}
+    refused: dict[Served, str] = {}
+    for scenario in scenarios:
+        served = _served(scenario)
+        if served in machines or served in refused:
+            continue
+        try:
+            machines[served] = calibrate_machine(scenario, budget_s)
+        except PerfmodelError as error:
+            refused[served] = str(error)
+    return machines, refused
 
 
 def _simulated(scenario: Scenario, machine: CalibratedMachine) -> RunResult | None:

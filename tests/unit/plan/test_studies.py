@@ -7,9 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli import app
-from perfmodel.plan.points import Point, evaluate
+from perfmodel.plan.points import Point, Record, evaluate
 from perfmodel.plan.study import executed_points, quick, simulated_points
 from perfmodel.plan.sweep import sweep
+from perfmodel.report.study_pictures import study_pictures
 from perfmodel.report.study_words import answer_words
 from perfmodel.specs.study_file import list_studies, load_study
 
@@ -106,3 +107,14 @@ def test_a_study_without_an_executed_part_says_so(small: Path) -> None:
     result = CliRunner().invoke(app, ["study", str(small), "--execute"])
     assert result.exit_code == 2
     assert "leave --execute out" in result.stderr
+
+
+def test_where_the_baseline_was_not_asked_the_first_variant_stands_for_it(small: Path) -> None:
+    """And lines that end at the same height are both labelled."""
+    answers = simulated_points(load_study(small))
+    records = sweep(list(answers.points.values()), workers=1)
+    eight = [record for (variant, _), record in zip(answers.points, records, strict=True) if variant == "eight"]
+    without = answers.answered([Record(problem="left out")] * 2 + eight)
+    assert without.reference == "eight"
+    equal = answers.answered(eight * 2)
+    assert "one" in study_pictures([("here", {"simulated": equal})])["1-lines"]
