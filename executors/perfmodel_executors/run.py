@@ -13,8 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from perfmodel.sim.acceptance import SimulatedAcceptance
+from perfmodel.sim.speculating import SpeculatingBackend
 
-from perfmodel.cost import StepTables, StepTimer, plan_memory, step_costs, usd_per_hour
+from perfmodel.cost import SpeculationTimer, StepTables, StepTimer, plan_memory, step_costs, usd_per_hour
 from perfmodel.cost.calibration import Calibration
 from perfmodel.engine import Backend, Request, StepRecord
 from perfmodel.errors import PerfmodelError, WorkloadError
@@ -23,6 +25,7 @@ from perfmodel.sim.clock import to_ticks
 from perfmodel.sim.replica import SimulatedBackend
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.speculation import Acceptance
 from perfmodel.validate.executor import ExecutorComparison, ShadowedBackend, StepPair, report_executor
 from perfmodel.validate.report import ValidationReport
 from perfmodel_executors.backend import ExecutedBackend
@@ -117,8 +120,8 @@ def validate_executor(
     comparisons = []
     for number in range(repeats):
         workload = scenario.model_copy(update={"seed": scenario.seed + number})
-        simulated = simulate(workload, calibration=machine.calibration, keep_steps=True)
         executed, steps = serve_calibrated(workload, machine.times, machine.calibration, progress)
+        simulated = simulate(executed.scenario, calibration=machine.calibration, keep_steps=True)
         comparisons.append(ExecutorComparison(simulated, executed, steps))
     notes = (
         f"Calibrated here and now: {machine.calibration.source}.",
@@ -142,10 +145,15 @@ def serve_calibrated(
     return _run(scenario, shadowed, executed, progress), shadowed.pairs
 
 
-def _predictor(scenario: Scenario, calibration: Calibration) -> SimulatedBackend:
+def _predictor(scenario: Scenario, calibration: Calibration) -> Backend:
     """What the simulator asks for durations."""
-    costs = step_costs(scenario, calibration)
-    return SimulatedBackend(StepTimer(StepTables(costs.graph, costs.timer)))
+    costs, config = step_costs(scenario, calibration), scenario.engine.speculative_config
+    tables = StepTables(costs.graph, costs.timer)
+    if costs.drafts is None or config is None:
+        return SimulatedBackend(StepTimer(tables))
+    # What it makes of drafts is not looked at: durations of a given plan do not depend on it.
+    config = config.model_copy(update={"acceptance": Acceptance(rate=0.0)})
+    return SpeculatingBackend(SpeculationTimer(tables, costs.drafts), SimulatedAcceptance(config, scenario.seed))
 
 
 def as_executed(scenario: Scenario) -> Scenario:
@@ -192,7 +200,10 @@ def _run(
     out: Path | None = None,
     live: bool = False,
 ) -> RunResult:
-    """Serve the scenario's workload with `backend`, which is `executed` or stands in front of it."""
+    """Serve the scenario's workload with `backend`, which is `executed` or stands in front of it.
+
+    The result's scenario has the acceptance that was measured, for whoever simulates it.
+    """
     num_blocks = plan_memory(scenario.model, scenario.hardware, scenario.engine).num_kv_blocks
     loop = build_serve_loop(scenario, num_blocks, record_positions=True)
     workload = Workload(scenario)
@@ -224,5 +235,7 @@ def _run(
         prefix_tokens_asked=scheduler.num_prefix_tokens_asked,
         prefix_tokens_hit=scheduler.num_prefix_tokens_hit,
     )
+    if executed.acceptance is not None:
+        scenario = executed.acceptance.put_into(scenario)
     summary = summarize(scenario, collector, totals)
     return RunResult(scenario, "executed", summary, collector.requests(), collector.steps(), num_blocks)

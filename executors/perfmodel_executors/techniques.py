@@ -54,11 +54,12 @@ def measure_technique(
     runs = []
     for number in range(repeats):
         seeded = [side.model_copy(update={"seed": side.seed + number}) for side in sides]
-        simulated = [_metric(simulate(side, calibration=calibration), metric) for side in seeded]
-        executed, errors = [0.0] * _PAIR, [0.0] * _PAIR
+        simulated, executed, errors = [0.0] * _PAIR, [0.0] * _PAIR, [0.0] * _PAIR
         for i in range(_PAIR) if number % 2 else reversed(range(_PAIR)):
             result, steps = serve_calibrated(seeded[i], times[i], calibration, progress)
             executed[i], errors[i] = _metric(result, metric), _bias(steps)
+            # With the acceptance that was measured, where tokens are drafted.
+            simulated[i] = _metric(simulate(result.scenario, calibration=calibration), metric)
         runs.append(TechniqueRun(Sides(*simulated), Sides(*executed), Sides(*errors)))
     return runs
 

@@ -5,7 +5,8 @@ __all__ = ["AcceptanceCounts"]
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfmodel.specs.speculation import MeasuredAcceptance
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.speculation import Acceptance, MeasuredAcceptance
 from perfmodel_executors.speculation.tree import DraftTree
 
 
@@ -62,6 +63,23 @@ class AcceptanceCounts:
             accepted=tuple(self.accepted),
             by_rank=None if self._tree.is_chain else tuple(map(tuple, self.by_rank)),
         )
+
+    def acceptance(self) -> Acceptance | None:
+        """What was counted, for a simulation; None if nothing was drafted. Depths that nothing got to are left out."""
+        if not self.num_steps:
+            return None
+        if self._tree.is_chain:
+            return Acceptance(per_position=tuple(self.rates))
+        counted = [(n, ranks) for n, ranks in zip(self.examined, self.by_rank, strict=True) if n]
+        return Acceptance(per_rank=tuple(tuple(a / n for a in ranks) for n, ranks in counted))
+
+    def put_into(self, scenario: Scenario) -> Scenario:
+        """The scenario with the acceptance that was counted."""
+        acceptance, config = self.acceptance(), scenario.engine.speculative_config
+        if acceptance is None or config is None:
+            return scenario
+        config = config.model_copy(update={"acceptance": acceptance})
+        return scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"speculative_config": config})})
 
     def write(self, path: Path) -> None:
         """The counts as JSON, unless nothing was drafted."""
