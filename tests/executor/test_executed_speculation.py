@@ -72,7 +72,7 @@ def executed_cases(draw):
 
 
 @given(executed_cases(), st.sampled_from(sorted(METHODS)), st.sampled_from(sorted(DECODERS)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_tokens_are_those_of_the_request_alone_without_drafts(case: Case, method: str, name: str) -> None:
     """All batching disciplines, chunked and shared prompts, preemption, KV in int8."""
     if METHODS[method].tree and name not in WITHOUT_SPANS:
