@@ -99,7 +99,13 @@ def _executed(points: "StudyPoints") -> "StudyPart":
 
 def _left_out(file: "StudyFile", execute: bool) -> list[str]:
     part = file.study.executed
-    return [f"Not executed: {label}: {why}" for label, why in part.leave_out.items()] if part and execute else []
+    if part is None or not execute:
+        return []
+    apart = (
+        "Executed points share one drift meter; the simulations beside them come from one calibration for each model "
+    )
+    apart += "and format, minutes apart, so that the machine's drift between calibrations is in the simulated gains."
+    return [apart, *(f"Not executed: {label}: {why}" for label, why in part.leave_out.items())]
 
 
 def _command(name: str, execute: bool, quick: bool, overrides: Sequence[str] | None, report_file: Path | None) -> str:

@@ -205,12 +205,12 @@ def _bar(bar: Bar, x: Scale, at: float) -> Iterator[str]:
 
 def _dots(dots: Sequence[Dot], x: Scale, y: Scale) -> Iterator[str]:
     """Each with its name beside it, moved up or down where names would lie on each other."""
-    taken: list[tuple[float, float, float]] = []  # left, right, height of the names so far
+    taken = [(x(dot.x) - 5, x(dot.x) + 5, y(dot.y) + 4) for dot in dots]  # left, right, height of dots and names
     for dot in sorted(dots, key=lambda each: (y(each.y), x(each.x))):
         left, at = x(dot.x) + 8, y(dot.y) + 4
         right = left + text_width(dot.name)
         while any(abs(at - other) < _LINE - 2 and left < end and right > start for start, end, other in taken):
-            at += 3
+            at += 2
         taken.append((left, right, at))
         fill = dot.colour if dot.is_front else "#FFFFFF"
         ring = f'fill="{fill}" stroke="{dot.colour}" stroke-width="2"'

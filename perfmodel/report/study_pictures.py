@@ -3,6 +3,7 @@
 __all__ = ["study_pictures"]
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle
 
 from perfmodel.plan.findings import better_by, ladder_gains, pareto_front
@@ -84,7 +85,8 @@ def _pareto(title: str, answers: Answers, plot: PlotSpec, metric: str) -> str:
     x = plot.x or ""
     low = [answers.study.metric_named(name).is_better_low for name in (x, metric)]
     panels: dict[str, list[Dot]] = {}
-    for fixed in answers.places():
+    ends = {name: axis.shortened for name, axis in answers.axes.items()}  # panels for all values would be too small
+    for fixed in replace(answers, axes=ends).places():
         points = {v: (answers.value(v, fixed, x), answers.value(v, fixed, metric)) for v in answers.variants}
         front = pareto_front(points, low)
         panels[place_words(fixed)] = [

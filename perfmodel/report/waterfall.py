@@ -13,7 +13,7 @@ from perfmodel.report.chart_axes import Scale, scale_over, short_number
 from perfmodel.report.charts import document, text_width
 from perfmodel.report.style import BLUE, GREY, GRID, VERMILION
 
-_ROW, _TOP, _BETWEEN = 24, 62, 56
+_ROW, _TOP, _BETWEEN = 24, 72, 56
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ def _reached(gains: Sequence[float | None]) -> list[float]:
 
 
 def _axis(x: Scale, bottom: float, title: str, x_title: str) -> Iterator[str]:
-    yield f'<text x="{x.start:.1f}" y="{_TOP - 12}" font-weight="600">{escape(title)}</text>'
+    for line, text in enumerate(title.split(", ", 1)):
+        yield f'<text x="{x.start:.1f}" y="{_TOP - 26 + 15 * line}" font-weight="600">{escape(text)}</text>'
     for tick in x.ticks:
         yield f'<line x1="{x(tick):.1f}" y1="{_TOP}" x2="{x(tick):.1f}" y2="{bottom}" stroke="{GRID}"/>'
         yield f'<text x="{x(tick):.1f}" y="{bottom + 16}" text-anchor="middle">{short_number(tick)}</text>'
