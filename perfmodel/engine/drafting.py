@@ -52,7 +52,10 @@ class DraftingRequests(RunningRequests):
                 for request in self.requests
             ]
         )
-        return speculation.depth_at(max(num_decodes, 1), self._estimate.value)
+        depth = speculation.depth_at(max(num_decodes, 1), self._estimate.value)
+        if num_decodes and not depth:
+            self._estimate.fade()
+        return depth
 
     def _grant_each(self, plan: StepPlan, budget: int, decodes: bool, most_deep: int) -> int:
         """Grant tokens in order of admission, drafts of at most `most_deep`; returns what is left of the budget."""

@@ -65,19 +65,24 @@ class Speculation:
 class AcceptanceEstimate:
     """The share of judged tokens that were right lately: older ones fade over some `_MEMORY` judged tokens.
 
-    A token is judged when all before it were right.
+    A token is judged when all before it were right. Where nothing is drafted for lack of promise, nothing would ever be
+    judged again: then the estimate goes back, slowly, to where it began.
     """
 
     _MEMORY = 500.0
 
     def __init__(self, start: float) -> None:
-        self.value = start
+        self.value = self._start = start
         self._judged = self._MEMORY
         self._right = self._MEMORY * start
 
-    def add(self, num_judged: int, num_right: int) -> None:
+    def add(self, num_judged: int, num_right: float) -> None:
         """Of so many tokens judged in a step, so many were right."""
         kept = self._MEMORY / (self._MEMORY + num_judged)
         self._judged = (self._judged + num_judged) * kept
         self._right = (self._right + num_right) * kept
         self.value = self._right / self._judged
+
+    def fade(self) -> None:
+        """A step has passed in which nothing was drafted, since it did not promise to pay."""
+        self.add(1, self._start)

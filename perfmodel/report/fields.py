@@ -54,6 +54,8 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
             Field("kv_cache_usage_peak", "Peak KV cache usage", "%", 1, 100.0),
             Field("kv_cache_waste", "Empty share of held KV", "%", 1, 100.0),
             Field("prefix_cache_hit_rate", "Prefix cache hit rate", "%", 1, 100.0),
+            Field("acceptance_rate", "Drafted tokens that were right", "%", 1, 100.0),
+            Field("mean_acceptance_length", "Tokens of a draft, with the model's own", "", 2),
             Field("preemptions", "Preemptions", digits=0),
             Field("gpu_hours", "Device hours", "h", 3),
             Field("usd_per_million_output_tokens", "Cost per million output tokens", "USD", 3),

@@ -25,6 +25,8 @@ _WORDS = {
     "max_context": "longest context that fits",
     "kv_cache_usage_peak": "peak use of the KV cache",
     "prefix_cache_hit_rate": "prefix cache hit rate",
+    "acceptance_rate": "share of drafted tokens that were right",
+    "mean_acceptance_length": "tokens of a draft, with the model's own",
 }
 _SHORT = {"ttft": "time to first token", "tpot": "time per output token", "itl": "ITL", "e2el": "end-to-end latency"}
 _UNITS = {"fraction": "", "count": "", "requests/s": "req/s", "bytes": "B", "times": "x"}

@@ -47,6 +47,8 @@ _RUN = {
     "kv_cache_waste": Metric("fraction", True),
     "kv_cache_filled": Metric("fraction", False),
     "prefix_cache_hit_rate": Metric("fraction", False),
+    "acceptance_rate": Metric("fraction", False),
+    "mean_acceptance_length": Metric("count", False),
     "preemptions": Metric("count", True),
     "usd_per_million_output_tokens": Metric("USD", True),
     "energy_j": Metric("J", True),
