@@ -148,7 +148,7 @@ def test_a_mistake_is_one_sentence_with_its_place(scenario_file: Write, old: str
         ("engine.max_num_seq=4", "engine.max_num_seq: unknown key 'max_num_seq'. Did you mean 'max_num_seqs'"),
         ("engine.max_num_seqs=abc", "engine.max_num_seqs: found 'abc', allowed a whole number."),
         ("engine.max_num_seqs.x=3", "engine.max_num_seqs is 64, it has no field 'x'."),
-        ("enginee.x=1", "enginee: unknown key 'enginee'. Did you mean 'engine'?"),
+        ("enginee.x=1", "enginee: unknown key 'enginee'. Did you mean 'engine'"),
         ("foo", "found no `field=value`"),
         ("=3", "found no `field=value`"),
         ("engine.block_size=2x", "found nothing to multiply, a number in the file is needed"),
