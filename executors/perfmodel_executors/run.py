@@ -13,16 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from perfmodel.sim.acceptance import SimulatedAcceptance
-from perfmodel.sim.speculating import SpeculatingBackend
 
 from perfmodel.cost import SpeculationTimer, StepTables, StepTimer, plan_memory, step_costs, usd_per_hour
 from perfmodel.cost.calibration import Calibration
 from perfmodel.engine import Backend, Request, StepRecord
 from perfmodel.errors import PerfmodelError, WorkloadError
 from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, build_serve_loop, simulate, summarize
+from perfmodel.sim.acceptance import SimulatedAcceptance
 from perfmodel.sim.clock import to_ticks
 from perfmodel.sim.replica import SimulatedBackend
+from perfmodel.sim.speculating import SpeculatingBackend
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.speculation import Acceptance
