@@ -6,7 +6,6 @@ Whoever predicts a scenario (the simulator, `explain`, reports) asks here, so th
 __all__ = ["StepCosts", "scenario_drafts", "scenario_fits", "scenario_graph", "step_costs"]
 
 from dataclasses import dataclass
-from math import prod
 
 from perfmodel.cost.calibration import Calibration
 from perfmodel.cost.calibrations import load_calibration
@@ -56,22 +55,11 @@ class StepCosts:
         )
 
     def tokens_per_decode(self, shape: BatchShape) -> float:
-        """Tokens that a step of `shape` brings a decoding sequence on average; 1 where acceptance is not known.
-
-        Pipelined, a round has a draft to verify if all was right in the one before, the guess of the model's own token
-        included; else it brings one token, and the drafter starts anew behind it: a chain of two states, in balance.
-        """
+        """Tokens that a step of `shape` brings a decoding sequence on average; 1 where acceptance is not known."""
         config = self.drafts.config if self.drafts is not None else None
-        depth = self.draft_depth(shape)
-        if config is None or config.acceptance is None or not depth:
+        if config is None or config.acceptance is None:
             return 1.0
-        tokens = config.expected_tokens(depth)
-        if not config.pipelined:
-            return tokens
-        rates = config.acceptance.rates(depth)
-        stays, comes = prod(rates) * rates[-1], rates[0]
-        ready = comes / (1.0 + comes - stays) if comes else 0.0
-        return ready * tokens + (1.0 - ready)
+        return config.expected_tokens(self.draft_depth(shape))
 
     @property
     def calibration(self) -> Calibration:

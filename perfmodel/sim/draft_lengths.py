@@ -55,7 +55,7 @@ def draft_lengths(
     for i in range(_NUM_ESTIMATES):
         factor = (i + 0.5) / _NUM_ESTIMATES / max(expected, 1e-9)
         profiles.append(tuple(min(rate * factor, 1.0) for rate in rates))
-    tokens = [[_tokens(config, profile, k) for k in range(config.depth + 1)] for profile in profiles]
+    tokens = [[config.expected_tokens(k, profile) for k in range(config.depth + 1)] for profile in profiles]
     batches = _batches(scenario.engine.max_num_seqs)
     times = {batch: [timer.expected_time(batch, k, context) for k in range(config.depth + 1)] for batch in batches}
     rows = []
@@ -100,16 +100,3 @@ def _judged_rate(rates: tuple[float, ...]) -> float:
     """The share of the judged tokens that are right: a token is judged when all before it were right."""
     judged = [prod(rates[:i]) for i in range(len(rates))]
     return sum(a * rate for a, rate in zip(judged, rates, strict=True)) / sum(judged)
-
-
-def _tokens(config: SpeculativeConfig, rates: tuple[float, ...], depth: int) -> float:
-    """Tokens that a step brings a sequence which drafts so deep.
-
-    Pipelined, it has a draft to verify with probability p = p a_1 ... a_(k+1) + (1 - p) a_1.
-    """
-    tokens = 1 + sum(prod(rates[: i + 1]) for i in range(depth))
-    if not config.pipelined or not depth:
-        return tokens
-    stays = prod(rates[:depth]) * rates[min(depth, len(rates) - 1)]
-    has_draft = rates[0] / (1 + rates[0] - stays)
-    return has_draft * tokens + 1 - has_draft

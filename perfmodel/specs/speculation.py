@@ -6,6 +6,7 @@ What a draft costs follows from the method (`perfmodel.cost.speculation`); how m
 
 __all__ = ["Acceptance", "Lookahead", "MeasuredAcceptance", "SpeculativeConfig"]
 
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 from math import prod
@@ -263,12 +264,24 @@ class SpeculativeConfig(Spec):
         widths = self.tree or (1,) * self.depth
         return tuple(accumulate((prod(widths[: i + 1]) for i in range(len(widths))), initial=0))
 
-    def expected_tokens(self, depth: int | None = None) -> float:
+    def expected_tokens(self, depth: int | None = None, rates: Sequence[float] | None = None) -> float:
         """Tokens that a step brings a sequence on average, 1 included, drafting so deep (all the way unless given).
+
+        rates: acceptance by depth; by default what `acceptance`, which must be given, says
 
         Leviathan et al. 2023 (eq. 1) for a rate a: (1 - a^(k+1)) / (1 - a); for trees 1 plus the sum over nodes of the
         products of acceptances on the path, as in Medusa (Cai et al. 2024).
+
+        Pipelined, a step has a draft to verify if all was right in the one before, the guess of the model's own token
+        included; else it brings one token. With probability p = p a_1 ... a_(k+1) + (1 - p) a_1 it has one.
         """
-        assert self.acceptance is not None
-        rates = self.acceptance.rates(self.depth, self.tree)[: self.depth if depth is None else depth]
-        return 1 + sum(prod(rates[: i + 1]) for i in range(len(rates)))
+        if rates is None:
+            assert self.acceptance is not None
+            rates = self.acceptance.rates(self.depth, self.tree)
+        depth = self.depth if depth is None else depth
+        tokens = 1 + sum(prod(rates[: i + 1]) for i in range(depth))
+        if not self.pipelined or not depth:
+            return tokens
+        stays = prod(rates[:depth]) * rates[min(depth, len(rates) - 1)]
+        has_draft = rates[0] / (1 + rates[0] - stays)
+        return has_draft * tokens + 1 - has_draft
