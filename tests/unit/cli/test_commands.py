@@ -148,7 +148,7 @@ def test_validate_of_what_is_not_there_is_one_sentence(run, kind):
     result = run("validate", kind, "somewhere")
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: validate {kind}")
-    assert run("validate", kind, "somewhere", "--repeat", 2).stderr.startswith("error: --set")
+    assert run("validate", kind, "somewhere", "--repeat", 2).stderr.startswith("error: --repeat goes with")
 
 
 @pytest.mark.parametrize(
