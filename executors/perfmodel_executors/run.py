@@ -33,7 +33,7 @@ from perfmodel_executors.device import DeviceClock, device_name, find_device, me
 from perfmodel_executors.driver import WallClock, serve
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, StepTimes, calibrate_machine
 from perfmodel_executors.measure.drift import DriftMeter
-from perfmodel_executors.models.support import check_kv_engine, with_plain_weights
+from perfmodel_executors.models.support import check_engine, with_plain_weights
 from perfmodel_executors.parallel.ranks import open_ranks
 from perfmodel_executors.prompts import text_of
 from perfmodel_executors.runner import RunnerSetup, StepRunner
@@ -63,7 +63,7 @@ def execute_scenario(
     Raises PerfmodelError for what is not executed yet, DoesNotFitError and WorkloadError as the simulator does.
     """
     torch.set_num_threads(1)
-    check_kv_engine(scenario.engine)
+    check_engine(scenario.engine)
     check_speculation(scenario.model, scenario.engine)
     scenario = as_executed(scenario)
     engine = scenario.engine
@@ -113,7 +113,7 @@ def validate_executor(
     the drift of a shared machine would be counted as an error of the model.
     """
     check_one_cpu(scenario)
-    check_kv_engine(scenario.engine)
+    check_engine(scenario.engine)
     check_speculation(scenario.model, scenario.engine)
     scenario = as_executed(scenario)
     machine = calibrate_machine(scenario, budget_s, min_rounds, progress)

@@ -21,7 +21,7 @@ from perfmodel_executors.measure.calibrate import (
     documented,
     time_together,
 )
-from perfmodel_executors.models.support import check_kv_engine
+from perfmodel_executors.models.support import check_engine
 from perfmodel_executors.run import as_executed, check_one_cpu, serve_calibrated
 from perfmodel_executors.speculation import check_speculation
 
@@ -66,7 +66,7 @@ def measure_technique(
 
 def _checked(scenario: Scenario) -> Scenario:
     check_one_cpu(scenario)
-    check_kv_engine(scenario.engine)
+    check_engine(scenario.engine)
     check_speculation(scenario.model, scenario.engine)
     return as_executed(scenario)
 

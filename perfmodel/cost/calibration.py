@@ -22,6 +22,9 @@ from perfmodel.cost.rates import FALLBACKS
 from perfmodel.ops.formats import SPARSE_RATE
 from perfmodel.specs.base import Spec
 
+# TF32 is multiplied by the tensor units that multiply 16 bits: where it was not measured, it reaches the same share of
+# its own peak.
+_SAME_UNITS = {"tf32": ("bf16", "fp16")}
 _NO_SIZES: Mapping[str, Any] = {}
 
 
@@ -106,7 +109,10 @@ class Calibration(Spec):
         rate = rate.removesuffix(SPARSE_RATE)
         rates = (*((format,) if format else ()), rate)
         names = (*(f"{family}/{each}" for each in rates), family)
-        for name in (*names, *(f"{family}/{other}" for other in FALLBACKS.get(rate, ()))):
+        for name in (
+            *names,
+            *(f"{family}/{other}" for other in (*_SAME_UNITS.get(rate, ()), *FALLBACKS.get(rate, ()))),
+        ):
             found = self._nearest(name, extent)
             if found is not None:
                 return found

@@ -61,11 +61,14 @@ class LinearFormat:
 
 
 def served_model(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
-    """The model in the formats that the engine serves it in: `dtype`, `quantization` and `kv_cache_dtype` applied.
+    """The model in the formats that the engine serves it in: `dtype`, `float32_matmul_precision`, `quantization` and
+    `kv_cache_dtype` applied.
 
     Raises SpecError for an unknown name, with the nearest known ones.
     """
     served = with_quantization(with_dtype(model, engine.dtype), engine.quantization)
+    if engine.float32_matmul_precision == "high" and served.dtype == "fp32":
+        served = replace(served, float32_rate="tf32")
     if engine.profile in _QUANTIZES_BEFORE and _has_static_scales(served.quantization):
         served = replace(served, quantization=replace(served.quantization, inputs_come_quantized=True))
     if engine.kv_cache_dtype != "auto" or engine.kv_tiers:
@@ -131,13 +134,14 @@ def linear_format(model: ModelSpec, component: str) -> LinearFormat:
 
 def _dense_format(model: ModelSpec, component: str) -> LinearFormat:
     dtype_bytes = bytes_per_weight(model.dtype)
+    rate = model.float32_rate if model.dtype == "fp32" else model.dtype
     quantization = model.quantization
     if quantization.weights is None or component in quantization.kept:
-        return LinearFormat(model.dtype, dtype_bytes, dtype_bytes, dtype_bytes)
+        return LinearFormat(rate, dtype_bytes, dtype_bytes, dtype_bytes)
     weight = component_bytes(quantization, component)
     activations = quantization.activations
     if activations is None or activations == model.dtype:
-        return LinearFormat(model.dtype, weight, dtype_bytes, dtype_bytes, name=f"{quantization.weights}_wo")
+        return LinearFormat(rate, weight, dtype_bytes, dtype_bytes, name=f"{quantization.weights}_wo")
     rate, name = matmul_rate(activations), _kernel_format(quantization.weights, activations, quantization.group_size)
     if quantization.inputs_come_quantized:
         return LinearFormat(rate, weight, bytes_per_weight(activations), dtype_bytes, False, f"{name}_static")

@@ -37,6 +37,9 @@ class EngineSpec(Spec):
         | None
     ) = None
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    # How FP32 operands are multiplied in linear layers (torch.set_float32_matmul_precision): highest: as FP32; high: as
+    # TF32, on tensor units that round them to 10 bits of mantissa
+    float32_matmul_precision: Literal["highest", "high"] = "highest"
     quantization: str | None = None
     # paged: blocks as tokens come; contiguous: one run of max_model_len tokens for each request (with reserve_output,
     # of its prompt and answer); off: nothing is kept, every step computes all tokens of each sequence

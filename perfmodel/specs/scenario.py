@@ -17,10 +17,12 @@ from perfmodel.specs.published import Published
 from perfmodel.specs.resolved import Resolved
 from perfmodel.specs.technique import Technique
 from perfmodel.specs.traffic import SLO, ExpertRouting, Sampling, Traffic
+from perfmodel.specs.unit_rules import refuse_missing_units
 
 # Of engines that exchange KV.
 _SHARED = (
     "dtype",
+    "float32_matmul_precision",
     "quantization",
     "kv_cache",
     "kv_cache_dtype",
@@ -85,6 +87,12 @@ class Scenario(Spec):
             self._refuse_unshared_kv()
             for pool in self.pools:
                 self.cluster.kv_transfer.link_of(pool.hardware or self.hardware)
+        return self
+
+    @model_validator(mode="after")
+    def _has_units_for_its_formats(self) -> "Scenario":
+        for pool in self.pools:
+            refuse_missing_units(pool.engine, self.model, pool.hardware or self.hardware)
         return self
 
     def _refuse_unshared_kv(self) -> None:

@@ -4,8 +4,8 @@ __all__ = [
     "CPU",
     "check_blocks",
     "check_capturable",
+    "check_engine",
     "check_executable",
-    "check_kv_engine",
     "check_memory",
     "kv_dtype",
     "torch_dtype",
@@ -103,11 +103,12 @@ def check_executable(model: ModelSpec, attention: str = "flash") -> None:
         raise PerfmodelError(f"{model.name}: {missing} is not executed yet; it can be simulated.")
 
 
-def check_kv_engine(engine: EngineSpec) -> None:
-    """Raises PerfmodelError for a KV cache that the engine plans and the decoder does not run yet."""
+def check_engine(engine: EngineSpec) -> None:
+    """Raises PerfmodelError for what the engine plans and the decoder does not run yet."""
     unsupported = {
         "a step without a KV cache (engine.kv_cache=off)": engine.kv_cache == "off",
         "a KV cache that evicts tokens (engine.kv_eviction)": engine.kv_eviction is not None,
+        "TF32 (engine.float32_matmul_precision=high)": engine.float32_matmul_precision == "high",
         "a second tier of KV blocks (engine.kv_offload)": engine.kv_offload is not None,
     }
     missing = next((name for name, is_used in unsupported.items() if is_used), None)

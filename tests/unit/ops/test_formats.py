@@ -1,5 +1,7 @@
 """Number formats as the operators see them."""
 
+from dataclasses import replace
+
 import pytest
 
 from perfmodel.errors import SpecError
@@ -65,3 +67,15 @@ def test_formats_that_run_their_own_kernels_have_a_name(quantization, rate, name
     form = linear_format(served(quantization=quantization), "dense_ffn")
     assert (form.rate, form.name) == (rate, name)
     assert gemm("up_proj", 1, 128, 128, form).format == name
+
+
+def test_tf32_multiplies_what_is_stored_as_fp32():
+    fp32, tf32 = served(dtype="float32"), served(dtype="float32", float32_matmul_precision="high")
+    for component in ("attention", "dense_ffn", "lm_head"):
+        before, after = linear_format(fp32, component), linear_format(tf32, component)
+        assert before.rate == "fp32"
+        assert after == replace(before, rate="tf32")
+    assert linear_format(served(float32_matmul_precision="high"), "attention").rate == "bf16"
+    assert linear_format(
+        served(dtype="float32", float32_matmul_precision="high", quantization="w8a16"), "attention"
+    ) == (LinearFormat("tf32", 1.0, 4.0, 4.0, name="int8_wo"))

@@ -1,0 +1,25 @@
+"""What an engine's arguments ask of a device's units, and the sentence where it has none."""
+
+__all__ = ["refuse_missing_units"]
+
+from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.model.quantization import format_of_dtype
+from perfmodel.specs.model.spec import ModelSpec
+
+
+def refuse_missing_units(engine: EngineSpec, model: ModelSpec, hardware: HardwareSpec) -> None:
+    """Raises ValueError with one sentence for TF32 that nothing multiplies in."""
+    if engine.float32_matmul_precision != "high":
+        return
+    dtype = model.dtype if engine.dtype == "auto" else format_of_dtype(engine.dtype)
+    if dtype != "fp32":
+        raise ValueError(
+            f"found engine.float32_matmul_precision=high with weights in {dtype}, and only FP32 is multiplied as TF32; "
+            f"set engine.dtype to float32, or leave it out"
+        )
+    if "tf32" not in hardware.declared.peak_flops_per_s:
+        raise ValueError(
+            f"found engine.float32_matmul_precision=high on {hardware.name}, which has no TF32 units (no "
+            f"peak_flops_per_s.tf32 in its hardware file); leave it at highest, or set engine.dtype to bfloat16"
+        )

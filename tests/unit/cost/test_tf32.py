@@ -1,0 +1,52 @@
+"""TF32: FP32 in memory, the tensor units' peak in linear layers, and no units without a declared peak."""
+
+import pytest
+
+from perfmodel.cost.step_costs import step_costs
+from perfmodel.errors import SpecError
+from perfmodel.ops.work import BatchShape, decode_shape
+from perfmodel.specs import load_scenario
+
+FP32 = ["engine.dtype=float32"]
+TF32 = [*FP32, "engine.float32_matmul_precision=high"]
+PROMPT = BatchShape(num_tokens=2048, num_samples=1, prefills=((2048, 0),))
+
+
+def rows(overrides, shape, hardware="a100-sxm-80gb", profile="datasheet"):
+    scenario = load_scenario("llama-3.1-8b-a100", [*overrides, f"hardware={hardware}", f"engine.profile={profile}"])
+    return {row.name: row for row in step_costs(scenario).estimate(shape).rows}
+
+
+@pytest.mark.parametrize(("hardware", "ratio"), [("a100-sxm-80gb", 156 / 19.5), ("h100-sxm-80gb", 494.5 / 67)])
+def test_large_products_gain_what_the_datasheets_peaks_say(hardware, ratio):
+    """Compute-bound at both rates: 2048 tokens are 1024 FLOP/B, ridges 76 and 147 FLOP/B at TF32."""
+    before, after = rows(FP32, PROMPT, hardware), rows(TF32, PROMPT, hardware)
+    gains = before["qkv_proj"].time.compute_s / after["qkv_proj"].time.compute_s
+    assert gains == pytest.approx(ratio)
+    assert after["attention_prefill"].duration_s == before["attention_prefill"].duration_s
+
+
+def test_bytes_are_those_of_fp32():
+    shape = decode_shape(4, 1024)
+    before, after = rows(FP32, shape), rows(TF32, shape)
+    assert {name: row.hbm_bytes for name, row in before.items()} == {name: row.hbm_bytes for name, row in after.items()}
+
+
+def test_a_calibrated_device_is_between_fp32_and_bf16():
+    """TF32 has half the tensor rate of 16 bits and twice their bytes."""
+    fp32, tf32, bf16 = (rows(over, PROMPT, profile="vllm")["gate_up_proj"] for over in (FP32, TF32, []))
+    assert fp32.duration_s > tf32.duration_s > bf16.duration_s
+    assert tf32.duration_s == pytest.approx(2 * bf16.duration_s, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([*TF32, "hardware=t4"], "t4, which has no TF32 units"),
+        ([*TF32, "hardware=cpu"], "cpu, which has no TF32 units"),
+        (["engine.float32_matmul_precision=high"], "weights in bf16"),
+    ],
+)
+def test_without_units_or_fp32_it_is_refused(overrides, says):
+    with pytest.raises(SpecError, match=says):
+        load_scenario("llama-3.1-8b-a100", overrides)
