@@ -137,7 +137,11 @@ SCENARIO = """
 model: {file}
 hardware: cpu
 engine: {{dtype: float32, block_size: 4, num_gpu_blocks_override: 64}}
-traffic: {{arrivals: {{process: burst}}, input_tokens: {{distribution: fixed, value: 6}}, output_tokens: {{distribution: fixed, value: 3}}, num_requests: 2}}
+traffic:
+  arrivals: {{process: burst}}
+  input_tokens: {{distribution: fixed, value: 6}}
+  output_tokens: {{distribution: fixed, value: 3}}
+  num_requests: 2
 """
 
 
