@@ -27,7 +27,7 @@ from perfmodel_executors.speculation import check_speculation
 
 Progress = Callable[[int, int | None], None]
 
-_MIN_ROUNDS = 4
+_MIN_ROUNDS = 6
 _PAIR = 2  # the scenario and its baseline
 # Fields of an engine that decide which steps there are, not how long a given one takes.
 _COMPOSES_STEPS = {"batching", "batch_timeout_ms", "enable_chunked_prefill", "max_num_batched_tokens"}

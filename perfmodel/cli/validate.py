@@ -15,6 +15,7 @@ from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
     from perfmodel.validate.report import ValidationReport
+    from perfmodel.validate.technique_journal import Journal
 
 
 class Kind(StrEnum):
@@ -88,7 +89,7 @@ def validate(
     by request; `techniques` does so for each scenario of a folder with its `technique` and without, and compares the
     speedups. Both need the executor extra (torch) and take `--repeat`; `--set` and `--seed` go with `executor`. The
     other kinds read recorded measurements. `--report` writes the comparison as a document, with its JSON and plots
-    beside it.
+    beside it; `techniques` keeps each finished pair there meanwhile, and goes on where it was cut off.
     """
     if report_file is not None and report_file.suffix != ".md":
         raise SpecError(f"--report {report_file}: allowed a file ending in .md; its .json and plots get the same name.")
@@ -106,9 +107,7 @@ def validate(
         elif kind is Kind.executor:
             report = _executor(shown, overrides, seed, repeat, progress)
         elif kind is Kind.techniques:
-            from perfmodel.validate.techniques import validate_techniques
-
-            report = validate_techniques(shown, repeat, progress)
+            report = _techniques(shown, repeat, progress, report_file)
         else:
             report = _recorded(kind, shown, progress)
     if report_file is not None:
@@ -116,6 +115,7 @@ def validate(
 
         for file in write_report(report, report_file, _command(kind, shown, measured is not None, report_file, repeat)):
             say(f"Written to {file}")
+        _journal(report_file).remove()
     if as_json:
         print_json(report.to_json())
         return
@@ -149,6 +149,19 @@ def _executor(
     from perfmodel.validate.executor_bridge import validate_executor
 
     return validate_executor(loaded, repeats=repeat, progress=progress)
+
+
+def _techniques(path: str, repeat: int, progress: Progress | None, report_file: Path | None) -> "ValidationReport":
+    from perfmodel.validate.techniques import validate_techniques
+
+    return validate_techniques(path, repeat, progress, journal=_journal(report_file), judged=lambda row: say(str(row)))
+
+
+def _journal(report_file: Path | None) -> "Journal":
+    """Beside the report: the pairs that are finished, for the same command to go on with where it was cut off."""
+    from perfmodel.validate.technique_journal import Journal
+
+    return Journal(report_file.with_suffix(".partial.jsonl") if report_file else None)
 
 
 def _recorded(kind: Kind, path: str, progress: Progress | None) -> "ValidationReport":

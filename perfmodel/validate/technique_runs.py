@@ -6,7 +6,7 @@ quotient = simulated speedup / executed speedup
 
 __all__ = ["Sides", "TechniqueRun", "TechniqueVerdict"]
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
@@ -28,6 +28,14 @@ class TechniqueRun:
     simulated: Sides
     executed: Sides
     step_bias: Sides
+
+    def to_json(self) -> dict[str, list[float]]:
+        return {name: list(getattr(self, name)) for name in ("simulated", "executed", "step_bias")}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Sequence[float]]) -> "TechniqueRun":
+        """What `to_json` gave. Raises KeyError or TypeError for anything else."""
+        return cls(Sides(*row["simulated"]), Sides(*row["executed"]), Sides(*row["step_bias"]))
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,10 @@ class TechniqueVerdict:
     def step_bias(self) -> Sides:
         """How much longer steps are predicted to take than they take, of the scenario and of the baseline."""
         return Sides(*(median(run.step_bias[side] for run in self.runs) for side in range(2)))
+
+    def __str__(self) -> str:
+        found = f"simulated {self.simulated:.3f}, executed {self.executed:.3f}, quotient {self.quotient:.3f}"
+        return f"{self.file}: {found}"
 
     def to_json(self) -> dict[str, Any]:
         bias = self.step_bias

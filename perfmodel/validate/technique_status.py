@@ -4,7 +4,7 @@ Nothing is simulated here: that a switch moves what its entry says is a test's t
 measurements stands in the reports that `validate published` and `validate techniques` wrote.
 """
 
-__all__ = ["WANTED", "TechniqueStatus", "published_ratios", "read_status"]
+__all__ = ["WANTED", "TechniqueStatus", "executed_quotients", "published_ratios", "read_status"]
 
 import json
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class TechniqueStatus:
         """Empty where it is."""
         if self.is_executed:
             return ""
-        return self.entry.executed_not or "its pair is not written yet"
+        return self.entry.executed_not or "the file of its pair is not there"
 
     @property
     def ratio(self) -> float | None:
@@ -95,16 +95,25 @@ def published_ratios() -> dict[str, float]:
     return {row["id"]: row["ratio"] for row in json.loads(newest.read_text(encoding="utf-8"))["figures"]}
 
 
+def executed_quotients() -> dict[str, float]:
+    """Simulated / executed speedup by the pair's name, from the newest committed report; empty where there is none."""
+    newest = _newest("techniques_cpu_*.json")
+    if newest is None:
+        return {}
+    rows = json.loads(newest.read_text(encoding="utf-8"))["techniques"]
+    return {row["file"].removesuffix(".yaml"): row["quotient"] for row in rows}
+
+
 def read_status() -> list[TechniqueStatus]:
     """All techniques, in the order of the registry."""
-    published, pairs = published_ratios(), data_dir("scenarios") / "techniques"
+    published, executed, pairs = published_ratios(), executed_quotients(), data_dir("scenarios") / "techniques"
     return [
         TechniqueStatus(
             family=family.family,
             entry=entry,
             has_pairs=bool(entry.pairs) and all((pairs / f"{name}.yaml").is_file() for name in entry.pairs),
             ratios={id: published[id] for id in entry.published if id in published},
-            quotients={},
+            quotients={name: executed[name] for name in entry.pairs if name in executed},
         )
         for family in load_techniques()
         for entry in family.techniques

@@ -16,10 +16,12 @@ from perfmodel.validate.executor_bridge import measure_technique
 from perfmodel.validate.groups import Comparison, Dimension, pooled
 from perfmodel.validate.report import ValidationReport
 from perfmodel.validate.rows import Rows
+from perfmodel.validate.technique_journal import Journal
 from perfmodel.validate.technique_runs import TechniqueRun, TechniqueVerdict
 
 Progress = Callable[[int, int | None], None]
 Measure = Callable[[Scenario, Scenario, str, int], list[TechniqueRun]]
+Judged = Callable[[TechniqueVerdict], None]
 
 _ABOUT = (
     "Speedups of techniques over the same scenario without them, of whole served runs: simulated beside executed on "
@@ -30,9 +32,17 @@ _ABOUT = (
 
 
 def validate_techniques(
-    path: str | Path, repeats: int = 1, progress: Progress | None = None, measure: Measure = measure_technique
+    path: str | Path,
+    repeats: int = 1,
+    progress: Progress | None = None,
+    measure: Measure = measure_technique,
+    journal: Journal | None = None,
+    judged: Judged | None = None,
 ) -> ValidationReport:
     """Simulate and execute the scenario of every `*.yaml` below `path`, or of one file, and its baseline.
+
+    journal: keeps each finished pair, and has those of a session that was cut off
+    judged:  called with each pair's verdict
 
     Files that cannot be read or executed are listed with the reason. Raises SpecError where that goes for all.
     """
@@ -41,9 +51,12 @@ def validate_techniques(
     reasons: list[str] = []
     for done, file in enumerate(files, 1):
         try:
-            verdicts.append(_judge(file, repeats, measure))
+            verdicts.append(_judge(file, repeats, measure, journal or Journal(None)))
         except PerfmodelError as error:
             reasons.append(f"not covered: {file.name}: {error}")
+        else:
+            if judged is not None:
+                judged(verdicts[-1])
         if progress is not None:
             progress(done, len(files))
     if not verdicts:
@@ -60,13 +73,17 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _judge(file: Path, repeats: int, measure: Measure) -> TechniqueVerdict:
+def _judge(file: Path, repeats: int, measure: Measure, journal: Journal) -> TechniqueVerdict:
     scenario = load_scenario(file)
     technique = scenario.technique
     if technique is None:
         raise SpecError(f"{file}: found no `technique` block; give its name, baseline and metric.")
     baseline = load_scenario(file, technique.baseline)
-    return TechniqueVerdict(technique, file.name, measure(scenario, baseline, technique.metric, repeats))
+    runs = journal.find(scenario, baseline, repeats)
+    if runs is None:
+        runs = measure(scenario, baseline, technique.metric, repeats)
+        journal.add(file.name, scenario, baseline, runs)
+    return TechniqueVerdict(technique, file.name, runs)
 
 
 def report_techniques(verdicts: Sequence[TechniqueVerdict], reasons: Sequence[str] = ()) -> ValidationReport:

@@ -3,6 +3,7 @@
 An entry with `missing` must not work: the day its switch does, this test asks for `missing` to be taken away.
 """
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from perfmodel.specs.speculation import SpeculativeConfig
 from perfmodel.specs.techniques import load_techniques
 from perfmodel.specs.traffic import ExpertRouting
 from perfmodel.validate.published_figures import predict
-from perfmodel.validate.technique_status import published_ratios, read_status
+from perfmodel.validate.technique_status import executed_quotients, published_ratios, read_status
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs/techniques"
@@ -167,14 +168,35 @@ def test_validated_only_with_a_figure():
         assert set(row.ratios) == set(row.entry.published)
 
 
-def test_every_pair_is_of_a_technique():
+def test_pairs_are_those_that_are_written():
     written = {path.stem for path in (SCENARIOS / "techniques").glob("*.yaml")}
-    assert not written - {name for entry in ENTRIES for name in entry.pairs}
+    assert written == {name for entry in ENTRIES for name in entry.pairs}
 
 
-def test_newest_report_is_in_the_wheel():
-    newest = max(path.name for path in (ROOT / "reports").glob("published_figures_*.json"))
-    assert f'"reports/{newest}" =' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", sorted({name for entry in ENTRIES for name in entry.pairs}))
+def test_a_pair_can_be_read_with_and_without_its_technique(name):
+    scenario = load_scenario(SCENARIOS / "techniques" / f"{name}.yaml")
+    assert scenario.name == f"technique-{name}"
+    assert scenario.technique is not None
+    baseline = load_scenario(SCENARIOS / "techniques" / f"{name}.yaml", scenario.technique.baseline)
+    assert baseline != scenario
+    assert scenario.technique.page is None or (PAGES / f"{scenario.technique.page}.md").is_file()
+
+
+@pytest.mark.parametrize("pattern", ["published_figures_*.json", "techniques_cpu_*.json"])
+def test_newest_report_is_in_the_wheel(pattern):
+    newest = max((path.name for path in (ROOT / "reports").glob(pattern)), default=None)
+    assert newest is None or f'"reports/{newest}" =' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_quotients_come_from_the_report_of_pairs(tmp_path, monkeypatch):
+    """The newest one; without any, what is executed is still executed."""
+    monkeypatch.setattr("perfmodel.validate.technique_status.data_dir", lambda name: tmp_path)
+    assert executed_quotients() == {}
+    for month, quotient in ((202610, 2.0), (202611, 1.05)):
+        rows = [{"file": "int8-kv.yaml", "quotient": quotient}]
+        (tmp_path / f"techniques_cpu_{month}.json").write_text(json.dumps({"techniques": rows}))
+    assert executed_quotients() == {"int8-kv": 1.05}
 
 
 def test_no_field_is_without_a_technique():

@@ -6,6 +6,7 @@ import pytest
 
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.specs.catalog import data_dir
+from perfmodel.validate.technique_journal import Journal
 from perfmodel.validate.technique_runs import Sides, TechniqueRun
 from perfmodel.validate.techniques import validate_techniques
 from perfmodel.validate.written import report_markdown
@@ -69,6 +70,32 @@ def test_what_is_not_executed_is_listed_and_the_others_are_judged():
     assert "## Techniques" in text
     assert "| 2:4 sparsity |" in text
     assert "2:4 sparsity" in str(report)
+
+
+def test_a_session_that_was_cut_off_goes_on_where_it_was(tmp_path):
+    """Finished pairs are kept, unless they are asked for otherwise; half a line is none."""
+    path, asked = tmp_path / "report.partial.jsonl", []
+
+    def measure(scenario, baseline, metric, repeats):
+        asked.append(scenario.name)
+        if len(asked) == 3:
+            path.write_text(path.read_text() + '{"file": "half a li')
+            raise KeyboardInterrupt
+        return [run((3.0, 6.0), (3.0, 4.0))] * repeats
+
+    with pytest.raises(KeyboardInterrupt):
+        validate_techniques(FOLDER, 2, measure=measure, journal=Journal(path))
+    first = asked[:2]
+    journal = Journal(path)
+    report = validate_techniques(FOLDER, 2, measure=measure, journal=journal)
+    assert sorted(asked[3:] + first) == sorted(set(asked))
+    assert all(row["quotients"] in ([1.5] * 2, [1 / 1.5] * 2) for row in report.techniques)  # better is low, or high
+    asked.clear()
+    asked += [""] * 3
+    validate_techniques(FOLDER, 1, measure=measure, journal=Journal(path))
+    assert set(first) <= set(asked)
+    journal.remove()
+    assert not path.exists()
 
 
 def test_a_folder_without_pairs_is_refused_with_the_way_out(tmp_path):
