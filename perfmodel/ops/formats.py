@@ -66,7 +66,7 @@ def served_model(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
 
     Raises SpecError for an unknown name, with the nearest known ones.
     """
-    served = with_quantization(with_dtype(model, engine.dtype), engine.quantization)
+    served = with_quantization(with_dtype(model, engine.dtype), engine.quantization, engine.quantization_group_size)
     if engine.float32_matmul_precision == "high" and served.dtype == "fp32":
         served = replace(served, float32_rate="tf32")
     if engine.profile in _QUANTIZES_BEFORE and _has_static_scales(served.quantization):

@@ -41,6 +41,9 @@ class EngineSpec(Spec):
     # TF32, on tensor units that round them to 10 bits of mantissa
     float32_matmul_precision: Literal["highest", "high"] = "highest"
     quantization: str | None = None
+    # Integer weights that share a scale, along the inputs of a layer; -1: one scale per output channel; None: as many
+    # as the method's checkpoints have (128)
+    quantization_group_size: Literal[-1, 32, 64, 128, 256] | None = None
     # paged: blocks as tokens come; contiguous: one run of max_model_len tokens for each request (with reserve_output,
     # of its prompt and answer); off: nothing is kept, every step computes all tokens of each sequence
     kv_cache: Literal["paged", "contiguous", "off"] = "paged"
@@ -88,6 +91,15 @@ class EngineSpec(Spec):
             raise ValueError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}; "
                 f"raise the first or lower the second"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_are_of_something(self) -> "EngineSpec":
+        if self.quantization_group_size is not None and self.quantization is None:
+            raise ValueError(
+                f"found quantization_group_size={self.quantization_group_size} without quantization; name the format "
+                f"whose weights share scales, as in w4a16"
             )
         return self
 

@@ -24,6 +24,7 @@ _SHARED = (
     "dtype",
     "float32_matmul_precision",
     "quantization",
+    "quantization_group_size",
     "kv_cache",
     "kv_cache_dtype",
     "kv_cache_group_size",
@@ -92,7 +93,7 @@ class Scenario(Spec):
     @model_validator(mode="after")
     def _has_units_for_its_formats(self) -> "Scenario":
         for pool in self.pools:
-            refuse_missing_units(pool.engine, self.model, pool.hardware or self.hardware)
+            refuse_missing_units(pool.engine, pool.hardware or self.hardware)
         return self
 
     def _refuse_unshared_kv(self) -> None:

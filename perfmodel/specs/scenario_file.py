@@ -242,7 +242,7 @@ def _finished(scenario: Scenario, positions: Positions) -> Scenario:
     ):  # as vLLM: a float32 checkpoint is served in the device's 16-bit format
         dtype = "bfloat16" if "bf16" in scenario.hardware.declared.peak_flops_per_s else "float16"
     try:
-        model = with_quantization(with_dtype(model, dtype), engine.quantization)
+        model = with_quantization(with_dtype(model, dtype), engine.quantization, engine.quantization_group_size)
     except SpecError as error:
         raise SpecError(f"{positions.where(('engine', 'quantization'))}: {error}") from None
     try:

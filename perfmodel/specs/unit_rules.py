@@ -4,19 +4,16 @@ __all__ = ["refuse_missing_units"]
 
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.model.quantization import format_of_dtype
-from perfmodel.specs.model.spec import ModelSpec
 
 
-def refuse_missing_units(engine: EngineSpec, model: ModelSpec, hardware: HardwareSpec) -> None:
+def refuse_missing_units(engine: EngineSpec, hardware: HardwareSpec) -> None:
     """Raises ValueError with one sentence for TF32 that nothing multiplies in."""
     if engine.float32_matmul_precision != "high":
         return
-    dtype = model.dtype if engine.dtype == "auto" else format_of_dtype(engine.dtype)
-    if dtype != "fp32":
+    if engine.dtype != "float32":  # "auto" serves a checkpoint in FP32 in 16 bits
         raise ValueError(
-            f"found engine.float32_matmul_precision=high with weights in {dtype}, and only FP32 is multiplied as TF32; "
-            f"set engine.dtype to float32, or leave it out"
+            f"found engine.float32_matmul_precision=high with engine.dtype={engine.dtype}, and only FP32 is multiplied "
+            f"as TF32; set engine.dtype to float32, or leave it out"
         )
     if "tf32" not in hardware.declared.peak_flops_per_s:
         raise ValueError(

@@ -27,6 +27,7 @@ FORMATS = {
     "w8a8": lambda w: quantize_int8(w, quantizes_input=True),
     "int4": quantize_int4,
     "int4 with zeros": lambda w: quantize_int4(w, group_size=64, has_zeros=True),
+    "int4 by row": lambda w: quantize_int4(w, group_size=0),
     "fp8": quantize_fp8,
     "fp8 per tensor": lambda w: quantize_fp8(w, per_tensor=True),
     "fp8 weight only": lambda w: quantize_fp8(w, quantizes_input=False),
@@ -49,6 +50,15 @@ def test_integer_codes_are_at_most_half_a_step_off():
         int4 = quantize_int4(weight, group_size=64, has_zeros=has_zeros)
         steps = int4.scales_GN.T.repeat_interleave(64, dim=1)
         assert ((dequantize(int4) - weight).abs() <= steps * 0.501).all()
+
+
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_smaller_groups_are_rounded_less(has_zeros):
+    weight = random_weight()
+    errors = [(dequantize(quantize_int4(weight, size, has_zeros)) - weight).norm() for size in (32, 64, 128, 0)]
+    assert errors == sorted(errors)
+    by_row = quantize_int4(weight, 0, has_zeros)
+    assert (by_row.scales_GN == by_row.scales_GN[:1]).all()
 
 
 def test_zero_points_halve_the_step_of_one_sided_weights():

@@ -59,6 +59,7 @@ _QUANTIZERS: MappingProxyType[_Format | None, Callable[[QuantizationSpec], Quant
         _Format("fp8", None, False): _fp8,
         _Format("fp8", "fp8", False): _fp8,
         _Format("int4", None, True): _int4,
+        _Format("int4", None, False): _int4,
     }
 )
 

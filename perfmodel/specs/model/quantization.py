@@ -55,6 +55,8 @@ BITS_PER_WEIGHT = MappingProxyType(
 # Bits of one scale (and zero point) per group, where `group_size` says how long a group is.
 _SCALE_BITS = MappingProxyType({"fp8": 32.0, "int8": 16.0, "int4": 16.0, "int3": 16.0, "int2": 16.0, "fp4": 16.0})
 
+_GROUPED = frozenset({"int8", "int4", "int3", "int2"})  # weights whose groups a checkpoint's maker chooses
+
 # The peak rate (a key of `peak_flops_per_s`) that multiplies operands of a format.
 _MATMUL_RATE = MappingProxyType({"mxfp4": "fp4", "nvfp4": "fp4", "mxfp8": "fp8", "nf4": "bf16"})
 
@@ -162,8 +164,10 @@ def with_dtype(model: ModelSpec, dtype: str) -> ModelSpec:
     return model if dtype == "auto" else replace(model, dtype=format_of_dtype(dtype))
 
 
-def with_quantization(model: ModelSpec, method: str | None) -> ModelSpec:
+def with_quantization(model: ModelSpec, method: str | None, group_size: int | None = None) -> ModelSpec:
     """The model as an engine's `quantization` argument has it; None or "auto" keeps the checkpoint's own.
+
+    group_size: integer weights that share a scale, -1 for one per output channel; None: the method's own
 
     The same format asked of a checkpoint already in it changes nothing; another format stands for the checkpoint
     published in that one. Embedding, LM head, router and norms stay in the model's dtype. In 4-bit float formats the
@@ -173,6 +177,8 @@ def with_quantization(model: ModelSpec, method: str | None) -> ModelSpec:
     if method is None or method.lower() == "auto":
         return model
     key = method.lower().replace("-", "_")
+    if group_size is not None and (key in GGUF_MIXES or key in METHODS):
+        _refuse_groups(key, group_size)
     if key in GGUF_MIXES:
         return replace(model, quantization=_as_gguf(model, key))
     wanted = METHODS.get(key)
@@ -181,14 +187,27 @@ def with_quantization(model: ModelSpec, method: str | None) -> ModelSpec:
         raise SpecError(
             f"engine.quantization: found {method!r}, allowed: {', '.join(known)}.{did_you_mean(key, known)}"
         )
+    if group_size is not None:
+        wanted = replace(wanted, group_size=max(group_size, 0))
     have = model.quantization
     is_same = (have.weights, have.activations) == (wanted.weights, wanted.activations)
+    is_same = is_same and (group_size is None or have.group_size == wanted.group_size)
     if wanted.weights is not None and is_same and have.inputs_come_quantized >= wanted.inputs_come_quantized:
         return model
     if wanted.weights in ("mxfp4", "nvfp4") and any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers):
         wanted = replace(wanted, kept=wanted.kept | {"attention", "linear_attention"})
     kept = replace(wanted, kv_cache=have.kv_cache, kv_group_size=have.kv_group_size, kv_recent=have.kv_recent)
     return replace(model, quantization=kept)
+
+
+def _refuse_groups(key: str, group_size: int) -> None:
+    weights = None if key in GGUF_MIXES else METHODS[key].weights
+    if weights not in _GROUPED:
+        names = ", ".join(name for name, spec in METHODS.items() if spec.weights in _GROUPED)
+        raise SpecError(
+            f"engine.quantization_group_size: found {group_size} with quantization={key}, whose scales are as its "
+            f"definition has them; allowed with {names}."
+        )
 
 
 def component_bytes(quantization: QuantizationSpec, component: str) -> float:

@@ -44,7 +44,7 @@ def test_a_calibrated_device_is_between_fp32_and_bf16():
     [
         ([*TF32, "hardware=t4"], "t4, which has no TF32 units"),
         ([*TF32, "hardware=cpu"], "cpu, which has no TF32 units"),
-        (["engine.float32_matmul_precision=high"], "weights in bf16"),
+        (["engine.float32_matmul_precision=high"], "engine.dtype=bfloat16"),
     ],
 )
 def test_without_units_or_fp32_it_is_refused(overrides, says):

@@ -79,3 +79,22 @@ def test_tf32_multiplies_what_is_stored_as_fp32():
     assert linear_format(
         served(dtype="float32", float32_matmul_precision="high", quantization="w8a16"), "attention"
     ) == (LinearFormat("tf32", 1.0, 4.0, 4.0, name="int8_wo"))
+
+
+@pytest.mark.parametrize(("group", "bits"), [(32, 4.5), (64, 4.25), (128, 4.125), (-1, 4.0), (None, 4.125)])
+def test_groups_cost_a_scale_of_16_bits_each(group, bits):
+    for method in ("w4a16", "gptq", "awq"):
+        model = served(quantization=method, quantization_group_size=group)
+        assert 8 * linear_format(model, "attention").weight_bytes == bits
+        assert served_model(model, EngineSpec(quantization=method, quantization_group_size=group)) is model
+
+
+@pytest.mark.parametrize("method", ["fp8", "nvfp4", "fp8_block", "q4_k_m", "ternary"])
+def test_fixed_scales_are_not_regrouped(method):
+    with pytest.raises(SpecError, match="quantization_group_size: found 64"):
+        served(quantization=method, quantization_group_size=64)
+
+
+def test_groups_of_nothing_are_refused():
+    with pytest.raises(ValueError, match="without quantization"):
+        EngineSpec(quantization_group_size=64)

@@ -6,6 +6,8 @@ e4m3, 2^-4 of the value, or half the smallest step). Scales are rounded to their
 
 __all__ = ["FP8_MAX", "INT8_MAX", "quantize_fp8", "quantize_int4", "quantize_int8", "sparsify_24"]
 
+from math import gcd
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int
 FP8_MAX = 448.0  # largest finite e4m3
 INT8_MAX = 127.0
 _INT4_SYMMETRIC_MAX = 7.0
+_ROW_GROUP = 128  # at most, where all inputs of an output share a scale
 _TINY = 1e-12  # in place of the scale of a row of zeros
 
 
@@ -40,20 +43,25 @@ def quantize_fp8(weight_NK: Tensor, per_tensor: bool = False, quantizes_input: b
 def quantize_int4(weight_NK: Tensor, group_size: int = 128, has_zeros: bool = False) -> Int4Weight:
     """Groups of `group_size` inputs; symmetric (codes 1..15 about 8), or with zero points (codes 0..15).
 
+    With a group size of 0 all inputs of an output share a scale, stored once for each group that the kernels read.
+
     Raises PerfmodelError where the groups do not fill the rows.
     """
     n, k = weight_NK.shape
+    shares_row, group_size = not group_size, group_size or gcd(k, _ROW_GROUP)
     if group_size % 2 or k % group_size:
         raise PerfmodelError(
             f"a weight with {k} inputs has no whole groups of {group_size}; choose a group size that divides {k}, "
             f"or a format without groups (engine.quantization: w8a16)."
         )
     grouped_NGI = weight_NK.float().view(n, k // group_size, group_size)
+    shape = (n, k // group_size)
+    spans_NSI = grouped_NGI.view(n, 1, k) if shares_row else grouped_NGI
     if has_zeros:
-        low = grouped_NGI.amin(dim=2).clamp_max(0.0)
-        scales_NG = (grouped_NGI.amax(dim=2).clamp_min(0.0) - low) / 15.0
+        low = spans_NSI.amin(dim=2).clamp_max(0.0).expand(shape)
+        scales_NG = (spans_NSI.amax(dim=2).clamp_min(0.0).expand(shape) - low) / 15.0
     else:
-        scales_NG = grouped_NGI.abs().amax(dim=2) / _INT4_SYMMETRIC_MAX
+        scales_NG = spans_NSI.abs().amax(dim=2).expand(shape) / _INT4_SYMMETRIC_MAX
     scales_NG = scales_NG.clamp_min(torch.finfo(weight_NK.dtype).tiny).to(weight_NK.dtype)
     wide_scales = scales_NG.float()
     zeros_NG = (-low / wide_scales).round_().clamp_(0, 15) if has_zeros else torch.full_like(wide_scales, 8.0)
