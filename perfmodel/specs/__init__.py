@@ -24,6 +24,8 @@ __all__ = [
     "MeasuredAcceptance",
     "MemoryLevel",
     "ModelSpec",
+    "PlanSpace",
+    "PlanSpec",
     "PoolSpec",
     "Positions",
     "Prefix",
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from perfmodel.specs.json_schema import SCHEMA_KINDS, scenario_schema, schema
     from perfmodel.specs.model.cards import list_models, load_model
     from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
+    from perfmodel.specs.plan import PlanSpace, PlanSpec
     from perfmodel.specs.scenario import PriceOverride, Scenario
     from perfmodel.specs.scenario_file import list_hardware, load_hardware, load_scenario, load_traffic
     from perfmodel.specs.speculation import Acceptance, Lookahead, MeasuredAcceptance, SpeculativeConfig
@@ -87,6 +90,8 @@ _HOMES = {
     "MeasuredAcceptance": "speculation",
     "MemoryLevel": "hardware",
     "ModelSpec": "model.spec",
+    "PlanSpace": "plan",
+    "PlanSpec": "plan",
     "PoolSpec": "cluster",
     "Positions": "yaml_loader",
     "Prefix": "traffic",

@@ -1,0 +1,99 @@
+"""`PlanSpec`: what `perfmodel plan` looks for, the `plan` block of a scenario, and the space that it looks in."""
+
+__all__ = ["OBJECTIVES", "Objective", "PlanSpace", "PlanSpec", "ratio_of"]
+
+import re
+from typing import Any, Literal, get_args
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from perfmodel.specs.base import Spec
+
+Objective = Literal["cheapest", "goodput_per_gpu", "fewest_gpus", "lowest_latency"]
+OBJECTIVES: tuple[str, ...] = get_args(Objective)
+_RATIO = re.compile(r"([1-9]\d*):([1-9]\d*)")
+_UNIFIED = "none"
+
+
+class PlanSpace(Spec):
+    """The values that each choice may take; every combination is a candidate. An empty list: the scenario's own value.
+
+    What changes answers (quantization, kv_cache_dtype) or pays only for some traffic (disaggregation, speculation) is
+    tried only where it is listed.
+
+    disaggregation: prefill to decode replicas, as in 2:1; `none` for replicas that do both
+    speculation:    `speculative_config` blocks as under `engine`; null for none
+    replicas:       by default as few as serve the rate (as many as are allowed for lowest_latency)
+    """
+
+    hardware: tuple[str, ...] = ()
+    tensor_parallel_size: tuple[PositiveInt, ...] = (1, 2, 4, 8)
+    pipeline_parallel_size: tuple[PositiveInt, ...] = (1,)
+    data_parallel_size: tuple[PositiveInt, ...] = (1,)
+    enable_expert_parallel: tuple[bool, ...] = ()
+    quantization: tuple[str | None, ...] = ()
+    kv_cache_dtype: tuple[str, ...] = ()
+    max_num_seqs: tuple[PositiveInt, ...] = (16, 32, 64, 128, 256, 512)
+    max_num_batched_tokens: tuple[PositiveInt, ...] = (1024, 2048, 4096, 8192, 16384)
+    enable_chunked_prefill: tuple[bool, ...] = ()
+    disaggregation: tuple[str, ...] = (_UNIFIED,)
+    speculation: tuple[dict[str, Any] | None, ...] = ()
+    replicas: tuple[PositiveInt, ...] = ()
+
+    @field_validator("*")
+    @classmethod
+    def _each_value_once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        for index, value in enumerate(values):
+            if value in values[:index]:
+                raise ValueError(f"found {value!r} twice; each value is tried once, leave one out")
+        return values
+
+    @field_validator("disaggregation")
+    @classmethod
+    def _ratios_can_be_read(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        for value in values:
+            if value != _UNIFIED and _RATIO.fullmatch(value) is None:
+                raise ValueError(f"found {value!r}, allowed prefill:decode replicas as in 2:1, or none")
+        return values
+
+
+class PlanSpec(Spec):
+    """What is wanted, and what may be spent.
+
+    objective:  cheapest: fewest USD per hour; goodput_per_gpu: highest rate under the SLO for each device;
+                fewest_gpus; lowest_latency: furthest below the limits of the SLO
+    attainment: the share of requests that must meet every limit of the scenario's `slo`
+    rate:       requests per second to be served; by default the traffic's own
+    max_gpus:   devices of all replicas together
+    link_domain: devices that the scale-up link joins, the most that tensor parallelism may take
+    finalists:  candidates that are simulated, the best that the screen has found
+    seeds:      simulations of each at each rate, with equal seeds for all (common random numbers)
+    num_requests: of each of them; by default enough for its largest batch to come and go a few times
+    """
+
+    objective: Objective = "cheapest"
+    attainment: float = Field(default=0.9, gt=0, lt=1)
+    rate: PositiveFloat | None = None
+    max_gpus: PositiveInt = 16
+    budget_usd_per_hour: PositiveFloat | None = None
+    link_domain: PositiveInt = 8
+    finalists: PositiveInt = 6
+    seeds: PositiveInt = 3
+    num_requests: PositiveInt | None = None
+    space: PlanSpace = PlanSpace()
+
+    @model_validator(mode="after")
+    def _replicas_can_be_placed(self) -> "PlanSpec":
+        least = min(self.space.replicas, default=1)
+        if least > self.max_gpus:
+            raise ValueError(
+                f"found space.replicas of at least {least} with max_gpus={self.max_gpus}; each replica takes a device, "
+                f"raise max_gpus or lower replicas"
+            )
+        return self
+
+
+def ratio_of(disaggregation: str) -> tuple[int, int] | None:
+    """Prefill and decode replicas of `2:1`; None for replicas that do both."""
+    found = _RATIO.fullmatch(disaggregation)
+    return None if found is None else (int(found[1]), int(found[2]))
