@@ -229,7 +229,7 @@ def _run(
     scheduler = loop.scheduler
     totals = DeviceTotals(
         num_devices=scenario.num_devices,
-        kv_cache_usage_peak=max(collector.used_blocks_peak.values()) / num_blocks,
+        kv_cache_usage_peak=max(collector.used_blocks_peak.values(), default=0) / num_blocks,
         usd_per_hour=usd_per_hour(scenario.hardware, scenario.price),
         num_preemptions=scheduler.num_preemptions,
         prefix_tokens_asked=scheduler.num_prefix_tokens_asked,

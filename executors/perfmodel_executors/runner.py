@@ -36,12 +36,18 @@ class Runner(Protocol):
 
 
 class StepRunner:
-    """Runs steps with one decoder; with `graphs`, decodes go there, and the pool must not have to grow."""
+    """Runs steps with one decoder; with `graphs`, decodes go there, and the pool must not have to grow.
 
-    def __init__(self, decoder: Decoder, cache: KVCache, graphs: DecodeGraphs | None = None) -> None:
+    keeps_kv: without, each step computes whole sequences, and `cache` stays empty
+    """
+
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, graphs: DecodeGraphs | None = None, keeps_kv: bool = True
+    ) -> None:
         self.decoder = decoder
         self.cache = cache
         self.graphs = graphs
+        self.keeps_kv = keeps_kv
 
     def reserve_for(self, segments: Sequence[Segment]) -> None:
         self.cache.reserve_for([segment.block_table for segment in segments])
@@ -51,8 +57,10 @@ class StepRunner:
             if self.graphs is not None and self.graphs.can_run(segments):
                 return self.graphs.run(segments)
             decoder = self.decoder
-            batch = build_batch(segments, self.cache.block_size, decoder.device, decoder.ring)
-            if is_warm_up and decoder.ring is not None:  # a chunk overwrites what it would read when it runs again
+            batch = build_batch(segments, self.cache.block_size, decoder.device, decoder.ring, self.keeps_kv)
+            if (
+                is_warm_up and decoder.ring is not None and self.keeps_kv
+            ):  # a chunk overwrites what it would read when it runs again
                 with self.cache.restored([block for segment in segments for block in segment.block_table]):
                     return decoder.step(batch, self.cache)
             return decoder.step(batch, self.cache)
@@ -103,8 +111,8 @@ def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE, capture: Captur
     # The torch definitions of some operators look at lengths on the host, which a graph cannot.
     if capture is None and device.type == "cuda" and setup.backend == "triton":
         capture = CudaCapture(device)
-    if capture is None and device.type == "cpu":
-        return StepRunner(decoder, decoder.new_cache(engine.block_size))
+    if engine.kv_cache == "off" or (capture is None and device.type == "cpu"):
+        return StepRunner(decoder, decoder.new_cache(engine.block_size), keeps_kv=engine.kv_cache != "off")
     scratch = setup.num_blocks  # one block beside those that the engine hands out
     cache = decoder.new_cache(engine.block_size, setup.num_blocks + 1)
     if capture is None or engine.enforce_eager:

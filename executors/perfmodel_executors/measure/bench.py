@@ -105,6 +105,8 @@ class StepBench:
     def _reserve(self, segments: list[Segment]) -> None:
         """Blocks for the segments, and random numbers in those of the pool that are new."""
         cache = self.runner.cache
+        if not self.runner.keeps_kv:
+            return
         self.runner.reserve_for(segments)
         if cache.num_blocks > self._filled:
             for pages in cache.pages:

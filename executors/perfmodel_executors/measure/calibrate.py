@@ -41,7 +41,14 @@ from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.measure.bench import StepBench, StepShape
 from perfmodel_executors.measure.ceilings import measure_ceilings
-from perfmodel_executors.measure.cpu_steps import REFERENCE, StepRange, calibration_grid, drafting_grid, scenario_range
+from perfmodel_executors.measure.cpu_steps import (
+    REFERENCE,
+    REFERENCE_WITHOUT_CACHE,
+    StepRange,
+    calibration_grid,
+    drafting_grid,
+    scenario_range,
+)
 from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.measure.protocol import Measured, PairedCases, measure_together
 from perfmodel_executors.models.decoder import Decoder, load_decoder
@@ -191,10 +198,11 @@ class _Timing:
         model, engine, span = served.model, served.engine, served.span
         decoder = load_decoder(model, engine, served.seed)
         self._served = served
-        self._runner = StepRunner(decoder, decoder.new_cache(engine.block_size))
+        cache = decoder.new_cache(engine.block_size)
+        self._runner = StepRunner(decoder, cache, keeps_kv=engine.kv_cache != "off")
         self._speculator = build_speculator(self._runner, engine, seed=served.seed)
         bench = StepBench(self._runner, served.seed)
-        reference = bench.step(REFERENCE)
+        reference = bench.step(REFERENCE if self._runner.keeps_kv else REFERENCE_WITHOUT_CACHE)
         graph = build_graph(on_device(model, served.hardware), engine, sampling=served.sampling)
         self._graphs = {False: graph}
         cases = {StepCase(shape): bench.step(shape) for shape in calibration_grid(span)}

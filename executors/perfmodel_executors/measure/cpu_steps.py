@@ -1,6 +1,6 @@
 """Which steps to time: a grid over the range of shapes that a scenario can produce, none taken from its workload."""
 
-__all__ = ["REFERENCE", "StepRange", "calibration_grid", "drafting_grid", "scenario_range"]
+__all__ = ["REFERENCE", "REFERENCE_WITHOUT_CACHE", "StepRange", "calibration_grid", "drafting_grid", "scenario_range"]
 
 import math
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from perfmodel_executors.measure.bench import StepShape
 
 # The step that every sample is paired with: long enough for the clock, short enough to be run between all others.
 REFERENCE = StepShape(contexts=(192, 192))
+REFERENCE_WITHOUT_CACHE = StepShape(chunks=((16, 0, True),) * 2)
 
 _MAX_BATCH = 32
 _MAX_CHUNK = 1024
@@ -23,12 +24,14 @@ class StepRange:
     """The largest batch of decodes, context of a decode, and prompt chunk that the grid has to reach.
 
     max_queries: tokens of a decode that verifies drafted ones; 1: none does
+    max_tokens:  where nothing is kept and all steps compute whole sequences: of all of them; None: there is a KV cache
     """
 
     max_batch: int = 16
     max_context: int = 1024
     max_chunk: int = 512
     max_queries: int = 1
+    max_tokens: int | None = None
 
 
 def scenario_range(scenario: Scenario) -> StepRange:
@@ -42,6 +45,7 @@ def scenario_range(scenario: Scenario) -> StepRange:
         max_context=max(32, min(prompt + output, limit)),
         max_chunk=max(16, min(prompt * 2, engine.max_num_batched_tokens, limit, _MAX_CHUNK)),
         max_queries=1 if engine.speculative_config is None else 1 + engine.speculative_config.nodes_by_depth[-1],
+        max_tokens=min(engine.max_num_batched_tokens, _MAX_CONTEXT) if engine.kv_cache == "off" else None,
     )
 
 
@@ -60,6 +64,8 @@ def calibration_grid(span: StepRange) -> list[StepShape]:
     """Decodes over batch and context, chunks over length and prefix, and mixtures of both: about 35 steps; and where
     tokens are drafted, some 15 that verify them.
     """
+    if span.max_tokens is not None:
+        return _whole_sequences(span, span.max_tokens)
     low, high = min(24, span.max_context), span.max_context
     middle = round(math.sqrt(low * high))
     steps = [
@@ -85,6 +91,15 @@ def calibration_grid(span: StepRange) -> list[StepShape]:
         ]
         steps.append(StepShape(contexts=(middle,) * batches[-1], chunks=((chunks[1], 0, True),), queries=2))
     return list(dict.fromkeys(steps))
+
+
+def _whole_sequences(span: StepRange, max_tokens: int) -> list[StepShape]:
+    """Equally long sequences, over their number and length, and some of two lengths."""
+    batches, lengths = _geometric(1, span.max_batch, 5), _geometric(8, span.max_context, 7)
+    shapes = [[length] * batch for batch in batches for length in lengths]
+    shapes += [[long] + [lengths[0]] * batch for batch in batches for long in lengths[1::2]]
+    steps = [StepShape(chunks=tuple((n, 0, True) for n in each)) for each in shapes if sum(each) <= max_tokens]
+    return list(dict.fromkeys(steps)) or [StepShape(chunks=((max_tokens, 0, True),))]
 
 
 def drafting_grid(span: StepRange, computes_prompts: bool) -> list[StepShape]:

@@ -1,7 +1,7 @@
 """How a layer attends: to all keys, flash or standard, to a window with sinks, to blocks; and where its keys go.
 
 Keys and values are written to the pages before they are attended to, but in a rolling cache, where a chunk may
-overwrite what its own first queries see.
+overwrite what its own first queries see. A step that keeps none attends to its own tokens where they are.
 """
 
 __all__ = ["attend", "ring_of"]
@@ -54,7 +54,12 @@ def attend(
     if mixer.is_rolling:
         return _in_window(kernels, mixer, q_TNH, k_TKH, v_TKH, pages, batch, rotations)
     rows = rotations.rows(mixer.head_dim) if mixer.use_rope else None
-    q_TNH = kernels.rope_kv_write(q_TNH, k_TKH, v_TKH, rows, pages, batch.slots_T)
+    if batch.keeps_kv:
+        q_TNH = kernels.rope_kv_write(q_TNH, k_TKH, v_TKH, rows, pages, batch.slots_T)
+    else:
+        if rows is not None:
+            q_TNH, k_TKH = kernels.rope(q_TNH, rows), kernels.rope(k_TKH, rows)
+        pages = KVPages(k_TKH.contiguous()[:, None], v_TKH.contiguous()[:, None])  # a block for each token
     if is_standard:
         return _standard(kernels, q_TNH, pages, batch)
     how: tuple[Any, ...] = (mixer.window, mixer.chunk)
@@ -115,6 +120,8 @@ def _in_window(
         chunks = (batch.tables_GM, batch.starts_G, batch.computed_G)
         parts.append(kernels.attention_sinks_prefill(*own, pages, *chunks, ring, is_rolling))
     kept = batch.kept_W
+    if not batch.keeps_kv:
+        return _joined(parts)
     if kept is None:
         kernels.kv_write(k_TKH, v_TKH, pages, batch.slots_T)
     else:

@@ -6,7 +6,7 @@ __all__ = ["Segment", "StepBatch", "TreeNodes", "Trees", "build_batch", "first_r
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -81,6 +81,8 @@ class StepBatch:
     trees:          of the segments that are nodes of trees, None without
     ring:           how a rolling cache uses its blocks, where `slots` are places in it
     kept_W:         rows that are still in the ring when the step is over; None: all are written
+    keeps_kv:       without, all segments are chunks that begin at the first token, nothing is written, and what
+                    `tables_GM` names are rows of the step itself
     """
 
     tokens_T: Tensor
@@ -95,6 +97,7 @@ class StepBatch:
     trees: Trees | None = None
     ring: Ring | None = None
     kept_W: Tensor | None = None
+    keeps_kv: bool = True
 
     @property
     def num_decodes(self) -> int:
@@ -113,14 +116,21 @@ def slot(block_table: Sequence[int], position: int, block_size: int) -> int:
 
 
 def build_batch(
-    segments: Sequence[Segment], block_size: int, device: torch.device = CPU, ring: Ring | None = None
+    segments: Sequence[Segment],
+    block_size: int,
+    device: torch.device = CPU,
+    ring: Ring | None = None,
+    keeps_kv: bool = True,
 ) -> StepBatch:
     """The flat batch of `segments`, whose wanted tokens come back in the order of the segments.
 
     ring: of a model whose layers all overwrite what left their window
+    keeps_kv: without, `segments` are whole sequences
 
     Raises PerfmodelError for drafted tokens in a ring: those that are turned down have overwritten what is still seen.
     """
+    if not keeps_kv:
+        return _whole_sequences(segments, device, ring)
     if ring is not None and any(segment.is_verified or segment.nodes for segment in segments):
         raise PerfmodelError(
             "drafted tokens are not verified in a rolling KV cache (model_changes.window), where one that is turned "
@@ -162,6 +172,29 @@ def build_batch(
         trees=_trees(segments, trees, device) if trees else None,
         ring=ring,
         kept_W=integers(kept) if ring is not None and len(kept) < len(tokens) else None,
+    )
+
+
+def _whole_sequences(segments: Sequence[Segment], device: torch.device, ring: Ring | None) -> StepBatch:
+    """All tokens of each sequence, whose keys and values are found where the step computes them."""
+    starts = list(accumulate((len(segment.tokens) for segment in segments), initial=0))
+    rows = [range(begin, end) for begin, end in pairwise(starts)]
+
+    def integers(values: Iterable[int]) -> Tensor:
+        return torch.tensor(list(values), dtype=torch.int64, device=device)
+
+    return StepBatch(
+        tokens_T=integers(token for segment in segments for token in segment.tokens),
+        positions_T=integers(position for each in rows for position in range(len(each))),
+        slots_T=integers(()),
+        tables_DM=_tables([], device),
+        contexts_D=integers(()),
+        tables_GM=_tables(rows, device),
+        starts_G=integers(starts),
+        computed_G=integers([0] * len(segments)),
+        sample_rows_S=integers(each[-1] for each, segment in zip(rows, segments, strict=True) if segment.is_sampled),
+        ring=ring,
+        keeps_kv=False,
     )
 
 

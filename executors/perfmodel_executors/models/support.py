@@ -106,7 +106,6 @@ def check_executable(model: ModelSpec, attention: str = "flash") -> None:
 def check_engine(engine: EngineSpec) -> None:
     """Raises PerfmodelError for what the engine plans and the decoder does not run yet."""
     unsupported = {
-        "a step without a KV cache (engine.kv_cache=off)": engine.kv_cache == "off",
         "a KV cache that evicts tokens (engine.kv_eviction)": engine.kv_eviction is not None,
         "TF32 (engine.float32_matmul_precision=high)": engine.float32_matmul_precision == "high",
         "a second tier of KV blocks (engine.kv_offload)": engine.kv_offload is not None,
