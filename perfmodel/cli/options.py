@@ -1,6 +1,6 @@
 """The flags that several commands share; each is written once, so that it means the same everywhere."""
 
-__all__ = ["JsonFlag", "OutFolder", "Overrides", "ScenarioName", "Seed", "load"]
+__all__ = ["EngineName", "JsonFlag", "OutFolder", "Overrides", "ScenarioName", "Seed", "load"]
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +28,12 @@ OutFolder = Annotated[
     Path | None,
     typer.Option(
         "--out", metavar="DIR", help="Write records, report.html and timeline.json to this folder.", show_default=False
+    ),
+]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine", metavar="ENGINE", help="Where points are worked on: local, ray or ray:ADDRESS (extra ray)."
     ),
 ]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import JsonFlag, Overrides
+from perfmodel.cli.options import EngineName, JsonFlag, Overrides
 from perfmodel.cli.terminal import print_json, progress_bar, say, stdout
 from perfmodel.errors import SpecError
 
@@ -35,6 +35,7 @@ def study(
     overrides: Overrides = None,
     as_json: JsonFlag = False,
     report_file: ReportFile = None,
+    engine: EngineName = "local",
 ) -> None:
     """Ask one question of many scenarios: variants of a base scenario along axes, simulated in parallel processes.
 
@@ -57,7 +58,7 @@ def study(
         executed = quickened(executed, changes=False)  # it is small to begin with
     if executed is not None:
         executed.check()
-    parts = [_simulated(file, points)]
+    parts = [_simulated(file, points, engine)]
     if executed is not None:
         parts.append(_executed(executed))
     command = _command(name, execute, quick, overrides, report_file)
@@ -71,7 +72,7 @@ def study(
         _print(report)
 
 
-def _simulated(file: "StudyFile", points: "StudyPoints") -> "StudyPart":
+def _simulated(file: "StudyFile", points: "StudyPoints", engine: str) -> "StudyPart":
     from perfmodel.plan.quality import with_quality
     from perfmodel.plan.sweep import sweep
     from perfmodel.report.facts import headline
@@ -79,7 +80,7 @@ def _simulated(file: "StudyFile", points: "StudyPoints") -> "StudyPart":
 
     scenario = points.check()
     with progress_bar("simulating") as progress:
-        records = points.located(lambda: sweep(list(points.points.values()), progress))
+        records = points.located(lambda: sweep(list(points.points.values()), progress, engine=engine))
     answers = with_quality(points.answered(records), file)
     return StudyPart(f"Simulated, {headline(scenario)}", {"simulated": answers})
 

@@ -1,9 +1,10 @@
 """Many scenarios at once, and the numbers that are asked of each.
 
-metrics.py    one number of a scenario, by name: of a run, of a step, of memory
-capacity.py   the highest arrival rate that meets an SLO
+    metrics.py    one number of a scenario, by name: of a run, of a step, of memory
+    capacity.py   the highest arrival rate that meets an SLO
     points.py     a scenario with overrides, and the metrics wanted of it -> a record
-    sweep.py      many points, in processes, in a fixed order
+    workers.py    any function over many items: in processes (processes.py) or on Ray (on_ray.py), in a fixed order
+    sweep.py      the same for points
     study.py      a study's file -> its points; their records by variant and axis
     quality.py    measured quality beside them
     findings.py   who is best where, crossings, gains of a ladder, Pareto fronts

@@ -25,6 +25,7 @@ HOMES = {
     "plotly": {"perfmodel.report"},
     "yaml": {"perfmodel.specs", "perfmodel.cost", "perfmodel_executors"},
     "pandas": set(),
+    "ray": {"perfmodel.plan"},
 }
 
 
