@@ -151,7 +151,8 @@ def _frame(x: Scale, y: Scale, x_values: Sequence[float], name: str, x_title: st
         at = y(tick)
         yield _rule(x.start, x.end, at, GRID)
         yield f'<text x="{x.start - 8:.1f}" y="{at + 4:.1f}" text-anchor="end">{short_number(tick)}</text>'
-    for tick in ticks_at(x_values, x, 34):
+    room = 8 + max(text_width(short_number(value), 11) for value in x_values)
+    for tick in ticks_at(x_values, x, room):
         at = x(tick)
         yield f'<line x1="{at:.1f}" y1="{y.start:.1f}" x2="{at:.1f}" y2="{y.start + 4:.1f}" stroke="{GREY}"/>'
         yield f'<text x="{at:.1f}" y="{y.start + 18:.1f}" text-anchor="middle">{short_number(tick)}</text>'

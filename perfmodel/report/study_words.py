@@ -151,12 +151,13 @@ def _ladder(answers: Answers, metric: str, fixed: Mapping[str, Label], name: str
     if len(there) < 2:
         return
     steps = [(rung, gain) for rung, gain in gains[1:] if gain is not None]
-    largest = sorted(steps, key=lambda each: -each[1])[:3]
-    lost = [f"{rung} ({times(gain)})" for rung, gain in steps if gain < 1 - _EVEN]
+    largest = [rung for rung, gain in sorted(steps, key=lambda each: -each[1])[:3] if gain > 1 + _EVEN]
+    lost = [rung for rung, gain in steps if gain < 1 - _EVEN]
     total = better_by(there[-1], there[0], is_low)
-    words = ", ".join(f"{rung} {times(gain)}" for rung, gain in largest)
-    slower = f"; slower with {', '.join(lost)}" if lost else ""
-    yield f"{name}: together {times(total)}; most of it from {words}{slower}."
+    most = f"; most of it from {_listed(largest)}" if largest else ""
+    slower = f"; slower with {_listed(lost)}" if lost else ""
+    yield f"{name}: together {times(total)}{most}{slower}."
+    yield f"{name}, each over the one below: {', '.join(f'{rung} {times(gain)}' for rung, gain in steps)}."
 
 
 def _front(answers: Answers, x: str, y: str) -> Iterator[str]:

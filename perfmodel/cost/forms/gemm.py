@@ -41,6 +41,7 @@ _LEAST_SPLIT_K = 128
 _TILE_AREA = 128 * 128
 _K_STEP = 32  # k is padded to whole steps of the main loop
 _NEVER_S = 1e9
+_CUDA_CORES = "fp32"  # the rate of what is not multiplied by tensor cores
 _ROWS_AT_ONCE = 4096
 _MOST_PLANS = 4096
 
@@ -127,7 +128,8 @@ def _plan(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> _Plan:
     dense = device.peak(sizes.rate.removesuffix(SPARSE_RATE))
     speedup, per_element = device.peak(sizes.rate) / dense, (sizes.input_bytes, sizes.weight_bytes)
     per_unit = dense / device.compute_units
-    step = k_step_s(rows, columns, per_unit, fit.compute_fraction, fit.feed_edge, *per_element, speedup)
+    edge = fit.feed_edge * (_feed_of_fp32(device) if sizes.rate == _CUDA_CORES else 1.0)
+    step = k_step_s(rows, columns, per_unit, fit.compute_fraction, edge, *per_element, speedup)
     offered = (s == 1) | ((k >= s * _LEAST_SPLIT_K) & ((rows < _LARGE_TILE_ROWS) | (s <= _LARGE_TILE_SPLITS)))
     block = np.ceil(k / (s * _K_STEP)) * (_K_STEP * step) + fit.tile_s * (rows * columns / _TILE_AREA)
     bandwidth = device.bandwidth * fit.memory_fraction
@@ -140,6 +142,12 @@ def _plan(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> _Plan:
         partial_s_per_row=is_split * splits * (4.0 * sizes.batch / bandwidth) * sizes.n[:, None],
         bandwidth=bandwidth,
     )
+
+
+def _feed_of_fp32(device: DeviceFacts) -> float:
+    """How much smaller `feed_edge` is on CUDA cores: fits are of tensor cores, whose operands come at the same bytes
+    per second, but which multiply so many times faster; an element has twice the bytes of theirs."""
+    return 2.0 * device.peak(_CUDA_CORES) / device.peak("bf16")
 
 
 def _parts(sizes: GemmSizes, plan: _Plan, fit: TiledGemmFit, device: DeviceFacts) -> GemmParts:

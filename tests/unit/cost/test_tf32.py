@@ -39,6 +39,14 @@ def test_a_calibrated_device_is_between_fp32_and_bf16():
     assert tf32.duration_s == pytest.approx(2 * bf16.duration_s, rel=0.15)
 
 
+@pytest.mark.parametrize("hardware", ["a100-sxm-80gb", "h100-sxm-80gb"])
+def test_one_sequence_in_fp32_waits_for_twice_the_bytes(hardware):
+    """0.5 FLOP/B, ridges 10 and 20 FLOP/B: bound by weights in either format, as cuBLAS's GEMV is."""
+    shape = decode_shape(1, 512)
+    fp32, bf16 = (rows(over, shape, hardware, "vllm")["gate_up_proj"].duration_s for over in (FP32, []))
+    assert fp32 == pytest.approx(2 * bf16, rel=0.2)
+
+
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [

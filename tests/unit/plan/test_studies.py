@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli import app
+from perfmodel.plan.findings import crossings
 from perfmodel.plan.points import Point, Record, evaluate
 from perfmodel.plan.study import executed_points, quick, simulated_points
 from perfmodel.plan.sweep import sweep
@@ -118,3 +119,15 @@ def test_where_the_baseline_was_not_asked_the_first_variant_stands_for_it(small:
     assert without.reference == "eight"
     equal = answers.answered(eight * 2)
     assert "one" in study_pictures([("here", {"simulated": equal})])["1-lines"]
+
+
+def test_speculation_stops_paying_at_a_batch_that_lies_between_the_ends() -> None:
+    """One sequence waits for weights, which verify several tokens for one; hundreds are bound by compute."""
+    points = quick(simulated_points(load_study("speculation")))
+    answers = points.answered(sweep(list(points.points.values()), workers=1))
+    xs = [float(label) for label in answers.axes["concurrent sequences"].labels]
+    without = answers.line("without", "output_throughput", "concurrent sequences", {})
+    for variant in ("draft of 0.6 billion", "EAGLE head", "n-gram lookup"):
+        (crossing,) = crossings(xs, answers.line(variant, "output_throughput", "concurrent sequences", {}), without)
+        assert xs[0] < crossing < xs[-1], variant
+    assert any("even at about" in line for line in answer_words(answers))
