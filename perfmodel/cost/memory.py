@@ -6,7 +6,7 @@ at the pipeline stage that has the fewest. Not modelled: fragmentation, memory t
 multimodal models beyond their weights (vLLM's profiling run takes some 5 GB for them).
 """
 
-__all__ = ["MemoryPlan", "plan_memory", "smallest_fitting_tp"]
+__all__ = ["MemoryPlan", "heads_divide", "plan_memory", "smallest_fitting_tp"]
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -122,11 +122,16 @@ def smallest_fitting_tp(model: ModelSpec, hardware: HardwareSpec, engine: Engine
     return None
 
 
-def _degrees(model: ModelSpec) -> Iterator[int]:
-    """Powers of two that divide the attention heads."""
+def heads_divide(model: ModelSpec, tensor_parallel_size: int) -> bool:
+    """Whether the attention heads can be shared out evenly, as vLLM demands."""
     mixers = (layer.mixer for layer, _ in model.layers)
     heads = [mixer.num_heads for mixer in mixers if isinstance(mixer, Attention | LatentAttention)]
-    return (tp for tp in (1, 2, 4, 8, 16, 32, 64) if all(count % tp == 0 for count in heads))
+    return all(count % tensor_parallel_size == 0 for count in heads)
+
+
+def _degrees(model: ModelSpec) -> Iterator[int]:
+    """Powers of two that divide the attention heads."""
+    return (tp for tp in (1, 2, 4, 8, 16, 32, 64) if heads_divide(model, tp))
 
 
 def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> tuple[MemoryPlan, float]:

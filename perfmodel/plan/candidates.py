@@ -1,0 +1,135 @@
+"""What a plan chooses between: layouts of a model on devices, and ways to schedule requests on each.
+
+A candidate is one replica (disaggregated: one group of prefill and decode replicas); how many of them is found from
+the rate. It is text that `--set` takes, so that it can be simulated, stored and written down as a scenario.
+"""
+
+__all__ = ["Base", "Candidate", "Layout", "at_rate"]
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.cost import MemoryPlan
+from perfmodel.specs import load_scenario
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.study_file import as_overrides
+
+_RATED = ("constant", "poisson", "poisson_fixed_count", "gamma")
+
+
+@dataclass(frozen=True)
+class Base:
+    """The scenario that is planned for: a file's path or name, with overrides as `--set` takes them."""
+
+    path: str
+    overrides: tuple[str, ...] = ()
+
+    def load(self, more: tuple[str, ...] = ()) -> Scenario:
+        """The scenario with `more` overrides; its own pools make room for the plan's."""
+        return load_scenario(self.path, (*self.overrides, *more))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the times of steps depend on: devices, how the model is cut over them, number formats, drafts.
+
+    choices:  the fields that the plan has set, as `--set` names them
+    scenario: the base scenario with them, one unified replica
+    cluster:  what stays of the base scenario's cluster: its router, and how KV is moved
+    """
+
+    choices: Mapping[str, Any]
+    scenario: Scenario
+    cluster: Mapping[str, Any]
+
+    @property
+    def devices_per_replica(self) -> int:
+        return self.scenario.engine.num_devices
+
+    @property
+    def label(self) -> str:
+        """`h100-sxm-80gb TP4 fp8`"""
+        engine = self.scenario.engine
+        parts = [self.scenario.hardware.name, f"TP{engine.tensor_parallel_size}"]
+        if engine.pipeline_parallel_size > 1:
+            parts.append(f"PP{engine.pipeline_parallel_size}")
+        if engine.data_parallel_size > 1:
+            parts.append(f"DP{engine.data_parallel_size}")
+        if engine.enable_expert_parallel:
+            parts.append("EP")
+        if engine.quantization:
+            parts.append(engine.quantization)
+        if engine.kv_cache_dtype != "auto":
+            parts.append(f"kv {engine.kv_cache_dtype}")
+        if engine.speculative_config is not None:
+            parts.append(engine.speculative_config.method)
+        return " ".join(parts)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout, and how requests are scheduled on each replica.
+
+    ratio:  prefill and decode replicas of a group, None where replicas do both
+    memory: the plan of one replica's devices
+    """
+
+    layout: Layout
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_chunked_prefill: bool
+    ratio: tuple[int, int] | None
+    memory: MemoryPlan
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of one replica, or of one group of prefill and decode replicas."""
+        return self.layout.devices_per_replica * (sum(self.ratio) if self.ratio else 1)
+
+    @property
+    def label(self) -> str:
+        parts = [self.layout.label]
+        if self.ratio is not None:
+            parts.append(f"{self.ratio[0]}P:{self.ratio[1]}D")
+        parts.append(f"seqs {self.max_num_seqs} tokens {self.max_num_batched_tokens}")
+        if not self.enable_chunked_prefill:
+            parts.append("unchunked")
+        return " ".join(parts)
+
+    def choices(self, replicas: int) -> dict[str, Any]:
+        """The fields of the scenario that serves with so many of it."""
+        return {
+            **self.layout.choices,
+            "engine.max_num_seqs": self.max_num_seqs,
+            "engine.max_num_batched_tokens": self.max_num_batched_tokens,
+            "engine.enable_chunked_prefill": self.enable_chunked_prefill,
+            "cluster": self._cluster(replicas),
+        }
+
+    def overrides(self, replicas: int) -> tuple[str, ...]:
+        """`choices` as `--set` takes them."""
+        return as_overrides(self.choices(replicas))
+
+    def _cluster(self, replicas: int) -> dict[str, Any]:
+        kept = dict(self.layout.cluster)
+        transfer = kept.pop("kv_transfer", None)
+        if self.ratio is None:
+            return {**kept, "replicas": replicas}
+        pools = [
+            {"role": role, "replicas": count * replicas}
+            for role, count in zip(("prefill", "decode"), self.ratio, strict=True)
+        ]
+        return {**kept, "pools": pools, **({"kv_transfer": transfer} if transfer else {})}
+
+
+def at_rate(scenario: Scenario, rate: float, num_requests: int) -> dict[str, Any]:
+    """The fields of `scenario`'s traffic that let so many requests arrive at `rate`, by its own process if it has one
+    that takes a rate, else as a Poisson stream."""
+    arrivals = scenario.traffic.arrivals
+    process: dict[str, Any] = {"process": "poisson"}
+    if arrivals.process in _RATED:
+        process = arrivals.model_dump(mode="json", include={"process", "cv"}, exclude_defaults=True)
+        process.setdefault("process", arrivals.process)
+    found = {"traffic.arrivals": {**process, "rate": rate}, "traffic.num_requests": num_requests}
+    return found | ({"traffic.duration_s": None} if scenario.traffic.duration_s is not None else {})
