@@ -26,6 +26,7 @@ class Request:
     admission:             its place in the order of admissions
     num_transferred_tokens: leading tokens whose KV another engine has computed; 0 = this engine computes all
     buffer_ids:            blocks beside those that its tokens fill (see `KVBlockManager`)
+    session:               whose turn it is in a conversation of several, if it is in one; for routers
     keeps_blocks:          once done, its KV blocks stay its own until `Scheduler.release`: another engine fetches them
     first_token_batch, last_token_batch: sequences that sampled a token in the same step as its first, its last
 
@@ -58,6 +59,7 @@ class Request:
         "num_transferred_tokens",
         "priority",
         "request_id",
+        "session",
         "status",
     )
 
@@ -76,6 +78,7 @@ class Request:
         self.max_output_tokens = max_output_tokens
         self.block_hashes = block_hashes
         self.priority = priority
+        self.session: Hashable | None = None
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
         self.num_promised_tokens = 0

@@ -13,7 +13,7 @@ from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.disaggregated import DisaggregatedServer
 from perfmodel.sim.front_end import FrontEnd
 from perfmodel.sim.kv_transfer import TransferCost, transfer_cost
-from perfmodel.sim.pool import OnFinished, OnStep, Pool, build_pool, router_over
+from perfmodel.sim.pool import FleetRouter, OnFinished, OnStep, Pool, build_pool
 from perfmodel.sim.pool_basis import BasisOf
 from perfmodel.sim.replica import Replica
 from perfmodel.specs.cluster import PoolSpec
@@ -99,7 +99,8 @@ class Cluster:
         """The router over the replicas of some pools: their own if there is but one pool."""
         if len(pools) == 1:
             return pools[0].route
-        return router_over(self.scenario.cluster.router, [ranks for pool in pools for ranks in pool.ranks])
+        replicas = [ranks for pool in pools for ranks in pool.ranks]
+        return FleetRouter(self.scenario.cluster.router, replicas, self.scenario.seed)
 
     def _build_disaggregated(self) -> None:
         def on_prefilled(replica: Replica, request: Request) -> None:

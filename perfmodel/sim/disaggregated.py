@@ -64,6 +64,7 @@ class DisaggregatedServer:
         prefill = Request(
             request.request_id, request.arrival, request.num_prompt_tokens, 1, request.block_hashes, request.priority
         )
+        prefill.session = request.session
         prefill.keeps_blocks = request.max_output_tokens > 1
         self._whole[request.request_id] = request
         self._to_prefill(request).add(prefill)
@@ -83,7 +84,7 @@ class DisaggregatedServer:
         request.num_transferred_tokens = request.num_prompt_tokens
         target = self._to_decode(request)
         target.loop.scheduler.check_can_ever_run(request)
-        target.num_outstanding += 1  # on its way counts, for routers
+        target.expect(request)  # on its way counts, for routers
         self._inbound.setdefault(target.index, deque()).append((source, prefill, request))
         self.fetch(target)
 
@@ -96,7 +97,7 @@ class DisaggregatedServer:
     def _transfer(self, target: Replica, source: Replica, prefill: Request, request: Request) -> None:
         def arrived() -> None:
             source.release(prefill)
-            target.num_outstanding -= 1
+            target.forget((request,))
             target.add(request)
 
         cost = self._cost_of(source.index, target.index)

@@ -1,6 +1,6 @@
 """`Pool`: equal replicas with one role, their cost model, and the router in front of them."""
 
-__all__ = ["Pool", "build_pool", "router_over"]
+__all__ = ["FleetRouter", "Pool", "build_pool"]
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.front_end import FrontEnd
 from perfmodel.sim.lockstep import Lockstep
 from perfmodel.sim.replica import Replica, SimulatedBackend
-from perfmodel.sim.router import ROUTERS, Router, least_outstanding
+from perfmodel.sim.router import ROUTERS, LeastOutstanding, Router
 from perfmodel.sim.serving import build_locksteps, build_serve_loop, scheduler_config
 from perfmodel.sim.speculating import SpeculatingBackend
 from perfmodel.sim.step_costs import draft_tables_of, step_tables_of
@@ -39,7 +39,7 @@ class Pool:
     memory: MemoryPlan
     timer: StepTimer | SpeculationTimer
     ranks: tuple[tuple[Replica, ...], ...]
-    route: Router
+    route: "FleetRouter"
     backend: SimulatedBackend | SpeculatingBackend
 
     @property
@@ -110,7 +110,8 @@ def build_pool(
 
     engines = [engine(first_index + i, lockstep) for i, lockstep in enumerate(locksteps)]
     ranks = tuple(tuple(engines[i : i + together]) for i in range(0, len(engines), together))
-    return Pool(spec, mine, memory, timer, ranks, router_over(spec.router or scenario.cluster.router, ranks), backend)
+    route = FleetRouter(spec.router or scenario.cluster.router, ranks, scenario.seed)
+    return Pool(spec, mine, memory, timer, ranks, route, backend)
 
 
 def _second_tier(
@@ -153,25 +154,56 @@ class _Ranks:
     """One replica as a router sees it: the sum of its data-parallel ranks."""
 
     def __init__(self, ranks: tuple[Replica, ...]) -> None:
+        self.index = ranks[0].index
         self.ranks = ranks
-        self.choose = least_outstanding(ranks)
+        self.choose: Router[Replica] = LeastOutstanding(ranks)
 
     @property
     def num_outstanding(self) -> int:
-        return sum(rank.num_outstanding for rank in self.ranks)
+        return sum([rank.num_outstanding for rank in self.ranks])
+
+    @property
+    def num_prompt_blocks(self) -> int:
+        return sum([rank.num_prompt_blocks for rank in self.ranks])
+
+    def watch(self, on_less: Callable[[int], None]) -> None:
+        for rank in self.ranks:
+            rank.watch(lambda _: on_less(self.index))
 
 
-def router_over(name: str, replicas: Sequence[tuple[Replica, ...]]) -> Router:
-    """The router `name` over replicas of one or more ranks each.
+class FleetRouter:
+    """The router `name` over replicas of one or more ranks each, which come and go.
 
     Inside a replica a request goes to the rank with the fewest: so have it vLLM's data-parallel load balancer and the
     attention-DP balance of TensorRT-LLM.
     """
-    if all(len(ranks) == 1 for ranks in replicas):
-        return ROUTERS[name]([ranks[0] for ranks in replicas])
-    route = ROUTERS[name]([_Ranks(ranks) for ranks in replicas])
 
-    def to_rank(request: Request) -> Replica:
-        return route(request).choose(request)
+    def __init__(self, name: str, replicas: Sequence[tuple[Replica, ...]], seed: int = 0) -> None:
+        self._replicas = {ranks[0].index: _Ranks(ranks) for ranks in replicas}
+        self._has_ranks = any(len(ranks) > 1 for ranks in replicas)
+        self._engines: Router[Replica] = ROUTERS[name](seed=seed)
+        self._groups: Router[_Ranks] = ROUTERS[name](seed=seed)
+        for ranks in replicas:
+            self.join(ranks)
 
-    return to_rank
+    def __call__(self, request: Request) -> Replica:
+        """Where `request` goes; some replica must be there."""
+        return self._groups(request).choose(request) if self._has_ranks else self._engines(request)
+
+    def __len__(self) -> int:
+        """Replicas that take requests."""
+        return len(self._groups.targets if self._has_ranks else self._engines.targets)
+
+    def join(self, ranks: tuple[Replica, ...]) -> None:
+        """The replica of these ranks, one of those known from the start, takes requests from now on."""
+        if self._has_ranks:
+            self._groups.join(self._replicas[ranks[0].index])
+        else:
+            self._engines.join(ranks[0])
+
+    def leave(self, ranks: tuple[Replica, ...]) -> None:
+        """The replica of these ranks takes no more requests, until it joins again."""
+        if self._has_ranks:
+            self._groups.leave(self._replicas[ranks[0].index])
+        else:
+            self._engines.leave(ranks[0])

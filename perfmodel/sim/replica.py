@@ -5,7 +5,7 @@ Its steps are taken by a `Lockstep`, alone or beside the other ranks of a data-p
 
 __all__ = ["Replica", "SimulatedBackend"]
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from perfmodel.cost.decode_curve import DecodeRun
 from perfmodel.cost.offload import RestoreCost
@@ -66,7 +66,10 @@ class Replica:
     ) -> None:
         self.index = index
         self.loop = loop
-        self.num_outstanding = 0
+        self.num_outstanding = 0  # requests that wait or run here, or are on their way, and the blocks of their prompts
+        self.num_prompt_blocks = 0
+        self._watchers: list[Callable[[int], None]] = []
+        self._block_size = loop.scheduler.config.block_size
         self._lockstep = lockstep
         self._front_end = front_end
         self._on_finished = on_finished
@@ -75,13 +78,30 @@ class Replica:
 
     def add(self, request: Request) -> None:
         """`request` arrives now, at the front end if there is one."""
-        self.num_outstanding += 1
+        self.expect(request)
         env = self._lockstep.env
         delay = self._front_end.delay(request, env.ticks) if self._front_end is not None else 0
         if delay:
             Alarm(env, delay, lambda _: self._lockstep.enter(self, request), ARRIVAL_PRIORITY)
         else:
             self._lockstep.enter(self, request)
+
+    def expect(self, request: Request) -> None:
+        """`request` counts here from now on, for routers."""
+        self.num_outstanding += 1
+        self.num_prompt_blocks += -(-request.num_prompt_tokens // self._block_size)
+
+    def forget(self, requests: Sequence[Request]) -> None:
+        """They do not count here any more."""
+        self.num_outstanding -= len(requests)
+        for request in requests:
+            self.num_prompt_blocks -= -(-request.num_prompt_tokens // self._block_size)
+        for on_less in self._watchers:
+            on_less(self.index)
+
+    def watch(self, on_less: Callable[[int], None]) -> None:
+        """Call `on_less` with `index` whenever requests are forgotten."""
+        self._watchers.append(on_less)
 
     def reserve(self, request: Request) -> bool:
         """Give `request`, still on its way, the KV blocks it needs to join; False if it has to be asked for again."""
@@ -98,7 +118,9 @@ class Replica:
     def end_step(self, record: StepRecord, finished: list[Request]) -> None:
         """A step or leap of this engine has ended, and these requests with it."""
         self._on_step(self, record)
-        self.num_outstanding -= len(finished)
+        if not finished:
+            return
+        self.forget(finished)
         for request in finished:
             if self._front_end is not None:
                 self._front_end.deliver(request)

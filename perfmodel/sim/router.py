@@ -1,64 +1,215 @@
-"""Routers: which of several equal targets (replicas, or ranks of one) a request goes to. One function each."""
+"""Routers: which of several equal targets (replicas, or ranks of one) a request goes to. One class each.
 
-__all__ = ["ROUTERS", "MakeRouter", "Router", "Target", "least_outstanding", "prefix_affinity", "round_robin"]
+Targets come and go (`join`, `leave`): replicas start, stop and fail. No router looks at all targets for each request,
+and none draws from a common stream: chance is a hash of the seed and the request's number, so what becomes of one
+request does not change where the next goes.
+"""
 
-from collections.abc import Callable, Sequence
-from itertools import count
-from typing import Protocol, TypeVar
+__all__ = [
+    "ROUTERS",
+    "LeastKv",
+    "LeastOutstanding",
+    "MakeRouter",
+    "PowerOfTwo",
+    "PrefixAffinity",
+    "RandomChoice",
+    "RoundRobin",
+    "Router",
+    "SessionAffinity",
+    "Target",
+]
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable
+from typing import Generic, Protocol, TypeVar
 
 from perfmodel.engine import Request
-from perfmodel.sim.replica import Replica
+from perfmodel.sim.hash_ring import HashRing, hashed
+from perfmodel.sim.least_loaded import LeastLoaded
 
 
 class Target(Protocol):
     """What a router looks at."""
 
+    index: int
+
     @property
     def num_outstanding(self) -> int:
-        """Requests that wait or run there."""
+        """Requests that wait or run there, or are on their way."""
+        ...
+
+    @property
+    def num_prompt_blocks(self) -> int:
+        """KV blocks that the prompts of those requests fill."""
+        ...
+
+    def watch(self, on_less: Callable[[int], None]) -> None:
+        """Call `on_less` with the target's index whenever it has fewer requests than before."""
         ...
 
 
 T = TypeVar("T", bound=Target)
-Router = Callable[[Request], Replica]
 
 
-def round_robin(targets: Sequence[T]) -> Callable[[Request], T]:
+class Router(ABC, Generic[T]):
+    """Chooses among the targets that have joined and not left; `seed`: of what is left to chance."""
+
+    def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
+        self.targets: list[T] = []
+        self._seed = seed
+        for target in targets:
+            self.join(target)
+
+    @abstractmethod
+    def __call__(self, request: Request) -> T:
+        """Where `request` goes. There must be a target."""
+
+    def join(self, target: T) -> None:
+        """`target` takes requests from now on."""
+        self.targets.append(target)
+        self._joined(target)
+
+    def leave(self, target: T) -> None:
+        """`target` takes no more requests, until it joins again."""
+        self.targets.remove(target)
+        self._left(target)
+
+    def _joined(self, target: T) -> None:
+        """For routers that keep more than the list."""
+
+    def _left(self, target: T) -> None:
+        """For routers that keep more than the list."""
+
+
+class RoundRobin(Router[T]):
     """Each target in turn."""
-    turn = count()
-    return lambda request: targets[next(turn) % len(targets)]
+
+    _turn = -1
+
+    def __call__(self, request: Request) -> T:
+        self._turn += 1
+        return self.targets[self._turn % len(self.targets)]
 
 
-def least_outstanding(targets: Sequence[T]) -> Callable[[Request], T]:
+class RandomChoice(Router[T]):
+    """Any target, all alike."""
+
+    def __call__(self, request: Request) -> T:
+        return self.targets[hashed(self._seed, request.request_id) % len(self.targets)]
+
+
+class PowerOfTwo(Router[T]):
+    """Of two targets drawn at random the one with fewer requests, the first among equals (Mitzenmacher 2001)."""
+
+    def __call__(self, request: Request) -> T:
+        targets, drawn = self.targets, hashed(self._seed, request.request_id)
+        count = len(targets)
+        if count == 1:
+            return targets[0]
+        first, drawn = drawn % count, drawn // count
+        other = (first + 1 + drawn % (count - 1)) % count
+        a, b = targets[first], targets[other]
+        return b if b.num_outstanding < a.num_outstanding else a
+
+
+class LeastOutstanding(Router[T]):
     """The target with the fewest requests that wait or run; the first among equals."""
-    return lambda request: min(targets, key=lambda target: target.num_outstanding)
+
+    def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
+        self._order: LeastLoaded[T] = LeastLoaded(lambda target: target.num_outstanding)
+        super().__init__(targets, seed)
+
+    def __call__(self, request: Request) -> T:
+        return self._order.least()
+
+    def _joined(self, target: T) -> None:
+        self._order.join(target)
+
+    def _left(self, target: T) -> None:
+        self._order.leave(target)
 
 
-def prefix_affinity(targets: Sequence[T]) -> Callable[[Request], T]:
+class LeastKv(Router[T]):
+    """The target with the fewest KV blocks in the prompts of its requests, in use or promised; the first among equals.
+
+    What answers add is not known to a router when it sends a request, and not counted.
+    """
+
+    def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
+        self._order: LeastLoaded[T] = LeastLoaded(lambda target: target.num_prompt_blocks)
+        super().__init__(targets, seed)
+
+    def __call__(self, request: Request) -> T:
+        return self._order.least()
+
+    def _joined(self, target: T) -> None:
+        self._order.join(target)
+
+    def _left(self, target: T) -> None:
+        self._order.leave(target)
+
+
+class PrefixAffinity(Router[T]):
     """Requests whose prompts begin with the same block share a target; others go where the fewest are outstanding."""
-    homes: dict[object, T] = {}
-    fewest = least_outstanding(targets)
 
-    def route(request: Request) -> T:
+    def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
+        self._homes: dict[Hashable, T] = {}
+        self._fewest: LeastOutstanding[T] = LeastOutstanding()
+        super().__init__(targets, seed)
+
+    def __call__(self, request: Request) -> T:
         if not request.block_hashes:
-            return fewest(request)
+            return self._fewest(request)
         beginning = request.block_hashes[0]
-        home = homes.get(beginning)
+        home = self._homes.get(beginning)
         if home is None:
-            home = homes[beginning] = fewest(request)
+            home = self._homes[beginning] = self._fewest(request)
         return home
 
-    return route
+    def _joined(self, target: T) -> None:
+        self._fewest.join(target)
+
+    def _left(self, target: T) -> None:
+        self._fewest.leave(target)
+        self._homes = {beginning: home for beginning, home in self._homes.items() if home is not target}
+
+
+class SessionAffinity(Router[T]):
+    """Requests of one session share a target, by consistent hashing: a target that leaves moves its own sessions only.
+
+    Without a session, those whose prompts begin with the same block do; without either, a request goes by its number.
+    """
+
+    def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
+        self._ring: HashRing[T] = HashRing(seed)
+        super().__init__(targets, seed)
+
+    def __call__(self, request: Request) -> T:
+        if request.session is not None:
+            return self._ring.at(("session", request.session))
+        if request.block_hashes:
+            return self._ring.at(("prefix", request.block_hashes[0]))
+        return self._ring.at(("request", request.request_id))
+
+    def _joined(self, target: T) -> None:
+        self._ring.join(target)
+
+    def _left(self, target: T) -> None:
+        self._ring.leave(target)
 
 
 class MakeRouter(Protocol):
-    """One of the functions above."""
+    """One of the classes above."""
 
-    def __call__(self, targets: Sequence[T], /) -> Callable[[Request], T]: ...
+    def __call__(self, targets: Iterable[T] = (), seed: int = 0) -> Router[T]: ...
 
 
 ROUTERS: dict[str, MakeRouter] = {
-    "least_outstanding": least_outstanding,
-    "prefix_affinity": prefix_affinity,
-    "round_robin": round_robin,
+    "least_kv": LeastKv,
+    "least_outstanding": LeastOutstanding,
+    "power_of_two": PowerOfTwo,
+    "prefix_affinity": PrefixAffinity,
+    "random": RandomChoice,
+    "round_robin": RoundRobin,
+    "session_affinity": SessionAffinity,
 }

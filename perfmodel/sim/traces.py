@@ -3,7 +3,8 @@
 azure:    CSV `TIMESTAMP,ContextTokens,GeneratedTokens` (Azure LLM inference traces 2023)
 mooncake: JSON lines with `timestamp` (ms), `input_length`, `output_length`, `hash_ids` of blocks of 512 tokens
 burstgpt: CSV with `Timestamp` (s), `Request tokens`, `Response tokens`; a response of 0 tokens is a recorded failure
-jsonl:    JSON lines with `arrival_s`, `input_tokens`, `output_tokens` and optionally `block_hashes`, `hash_block_size`
+jsonl:    JSON lines with `arrival_s`, `input_tokens`, `output_tokens` and optionally `block_hashes`, `hash_block_size`,
+          `session_id`
 """
 
 __all__ = ["TraceRow", "read_trace"]
@@ -28,6 +29,7 @@ class TraceRow:
     num_output_tokens: int
     block_hashes: tuple[int, ...] = ()
     hash_block_size: int = 16
+    session: str | int | None = None
 
 
 class _BadLineError(Exception):
@@ -61,7 +63,9 @@ def _checked(path: Path, lines: Iterator[tuple[int, Any]]) -> Iterator[TraceRow]
             if row.arrival_s - first < last:
                 raise _BadLineError("its arrival is before the previous one's; sort the trace by time")
             last = row.arrival_s - first
-            yield TraceRow(last, row.num_prompt_tokens, row.num_output_tokens, row.block_hashes, row.hash_block_size)
+            yield TraceRow(
+                last, row.num_prompt_tokens, row.num_output_tokens, row.block_hashes, row.hash_block_size, row.session
+            )
     except _BadLineError as error:
         raise WorkloadError(f"{path}:{number}: {error}") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -132,7 +136,11 @@ def _jsonl(file: TextIO) -> Lines:
     def parse(row: dict[str, Any]) -> TraceRow:
         hashes = tuple(int(h) for h in row.get("block_hashes", ()))
         size = int(row.get("hash_block_size", 16))
-        return TraceRow(float(row["arrival_s"]), int(row["input_tokens"]), int(row["output_tokens"]), hashes, size)
+        lengths = int(row["input_tokens"]), int(row["output_tokens"])
+        session = row.get("session_id")
+        if not (session is None or isinstance(session, str | int)):
+            raise _BadLineError(f"found session_id {session!r}, expected a string or a whole number")
+        return TraceRow(float(row["arrival_s"]), *lengths, hashes, size, session)
 
     for number, load in _json_lines(file):
         yield number, lambda load=load: parse(load())  # type: ignore[misc]

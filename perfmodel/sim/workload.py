@@ -6,7 +6,7 @@ stream of their own, so changing one leaves the others as they were.
 
 __all__ = ["RequestDraft", "Workload"]
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 
@@ -37,6 +37,7 @@ class RequestDraft:
     block_hashes: tuple[int, ...] = ()
     priority: int = 0
     num_source_tokens: int = 0
+    session: Hashable | None = None
 
 
 class Workload:
@@ -87,6 +88,7 @@ class Workload:
         arrival = round((draft.arrival_s or 0.0) * TICKS_PER_S)
         request = Request(number, arrival, draft.num_prompt_tokens, outputs, draft.block_hashes, draft.priority)
         request.num_source_tokens = draft.num_source_tokens
+        request.session = draft.session
         return request
 
     def _streams(self) -> list[np.random.Generator]:
@@ -118,7 +120,9 @@ class Workload:
             arrival = row.arrival_s / speedup if follows_trace else time
             if traffic.duration_s is not None and arrival is not None and arrival > traffic.duration_s:
                 break
-            yield RequestDraft(arrival, row.num_prompt_tokens, row.num_output_tokens, self._hashes(row), priority)
+            yield RequestDraft(
+                arrival, row.num_prompt_tokens, row.num_output_tokens, self._hashes(row), priority, 0, row.session
+            )
 
     def _hashes(self, row: TraceRow) -> tuple[int, ...]:
         """Hashes of the engine's blocks from those of the trace's larger ones: a block of 512 is 32 of 16."""

@@ -17,7 +17,15 @@ from perfmodel.specs.given_link import GivenLink
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.resolved import Resolved
 
-RouterName = Literal["round_robin", "least_outstanding", "prefix_affinity"]
+RouterName = Literal[
+    "round_robin",
+    "random",
+    "power_of_two",
+    "least_outstanding",
+    "least_kv",
+    "prefix_affinity",
+    "session_affinity",
+]
 
 
 class PoolSpec(Spec):
