@@ -41,7 +41,7 @@ from perfmodel.specs.model.architecture import (
 from perfmodel.specs.model.kv_cache import kv_surplus
 from perfmodel.specs.model.params import layer_parameters
 from perfmodel.specs.model.quantization import bytes_per_weight, kv_element_bytes
-from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
 
 _INDEX_KEY_BYTES = 1.0  # the indexer caches fp8 keys
 _INDEX_SCALE_BYTES = 4.0  # and one fp32 scale per token
@@ -49,7 +49,7 @@ _INDEX_SCALE_BYTES = 4.0  # and one fp32 scale per token
 
 def shard_layer(layer: Layer, shard: Sharding) -> Layer:
     """The part of a layer that one device holds, as a layer of smaller sizes."""
-    return Layer(_shard_mixer(layer.mixer, shard), _shard_ffn(layer.ffn, shard))
+    return replace(layer, mixer=_shard_mixer(layer.mixer, shard), ffn=_shard_ffn(layer.ffn, shard))
 
 
 def _shard_mixer(mixer: Mixer | None, shard: Sharding) -> Mixer | None:
@@ -91,11 +91,11 @@ def weights(
     plain = bytes_per_weight(model.dtype)
     totals: dict[str, float] = {}
 
-    def add(component: str, params: float) -> None:
+    def add(component: str, params: float, own: QuantizationSpec | None = None) -> None:
         if component == "norms":
             per_weight = plain
         else:
-            per_weight = linear_format(model, component).weight_bytes
+            per_weight = linear_format(model, component, own).weight_bytes
         totals[component] = totals.get(component, 0.0) + params * per_weight
 
     table = shard.columns(model.vocab_size) * model.hidden_size
@@ -108,10 +108,11 @@ def weights(
         if model.lm_head_bias:
             add("lm_head", shard.columns(model.vocab_size))
     for layer in stage[: model.num_distinct_layers]:
+        formats = dict(layer.formats)
         for component, params in layer_parameters(model, shard_layer(layer, shard)).items():
             if component == "router" and isinstance(layer.ffn, MoEFFN):
                 params = model.hidden_size * layer.ffn.num_experts  # routers know all experts
-            add(component, params)
+            add(component, params, formats.get(component))
     if is_first and model.extra_params:
         totals["other"] = model.extra_params * plain
     return totals

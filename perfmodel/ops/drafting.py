@@ -129,7 +129,7 @@ def draft_engine(engine: EngineSpec, config: SpeculativeConfig) -> EngineSpec:
     """The engine's parallelism and kernels; a drafter's passes are launched one behind the other."""
     keeps = config.method == "self_skip"
     update = {"speculative_config": None, "async_scheduling": True}
-    return engine.model_copy(update=update if keeps else update | {"quantization": None})
+    return engine.model_copy(update=update if keeps else update | {"quantization": None, "quantization_by_layer": ()})
 
 
 def _medusa_graph(model: ModelSpec, engine: EngineSpec, num_heads: int) -> StepGraph:

@@ -9,6 +9,7 @@ from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.model.architecture import LatentAttention
 from perfmodel.specs.model.kv_cache import with_eviction
+from perfmodel.specs.model.layer_formats import with_layer_formats
 from perfmodel.specs.model.params import SPARSE_COMPONENTS, sparse_bytes
 from perfmodel.specs.model.quantization import (
     BITS_PER_WEIGHT,
@@ -67,10 +68,12 @@ def served_model(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
     Raises SpecError for an unknown name, with the nearest known ones.
     """
     served = with_quantization(with_dtype(model, engine.dtype), engine.quantization, engine.quantization_group_size)
+    served = with_layer_formats(served, engine.quantization_by_layer)
     if engine.float32_matmul_precision == "high" and served.dtype == "fp32":
         served = replace(served, float32_rate="tf32")
-    if engine.profile in _QUANTIZES_BEFORE and _has_static_scales(served.quantization):
-        served = replace(served, quantization=replace(served.quantization, inputs_come_quantized=True))
+    if engine.profile in _QUANTIZES_BEFORE:
+        layers = tuple((replace(x, formats=tuple((n, _static(f)) for n, f in x.formats)), i) for x, i in served.layers)
+        served = replace(served, quantization=_static(served.quantization), layers=layers)
     if engine.kv_cache_dtype != "auto" or engine.kv_tiers:
         served = replace(served, quantization=_with_kv_formats(served, engine))
     if engine.kv_eviction is not None:
@@ -116,15 +119,15 @@ def on_device(model: ModelSpec, hardware: HardwareSpec) -> ModelSpec:
     return replace(model, weight_sparsity=None)
 
 
-def linear_format(model: ModelSpec, component: str) -> LinearFormat:
-    """The format of the linear layers of a component (a name in `COMPONENTS`).
+def linear_format(model: ModelSpec, component: str, own: QuantizationSpec | None = None) -> LinearFormat:
+    """The format of the linear layers of a component (a name in `COMPONENTS`), or of those with one of their `own`.
 
     Sparse weights bring their indices along; those of 2:4 multiply at the sparse rate ("bf16@2:4").
 
     Weight-only formats are dequantized on the way into the multiplication, which runs at the model's dtype; formats
     with quantized activations multiply at the activations' rate. The cost of dequantizing is left to calibration.
     """
-    form = _dense_format(model, component)
+    form = _dense_format(model, component, own or model.quantization)
     sparsity = model.weight_sparsity
     if sparsity is None or component not in SPARSE_COMPONENTS:
         return form
@@ -132,10 +135,9 @@ def linear_format(model: ModelSpec, component: str) -> LinearFormat:
     return replace(form, rate=rate, weight_bytes=sparse_bytes(model, component, form.weight_bytes))
 
 
-def _dense_format(model: ModelSpec, component: str) -> LinearFormat:
+def _dense_format(model: ModelSpec, component: str, quantization: QuantizationSpec) -> LinearFormat:
     dtype_bytes = bytes_per_weight(model.dtype)
     rate = model.float32_rate if model.dtype == "fp32" else model.dtype
-    quantization = model.quantization
     if quantization.weights is None or component in quantization.kept:
         return LinearFormat(rate, dtype_bytes, dtype_bytes, dtype_bytes)
     weight = component_bytes(quantization, component)
@@ -146,6 +148,12 @@ def _dense_format(model: ModelSpec, component: str) -> LinearFormat:
     if quantization.inputs_come_quantized:
         return LinearFormat(rate, weight, bytes_per_weight(activations), dtype_bytes, False, f"{name}_static")
     return LinearFormat(rate, weight, bytes_per_weight(activations), dtype_bytes, True, "" if name == rate else name)
+
+
+def _static(quantization: QuantizationSpec) -> QuantizationSpec:
+    if quantization.inputs_come_quantized or not _has_static_scales(quantization):
+        return quantization
+    return replace(quantization, inputs_come_quantized=True)
 
 
 def _has_static_scales(quantization: QuantizationSpec) -> bool:

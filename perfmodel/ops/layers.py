@@ -31,8 +31,12 @@ from perfmodel.specs.model.architecture import (
     LinearAttention,
     Mixer,
 )
+from perfmodel.specs.model.spec import QuantizationSpec
 
 Block = TypeVar("Block", Mixer, FeedForward)
+Formats = tuple[tuple[str, QuantizationSpec], ...]
+_MIXERS = frozenset({"attention", "linear_attention"})
+_FFNS = frozenset({"dense_ffn", "experts", "shared_experts"})
 _LABELS = {
     "LatentAttention": "mla",
     "LinearAttention": "linear",
@@ -82,10 +86,17 @@ def layer_nodes(
     Nodes whose names would coincide are told apart by a label of their block: "attention_decode@window_128".
     """
     reaches = reach or [1.0] * len(layers)
-    mixers = _places((x.mixer, p) for x, p in zip(layers, reaches, strict=True) if x.mixer is not None)
-    ffns = _places((x.ffn, p) for x, p in zip(layers, reaches, strict=True) if x.ffn is not None)
-    groups = [(label, _mixer_block(mixer, context), mixers[mixer]) for mixer, label in _labels(mixers).items()]
-    groups += [(label, _ffn_block(ffn, context), ffns[ffn]) for ffn, label in _labels(ffns).items()]
+    pairs = list(zip(layers, reaches, strict=True))
+    mixers = _places(((x.mixer, _own(x, _MIXERS)), p) for x, p in pairs if x.mixer is not None)
+    ffns = _places(((x.ffn, _own(x, _FFNS)), p) for x, p in pairs if x.ffn is not None)
+    groups = [
+        (label, _mixer_block(mixer, replace(context, formats=own)), mixers[mixer, own])
+        for (mixer, own), label in _labels(mixers).items()
+    ]
+    groups += [
+        (label, _ffn_block(ffn, replace(context, formats=own)), ffns[ffn, own])
+        for (ffn, own), label in _labels(ffns).items()
+    ]
     names = Counter(node.name for _, nodes, _ in groups for node in nodes if node.depends is not Depends.MIXED)
     found = []
     for label, nodes, shares in groups:
@@ -94,14 +105,19 @@ def layer_nodes(
             name = f"{node.name}@{label}" if names[_told_apart_by(node)] > 1 else node.name
             found.append(replace(placed, name=name))
     if reach:
-        found += [node for mixer, shares in mixers.items() for node in filling_nodes(mixer, context, shares)]
+        for (mixer, own), shares in mixers.items():
+            found += filling_nodes(mixer, replace(context, formats=own), shares)
         found += asking_nodes(context, reach[:-1])
     return found
 
 
-def _places(blocks: Iterable[tuple[Block, float]]) -> dict[Block, list[float]]:
-    """Each distinct block, with the reach of the layers that have it."""
-    places: dict[Block, list[float]] = {}
+def _own(layer: Layer, components: frozenset[str]) -> Formats:
+    return tuple((name, form) for name, form in layer.formats if name in components)
+
+
+def _places(blocks: Iterable[tuple[tuple[Block, Formats], float]]) -> dict[tuple[Block, Formats], list[float]]:
+    """Each distinct block with its formats, and the reach of the layers that have it."""
+    places: dict[tuple[Block, Formats], list[float]] = {}
     for block, share in blocks:
         places.setdefault(block, []).append(share)
     return places
@@ -161,18 +177,23 @@ def _reduce(name: str, context: LayerContext) -> list[OperatorNode]:
     return [on_tokens(name, lambda n: all_reduce(n * token_bytes, tp, name))] if tp > 1 else []
 
 
-def _labels(blocks: Iterable[Block]) -> dict[Block, str]:
+def _labels(blocks: Iterable[tuple[Block, Formats]]) -> dict[tuple[Block, Formats], str]:
     """A short name for each distinct block; blocks of one kind are numbered from the second on."""
     seen: Counter[str] = Counter()
-    labels = {}
-    for block in blocks:
-        label = _label(block)
+    labels: dict[tuple[Block, Formats], str] = {}
+    for block, formats in blocks:
+        label = _label(block, formats)
         seen[label] += 1
-        labels[block] = label if seen[label] == 1 else f"{label}_{seen[label]}"
+        labels[block, formats] = label if seen[label] == 1 else f"{label}_{seen[label]}"
     return labels
 
 
-def _label(block: Mixer | FeedForward) -> str:
+def _label(block: Mixer | FeedForward, formats: Formats) -> str:
+    """Its kind, and the weights of its own formats: "full", "full_int4"."""
+    return "_".join((_kind(block), *(form.weights or "plain" for _, form in formats)))
+
+
+def _kind(block: Mixer | FeedForward) -> str:
     if isinstance(block, Attention):
         if block.window is not None:
             return f"window_{block.window}"

@@ -20,7 +20,7 @@ from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, Depends, Work
 from perfmodel.specs.model.quantization import bytes_per_weight, kv_element_bytes
-from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class LayerContext:
     splits_kv: bool = True
     routing: Routing = slowest_uniform_routing
     spread: ContextSpread | None = None
+    formats: tuple[tuple[str, QuantizationSpec], ...] = ()  # the layer's own, by component
 
     @property
     def hidden(self) -> int:
@@ -73,7 +74,7 @@ class LayerContext:
         return kv_element_bytes(quantization.kv_cache or self.model.dtype, quantization.kv_group_size)
 
     def format(self, component: str) -> LinearFormat:
-        return linear_format(self.model, component)
+        return linear_format(self.model, component, dict(self.formats).get(component))
 
 
 def on_tokens(name: str, work: Callable[[int], Work]) -> OperatorNode:

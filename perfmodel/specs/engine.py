@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from perfmodel.specs.base import Spec
 from perfmodel.specs.kv import KvEviction, KvOffload, KvTier
 from perfmodel.specs.kv_rules import refuse_kv_conflicts
+from perfmodel.specs.layer_quantization import LayerQuantization
 from perfmodel.specs.speculation import SpeculativeConfig
 from perfmodel.specs.units import Milliseconds
 
@@ -44,6 +45,7 @@ class EngineSpec(Spec):
     # Integer weights that share a scale, along the inputs of a layer; -1: one scale per output channel; None: as many
     # as the method's checkpoints have (128)
     quantization_group_size: Literal[-1, 32, 64, 128, 256] | None = None
+    quantization_by_layer: tuple[LayerQuantization, ...] = ()  # layers or blocks in other formats than the rest
     # paged: blocks as tokens come; contiguous: one run of max_model_len tokens for each request (with reserve_output,
     # of its prompt and answer); off: nothing is kept, every step computes all tokens of each sequence
     kv_cache: Literal["paged", "contiguous", "off"] = "paged"

@@ -26,6 +26,7 @@ _SHARED = (
     "float32_matmul_precision",
     "quantization",
     "quantization_group_size",
+    "quantization_by_layer",
     "kv_cache",
     "kv_cache_dtype",
     "kv_cache_group_size",

@@ -19,6 +19,7 @@ from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.model.cards import load_model
 from perfmodel.specs.model.changes import CHANGES
 from perfmodel.specs.model.kv_cache import with_eviction
+from perfmodel.specs.model.layer_formats import with_layer_formats
 from perfmodel.specs.model.quantization import with_dtype, with_quantization
 from perfmodel.specs.model.spec import ChangedFrom, ModelSpec
 from perfmodel.specs.model_changes import ModelChanges
@@ -245,6 +246,10 @@ def _finished(scenario: Scenario, positions: Positions) -> Scenario:
         model = with_quantization(with_dtype(model, dtype), engine.quantization, engine.quantization_group_size)
     except SpecError as error:
         raise SpecError(f"{positions.where(('engine', 'quantization'))}: {error}") from None
+    try:
+        with_layer_formats(model, engine.quantization_by_layer)
+    except SpecError as error:
+        raise SpecError(f"{positions.where(('engine', 'quantization_by_layer'))}: {error}") from None
     try:
         if engine.kv_eviction is not None:
             model = with_eviction(model, engine.kv_eviction.num_tokens)

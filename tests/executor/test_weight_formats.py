@@ -7,11 +7,13 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 from executor_models import attention, tiny  # noqa: E402
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
+from perfmodel.specs.engine import EngineSpec  # noqa: E402
 from perfmodel.specs.model.architecture import DenseFFN  # noqa: E402
 from perfmodel.specs.model.quantization import METHODS, with_quantization  # noqa: E402
 from perfmodel_executors.kernels import KERNELS, load_kernels  # noqa: E402
 from perfmodel_executors.kernels.apply_linear import OPERATORS, apply_linear  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
+    Int4Weight,
     Int8Weight,
     dequantize,
     quantize_fp8,
@@ -20,7 +22,7 @@ from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
     sparsify_24,
 )
 from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
-from perfmodel_executors.models.decoder import Decoder  # noqa: E402
+from perfmodel_executors.models.decoder import Decoder, load_decoder  # noqa: E402
 
 FORMATS = {
     "int8": quantize_int8,
@@ -153,3 +155,21 @@ def test_formats_without_a_kernel_are_refused_by_name():
         assert METHODS[method].weights
         with pytest.raises(PerfmodelError, match=r"set engine\.quantization to one of"):
             Decoder(with_quantization(model, method))
+
+
+def test_layers_are_stored_as_their_rules_say():
+    """Feed-forward in INT4, attention in INT8, the last layer plain; a rule for all is the same as one format."""
+    model = tiny((attention(), DenseFFN(64)), (attention(), DenseFFN(64)))
+    rules = [
+        {"quantization": "w4a16", "group_size": 32, "components": ["dense_ffn"]},
+        {"layers": [-1], "quantization": "none"},
+    ]
+    mixed = load_decoder(model, EngineSpec(dtype="float32", quantization="w8a16", quantization_by_layer=rules), seed=1)
+    first, last = mixed.weights.layers
+    assert [type(first.mixer.qkv), type(first.ffn.up)] == [Int8Weight, Int4Weight]
+    assert isinstance(last.mixer.out, torch.Tensor)
+    assert isinstance(last.ffn.down, torch.Tensor)
+    uniform = load_decoder(model, EngineSpec(dtype="float32", quantization="w8a16"), seed=1)
+    ruled = load_decoder(model, EngineSpec(dtype="float32", quantization_by_layer=[{"quantization": "w8a16"}]), seed=1)
+    assert torch.equal(logits_of(uniform), logits_of(ruled))
+    assert not torch.equal(logits_of(uniform), logits_of(mixed))

@@ -6,7 +6,7 @@ else the format keeps. Formats are known by what they store and multiply in, not
 
 __all__ = ["check_quantization", "layer_quantizer"]
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
+from perfmodel.specs.model.architecture import Layer
 from perfmodel.specs.model.quantization import METHODS
 from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
 from perfmodel_executors.kernels.weight_formats import (
@@ -66,7 +67,11 @@ _QUANTIZERS: MappingProxyType[_Format | None, Callable[[QuantizationSpec], Quant
 
 def check_quantization(model: ModelSpec) -> None:
     """Raises PerfmodelError for weights in a format that no kernel multiplies by."""
-    quantization = model.quantization
+    for quantization in {model.quantization, *(form for layer, _ in model.layers for _, form in layer.formats)}:
+        _check(model, quantization)
+
+
+def _check(model: ModelSpec, quantization: QuantizationSpec) -> None:
     if quantization.weights is None:
         return
     if model.weight_sparsity is not None:
@@ -82,15 +87,20 @@ def check_quantization(model: ModelSpec) -> None:
         )
 
 
-def layer_quantizer(model: ModelSpec) -> Callable[[LayerWeights], LayerWeights]:
-    """What turns the weights of a layer into the model's format (2:4 sparse ones, too); nothing for a plain model."""
-    quantization = model.quantization
-    if model.weight_sparsity is not None:
-        return partial(_layer, quantize=sparsify_24, kept=quantization.kept)
-    if quantization.weights is None:
-        return lambda layer: layer
-    quantize = _QUANTIZERS[_format(quantization, model.dtype)](quantization)
-    return partial(_layer, quantize=quantize, kept=quantization.kept)
+def layer_quantizer(model: ModelSpec) -> Callable[[LayerWeights, Layer], LayerWeights]:
+    """What turns the weights of a layer into the model's format or its own (2:4 sparse ones, too)."""
+
+    def quantizer(component: str, own: Mapping[str, QuantizationSpec]) -> Quantize | None:
+        quantization = own.get(component, model.quantization)
+        if component in quantization.kept:
+            return None
+        if model.weight_sparsity is not None:
+            return sparsify_24
+        if quantization.weights is None:
+            return None
+        return _QUANTIZERS[_format(quantization, model.dtype)](quantization)
+
+    return lambda weights, layer: _layer(weights, partial(quantizer, own=dict(layer.formats)))
 
 
 def _format(quantization: QuantizationSpec, dtype: str) -> _Format | None:
@@ -106,21 +116,25 @@ def _named(quantization: QuantizationSpec) -> str:
     return f"{quantization.weights}{groups if quantization.group_size else ''}{activations}"
 
 
-def _layer(layer: LayerWeights, quantize: Quantize, kept: frozenset[str]) -> LayerWeights:
+def _layer(layer: LayerWeights, quantizer: Callable[[str], Quantize | None]) -> LayerWeights:
     mixer, ffn = layer.mixer, layer.ffn
-    if isinstance(mixer, AttentionWeights) and "attention" not in kept:
+    quantize = quantizer("attention")
+    if isinstance(mixer, AttentionWeights) and quantize is not None:
         mixer = replace(mixer, qkv=_quantized(mixer.qkv, quantize), out=_quantized(mixer.out, quantize))
-    if isinstance(ffn, FFNWeights) and "dense_ffn" not in kept:
+    quantize = quantizer("dense_ffn")
+    if isinstance(ffn, FFNWeights) and quantize is not None:
         ffn = _dense(ffn, quantize)
     if isinstance(ffn, MoEWeights):
-        ffn = _experts(ffn, quantize, kept)
+        ffn = _experts(ffn, quantizer)
     return replace(layer, mixer=mixer, ffn=ffn)
 
 
-def _experts(ffn: MoEWeights, quantize: Quantize, kept: frozenset[str]) -> MoEWeights:
-    if ffn.shared is not None and "shared_experts" not in kept:
+def _experts(ffn: MoEWeights, quantizer: Callable[[str], Quantize | None]) -> MoEWeights:
+    quantize = quantizer("shared_experts")
+    if ffn.shared is not None and quantize is not None:
         ffn = replace(ffn, shared=_dense(ffn.shared, quantize))
-    if "experts" not in kept and isinstance(ffn.up, Tensor) and isinstance(ffn.down, Tensor):
+    quantize = quantizer("experts")
+    if quantize is not None and isinstance(ffn.up, Tensor) and isinstance(ffn.down, Tensor):
         ffn = replace(ffn, up=quantize_experts(ffn.up, quantize), down=quantize_experts(ffn.down, quantize))
     return ffn
 

@@ -67,7 +67,7 @@ def random_weights(
         head = shard_rows(draw.matrix(model.vocab_size, model.hidden_size), group)
     quantize = layer_quantizer(model)  # layer by layer, so that only one is held in full
     layers = [
-        quantize(shard_layer_weights(_layer(draw, model.hidden_size, layer), layer, group))
+        quantize(shard_layer_weights(_layer(draw, model.hidden_size, layer), layer, group), layer)
         for layer in list(model.iter_layers())[: model.num_distinct_layers]
     ]
     return DecoderWeights(embedding, head, draw.ones(model.hidden_size), used_in_turn(layers, model.num_layers))

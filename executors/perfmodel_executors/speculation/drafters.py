@@ -40,9 +40,10 @@ def in_fewer_bits(decoder: Decoder, quantization: str) -> Decoder:
     Raises PerfmodelError for a format that is not executed, and for a model that is quantised already.
     """
     model = decoder.model
-    if model.quantization.weights is not None:
+    served_in = model.quantization.weights or "several formats"
+    if model.quantization.weights is not None or any(layer.formats for layer, _ in model.layers):
         raise PerfmodelError(
-            f"{model.name} is served in {model.quantization.weights} already, and is quantised from its full weights "
+            f"{model.name} is served in {served_in} already, and is quantised from its full weights "
             f"only; leave engine.quantization out to draft with method: self_quantized."
         )
     served = served_model(model, EngineSpec(quantization=quantization))
@@ -52,7 +53,10 @@ def in_fewer_bits(decoder: Decoder, quantization: str) -> Decoder:
         served = replace(served, quantization=replace(served.quantization, group_size=size))
     quantize = layer_quantizer(served)
     drafting = replace(model, name=f"{model.name}-{quantization}", quantization=served.quantization)
-    weights = replace(decoder.weights, layers=[quantize(layer) for layer in decoder.weights.layers])
+    weights = replace(
+        decoder.weights,
+        layers=[quantize(*pair) for pair in zip(decoder.weights.layers, model.iter_layers(), strict=True)],
+    )
     return _with(decoder, drafting, weights)
 
 

@@ -26,6 +26,10 @@ __all__ = [
 ]
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from perfmodel.specs.model.spec import QuantizationSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,3 +190,4 @@ class Layer:
 
     mixer: Mixer | None
     ffn: FeedForward | None
+    formats: tuple[tuple[str, "QuantizationSpec"], ...] = ()  # of components that have others than the model's

@@ -11,6 +11,7 @@ __all__ = [
     "count_parameters",
     "layer_parameters",
     "sparse_bytes",
+    "stored_bytes",
     "weight_bytes",
 ]
 
@@ -124,12 +125,25 @@ def weight_bytes(model: ModelSpec) -> dict[str, float]:
     their share of the group scales, and those of sparse linear layers with their indices. Biases and convolutions go
     with their component (less than 0.1 % of it).
     """
-    quantization = model.quantization
-    plain = bytes_per_weight(model.dtype)
-    kept = quantization.kept | {"norms"} if quantization.weights is not None else frozenset(COMPONENTS)
-    stored = count_parameters(model).stored
-    per_weight = {name: plain if name in kept else component_bytes(quantization, name) for name in stored}
-    return {name: count * sparse_bytes(model, name, per_weight[name]) for name, count in stored.items()}
+    sizes = {
+        name: count * sparse_bytes(model, name, stored_bytes(model, name))
+        for name, count in count_parameters(model).stored.items()
+    }
+    for layer, count in model.layers:
+        params = layer_parameters(model, layer)
+        for name, _ in layer.formats:
+            own, common = (sparse_bytes(model, name, stored_bytes(model, name, of)) for of in (layer, None))
+            sizes[name] += count * params[name] * (own - common)
+    return sizes
+
+
+def stored_bytes(model: ModelSpec, component: str, layer: Layer | None = None) -> float:
+    """Bytes of a stored weight of `component`, in `layer` where that has a format of its own."""
+    own = dict(layer.formats).get(component) if layer is not None else None
+    quantization = own or model.quantization
+    if quantization.weights is None or component in quantization.kept or component == "norms":
+        return bytes_per_weight(model.dtype)
+    return component_bytes(quantization, component)
 
 
 def sparse_bytes(model: ModelSpec, component: str, per_weight: float) -> float:

@@ -48,7 +48,7 @@ def _served(
     head = embedding if model.tie_word_embeddings else shard_rows(weights.lm_head, group)
     quantize = layer_quantizer(model)
     pairs = zip(islice(layers, model.num_distinct_layers), model.iter_layers(), strict=False)
-    held = [quantize(shard_layer_weights(layer, spec, group)) for layer, spec in pairs]
+    held = [quantize(shard_layer_weights(layer, spec, group), spec) for layer, spec in pairs]
     return DecoderWeights(embedding, head, weights.final_norm, used_in_turn(held, model.num_layers))
 
 

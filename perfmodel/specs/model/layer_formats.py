@@ -1,0 +1,73 @@
+"""A model whose layers have number formats of their own: mixed precision by layer."""
+
+__all__ = ["bits_per_weight", "with_layer_formats"]
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from perfmodel.errors import SpecError
+from perfmodel.specs.layer_quantization import BLOCKS, LayerQuantization
+from perfmodel.specs.model.params import layer_parameters, stored_bytes
+from perfmodel.specs.model.quantization import with_quantization
+from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
+
+
+def with_layer_formats(model: ModelSpec, rules: Sequence[LayerQuantization]) -> ModelSpec:
+    """`model` with the formats that `rules` give to layers; the later of two rules holds. Without rules, as it is.
+
+    Raises SpecError for a layer or a format that is not there, and for layers that share their weights.
+    """
+    if not rules:
+        return model
+    if model.num_distinct_layers is not None:
+        raise SpecError(
+            f"engine.quantization_by_layer: found it with {model.name}, whose layers share the weights of "
+            f"{model.num_distinct_layers}; set engine.quantization for all of them."
+        )
+    formats: list[dict[str, QuantizationSpec]] = [{} for _ in range(model.num_layers)]
+    for rule in rules:
+        wanted = _format_of(model, rule)
+        chosen = rule.components or [block for block in BLOCKS if block not in wanted.kept]
+        for index in _places(model, rule):
+            formats[index] |= dict.fromkeys(chosen, replace(wanted, kept=frozenset()))
+    layers = []
+    for layer, own in zip(model.iter_layers(), formats, strict=True):
+        held = layer_parameters(model, layer)
+        layers.append(
+            replace(layer, formats=tuple((name, own[name]) for name in BLOCKS if name in held and name in own))
+        )
+    return replace(model, layers=tuple((layer, len(list(group))) for layer, group in groupby(layers)))
+
+
+def bits_per_weight(model: ModelSpec) -> float:
+    """Mean bits of a weight in the blocks of all layers, scales included; embedding, LM head and norms do not count."""
+    bits = total = 0.0
+    for layer, count in model.layers:
+        for name, params in layer_parameters(model, layer).items():
+            if name in BLOCKS:
+                bits += 8 * count * params * stored_bytes(model, name, layer)
+                total += count * params
+    return bits / total
+
+
+def _format_of(model: ModelSpec, rule: LayerQuantization) -> QuantizationSpec:
+    try:
+        return with_quantization(
+            replace(model, quantization=QuantizationSpec()), rule.quantization, rule.group_size
+        ).quantization
+    except SpecError as error:
+        raise SpecError(f"engine.quantization_by_layer: {error}") from None
+
+
+def _places(model: ModelSpec, rule: LayerQuantization) -> list[int]:
+    count = model.num_layers
+    if rule.layers is None:
+        return list(range(count))
+    for index in rule.layers:
+        if not -count <= index < count:
+            raise SpecError(
+                f"engine.quantization_by_layer: found layer {index}, but {model.name} has layers 0 to {count - 1} "
+                f"(or -1 to -{count}, from the end)."
+            )
+    return [index % count for index in rule.layers]
