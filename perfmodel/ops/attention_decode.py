@@ -19,6 +19,7 @@ def attention_decode(
     *,
     splits_kv: bool = True,
     is_flash: bool = True,
+    is_fused: bool = True,
     queries: float = 1.0,
     spread: ContextSpread | None = None,
     name: str = "attention_decode",
@@ -32,25 +33,31 @@ def attention_decode(
     their rows lie with those of the group's heads in one tile, g q in all, and a mask hides what a query must not see,
     which is computed all the same. A window is as much longer as its last query is further.
 
-    Without splits one thread block serves a sequence and KV head, so that few sequences leave most of the machine
-    idle: `ctas` = B K ceil(g / 64), with g = H / K. Flash-decoding cuts the KV length into `splits` pieces
-    (at most one per 256 tokens); how many are used depends on the device, so the extent carries `max_splits`. The
-    kernel that combines them is launched in any case: a CUDA graph cannot leave it out when the contexts are short.
+    Flash-decoding gives a thread block the heads of a group, `ctas` = B K ceil(g / 64) with g = H / K, and cuts the KV
+    length into `splits` pieces (at most one per 256 tokens); how many are used depends on the device, so the extent
+    carries `max_splits`. The kernel that combines them is launched in any case: a CUDA graph cannot leave it out when
+    the contexts are short. Without it the prompts' kernel serves: a block for each sequence and query head, B H, that
+    visits the whole context alone with a tile of rows of which the new tokens fill q; few sequences leave most of the
+    machine idle, and the group's other reads of the same KV hit L2.
     `spread` tells how much longer than the mean the longest context is (default: all are equally long).
-    `is_flash=False` writes and reads the scores (4 b H C bytes, 3 kernels). Under eviction by accumulated scores the
-    sums are read and written, too (8 H C bytes in fp32), in one more kernel that also looks for the lowest.
+    `is_flash=False` writes and reads the scores (4 b H C bytes, 3 kernels); unless fused, it first writes the KV heads
+    out for each query head and reads the copies (`Heads.copy_bytes`, 2 kernels). Under eviction by accumulated scores
+    the sums are read and written, too (8 H C bytes in fp32), in one more kernel that also looks for the lowest.
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
     """
     if num_seqs == 0:
         return Work(name, "attention_decode", rate=heads.dtype, num_kernels=0)
     context = heads.visible(context, num_seqs)
     group = queries * heads.num_heads / heads.num_kv_heads
-    is_split = splits_kv and is_flash
-    max_splits = max(1.0, context / num_seqs / _SPLIT_TOKENS) if is_split else 1.0
+    spreads = splits_kv or not is_flash  # products of matrices spread over the keys by themselves
+    max_splits = max(1.0, context / num_seqs / _SPLIT_TOKENS) if spreads else 1.0
     span = heads.window or heads.chunk or 0
     read = context + (queries - 1.0) * num_seqs if span and context >= num_seqs * span else context
     score_bytes = 0.0 if is_flash else 4.0 * heads.num_heads * queries * context * heads.element_bytes
-    num_kernels = (2 if is_split else 1) if is_flash else 3
+    num_kernels = (2 if splits_kv else 1) if is_flash else 3
+    if not (is_flash or is_fused) and heads.copies_kv:
+        score_bytes += heads.copy_bytes(read)
+        num_kernels += 2
     if heads.kept is not None:
         score_bytes += 2.0 * SCORE_SUM_BYTES * heads.num_heads * context
         num_kernels += 1
@@ -73,9 +80,9 @@ def attention_decode(
             "kv_element_bytes": heads.kernel_element_bytes,
             "window": span,
             "queries": queries,
-            "ctas": num_seqs * heads.num_kv_heads * ceil(group / _MAX_GROUP),
+            "ctas": num_seqs * (heads.num_kv_heads * ceil(group / _MAX_GROUP) if spreads else heads.num_heads),
             "max_splits": max_splits,
-            "splits_kv": float(splits_kv),
+            "splits_kv": float(spreads),
             "longest": context / num_seqs * (spread.longest(num_seqs) if spread else 1.0),
         },
     )

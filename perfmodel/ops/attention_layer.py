@@ -52,7 +52,8 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
         nodes.append(on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=fused)))
     nodes.append(on_tokens("kv_write", lambda n: kv_write(n, heads.kv_elements, size, heads.written_bytes)))
 
-    prefill = flash_prefill if context.is_flash and heads.kept is None else standard_prefill
+    is_flash = context.is_flash and heads.kept is None
+    prefill = flash_prefill if is_flash else partial(standard_prefill, is_fused=fused)
     nodes.append(on_prefills("attention_prefill", partial(prefill, heads=heads)))
     nodes += _decode(mixer, context, heads)
     gated = heads.num_heads * heads.v_head_dim
@@ -70,6 +71,7 @@ def _decode(mixer: Attention, context: LayerContext, heads: Heads) -> list[Opera
         attention_decode,
         splits_kv=context.splits_kv,
         is_flash=context.is_flash and heads.kept is None,
+        is_fused=context.is_fused,
         spread=context.spread if span is None else None,
     )
     index = None if span is None else context.model.attention_spans.index(span)

@@ -61,6 +61,15 @@ class Heads:
         return total
 
     @property
+    def copies_kv(self) -> bool:
+        """Whether products of a query head with keys of its own need copies of the KV heads."""
+        return self.num_heads > self.num_kv_heads
+
+    def copy_bytes(self, num_tokens: float) -> float:
+        """Of K and V of `num_tokens` tokens, written out for each query head and read again."""
+        return 2.0 * num_tokens * self.query_elements * self.element_bytes
+
+    @property
     def is_plain(self) -> bool:
         """Whether cached elements are multiplied as they are read: floating point, one format."""
         return not (self.surplus or self.unpack_ops)
@@ -140,15 +149,18 @@ def flash_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: str =
     )
 
 
-def standard_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: str = "attention_prefill") -> Work:
+def standard_prefill(
+    prefills: Sequence[tuple[int, int]], heads: Heads, name: str = "attention_prefill", *, is_fused: bool = True
+) -> Work:
     """Attention that materialises the score matrix: S = Q K^T, P = softmax(S), O = P V, one kernel each per prompt.
 
         FLOPs = 2 (h_k + h_v) H sum(T (P + T))      the masked half is computed and thrown away
         HBM   = Q, K, V, O once + 4 b H sum(T (P + T)): S written and read, P written and read
 
-    Windows and blocks only mask: they save nothing. Under eviction each key's scores are summed up besides, in fp32,
-    and a prompt that comes in chunks finds `kept` of its earlier tokens. Source: Dao et al. 2022, algorithm 0; Zhang et
-    al. 2023 (H2O).
+    Windows and blocks only mask: they save nothing. Unfused, as a framework runs it operator by operator, the mask is a
+    kernel of its own (2 b H sum(T (P + T)) more) and the KV heads are written out for each query head. Under eviction
+    each key's scores are summed up besides, in fp32, and a prompt that comes in chunks finds `kept` of its earlier
+    tokens. Source: Dao et al. 2022, algorithm 0; Zhang et al. 2023 (H2O).
     """
     if not prefills:
         return Work(name, "attention_prefill", rate=heads.dtype, num_kernels=0)
@@ -157,8 +169,15 @@ def standard_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: st
     scores = sum(t * (t + p) for t, p in prefills)
     tokens = sum(t for t, _ in prefills)
     score_bytes = 4.0 * heads.num_heads * scores * heads.element_bytes
+    keys, num_kernels = sum(t + p for t, p in prefills), 3
+    if not is_fused:
+        score_bytes *= 1.5
+        num_kernels += 1
+        if heads.copies_kv:
+            score_bytes += heads.copy_bytes(keys)
+            num_kernels += 2
     if heads.kept is not None:
-        keys = sum(t + p for t, p in prefills)
+        num_kernels += 1
         score_bytes += heads.num_heads * (scores * heads.element_bytes + 2 * SCORE_SUM_BYTES * keys)
     return Work(
         name,
@@ -166,8 +185,8 @@ def standard_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: st
         flops=2.0 * scores * heads.query_elements,
         rate=heads.dtype,
         activation_bytes=tokens * heads.query_elements * heads.element_bytes + score_bytes,
-        kv_bytes=heads.cached_bytes(sum(t + p for t, p in prefills), len(prefills)),
-        num_kernels=(3 if heads.kept is None else 4) * len(prefills),
+        kv_bytes=heads.cached_bytes(keys, len(prefills)),
+        num_kernels=num_kernels * len(prefills),
         vector_ops=0.0 if heads.is_plain else heads.cached_ops(sum(p for _, p in prefills), len(prefills)),
         extent=_extent(prefills, heads),
         prefills=tuple(prefills),

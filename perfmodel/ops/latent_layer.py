@@ -64,7 +64,7 @@ def _dense_prefill(mixer: LatentAttention, context: LayerContext, num_heads: int
     form = context.format("attention")
     columns = num_heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
     heads = expanded_heads(mixer, num_heads, context.dtype, context.element_bytes)
-    attention = flash_prefill if context.is_flash else standard_prefill
+    attention = flash_prefill if context.is_flash else partial(standard_prefill, is_fused=context.is_fused)
 
     def expand(prefills: Sequence[tuple[int, int]]) -> Work:
         visible = sum(tokens + cached for tokens, cached in prefills)

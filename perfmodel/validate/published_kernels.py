@@ -61,13 +61,15 @@ def kernel_work(scenario: Scenario, shape: KernelShape) -> Work:
         return _experts(scenario, shape)
     if shape.operator == "all_reduce":
         return all_reduce(shape.message_bytes or 0.0, size("ranks"))
-    heads, batch = _heads(scenario, shape), size("batch")
+    heads, batch, is_flash = _heads(scenario, shape), size("batch"), scenario.engine.attention == "flash"
     if shape.operator == "attention_decode":
         context = min(size("context"), shape.window) if shape.window else size("context")
-        is_flash, splits = scenario.engine.attention == "flash", scenario.engine.split_kv
-        return attention_decode(batch, batch * context, heads, splits_kv=splits, is_flash=is_flash)
-    prefill = flash_prefill if scenario.engine.attention == "flash" else standard_prefill
-    return prefill([(size("tokens"), size("cached", 0))] * batch, heads)
+        splits, fused = scenario.engine.split_kv, scenario.engine.fused_kernels
+        return attention_decode(batch, batch * context, heads, splits_kv=splits, is_flash=is_flash, is_fused=fused)
+    prompts = [(size("tokens"), size("cached", 0))] * batch
+    if is_flash:
+        return flash_prefill(prompts, heads)
+    return standard_prefill(prompts, heads, is_fused=scenario.engine.fused_kernels)
 
 
 def _heads(scenario: Scenario, shape: KernelShape) -> Heads:

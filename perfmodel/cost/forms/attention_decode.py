@@ -26,6 +26,13 @@ kernel that cuts contexts to at most `split_share` of what a unit streams on ave
 units take one after another: with more parts than units it lasts L + max x - E x^2 / (2 E x), else max x.
 Source: Dao et al. 2023 (Flash-Decoding); FlashAttention-2/3, TensorRT-LLM XQA and MMHA sources for the splits;
 flash_prepare_scheduler.cu of FlashAttention-3 (1.1 of a unit's share); renewal theory (mean residual of a part).
+
+Without flash-decoding the prompts' kernel serves (FlashAttention-2 before 2.2): a block for each sequence and query
+head, in whose tile of `rows` the new tokens are a few, and which visits all keys alone. The unit with most blocks is
+the last, and what its blocks compute does not overlap:
+
+    tc = ceil(B H / SM) (block + ceil(queries / rows) rows S c),    c = 2 (h_k + h_v) SM / (tensor_fraction F) + softmax
+    tm = KV bytes / (memory_fraction W min(1, block_bandwidth B H / SM))   the other heads of a group read from L2
 """
 
 __all__ = ["DecodeKernel", "DecodeParts", "DecodeSizes", "FlashDecodeFit", "decode_seconds", "decode_time"]
@@ -152,13 +159,12 @@ def decode_seconds(
     rate: str = "bf16",
     *,
     is_warm: bool = False,
-    splits_kv: bool = True,
     unpack_ops: Values = 0.0,
     xp: Any = np,
 ) -> DecodeParts:
-    """The formula of this module; `is_warm`: the KV may be in L2 from the last repetition. Without `splits_kv` a block
-    takes the whole context of its sequence. `unpack_ops`: vector instructions that make numbers of the cached elements,
-    once for each time that they are read; beside loads and products of other warps, so that they show where they bind.
+    """The formula of this module; `is_warm`: the KV may be in L2 from the last repetition. `unpack_ops`: vector
+    instructions that make numbers of the cached elements, once for each time that they are read; beside loads and
+    products of other warps, so that they show where they bind.
     """
     kernel, units = fit.kernel, device.compute_units
     group = sizes.heads / sizes.kv_heads
@@ -167,7 +173,7 @@ def decode_seconds(
     limit = xp.where(sizes.window > 0, sizes.window + kernel.window_overlap, np.inf)
     visible = xp.minimum(sizes.length, limit)
     length = sizes.length if kernel.splits_window else visible
-    splits = _splits(length, first, group, kernel, units, xp) if splits_kv else xp.maximum(1.0, 0.0 * length)
+    splits = _splits(length, first, group, kernel, units, xp)
     blocks = first * splits
     fill = xp.minimum(1.0, fit.block_bandwidth * blocks / units)
 
@@ -212,9 +218,10 @@ def decode_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> Operato
     """How long one run of `work` takes: KV from HBM."""
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
+    if not work.extent.get("splits_kv", True):
+        return _unsplit_time(work, fit, device)
     sizes = _sizes(work, fit.kernel)
-    is_split = bool(work.extent.get("splits_kv", True))
-    parts = decode_seconds(sizes, fit, device, work.rate, splits_kv=is_split, unpack_ops=work.vector_ops, xp=SCALARS)
+    parts = decode_seconds(sizes, fit, device, work.rate, unpack_ops=work.vector_ops, xp=SCALARS)
     duration, compute, memory = float(parts.duration), float(parts.compute), float(parts.memory)
     longest = float(work.extent.get("longest") or sizes.length)
     if longest > sizes.length and not 0 < sizes.window < sizes.length:
@@ -224,6 +231,30 @@ def decode_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> Operato
             duration += _ragged_seconds(longest, work, sizes, fit, device, duration - fit.launch_s)
     overhead = max(0.0, duration - max(compute, memory))
     return OperatorTime(duration, compute, memory, 0.0, overhead, bound_of(compute, memory, 0.0, overhead))
+
+
+def _unsplit_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> OperatorTime:
+    """A block for each sequence and query head, without splits; the longest of unequal contexts is the last."""
+    sizes, extent, units = _sizes(work, fit.kernel), work.extent, device.compute_units
+    blocks, rows = extent["seqs"] * extent["heads"], fit.kernel.rows
+    longest = float(extent.get("longest") or sizes.length)
+    visible, longest = (min(length, sizes.window or length) for length in (sizes.length, longest))
+    per_row = _seconds_per_score(sizes, work, fit, device) * units * ceil(extent.get("queries", 1.0) / rows) * rows
+    waves = ceil(blocks / units)
+    compute = waves * (fit.block_s + visible * per_row) + (longest - visible) * per_row
+    compute = max(compute, work.vector_ops * extent["heads"] / extent["kv_heads"] / device.vector_instructions)
+    bandwidth = device.bandwidth * fit.memory_fraction
+    memory = work.kv_bytes / (bandwidth * min(1.0, fit.block_bandwidth * blocks / units)) + sizes.io_bytes / bandwidth
+    high, low = max(compute, memory), min(compute, memory)
+    duration = fit.launch_s + high * (1 + (low / max(high, _NEVER_ZERO_S)) ** fit.knee) ** (1 / fit.knee)
+    overhead = duration - high
+    return OperatorTime(duration, compute, memory, 0.0, overhead, bound_of(compute, memory, 0.0, overhead))
+
+
+def _seconds_per_score(sizes: DecodeSizes, work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> float:
+    """Of the whole device, for one row of a tile and one key: its products and its softmax."""
+    seconds = sizes.flops_per_token / (device.peak(fit.rate or work.rate) * fit.tensor_fraction)
+    return float(seconds + _SOFTMAX_OPS / (device.compute_units * _LANES * device.clock_hz))
 
 
 def _outlasting(longest: float, sizes: DecodeSizes, kernel: DecodeKernel, units: int) -> float:
@@ -260,9 +291,7 @@ def _ragged_seconds(
     most = max(1.0, sizes.length / kernel.split_tokens)
     splits = min(most, 2 * _RESIDENT * units / first) if first < _FULL * units else 1.0
     waiting = max(0.0, 1.0 - _RESIDENT * units / (first * splits))
-    per_score = sizes.flops_per_token / (device.peak(fit.rate or work.rate) * fit.tensor_fraction)
-    per_score += _SOFTMAX_OPS / (device.compute_units * _LANES * device.clock_hz)
-    per_token = kernel.rows * per_score * device.compute_units / splits
+    per_token = kernel.rows * _seconds_per_score(sizes, work, fit, device) * device.compute_units / splits
     own, more = (_overshoot(length * per_token, together, waiting) for length in (sizes.length, longest))
     return more - own
 

@@ -171,6 +171,36 @@ def test_few_thread_blocks_do_not_fill_the_memory_system():
     assert decode_time(work, fit, device).memory_s == pytest.approx(108 * work.kv_bytes / device.bandwidth, rel=0.01)
 
 
+def _unsplit(seqs, length, heads, fit=BEST_DECODE, device=DEVICES[0]):
+    return decode_time(attention_decode(seqs, seqs * length, heads, splits_kv=False), fit, device).duration_s
+
+
+@given(st.integers(1, 300), st.integers(1, 9000), st.integers(0, 3000), heads_of(), st.sampled_from(DEVICES))
+def test_decodes_without_splits_obey_the_peaks_and_grow_with_the_context(seqs, length, more, heads, device):
+    work = attention_decode(seqs, seqs * length, heads, splits_kv=False)
+    duration = _unsplit(seqs, length, heads, device=device)
+    assert duration >= (work.kv_bytes + work.activation_bytes) / device.bandwidth
+    assert duration >= work.flops / device.peak("bf16")
+    assert _unsplit(seqs, length + more, heads, device=device) >= duration * (1 - 1e-9)
+
+
+def test_without_splits_a_block_takes_its_whole_context_whatever_else_is_idle():
+    """108 compute units, 16 query heads: up to 6 sequences 96 blocks run at once, each as long as it would alone, and
+    a seventh makes some unit take two. Twice the context, twice the time.
+    """
+    heads = Heads(16, 2, 128, 128, "bf16", 2, 2)
+    one = _unsplit(1, 65536, heads)
+    assert _unsplit(6, 65536, heads) == pytest.approx(one, rel=0.05)
+    assert _unsplit(7, 65536, heads) == pytest.approx(2 * one, rel=0.05)
+    assert _unsplit(1, 131072, heads) == pytest.approx(2 * one, rel=0.05)
+
+
+def test_without_splits_the_heads_of_a_group_share_no_tile():
+    """FlashAttention-2.0 takes as long for 2 KV heads of 16 query heads as for 16, where memory does not bind."""
+    grouped, plain = Heads(16, 2, 128, 128, "bf16", 2, 2), Heads(16, 16, 128, 128, "bf16", 2, 2)
+    assert _unsplit(1, 65536, grouped) == pytest.approx(_unsplit(1, 65536, plain), rel=0.05)
+
+
 def test_a_repeated_benchmark_finds_small_kv_in_cache():
     device = DEVICES[0]
     sizes = DecodeSizes(8.0, 32.0, 8.0, 1000.0, 0.0, 4096.0, 1e5, 512.0)

@@ -40,6 +40,24 @@ def test_standard_attention_moves_four_passes_over_the_scores():
     assert work.flops == 4 * 128 * scores
 
 
+def test_unfused_standard_attention_masks_and_copies_kv_heads_in_kernels_of_their_own():
+    """T = 2048: the mask reads and writes 32 x 2048^2 scores of 2 B; K and V of 8 heads become those of 32, 2048 x 32 x
+    256 elements of 2 B, written and read. One token over 2048: the copies, no mask.
+    """
+    fused, unfused = (standard_prefill([(2048, 0)], HEADS, is_fused=fused) for fused in (True, False))
+    copies = 2 * 2048 * 32 * 256 * 2
+    assert unfused.hbm_bytes - fused.hbm_bytes == 2 * 2 * 32 * 2048**2 + copies
+    assert unfused.flops == fused.flops
+    fused, unfused = (attention_decode(1, 2048, HEADS, is_flash=False, is_fused=fused) for fused in (True, False))
+    assert unfused.hbm_bytes - fused.hbm_bytes == copies
+
+
+def test_heads_without_groups_are_not_copied():
+    heads = replace(HEADS, num_kv_heads=32)
+    fused, unfused = (attention_decode(4, 2048, heads, is_flash=False, is_fused=fused) for fused in (True, False))
+    assert fused == unfused
+
+
 @given(PREFILLS)
 def test_flash_rereads_keys_in_sram_not_in_hbm(prefills):
     work = flash_prefill(prefills, HEADS)
@@ -81,10 +99,10 @@ def test_prefills_of_a_step_add_up():
 
 
 def test_splits_fill_the_machine_only_when_asked():
-    """Flash-decoding's example: one sequence of 64k tokens, 2 KV heads: 2 thread blocks, or 2 x 256."""
+    """Flash-decoding's example: one sequence of 64k tokens, 16 heads in 2 groups: 16 thread blocks, or 2 x 256."""
     heads = Heads(16, 2, 128, 128, "bf16", 2.0, 2.0)
     split, whole = attention_decode(1, 65536, heads), attention_decode(1, 65536, heads, splits_kv=False)
-    assert whole.extent["ctas"] == split.extent["ctas"] == 2
+    assert (whole.extent["ctas"], split.extent["ctas"]) == (16, 2)
     assert (whole.extent["max_splits"], split.extent["max_splits"]) == (1, 256)
     assert (whole.num_kernels, split.num_kernels) == (1, 2)
     assert whole.hbm_bytes == split.hbm_bytes
