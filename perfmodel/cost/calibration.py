@@ -53,6 +53,12 @@ class HostFit(Spec):
     prompt_moe_layer_s: NonNegativeFloat = 0.0  # beside `prompt_layer_s`, of layers with experts
     hidden_prompt_layer_s: NonNegativeFloat = 0.0
 
+    def times(self, factor: float) -> "HostFit":
+        """The host that takes so many times as long."""
+        return self.model_copy(
+            update={name: factor * getattr(self, name) for name in type(self).model_fields if name.endswith("_s")}
+        )
+
     def serial_s(self, num_sequences: int) -> float:
         """Seconds of a step that always show."""
         return self.serial_step_s + self.serial_per_sequence_s * num_sequences
@@ -84,6 +90,9 @@ class Calibration(Spec):
     contained: tuple[str, ...] = ()  # operators whose time lies within that of measured attention kernels
     host: HostFit = HostFit()
     step_residuals: Residuals = Residuals()
+    # What a scenario's `overheads` make of the kernels' and of the host's; no file says it.
+    kernel_overheads: NonNegativeFloat = 1.0
+    host_overheads: NonNegativeFloat = 1.0
     spread: float = Field(default=1.0, ge=1)  # how much wider than its residuals say: the fits come from elsewhere
 
     def knows(self, family: str) -> bool:

@@ -19,9 +19,10 @@ from perfmodel.cost.datasheet import datasheet
 from perfmodel.cost.forms.collective import over_link
 from perfmodel.cost.generations import GenerationFit, load_generation
 from perfmodel.cost.unmeasured import with_unmeasured
+from perfmodel.errors import SpecError
 from perfmodel.specs.catalog import data_dir, find_file
 from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.hardware import Declared, HardwareSpec
 from perfmodel.specs.scenario_file import load_hardware
 from perfmodel.specs.validation import parse
 from perfmodel.specs.yaml_loader import load_yaml
@@ -67,7 +68,7 @@ def load_calibration(
     own = data_dir("calibrations") / f"{hardware.name}@{engine_profile}.yaml"
     inherited = _inherited(hardware, engine_profile, generation)
     if own.is_file():
-        return with_unmeasured(_completed(_read(own), inherited))
+        return with_unmeasured(_as_declared(_completed(_read(own), inherited), hardware))
     return with_unmeasured(inherited) if inherited is not None else datasheet(hardware)
 
 
@@ -99,12 +100,24 @@ def _parsed(file: Path, _written_at: int) -> Calibration:
 
 def _architecture(device: str) -> str | None:
     file = find_file("hardware", device)
-    return _declared_architecture(file, file.stat().st_mtime_ns)
+    return _declared(file, file.stat().st_mtime_ns).architecture
 
 
 @lru_cache(maxsize=64)
-def _declared_architecture(hardware_file: Path, _written_at: int) -> str | None:
-    return load_hardware(hardware_file).declared.architecture
+def _declared(hardware_file: Path, _written_at: int) -> Declared:
+    return load_hardware(hardware_file).declared
+
+
+def _as_declared(own: Calibration, hardware: HardwareSpec) -> Calibration:
+    """`own`; for other facts than the device's file has (a what-if) as a sibling's: its fractions stay, less sure."""
+    try:
+        file = find_file("hardware", hardware.name)
+    except SpecError:
+        return own
+    if _declared(file, file.stat().st_mtime_ns) == hardware.declared:
+        return own
+    source = f"{PASSED_ON} {own.device} as its file declares it: {own.source}"
+    return own.model_copy(update={"source": source, "spread": own.spread * _SPREAD_SIBLING})
 
 
 def _completed(own: Calibration, inherited: Calibration | None) -> Calibration:

@@ -106,7 +106,7 @@ def host_fit(graph: StepGraph, calibration: Calibration) -> HostFit:
         shape = decode_shape(1, 1, graph.model.attention_spans)
         num_kernels = sum(node.count * node.work(shape).num_kernels for node in graph.nodes)
         host = host.model_copy(update={"hidden_step_s": host.hidden_step_s + EAGER_LAUNCH_S * num_kernels})
-    return host
+    return host if calibration.host_overheads == 1.0 else host.times(calibration.host_overheads)
 
 
 def _synchronous(host: HostFit) -> HostFit:

@@ -2,12 +2,13 @@
 
 __all__ = ["OperatorTime", "OperatorTimer"]
 
+from dataclasses import replace
 from typing import Any
 
 from perfmodel.cost.calibration import Calibration
 from perfmodel.cost.datasheet import datasheet
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.operator_time import OperatorTime
+from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.registry import FormFit, time_work
 from perfmodel.ops.work import Work
 from perfmodel.specs.hardware import HardwareSpec
@@ -37,6 +38,7 @@ class OperatorTimer:
         self.calibration = calibration or datasheet(hardware)
         self.device = DeviceFacts.of(hardware)
         self.mixes_attention = self.calibration.knows("attention_mixed")  # prompts and decodes in one kernel
+        self._overheads = self.calibration.kernel_overheads
         self._contained = frozenset(self.calibration.contained)
         self._fits: dict[tuple[Any, ...], FormFit] = {}
 
@@ -46,7 +48,10 @@ class OperatorTimer:
 
     def time_by(self, fit: FormFit | None, work: Work) -> OperatorTime:
         """The same, by the fit that `fit` has found for it."""
-        return _NOTHING if fit is None else time_work(work, fit, self.device)
+        if fit is None:
+            return _NOTHING
+        time = time_work(work, fit, self.device)
+        return time if self._overheads == 1.0 else _with_overheads(time, self._overheads)
 
     def fit(self, work: Work) -> FormFit | None:
         """What `work` is timed with; None for work that lies within another operator's measured time."""
@@ -59,3 +64,10 @@ class OperatorTimer:
         if fit is None:
             fit = self._fits[key] = self.calibration.fit(work.family, rate, work.extent, work.format)
         return fit
+
+
+def _with_overheads(time: OperatorTime, factor: float) -> OperatorTime:
+    """`time` with so many times its overhead."""
+    overhead = factor * time.overhead_s
+    bound = bound_of(time.compute_s, time.memory_s, time.communication_s, overhead)
+    return replace(time, duration_s=time.duration_s + overhead - time.overhead_s, overhead_s=overhead, bound=bound)

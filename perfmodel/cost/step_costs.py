@@ -21,6 +21,7 @@ from perfmodel.ops.formats import on_device
 from perfmodel.ops.graph import StepGraph, build_graph
 from perfmodel.ops.ragged import ContextSpread
 from perfmodel.ops.work import BatchShape
+from perfmodel.specs.overheads import Overheads
 from perfmodel.specs.scenario import Scenario
 
 
@@ -81,7 +82,13 @@ def scenario_fits(
     profile = profile or load_engine_profile(scenario.engine.profile)
     engine = scenario.engine
     calibration = calibration or load_calibration(scenario.hardware, engine.profile)
-    return profile.applied_to(calibration, is_eager=engine.enforce_eager), profile
+    applied = profile.applied_to(calibration, is_eager=engine.enforce_eager)
+    overheads = scenario.overheads
+    if overheads == Overheads():
+        return applied, profile
+    update = {"kernel_overheads": overheads.kernels, "host_overheads": overheads.host}
+    server = profile.server.times(overheads.host)
+    return applied.model_copy(update=update), profile.model_copy(update={"server": server})
 
 
 def scenario_graph(scenario: Scenario, profile: EngineProfile, spread: ContextSpread | None = None) -> StepGraph:

@@ -1,14 +1,24 @@
 """`--set engine.max_num_seqs=64`, `--set hardware.hbm.bandwidth=2x`: changes to what the files say.
 
 A value is read as YAML. `2x` and `0.5x` multiply the number that is there. Paths are those of the files; hardware has
-short names as well (`hardware.hbm.bandwidth`, `hardware.nvlink.latency`, `hardware.bf16`, `hardware.price`), and
-`hardware.nvlink=null` takes a link out: what talked over it takes the next one.
+short names as well (`hardware.hbm.bandwidth`, `hardware.links.nvlink.latency` or `hardware.nvlink.latency`,
+`hardware.peak_flops.bf16` or `hardware.bf16`, `hardware.price`); `hardware.peak_flops=2x` multiplies all rates, and
+`hardware.nvlink=null` takes a link out: what talked over it takes the next one. Items of lists go by position, name or
+role (`cluster.pools.decode.hardware.hbm.bandwidth=2x`).
 """
 
-__all__ = ["Override", "apply_override", "hardware_path", "is_removed_link", "parse_override"]
+__all__ = [
+    "Override",
+    "apply_override",
+    "hardware_path",
+    "hardware_places",
+    "is_removed_link",
+    "list_position",
+    "parse_override",
+]
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +32,14 @@ _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S.*)
 _NOTHING = ("null", "~")
 _LEVEL_FIELDS = {"bandwidth": "bandwidth_bytes_per_s", "capacity": "capacity_bytes", "visible": "visible_bytes"}
 _LINK_FIELDS = {"bandwidth": "bandwidth_bytes_per_s", "latency": "latency_s"}
+_BLOCKS = {
+    "memory": "memory",
+    "links": "links",
+    "peak_flops": "peak_flops_per_s",
+    "peak_flops_per_s": "peak_flops_per_s",
+}
 _DECLARED_FIELDS = {
+    "peak_flops": "peak_flops_per_s",
     "clock": "clock_hz",
     "tdp": "tdp_w",
     "idle": "idle_w",
@@ -56,8 +73,16 @@ def parse_override(text: str) -> Override:
     return Override(text, path, value=parse_value(value, f"--set {text}"))
 
 
-def apply_override(override: Override, data: dict[str, Any], path: Path, positions: Positions) -> None:
+def apply_override(
+    override: Override,
+    data: dict[str, Any],
+    path: Path,
+    positions: Positions,
+    default: Callable[[Path], Any] = lambda path: None,
+) -> None:
     """Change `data` in place at `path` (the override's, within `data`) and note in `positions` who did it.
+
+    default: what is multiplied where `data` has nothing at a path
 
     Mappings on the way are made where they are missing; whether the field exists is for validation to say.
     """
@@ -71,8 +96,32 @@ def apply_override(override: Override, data: dict[str, Any], path: Path, positio
         target[last] = override.value
     else:
         found = target[last] if _has(target, last) else None
-        target[last] = _scaled(found, override)
+        target[last] = _scaled(default(path) if found is None else found, override)
     positions.overridden[_resolved(data, path)] = override.text
+
+
+def hardware_places(override: Override, path: tuple[str, ...], data: Mapping[str, Any]) -> list[Path]:
+    """The places in a hardware file that an override changes: one; all rates for `hardware.peak_flops=2x`."""
+    declared = data.get("declared")
+    if path not in (("peak_flops",), ("declared", "peak_flops_per_s")) or not isinstance(declared, Mapping):
+        return [hardware_path(path, data, override.text)]
+    if override.factor is None:
+        return [("declared", "peak_flops_per_s")]
+    rates: list[Path] = [("declared", "peak_flops_per_s", name) for name in declared.get("peak_flops_per_s") or {}]
+    return [*rates, *([("declared", "vector_flops_per_s")] if declared.get("vector_flops_per_s") else [])]
+
+
+def list_position(items: Any, key: str | int) -> int | None:
+    """Where a key points in a list: a position, or an item of that name or role; None if it is none, or no list."""
+    if not isinstance(items, list):
+        return None
+    if str(key).isdecimal():
+        return int(key) if int(key) < len(items) else None
+    for field in ("name", "role"):
+        names = [item.get(field) if isinstance(item, dict) else None for item in items]
+        if names.count(key) == 1:
+            return names.index(key)
+    return None
 
 
 def is_removed_link(override: Override, place: Path) -> bool:
@@ -85,6 +134,8 @@ def hardware_path(path: tuple[str, ...], data: Mapping[str, Any], text: str) -> 
     """The place in a hardware file that a path after `hardware.` means: the file's own, or a short name's."""
     first, rest = path[0], path[1:]
     declared = data.get("declared")
+    if first in _BLOCKS and rest:
+        return _in_block(_BLOCKS[first], rest, data, text)
     if first == "price":
         return ("price", *(rest or ("usd_per_hour",)))
     if first in HardwareSpec.model_fields or not isinstance(declared, Mapping):
@@ -104,6 +155,20 @@ def hardware_path(path: tuple[str, ...], data: Mapping[str, Any], text: str) -> 
     near = did_you_mean(first, [*short, "price", *HardwareSpec.model_fields, *_DECLARED_FIELDS, *Declared.model_fields])
     more = near or f" Known: {', '.join(short)}, price, and the fields of the file."
     raise SpecError(f"--set {text}: hardware.{first}: unknown field.{more}")
+
+
+def _in_block(block: str, rest: tuple[str, ...], data: Mapping[str, Any], text: str) -> Path:
+    """hardware.links.nvlink.bandwidth, hardware.memory.hbm.bandwidth, hardware.peak_flops.bf16."""
+    declared = data.get("declared")
+    items = declared.get(block) if isinstance(declared, Mapping) else None
+    known = list(items) if isinstance(items, Mapping) else [*_names(items, "level"), *_names(items, "name")]
+    known = [name for name in known if name is not None]
+    if rest[0] not in known and not rest[0].isdecimal():
+        near = did_you_mean(rest[0], known) or f" Known: {', '.join(known) or 'none'}."
+        raise SpecError(f"--set {text}: hardware.{block}.{rest[0]}: unknown.{near}")
+    fields = {"memory": _LEVEL_FIELDS, "links": _LINK_FIELDS}.get(block, {})
+    named = (rest[0], *(fields.get(part, part) for part in rest[1:]))
+    return _with_names(("declared", block, *named), data)
 
 
 def _with_names(path: tuple[str, ...], data: Any) -> Path:
@@ -135,7 +200,8 @@ def _resolved(data: Any, path: Path) -> Path:
     """`path` with list positions as numbers, as validation reports them."""
     result: list[str | int] = []
     for key in path:
-        index = int(key) if isinstance(data, list) and str(key).isdecimal() else key
+        position = list_position(data, key)
+        index = key if position is None else position
         result.append(index)
         data = data[index]
     return tuple(result)
@@ -150,12 +216,14 @@ def _key(target: Any, key: str | int, override: Override, so_far: Path) -> Any:
     """`key` as it indexes `target`, which must be a mapping or a list long enough."""
     if isinstance(target, dict):
         return str(key)
-    if isinstance(target, list) and str(key).isdecimal() and int(key) < len(target):
-        return int(key)
+    position = list_position(target, key)
+    if position is not None:
+        return position
     where = ".".join(map(str, so_far[:-1]))
     if isinstance(target, list):
         raise SpecError(
-            f"--set {override.text}: {where} is a list of {len(target)}; {key!r} is not a position in it (from 0)."
+            f"--set {override.text}: {where} is a list of {len(target)}; {key!r} is not a position in it (from 0), "
+            f"nor a name there."
         )
     raise SpecError(f"--set {override.text}: {where} is {show_value(target)}, it has no field {key!r}.")
 

@@ -13,6 +13,7 @@ from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.kv import PromptCompression
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.model_changes import ModelChanges
+from perfmodel.specs.overheads import Overheads
 from perfmodel.specs.plan import PlanSpec
 from perfmodel.specs.published import Published
 from perfmodel.specs.resolved import Resolved
@@ -64,6 +65,7 @@ class Scenario(Spec):
     slo: SLO = SLO()
     cluster: ClusterSpec = ClusterSpec()
     price: PriceOverride | None = None
+    overheads: Overheads = Overheads()
     seed: int = 0
     plan: PlanSpec | None = None  # what `perfmodel plan` looks for
     published: Published | None = None  # a figure to compare with: `perfmodel validate published`

@@ -10,10 +10,12 @@ import pathlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.specs.catalog import find_file, list_names
+from perfmodel.specs.defaults import default_at
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.model.cards import load_model
@@ -23,7 +25,14 @@ from perfmodel.specs.model.layer_formats import with_layer_formats
 from perfmodel.specs.model.quantization import with_dtype, with_quantization
 from perfmodel.specs.model.spec import ChangedFrom, ModelSpec
 from perfmodel.specs.model_changes import ModelChanges
-from perfmodel.specs.overrides import Override, apply_override, hardware_path, is_removed_link, parse_override
+from perfmodel.specs.overrides import (
+    Override,
+    apply_override,
+    hardware_places,
+    is_removed_link,
+    list_position,
+    parse_override,
+)
 from perfmodel.specs.published import complete_for_published
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Traffic
@@ -52,12 +61,13 @@ def load_scenario(
     changes = [parse_override(text) for text in overrides]
     for change in changes:
         _refuse_model_fields(change)
-        if len(change.path) == 1 or change.path[0] not in ("hardware", "traffic"):
-            apply_override(change, data, change.path, positions)
+        if (len(change.path) == 1 or change.path[0] not in ("hardware", "traffic")) and not _is_of_pool(change):
+            apply_override(change, data, change.path, positions, partial(default_at, Scenario))
     complete_for_published(data)
+    shared = data.get("hardware")
     _resolve_hardware(data, positions, path.parent, [c for c in changes if _is_inside("hardware", c)])
     _resolve_speculation(data.get("engine"), positions, path.parent, ("engine",))
-    _resolve_pools(data, positions, path.parent)
+    _resolve_pools(data, positions, path.parent, shared, changes)
     _resolve_traffic(data, positions, path.parent, [c for c in changes if _is_inside("traffic", c)])
     _resolve_model(data, positions, path.parent)
     compression = data.get("prompt_compression")
@@ -112,18 +122,39 @@ def _resolve_hardware(
     data["hardware"] = _hardware(file, changes)
 
 
-def _resolve_pools(data: dict[str, Any], positions: Positions, folder: pathlib.Path) -> None:
-    """Each pool's hardware by name, and its engine completed by the scenario's."""
+def _is_of_pool(change: Override) -> bool:
+    """Whether it changes what a pool's hardware file says: cluster.pools.decode.hardware.hbm.bandwidth=2x."""
+    return change.path[:2] == ("cluster", "pools") and change.path[3:4] == ("hardware",) and len(change.path) > 4
+
+
+def _resolve_pools(
+    data: dict[str, Any], positions: Positions, folder: pathlib.Path, shared: Any, changes: Sequence[Override]
+) -> None:
+    """Each pool's hardware by name, and its engine completed by the scenario's.
+
+    shared: the name of the scenario's hardware, which is a pool's as well where its own facts are changed
+    """
     cluster = data.get("cluster")
-    pools = cluster.get("pools") if isinstance(cluster, dict) else None
+    pools: Any = cluster.get("pools") if isinstance(cluster, dict) else None
+    for change in changes:
+        if _is_of_pool(change) and list_position(pools, change.path[2]) is None:
+            raise SpecError(
+                f"--set {change.text}: no pool {change.path[2]!r}; use its position in cluster.pools (from 0), or its "
+                f"role where only one has it."
+            )
     for index, pool in enumerate(pools if isinstance(pools, list) else []):
         if not isinstance(pool, dict):
             continue  # for validation to say
-        _resolve_hardware(pool, positions, folder, [], ("cluster", "pools", index))
+        own = [each for each in changes if _is_of_pool(each) and list_position(pools, each.path[2]) == index]
+        if own and "hardware" not in pool:
+            pool["hardware"] = shared
+            own = [each for each in changes if _is_inside("hardware", each)] + own
+        own = [replace(each, path=each.path[3:]) if _is_of_pool(each) else each for each in own]
+        _resolve_hardware(pool, positions, folder, own, ("cluster", "pools", index))
         _resolve_speculation(pool.get("engine"), positions, folder, ("cluster", "pools", index, "engine"))
-        own, shared = pool.get("engine", {}), data.get("engine", {})
-        if isinstance(own, dict) and isinstance(shared, dict):
-            pool["engine"] = shared | own
+        mine, common = pool.get("engine", {}), data.get("engine", {})
+        if isinstance(mine, dict) and isinstance(common, dict):
+            pool["engine"] = common | mine
 
 
 def _hardware(file: pathlib.Path, changes: Sequence[Override]) -> HardwareSpec:
@@ -133,21 +164,21 @@ def _hardware(file: pathlib.Path, changes: Sequence[Override]) -> HardwareSpec:
             raise SpecError(
                 f"--set {change.text}: only fields of hardware can be set here, as in hardware.hbm.bandwidth."
             )
-        place = hardware_path(change.path[1:], loaded.data, change.text)
-        if is_removed_link(change, place):
-            del loaded.data["declared"]["links"][place[2]]
-            continue
-        apply_override(change, loaded.data, place, loaded.positions)
-        if place[:2] == ("declared", "memory") and place[-1] == "capacity_bytes":
-            # What a process sees of the old capacity says nothing of the new one.
-            loaded.data["declared"]["memory"][place[2]].pop("visible_bytes", None)
+        for place in hardware_places(change, change.path[1:], loaded.data):
+            if is_removed_link(change, place):
+                del loaded.data["declared"]["links"][place[2]]
+                continue
+            apply_override(change, loaded.data, place, loaded.positions)
+            if place[:2] == ("declared", "memory") and place[-1] == "capacity_bytes":
+                # What a process sees of the old capacity says nothing of the new one.
+                loaded.data["declared"]["memory"][place[2]].pop("visible_bytes", None)
     return parse(HardwareSpec, loaded.data, loaded.positions)
 
 
 def _resolve_traffic(data: dict[str, Any], positions: Positions, folder: pathlib.Path, changes: list[Override]) -> None:
     if not isinstance(data.get("traffic"), str):
         for change in changes:
-            apply_override(change, data, change.path, positions)
+            apply_override(change, data, change.path, positions, partial(default_at, Scenario))
         if isinstance(data.get("traffic"), dict):
             _resolve_paths(data["traffic"], folder, positions, ("traffic",))
         return
@@ -157,7 +188,7 @@ def _resolve_traffic(data: dict[str, Any], positions: Positions, folder: pathlib
         raise SpecError(f"{positions.where(('traffic',))}: traffic: {error}") from None
     loaded = load_yaml(file)
     for change in changes:
-        apply_override(change, loaded.data, change.path[1:], loaded.positions)
+        apply_override(change, loaded.data, change.path[1:], loaded.positions, partial(default_at, Traffic))
     data["traffic"] = _traffic(loaded, file.parent)
 
 

@@ -141,6 +141,8 @@ def test_the_files_agree_with_the_collected_facts(shared: Path) -> None:
         ("hardware.hbm.bandwidth=3 TB/s", ("memory_bandwidth", 3e12)),
         ("hardware.declared.memory.0.bandwidth_bytes_per_s=0.5x", ("memory_bandwidth", 2039e9 / 2)),
         ("hardware.declared.memory.hbm.bandwidth_bytes_per_s=1e12", ("memory_bandwidth", 1e12)),
+        ("hardware.memory.hbm.bandwidth=2x", ("memory_bandwidth", 2 * 2039e9)),
+        ("hardware.declared.memory.hbm.bandwidth_bytes_per_s=2x", ("memory_bandwidth", 2 * 2039e9)),
         ("hardware.hbm.capacity=160 GB", ("memory_bytes", 160e9)),
         ("hardware.hbm.capacity=2x", ("visible_memory_bytes", 160e9)),
     ],
@@ -170,6 +172,22 @@ def test_short_names_reach_every_block() -> None:
     assert hardware.price.usd_per_hour == 1.5
 
 
+def test_all_rates_are_multiplied_at_once() -> None:
+    base = load_hardware("h100-sxm-80gb").declared
+    fast = load_hardware("h100-sxm-80gb", ["hardware.peak_flops=2x"]).declared
+    assert dict(fast.peak_flops_per_s) == {name: 2 * rate for name, rate in base.peak_flops_per_s.items()}
+    assert fast.vector_flops_per_s == (2 * base.vector_flops_per_s if base.vector_flops_per_s else None)
+
+
+def test_links_and_rates_have_their_blocks_names() -> None:
+    changes = ["hardware.links.nvlink.bandwidth=0.5x", "hardware.peak_flops.bf16=1e15"]
+    hardware = load_hardware("a100-sxm-80gb", changes)
+    nvlink = hardware.link("nvlink")
+    assert nvlink is not None
+    assert nvlink.bandwidth_bytes_per_s == 150e9
+    assert hardware.declared.peak_flops_per_s["bf16"] == 1e15
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [
@@ -178,6 +196,9 @@ def test_short_names_reach_every_block() -> None:
         ("hardware.hbm.bandwith=2", "unknown key 'bandwith'. Did you mean 'bandwidth_bytes_per_s'?"),
         ("hardware.declared.memory.9.x=3", "declared.memory is a list of 4; 9 is not a position in it"),
         ("hardware.declared.source=2x", "found 'NVIDIA A100 datasheet"),
+        ("hardware.links.nvlnk.bandwidth=2x", "hardware.links.nvlnk: unknown. Did you mean 'nvlink'?"),
+        ("hardware.peak_flops.bf61=2x", "hardware.peak_flops_per_s.bf61: unknown. Did you mean 'bf16'"),
+        ("hardware.links.nvlink.bandwith=2", "unknown key 'bandwith'. Did you mean 'bandwidth_bytes_per_s'?"),
         ("hardware.tf64=2x", "hardware.tf64: unknown field. Did you mean 'tf32'"),
         ("engine.block_size=2", "only fields of hardware can be set here"),
     ],

@@ -151,7 +151,7 @@ def test_a_mistake_is_one_sentence_with_its_place(scenario_file: Write, old: str
         ("enginee.x=1", "enginee: unknown key 'enginee'. Did you mean 'engine'"),
         ("foo", "found no `field=value`"),
         ("=3", "found no `field=value`"),
-        ("engine.block_size=2x", "found nothing to multiply, a number in the file is needed"),
+        ("engine.max_model_len=2x", "found nothing to multiply, a number in the file is needed"),
         ("hardware=h10", "hardware: unknown hardware 'h10'"),
         ("model=lama-3.1-8b", "model: unknown model 'lama-3.1-8b'"),
         ("model.hidden_size=3", "a model's own fields cannot be set"),
