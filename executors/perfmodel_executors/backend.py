@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from perfmodel.engine import Outcome, Request, StepPlan
 from perfmodel_executors.device import DeviceClock
+from perfmodel_executors.exits import DrawnExits
 from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.measure.protocol import uninterrupted
 from perfmodel_executors.models.batch import Segment
@@ -62,6 +63,8 @@ class ExecutedBackend:
         self.warms_up = warms_up
         self._clock_ns = clock_ns or DeviceClock(decoder.device, decoder.group.size)
         self._drift = drift
+        exits = decoder.model.exits
+        self.exits = None if exits is None else DrawnExits(exits, seed)
         self._seen: set[Hashable] = set()
 
     def execute(self, plan: StepPlan) -> Outcome:
@@ -70,7 +73,8 @@ class ExecutedBackend:
         self.runner.reserve_for(segments)
         if self.speculator is not None:
             return self._speculate(self.speculator, plan, segments[len(plan.decodes) :], sampled)
-        duration, tokens = self._timed(partial(self.runner.run, segments), self._shape(plan))
+        shape = (*self._shape(plan), *sorted(segment.num_layers or 0 for segment in segments))
+        duration, tokens = self._timed(partial(self.runner.run, segments), shape)
         for (request, position), token in zip(sampled, tokens, strict=True):
             self.tokens.put(request, position, token)
         return Outcome(duration, tokens)
@@ -97,6 +101,8 @@ class ExecutedBackend:
     def release(self, request: Request) -> None:
         """Forget a finished request."""
         self.tokens.release(request)
+        if self.exits is not None:
+            self.exits.release(request)
         if self.speculator is not None:
             self.speculator.proposer.release(request.request_id)
 
@@ -134,7 +140,9 @@ class ExecutedBackend:
         sampled: list[tuple[Request, int]] = []
         for request, position in zip(plan.decodes, plan.positions, strict=True):
             table = plan.block_tables[request.request_id]
-            segments.append(Segment(self.tokens.of(request)[position : position + 1], position, table))
+            passed = None if self.exits is None else self.exits.pass_layers(request, position)
+            tokens = self.tokens.of(request)[position : position + 1]
+            segments.append(Segment(tokens, position, table, num_layers=passed))
             sampled.append((request, position + 1))
         sampling = {request.request_id for request in plan.samples}
         for request, computed, new in plan.chunks:

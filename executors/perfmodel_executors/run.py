@@ -85,6 +85,8 @@ def execute_scenario(
     where = device_name(device) if num_ranks == 1 else f"{num_ranks} ranks of {device_name(device)}"
     weights = _weights_in_words(scenario.model)
     notes = [f"Executed on {where} with {setup.backend} kernels and {weights}; durations are {clock.meaning}."]
+    if backend.exits is not None:
+        notes.append(backend.exits.in_words())
     if backend.acceptance is not None:
         notes.append(backend.acceptance.in_words())
         if out is not None:

@@ -98,7 +98,7 @@ def features(graph: StepGraph, hardware: HardwareSpec, shape: BatchShape) -> dic
             ("memory", at_peak.memory_s),
         ):
             key = (fitted_family(work), quantity)
-            totals[key] = totals.get(key, 0.0) + node.count * value
+            totals[key] = totals.get(key, 0.0) + node.expected_runs(shape) * value
     return totals
 
 

@@ -1,7 +1,6 @@
 """The paged decoder against a dense one, and against itself under other chunkings. fp32, tight tolerance."""
 
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -12,7 +11,6 @@ from executor_models import MODELS, attention, tiny  # noqa: E402
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.specs.model.architecture import DenseFFN, Layer, Mamba, MoEFFN  # noqa: E402
-from perfmodel.specs.model.spec import ExitSpec  # noqa: E402
 from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 
@@ -170,7 +168,5 @@ def test_what_is_not_executed_is_refused_with_a_sentence():
     object.__setattr__(mamba, "layers", ((Layer(Mamba(4, 8, 16, 1, 4), None), 2),))
     with pytest.raises(PerfmodelError, match="the mixer Mamba is not executed yet"):
         Decoder(mamba)
-    with pytest.raises(PerfmodelError, match=r"early exit .model_changes\.early_exit. is not executed yet"):
-        Decoder(replace(tiny(), exits=ExitSpec((1.0, 0.5))))
     with pytest.raises(PerfmodelError, match="attention with sinks is not executed yet"):
         Decoder(tiny((attention(sinks=True), DenseFFN(8))))

@@ -1,6 +1,6 @@
 """A linear layer whatever its weight is stored as: the operator that multiplies by it, from one table."""
 
-__all__ = ["OPERATORS", "apply_linear"]
+__all__ = ["OPERATORS", "apply_linear", "rows_of"]
 
 from types import MappingProxyType
 
@@ -39,3 +39,12 @@ def apply_linear(kernels: Kernels, x_TC: Tensor, weight: Weight, bias_D: Tensor 
     operator = OPERATORS[type(weight), weight.quantizes_input]
     quantized_TD: Tensor = getattr(kernels, operator)(x_TC, weight, bias_D)
     return quantized_TD
+
+
+def rows_of(weight: Weight, rows: slice) -> Weight:
+    """What multiplies into these of the outputs, of weights that are not quantised."""
+    if isinstance(weight, LowRankWeight):
+        assert isinstance(weight.outputs_NR, Tensor), "the factors are quantised"
+        return LowRankWeight(weight.inputs_RK, weight.outputs_NR[rows])
+    assert isinstance(weight, Tensor), f"{type(weight).__name__} is not cut into rows"
+    return weight[rows]

@@ -22,11 +22,13 @@ class StepShape:
     contexts: KV length of each decode, the new token included
     queries:  tokens of each decode, the drafted ones that it verifies included
     chunks:   (new tokens, tokens already computed, whether its last token is sampled) of each prompt chunk
+    layers:   how many layers the decodes pass; None: all
     """
 
     contexts: tuple[int, ...] = ()
     chunks: tuple[tuple[int, int, bool], ...] = ()
     queries: int = 1
+    layers: int | None = None
 
     @property
     def kind(self) -> str:
@@ -93,6 +95,8 @@ class StepBench:
     def _segments(self, shape: StepShape) -> list[Segment]:
         blocks = count()
         decodes = [self._segment(shape.queries, context - 1, blocks, True) for context in shape.contexts]
+        if shape.layers is not None:
+            decodes = [segment._replace(num_layers=shape.layers) for segment in decodes]
         if shape.queries > 1:
             decodes = [segment._replace(is_verified=True) for segment in decodes]
         return decodes + [self._segment(new, done, blocks, is_sampled) for new, done, is_sampled in shape.chunks]

@@ -18,7 +18,7 @@ __all__ = [
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from statistics import fmean
@@ -31,7 +31,7 @@ from perfmodel.cost import Calibration, save_calibration
 from perfmodel.errors import DoesNotFitError, SpecError
 from perfmodel.ops.drafting import drafter_of
 from perfmodel.ops.formats import on_device
-from perfmodel.ops.graph import build_graph
+from perfmodel.ops.graph import StepGraph, build_graph
 from perfmodel.specs import load_hardware, load_model
 from perfmodel.specs.catalog import data_dir
 from perfmodel.specs.engine import EngineSpec
@@ -203,8 +203,7 @@ class _Timing:
         self._speculator = build_speculator(self._runner, engine, seed=served.seed)
         bench = StepBench(self._runner, served.seed)
         reference = bench.step(REFERENCE if self._runner.keeps_kv else REFERENCE_WITHOUT_CACHE)
-        graph = build_graph(on_device(model, served.hardware), engine, sampling=served.sampling)
-        self._graphs = {False: graph}
+        self._graphs = {False: self._graph()}
         cases = {StepCase(shape): bench.step(shape) for shape in calibration_grid(span)}
         drafter = drafter_of(model, engine, "greedy")
         passes = None if self._speculator is None else self._speculator.proposer.runner
@@ -214,11 +213,23 @@ class _Timing:
             cases |= {StepCase(s, True): bench.step(s) for s in drafting_grid(span, drafter.computes_prompts)}
         self.group = PairedCases(cases, reference)
 
+    def _graph(self, layers: int | None = None) -> StepGraph:
+        """Of steps whose decodes all pass so many layers; None: all of them."""
+        served = self._served
+        model = on_device(served.model, served.hardware)
+        if model.exits is not None:
+            reach = tuple(float(layers is None or i < layers) for i in range(model.num_layers))
+            model = replace(model, exits=replace(model.exits, reach=reach))
+        return build_graph(model, served.engine, sampling=served.sampling)
+
     def times(self, measured: Measured[StepCase]) -> StepTimes:
         """With the work of each step."""
         served, spans = self._served, self._served.model.attention_spans
         rows = [
-            features(self._graphs[is_draft], served.hardware, shape.batch_shape(spans))
+            features(
+                self._graphs[is_draft] if shape.layers is None else self._graph(shape.layers),
+                *(served.hardware, shape.batch_shape(spans)),
+            )
             for shape, is_draft in self.group.cases
         ]
         return StepTimes(self._runner, self._speculator, measured, rows, self.group.reference)

@@ -5,6 +5,7 @@ __all__ = ["REFERENCE", "REFERENCE_WITHOUT_CACHE", "StepRange", "calibration_gri
 import math
 from dataclasses import dataclass
 
+from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Lengths
 from perfmodel_executors.measure.bench import StepShape
@@ -25,6 +26,7 @@ class StepRange:
 
     max_queries: tokens of a decode that verifies drafted ones; 1: none does
     max_tokens:  where nothing is kept and all steps compute whole sequences: of all of them; None: there is a KV cache
+    exits:       numbers of layers behind which to have decodes leave
     """
 
     max_batch: int = 16
@@ -32,6 +34,7 @@ class StepRange:
     max_chunk: int = 512
     max_queries: int = 1
     max_tokens: int | None = None
+    exits: tuple[int, ...] = ()
 
 
 def scenario_range(scenario: Scenario) -> StepRange:
@@ -46,7 +49,13 @@ def scenario_range(scenario: Scenario) -> StepRange:
         max_chunk=max(16, min(prompt * 2, engine.max_num_batched_tokens, limit, _MAX_CHUNK)),
         max_queries=1 if engine.speculative_config is None else 1 + engine.speculative_config.nodes_by_depth[-1],
         max_tokens=min(engine.max_num_batched_tokens, _MAX_CONTEXT) if engine.kv_cache == "off" else None,
+        exits=_exits(scenario.model),
     )
+
+
+def _exits(model: ModelSpec) -> tuple[int, ...]:
+    """Behind the first layer and behind half of them, where tokens may leave early."""
+    return () if model.exits is None else tuple(dict.fromkeys((1, max(1, model.num_layers // 2))))
 
 
 def _longest(lengths: Lengths | None) -> int:
@@ -90,6 +99,12 @@ def calibration_grid(span: StepRange) -> list[StepShape]:
             for context in (low, high)
         ]
         steps.append(StepShape(contexts=(middle,) * batches[-1], chunks=((chunks[1], 0, True),), queries=2))
+    steps += [
+        StepShape(contexts=(context,) * batch, layers=layers)
+        for layers in span.exits
+        for batch in _geometric(1, span.max_batch, 4)
+        for context in (low, high)
+    ]
     return list(dict.fromkeys(steps))
 
 

@@ -4,7 +4,7 @@ Keys and values are written to the pages before they are attended to, but in a r
 overwrite what its own first queries see. A step that keeps none attends to its own tokens where they are.
 """
 
-__all__ = ["attend", "ring_of"]
+__all__ = ["attend", "keys_and_values", "ring_of"]
 
 from itertools import pairwise
 from typing import Any
@@ -16,10 +16,12 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.specs.model.architecture import Attention
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel_executors.kernels import Kernels
+from perfmodel_executors.kernels.apply_linear import apply_linear, rows_of
 from perfmodel_executors.kernels.attention_sinks.ring import Ring
 from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.models.batch import StepBatch
 from perfmodel_executors.models.rotations import Rotations
+from perfmodel_executors.models.weights import AttentionWeights
 
 
 def ring_of(model: ModelSpec) -> Ring | None:
@@ -77,6 +79,21 @@ def attend(
         nodes = (trees.tables_GM, trees.starts_G, trees.computed_G, *how, trees.ancestors_T, trees.nodes_G)
         parts.append(prefill(q_TNH[end:], pages, *nodes))
     return _joined(parts)
+
+
+def keys_and_values(
+    kernels: Kernels, x_RC: Tensor, mixer: Attention, weights: AttentionWeights, norm_eps: float
+) -> tuple[Tensor, Tensor]:
+    """Of states behind the layer's norm, without their queries: [R, K, H], unrotated, and [R, K, H_v]."""
+    heads, width = mixer.num_kv_heads, mixer.num_kv_heads * mixer.head_dim
+    first = mixer.num_heads * mixer.head_dim
+    rows = slice(first, first + width + heads * mixer.v_head_dim)
+    bias = None if weights.qkv_bias is None else weights.qkv_bias[rows]
+    kv_RD = apply_linear(kernels, x_RC, rows_of(weights.qkv, rows), bias)
+    k_RKH = kv_RD[:, :width].view(len(x_RC), heads, mixer.head_dim)
+    if weights.k_norm is not None:
+        k_RKH = kernels.rms_norm(k_RKH, weights.k_norm, norm_eps)
+    return k_RKH, kv_RD[:, width:].view(len(x_RC), heads, mixer.v_head_dim)
 
 
 def _standard(kernels: Kernels, q_TNH: Tensor, pages: KVPages, batch: StepBatch) -> Tensor:

@@ -4,6 +4,7 @@
 
 __all__ = ["Segment", "StepBatch", "TreeNodes", "Trees", "build_batch", "first_rows", "slot"]
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -38,6 +39,7 @@ class Segment(NamedTuple):
     is_sampled:   whether the token after the last one is wanted
     is_verified:  whether the tokens after all of them are
     nodes:        for tokens that are nodes of a tree and not a text; `num_computed` are those before the tree
+    num_layers:   how many layers a single token passes; None: all
     """
 
     tokens: Sequence[int]
@@ -46,6 +48,7 @@ class Segment(NamedTuple):
     is_sampled: bool = True
     is_verified: bool = False
     nodes: TreeNodes | None = None
+    num_layers: int | None = None
 
     @property
     def num_wanted(self) -> int:
@@ -83,6 +86,7 @@ class StepBatch:
     kept_W:         rows that are still in the ring when the step is over; None: all are written
     keeps_kv:       without, all segments are chunks that begin at the first token, nothing is written, and what
                     `tables_GM` names are rows of the step itself
+    num_layers_D:   how many layers each of the one-token segments passes; None: all pass all
     """
 
     tokens_T: Tensor
@@ -98,6 +102,7 @@ class StepBatch:
     ring: Ring | None = None
     kept_W: Tensor | None = None
     keeps_kv: bool = True
+    num_layers_D: tuple[int, ...] | None = None
 
     @property
     def num_decodes(self) -> int:
@@ -172,6 +177,7 @@ def build_batch(
         trees=_trees(segments, trees, device) if trees else None,
         ring=ring,
         kept_W=integers(kept) if ring is not None and len(kept) < len(tokens) else None,
+        num_layers_D=_layers_passed([segments[i].num_layers for i in decodes]),
     )
 
 
@@ -230,6 +236,13 @@ def _trees(segments: Sequence[Segment], chosen: Sequence[int], device: torch.dev
         nodes_G=integers([each.first + len(each.depths) for each in nodes]),
         ancestors_T=integers([bits for each in nodes for bits in each.ancestors]),
     )
+
+
+def _layers_passed(counts: Sequence[int | None]) -> tuple[int, ...] | None:
+    """Counts, where somebody has one; `sys.maxsize` for the others."""
+    if all(count is None for count in counts):
+        return None
+    return tuple(sys.maxsize if count is None else count for count in counts)
 
 
 def _tables(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:

@@ -6,6 +6,8 @@ only the rows that are sampled: the structure of the step that the cost model's 
 
 __all__ = ["Decoder", "load_decoder"]
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -18,8 +20,9 @@ from perfmodel_executors.kernels import Kernels, load_kernels
 from perfmodel_executors.kernels.apply_linear import apply_linear
 from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.kernels.rope.reference import rope_table
-from perfmodel_executors.models.attention import attend, ring_of
+from perfmodel_executors.models.attention import attend, keys_and_values, ring_of
 from perfmodel_executors.models.batch import StepBatch
+from perfmodel_executors.models.exits import leave_early
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.loading import load_weights
 from perfmodel_executors.models.random_weights import random_weights
@@ -86,7 +89,16 @@ class Decoder:
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
         """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`."""
-        return self.logits(self.through(batch, cache), batch)
+        if batch.num_layers_D is None:
+            return self.logits(self.through(batch, cache), batch)
+
+        def run_layers(part: StepBatch, first: int, stop: int, x_TC: Tensor | None) -> Tensor:
+            return self.through(part, cache, first, stop, x_TC)
+
+        asks = self.model.exits is not None and self.model.exits.asks_lm_head
+        fill = partial(self._fill, cache)
+        x_TC = leave_early(batch, self.model.num_layers, run_layers, fill, self._ask if asks else None)
+        return self.logits(x_TC, batch)
 
     def logits(self, x_TC: Tensor, batch: StepBatch) -> Tensor:
         """Of the sampled rows, [S, V], from what the last layer gives for all."""
@@ -127,6 +139,24 @@ class Decoder:
             return []
         tokens: list[int] = self.next_tokens(batch, cache).tolist()
         return tokens
+
+    def _ask(self, x_RC: Tensor) -> Tensor:
+        """What the LM head makes of states between two layers."""
+        normed_RC = self.kernels.rms_norm(x_RC, self.weights.final_norm, self.model.norm_eps)
+        return self.group.gather(self.kernels.linear(normed_RC, self.weights.lm_head), self.model.vocab_size)
+
+    def _fill(self, cache: KVCache, index: int, x_RC: Tensor, positions_R: Tensor, slots_R: Tensor) -> None:
+        """Writes the keys and values that layer `index` makes of states that do not pass it."""
+        layers, weights = list(self.part.iter_layers()), self.weights.layers[index]
+        mixer = layers[index].mixer
+        if not isinstance(mixer, Attention) or weights.mixer is None:
+            return
+        pages = cache.pages[sum(isinstance(layer.mixer, Attention) for layer in layers[:index])]
+        x_RC, _ = self._norm(None, x_RC, weights.mixer_norm)
+        k_RKH, v_RKH = keys_and_values(self.kernels, x_RC, mixer, weights.mixer, self.model.norm_eps)
+        if mixer.use_rope:
+            k_RKH = self.kernels.rope(k_RKH, self._rope[mixer.head_dim][positions_R])
+        self.kernels.kv_write(k_RKH, v_RKH, pages, slots_R)
 
     def _norm(self, update_TC: Tensor | None, residual_TC: Tensor, weight_C: Tensor) -> tuple[Tensor, Tensor]:
         if update_TC is None:

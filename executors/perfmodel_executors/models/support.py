@@ -164,7 +164,8 @@ def _missing_around(model: ModelSpec) -> str | None:
         "a product by single sparse weights (prune with storage: sparse; dense storage runs)": model.weight_sparsity
         is not None
         and not model.weight_sparsity.is_2_4,
-        "early exit (model_changes.early_exit)": model.exits is not None,
+        "early exit (model_changes.early_exit) from layers of quantised or 2:4 sparse weights": model.exits is not None
+        and (model.quantization.weights is not None or model.weight_sparsity is not None),
     }
     return next((name for name, is_used in unsupported.items() if is_used), None)
 

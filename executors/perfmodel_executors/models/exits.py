@@ -1,0 +1,87 @@
+"""Early exit, executed: a decoded token leaves between two layers, and what it left out gets its keys and values.
+
+A layer runs on the rows that come to it, and not at all where none does. A row that has left keeps its state: keys and
+values of later layers are made of it (Schuster et al. 2022, section 3.1), and so are its logits. Prompts pass all
+layers. Layers between which nobody leaves run in one go.
+"""
+
+__all__ = ["leave_early"]
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from perfmodel_executors.models.batch import StepBatch
+
+# (rows of the batch, first layer, the layer before which to stop, [R, C] states or None: those of the embedding)
+RunLayers = Callable[[StepBatch, int, int, Tensor | None], Tensor]
+# (layer, [R, C] states, their positions, their slots): writes keys and values
+FillCache = Callable[[int, Tensor, Tensor, Tensor], None]
+
+
+def leave_early(
+    batch: StepBatch,
+    num_layers: int,
+    run_layers: RunLayers,
+    fill_cache: FillCache,
+    ask_head: Callable[[Tensor], object] | None = None,
+) -> Tensor:
+    """The last states of all rows, [T, C], of decodes that pass `num_layers_D` layers each, at least one.
+
+    ask_head: gets the states of decodes behind each layer that they come to, but the last
+    """
+    assert batch.num_layers_D is not None
+    depths = [min(depth, num_layers) for depth in batch.num_layers_D]
+    stops = range(1, num_layers + 1) if ask_head is not None else sorted({*depths, num_layers})
+    x_TC = run_layers(batch, 0, stops[0], None)
+    rows, part, num_staying = _all_rows(batch), batch, len(depths)
+    for first, stop in pairwise(stops):
+        if ask_head is not None and num_staying:
+            ask_head(x_TC[rows[:num_staying]])
+        staying = [row for row, depth in enumerate(depths) if depth > first]
+        if len(staying) < num_staying:
+            num_staying, (part, rows) = len(staying), _without(batch, staying)
+        if len(rows) == len(x_TC):
+            x_TC = run_layers(batch, first, stop, x_TC)
+        elif len(rows):
+            x_TC = x_TC.index_copy(0, rows, run_layers(part, first, stop, x_TC[rows]))
+    _fill(x_TC, batch, depths, num_layers, fill_cache)
+    return x_TC
+
+
+def _fill(x_TC: Tensor, batch: StepBatch, depths: Sequence[int], num_layers: int, fill_cache: FillCache) -> None:
+    """Keys and values of the rows that have left, layer by layer for all of them together."""
+    for first, stop in pairwise(sorted({*depths, num_layers})):
+        gone = torch.tensor([row for row, d in enumerate(depths) if d <= first], device=x_TC.device)
+        x_RC, positions_R, slots_R = x_TC[gone], batch.positions_T[gone], batch.slots_T[gone]
+        for index in range(first, stop):
+            fill_cache(index, x_RC, positions_R, slots_R)
+
+
+def _all_rows(batch: StepBatch) -> Tensor:
+    return torch.arange(len(batch.tokens_T), device=batch.tokens_T.device)
+
+
+def _without(batch: StepBatch, staying: Sequence[int]) -> tuple[StepBatch, Tensor]:
+    """The batch with these of its decodes, and its chunks, and the rows they have; nothing is sampled from it."""
+    split = batch.num_decodes
+    kept = torch.tensor(staying, dtype=torch.int64, device=batch.tokens_T.device)
+    rows = torch.cat((kept, _all_rows(batch)[split:]))
+    in_ring = batch.kept_W
+    if in_ring is not None:  # decodes always stay in the ring
+        in_ring = torch.cat((torch.arange(len(kept), device=kept.device), in_ring[split:] - split + len(kept)))
+    part = replace(
+        batch,
+        tokens_T=batch.tokens_T[rows],
+        positions_T=batch.positions_T[rows],
+        slots_T=batch.slots_T[rows],
+        tables_DM=batch.tables_DM[kept],
+        contexts_D=batch.contexts_D[kept],
+        sample_rows_S=batch.sample_rows_S[:0],
+        kept_W=in_ring,
+        num_layers_D=None,
+    )
+    return part, rows
