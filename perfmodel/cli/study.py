@@ -22,6 +22,12 @@ StudyName = Annotated[
 ]
 Execute = Annotated[bool, typer.Option("--execute", help="Also run the study's executed part on this machine.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A few values of each axis and fewer requests.")]
+QualityModel = Annotated[
+    str | None,
+    typer.Option(
+        "--quality", metavar="MODEL.gguf", help="First measure the study's perplexities anew.", show_default=False
+    ),
+]
 ReportFile = Annotated[
     Path | None,
     typer.Option("--report", metavar="FILE", help="Write FILE.md with pictures, or FILE.html.", show_default=False),
@@ -33,6 +39,7 @@ def study(
     execute: Execute = False,
     quick: Quick = False,
     overrides: Overrides = None,
+    quality_model: QualityModel = None,
     as_json: JsonFlag = False,
     report_file: ReportFile = None,
     engine: EngineName = "local",
@@ -41,7 +48,7 @@ def study(
 
     workloads/scenarios/studies has seven. `--execute` runs the small form that the study describes on this machine
     and puts the simulation of the same, calibrated here and now, beside it (needs the executor extra). `--set`
-    changes the study's base scenario.
+    changes the study's base scenario. `--quality` writes the file of perplexities that the study's `quality` names.
     """
     if report_file is not None and report_file.suffix not in (".md", ".html"):
         raise SpecError(f"--report {report_file}: allowed a file ending in .md or .html.")
@@ -51,6 +58,8 @@ def study(
     from perfmodel.specs.study_file import load_study
 
     file = load_study(name, overrides or ())
+    if quality_model is not None:
+        _measure_quality(file, quality_model)
     points = quickened(simulated_points(file)) if quick else simulated_points(file)
     points.check()
     executed = executed_points(file) if execute else None
@@ -62,7 +71,7 @@ def study(
     if executed is not None:
         parts.append(_executed(executed))
     command = _command(name, execute, quick, overrides, report_file)
-    report = StudyReport(file.study, parts, command, _left_out(file, execute))
+    report = StudyReport(file.study, parts, command, _notes(file, execute))
     if report_file is not None:
         for written in write_study(report, report_file):
             say(f"Written to {written}")
@@ -70,6 +79,14 @@ def study(
         print_json(report.to_json())
     else:
         _print(report)
+
+
+def _measure_quality(file: "StudyFile", model: str) -> None:
+    from perfmodel.validate.study_quality import measure_study_quality
+
+    with progress_bar("measuring perplexity") as progress:
+        written = measure_study_quality(file, model, progress)
+    say(f"Written to {written}")
 
 
 def _simulated(file: "StudyFile", points: "StudyPoints", engine: str) -> "StudyPart":
@@ -98,15 +115,18 @@ def _executed(points: "StudyPoints") -> "StudyPart":
     return StudyPart(f"Executed here, {headline(scenario)}", answers)
 
 
-def _left_out(file: "StudyFile", execute: bool) -> list[str]:
+def _notes(file: "StudyFile", execute: bool) -> list[str]:
+    from perfmodel.plan.quality import quality_note
+
     part = file.study.executed
+    of_quality = [note] if (note := quality_note(file)) else []
     if part is None or not execute:
-        return []
+        return of_quality
     apart = (
         "Executed points share one drift meter; the simulations beside them come from one calibration for each model "
     )
     apart += "and format, minutes apart, so that the machine's drift between calibrations is in the simulated gains."
-    return [apart, *(f"Not executed: {label}: {why}" for label, why in part.leave_out.items())]
+    return [*of_quality, apart, *(f"Not executed: {label}: {why}" for label, why in part.leave_out.items())]
 
 
 def _command(name: str, execute: bool, quick: bool, overrides: Sequence[str] | None, report_file: Path | None) -> str:

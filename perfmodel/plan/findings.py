@@ -103,15 +103,21 @@ def ladder_gains(values: Values, is_better_low: bool) -> list[float | None]:
     return gains
 
 
-def pareto_front(points: Mapping[str, Sequence[float | None]], is_better_low: Sequence[bool]) -> tuple[str, ...]:
-    """The names that no other is better than in one value and at least equal in all; without all values, none."""
-    signed = {}
+def pareto_front(
+    points: Mapping[str, Sequence[float | None]], is_better_low: Sequence[bool], tie: float = TIE
+) -> tuple[str, ...]:
+    """The names that no other dominates: none is better in one value and, but for `tie`, as good in all others.
+
+    Without all values, none. Better means by more than `tie`.
+    """
+    whole: dict[str, list[float]] = {}
     for name, values in points.items():
-        pairs = zip(values, is_better_low, strict=True)
-        if None not in values:
-            signed[name] = tuple(value if low else -value for value, low in pairs if value is not None)
-    return tuple(name for name, mine in signed.items() if not any(_dominates(other, mine) for other in signed.values()))
+        there = [value for value in values if value is not None]
+        if len(there) == len(is_better_low):
+            whole[name] = there
 
+    def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
+        gains = [better_by(*pair) for pair in zip(one, other, is_better_low, strict=True)]
+        return max(gains) > 1 + tie and min(gains) >= 1 / (1 + tie)
 
-def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    return one != other and all(a <= b for a, b in zip(one, other, strict=True))
+    return tuple(name for name, mine in whole.items() if not any(dominates(each, mine) for each in whole.values()))

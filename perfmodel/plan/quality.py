@@ -1,6 +1,6 @@
 """Measured quality beside answers: perplexity by variant, from a file that a measurement wrote."""
 
-__all__ = ["with_quality"]
+__all__ = ["quality_note", "with_quality"]
 
 import json
 from collections.abc import Mapping
@@ -27,6 +27,16 @@ def with_quality(answers: Answers, file: StudyFile) -> Answers:
         for key, record in answers.records.items()
     }
     return replace(answers, records=records)
+
+
+def quality_note(file: StudyFile) -> str:
+    """What the measurement that the study's quality comes from says of itself; nothing without one."""
+    quality = file.study.quality
+    said = _read(file, quality.file).get("measured") if quality is not None else None
+    if quality is None or not isinstance(said, Mapping):
+        return ""
+    what = f"{quality.metric.capitalize()}: `{said.get('command')}`, over {said.get('num_tokens'):,} tokens of "
+    return f"{what}{said.get('text')}. {said.get('note')}"
 
 
 def _read(file: StudyFile, name: str) -> Mapping[str, Any]:

@@ -132,10 +132,9 @@ def pareto_svg(
 ) -> str:
     """Dots by panel; the front is filled and joined by a line, what it dominates is hollow."""
     width = (_WIDTH - _LEFT - 90 - _BETWEEN * (len(panels) - 1)) / len(panels)
-    ys = [dot.y for dots in panels.values() for dot in dots]
-    y = scale_over(ys, _TOP + _HEIGHT, _TOP, "y" in log)
     parts = [f'<text x="12" y="40" fill="{GREY}">{escape(y_title)}</text>']
     for number, (name, dots) in enumerate(panels.items()):
+        y = scale_over([dot.y for dot in dots], _TOP + _HEIGHT, _TOP, "y" in log)
         left = _LEFT + number * (width + _BETWEEN)
         x = scale_over([dot.x for dot in dots], left, left + width, "x" in log)
         parts += _frame(x, y, x.ticks, name if len(panels) > 1 else "", x_title)
@@ -205,15 +204,19 @@ def _bar(bar: Bar, x: Scale, at: float) -> Iterator[str]:
 
 
 def _dots(dots: Sequence[Dot], x: Scale, y: Scale) -> Iterator[str]:
-    """Each with its name beside it, moved up or down where names would lie on each other."""
+    """Each with its name beside it in its colour, left of it near the right end, lower where names would collide."""
     taken = [(x(dot.x) - 5, x(dot.x) + 5, y(dot.y) + 4) for dot in dots]  # left, right, height of dots and names
     for dot in sorted(dots, key=lambda each: (y(each.y), x(each.x))):
-        left, at = x(dot.x) + 8, y(dot.y) + 4
-        right = left + text_width(dot.name)
+        left, at, width = x(dot.x) + 8, y(dot.y) + 4, text_width(dot.name)
+        if left + width > x.end + 12:
+            left -= 16 + width
+        right = left + width
         while any(abs(at - other) < _LINE - 2 and left < end and right > start for start, end, other in taken):
             at += 2
         taken.append((left, right, at))
         fill = dot.colour if dot.is_front else "#FFFFFF"
         ring = f'fill="{fill}" stroke="{dot.colour}" stroke-width="2"'
         yield f'<circle cx="{x(dot.x):.1f}" cy="{y(dot.y):.1f}" r="5" {ring}/>'
-        yield f'<text x="{left:.1f}" y="{at:.1f}">{escape(dot.name)}</text>'
+        anchor, beside = ("start", left) if left > x(dot.x) else ("end", right)
+        where = f'x="{beside:.1f}" y="{at:.1f}" text-anchor="{anchor}"'
+        yield f'<text {where} fill="{dot.colour}">{escape(dot.name)}</text>'

@@ -13,7 +13,7 @@ from perfmodel.report.metric_labels import capital, metric_label, metric_unit
 from perfmodel.report.study_words import place_words
 from perfmodel.report.style import BLUE, ORANGE, SKY
 from perfmodel.report.waterfall import Ladder, waterfall_svg
-from perfmodel.specs.study import PlotSpec
+from perfmodel.specs.study import PlotSpec, Study
 
 _LADDER_COLOURS = (BLUE, ORANGE, SKY)
 
@@ -53,7 +53,7 @@ def _lines(title: str, answers: Mapping[str, Answers], plot: PlotSpec, metric: s
         Panel(place_words(fixed), _panel_lines(answers, plot, metric, axis, fixed)) for fixed in first.places(axis)
     ]
     unit = first.axes[axis].unit
-    y_title = f"times better than {first.reference}" if plot.relative else _axis_title(metric)
+    y_title = f"times better than {first.reference}" if plot.relative else _axis_title(first.study, metric)
     if len(answers) > 1:
         title += f" (line: {next(iter(answers))}, dashed: {list(answers)[1]})"
     x_title = axis if not unit or unit in axis else f"{axis}, {unit}"
@@ -95,8 +95,11 @@ def _pareto(title: str, answers: Answers, plot: PlotSpec, metric: str) -> str:
             if a is not None and b is not None
         ]
     panels = {name: dots for name, dots in panels.items() if dots}
+    if panels and all(dots == next(iter(panels.values())) for dots in panels.values()):
+        panels = dict([next(iter(panels.items()))])  # the axes change nothing of it
     heading = f"{capital(metric_label(metric))} and {metric_label(x)}: {title}"
-    return pareto_svg(panels, heading, _axis_title(x), _axis_title(metric), plot.log) if panels else ""
+    x_title, y_title = (_axis_title(answers.study, name) for name in (x, metric))
+    return pareto_svg(panels, heading, x_title, y_title, plot.log) if panels else ""
 
 
 def _bars(title: str, answers: Mapping[str, Answers], metric: str) -> str:
@@ -108,7 +111,7 @@ def _bars(title: str, answers: Mapping[str, Answers], metric: str) -> str:
                 colour = COLOURS[list(answers).index(origin)]
                 name = f"{variant}, {origin}" if len(answers) > 1 else variant
                 groups.setdefault(place_words(fixed), []).append(Bar(name, each.value(variant, fixed, metric), colour))
-    return bars_svg(groups, f"{capital(metric_label(metric))}: {title}", _axis_title(metric))
+    return bars_svg(groups, f"{capital(metric_label(metric))}: {title}", _axis_title(first.study, metric))
 
 
 def _waterfall(parts: Sequence[tuple[str, Mapping[str, Answers]]], plot: PlotSpec) -> str:
@@ -126,6 +129,8 @@ def _waterfall(parts: Sequence[tuple[str, Mapping[str, Answers]]], plot: PlotSpe
     return waterfall_svg(first.variants, ladders, heading, "times better than the first rung")
 
 
-def _axis_title(metric: str) -> str:
+def _axis_title(study: Study, metric: str) -> str:
+    if study.quality is not None and metric == study.quality.metric and study.quality.model:
+        return f"{metric} of {study.quality.model}"
     unit = metric_unit(metric)
     return f"{metric_label(metric)}{f', {unit}' if unit else ''}"

@@ -162,6 +162,7 @@ def _ladder(answers: Answers, metric: str, fixed: Mapping[str, Label], name: str
 
 def _front(answers: Answers, x: str, y: str) -> Iterator[str]:
     low = [answers.study.metric_named(name).is_better_low for name in (x, y)]
+    found: dict[str, str] = {}  # where -> what
     for fixed in answers.places():
         points = {v: (answers.value(v, fixed, x), answers.value(v, fixed, y)) for v in answers.variants}
         front = pareto_front(points, low)
@@ -170,7 +171,10 @@ def _front(answers: Answers, x: str, y: str) -> Iterator[str]:
         where = f" ({place_words(fixed)})" if fixed else ""
         rest = [name for name, values in points.items() if name not in front and None not in values]
         tail = f"; dominated: {', '.join(rest)}" if rest else ""
-        yield f"Front of {metric_label(y)} and {metric_label(x)}{where}: {', '.join(front)}{tail}."
+        found[where] = f"{', '.join(front)}{tail}"
+    same = len(set(found.values())) == 1
+    for where, words in list(found.items())[: 1 if same else None]:
+        yield f"Front of {metric_label(y)} and {metric_label(x)}{'' if same else where}: {words}."
 
 
 def _gain(

@@ -123,15 +123,22 @@ class ExecutedPart(Spec):
 
 
 class Quality(Spec):
-    """A measured quality of each variant: perplexity, from a file that a measurement wrote.
+    """A measured quality of each variant: perplexity, from a file that `perfmodel study --quality` wrote.
 
-    file:    a JSON file, relative to the study's
-    keys:    variant -> the entry of the file that stands for it; variants without one have no value
+    file:      a JSON file, relative to the study's
+    keys:      variant -> the entry of the file that stands for it; variants without one have no value
+    model:     whose quality it is, as said in pictures: the study's own has no weights here
+    base, set: the scenario that it is measured in
+    variants:  overrides that stand for those of a variant there
     """
 
     metric: str = "perplexity"
     file: str
     keys: dict[str, str]
+    model: str = ""
+    base: str = "tiny-llama-cpu"
+    set: Setting = Field(default_factory=dict)
+    variants: dict[str, Setting] = Field(default_factory=dict)
 
 
 class Study(Spec):

@@ -17,7 +17,7 @@ FROZEN = {
     "roofline": ["SCENARIO", "--set", "--batch", "--context", "--prefill", "--out", "--json"],
     "schema": ["KIND"],
     "simulate": ["SCENARIO", "--set", "--json", "--out", "--seed"],
-    "study": ["STUDY", "--execute", "--quick", "--set", "--json", "--report", "--engine"],
+    "study": ["STUDY", "--execute", "--quality", "--quick", "--set", "--json", "--report", "--engine"],
     "techniques": ["--family", "--json"],
     "validate": ["KIND", "PATH", "--measured", "--set", "--repeat", "--json", "--seed", "--report"],
 }

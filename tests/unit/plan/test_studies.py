@@ -1,5 +1,6 @@
 """Study files: those that are there run in their reduced form, and mistakes in one are a sentence with its line."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from perfmodel.plan.study import executed_points, quick, simulated_points
 from perfmodel.plan.sweep import sweep
 from perfmodel.report.study_pictures import study_pictures
 from perfmodel.report.study_words import answer_words
-from perfmodel.specs.study_file import list_studies, load_study
+from perfmodel.specs.study_file import as_overrides, list_studies, load_study
 
 SMALL = """
 study: small
@@ -131,3 +132,22 @@ def test_speculation_stops_paying_at_a_batch_that_lies_between_the_ends() -> Non
         (crossing,) = crossings(xs, answers.line(variant, "output_throughput", "concurrent sequences", {}), without)
         assert xs[0] < crossing < xs[-1], variant
     assert any("even at about" in line for line in answer_words(answers))
+
+
+def test_every_measured_perplexity_is_that_of_its_format() -> None:
+    """The file keeps what was set; fewer bits never gain quality, within what 1,536 tokens tell apart."""
+    file = load_study("quantization")
+    quality = file.study.quality
+    assert quality is not None
+    found = json.loads((file.path.parent / quality.file).read_text(encoding="utf-8"))
+    for variant, key in quality.keys.items():
+        assert found[key]["set"] == list(as_overrides(quality.variants.get(variant, file.study.variants[variant])))
+    assert "q4_1 to begin with" in found["measured"]["note"]
+    perplexities = [found[key]["perplexity"] for key in ("fp32", "bf16", "w8a16", "w8a8_int8", "w4a16")]
+    assert all(more <= fewer * 1.005 for more, fewer in itertools.pairwise(perplexities))
+
+
+def test_measuring_quality_needs_a_study_that_names_one(small: Path) -> None:
+    result = CliRunner().invoke(app, ["study", str(small), "--quality", "model.gguf"])
+    assert result.exit_code == 2
+    assert "leave --quality out" in result.stderr
