@@ -15,15 +15,18 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 
 SCENARIO = "llama-3.1-8b-h100-2048-256"
 
 
-def measure(num_requests: int, streams: bool) -> dict[str, float]:
-    """One run of the command in a fresh process."""
+def measure(num_requests: int, streams: bool, settings: Sequence[str] = ()) -> dict[str, float]:
+    """One run of the command in a fresh process, with further `--set` overrides."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "perfmodel", "simulate", SCENARIO, "--json"]
         command += ["--set", f"traffic.num_requests={num_requests}"]
+        for setting in settings:
+            command += ["--set", setting]
         if streams:
             command += ["--out", folder]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

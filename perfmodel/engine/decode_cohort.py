@@ -106,6 +106,20 @@ class DecodeCohort:
             if request in self.joined:
                 self._leave(request)
 
+    def leave_early(self, request: Request) -> None:
+        """The member gives up: its days to come are struck from the calendars."""
+        self._leave(request)
+        for calendar in (self._ending, self._filled):
+            for age, requests in list(calendar.items()):
+                if request in requests:
+                    requests.remove(request)
+                    if not requests:
+                        del calendar[age]
+        for span, fills in zip(self._spans, self._fills, strict=True):
+            filled = self.age + span - request.num_computed_tokens
+            if self.age < filled <= self.age + request.num_remaining_tokens:
+                fills[filled] -= 1
+
     def dissolve(self) -> list[Request]:
         """Everyone leaves; returns them. Plans in flight then stand for each member by itself (see `covers`)."""
         members = self.members

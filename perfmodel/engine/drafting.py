@@ -34,6 +34,10 @@ class DraftingRequests(RunningRequests):
         self._prompts.clear()  # nobody needs to be told apart from a cohort
         self._joining.clear()
 
+    def drop(self, request: Request) -> None:
+        super().drop(request)
+        self._has_draft.discard(request)
+
     def grant(self, plan: StepPlan, budget: int, decodes: bool = True) -> int:
         depth = self._depth_of_step() if decodes else 0
         budget = self._grant_each(plan, budget, decodes, depth)

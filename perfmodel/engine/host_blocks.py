@@ -46,6 +46,11 @@ class HostBlocks:
             self._num_parked += num_blocks
             self.num_stored += num_blocks
 
+    def forget(self, request: Request) -> None:
+        """`request` is not coming back for what it parked."""
+        _, num_blocks = self._parked.pop(request, (0, 0))
+        self._num_parked -= num_blocks
+
     def num_ready(self, request: Request, num_cached: int, block_size: int) -> int:
         """The leading tokens of `request` that would be there if all that can be were restored behind `num_cached`."""
         parked = self._parked.get(request)

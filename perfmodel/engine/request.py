@@ -13,6 +13,7 @@ class RequestStatus(Enum):
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
+    ABORTED = "aborted"
 
 
 class Request:

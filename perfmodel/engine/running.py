@@ -65,6 +65,15 @@ class RunningRequests:
         """`request` is done."""
         del self.requests[request]
 
+    def drop(self, request: Request) -> None:
+        """`request` gives its slot up before its end; what plans in flight compute for it is in vain."""
+        if request in self.cohort.joined:
+            self.cohort.leave_early(request)
+        for others in (self._prompts, self._joining):
+            if request in others:
+                others.remove(request)
+        del self.requests[request]
+
     # ---------------------------------------------------------------- grants
 
     def grant(self, plan: StepPlan, budget: int, decodes: bool = True) -> int:

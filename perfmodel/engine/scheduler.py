@@ -121,6 +121,41 @@ class Scheduler:
         self.blocks.free(request)
         self._may_admit = True
 
+    def abort(self, request: Request) -> bool:
+        """Whoever waits for `request` has gone: it gives up its place, its slot and its blocks, in whatever state.
+
+        As in vLLM at once: a step that runs or is planned computes its tokens in vain. False for one that is not here,
+        or is finished.
+        """
+        if request.status is RequestStatus.FINISHED:
+            return False
+        if request in self._running.requests:
+            self._running.drop(request)
+        elif not self._withdraw(request):
+            return False
+        request.status = RequestStatus.ABORTED
+        self.blocks.free(request)
+        if self._discipline.frees_together and self._running:
+            self._end_batch()
+        self._may_admit = True
+        return True
+
+    def _withdraw(self, request: Request) -> bool:
+        """Take `request` from those that wait, or whose KV is on its way; False if it is not among them."""
+        if self.detached.get(request.request_id) is request:
+            del self.detached[request.request_id]
+        elif request in self._transferred:
+            self._transferred.remove(request)
+        else:
+            place = next((i for i, (_, waiting) in enumerate(self._waiting) if waiting is request), None)
+            if place is None:
+                return False
+            del self._waiting[place]
+            heapq.heapify(self._waiting)
+            if self.blocks.host is not None:
+                self.blocks.host.forget(request)
+        return True
+
     def _requeue(self, victim: Request) -> None:
         self.num_preemptions += 1
         heapq.heappush(self._waiting, (self._key(victim), victim))
@@ -309,6 +344,7 @@ class Scheduler:
                 if count == request.max_output_tokens:
                     finished.append(request)
         if finished:
+            finished = [request for request in finished if request.status is not RequestStatus.ABORTED]
             self._finish(finished, plan.num_samples, now)
         return finished
 
@@ -329,9 +365,16 @@ class Scheduler:
             request.last_token_batch = batch
             request.status = RequestStatus.FINISHED
         if self._discipline.frees_together:
-            if any(request.status is not RequestStatus.FINISHED for request in self._running.requests):
-                return
-            finished = list(self._running.requests)
+            self._end_batch()
+        else:
+            self._free(finished)
+
+    def _end_batch(self) -> None:
+        """Free the slots and blocks of a batch that ends together, if all of it is done."""
+        if all(request.status is RequestStatus.FINISHED for request in self._running.requests):
+            self._free(list(self._running.requests))
+
+    def _free(self, finished: list[Request]) -> None:
         for request in finished:
             self._running.leave(request)
             if request.keeps_blocks:

@@ -39,6 +39,10 @@ class ServeLoop:
         """Hand a request over. Raises WorkloadError for one that could never run."""
         self.scheduler.add(request)
 
+    def abort(self, request: Request) -> bool:
+        """See `Scheduler.abort`; not within a leap whose plans are not made."""
+        return self.scheduler.abort(request)
+
     def next_wakeup(self, now: int) -> int | None:
         """When to call `start_step` again after it returned None, if nothing arrives before."""
         return self.scheduler.next_wakeup(now)

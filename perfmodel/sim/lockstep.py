@@ -110,6 +110,14 @@ class Lockstep:
         rank.loop.add(request)
         self.look_again()
 
+    def abort(self, rank: Rank, request: Request) -> bool:
+        """`request` gives up, wherever in `rank`'s engine it is; False if it is not there any more."""
+        if self._run is not None:
+            self._settle(self._run)
+        is_gone = rank.loop.abort(request)
+        self.look_again()
+        return is_gone
+
     def look_again(self) -> None:
         """Something has changed from outside: idle engines plan anew, a leap ends with the step in progress."""
         if not self._active:

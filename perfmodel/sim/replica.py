@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from perfmodel.cost.decode_curve import DecodeRun
 from perfmodel.cost.offload import RestoreCost
 from perfmodel.cost.step_timer import StepTimer
-from perfmodel.engine import Outcome, Request, ServeLoop, StepPlan, StepRecord
+from perfmodel.engine import Outcome, Request, RequestStatus, ServeLoop, StepPlan, StepRecord
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm
 from perfmodel.sim.front_end import FrontEnd
 from perfmodel.sim.lockstep import Lockstep
@@ -82,8 +82,21 @@ class Replica:
         env = self._lockstep.env
         delay = self._front_end.delay(request, env.ticks) if self._front_end is not None else 0
         if delay:
-            Alarm(env, delay, lambda _: self._lockstep.enter(self, request), ARRIVAL_PRIORITY)
+            Alarm(env, delay, lambda _: self._enter(request), ARRIVAL_PRIORITY)
         else:
+            self._lockstep.enter(self, request)
+
+    def abort(self, request: Request) -> bool:
+        """`request`, which was added here, gives up; False if it is done, and on its way to the client."""
+        if request.status is RequestStatus.FINISHED:
+            return False
+        if not self._lockstep.abort(self, request):
+            request.status = RequestStatus.ABORTED  # still in the front end
+        self.forget((request,))
+        return True
+
+    def _enter(self, request: Request) -> None:
+        if request.status is not RequestStatus.ABORTED:
             self._lockstep.enter(self, request)
 
     def expect(self, request: Request) -> None:
