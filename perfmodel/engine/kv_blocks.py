@@ -27,6 +27,16 @@ from perfmodel.engine.host_blocks import HostBlocks
 from perfmodel.engine.request import Request
 
 
+_NUMBERS: list[int] = []
+
+
+def _numbers(first: int, count: int) -> list[int]:
+    """The whole numbers from `first` on, always the same objects: a thousand engines number as many blocks."""
+    if first + count > len(_NUMBERS):
+        _NUMBERS.extend(range(len(_NUMBERS), first + count))
+    return _NUMBERS[first : first + count]
+
+
 class _Lot:
     """Blocks freed together; taken from the end of `blocks`. `has_hashed`: some may have been claimed back since."""
 
@@ -203,7 +213,7 @@ class KVBlockManager:
         if self._num_fresh:
             first = self.num_blocks - self._num_fresh
             fresh = min(count, self._num_fresh)
-            into.extend(range(first, first + fresh))
+            into.extend(_numbers(first, fresh))
             self._num_fresh -= fresh
             count -= fresh
         while count:

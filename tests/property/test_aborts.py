@@ -14,13 +14,15 @@ from perfmodel.sim.replica import Replica
 from workloads import BLOCK_SIZE, MAX_MODEL_LEN, Case, cases, duration_of, judged, speculating_cases
 
 
-def serve_with_aborts(case: Case, seed: int) -> tuple[list[Request], list[Request], set[RequestStatus]]:
+def serve_with_aborts(
+    case: Case, seed: int, chance: float = 0.05
+) -> tuple[list[Request], list[Request], set[RequestStatus]]:
     """Some give up before, during and after steps; who is done, who gave up, and the states that those were in."""
     loop, now, coming, rng = case.loop(), 0, case.requests(), Random(seed)
     here, done, gone, states = [], [], [], set()
 
     def some_give_up() -> None:
-        for request in [r for r in here if rng.random() < 0.05]:
+        for request in [r for r in here if rng.random() < chance]:
             here.remove(request)
             states.add(request.status)
             assert loop.abort(request)
@@ -100,5 +102,5 @@ def test_aborts_find_requests_that_wait_run_and_are_preempted() -> None:
     """Ten requests for eight slots and blocks for half of them."""
     config = SchedulerConfig(8, 64, MAX_MODEL_LEN, BLOCK_SIZE)
     case = Case(config, 60, False, True, tuple((0, 20, 70, (), 0) for _ in range(10)))
-    met = set().union(*(serve_with_aborts(case, seed)[2] for seed in range(10)))
+    met = set().union(*(serve_with_aborts(case, seed, 0.01)[2] for seed in range(10)))
     assert met == {RequestStatus.WAITING, RequestStatus.RUNNING, RequestStatus.PREEMPTED}
