@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from perfmodel.errors import PerfmodelError
+from perfmodel.ops.formats import served_model
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel_executors.device import default_kernels, interprets_triton
@@ -19,7 +20,7 @@ from perfmodel_executors.kernels.tiles import tuning
 from perfmodel_executors.models.batch import Segment, build_batch
 from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.kv_cache import KVCache
-from perfmodel_executors.models.support import check_capturable
+from perfmodel_executors.models.support import check_capturable, kv_packing
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
 
 
@@ -104,6 +105,8 @@ def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE, capture: Captur
     model, engine, device = setup.model, setup.engine, setup.device
     if setup.backend == "triton" and device.type == "cpu" and not interprets_triton():
         raise PerfmodelError("triton kernels run on a GPU, and the scenario is for a CPU; use --kernels torch.")
+    if setup.backend == "triton" and kv_packing(served_model(model, engine)) is not None:
+        raise PerfmodelError("a KV cache with scales in groups is read by the torch kernels only; use --kernels torch.")
     kernels = load_kernels(setup.backend, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)

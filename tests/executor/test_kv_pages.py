@@ -11,8 +11,11 @@ from executor_models import MODELS  # noqa: E402
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.ops.formats import served_model  # noqa: E402
 from perfmodel.specs.engine import EngineSpec  # noqa: E402
+from perfmodel.specs.model.changes.attention import with_window  # noqa: E402
+from perfmodel.specs.model.quantization import kv_element_bytes  # noqa: E402
+from perfmodel.specs.model_changes import ModelChanges  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
-from perfmodel_executors.kernels.kv_pages import FP8, FP8_MAX, empty_pages  # noqa: E402
+from perfmodel_executors.kernels.kv_pages import FP8, FP8_MAX, Packing, empty_pages  # noqa: E402
 from perfmodel_executors.kernels.rope.reference import rope_table  # noqa: E402
 from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
@@ -83,10 +86,74 @@ def test_a_decoder_with_quantised_keys_and_values_says_nearly_the_same(name, lar
     assert 0 < difference < largest
 
 
+@pytest.mark.parametrize(("bits", "group_size"), [(8, 16), (4, 8), (4, 32), (2, 8)])
+def test_packed_elements_are_within_half_a_step_of_their_group(bits, group_size):
+    """Whatever the offset: a step is the group's extent in 2^bits - 1 parts, its ends rounded to fp16."""
+    packing = Packing(bits, group_size)
+    x = (
+        torch.randn(21, 3, 32, generator=torch.Generator().manual_seed(0)) * 3
+        + torch.linspace(-50, 50, 21)[:, None, None]
+    )
+    x[5] = 1.25
+    pages = empty_pages(6, BLOCK, 3, (32, 32), torch.float32, packing=packing)
+    load_kernels().kv_write(x, -x, pages, torch.arange(21))
+    groups = x.unflatten(-1, (-1, group_size))
+    extent = (groups.amax(-1) - groups.amin(-1)).repeat_interleave(group_size, -1)
+    most = extent / (2**bits - 1) * (0.5 + 2.0**-10) + (x.abs() + extent) * 2.0**-10
+    for read, written in zip(pages.gathered(torch.arange(6), torch.float32), (x, -x), strict=True):
+        assert ((read[:21] - written).abs() <= most).all()
+    assert pages.v_dim == 32
+    assert pages.block_bytes == 2 * BLOCK * 3 * 32 * kv_element_bytes(f"int{bits}", group_size)
+
+
+def test_packed_slots_move_and_pages_grow_with_what_they_hold():
+    pages = empty_pages(2, BLOCK, 2, (16, 8), torch.float32, packing=Packing(2, 8))
+    pages.fill_normal(0)
+    before = [part.clone() for part in pages.gathered(torch.arange(2), torch.float32)]
+    assert all(part.unique().numel() > 3 for part in before)
+    pages = pages.grown(3)
+    pages.move(torch.tensor([0, 5]), torch.tensor([8, 0]))
+    for old, new in zip(before, pages.gathered(torch.arange(3), torch.float32), strict=True):
+        assert torch.equal(new[8], old[0])
+        assert torch.equal(new[0], old[5])
+        assert torch.equal(new[1:8], old[1:8])
+
+
+@pytest.mark.parametrize(("bits", "largest"), [(8, 0.02), (4, 0.4), (2, 2.5)])
+def test_a_decoder_with_packed_keys_and_values_says_nearly_the_same(bits, largest):
+    """Chunked, decoded and shared by a plain model's weights; fewer bits are further off."""
+    served = served_model(MODELS["gqa"], EngineSpec(kv_cache_dtype=f"int{bits}", kv_cache_group_size=8))
+    exact, rough = (Decoder(model, torch.float32, seed=1) for model in (MODELS["gqa"], served))
+    outputs = []
+    for decoder in (exact, rough):
+        cache, done = decoder.new_cache(BLOCK, 6), 0
+        for size in (9, 1, 10, 1):
+            segment = Segment(list(range(3 + done, 3 + done + size)), done, [4, 0, 5, 2, 1, 3])
+            out = decoder.forward(build_batch([segment], BLOCK), cache)
+            done += size
+        outputs.append(out)
+    assert cache.pages[0].packing == Packing(bits, 8)
+    assert largest / 100 < (outputs[0] - outputs[1]).abs().max() < largest
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine", "sentence"),
+    [
+        ({}, {"kv_cache_group_size": 16}, "heads of 8 are not whole groups of 16; set engine.kv_cache_group_size"),
+        ({"window": 9}, {"kv_cache_group_size": 8}, r"a rolling KV cache .* with scales in groups is not executed"),
+        ({}, {"kv_cache_residual_tokens": 8}, "a KV cache in several precisions is not executed yet"),
+    ],
+)
+def test_packed_caches_that_are_not_executed_are_refused(changes, engine, sentence):
+    model = with_window(MODELS["gqa"], ModelChanges(**changes)) if changes else MODELS["gqa"]
+    with pytest.raises(PerfmodelError, match=sentence):
+        Decoder(served_model(model, EngineSpec(kv_cache_dtype="int4", **engine)))
+
+
 def test_a_cache_in_a_format_without_pages_is_refused():
     model = MODELS["gqa"]
     model = replace(model, quantization=replace(model.quantization, kv_cache="nvfp4"))
-    with pytest.raises(PerfmodelError, match="KV cache in nvfp4 is not executed yet; set kv_cache_dtype to auto, fp8"):
+    with pytest.raises(PerfmodelError, match="KV cache in nvfp4 is not executed yet; set kv_cache_dtype to auto"):
         Decoder(model)
 
 

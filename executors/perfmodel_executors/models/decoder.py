@@ -33,6 +33,7 @@ from perfmodel_executors.models.support import (
     check_executable,
     check_memory,
     kv_dtype,
+    kv_packing,
     torch_dtype,
     with_plain_weights,
 )
@@ -85,7 +86,8 @@ class Decoder:
     def new_cache(self, block_size: int, num_blocks: int = 0) -> KVCache:
         """An empty KV cache that fits this model; `num_blocks` are allocated at once, more when they are needed."""
         check_blocks(self.model, block_size)
-        return KVCache(self.part, block_size, kv_dtype(self.model, self.dtype), num_blocks, self.device)
+        form, packing = kv_dtype(self.model, self.dtype), kv_packing(self.model)
+        return KVCache(self.part, block_size, form, num_blocks, self.device, packing)
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
         """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`."""

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from perfmodel.specs.model.architecture import Attention
 from perfmodel.specs.model.spec import ModelSpec
-from perfmodel_executors.kernels.kv_pages import KVPages, empty_pages
+from perfmodel_executors.kernels.kv_pages import KVPages, Packing, empty_pages
 from perfmodel_executors.models.support import CPU, check_memory
 
 
 class KVCache:
-    """Keys and values of all layers, in `dtype` (fp8 and int8: quantised): `pages[layer]`."""
+    """Keys and values of all layers, in `dtype` (fp8 and int8: quantised) or packed: `pages[layer]`."""
 
     def __init__(
         self,
@@ -28,6 +28,7 @@ class KVCache:
         dtype: torch.dtype,
         num_blocks: int = 0,
         device: torch.device = CPU,
+        packing: Packing | None = None,
     ) -> None:
         self.block_size = block_size
         self.device = device
@@ -36,7 +37,7 @@ class KVCache:
         for layer in model.iter_layers():
             if isinstance(layer.mixer, Attention):
                 dims = (layer.mixer.head_dim, layer.mixer.v_head_dim)
-                self.pages.append(empty_pages(0, block_size, layer.mixer.num_kv_heads, dims, dtype, device))
+                self.pages.append(empty_pages(0, block_size, layer.mixer.num_kv_heads, dims, dtype, device, packing))
         self._allocate(num_blocks)
 
     def reserve(self, num_blocks: int) -> None:
@@ -61,7 +62,7 @@ class KVCache:
     def restored(self, blocks: Sequence[int]) -> Iterator[None]:
         """Afterwards these blocks hold again what they hold now."""
         index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
-        tensors = [tensor for pages in self.pages for tensor in pages if tensor is not None]
+        tensors = [tensor for pages in self.pages for tensor in pages.tensors]
         kept = [_bytes(tensor)[index] for tensor in tensors]
         yield
         for tensor, values in zip(tensors, kept, strict=True):

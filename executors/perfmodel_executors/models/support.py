@@ -8,6 +8,7 @@ __all__ = [
     "check_executable",
     "check_memory",
     "kv_dtype",
+    "kv_packing",
     "torch_dtype",
     "with_plain_weights",
 ]
@@ -21,7 +22,7 @@ from perfmodel.errors import DoesNotFitError, PerfmodelError
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer, MoEFFN
 from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
-from perfmodel_executors.kernels.kv_pages import FP8
+from perfmodel_executors.kernels.kv_pages import FP8, Packing
 from perfmodel_executors.kernels.swiglu.reference import ACTIVATIONS
 from perfmodel_executors.models.quantized import check_quantization
 
@@ -34,6 +35,7 @@ _DTYPES = {
 }
 
 
+_PACKED_BITS = {"int8": 8, "int4": 4, "int2": 2}
 _KV_DTYPES = _DTYPES | {"fp8": FP8, "int8": torch.int8}
 
 
@@ -57,7 +59,14 @@ def with_plain_weights(model: ModelSpec) -> ModelSpec:
 def kv_dtype(model: ModelSpec, dtype: torch.dtype) -> torch.dtype:
     """The dtype of the KV cache of a model that computes in `dtype`: the same, unless its quantisation names one."""
     name = model.quantization.kv_cache
-    return dtype if name in (None, model.dtype) else _KV_DTYPES[name]
+    return dtype if name in (None, model.dtype) or kv_packing(model) else _KV_DTYPES[name]
+
+
+def kv_packing(model: ModelSpec) -> Packing | None:
+    """How integers in groups are stored in the KV cache; None for formats without groups."""
+    quantization = model.quantization
+    bits = _PACKED_BITS.get(quantization.kv_cache or "")
+    return Packing(bits, quantization.kv_group_size) if bits and quantization.kv_group_size else None
 
 
 def check_memory(what: str, num_bytes: float, device: torch.device = CPU) -> None:
@@ -86,14 +95,18 @@ def check_executable(model: ModelSpec, attention: str = "flash") -> None:
     """Raises PerfmodelError with one sentence that names what is not executed yet; attention: flash | standard."""
     check_quantization(model)
     quantization = model.quantization
-    if quantization.kv_cache not in (None, model.dtype, *_KV_DTYPES):
+    packing = kv_packing(model)
+    if packing is None and quantization.kv_cache not in (None, model.dtype, *_KV_DTYPES):
         raise PerfmodelError(
-            f"{model.name}: a KV cache in {quantization.kv_cache} is not executed yet; set kv_cache_dtype to auto, fp8 "
-            f"or int8."
+            f"{model.name}: a KV cache in {quantization.kv_cache} is not executed yet; set kv_cache_dtype to auto, "
+            f"fp8, int8, int4 or int2."
         )
-    if quantization.kv_group_size or quantization.kv_recent:
-        what = "in several precisions" if quantization.kv_recent else "with scales in groups"
-        raise PerfmodelError(f"{model.name}: a KV cache {what} is not executed yet; it can be simulated.")
+    if quantization.kv_recent:
+        raise PerfmodelError(
+            f"{model.name}: a KV cache in several precisions is not executed yet; it can be simulated."
+        )
+    if packing is not None:
+        _check_packing(model, packing)
     if attention == "standard":
         _check_standard(model)
     missing = next(
@@ -101,6 +114,24 @@ def check_executable(model: ModelSpec, attention: str = "flash") -> None:
     ) or _missing_around(model)
     if missing:
         raise PerfmodelError(f"{model.name}: {missing} is not executed yet; it can be simulated.")
+
+
+def _check_packing(model: ModelSpec, packing: Packing) -> None:
+    """A token is packed when it comes; rolling caches look at it before it is stored."""
+    for layer, _ in model.layers:
+        mixer = layer.mixer
+        if not isinstance(mixer, Attention):
+            continue
+        if mixer.is_rolling:
+            raise PerfmodelError(
+                f"{model.name}: a rolling KV cache (model_changes.window) with scales in groups is not executed yet; "
+                f"set kv_cache_dtype to auto, fp8 or int8, or simulate it."
+            )
+        if not all(map(packing.fits, (mixer.head_dim, mixer.v_head_dim))):
+            raise PerfmodelError(
+                f"{model.name}: heads of {mixer.head_dim} are not whole groups of {packing.group_size}; set "
+                f"engine.kv_cache_group_size to a divisor."
+            )
 
 
 def check_engine(engine: EngineSpec) -> None:

@@ -31,7 +31,7 @@ def attention_decode(
     num_seqs, num_heads, head_dim = q_DNH.shape
     block_size, num_kv_heads = pages.block_size, pages.num_kv_heads
     group = num_heads // num_kv_heads
-    out_DNH = q_DNH.new_empty(num_seqs, num_heads, pages.v_BSKH.shape[3])
+    out_DNH = q_DNH.new_empty(num_seqs, num_heads, pages.v_dim)
     for row, context in enumerate(context_lens_D.tolist()):
         first = first_visible(context - 1, window, chunk)
         block = first // block_size

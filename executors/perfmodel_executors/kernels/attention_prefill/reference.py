@@ -49,7 +49,7 @@ def attention_prefill(
     starts: list[int] = query_starts_G.tolist()
     computed: list[int] = num_computed_G.tolist()
     nodes: list[int] | None = None if num_nodes_G is None else num_nodes_G.tolist()
-    out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], pages.v_BSKH.shape[3])
+    out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], pages.v_dim)
     for row, prefix in enumerate(computed):
         begin, end = starts[row], starts[row + 1]
         base = first_visible(prefix, window, chunk) // block_size

@@ -41,7 +41,7 @@ def attention_sinks_decode(
     """
     num_seqs, num_heads, head_dim = q_DNH.shape
     kv_heads = pages.num_kv_heads
-    out_DNH = q_DNH.new_empty(num_seqs, num_heads, pages.v_BSKH.shape[3])
+    out_DNH = q_DNH.new_empty(num_seqs, num_heads, pages.v_dim)
     for row, context in enumerate(context_lens_D.tolist()):
         k_LKH, v_LKH = _held(pages, block_tables_DM[row], context, ring, is_rolling, q_DNH.dtype)
         ahead = context - ring.size

@@ -21,7 +21,7 @@ def attention_sparse_decode(
     """softmax(q k^T / sqrt(H)) v of one token per sequence over the blocks that its block sees, [D, N, H_v]."""
     num_seqs, num_heads, head_dim = q_DNH.shape
     kv_heads = pages.num_kv_heads
-    out_DNH = q_DNH.new_empty(num_seqs, num_heads, pages.v_BSKH.shape[3])
+    out_DNH = q_DNH.new_empty(num_seqs, num_heads, pages.v_dim)
     for row, context in enumerate(context_lens_D.tolist()):
         k_LKH, v_LKH = _seen(pages, block_tables_DM[row], context, sparsity, q_DNH.dtype)
         q_KGH = q_DNH[row].view(1, kv_heads, num_heads // kv_heads, head_dim)
@@ -40,7 +40,7 @@ def attention_sparse_prefill(
 ) -> Tensor:
     """The same for the queries of prompt chunks, block by block, [T, N, H_v]; causal within a query's own block."""
     starts: list[int] = query_starts_G.tolist()
-    out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], pages.v_BSKH.shape[3])
+    out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], pages.v_dim)
     for row, computed in enumerate(num_computed_G.tolist()):
         begin, total = starts[row], computed + starts[row + 1] - starts[row]
         position = computed

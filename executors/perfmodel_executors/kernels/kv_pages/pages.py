@@ -3,6 +3,7 @@
     float (bf16, fp16, fp32)  as they are
     fp8                       e4m3 with unit scale, saturating at +-448: what engines do without calibrated scales
     int8                      a scale per token and head, amax / 127, kept beside the pages; rounded to nearest even
+    packed (`packing`)        integers of 8, 4 or 2 bits in groups, see there; read by the torch kernels only
 
 Scales lie [block, head, token], so that what one head reads of a page is contiguous, as its kernels want it.
 """
@@ -12,10 +13,13 @@ Scales lie [block, head, token], so that what one head reads of a page is contig
 __all__ = ["FP8", "FP8_MAX", "INT8_MAX", "LEAST_SCALE", "KVPages", "dequantized", "empty_pages", "quantized"]
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from perfmodel_executors.kernels.kv_pages.packing import Packing, packed, unpacked
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -24,12 +28,26 @@ LEAST_SCALE = 1e-30  # of a token whose keys or values are all zero
 
 
 class KVPages(NamedTuple):
-    """Keys [B, S, K, H] and values [B, S, K, H_v] of B blocks of S tokens, and their scales [B, K, S] if int8."""
+    """Keys [B, S, K, H] and values [B, S, K, H_v] of B blocks of S tokens, and their scales [B, K, S] if int8.
+
+    With `packing`, bytes of several elements, and scales [B, S, K, G, 2].
+    """
 
     k_BSKH: Tensor
     v_BSKH: Tensor
     k_scale_BKS: Tensor | None = None
     v_scale_BKS: Tensor | None = None
+    packing: Packing | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is stored."""
+        return tuple(tensor for tensor in self[:4] if tensor is not None)
+
+    @property
+    def v_dim(self) -> int:
+        """Elements of a head's value."""
+        return self.v_BSKH.shape[3] * (1 if self.packing is None else self.packing.per_byte)
 
     @property
     def block_size(self) -> int:
@@ -45,26 +63,43 @@ class KVPages(NamedTuple):
 
     @property
     def is_quantized(self) -> bool:
-        return self.dtype in (FP8, torch.int8)
+        return self.packing is not None or self.dtype in (FP8, torch.int8)
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block."""
-        return sum(math.prod(t.shape[1:]) * t.element_size() for t in self if t is not None)
+        return sum(math.prod(t.shape[1:]) * t.element_size() for t in self.tensors)
 
     def grown(self, num_blocks: int) -> "KVPages":
         """Room for `num_blocks`, with the same contents; new blocks are zero."""
         k, v = _grown(self.k_BSKH, num_blocks), _grown(self.v_BSKH, num_blocks)
-        return KVPages(k, v, *(None if scale is None else _grown(scale, num_blocks) for scale in self[2:]))
+        k_scale, v_scale = (
+            None if scale is None else _grown(scale, num_blocks) for scale in (self.k_scale_BKS, self.v_scale_BKS)
+        )
+        return KVPages(k, v, k_scale, v_scale, self.packing)
 
     def gathered(self, blocks_M: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys [M * S, K, H] and values of the named blocks, in `dtype`."""
+        if self.packing is not None:
+            k, v = (self._unpacked(side, blocks_M, dtype) for side in (0, 1))
+            return k, v
         k = dequantized(self.k_BSKH, self.k_scale_BKS, blocks_M, dtype)
         return k, dequantized(self.v_BSKH, self.v_scale_BKS, blocks_M, dtype)
+
+    def _unpacked(self, side: int, blocks_M: Tensor, dtype: torch.dtype) -> Tensor:
+        assert self.packing is not None
+        tensors = self.tensors
+        rows, scales = (tensors[i].index_select(0, blocks_M).flatten(0, 1) for i in (side, 2 + side))
+        return unpacked(rows, scales, self.packing, dtype)
 
     def move(self, sources_M: Tensor, targets_M: Tensor) -> None:
         """Copy the tokens in slots `sources` to slots `targets`; all are read before any is written."""
         size = self.block_size
+        if self.packing is not None:
+            for tensor in self.tensors:
+                rows = tensor.flatten(0, 1)
+                rows[targets_M] = rows[sources_M]
+            return
         for pages_BSKH in (self.k_BSKH, self.v_BSKH):
             rows = (pages_BSKH.view(torch.uint8) if self.dtype == FP8 else pages_BSKH).flatten(0, 1)
             rows[targets_M] = rows[sources_M]
@@ -75,6 +110,12 @@ class KVPages(NamedTuple):
 
     def fill_normal(self, first_block: int) -> None:
         """Random contents for the blocks from `first_block` on: standard normal."""
+        if self.packing is not None:
+            for values, scales in (self.tensors[0::2], self.tensors[1::2]):
+                shape = (*values.shape[:3], values.shape[3] * self.packing.per_byte)
+                normal = torch.randn(len(values) - first_block, *shape[1:], device=values.device)
+                values[first_block:], scales[first_block:] = packed(normal, self.packing)
+            return
         for pages_BSKH, scale_BKS in ((self.k_BSKH, self.k_scale_BKS), (self.v_BSKH, self.v_scale_BKS)):
             if not self.is_quantized:
                 pages_BSKH[first_block:].normal_()
@@ -94,13 +135,19 @@ def empty_pages(
     head_dims: tuple[int, int],
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
+    packing: Packing | None = None,
 ) -> KVPages:
     """Pages of zeros; `head_dims` are those of keys and of values."""
+    if packing is not None:
+        zeros = partial(torch.zeros, num_blocks, block_size, num_kv_heads)
+        k, v = (zeros(d // packing.per_byte, dtype=torch.uint8, device=device) for d in head_dims)
+        k_scale, v_scale = (zeros(d // packing.group_size, 2, dtype=torch.float16, device=device) for d in head_dims)
+        return KVPages(k, v, k_scale, v_scale, packing)
     k, v = (torch.zeros(num_blocks, block_size, num_kv_heads, d, dtype=dtype, device=device) for d in head_dims)
     if dtype != torch.int8:
         return KVPages(k, v)
-    scales = (torch.zeros(num_blocks, num_kv_heads, block_size, device=device) for _ in range(2))
-    return KVPages(k, v, *scales)
+    k_scale, v_scale = (torch.zeros(num_blocks, num_kv_heads, block_size, device=device) for _ in range(2))
+    return KVPages(k, v, k_scale, v_scale)
 
 
 def quantized(x_TKH: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:

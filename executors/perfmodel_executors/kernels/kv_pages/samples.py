@@ -34,7 +34,7 @@ def random_pages(
         values, scale = quantized(inputs.normal(num_blocks, block_size, num_kv_heads, dim, dtype=dtype), kv_dtype)
         pages.append(values)
         scales.append(None if scale is None else scale.transpose(1, 2).contiguous())
-    return KVPages(*pages, *scales)
+    return KVPages(pages[0], pages[1], scales[0], scales[1])
 
 
 def contiguous_kv(pages: KVPages, tables_DM: Tensor, length: int) -> tuple[Tensor, Tensor]:
