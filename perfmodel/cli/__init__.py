@@ -27,6 +27,7 @@ from perfmodel.cli.study import study
 from perfmodel.cli.techniques import techniques
 from perfmodel.cli.terminal import guarded
 from perfmodel.cli.validate import validate
+from perfmodel.cli.whatif import whatif
 
 app = typer.Typer(
     name="perfmodel",
@@ -37,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (simulate, execute, explain, roofline, memory, calibrate, validate, techniques, quality, study):
+for _command in (simulate, execute, explain, roofline, memory, calibrate, validate, techniques, quality, study, whatif):
     app.command()(guarded(_command))
 app.add_typer(hardware_app, name="hardware")
 app.add_typer(models_app, name="models")

@@ -5,6 +5,7 @@
     points.py     a scenario with overrides, and the metrics wanted of it -> a record
     workers.py    any function over many items: in processes (processes.py) or on Ray (on_ray.py), in a fixed order
     sweep.py      the same for points
+    vary.py       a path of a scenario and values for it; whatif.py, crossovers.py, ask.py: what they do to metrics
     study.py      a study's file -> its points; their records by variant and axis
     quality.py    measured quality beside them
     findings.py   who is best where, crossings, gains of a ladder, Pareto fronts

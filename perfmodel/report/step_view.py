@@ -21,7 +21,7 @@ import numpy as np
 from perfmodel.cost import MemoryPlan, StepEstimate, plan_memory, step_costs
 from perfmodel.errors import PerfmodelError
 from perfmodel.ops import BatchShape
-from perfmodel.report.typical_step import StepChoice, choose_step
+from perfmodel.plan.typical_step import StepChoice, choose_step
 from perfmodel.sim.columns import StepColumns
 from perfmodel.sim.result import RunResult
 from perfmodel.specs.hardware import HardwareSpec

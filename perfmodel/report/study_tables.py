@@ -1,8 +1,8 @@
 """A study's numbers as rows of text: by metric, variants down, the values of an axis across."""
 
-__all__ = ["StudyTable", "problems_of", "study_tables"]
+__all__ = ["StudyTable", "markdown_table", "problems_of", "study_tables"]
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfmodel.plan.findings import better_by
@@ -33,6 +33,18 @@ def study_tables(answers: Mapping[str, Answers], metrics: Sequence[str]) -> list
     if not first.axes:
         return [_without_axes(answers, metrics)]
     return [_over_axis(answers, metric) for metric in metrics]
+
+
+def markdown_table(table: StudyTable) -> Iterator[str]:
+    """The table's lines, its title before it."""
+    if table.title:
+        yield f"{table.title}:"
+        yield ""
+    yield f"| {' | '.join(table.head)} |"
+    yield "|" + "|".join("---" if index < table.num_names else "---:" for index in range(len(table.head))) + "|"
+    for row in table.rows:
+        yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
+    yield ""
 
 
 def problems_of(answers: Answers) -> list[str]:

@@ -1,11 +1,12 @@
 """A study as a document: Markdown with pictures beside it, or one HTML page; and its JSON."""
 
-__all__ = ["StudyPart", "StudyReport", "write_study"]
+__all__ = ["StudyPart", "StudyReport", "write_document", "write_study"]
 
 import datetime
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from perfmodel import __version__
 from perfmodel.errors import SpecError
 from perfmodel.plan.study import Answers
 from perfmodel.report.study_pictures import study_pictures
-from perfmodel.report.study_tables import StudyTable, problems_of, study_tables
+from perfmodel.report.study_tables import StudyTable, markdown_table, problems_of, study_tables
 from perfmodel.report.study_words import agreement_words, answer_words
 from perfmodel.specs.study import Study
 
@@ -81,15 +82,28 @@ class StudyReport:
 
 def write_study(report: StudyReport, path: Path) -> list[Path]:
     """Write FILE.md with FILE.json and FILE.*.svg, or FILE.html with FILE.json; returns the files."""
+    pictures = report.pictures
+    return write_document(
+        path, report.to_json(), pictures, partial(_markdown, report), partial(_html, report, pictures)
+    )
+
+
+def write_document(
+    path: Path,
+    document: Any,
+    pictures: Mapping[str, str],
+    markdown: Callable[[Sequence[str]], str],
+    html: Callable[[], str],
+) -> list[Path]:
+    """Write FILE.md (`markdown` of its pictures' files) with FILE.*.svg, or FILE.html, and FILE.json beside it."""
     if path.suffix not in (".md", ".html"):
         raise SpecError(f"--report {path}: allowed a file ending in .md or .html; its .json gets the same name.")
-    pictures = report.pictures
-    texts = {path.with_suffix(".json"): json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n"}
+    texts = {path.with_suffix(".json"): json.dumps(document, indent=1, ensure_ascii=False) + "\n"}
     if path.suffix == ".md":
         texts |= {path.with_suffix(f".{name}.svg"): svg for name, svg in pictures.items()}
-        texts[path] = _markdown(report, [f"{path.stem}.{name}.svg" for name in pictures])
+        texts[path] = markdown([f"{path.stem}.{name}.svg" for name in pictures])
     else:
-        texts[path] = _html(report, pictures)
+        texts[path] = html()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
@@ -131,22 +145,11 @@ def _markdown(report: StudyReport, pictures: Sequence[str]) -> str:
         reference = next(iter(part.answers.values())).reference
         lines += [f"In brackets: how many times better than {reference}.", ""]
         for table in part.tables:
-            lines += _table(table)
+            lines += markdown_table(table)
     notes = [*report.notes, *(note for part in report.parts for note in part.notes)]
     if notes:
         lines += ["## Notes", "", *(f"- {note}" for note in dict.fromkeys(notes))]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _table(table: StudyTable) -> Iterator[str]:
-    if table.title:
-        yield f"{table.title}:"
-        yield ""
-    yield f"| {' | '.join(table.head)} |"
-    yield "|" + "|".join("---" if index < table.num_names else "---:" for index in range(len(table.head))) + "|"
-    for row in table.rows:
-        yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
-    yield ""
 
 
 def _html(report: StudyReport, pictures: Mapping[str, str]) -> str:

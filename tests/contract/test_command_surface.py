@@ -20,6 +20,7 @@ FROZEN = {
     "study": ["STUDY", "--execute", "--quality", "--quick", "--set", "--json", "--report", "--engine"],
     "techniques": ["--family", "--json"],
     "validate": ["KIND", "PATH", "--measured", "--set", "--repeat", "--json", "--seed", "--report"],
+    "whatif": ["SCENARIO", "--vary", "--metric", "--grid", "--against", "--set", "--json", "--report", "--engine"],
 }
 
 

@@ -45,6 +45,8 @@ NO_TECHNIQUE = {
     "slo": LOAD,
     "price": LOAD,
     "seed": LOAD,
+    "overheads": "a what-if",
+    "plan": "what is searched",
     "cluster": SIZE,
     "published": "what is compared",
     "technique": "what is compared",

@@ -1,0 +1,98 @@
+"""What-ifs in sentences: which resource counts, where the bound changes, where an alternative pays."""
+
+__all__ = ["whatif_words"]
+
+from collections.abc import Iterator
+
+from perfmodel.plan.ask import WhatIfResult
+from perfmodel.plan.crossovers import Payoff
+from perfmodel.plan.whatif import Sensitivity
+from perfmodel.report.chart_axes import short_number
+from perfmodel.report.metric_labels import capital, metric_label, metric_unit
+from perfmodel.report.whatif_tables import path_words, place_words, x_words
+
+_SMALL = 0.02  # an elasticity below is told as none
+_MOST = 3  # values that are named in a sentence
+_PHYSICAL = ("compute", "memory", "communication")
+
+
+def whatif_words(result: WhatIfResult) -> list[str]:
+    """Sentences, the most telling first."""
+    metrics = result.answers.question.base.metrics
+    lines = [line for metric in metrics for line in _counts(result, metric)]
+    lines += _bounds(result)
+    lines += [_payoff(each, " ".join(result.answers.question.against)) for each in result.payoffs]
+    return [*lines, *_no_payoff(result)]
+
+
+def _counts(result: WhatIfResult, metric: str) -> Iterator[str]:
+    answers = result.answers
+    base = answers.base.values.get(metric)
+    found = [each for each in answers.of_metric(metric) if each.elasticity is not None]
+    telling = sorted((e for e in found if abs(e.elasticity or 0) >= _SMALL), key=lambda e: -abs(e.elasticity or 0))
+    if base is None or not found:
+        return
+    name = f"{capital(metric_label(metric))} ({short_number(base)} {metric_unit(metric)})".replace(" )", ")")
+    if not telling:
+        yield f"{name}: none of what was varied changes it by {_SMALL:.0%} of its own change."
+        return
+    words = "; ".join(_percent(each) for each in telling[:_MOST])
+    yield f"{name}: {words}."
+
+
+def _percent(each: Sensitivity) -> str:
+    assert each.elasticity is not None  # those without are left out
+    sign = "more" if each.elasticity > 0 else "less"
+    return f"1 % more {path_words(each.axis.path)} is {abs(each.elasticity):.2f} % {sign}"
+
+
+def _bounds(result: WhatIfResult) -> Iterator[str]:
+    yield f"{result.step_label}: {result.step_bound}-bound."
+    for change in result.bounds:
+        if change.what == "step":
+            at = place_words(change.path, change.at, change.unit)
+            yield f"The step is {change.after}-bound from {at} on, {change.before}-bound below."
+    operators = [c for c in result.bounds if c.what != "step" and c.before in _PHYSICAL and c.after in _PHYSICAL]
+    turns: dict[tuple[str, float], list[str]] = {}
+    for change in operators:
+        turns.setdefault((change.after, change.at), []).append(change.what)
+    for (after, batch), names in sorted(turns.items(), key=lambda turn: turn[0][1]):
+        yield f"From batch {short_number(batch)} on {after}-bound: {', '.join(names)}."
+
+
+def _payoff(each: Payoff, alternative: str) -> str:
+    where = "above" if each.begins else "below"
+    span = (
+        f"{x_words(each.low, each.unit)} to {x_words(each.high, each.unit)} over {each.num_seeds} draws of the traffic"
+    )
+    return (
+        f"{alternative} pays {where} {place_words(each.path, each.at, each.unit)} by "
+        f"{metric_label(each.metric)} ({span})."
+    )
+
+
+def _no_payoff(result: WhatIfResult) -> Iterator[str]:
+    """Axes along which the alternative is never, or always, better."""
+    answers, turned = result.answers, {(each.path, each.metric) for each in result.payoffs}
+    if not answers.others:
+        return
+    for axis in answers.question.axes:
+        for metric in answers.question.base.metrics:
+            if (axis.path, metric) in turned or not axis.xs:
+                continue
+            ratio = _ratio(result, axis.path, metric)
+            if ratio:
+                yield f"Along {path_words(axis.path)} no crossover by {metric_label(metric)}: {ratio}"
+
+
+def _ratio(result: WhatIfResult, path: str, metric: str) -> str:
+    answers = result.answers
+    pairs = [
+        (other.values.get(metric), base.values.get(metric))
+        for base, other in zip(answers.by_axis[path], answers.others[path], strict=True)
+    ]
+    ratios = [other / base for other, base in pairs if other is not None and base]
+    if not ratios:
+        return ""
+    alternative = " ".join(answers.question.against)
+    return f"with {alternative} it is {min(ratios):.2f} to {max(ratios):.2f} times what it is without."

@@ -1,0 +1,91 @@
+"""What-ifs on the datasheet's roofline, against closed forms.
+
+With times of max(FLOPs / peak, bytes / bandwidth) + kernels x overhead, a step's time is homogeneous of degree one in
+(1 / peaks, 1 / bandwidth, overheads): everything twice as fast takes half the time, so that by Euler's theorem the
+elasticities of time to all resources add up to -1.
+"""
+
+import pytest
+
+from perfmodel.cost.rates import peak_flops_per_s
+from perfmodel.plan.crossovers import bound_changes
+from perfmodel.plan.points import Point
+from perfmodel.plan.vary import axis_of
+from perfmodel.plan.whatif import WhatIf, answer
+from perfmodel.specs import load_scenario
+from perfmodel.specs.published import StepShape
+
+NAME = "llama-3.1-8b-a100"
+DATASHEET = ("engine.profile=datasheet",)
+
+
+def elasticities(step: StepShape, *paths: str, more: tuple[str, ...] = ()) -> list[float]:
+    base = Point(NAME, ("step_ms",), (*DATASHEET, *more), (), step)
+    scenario = load_scenario(NAME, base.overrides)
+    axes = tuple(axis_of(f"{path}=0.5x..2x:2", scenario, step) for path in paths)
+    found = [each.elasticity for each in answer(WhatIf(base, axes), workers=1).sensitivities]
+    assert None not in found
+    return [value for value in found if value is not None]
+
+
+def test_a_memory_bound_decode_step_follows_the_bandwidth_and_not_the_flops():
+    step = StepShape(batch=8, context=1024)
+    bandwidth, flops = elasticities(
+        step, "hardware.hbm.bandwidth", "hardware.peak_flops", more=("overheads.kernels=0",)
+    )
+    assert bandwidth == pytest.approx(-1, abs=0.01)
+    assert flops == pytest.approx(0, abs=0.01)
+
+
+def test_a_long_prefill_follows_the_flops():
+    step = StepShape(prefill=8192)
+    bandwidth, flops = elasticities(
+        step, "hardware.hbm.bandwidth", "hardware.peak_flops", more=("overheads.kernels=0",)
+    )
+    assert flops < -0.9
+    assert bandwidth == pytest.approx(-1 - flops, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "step", [StepShape(batch=1, context=512), StepShape(batch=200, context=256), StepShape(prefill=700)]
+)
+def test_elasticities_of_all_resources_add_up_to_minus_one(step: StepShape):
+    """Overheads are times, not rates: theirs counts the other way round."""
+    bandwidth, flops, overheads = elasticities(
+        step, "hardware.hbm.bandwidth", "hardware.peak_flops", "overheads.kernels"
+    )
+    assert bandwidth + flops - overheads == pytest.approx(-1, abs=0.005)
+    assert overheads > 0
+
+
+def test_the_batch_at_which_a_matrix_turns_compute_bound_is_the_ridge_points():
+    """Y = X W with W of K x N in 2 bytes and B rows takes 2 B K N / peak or (2 K N + 2 B (K + N)) / bandwidth; equal at
+
+        B = K N / (bandwidth K N / peak - (K + N))
+
+    which is the ridge point (153 for an A100) where W is large against X and Y."""
+    step = StepShape(batch=1, context=16)
+    base = Point(NAME, ("step_ms",), DATASHEET, (), step)
+    scenario = load_scenario(NAME, DATASHEET)
+    axis = axis_of("step.batch=1..4096:4", scenario, step)
+    found = {change.what: change for change in bound_changes(base, axis, with_operators=True)}
+    peak, bandwidth = peak_flops_per_s(scenario.hardware, "bf16"), scenario.hardware.memory_bandwidth
+    for name, k, n in (("gate_up_proj", 4096, 2 * 14336), ("down_proj", 14336, 4096), ("qkv_proj", 4096, 6144)):
+        closed_form = k * n / (bandwidth * k * n / peak - (k + n))
+        assert (found[name].before, found[name].after) == ("memory", "compute")
+        assert closed_form <= found[name].at <= closed_form + 1, name
+    assert found.get("attention_decode") is None or found["attention_decode"].after != "compute"
+
+
+def test_the_rate_at_which_a_matrix_turns_memory_bound_is_found_between_grid_points():
+    """The same equation, solved for the bandwidth: peak (K N + B (K + N)) / (B K N)."""
+    step = StepShape(batch=64, context=16)
+    base = Point(NAME, ("step_ms",), DATASHEET, (), step)
+    scenario = load_scenario(NAME, DATASHEET)
+    axis = axis_of("hardware.hbm.bandwidth=0.5x..8x:2", scenario, step)
+    changes = {change.what: change for change in bound_changes(base, axis, with_operators=True)}
+    peak, bandwidth = peak_flops_per_s(scenario.hardware, "bf16"), scenario.hardware.memory_bandwidth
+    k, n, rows = 4096, 2 * 14336, 64
+    intensity = rows * k * n / (k * n + rows * (k + n))
+    assert changes["gate_up_proj"].at == pytest.approx(peak / bandwidth / intensity, rel=1e-4)
+    assert (changes["gate_up_proj"].before, changes["gate_up_proj"].after) == ("memory", "compute")
