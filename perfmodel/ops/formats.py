@@ -49,6 +49,7 @@ class LinearFormat:
     weight_bytes:    per weight, scales included
     input_bytes:     per input element as the multiplication reads it
     output_bytes:    per output element, and per input element before quantization
+    outlier_share: of the input columns, multiplied apart at `outlier_rate`
     quantizes_input: a kernel quantizes the activations first (dynamic fp8, int8, fp4)
     name:            of the number format, where the rate does not tell which kernels run ("fp8_block", "int4_wo")
     """
@@ -59,6 +60,8 @@ class LinearFormat:
     output_bytes: float
     quantizes_input: bool = False
     name: str = ""
+    outlier_share: float = 0.0
+    outlier_rate: str = ""
 
 
 def served_model(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
@@ -147,7 +150,16 @@ def _dense_format(model: ModelSpec, component: str, quantization: QuantizationSp
     rate, name = matmul_rate(activations), _kernel_format(quantization.weights, activations, quantization.group_size)
     if quantization.inputs_come_quantized:
         return LinearFormat(rate, weight, bytes_per_weight(activations), dtype_bytes, False, f"{name}_static")
-    return LinearFormat(rate, weight, bytes_per_weight(activations), dtype_bytes, True, "" if name == rate else name)
+    return LinearFormat(
+        rate,
+        weight,
+        bytes_per_weight(activations),
+        dtype_bytes,
+        quantizes_input=True,
+        name="" if name == rate else name,
+        outlier_share=quantization.outlier_share,
+        outlier_rate=model.dtype if quantization.outlier_share else "",
+    )
 
 
 def _static(quantization: QuantizationSpec) -> QuantizationSpec:

@@ -8,6 +8,7 @@ from functools import partial
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.gemm import gemm
 from perfmodel.ops.node import OperatorNode, on_tokens
+from perfmodel.ops.outliers import outlier_nodes
 
 
 def linear_nodes(
@@ -28,7 +29,7 @@ def linear_nodes(
     if rank is not None:
         name = thin or f"{next(iter(widths))}_rank"
         nodes.append(on_tokens(name, partial(gemm, name, n=rank, k=num_in, form=form)))
-    return nodes + [
-        on_tokens(name, partial(gemm, name, n=width, k=rank or num_in, form=form, has_bias=has_bias))
-        for name, width in widths.items()
-    ]
+    for name, width in widths.items():
+        nodes.append(on_tokens(name, partial(gemm, name, n=width, k=rank or num_in, form=form, has_bias=has_bias)))
+        nodes += outlier_nodes(name, rank or num_in, width, form)
+    return nodes

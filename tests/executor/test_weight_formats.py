@@ -149,6 +149,19 @@ def test_a_quantised_decoder_says_much_the_same_and_differs(method):
     assert (ours - theirs).norm() < 0.15 * theirs.norm()
 
 
+def test_outliers_are_multiplied_unquantised():
+    """One column is 100 times the others: INT8 with a scale per token has few steps left for those; apart it has all.
+    Without a column above the threshold the product is that of W8A8."""
+    weight = random_weight(dtype=torch.float32)
+    x = torch.randn(16, 256, generator=torch.Generator().manual_seed(1)).clamp(-3, 3)
+    kernels, apart = load_kernels(), quantize_int8(weight, True, 6.0)
+    together = quantize_int8(weight, True)
+    assert torch.equal(apply_linear(kernels, x, apart), apply_linear(kernels, x, together))
+    x[:, 17] *= 100
+    errors = [(apply_linear(kernels, x, w) - x @ dequantize(w).T).norm() for w in (apart, together)]
+    assert errors[0] < errors[1] / 10
+
+
 def test_formats_without_a_kernel_are_refused_by_name():
     model = tiny((attention(), DenseFFN(48)))
     for method in ("mxfp4", "nvfp4", "fp8_block", "w4a8", "bitsandbytes"):

@@ -15,10 +15,11 @@ from typing import NamedTuple
 from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
-from perfmodel.specs.model.architecture import Layer
+from perfmodel.specs.model.architecture import Layer, MoEFFN
 from perfmodel.specs.model.quantization import METHODS
 from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
 from perfmodel_executors.kernels.weight_formats import (
+    OUTLIER_THRESHOLD,
     LowRankWeight,
     MatrixWeight,
     Weight,
@@ -42,7 +43,8 @@ class _Format(NamedTuple):
 
 
 def _int8(quantization: QuantizationSpec) -> Quantize:
-    return partial(quantize_int8, quantizes_input=quantization.activations == "int8")
+    threshold = OUTLIER_THRESHOLD if quantization.outlier_share else None
+    return partial(quantize_int8, quantizes_input=quantization.activations == "int8", outlier_threshold=threshold)
 
 
 def _fp8(quantization: QuantizationSpec) -> Quantize:
@@ -78,6 +80,11 @@ def _check(model: ModelSpec, quantization: QuantizationSpec) -> None:
         raise PerfmodelError(
             f"{model.name}: 2:4 sparse weights in {quantization.weights} are not executed: torch's sparse products "
             f"take bf16 and fp16; leave out engine.quantization or model_changes.prune."
+        )
+    if quantization.outlier_share and any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers):
+        raise PerfmodelError(
+            f"{model.name}: experts whose outliers are multiplied apart (llm_int8) are not executed; set "
+            f"engine.quantization to w8a8_int8, or simulate it."
         )
     if _format(quantization, model.dtype) not in _QUANTIZERS:
         executed = [name for name, spec in METHODS.items() if _format(spec, model.dtype) in _QUANTIZERS]

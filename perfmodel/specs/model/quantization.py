@@ -76,6 +76,9 @@ _DTYPES = MappingProxyType(
     }
 )
 
+# Dettmers et al. 2022: more than 99.9 % of the values are multiplied in INT8 at the threshold of 6.
+_OUTLIER_SHARE = 0.001
+
 _W4A16 = QuantizationSpec(method="awq", weights="int4", group_size=128)
 
 # What an engine's `quantization` argument makes of an unquantized checkpoint: vLLM's names and the short ones.
@@ -111,6 +114,9 @@ METHODS = MappingProxyType(
         ),
         "ternary": QuantizationSpec(method="bitnet", weights="ternary", activations="int8"),
         "binary": QuantizationSpec(method="bitnet", weights="binary", activations="int8"),
+        "llm_int8": QuantizationSpec(
+            method="llm_int8", weights="int8", activations="int8", outlier_share=_OUTLIER_SHARE
+        ),
         "bitsandbytes": QuantizationSpec(method="bitsandbytes", weights="nf4", group_size=64),
     }
 )
@@ -191,6 +197,7 @@ def with_quantization(model: ModelSpec, method: str | None, group_size: int | No
         wanted = replace(wanted, group_size=max(group_size, 0))
     have = model.quantization
     is_same = (have.weights, have.activations) == (wanted.weights, wanted.activations)
+    is_same = is_same and have.outlier_share == wanted.outlier_share
     is_same = is_same and (group_size is None or have.group_size == wanted.group_size)
     if wanted.weights is not None and is_same and have.inputs_come_quantized >= wanted.inputs_come_quantized:
         return model

@@ -20,6 +20,7 @@ class QuantizationSpec:
     group_size:  weights per scale along the input; 0 = one scale per tensor or channel
     group_rows:  output rows that share those scales: 128 for the 128 x 128 blocks of DeepSeek's FP8, else 1
     kept:        component names left in the model's dtype, among COMPONENTS; norms always are
+    outlier_share: of the inputs, multiplied apart in the model's dtype (LLM.int8)
     bits: (component, bits of a stored weight) where its tensors are in several formats, a mean over them
     inputs_come_quantized: the operator before a linear layer writes its input in that format, with scales known ahead
     kv_cache:    format of keys and values; None: the model's dtype
@@ -38,6 +39,7 @@ class QuantizationSpec:
     kv_group_size: int = 0
     kv_recent: tuple[tuple[int, str], ...] = ()
     bits: tuple[tuple[str, float], ...] = ()
+    outlier_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from perfmodel_executors.kernels.weight_formats.containers import (
 from perfmodel_executors.kernels.weight_formats.dequantize import dequantize
 from perfmodel_executors.kernels.weight_formats.experts import ExpertWeight, quantize_experts
 from perfmodel_executors.kernels.weight_formats.quantize import (
+    OUTLIER_THRESHOLD,
     quantize_fp8,
     quantize_int4,
     quantize_int8,
@@ -19,6 +20,7 @@ from perfmodel_executors.kernels.weight_formats.quantize import (
 )
 
 __all__ = [
+    "OUTLIER_THRESHOLD",
     "ExpertWeight",
     "Fp8Weight",
     "Int4Weight",

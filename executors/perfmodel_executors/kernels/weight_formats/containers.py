@@ -33,9 +33,11 @@ class Int8Weight(_ScaledRows):
     """Values in INT8.
 
     quantizes_input: activations are quantised to INT8 too, with a scale for each token
+    outlier_threshold: columns of activations with a larger magnitude are multiplied apart, unquantised (LLM.int8)
     """
 
     quantizes_input: bool = False
+    outlier_threshold: float | None = None
 
 
 @dataclass(frozen=True, eq=False)

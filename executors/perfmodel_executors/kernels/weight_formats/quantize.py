@@ -4,7 +4,7 @@ Symmetric scales put the largest magnitude on the largest code, so that |w - deq
 e4m3, 2^-4 of the value, or half the smallest step). Scales are rounded to their stored dtype first, codes follow.
 """
 
-__all__ = ["FP8_MAX", "INT8_MAX", "quantize_fp8", "quantize_int4", "quantize_int8", "sparsify_24"]
+__all__ = ["FP8_MAX", "INT8_MAX", "OUTLIER_THRESHOLD", "quantize_fp8", "quantize_int4", "quantize_int8", "sparsify_24"]
 
 from math import gcd
 
@@ -16,17 +16,20 @@ from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int
 
 FP8_MAX = 448.0  # largest finite e4m3
 INT8_MAX = 127.0
+OUTLIER_THRESHOLD = 6.0  # of LLM.int8 (Dettmers et al. 2022), and bitsandbytes' default
 _INT4_SYMMETRIC_MAX = 7.0
 _ROW_GROUP = 128  # at most, where all inputs of an output share a scale
 _TINY = 1e-12  # in place of the scale of a row of zeros
 
 
-def quantize_int8(weight_NK: Tensor, quantizes_input: bool = False) -> Int8Weight:
+def quantize_int8(
+    weight_NK: Tensor, quantizes_input: bool = False, outlier_threshold: float | None = None
+) -> Int8Weight:
     """One scale for each output, codes -127..127."""
     wide = weight_NK.float()
     scales_N = (wide.abs().amax(dim=1) / INT8_MAX).clamp_min(_TINY)
     values_NK = (wide / scales_N[:, None]).round_().to(torch.int8)
-    return Int8Weight(values_NK, scales_N, quantizes_input)
+    return Int8Weight(values_NK, scales_N, quantizes_input, outlier_threshold)
 
 
 def quantize_fp8(weight_NK: Tensor, per_tensor: bool = False, quantizes_input: bool = True) -> Fp8Weight:
