@@ -9,6 +9,7 @@ __all__ = [
     "execute_scenario",
     "explain_occupancy",
     "measure_quality",
+    "measure_sensitivity",
     "measure_technique",
     "validate_executor",
 ]
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from perfmodel_executors.compiled.step import explain_occupancy
     from perfmodel_executors.measure.calibrate import calibrate_cpu
     from perfmodel_executors.measure.repeated import execute_repeatedly
-    from perfmodel_executors.quality import measure_quality
+    from perfmodel_executors.quality import measure_quality, measure_sensitivity
     from perfmodel_executors.run import execute_scenario, validate_executor
     from perfmodel_executors.techniques import measure_technique
 
@@ -29,6 +30,7 @@ _HOMES = {
     "execute_scenario": "perfmodel_executors.run",
     "explain_occupancy": "perfmodel_executors.compiled.step",
     "measure_quality": "perfmodel_executors.quality",
+    "measure_sensitivity": "perfmodel_executors.quality",
     "measure_technique": "perfmodel_executors.techniques",
     "validate_executor": "perfmodel_executors.run",
 }

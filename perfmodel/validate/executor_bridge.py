@@ -7,12 +7,14 @@ __all__ = [
     "ExecutedBeside",
     "ExecutorPackage",
     "MeasuredQuality",
+    "MeasuredSensitivity",
     "Progress",
     "calibrate_cpu",
     "execute_scenario",
     "explain_occupancy",
     "load_executor",
     "measure_quality",
+    "measure_sensitivity",
     "measure_technique",
     "validate_executor",
 ]
@@ -27,6 +29,7 @@ from perfmodel.cost.calibration import Calibration
 from perfmodel.errors import MissingExtraError
 from perfmodel.ops.work import BatchShape
 from perfmodel.sim.result import RunResult
+from perfmodel.specs.layer_quantization import LayerQuantization
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.report import ValidationReport
 from perfmodel.validate.technique_runs import TechniqueRun
@@ -51,6 +54,13 @@ class MeasuredQuality(Protocol):
     """What a technique costs in quality; as text, one line for each number."""
 
     def to_json(self) -> dict[str, Any]: ...
+
+
+class MeasuredSensitivity(MeasuredQuality, Protocol):
+    """What layers lose in fewer bits, and the `engine.quantization_by_layer` that is proposed from it."""
+
+    @property
+    def rules(self) -> tuple[LayerQuantization, ...]: ...
 
 
 class ExecutorPackage(Protocol):
@@ -89,6 +99,19 @@ class ExecutorPackage(Protocol):
         self, scenario: Scenario, baseline: Scenario | None = None, text: str = "pydoc", chunk: int | None = None
     ) -> MeasuredQuality:
         """Perplexity of the scenario's model on real text; beside `baseline`, the share of equal greedy answers."""
+        ...
+
+    def measure_sensitivity(
+        self,
+        scenario: Scenario,
+        method: str,
+        group_size: int | None = None,
+        bits: float | None = None,
+        text: str = "pydoc",
+        by_block: bool = False,
+        progress: Progress | None = None,
+    ) -> "MeasuredSensitivity":
+        """What each layer loses in the format `method`, and the mix that meets `bits` per weight."""
         ...
 
     def measure_technique(
@@ -134,6 +157,19 @@ def measure_quality(
 ) -> MeasuredQuality:
     """See `ExecutorPackage.measure_quality`."""
     return load_executor().measure_quality(scenario, baseline, text, chunk)
+
+
+def measure_sensitivity(
+    scenario: Scenario,
+    method: str,
+    group_size: int | None = None,
+    bits: float | None = None,
+    text: str = "pydoc",
+    by_block: bool = False,
+    progress: Progress | None = None,
+) -> MeasuredSensitivity:
+    """See `ExecutorPackage.measure_sensitivity`."""
+    return load_executor().measure_sensitivity(scenario, method, group_size, bits, text, by_block, progress)
 
 
 def measure_technique(scenario: Scenario, baseline: Scenario, metric: str, repeats: int = 1) -> list[TechniqueRun]:

@@ -13,7 +13,10 @@ FROZEN = {
     "memory": ["SCENARIO", "--set", "--json"],
     "models list": ["--json"],
     "models show": ["NAME", "--json"],
-    "quality": ["SCENARIO", "--set", "--against", "--text", "--chunk", "--json", "--seed"],
+    "quality": [
+        *("SCENARIO", "--set", "--against", "--text", "--chunk", "--sensitivity", "--group-size", "--bits", "--blocks"),
+        *("--out", "--json", "--seed"),
+    ],
     "roofline": ["SCENARIO", "--set", "--batch", "--context", "--prefill", "--out", "--json"],
     "schema": ["KIND"],
     "simulate": ["SCENARIO", "--set", "--json", "--out", "--seed"],

