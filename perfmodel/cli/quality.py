@@ -2,6 +2,7 @@
 
 __all__ = ["quality"]
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -131,9 +132,9 @@ def _sensitivity(
 
 
 def _fields(scenario: "Scenario", rules: "tuple[LayerQuantization, ...]") -> str:
-    """The proposal as a scenario has it."""
-    import yaml
-
+    """The proposal as a scenario has it (YAML, whose rules are JSON, which YAML takes too)."""
     engine = scenario.engine.model_dump(mode="json", include={"quantization", "quantization_group_size"})
-    engine["quantization_by_layer"] = [rule.model_dump(mode="json", exclude_defaults=True) for rule in rules]
-    return yaml.safe_dump({"engine": engine}, sort_keys=False, default_flow_style=None, width=120)
+    lines = [f"  {name}: {value}" for name, value in engine.items() if value is not None]
+    lines += ["  quantization_by_layer:"] if rules else ["  quantization_by_layer: []"]
+    lines += [f"    - {json.dumps(rule.model_dump(mode='json', exclude_defaults=True))}" for rule in rules]
+    return "\n".join(("engine:", *lines, ""))
