@@ -3,9 +3,10 @@
 Sums of operators timed alone fall 29 % short of the step they make up (hot loops flatter each of them), so operators
 are never timed alone here: the step graph says what each step does, and the fit shares the step's time out.
 
-    t(step) = overhead * kernels + sum over families of (item * items + compute / c + memory / m)
+    t(step) = overhead * kernels + sum over families of (item * items + vector * vector ops + compute / c + memory / m)
 
-where compute and memory are seconds at the declared peaks, so that c and m are the achieved fractions. The features
+where compute and memory are seconds at the declared peaks, so that c and m are the achieved fractions; vector ops are
+those that make numbers of cached integers, which a CPU writes out before it multiplies. The features
 are what `OperatorTimer` itself returns under unit calibrations: the fit and the simulator share one formula. What
 cannot be told apart on a fixed model (say, kernel overhead from weight bytes, both constant per step) is settled by a
 weak pull towards prior values; only the sum matters for predictions on that model, and the source text says so.
@@ -14,7 +15,7 @@ weak pull towards prior values; only the sum matters for predictions on that mod
 __all__ = ["PARAMETERS", "FitResult", "Parameter", "features", "fit_steps", "fitted_family"]
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
@@ -38,7 +39,7 @@ _FAMILIES = ("gemm", "elementwise", "sampling", "embedding", "attention_prefill"
 class Parameter(NamedTuple):
     """One coefficient: the family (None = all but attention and experts), what it multiplies, bounds and prior.
 
-    quantity: kernels | items (seconds each), compute | memory (1 / achieved fraction, at least 1)
+    quantity: kernels | items | vector (seconds each), compute | memory (1 / achieved fraction, at least 1)
     """
 
     family: str | None
@@ -57,7 +58,9 @@ PARAMETERS = (
     Parameter("attention_prefill", "items", 0.0, 50e-6),
     Parameter("attention_prefill", "compute", 1.0, 5.0, 1e4),
     Parameter("attention_decode", "items", 0.0, 25e-6),
+    Parameter("attention_decode", "compute", 1.0, 5.0, 1e4),
     Parameter("attention_decode", "memory", 1.0, 10.0, 1e4),
+    Parameter("attention_decode", "vector", 1e-13, 0.5e-9),
     Parameter("moe", "items", 0.0, 20e-6),
     Parameter("moe", "compute", 1.0, 2.0, 1e4),
     Parameter("moe", "memory", 1.0, 5.0, 1e4),
@@ -65,9 +68,11 @@ PARAMETERS = (
 _SHARED = ("gemm", "elementwise", "sampling", "embedding")  # families that share the overhead per kernel
 _BY_FORMAT = ("gemm", "moe")  # families whose kernels differ by number format
 _QUANTIZED_RATES = ("fp8", "int8")
-# Fractions that no parameter fits: small parts of the step, at the fraction of a family that moves bytes alike.
-_MEMORY_LIKE = {"embedding": "elementwise", "attention_prefill": "attention_decode"}
-_COMPUTE_LIKE = {"attention_decode": "attention_prefill"}
+# What no parameter fits: small parts of the step, as in a family that moves bytes or unpacks alike.
+_LIKE = {
+    "memory": {"embedding": "elementwise", "attention_prefill": "attention_decode"},
+    "vector": {"attention_prefill": "attention_decode"},
+}
 
 
 @dataclass(frozen=True)
@@ -90,12 +95,13 @@ def features(graph: StepGraph, hardware: HardwareSpec, shape: BatchShape) -> dic
         work = node.work(shape)
         if not work.num_kernels:
             continue
-        at_peak = peak.time(work)
+        at_peak = peak.time(replace(work, vector_ops=0.0))
         for quantity, value in (
             ("kernels", float(work.num_kernels)),
             ("items", items.time(work).overhead_s),
             ("compute", at_peak.compute_s),
             ("memory", at_peak.memory_s),
+            ("vector", work.vector_ops),
         ):
             key = (fitted_family(work), quantity)
             totals[key] = totals.get(key, 0.0) + node.expected_runs(shape) * value
@@ -152,7 +158,7 @@ def _column(parameter: Parameter, row: Mapping[tuple[str, str], float]) -> float
     if parameter.family is None:
         return sum(value for (family, quantity), value in row.items() if quantity == "kernels" and _is_shared(family))
     total = row.get((parameter.family, parameter.quantity), 0.0)
-    like = _MEMORY_LIKE if parameter.quantity == "memory" else _COMPUTE_LIKE if parameter.quantity == "compute" else {}
+    like = _LIKE.get(parameter.quantity, {})
     return total + sum(row.get((f, parameter.quantity), 0.0) for f, model in like.items() if model == parameter.family)
 
 
@@ -188,13 +194,14 @@ def _families(fitted: dict[Parameter, float], residuals: Residuals) -> dict[str,
     fits = {}
     formats = {p.family for p in fitted if p.family is not None and "/" in p.family}
     for family in (*_FAMILIES, *sorted(formats)):
-        compute = value.get((_COMPUTE_LIKE.get(family, family), "compute"), 1.0)
-        memory = value.get((_MEMORY_LIKE.get(family, family), "memory"), 1.0)
+        compute = value.get((family, "compute"), 1.0)
+        memory = value.get((_LIKE["memory"].get(family, family), "memory"), 1.0)
         fits[family] = FamilyFit(
             compute_fraction=min(1.0, 1 / compute),
             memory_fraction=min(1.0, 1 / memory),
             overhead_s=value.get((None, "kernels"), 0.0) if _is_shared(family) else 0.0,
             overhead_per_item_s=value.get((family, "items"), 0.0),
+            vector_op_s=value.get((_LIKE["vector"].get(family, family), "vector"), 0.0),
             knee=1.0,
             residuals=residuals,
         )

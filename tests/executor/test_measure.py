@@ -1,5 +1,7 @@
 """Protocol, grid and fit, on fake clocks and synthetic times: nothing here depends on this machine's speed."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
@@ -11,6 +13,7 @@ from perfmodel.cost import OperatorTimer, estimate_step  # noqa: E402
 from perfmodel.cost.calibration import Calibration, FamilyFit  # noqa: E402
 from perfmodel.ops import build_graph  # noqa: E402
 from perfmodel.specs import EngineSpec, load_hardware, load_model  # noqa: E402
+from perfmodel.specs.model.spec import QuantizationSpec  # noqa: E402
 from perfmodel_executors.measure.bench import StepBench, StepShape  # noqa: E402
 from perfmodel_executors.measure.cpu_steps import StepRange, calibration_grid  # noqa: E402
 from perfmodel_executors.measure.drift import DriftMeter  # noqa: E402
@@ -20,6 +23,7 @@ from perfmodel_executors.runner import StepRunner  # noqa: E402
 
 CPU = load_hardware("cpu")
 ENGINE = EngineSpec(dtype="bfloat16", profile="perfmodel")
+UNPACKING_S = 1e-9  # of a vector operation
 SHARED = ("gemm", "elementwise", "sampling", "embedding")
 
 
@@ -82,13 +86,14 @@ def test_the_grid_spans_its_range_and_no_more(span):
 
 def synthetic(model):
     """(shapes, features, seconds) of a machine that obeys the cost formula exactly."""
+    attention = {"compute_fraction": 0.02, "memory_fraction": 0.05, "vector_op_s": UNPACKING_S, "knee": 1}
     families = {
         "gemm": FamilyFit(compute_fraction=0.1, memory_fraction=0.07, overhead_s=4e-6, knee=1),
         "elementwise": FamilyFit(memory_fraction=0.08, overhead_s=4e-6, knee=1),
         "sampling": FamilyFit(memory_fraction=0.1, overhead_s=4e-6, knee=1),
         "embedding": FamilyFit(memory_fraction=0.08, overhead_s=4e-6, knee=1),
-        "attention_prefill": FamilyFit(compute_fraction=0.02, memory_fraction=0.05, overhead_per_item_s=4e-5, knee=1),
-        "attention_decode": FamilyFit(compute_fraction=0.02, memory_fraction=0.05, overhead_per_item_s=2e-5, knee=1),
+        "attention_prefill": FamilyFit(overhead_per_item_s=4e-5, **attention),
+        "attention_decode": FamilyFit(overhead_per_item_s=2e-5, **attention),
         "moe": FamilyFit(compute_fraction=0.1, memory_fraction=0.07, overhead_per_item_s=3e-5, knee=1),
     }
     timer = OperatorTimer(CPU, Calibration(device="cpu", engine="test", families=families))
@@ -96,6 +101,17 @@ def synthetic(model):
     shapes = [shape.batch_shape(model.attention_spans) for shape in calibration_grid(StepRange())]
     rows = [features(graph, CPU, shape) for shape in shapes]
     return graph, shapes, rows, [estimate_step(graph, timer, shape).duration_s for shape in shapes]
+
+
+def test_unpacking_cached_integers_is_found_beside_the_bytes_that_it_saves():
+    """Steps over 16-bit and over 8-bit keys, of a machine that unpacks before it multiplies, are told apart."""
+    plain = load_model("tiny-llama")
+    packed = replace(plain, quantization=QuantizationSpec(kv_cache="int8"))
+    (_, _, rows, seconds), (_, _, packed_rows, packed_seconds) = synthetic(plain), synthetic(packed)
+    fit = fit_steps(CPU, [*rows, *packed_rows], [[second] for second in (*seconds, *packed_seconds)])
+    assert max(map(abs, fit.errors)) < 0.02
+    found = fit.calibration.families["attention_decode"].vector_op_s
+    assert found == pytest.approx(UNPACKING_S, rel=0.3)
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-moe", "tiny-swa"])
@@ -118,12 +134,10 @@ def predicted(fit, shape, graph):
         owner = {("embedding", "memory"): "elementwise", ("attention_prefill", "memory"): "attention_decode"}.get(
             (family, quantity), family
         )
-        if (family, quantity) == ("attention_decode", "compute"):
-            owner = "attention_prefill"
         if quantity == "kernels":
             coefficient = fit.coefficients["kernel.kernels"] if family in SHARED else 0.0
-        elif quantity == "items":
-            coefficient = fit.coefficients.get(f"{owner}.items", 0.0)
+        elif quantity in ("items", "vector"):
+            coefficient = fit.coefficients.get(f"{owner}.{quantity}", 0.0)
         else:
             coefficient = fit.coefficients.get(f"{owner}.{quantity}", 1.0)
         terms[family, quantity] = coefficient * value

@@ -5,6 +5,8 @@
     knee(a, b) = (a**p + b**p) ** (1/p);  p = None is the hard maximum of the roofline, p = 1 the sum
 
 Items are what the family counts beside kernels: sequences for attention, distinct experts for mixtures of experts.
+Vector operations (cached integers made into numbers) run beside the multiplications on other units, or, on a device
+that unpacks into memory first, before them: `vector_op_s` seconds each on top.
 A kernel of fewer thread blocks than the device has compute units reaches only that share of the tensor rate and of the
 bandwidth for its KV (extents `ctas` and `max_splits`). Activations were written by the kernel before; those that fit
 L2 may be read from there (`cached_speedup`), all of them up to 0.7 of its size, none from twice that.
@@ -35,6 +37,7 @@ class FamilyFit(Spec):
     memory_fraction: float = Field(default=1.0, gt=0, le=1)
     overhead_s: NonNegativeFloat = 0.0  # per kernel
     overhead_per_item_s: NonNegativeFloat = 0.0
+    vector_op_s: NonNegativeFloat = 0.0  # of each `vector_ops`, one after the other; 0: at the device's own rate
     knee: float | None = Field(default=None, ge=1)
     cached_speedup: float = Field(default=1.0, ge=1, le=8)  # of activations that still lie in L2 over main memory
     residuals: Residuals = Residuals()
@@ -44,7 +47,9 @@ def roofline_time(work: Work, fit: FamilyFit, device: DeviceFacts) -> OperatorTi
     """How long one run of `work` takes."""
     fill = _fill(work.extent, device.compute_units)
     compute = work.flops / (device.peak(work.rate) * fit.compute_fraction * fill)
-    if work.vector_ops:
+    if work.vector_ops and fit.vector_op_s:
+        compute += work.vector_ops * fit.vector_op_s
+    elif work.vector_ops:
         compute = max(compute, work.vector_ops / (device.vector_instructions * fill))
     activation_bytes = work.activation_bytes
     if fit.cached_speedup > 1:

@@ -7,9 +7,9 @@ padding to the longest context, whose cost would depend on which sequences meet 
 __all__ = ["attention_decode"]
 
 from torch import Tensor
-from torch.nn import functional
 
 from perfmodel_executors.kernels.kv_pages import KVPages
+from perfmodel_executors.kernels.one_query import attend_one
 from perfmodel_executors.kernels.spans import first_visible
 
 
@@ -28,18 +28,14 @@ def attention_decode(
     window:       only the last `window` tokens are seen
     chunk:        only the tokens of the new token's own chunk of this length are seen
     """
-    num_seqs, num_heads, head_dim = q_DNH.shape
-    block_size, num_kv_heads = pages.block_size, pages.num_kv_heads
-    group = num_heads // num_kv_heads
+    num_seqs, num_heads, _ = q_DNH.shape
+    block_size = pages.block_size
     out_DNH = q_DNH.new_empty(num_seqs, num_heads, pages.v_dim)
     for row, context in enumerate(context_lens_D.tolist()):
         first = first_visible(context - 1, window, chunk)
         block = first // block_size
         blocks = block_tables_DM[row, block : -(-context // block_size)]
         seen = slice(first - block * block_size, context - block * block_size)
-        k_KLH, v_KLH = (rows[seen].transpose(0, 1) for rows in pages.gathered(blocks, q_DNH.dtype))
-        # The query heads of a group act as the rows of one query: 4-10 times faster on a CPU than enable_gqa.
-        q_KGH = q_DNH[row].view(1, num_kv_heads, group, head_dim)
-        attended = functional.scaled_dot_product_attention(q_KGH, k_KLH[None], v_KLH[None])
-        out_DNH[row] = attended.view(num_heads, -1)
+        k_LKH, v_LKH = pages.gathered(blocks, q_DNH.dtype)
+        out_DNH[row] = attend_one(q_DNH[row], k_LKH[seen], v_LKH[seen])
     return out_DNH

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from perfmodel_executors.kernels.attention_prefill.reference import QUERY_TILE
 from perfmodel_executors.kernels.attention_sinks.ring import Ring
 from perfmodel_executors.kernels.kv_pages import KVPages, dequantized, quantized
+from perfmodel_executors.kernels.one_query import attend_one
 from perfmodel_executors.kernels.rope.reference import rope
 
 
@@ -39,17 +39,14 @@ def attention_sinks_decode(
     is_rolling: the pages are a ring; else they hold the whole sequence
     rope_table: cos and sin of all positions, None without RoPE
     """
-    num_seqs, num_heads, head_dim = q_DNH.shape
-    kv_heads = pages.num_kv_heads
+    num_seqs, num_heads, _ = q_DNH.shape
     out_DNH = q_DNH.new_empty(num_seqs, num_heads, pages.v_dim)
     for row, context in enumerate(context_lens_D.tolist()):
         k_LKH, v_LKH = _held(pages, block_tables_DM[row], context, ring, is_rolling, q_DNH.dtype)
         ahead = context - ring.size
         if ring.sinks and ahead > 0 and rope_table_PH is not None:
             k_LKH[: ring.sinks] = rope(k_LKH[: ring.sinks], rope_table_PH[ahead : ahead + 1])
-        q_KGH = q_DNH[row].view(1, kv_heads, num_heads // kv_heads, head_dim)
-        k_KLH, v_KLH = k_LKH.transpose(0, 1), v_LKH.transpose(0, 1)
-        out_DNH[row] = functional.scaled_dot_product_attention(q_KGH, k_KLH[None], v_KLH[None]).view(num_heads, -1)
+        out_DNH[row] = attend_one(q_DNH[row], k_LKH, v_LKH)
     return out_DNH
 
 

@@ -7,26 +7,23 @@ __all__ = ["attention_sparse_decode", "attention_sparse_prefill"]
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from perfmodel.specs.model.architecture import BlockSparsity
 from perfmodel_executors.kernels.attention_prefill.reference import attend_masked
 from perfmodel_executors.kernels.attention_sparse.blocks import seen_blocks
 from perfmodel_executors.kernels.kv_pages import KVPages
+from perfmodel_executors.kernels.one_query import attend_one
 
 
 def attention_sparse_decode(
     q_DNH: Tensor, pages: KVPages, block_tables_DM: Tensor, context_lens_D: Tensor, sparsity: BlockSparsity
 ) -> Tensor:
     """softmax(q k^T / sqrt(H)) v of one token per sequence over the blocks that its block sees, [D, N, H_v]."""
-    num_seqs, num_heads, head_dim = q_DNH.shape
-    kv_heads = pages.num_kv_heads
+    num_seqs, num_heads, _ = q_DNH.shape
     out_DNH = q_DNH.new_empty(num_seqs, num_heads, pages.v_dim)
     for row, context in enumerate(context_lens_D.tolist()):
         k_LKH, v_LKH = _seen(pages, block_tables_DM[row], context, sparsity, q_DNH.dtype)
-        q_KGH = q_DNH[row].view(1, kv_heads, num_heads // kv_heads, head_dim)
-        k_KLH, v_KLH = k_LKH.transpose(0, 1), v_LKH.transpose(0, 1)
-        out_DNH[row] = functional.scaled_dot_product_attention(q_KGH, k_KLH[None], v_KLH[None]).view(num_heads, -1)
+        out_DNH[row] = attend_one(q_DNH[row], k_LKH, v_LKH)
     return out_DNH
 
 
