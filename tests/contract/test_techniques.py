@@ -177,6 +177,11 @@ def test_pairs_are_those_that_are_written():
     assert written == {name for entry in ENTRIES for name in entry.pairs}
 
 
+def test_reasons_are_reasons():
+    """That nobody has written a pair is none."""
+    assert not [entry.name for entry in ENTRIES if re.search("no pair|not written", entry.executed_not or "")]
+
+
 @pytest.mark.parametrize("name", sorted({name for entry in ENTRIES for name in entry.pairs}))
 def test_a_pair_can_be_read_with_and_without_its_technique(name):
     scenario = load_scenario(SCENARIOS / "techniques" / f"{name}.yaml")
