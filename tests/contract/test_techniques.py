@@ -49,8 +49,6 @@ NO_TECHNIQUE = {
     "plan": "what is searched",
     "cluster": SIZE,
     "published": "what is compared",
-    "plan": "what is looked for",
-    "overheads": "what the stack adds, whatever it serves",
     "technique": "what is compared",
     "engine.tensor_parallel_size": SIZE,
     "engine.pipeline_parallel_size": SIZE,
