@@ -15,7 +15,7 @@ __all__ = [
     "weights",
 ]
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -107,9 +107,12 @@ def weights(
             add("lm_head", table)
         if model.lm_head_bias:
             add("lm_head", shard.columns(model.vocab_size))
+    known: dict[int, Mapping[str, float]] = {}  # a plan asks for thousands of memory plans
     for layer in stage[: model.num_distinct_layers]:
         formats = dict(layer.formats)
-        for component, params in layer_parameters(model, shard_layer(layer, shard)).items():
+        if id(layer) not in known:
+            known[id(layer)] = layer_parameters(model, shard_layer(layer, shard))
+        for component, params in known[id(layer)].items():
             if component == "router" and isinstance(layer.ffn, MoEFFN):
                 params = model.hidden_size * layer.ffn.num_experts  # routers know all experts
             add(component, params, formats.get(component))

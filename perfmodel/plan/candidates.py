@@ -12,6 +12,7 @@ from typing import Any
 
 from perfmodel.cost import MemoryPlan
 from perfmodel.specs import load_scenario
+from perfmodel.specs.cluster import KvTransferSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.study_file import as_overrides
 
@@ -42,6 +43,11 @@ class Layout:
     choices: Mapping[str, Any]
     scenario: Scenario
     cluster: Mapping[str, Any]
+
+    @property
+    def kv_transfer(self) -> KvTransferSpec:
+        """The link between prefill and decode replicas."""
+        return KvTransferSpec.model_validate(self.cluster.get("kv_transfer") or {})
 
     @property
     def devices_per_replica(self) -> int:

@@ -1,0 +1,222 @@
+"""Stage one of a plan: the highest rate under the SLO of every candidate, without simulating any.
+
+Step times come from the simulator's own tables (`surfaces`), how requests wait from closed forms (`service`); the rate
+is found by bisection for all candidates at once. What the closed forms do not know (policies, preemption, the order of
+requests) is for stage two, the simulator, on those that are best here.
+"""
+
+__all__ = ["Screen", "Screened"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost import load_engine_profile, usd_per_hour
+from perfmodel.errors import SpecError
+from perfmodel.plan.candidates import Candidate
+from perfmodel.plan.demand import Demand, demand_of
+from perfmodel.plan.service import Served, Service, serve
+from perfmodel.plan.surfaces import Surfaces, step_surface
+from perfmodel.sim.kv_transfer import transfer_cost
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.traffic import SLO
+
+Floats = NDArray[np.float64]
+
+_AT_ONCE = 400  # candidates: as many rows as stay in a processor's cache
+_HALVINGS = 10
+_WIDEST = 1e3  # highest to lowest rate that is looked at
+_MUCH = 0.05  # of a limit spent waiting for a slot: then slots are what is scarce
+_BEYOND = 1.05  # times the highest rate: where what binds is seen
+
+
+@dataclass(frozen=True)
+class Screened:
+    """What the screen has found of a candidate: one group of it (a replica, unless disaggregated).
+
+    rate:         requests per second at which the wanted share of them meets the SLO; 0 if there is no such rate
+    binds:        what is missed first above `rate`: ttft, tpot, e2el, or what holds too few sequences: KV cache,
+                  max_num_seqs
+    batch:        mean sequences that decode on an engine at `rate`
+    usd_per_hour: of its devices; None without a price
+    origin:       of the step times
+    low, high:    ends of the 80 % interval of `rate` that the calibration's residuals give, where asked for
+    """
+
+    candidate: Candidate
+    rate: float
+    binds: str
+    batch: float
+    usd_per_hour: float | None
+    origin: str
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def rate_per_device(self) -> float:
+        return self.rate / self.candidate.num_devices
+
+
+class Screen:
+    """The screen of `candidates` for the traffic and SLO of `scenario`.
+
+    Raises SpecError for a scenario without an SLO.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, attainment: float) -> None:
+        self._limits, self._attainment = _limits(scenario.slo), attainment
+        self.demand = demand = demand_of(scenario)
+        self._candidates = candidates
+        batches = max((candidate.max_num_seqs for candidate in candidates), default=1)
+        chunk = max((candidate.max_num_batched_tokens for candidate in candidates), default=1)
+        layouts = {id(candidate.layout): candidate.layout for candidate in candidates}
+        self._surfaces = {
+            key: step_surface(layout.scenario, demand.context, demand.mean_prompt, batches, chunk)
+            for key, layout in layouts.items()
+        }
+
+    def all(self) -> list[Screened]:
+        """Every candidate, in order."""
+        found: list[Screened] = []
+        for start in range(0, len(self._candidates), _AT_ONCE):
+            found += self._screened(self._candidates[start : start + _AT_ONCE])
+        return found
+
+    def with_intervals(self, chosen: Sequence[Screened]) -> list[Screened]:
+        """The same with the ends of their intervals: the rates with slower steps, and with faster ones."""
+        candidates = [each.candidate for each in chosen]
+        if not candidates:
+            return []
+        low, high = (self._highest(self._service(candidates, end)) for end in ("slow", "fast"))
+        return [
+            replace(each, low=min(float(low[i, 0]), each.rate), high=max(float(high[i, 0]), each.rate))
+            for i, each in enumerate(chosen)
+        ]
+
+    def _service(self, candidates: Sequence[Candidate], end: str = "") -> Service:
+        used = {id(candidate.layout): self._surfaces[id(candidate.layout)] for candidate in candidates}
+        place = {key: index for index, key in enumerate(used)}
+        which = np.array([place[id(candidate.layout)] for candidate in candidates], np.intp)
+        each = list(used.values())
+        scale = np.array([getattr(each[i], end) for i in which]) if end else None
+        return _service(candidates, Surfaces(each, which, scale), self.demand)
+
+    def _highest(self, service: Service) -> Floats:
+        return _highest(service, self.demand, self._limits, self._attainment)
+
+    def _screened(self, candidates: Sequence[Candidate]) -> list[Screened]:
+        service = self._service(candidates)
+        rate = self._highest(service)
+        at = serve(service, self.demand, np.maximum(rate, 1e-9))
+        beyond = serve(service, self.demand, np.maximum(rate, 1e-9) * _BEYOND)
+        binds = _binding(candidates, service, beyond, self.demand, self._limits)
+        return [
+            Screened(
+                candidate,
+                float(rate[i, 0]),
+                binds[i],
+                float(at.batch[i, 0]),
+                _usd(candidate),
+                self._surfaces[id(candidate.layout)].origin,
+            )
+            for i, candidate in enumerate(candidates)
+        ]
+
+
+def _limits(slo: SLO) -> dict[str, float]:
+    """Seconds, by metric."""
+    given = {"ttft": slo.ttft_ms, "tpot": slo.tpot_ms, "e2el": slo.e2el_ms}
+    limits = {name: limit / 1e3 for name, limit in given.items() if limit is not None}
+    if not limits:
+        raise SpecError("a plan needs limits to meet: give the scenario an slo, as in {ttft_ms: 500, tpot_ms: 50}.")
+    return limits
+
+
+def _service(candidates: Sequence[Candidate], surfaces: Surfaces, demand: Demand) -> Service:
+    def column(values: list[float]) -> Floats:
+        return np.array(values, np.float64)[:, None]
+
+    held = [candidate.memory.max_batch(max(int(demand.context), 1)) for candidate in candidates]
+    moved = [_transfer(candidate) for candidate in candidates]
+    server = load_engine_profile(candidates[0].layout.scenario.engine.profile).server
+    ones = np.ones((len(candidates), 1))
+    return Service(
+        surfaces,
+        column([max(1, min(c.max_num_seqs, n)) for c, n in zip(candidates, held, strict=True)]),
+        column([c.max_num_batched_tokens for c in candidates]),
+        column([c.ratio[0] if c.ratio else 0 for c in candidates]),
+        column([c.ratio[1] if c.ratio else c.layout.scenario.engine.data_parallel_size for c in candidates]),
+        (column([start for start, _ in moved]), column([per_token for _, per_token in moved])),
+        (
+            (server.in_s + server.out_s) * ones,
+            server.in_per_prompt_token_s * ones,
+            server.out_per_sequence_s * ones,
+        ),
+        column([float(c.layout.scenario.engine.plans_ahead) for c in candidates]),
+    )
+
+
+def _transfer(candidate: Candidate) -> tuple[float, float]:
+    """Seconds to hand a prompt's KV on: before its first token, and for each."""
+    if candidate.ratio is None:
+        return 0.0, 0.0
+    scenario = candidate.layout.scenario
+    link = candidate.layout.kv_transfer.link_of(scenario.hardware)
+    cost = transfer_cost(scenario, scenario, link, link)
+    none, some = cost.duration_s(0), cost.duration_s(10_000)
+    return none, (some - none) / 10_000
+
+
+def _highest(service: Service, demand: Demand, limits: dict[str, float], attainment: float) -> Floats:
+    """The highest rate of each candidate at which the share `attainment` of requests meets all limits; 0 if none."""
+    step = service.surfaces.decode(service.slots) / service.surfaces.tokens(service.slots)
+    high = service.decodes * service.slots / (demand.mean_outputs * step)
+    low = high / _WIDEST
+    is_ever = _attained(serve(service, demand, low), demand, limits) >= attainment
+    for _ in range(_HALVINGS):
+        middle = np.sqrt(low * high)
+        is_met = _attained(serve(service, demand, middle), demand, limits) >= attainment
+        low, high = np.where(is_met, middle, low), np.where(is_met, high, middle)
+    return np.where(is_ever, low, 0.0)
+
+
+def _attained(served: Served, demand: Demand, limits: dict[str, float]) -> Floats:
+    """The share of typical requests that meets all limits."""
+    good = np.ones(served.ttft.shape, dtype=bool)
+    for name, limit in limits.items():
+        good &= _seconds(served, demand, name) <= limit
+    found: Floats = good.mean(axis=1, keepdims=True)
+    return found
+
+
+def _seconds(served: Served, demand: Demand, metric: str) -> Floats:
+    """A latency of typical requests; TPOT of an answer of one token is nothing."""
+    later = np.maximum(demand.typical[2][None, :] - 1, 0.0)
+    if metric == "ttft":
+        return served.ttft
+    if metric == "tpot":
+        return np.where(later > 0, served.tpot, 0.0)
+    return served.ttft + later * served.tpot
+
+
+def _binding(
+    candidates: Sequence[Candidate], service: Service, beyond: Served, demand: Demand, limits: dict[str, float]
+) -> list[str]:
+    """What is missed most often a little above the highest rate."""
+    names = list(limits)
+    missed = np.array([(_seconds(beyond, demand, name) > limits[name]).mean(axis=1) for name in names])
+    most = missed.argmax(axis=0)
+    found = []
+    for index, candidate in enumerate(candidates):
+        name = names[most[index]]
+        if name != "tpot" and beyond.slot_wait[index, 0] > _MUCH * limits[name]:
+            name = "max_num_seqs" if service.slots[index, 0] >= candidate.max_num_seqs else "KV cache"
+        found.append(name)
+    return found
+
+
+def _usd(candidate: Candidate) -> float | None:
+    price = usd_per_hour(candidate.layout.scenario.hardware, candidate.layout.scenario.price)
+    return None if price is None else price * candidate.num_devices

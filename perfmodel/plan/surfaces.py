@@ -1,0 +1,192 @@
+"""Seconds of a layout's steps on a grid of batches and prompt tokens, from the simulator's own timer, read between.
+
+The grid is asked once for each layout; thousands of ways to schedule on it then cost an interpolation each. Batches
+and prompt tokens have knots that are equal for all layouts, so that one array holds all of them.
+"""
+
+__all__ = ["BATCHES", "CHUNKS", "StepSurface", "Surfaces", "step_surface"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost import SpeculationTimer, StepTimer, host_fit, scenario_fits
+from perfmodel.cost.draws import Uncertainty
+from perfmodel.sim.step_costs import draft_tables_of, step_tables_of
+from perfmodel.specs.scenario import Scenario
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+BATCHES = np.array(
+    [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048], np.float64
+)
+_BESIDE = np.array([0, 8, 64, 512, 2048], np.float64)  # decodes beside prompts
+CHUNKS = np.array([1, 64, 128, 256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384, 32768], np.float64)
+_PS = 1e-12
+_Z80 = 1.2816 / 2**0.5  # of the end of an 80 % interval; steps and prompts go wrong together, half of the variance each
+
+
+@dataclass(frozen=True)
+class StepSurface:
+    """Steps of one layout, in seconds.
+
+    decode:   of a step in which so many sequences (BATCHES) decode, at the workload's mean context
+    tokens:   that such a step brings each of them (more than one with drafts)
+    beside:   of a step with so many decodes (_BESIDE) and prompt tokens (CHUNKS), without `jump`
+    cached:   more for each token that already is in the cache, by prompt tokens (CHUNKS)
+    jump:     of steps with prompts and more tokens than `captured`, for which the host has no CUDA graph
+    fast, slow: factors on (steps, what prompts add to them) at the ends of the calibration's 80 % interval
+    """
+
+    decode: Floats
+    tokens: Floats
+    beside: Floats
+    cached: Floats
+    jump: float
+    captured: int
+    fast: tuple[float, float]
+    slow: tuple[float, float]
+    origin: str
+
+
+def step_surface(scenario: Scenario, context: float, prompt: float, batches: int, chunk: int) -> StepSurface:
+    """The surface of a scenario with one replica.
+
+    context: mean KV length of a decoding sequence; prompt: mean length of a prompt
+    batches, chunk: no larger batch, and no more prompt tokens in a step, will be asked for
+    """
+    calibration, profile = scenario_fits(scenario)
+    tables = step_tables_of(scenario, calibration, profile)
+    drafts = draft_tables_of(scenario, calibration, profile, tables)
+    timer = StepTimer(tables)
+    spans = scenario.model.attention_spans
+
+    def step(batch: float, tokens: float = 0, cached: int = 0) -> float:
+        decodes, prefills = int(batch), _prompts(int(tokens), prompt, cached)
+        summed, windowed = round(decodes * context), tuple(round(decodes * min(context, span)) for span in spans)
+        return _PS * timer.step(
+            decodes + int(tokens), decodes + len(prefills), prefills, decodes, summed, windowed if decodes else ()
+        )
+
+    host = host_fit(tables.graph, calibration)
+    jump = host.prompt_s(tables.graph.model.num_layers, tables.graph.num_moe_layers)
+    used = _up_to(BATCHES, batches)
+    plain = _filled(np.array([step(batch) for batch in used]), BATCHES)
+    rows, columns = _up_to(_BESIDE, batches), _up_to(CHUNKS, chunk)
+    beside = np.array(
+        [[step(batch, tokens) - jump * (batch + tokens > host.captured_tokens) for tokens in columns] for batch in rows]
+    )
+    beside = np.pad(beside, ((0, len(_BESIDE) - len(rows)), (0, len(CHUNKS) - len(columns))), mode="edge")
+    far = int(max(2 * prompt, 1024))
+    cached = np.array([(step(0, tokens, far) - step(0, tokens)) / far for tokens in columns])
+    decode, brought = plain, np.ones(len(BATCHES))
+    if drafts is not None:
+        drafted = [_drafted(SpeculationTimer(tables, drafts), int(batch), int(context)) for batch in used]
+        decode = _filled(np.array([time for time, _ in drafted]), BATCHES)
+        brought = _filled(np.array([tokens for _, tokens in drafted]), BATCHES)
+        # What prompts add to a step is taken to be the same beside decodes that are verified.
+        beside = beside + np.interp(_BESIDE, BATCHES, decode - plain, left=0.0)[:, None]
+    draws = [Uncertainty.of(calibration, profile).draw((end, end, end, end)) for end in (-_Z80, _Z80)]
+    fast, slow = ((draw.step, draw.prompt) for draw in draws)
+    return StepSurface(
+        decode,
+        brought,
+        beside,
+        _filled(np.maximum(cached, 0.0), CHUNKS),
+        jump,
+        host.captured_tokens,
+        fast,
+        slow,
+        calibration.origin,
+    )
+
+
+def _prompts(tokens: int, prompt: float, cached: int) -> tuple[tuple[int, int], ...]:
+    """So many prompt tokens of one step, in prompts of about the mean length."""
+    if not tokens:
+        return ()
+    count = 1 if cached else max(1, round(tokens / prompt))
+    sizes = [tokens // count + (index < tokens % count) for index in range(count)]
+    return tuple((max(size, 2), cached) for size in sizes)
+
+
+def _drafted(timer: SpeculationTimer, batch: int, context: int) -> tuple[float, float]:
+    """Seconds and tokens of a round, as deep as the configuration drafts with so many sequences."""
+    config = timer.drafts.config
+    depths = range(config.depth + 1) if config.adaptive else range(config.depth, config.depth + 1)
+    if config.disable_by_batch_size is not None and batch > config.disable_by_batch_size:
+        depths = range(1)
+    found = [(timer.expected_time(batch, depth, context) * _PS, config.expected_tokens(depth)) for depth in depths]
+    return max(found, key=lambda each: each[1] / each[0])
+
+
+def _up_to(knots: Floats, most: int) -> Floats:
+    """The knots that lie below `most`, and the next one."""
+    return knots[: int(np.searchsorted(knots, most)) + 1]
+
+
+def _filled(values: Floats, knots: Floats) -> Floats:
+    return np.pad(values, (0, len(knots) - len(values)), mode="edge")
+
+
+class Surfaces:
+    """The surfaces of several layouts, read for many candidates at once.
+
+    which: the layout of each candidate. Arguments have a row for each candidate, any number of columns.
+    scale: factors on (steps, what prompts add), a row of two for each candidate
+    """
+
+    def __init__(self, surfaces: Sequence[StepSurface], which: Ints, scale: Floats | None = None) -> None:
+        self._decode = np.array([surface.decode for surface in surfaces])
+        self._tokens = np.array([surface.tokens for surface in surfaces])
+        self._beside = np.array([surface.beside for surface in surfaces])
+        self._cached = np.array([surface.cached for surface in surfaces])
+        self._jump = np.array([surface.jump for surface in surfaces])[which][:, None]
+        self._captured = np.array([surface.captured for surface in surfaces])[which][:, None]
+        self._which = which[:, None]
+        scale = np.ones((len(which), 2)) if scale is None else scale
+        self._step, self._prompt = scale[:, :1], scale[:, 1:]
+
+    def decode(self, batch: Floats) -> Floats:
+        """Seconds of a step with `batch` decodes and nothing else."""
+        found: Floats = self._step * _read(self._decode, self._which, *_between(BATCHES, batch))
+        return found
+
+    def tokens(self, batch: Floats) -> Floats:
+        """Tokens that a step brings each of `batch` decodes."""
+        return _read(self._tokens, self._which, *_between(BATCHES, batch))
+
+    def beside(self, batch: Floats, prompt_tokens: Floats) -> Floats:
+        """Seconds of a step with `batch` decodes and so many prompt tokens."""
+        row, up = _between(_BESIDE, batch)
+        column, right = _between(CHUNKS, prompt_tokens)
+        table, which = self._beside, self._which
+        low = table[which, row, column] * (1 - right) + table[which, row, column + 1] * right
+        high = table[which, row + 1, column] * (1 - right) + table[which, row + 1, column + 1] * right
+        whole = low * (1 - up) + high * up + self._jump * (batch + prompt_tokens > self._captured)
+        if not np.all(self._prompt == 1.0):
+            alone = _read(self._decode, which, *_between(BATCHES, np.maximum(batch, 1.0)))
+            whole = alone + self._prompt * np.maximum(whole - alone, 0.0)
+        found: Floats = self._step * whole
+        return found
+
+    def cached(self, prompt_tokens: Floats) -> Floats:
+        """Seconds more, for each token before them in the cache, of a step with so many tokens of one prompt."""
+        found: Floats = self._step * self._prompt * _read(self._cached, self._which, *_between(CHUNKS, prompt_tokens))
+        return found
+
+
+def _between(knots: Floats, values: Floats) -> tuple[Ints, Floats]:
+    """The knot below each value, and how far it is to the next one: 0 to 1."""
+    index = np.clip(np.searchsorted(knots, values, side="right") - 1, 0, len(knots) - 2)
+    low = knots[index]
+    return index, np.clip((values - low) / (knots[index + 1] - low), 0.0, 1.0)
+
+
+def _read(table: Floats, which: Ints, index: Ints, share: Floats) -> Floats:
+    low = table[which, index]
+    found: Floats = low + share * (table[which, index + 1] - low)
+    return found
