@@ -95,6 +95,22 @@ class Screen:
             for i, each in enumerate(chosen)
         ]
 
+    def tightness(self, chosen: Sequence[Screened], rates: Sequence[float], end: str = "") -> list[float]:
+        """Of each at its rate, the smallest factor on all limits with which the wanted share of requests meets them.
+
+        end: "slow" or "fast" for an end of the calibration's interval
+        """
+        found: list[float] = []
+        for start in range(0, len(chosen), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            service = self._service([each.candidate for each in chosen[part]], end)
+            served = serve(service, self.demand, np.array(rates[part])[:, None])
+            worst = np.max(
+                [_seconds(served, self.demand, name) / limit for name, limit in self._limits.items()], axis=0
+            )
+            found += np.quantile(worst, self._attainment, axis=1, method="higher").tolist()
+        return found
+
     def _service(self, candidates: Sequence[Candidate], end: str = "") -> Service:
         used = {id(candidate.layout): self._surfaces[id(candidate.layout)] for candidate in candidates}
         place = {key: index for index, key in enumerate(used)}
