@@ -1,9 +1,9 @@
 """A performance model of LLM inference that runs twice: simulated from hardware specs, and executed by the same engine.
 
-    import perfmodel
+    import perfmodel as pm
 
-    scenario = perfmodel.load_scenario("llama-3.1-8b-a100", ["engine.max_num_seqs=64"])
-    result = perfmodel.simulate(scenario)
+    result = pm.simulate("llama-3.1-8b-a100", {"engine.max_num_seqs": 64})
+    print(result)
     result.summary["mean_tpot_ms"]
 
 Names are loaded on first use: `import perfmodel` costs next to nothing, and torch is never loaded from here.
@@ -13,6 +13,7 @@ __all__ = [
     "DoesNotFitError",
     "MissingExtraError",
     "PerfmodelError",
+    "Result",
     "RunResult",
     "Scenario",
     "SpecError",
@@ -25,6 +26,8 @@ __all__ = [
     "load_scenario",
     "plan_memory",
     "simulate",
+    "sweep",
+    "whatif",
 ]
 
 from typing import TYPE_CHECKING, Any
@@ -32,14 +35,16 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.errors import DoesNotFitError, MissingExtraError, PerfmodelError, SpecError, WorkloadError
 
 if TYPE_CHECKING:
+    from perfmodel.api import Result, simulate, sweep, whatif
     from perfmodel.cost import estimate_step, plan_memory
     from perfmodel.ops import build_graph
-    from perfmodel.sim import RunResult, simulate
+    from perfmodel.sim import RunResult
     from perfmodel.specs import Scenario, load_hardware, load_model, load_scenario
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Result": "perfmodel.api",
     "RunResult": "perfmodel.sim",
     "Scenario": "perfmodel.specs",
     "build_graph": "perfmodel.ops",
@@ -48,7 +53,9 @@ _HOMES = {
     "load_model": "perfmodel.specs",
     "load_scenario": "perfmodel.specs",
     "plan_memory": "perfmodel.cost",
-    "simulate": "perfmodel.sim",
+    "simulate": "perfmodel.api",
+    "sweep": "perfmodel.api",
+    "whatif": "perfmodel.api",
 }
 
 

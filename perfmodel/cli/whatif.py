@@ -3,16 +3,13 @@
 __all__ = ["whatif"]
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from perfmodel.cli.options import EngineName, JsonFlag, Overrides, ScenarioName
 from perfmodel.cli.terminal import print_json, progress_bar, say, stdout
 from perfmodel.errors import SpecError
-
-if TYPE_CHECKING:
-    from perfmodel.report.whatif_written import WhatIfReport
 
 Vary = Annotated[
     list[str] | None,
@@ -85,7 +82,7 @@ def whatif(
     if as_json:
         print_json(report.to_json())
     else:
-        _print(report)
+        report.show(stdout())
 
 
 def _command(
@@ -103,9 +100,3 @@ def _command(
     flags += [f"--against '{against}'"] if against else []
     flags += [f"--report {report_file.name if report_file.is_absolute() else report_file}"] if report_file else []
     return " ".join(["perfmodel whatif", Path(scenario).name if "/" in scenario else scenario, *flags])
-
-
-def _print(report: "WhatIfReport") -> None:
-    from perfmodel.report.whatif_printed import print_whatif
-
-    print_whatif(report, stdout())

@@ -9,18 +9,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.text import Text
+
 from perfmodel import __version__
 from perfmodel.plan.ask import WhatIfResult
 from perfmodel.plan.points import Record
 from perfmodel.report.facts import headline
+from perfmodel.report.shown import as_html, as_text
 from perfmodel.report.study_tables import StudyTable, markdown_table
 from perfmodel.report.study_written import write_document
+from perfmodel.report.tables import rows_table
 from perfmodel.report.whatif_pictures import whatif_pictures
 from perfmodel.report.whatif_tables import whatif_tables
 from perfmodel.report.whatif_words import whatif_words
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WhatIfReport:
     """All that was found; `command` is what wrote it."""
 
@@ -44,6 +51,43 @@ class WhatIfReport:
         answers = self.result.answers
         origin = f"Times are {answers.base.origin}; a resource's elasticity is taken {0.1:.0%} up and down."
         return [*([origin] if answers.base.origin else []), *dict.fromkeys([*answers.problems, *answers.base.notes])]
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Sensitivities as arrays, a row for each path and metric; nan where there is no number."""
+        rows = self.result.answers.sensitivities
+
+        def numbers(values: Sequence[float | None]) -> NDArray[Any]:
+            return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+        return {
+            "path": np.array([each.axis.path for each in rows]),
+            "metric": np.array([each.metric for each in rows]),
+            "low_value": np.array([each.axis.texts[0] for each in rows]),
+            "high_value": np.array([each.axis.texts[-1] for each in rows]),
+            "low": numbers([each.low for each in rows]),
+            "base": numbers([each.base for each in rows]),
+            "high": numbers([each.high for each in rows]),
+            "elasticity": numbers([each.elasticity for each in rows]),
+        }
+
+    def show(self, console: Console) -> None:
+        """Print the tables, then the answer in words."""
+        console.print(Text(f"\n{self.title}", style="bold cyan"))
+        for table in self.tables:
+            console.print(Text(table.title, style="bold"))
+            console.print(rows_table(table.head, table.rows, left=table.num_names))
+        for line in self.words:
+            console.print(Text(f"- {line}"))
+        for note in self.notes:
+            console.print(Text(f"Note: {note}", style="dim"))
+
+    def __str__(self) -> str:
+        return as_text(self.show)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return as_html(self.show)
 
     def to_json(self) -> dict[str, Any]:
         """Every point with its values, sensitivities, crossovers and the sentences."""

@@ -13,6 +13,7 @@ BELOW = {
     "plan": {"sim", "engine", "cost", "ops", "specs", "errors"},
     "report": {"plan", "sim", "engine", "cost", "ops", "specs", "errors"},
     "validate": {"calibrate", "report", "plan", "sim", "engine", "cost", "ops", "specs", "errors"},
+    "api": {"validate", "calibrate", "report", "plan", "sim", "engine", "cost", "ops", "specs", "errors"},
     "cli": {"validate", "calibrate", "report", "plan", "sim", "engine", "cost", "ops", "specs", "errors"},
 }
 # Third parties that only some rooms may use.
