@@ -26,7 +26,6 @@ from collections.abc import Hashable, Iterable
 from perfmodel.engine.host_blocks import HostBlocks
 from perfmodel.engine.request import Request
 
-
 _NUMBERS: list[int] = []
 
 

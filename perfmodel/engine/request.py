@@ -111,6 +111,19 @@ class Request:
         """Output tokens not yet promised by any plan."""
         return self.max_output_tokens - self.num_promised_tokens
 
+    def afresh(self) -> "Request":
+        """The same request as it was before any engine had it."""
+        request = Request(
+            self.request_id,
+            self.arrival,
+            self.num_prompt_tokens,
+            self.max_output_tokens,
+            self.block_hashes,
+            self.priority,
+        )
+        request.num_source_tokens, request.session = self.num_source_tokens, self.session
+        return request
+
     def __repr__(self) -> str:
         return (
             f"Request({self.request_id}, {self.status.value}, prompt={self.num_prompt_tokens}, "

@@ -22,8 +22,8 @@ from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import StepPlan
 from perfmodel.engine.policies import POLICIES
 from perfmodel.engine.request import Request, RequestStatus
+from perfmodel.engine.reservations import Reservations
 from perfmodel.engine.running import RunningRequests
-from perfmodel.errors import WorkloadError
 
 
 class Scheduler:
@@ -38,11 +38,10 @@ class Scheduler:
         self._key = POLICIES[config.scheduling_policy]
         self._drafting: DraftingRequests | None = None
         self._running = RunningRequests(config, blocks, self._key, self._requeue)
-        self._spare_slots = 0
         if config.speculation is not None:
             self._running = self._drafting = DraftingRequests(config, blocks, self._key, self._requeue)
-            self._spare_slots = config.speculation.spare_slots
         self._discipline = DISCIPLINES[config.batching]
+        self._reservations = Reservations(config, self._discipline)
         self._max_batch = min(config.max_num_seqs, self._discipline.max_batch or config.max_num_seqs)
         self._waiting: list[tuple[tuple[int, ...], Request]] = []  # heap by policy key
         self._transferred: deque[Request] = deque()  # waiting too, with KV blocks that another engine has filled
@@ -102,7 +101,7 @@ class Scheduler:
 
     def can_reserve(self, request: Request, num_spared: int = 0) -> bool:
         """Whether nobody waits, and blocks for the transferred KV of `request` are free beside `num_spared` others."""
-        wanted = self._reservation(request, request.num_tokens)
+        wanted = self._reservations.num_tokens(request, request.num_tokens)
         return not self._waiting and self.blocks.num_needed(request, wanted) + num_spared <= self.blocks.num_free
 
     def reserve(self, request: Request) -> None:
@@ -110,7 +109,7 @@ class Scheduler:
 
         It neither waits nor runs until `add`. Blocks for the next token are among them, so it needs no others to join.
         """
-        self.blocks.allocate(request, self._reservation(request, request.num_tokens))
+        self.blocks.allocate(request, self._reservations.num_tokens(request, request.num_tokens))
         self.detached[request.request_id] = request
 
     def release(self, request: Request) -> None:
@@ -162,30 +161,7 @@ class Scheduler:
 
     def check_can_ever_run(self, request: Request) -> None:
         """Raise WorkloadError for a request that an empty engine could not serve."""
-        config, blocks = self.config, self.blocks
-        longest = request.num_prompt_tokens + request.max_output_tokens - 1  # the last token sampled is never computed
-        if longest > config.max_model_len:
-            raise WorkloadError(
-                f"request {request.request_id} needs {longest} tokens ({request.num_prompt_tokens} of prompt), above "
-                f"max_model_len={config.max_model_len}; raise it or shorten the request"
-            )
-        is_whole = self._discipline.uses_budget and not (config.enable_chunked_prefill and config.keeps_kv)
-        is_kept = config.reserves_output and config.keeps_kv
-        at_once = request.num_prompt_tokens if is_kept else longest  # it may be recomputed in whole
-        if request.num_transferred_tokens and config.reserves_output:
-            at_once = 1
-        if is_whole and at_once > config.max_num_batched_tokens:
-            raise WorkloadError(
-                f"request {request.request_id} may have to compute {at_once} tokens at once, above "
-                f"max_num_batched_tokens={config.max_num_batched_tokens}; raise it or "
-                + ("set enable_chunked_prefill" if config.keeps_kv else "keep the KV cache")
-            )
-        most = max(self._reservation(request, longest), longest + self._spare_slots)
-        if blocks.num_filled(most) + blocks.num_buffers > blocks.num_blocks:
-            raise WorkloadError(
-                f"request {request.request_id} needs KV blocks for {most} tokens, but the pool has {blocks.num_blocks} "
-                f"blocks of {blocks.block_size}; shorten it, or give the KV cache more memory"
-            )
+        self._reservations.check_can_ever_run(request, self.blocks)
 
     # ---------------------------------------------------------------- planning
 
@@ -249,7 +225,7 @@ class Scheduler:
                 break
             if missing > 1 and config.keeps_kv:
                 missing = self._running.chunk(missing, budget)
-            reserved = self._reservation(request, num_ready + missing)
+            reserved = self._reservations.num_tokens(request, num_ready + missing)
             must_fit = max(reserved, request.num_tokens) if config.scheduler_reserve_full_isl else reserved
             if not blocks.can_allocate(request, must_fit, cached):
                 break
@@ -279,19 +255,6 @@ class Scheduler:
             request.num_computed_tokens = request.num_transferred_tokens
             budget -= 1
             self._running.admit(request, 1, plan)
-
-    def _reservation(self, request: Request, needed: int) -> int:
-        """Tokens that a request is given blocks for when it joins; `needed` now."""
-        config = self.config
-        is_known = config.reserves_output and (config.is_contiguous or not self._discipline.reserves_all)
-        if is_known:
-            outputs = request.max_output_tokens
-            if config.rounds_output:
-                outputs = 1 << (outputs - 1).bit_length()
-            return min(request.num_prompt_tokens + outputs - 1, config.max_model_len) + self._spare_slots
-        if config.is_contiguous or self._discipline.reserves_all:
-            return config.max_model_len + self._spare_slots
-        return needed
 
     def _sum_up(self, plan: StepPlan) -> None:
         """Enter who decodes, and what they have in their KV."""

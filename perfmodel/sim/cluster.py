@@ -12,6 +12,7 @@ from perfmodel.sim.clients import Server
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.disaggregated import DisaggregatedServer
 from perfmodel.sim.front_end import FrontEnd
+from perfmodel.sim.gateway import Gateway, LostRequest, RequestServer
 from perfmodel.sim.kv_transfer import TransferCost, transfer_cost
 from perfmodel.sim.pool import FleetRouter, OnFinished, OnStep, Pool, build_pool
 from perfmodel.sim.pool_basis import BasisOf
@@ -23,7 +24,8 @@ from perfmodel.specs.scenario import Scenario
 class Cluster:
     """Idle pools of replicas; `route` says who takes a request.
 
-    on_finished: called with (replica, request) for each answer that is complete
+    on_finished: called with (replica, request) for each answer that is complete, and that a client waits for
+    on_lost:     called for each request whose client gets no answer
     one_of: the pools have one of so many of their engines
     scores:      of a draw of what the costs leave unexplained, the same in all pools
     """
@@ -38,24 +40,40 @@ class Cluster:
         can_leap: bool,
         one_of: int = 1,
         scores: Scores | None = None,
+        on_lost: Callable[[LostRequest], None] = lambda _: None,
     ) -> None:
         self.scenario = scenario
         self.pools: list[Pool] = []
         self.disaggregated: DisaggregatedServer | None = None
         self._env, self._basis_of, self._can_leap = env, basis_of, can_leap
         self._one_of, self._scores = one_of, scores
-        self._on_finished, self._on_step = on_finished, on_step
+        self._on_answer, self._on_step = on_finished, on_step
+        on_finished = self._on_finished
         if scenario.cluster.is_disaggregated:
             self._build_disaggregated()
         else:
             for spec in scenario.pools:
                 self.pools.append(self._pool(spec, on_finished, on_step, front_end=True))
-        self.route = self._route()
+        self.gateway: Gateway | None = None
+        self.route: Callable[[Request], Server] = self._route()
+        if scenario.cluster.gateway is not None:
+            self.gateway = gateway = Gateway(env, scenario.cluster.gateway, scenario.seed, self.route, on_lost)
+            self.route = lambda _: gateway
 
     @property
     def engines(self) -> list[Replica]:
         """Of all pools, by their numbers."""
         return [engine for pool in self.pools for engine in pool.engines]
+
+    def _on_finished(self, replica: Replica, request: Request) -> None:
+        gateway = self.gateway
+        if gateway is None:
+            self._on_answer(replica, request)
+            return
+        is_awaited = gateway.answer(request)
+        gateway.look_again()
+        if is_awaited:
+            self._on_answer(replica, request)
 
     def with_role(self, role: str) -> list[Pool]:
         return [pool for pool in self.pools if pool.spec.role == role]
@@ -89,7 +107,7 @@ class Cluster:
         is_disaggregated = self.scenario.cluster.is_disaggregated
         return Uncertainty.of(calibration, profile, is_closed_loop, is_disaggregated).draw(self._scores)
 
-    def _route(self) -> Callable[[Request], Server]:
+    def _route(self) -> Callable[[Request], RequestServer]:
         if self.disaggregated is not None:
             server = self.disaggregated
             return lambda request: server

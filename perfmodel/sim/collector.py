@@ -18,6 +18,7 @@ from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.columns import RequestColumns, StepColumns
 from perfmodel.sim.gaps import GapHistogram
+from perfmodel.sim.gateway import Fate, LostRequest
 
 REQUEST_COLUMNS = tuple(f.name for f in fields(RequestColumns))
 STEP_COLUMNS = tuple(f.name for f in fields(StepColumns))
@@ -82,6 +83,7 @@ class Collector:
         self.end_tick = 0
         self.used_blocks_peak: dict[int, int] = {}  # by replica
         self.busy_ticks = 0
+        self.lost: list[tuple[int, Fate]] = []  # numbers of requests that were not answered, and why
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
 
     def __enter__(self) -> "Collector":
@@ -113,6 +115,14 @@ class Collector:
                 replica,
             )
         )
+
+    def add_lost(self, lost: LostRequest) -> None:
+        """A request that will not be answered."""
+        self.lost.append((lost.request.request_id, lost.fate))
+
+    def num_lost(self, fate: Fate) -> int:
+        """How many requests ended so."""
+        return sum(why == fate for _, why in self.lost)
 
     def add_step(self, record: StepRecord, replica: int = 0) -> None:
         """A step, or leap, that has ended."""

@@ -2,7 +2,7 @@
 
 __all__ = ["RequestColumns", "StepColumns"]
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,10 @@ class RequestColumns:
 
     def __len__(self) -> int:
         return len(self.request_id)
+
+    def some(self, rows: Ints) -> "RequestColumns":
+        """The requests of these rows."""
+        return RequestColumns(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     @property
     def ttft_s(self) -> Floats:

@@ -17,7 +17,7 @@ __all__ = ["DisaggregatedServer"]
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from perfmodel.engine import Request
+from perfmodel.engine import Request, RequestStatus
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment
 from perfmodel.sim.front_end import FrontEnd
 from perfmodel.sim.kv_transfer import KvTransfers, TransferCost
@@ -51,6 +51,9 @@ class DisaggregatedServer:
         self._whole: dict[int, Request] = {}  # the client's request, by the number that its prefill bears too
         # (prefill replica, its request, the client's), by the decode replica that has no blocks for it yet.
         self._inbound: dict[int, deque[tuple[Replica, Request, Request]]] = {}
+        # The engine that has a request of this number, and what it is there: its prefill, or itself.
+        self._at: dict[int, tuple[Replica, Request]] = {}
+        self._bound: dict[int, Replica] = {}  # the decode replica that a request is on its way to
 
     def add(self, request: Request) -> None:
         """`request` arrives now, at the front end if there is one."""
@@ -60,18 +63,49 @@ class DisaggregatedServer:
         else:
             self._prefill(request)
 
+    def abort(self, request: Request) -> bool:
+        """`request` gives up, wherever it is; its KV goes with it, once a transfer that has begun is over."""
+        request.status, was = RequestStatus.ABORTED, request.status
+        where = self._at.pop(request.request_id, None)
+        if where is None:
+            self._leave_inbound(request)
+            return True  # in the front end, or between the engines
+        replica, there = where
+        self._whole.pop(request.request_id, None)
+        if there is request:
+            request.status = was
+        return replica.abort(there)
+
+    def _leave_inbound(self, request: Request) -> None:
+        """Give up the wait for a decode replica's blocks, if `request` does wait for them."""
+        target = self._bound.get(request.request_id)
+        inbound = self._inbound[target.index] if target is not None else deque()
+        for waiting in inbound:
+            if target is not None and waiting[2] is request:
+                inbound.remove(waiting)
+                del self._bound[request.request_id]
+                target.forget((request,))
+                waiting[0].release(waiting[1])
+                self.fetch(target)
+                return
+
     def _prefill(self, request: Request) -> None:
+        if request.status is RequestStatus.ABORTED:
+            return
         prefill = Request(
             request.request_id, request.arrival, request.num_prompt_tokens, 1, request.block_hashes, request.priority
         )
         prefill.session = request.session
         prefill.keeps_blocks = request.max_output_tokens > 1
         self._whole[request.request_id] = request
-        self._to_prefill(request).add(prefill)
+        source = self._to_prefill(request)
+        self._at[request.request_id] = source, prefill
+        source.add(prefill)
 
     def on_prefilled(self, source: Replica, prefill: Request) -> None:
         """`source` has sampled the first token of `prefill`."""
         request = self._whole.pop(prefill.request_id)
+        self._at.pop(prefill.request_id)
         request.first_scheduled_at = prefill.first_scheduled_at
         request.num_cached_tokens = prefill.num_cached_tokens
         request.num_preemptions = prefill.num_preemptions
@@ -85,6 +119,7 @@ class DisaggregatedServer:
         target = self._to_decode(request)
         target.loop.scheduler.check_can_ever_run(request)
         target.expect(request)  # on its way counts, for routers
+        self._bound[request.request_id] = target
         self._inbound.setdefault(target.index, deque()).append((source, prefill, request))
         self.fetch(target)
 
@@ -98,6 +133,12 @@ class DisaggregatedServer:
         def arrived() -> None:
             source.release(prefill)
             target.forget((request,))
+            if self._bound.get(request.request_id) is target:
+                del self._bound[request.request_id]
+            if request.status is RequestStatus.ABORTED:
+                target.drop(request)
+                return
+            self._at[request.request_id] = target, request
             target.add(request)
 
         cost = self._cost_of(source.index, target.index)
@@ -105,6 +146,7 @@ class DisaggregatedServer:
 
     def on_decoded(self, replica: Replica, request: Request) -> None:
         """`replica` has sampled the last token of `request`."""
+        self._at.pop(request.request_id, None)
         self._deliver(replica, request)
 
     def _deliver(self, replica: Replica, request: Request) -> None:

@@ -17,6 +17,7 @@ from perfmodel.sim.collector import Collector
 from perfmodel.sim.columns import RequestColumns
 from perfmodel.sim.compressor import Compressor
 from perfmodel.sim.ensemble import run_ensemble
+from perfmodel.sim.gateway import LostRequest
 from perfmodel.sim.notes import run_notes
 from perfmodel.sim.pool_basis import BasisOf, remembered_basis
 from perfmodel.sim.replica import Replica
@@ -63,7 +64,7 @@ def simulate(
         keep_steps = (workload.num_requests or 0) <= _MOST_STEPS_KEPT
     with Collector(out, keep_steps) as collector:
         cluster = _serve(scenario, workload, basis_of, collector, progress, can_leap, one_of)
-    if not collector.num_finished:
+    if not (collector.num_finished or collector.lost):
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
     used = basis_of(entrance).calibration
     requests, ensemble = collector.requests(), None
@@ -96,13 +97,17 @@ def _serve(
         if progress is not None and collector.num_finished % report_every == 0:
             progress(collector.num_finished, workload.num_requests)
 
+    def on_lost(lost: LostRequest) -> None:
+        collector.add_lost(lost)
+        client.on_finished(lost.request)
+
     def on_step(replica: Replica, record: StepRecord) -> None:
         collector.add_step(record, replica.index)
         gaps = replica.loop.scheduler.irregular_gaps
         while gaps:
             collector.add_gap(*gaps.pop())
 
-    cluster = Cluster(env, scenario, basis_of, on_finished, on_step, can_leap, one_of, scores)
+    cluster = Cluster(env, scenario, basis_of, on_finished, on_step, can_leap, one_of, scores, on_lost)
     route = _way_in(env, scenario, basis_of, cluster)
     if workload.concurrency is None:
         client = OpenLoopClient(env, workload.requests(), route)

@@ -95,6 +95,10 @@ class Replica:
         self.forget((request,))
         return True
 
+    def drop(self, request: Request) -> None:
+        """`request`, for which blocks were reserved, is not coming."""
+        self._lockstep.abort(self, request)
+
     def _enter(self, request: Request) -> None:
         if request.status is not RequestStatus.ABORTED:
             self._lockstep.enter(self, request)

@@ -4,18 +4,15 @@ __all__ = ["DeviceTotals", "summarize"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.cost.calibration import Calibration
 from perfmodel.sim.collector import Collector
-from perfmodel.sim.columns import RequestColumns
 from perfmodel.sim.ensemble import Ensemble
 from perfmodel.sim.gaps import GapHistogram
+from perfmodel.sim.groups import class_summaries
 from perfmodel.sim.kv_waste import kv_cache_waste
+from perfmodel.sim.latencies import finite, latencies, num_good, ratio
 from perfmodel.specs.scenario import Scenario
 
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -28,6 +25,7 @@ class DeviceTotals:
     num_devices: of all engines together
     bound_share: share of the busy time by what bounded it; mfu, mbu: over the whole run, per device
     kv_cache_usage_peak: of the engine that was fullest, a fraction; usd_per_hour: of all devices
+    num_rejected, num_retries: requests that the gateway refused, each time that it did, and times one was sent again
     pools, kv_transfer: a mapping for each pool where there are several, and for what was moved between them
     kv_offload: a mapping for what went to a second tier and came back
     """
@@ -42,6 +40,8 @@ class DeviceTotals:
     bound_share: Mapping[str, float] = field(default_factory=dict)
     kv_cache_usage_peak: float | None = None
     usd_per_hour: float | None = None
+    num_rejected: int = 0
+    num_retries: int = 0
     pools: Sequence[Mapping[str, Any]] = ()
     kv_transfer: Mapping[str, Any] | None = None
     kv_offload: Mapping[str, Any] | None = None
@@ -62,20 +62,23 @@ def summarize(
     requests = collector.requests()
     duration = collector.end_tick / 1e12
     inputs, outputs = int(requests.num_prompt_tokens.sum()), int(requests.num_output_tokens.sum())
-    good = _num_good(scenario, requests)
+    good = num_good(scenario.slo, requests)
     summary: dict[str, Any] = {
         "duration": duration,
         "completed": len(requests),
-        "failed": 0,
+        "failed": collector.num_lost("failed"),
+        "timed_out": collector.num_lost("timed_out"),
+        "rejected": totals.num_rejected,
+        "retries": totals.num_retries,
         "total_input_tokens": inputs,
         "total_output_tokens": outputs,
-        "request_throughput": _ratio(len(requests), duration),
-        "request_goodput": None if good is None else _ratio(good, duration),
-        "output_throughput": _ratio(outputs, duration),
-        "total_token_throughput": _ratio(inputs + outputs, duration),
+        "request_throughput": ratio(len(requests), duration),
+        "request_goodput": None if good is None else ratio(good, duration),
+        "output_throughput": ratio(outputs, duration),
+        "total_token_throughput": ratio(inputs + outputs, duration),
     }
-    summary |= _latencies("ttft", requests.ttft_s) | _latencies("tpot", requests.tpot_s)
-    summary |= _gap_latencies(collector.gaps) | _latencies("e2el", requests.e2el_s)
+    summary |= latencies("ttft", requests.ttft_s) | latencies("tpot", requests.tpot_s)
+    summary |= _gap_latencies(collector.gaps) | latencies("e2el", requests.e2el_s)
     summary |= _costs(totals, duration, outputs)
     summary |= {
         "energy_j": totals.energy_j,
@@ -84,12 +87,14 @@ def summarize(
         "kv_cache_usage_peak": totals.kv_cache_usage_peak,
         "kv_cache_waste": kv_cache_waste(scenario, requests),
         "preemptions": totals.num_preemptions,
-        "prefix_cache_hit_rate": _ratio(totals.prefix_tokens_hit, totals.prefix_tokens_asked),
+        "prefix_cache_hit_rate": ratio(totals.prefix_tokens_hit, totals.prefix_tokens_asked),
         **_speculation(collector),
         "bound_share": dict(totals.bound_share),
         "num_steps": collector.num_steps,
         "origin": calibration.origin if calibration else "measured",
     }
+    if scenario.traffic.classes:
+        summary["classes"] = class_summaries(scenario, collector)
     if totals.pools:
         summary["pools"] = [dict(pool) for pool in totals.pools]
     if totals.kv_transfer is not None:
@@ -104,55 +109,22 @@ def _speculation(collector: Collector) -> dict[str, float | None]:
     that comes in any case. Of a tree every node is a drafted token."""
     drafts, tokens, accepted = collector.num_drafts, collector.num_draft_tokens, collector.num_accepted_tokens
     return {
-        "acceptance_rate": _ratio(accepted, tokens),
+        "acceptance_rate": ratio(accepted, tokens),
         "mean_acceptance_length": 1 + accepted / drafts if drafts else None,
         "num_draft_tokens": tokens,
     }
 
 
-def _ratio(amount: float, base: float) -> float | None:
-    return amount / base if base else None
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if isfinite(value) else None
-
-
-def _latencies(name: str, seconds: NDArray[np.float64]) -> dict[str, float | None]:
-    """Statistics of `seconds`, which is used up: of a million requests every copy shows in the peak of memory."""
-    is_finite = np.isfinite(seconds)
-    seconds = seconds if is_finite.all() else seconds[is_finite]
-    if not len(seconds):
-        return {f"{statistic}_{name}_ms": None for statistic in ("mean", "median", "std", "p90", "p95", "p99")}
-    values = {"mean": seconds.mean(), "median": 0.0, "std": seconds.std()}
-    quantiles = np.quantile(seconds, list(_QUANTILES.values()), overwrite_input=True)
-    values |= dict(zip(_QUANTILES, quantiles, strict=True))
-    return {f"{statistic}_{name}_ms": _finite(value * 1e3) for statistic, value in values.items()}
-
-
 def _gap_latencies(gaps: GapHistogram) -> dict[str, float | None]:
     values = {"mean": gaps.mean, "median": gaps.quantile(0.5), "std": gaps.std}
     values |= {name: gaps.quantile(q) for name, q in _QUANTILES.items()}
-    return {f"{statistic}_itl_ms": _finite(value * 1e3) for statistic, value in values.items()}
-
-
-def _num_good(scenario: Scenario, requests: RequestColumns) -> int | None:
-    """Requests that meet every limit of the SLO; None without one. A one-token answer has no TPOT to miss."""
-    slo = scenario.slo
-    limits = {"ttft_s": slo.ttft_ms, "tpot_s": slo.tpot_ms, "e2el_s": slo.e2el_ms}
-    given = {name: limit for name, limit in limits.items() if limit is not None}
-    if not given:
-        return None
-    good = np.ones(len(requests), dtype=bool)
-    for name, limit in given.items():
-        good &= ~(getattr(requests, name) * 1e3 > limit)
-    return int(good.sum())
+    return {f"{statistic}_itl_ms": finite(value * 1e3) for statistic, value in values.items()}
 
 
 def _costs(totals: DeviceTotals, duration: float, outputs: int) -> dict[str, float | None]:
     gpu_hours = totals.num_devices * duration / 3600
     hourly = totals.usd_per_hour
-    usd = _ratio(hourly * duration / 3600 * 1e6, outputs) if hourly is not None else None
+    usd = ratio(hourly * duration / 3600 * 1e6, outputs) if hourly is not None else None
     return {"gpu_hours": gpu_hours, "usd_per_million_output_tokens": usd}
 
 

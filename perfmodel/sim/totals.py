@@ -38,6 +38,8 @@ def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
         bound_share={bound: seconds / whole.busy_s for bound, seconds in whole.bound_s.items()},
         kv_cache_usage_peak=max(_usage_peak(pool, collector) for pool in cluster.pools),
         usd_per_hour=_usd_per_hour(cluster),
+        num_rejected=cluster.gateway.num_rejected if cluster.gateway is not None else 0,
+        num_retries=cluster.gateway.num_retries if cluster.gateway is not None else 0,
         pools=() if is_plain else tuple(_of_pool(pool, collector) for pool in cluster.pools),
         kv_transfer=_transfers(server, duration) if server is not None else None,
         kv_offload=_offloaded(cluster),

@@ -19,6 +19,7 @@ from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.compressor import compressed
 from perfmodel.sim.lengths import draw_lengths
 from perfmodel.sim.prefixes import prefix_plan
+from perfmodel.sim.shares import class_shares
 from perfmodel.sim.traces import TraceRow, read_trace
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Traffic
@@ -57,6 +58,7 @@ class Workload:
         self.concurrency = traffic.arrivals.concurrency if is_closed else None
         self.think_time_s = traffic.arrivals.think_time_s
         self.num_requests = traffic.num_requests
+        self._classes = class_shares(scenario) if traffic.classes else None
         self._ratio = scenario.prompt_compression.ratio if scenario.prompt_compression is not None else None
         self._longest_prompt = int((self.max_model_len - 1) / (self._ratio or 1.0))
 
@@ -87,6 +89,8 @@ class Workload:
         outputs = min(draft.num_output_tokens, limit - draft.num_prompt_tokens)
         arrival = round((draft.arrival_s or 0.0) * TICKS_PER_S)
         request = Request(number, arrival, draft.num_prompt_tokens, outputs, draft.block_hashes, draft.priority)
+        if self._classes is not None:
+            request.priority = self.traffic.classes[self._classes.of(number)].priority
         request.num_source_tokens = draft.num_source_tokens
         request.session = draft.session
         return request

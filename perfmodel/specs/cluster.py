@@ -13,6 +13,7 @@ from pydantic import PositiveInt, model_validator
 
 from perfmodel.specs.base import Spec
 from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.gateway import GatewaySpec
 from perfmodel.specs.given_link import GivenLink
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.resolved import Resolved
@@ -59,6 +60,7 @@ class ClusterSpec(Spec):
     router: RouterName = "round_robin"
     pools: tuple[PoolSpec, ...] = ()
     kv_transfer: KvTransferSpec = KvTransferSpec()
+    gateway: GatewaySpec | None = None
 
     @model_validator(mode="after")
     def _pools_make_a_cluster(self) -> "ClusterSpec":

@@ -1,6 +1,17 @@
 """Traffic: arrivals, length distributions, shared prefixes, traces, and what counts as good service."""
 
-__all__ = ["SLO", "Arrivals", "ExpertRouting", "Lengths", "Prefix", "Sampling", "Stage", "Trace", "Traffic"]
+__all__ = [
+    "SLO",
+    "Arrivals",
+    "ExpertRouting",
+    "Lengths",
+    "Prefix",
+    "Sampling",
+    "Stage",
+    "Trace",
+    "Traffic",
+    "TrafficClass",
+]
 
 from typing import Any, Literal
 
@@ -98,6 +109,23 @@ class Trace(Spec):
     speedup: PositiveFloat = 1.0
 
 
+class SLO(Spec):
+    """A request is good when it meets every limit that is given."""
+
+    ttft_ms: Milliseconds | None = Field(default=None, gt=0)
+    tpot_ms: Milliseconds | None = Field(default=None, gt=0)
+    e2el_ms: Milliseconds | None = Field(default=None, gt=0)
+
+
+class TrafficClass(Spec):
+    """A share of the requests, by a hash of their numbers, with a priority (lower is served first) and limits."""
+
+    name: str
+    share: PositiveFloat
+    priority: NonNegativeInt = 0
+    slo: SLO | None = None
+
+
 class Traffic(Spec):
     """What arrives. Lengths come from the distributions, or from the trace."""
 
@@ -114,6 +142,7 @@ class Traffic(Spec):
     prompts: str | None = None
     trace: Trace | None = None
     priorities: tuple[NonNegativeInt, ...] = ()  # drawn uniformly; lower is served first
+    classes: tuple[TrafficClass, ...] = ()  # shares add up to 1; the summary tells each apart
 
     @model_validator(mode="before")
     @classmethod
@@ -124,6 +153,11 @@ class Traffic(Spec):
 
     @model_validator(mode="after")
     def _is_complete(self) -> "Traffic":
+        if self.classes and self.priorities:
+            raise ValueError("found classes beside priorities; each class has its own `priority`, leave the other out")
+        total = sum(kind.share for kind in self.classes)
+        if self.classes and abs(total - 1) > 1e-6:
+            raise ValueError(f"found classes whose shares add up to {total:g}; they are shares of all requests: 1")
         if self.trace is None:
             missing = [k for k in ("input_tokens", "output_tokens") if getattr(self, k) is None]
             if missing:
@@ -133,14 +167,6 @@ class Traffic(Spec):
             if self.num_requests is None and self.duration_s is None and not self.arrivals.stages:
                 raise ValueError("needs `num_requests`, `duration_s` or `arrivals.stages`, or it would never end")
         return self
-
-
-class SLO(Spec):
-    """A request is good when it meets every limit that is given."""
-
-    ttft_ms: Milliseconds | None = Field(default=None, gt=0)
-    tpot_ms: Milliseconds | None = Field(default=None, gt=0)
-    e2el_ms: Milliseconds | None = Field(default=None, gt=0)
 
 
 class ExpertRouting(Spec):

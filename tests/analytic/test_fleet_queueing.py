@@ -16,10 +16,12 @@ from perfmodel.engine import KVBlockManager, Outcome, Request, Scheduler, Schedu
 from perfmodel.sim.clients import OpenLoopClient
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.driver import simulate
+from perfmodel.sim.gateway import Gateway
 from perfmodel.sim.lockstep import LeapingBackend, Lockstep
 from perfmodel.sim.replica import Replica
 from perfmodel.sim.router import ROUTERS
 from perfmodel.specs import load_scenario
+from perfmodel.specs.gateway import GatewaySpec
 
 Times = NDArray[np.float64]
 
@@ -69,6 +71,43 @@ def test_two_choices_reach_the_fixed_point_of_many_servers() -> None:
 def test_the_shortest_queue_of_many_servers_is_empty() -> None:
     """With fixed rho < 1 and ever more servers nobody waits (Halfin and Whitt's subcritical regime)."""
     assert waits(200, "least_outstanding", 0.8, 60_000, exponential(14), seed=4).mean() < 0.03
+
+
+def offered(servers: int, rho: float) -> tuple[float, float]:
+    """Erlang's formulas for `servers` at load rho each: (B, who is turned away; C, who waits)."""
+    load, blocked = servers * rho, 1.0
+    for n in range(1, servers + 1):
+        blocked = load * blocked / (n + load * blocked)
+    return blocked, blocked / (1 - rho * (1 - blocked))
+
+
+@pytest.mark.parametrize("max_queue", [0, 1_000_000])
+def test_a_gateway_that_admits_as_many_as_there_are_servers_is_erlangs_system(max_queue: int) -> None:
+    """M/M/c/c and M/M/c: what is above `max_outstanding` is refused with chance B, or waits S C / (c (1 - rho))."""
+    servers, rho, count = 4, 0.75, 200_000
+    env, finished, lost = TickEnvironment(), [], []
+    backend = OneStepBackend(exponential(15))
+
+    def on_finished(_: Replica, request: Request) -> None:
+        gateway.answer(request)
+        gateway.look_again()
+        finished.append(request)
+
+    def replica(index: int) -> Replica:
+        loop = ServeLoop(Scheduler(SchedulerConfig(max_num_seqs=1), KVBlockManager(8, 16)), False)
+        return Replica(Lockstep(env, backend), index, loop, on_finished, lambda _, record: None)
+
+    route = ROUTERS["least_outstanding"]([replica(i) for i in range(servers)])
+    spec = GatewaySpec(max_outstanding=servers, max_queue=max_queue)
+    gateway = Gateway(env, spec, 0, route, lost.append)
+    OpenLoopClient(env, poisson(servers * rho / SERVICE, count, 5), lambda _: gateway)
+    env.run()
+    blocked, waits_at_all = offered(servers, rho)
+    if max_queue:
+        measured = np.mean([(r.first_scheduled_at or 0) - r.arrival for r in finished]) / SERVICE
+        assert measured == pytest.approx(waits_at_all / servers / (1 - rho), rel=0.03)
+    else:
+        assert len(lost) / count == pytest.approx(blocked, rel=0.03)
 
 
 @dataclass
