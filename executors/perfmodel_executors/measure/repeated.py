@@ -18,7 +18,7 @@ from perfmodel_executors.measure.calibrate import CalibratedMachine, calibrate_m
 from perfmodel_executors.run import execute_scenario
 
 Progress = Callable[[int, int | None], None]
-Served = tuple[ModelSpec, str, str, str]
+Served = tuple[ModelSpec, str, str, str, str]
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,17 @@ def execute_repeatedly(
             if progress is not None:
                 progress(number * len(order) + done, rounds * len(order))
     return [
-        ExecutedBeside(of, _simulated(each, machines[_served(each)]) if of else None, problem)
+        ExecutedBeside(of, _simulated(_as_accepted(each, of), machines[_served(each)]) if of else None, problem)
         for each, of, problem in zip(scenarios, runs, problems, strict=True)
     ]
 
 
 def _served(scenario: Scenario) -> Served:
-    """What a calibration is of: the model, the formats of its weights and KV, and how attention and cache work."""
+    """What a calibration is of: the model, the formats of its weights and KV, how attention and cache work, drafts."""
     model, engine = scenario.model, scenario.engine
-    return (model, engine.kv_cache_dtype, engine.kv_cache, engine.attention)
+    config = engine.speculative_config
+    drafts = "" if config is None else config.model_dump_json(exclude={"acceptance"})
+    return (model, engine.kv_cache_dtype, engine.kv_cache, engine.attention, drafts)
 
 
 def _calibrated(
@@ -83,6 +85,12 @@ def _calibrated(
         except PerfmodelError as error:
             refused[served] = str(error)
     return machines, refused
+
+
+def _as_accepted(scenario: Scenario, runs: Sequence[RunResult]) -> Scenario:
+    """The scenario with the acceptance that its runs measured, which is their text's and no machine's; the first's."""
+    measured = runs[0].scenario.engine.speculative_config
+    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"speculative_config": measured})})
 
 
 def _simulated(scenario: Scenario, machine: CalibratedMachine) -> RunResult | None:
