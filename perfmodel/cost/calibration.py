@@ -19,7 +19,7 @@ from perfmodel.cost.forms.registry import FormFit
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.roofline import FamilyFit
 from perfmodel.cost.rates import FALLBACKS
-from perfmodel.ops.formats import SPARSE_RATE
+from perfmodel.ops.formats import MMA_SYNC_RATE, SPARSE_RATE
 from perfmodel.specs.base import Spec
 
 # TF32 is multiplied by the tensor units that multiply 16 bits: where it was not measured, it reaches the same share of
@@ -115,7 +115,7 @@ class Calibration(Spec):
         Sparse tensor cores are taken to reach the dense ones' share of their peak.
         Of several for one family and rate the one whose domain is nearest to the sizes in `extent`.
         """
-        rate = rate.removesuffix(SPARSE_RATE)
+        rate = rate.removesuffix(SPARSE_RATE).removesuffix(MMA_SYNC_RATE)
         rates = (*((format,) if format else ()), rate)
         names = (*(f"{family}/{each}" for each in rates), family)
         for name in (

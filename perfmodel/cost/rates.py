@@ -4,7 +4,7 @@ __all__ = ["FALLBACKS", "peak_flops_per_s", "ridge_point"]
 
 from functools import lru_cache
 
-from perfmodel.ops.formats import SPARSE_RATE
+from perfmodel.ops.formats import MMA_SYNC_RATE, SPARSE_RATE
 from perfmodel.specs.hardware import HardwareSpec
 
 # A format that the device lacks is converted to the next wider one that it has (weight-only kernels: Marlin's FP8 on
@@ -20,6 +20,9 @@ FALLBACKS: dict[str, tuple[str, ...]] = {
     "tf32": ("fp32",),
     "fp32": ("tf32", "bf16", "fp16"),
 }
+# Of the tensor peak that mma.sync reaches where tensor cores take WGMMA: Shah et al. 2024 (FlashAttention-3), section 1
+# and blog: "about two-thirds of the peak throughput of the Hopper Tensor Cores". Elsewhere it is the instruction.
+_MMA_SYNC_SHARE = {"hopper": 2 / 3}
 _VECTOR_SHARE = 1 / 16  # of the bf16 rate, where neither a vector nor an fp32 rate is declared (A100: 19.5 of 312)
 
 
@@ -40,6 +43,9 @@ def peak_flops_per_s(hardware: HardwareSpec, rate: str) -> float:
     "vector" is the non-tensor rate: `vector_flops_per_s`, else fp32. "bf16@2:4" is bf16 times `sparsity_speedup`.
     """
     declared = hardware.declared
+    if rate.endswith(MMA_SYNC_RATE):
+        share = _MMA_SYNC_SHARE.get(declared.architecture or "", 1.0)
+        return share * peak_flops_per_s(hardware, rate.removesuffix(MMA_SYNC_RATE))
     if rate.endswith(SPARSE_RATE):
         return declared.sparsity_speedup * peak_flops_per_s(hardware, rate.removesuffix(SPARSE_RATE))
     return _peak(tuple(declared.peak_flops_per_s.items()), declared.vector_flops_per_s, rate)

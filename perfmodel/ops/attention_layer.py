@@ -37,6 +37,7 @@ def attention_heads(mixer: Attention, context: LayerContext) -> Heads:
         kept=mixer.evicts_to,
         fraction=sparsity.fraction or 1.0 if sparsity else 1.0,
         block=sparsity.block if sparsity else 1,
+        flash_version=context.flash_version,
     )
 
 
@@ -76,7 +77,7 @@ def _decode(mixer: Attention, context: LayerContext, heads: Heads) -> list[Opera
     )
     index = None if span is None else context.model.attention_spans.index(span)
     nodes = [on_decodes("attention_decode", lambda seqs, c, queries: attend(seqs, c, heads, queries=queries), index)]
-    if span is None and context.is_flash and heads.is_plain:
+    if span is None and context.is_flash and heads.is_plain and heads.flash_version in (None, 3):
         mixed = partial(mixed_attention, heads=heads, spread=context.spread)
         nodes.append(on_mixed("attention_mixed", lambda prompts, b, c, queries: mixed(prompts, b, c, queries=queries)))
     return nodes

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from perfmodel.ops.formats import MMA_SYNC_RATE
 from perfmodel.ops.spans import tile_pairs, visible_keys, visible_pairs
 from perfmodel.ops.work import Work
 from perfmodel.specs.model.kv_cache import Surplus
@@ -36,6 +37,7 @@ class Heads:
     block: int = 1
     surplus: tuple[Surplus, ...] = ()  # of the newest tokens, whose elements take more than `kv_element_bytes`
     unpack_ops: float = 0.0  # vector operations per cached element of the oldest tokens
+    flash_version: int | None = None  # generation of FlashAttention; None: the calibrated kernels'
     kept: int | None = None  # tokens that eviction by accumulated scores leaves of a sequence
 
     def cached_bytes(self, num_tokens: float, num_seqs: float) -> float:
@@ -128,18 +130,25 @@ def flash_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: str =
         SRAM  = the same Q and O + b_kv H (h_k + h_v) x keys visited by every query tile of 128 rows
 
     The re-reads of K and V by later query tiles hit L2 and are counted as `sram_bytes` only.
-    Source: Dao 2023 (FlashAttention-2), algorithm 1; Dao et al. 2022, theorem 2.
+    Version 1 gives a head of a prompt one thread block, which walks over the keys outside and the queries inside:
+    Q is read, O read and written once for each key tile, b H (h_k + 2 h_v) x the rows visited. Versions before 3
+    multiply with mma.sync, which is not Hopper's fastest instruction.
+    Source: Dao 2023 (FlashAttention-2), algorithm 1 and section 3.2; Dao et al. 2022, algorithm 1 and theorem 2.
     """
     if not prefills:
         return Work(name, "attention_prefill", rate=heads.dtype, num_kernels=0)
     extent = _extent(prefills, heads)
     num_old = extent["kv_tokens"] - extent["tokens"]
     query_bytes = extent["tokens"] * heads.query_elements * heads.element_bytes
+    if heads.flash_version == 1:
+        extent |= {"ctas": float(heads.num_heads * len(prefills)), "has_block_per_head": 1.0}
+        visited = heads.num_heads * (heads.head_dim + 2 * heads.v_head_dim)
+        query_bytes = max(query_bytes, extent["tile_kv"] * visited * heads.element_bytes)
     return Work(
         name,
         "attention_prefill",
         flops=2.0 * extent["pairs"] * heads.query_elements,
-        rate=heads.dtype,
+        rate=heads.dtype + (MMA_SYNC_RATE if heads.flash_version in (1, 2) else ""),
         activation_bytes=query_bytes,
         kv_bytes=heads.cached_bytes(extent["kv_tokens"], len(prefills)),
         sram_bytes=query_bytes + extent["tile_kv"] * heads.query_elements * heads.kernel_element_bytes,

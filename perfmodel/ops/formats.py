@@ -1,6 +1,6 @@
 """Which number format each part of a served model stores, reads and multiplies in."""
 
-__all__ = ["SPARSE_RATE", "LinearFormat", "linear_format", "on_device", "served_model"]
+__all__ = ["MMA_SYNC_RATE", "SPARSE_RATE", "LinearFormat", "linear_format", "on_device", "served_model"]
 
 from dataclasses import dataclass, replace
 
@@ -21,6 +21,7 @@ from perfmodel.specs.model.quantization import (
 )
 from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
 
+MMA_SYNC_RATE = "@mma_sync"  # behind the name of a rate: by the instructions that came before WGMMA
 SPARSE_RATE = "@2:4"  # behind the name of a rate: at `sparsity_speedup` times that, FLOPs counted as if dense
 
 _KV_GROUP = 32  # elements of a scale below 8 bits unless the scenario says more (KIVI's group)

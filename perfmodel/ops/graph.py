@@ -97,7 +97,8 @@ def build_graph(
         Sharding.of(engine),
         is_fused=engine.fused_kernels,
         is_flash=engine.attention == "flash",
-        splits_kv=engine.split_kv,
+        splits_kv=engine.split_kv and engine.flash_attn_version != 1,
+        flash_version=engine.flash_attn_version,
         routing=routing,
         spread=spread,
     )

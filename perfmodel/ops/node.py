@@ -51,6 +51,7 @@ class LayerContext:
     is_fused: bool = True
     is_flash: bool = True
     splits_kv: bool = True
+    flash_version: int | None = None
     routing: Routing = slowest_uniform_routing
     spread: ContextSpread | None = None
     formats: tuple[tuple[str, QuantizationSpec], ...] = ()  # the layer's own, by component

@@ -82,6 +82,8 @@ class EngineSpec(Spec):
     attention_dp_timeout_iters: int = Field(default=0, ge=0)
     split_kv: bool = True  # decode attention split over the KV length (flash-decoding)
     attention: Literal["flash", "standard"] = "flash"
+    # Generation of FlashAttention (vLLM's attention_config.flash_attn_version); None: that of the calibrated kernels
+    flash_attn_version: Literal[1, 2, 3] | None = None
     fused_kernels: bool = True
     inference_mode: bool = True  # no gradients: activations are dropped at once; costs memory, not time, without
     speculative_config: SpeculativeConfig | None = None  # with it no step is planned ahead: async_scheduling is off
@@ -102,6 +104,15 @@ class EngineSpec(Spec):
             raise ValueError(
                 f"found quantization_group_size={self.quantization_group_size} without quantization; name the format "
                 f"whose weights share scales, as in w4a16"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _flash_has_the_version(self) -> "EngineSpec":
+        if self.flash_attn_version is not None and self.attention != "flash":
+            raise ValueError(
+                f"found flash_attn_version={self.flash_attn_version} with attention={self.attention}; set that to "
+                f"flash, or leave the version out"
             )
         return self
 

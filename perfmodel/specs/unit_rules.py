@@ -7,7 +7,12 @@ from perfmodel.specs.hardware import HardwareSpec
 
 
 def refuse_missing_units(engine: EngineSpec, hardware: HardwareSpec) -> None:
-    """Raises ValueError with one sentence for TF32 that nothing multiplies in."""
+    """Raises ValueError with one sentence for TF32 that nothing multiplies in, and for FlashAttention-3 off Hopper."""
+    if engine.flash_attn_version == 3 and hardware.declared.architecture != "hopper":
+        raise ValueError(
+            f"found engine.flash_attn_version=3 on {hardware.name}, and its asynchronous products (WGMMA) and copies "
+            f"(TMA) are Hopper's; leave it out, or set 2"
+        )
     if engine.float32_matmul_precision != "high":
         return
     if engine.dtype != "float32":  # "auto" serves a checkpoint in FP32 in 16 bits

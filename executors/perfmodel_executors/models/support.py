@@ -138,6 +138,7 @@ def check_engine(engine: EngineSpec) -> None:
     """Raises PerfmodelError for what the engine plans and the decoder does not run yet."""
     unsupported = {
         "a KV cache that evicts tokens (engine.kv_eviction)": engine.kv_eviction is not None,
+        "a generation of FlashAttention (engine.flash_attn_version)": engine.flash_attn_version is not None,
         "TF32 (engine.float32_matmul_precision=high)": engine.float32_matmul_precision == "high",
         "a second tier of KV blocks (engine.kv_offload)": engine.kv_offload is not None,
     }

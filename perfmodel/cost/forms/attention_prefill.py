@@ -40,6 +40,7 @@ from perfmodel.cost.forms.domain import Domain
 from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.scalars import SCALARS
+from perfmodel.ops.formats import MMA_SYNC_RATE
 from perfmodel.ops.work import Work
 from perfmodel.specs.base import Spec
 
@@ -139,6 +140,8 @@ def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> Opera
     if kernel.packs == "worthwhile" or (kernel.packs == "single" and all(sizes.tokens == 1 for sizes in prompts)):
         packed = _together([_packed(sizes, kernel, SCALARS) for sizes in prompts])
     first, extent = prompts[0], work.extent
+    if extent.get("has_block_per_head"):
+        plain, packed = _together([_whole_heads(sizes, kernel, SCALARS) for sizes in prompts]), None
     tiles = _chosen(plain, packed, first, kernel, SCALARS)
     memory = sum(_memory(sizes, fit, device, SCALARS) for sizes in prompts)
     share = work.flops / (2.0 * extent["pairs"] * first.heads * first.head_size)
@@ -173,7 +176,9 @@ def _seconds(
 ) -> PrefillParts:
     visited, blocks, longest = tiles
     units, rows = device.compute_units, fit.kernel.rows
-    per_key = 2 * rows * sizes.head_size / (fit.tensor_fraction * device.peak(fit.rate or rate) / units)
+    instruction = MMA_SYNC_RATE if rate.endswith(MMA_SYNC_RATE) else ""
+    peak = device.peak(fit.rate + instruction if fit.rate else rate)
+    per_key = 2 * rows * sizes.head_size / (fit.tensor_fraction * peak / units)
     per_key = per_key + rows * fit.softmax_ops / (_LANES * device.clock_hz)
     alone = longest + fit.block_tokens
     shared = (visited + fit.block_tokens * blocks) / units
@@ -199,6 +204,13 @@ def _plain(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
     per_head, tiles, longest = prompt_tiles(sizes.tokens, sizes.cached, sizes.window, kernel, kernel.rows, xp)
     blocks = sizes.count * sizes.heads
     return blocks * per_head, blocks * tiles, longest
+
+
+def _whole_heads(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
+    """All query tiles of a head in one block (FlashAttention-1)."""
+    per_head, _, _ = prompt_tiles(sizes.tokens, sizes.cached, sizes.window, kernel, kernel.rows, xp)
+    blocks = sizes.count * sizes.heads
+    return blocks * per_head, blocks, per_head
 
 
 def _packed(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
