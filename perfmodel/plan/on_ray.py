@@ -5,11 +5,14 @@ A cluster must have perfmodel installed on its nodes, and files that items name 
 
 __all__ = ["run_on_ray"]
 
+import socket
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
 from perfmodel.errors import MissingExtraError, PerfmodelError
+
+_PATIENCE_S = 10.0  # for a cluster to answer
 
 
 def run_on_ray(
@@ -66,14 +69,24 @@ def _connected(address: str | None, workers: int | None) -> Any:
     if not ray.is_initialized():
         size = {"num_cpus": workers} if address is None and workers is not None else {}
         try:
+            _knock(address)
             ray.init(address or "local", log_to_driver=False, include_dashboard=None, logging_level="ERROR", **size)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             where = f"at {address}" if address else "on this machine"
+            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             raise PerfmodelError(
-                f"--engine ray: no Ray cluster answers {where}: {str(error).splitlines()[0]} Start one with `ray start "
-                f"--head`, or use --engine local."
+                f"--engine ray: no Ray cluster answers {where} ({reason}); start one with `ray start --head`, or use "
+                f"--engine local."
             ) from None
     return ray
+
+
+def _knock(address: str | None) -> None:
+    """Raise OSError or ValueError where nobody listens at `HOST:PORT`: Ray itself would wait for minutes."""
+    if address is None or ":" not in address:  # this machine's own, or `auto`
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    socket.create_connection((host, int(port)), timeout=_PATIENCE_S).close()
 
 
 def _attempt(function: Callable[[Any], Any], item: Any) -> tuple[Any, Exception | None]:

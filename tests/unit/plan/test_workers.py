@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.errors import MissingExtraError, SpecError
+from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError
 from perfmodel.plan.points import Point
 from perfmodel.plan.sweep import sweep
 from perfmodel.plan.workers import engine_of, spread
@@ -123,6 +123,13 @@ class TestRay:
         assert answers[:3] + answers[4:] == [item * item for item in range(6) if item != 3]
         assert "Ray worker was lost" in answers[3]
         assert "twice" in answers[3]
+
+    def test_a_cluster_that_is_not_there_is_a_sentence(self):
+        import ray
+
+        ray.shutdown()
+        with pytest.raises(PerfmodelError, match=r"no Ray cluster answers at 127\.0\.0\.1:1 "):
+            spread(squared, range(3), said, engine="ray:127.0.0.1:1")
 
     def test_what_the_function_raises_is_raised(self):
         with pytest.raises(SpecError, match=r"three is refused\."):
