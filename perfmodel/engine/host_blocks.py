@@ -51,6 +51,12 @@ class HostBlocks:
         _, num_blocks = self._parked.pop(request, (0, 0))
         self._num_parked -= num_blocks
 
+    def forget_all(self) -> None:
+        """Nothing is in memory any more."""
+        self._contents.clear()
+        self._parked.clear()
+        self._num_parked = 0
+
     def num_ready(self, request: Request, num_cached: int, block_size: int) -> int:
         """The leading tokens of `request` that would be there if all that can be were restored behind `num_cached`."""
         parked = self._parked.get(request)

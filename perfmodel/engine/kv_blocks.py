@@ -247,6 +247,16 @@ class KVBlockManager:
             if self.host is not None:
                 self.host.keep(content)
 
+    def forget_all(self) -> None:
+        """Nothing is in memory any more; nobody may hold a block."""
+        assert self.num_free == self.num_blocks, "a request still holds blocks"
+        self._pop_set_aside()
+        self._compact()
+        for known in (self._block_of, self._hash_of, self._owners, self._lot_of):
+            known.clear()
+        if self.host is not None:
+            self.host.forget_all()
+
     def _compact(self) -> None:
         """Drop the entries of blocks that were claimed back, so that the queue's size stays bounded."""
         for lot in self._queue:

@@ -27,6 +27,7 @@ class OpenLoopClient:
 
     def __init__(self, env: TickEnvironment, requests: Iterator[Request], route: Route) -> None:
         self._env, self._requests, self._route = env, requests, route
+        self.is_done = False  # whether the last request is sent
         env.process(self._send())
 
     def _send(self) -> Generator[Event, None, None]:
@@ -35,6 +36,7 @@ class OpenLoopClient:
             if request.arrival > env.ticks:
                 yield env.timeout(request.arrival - env.ticks)
             route(request).add(request)
+        self.is_done = True
 
     def on_finished(self, request: Request) -> None:
         """Nothing to do: arrivals do not wait for answers."""
@@ -47,6 +49,7 @@ class ClosedLoopClient:
         self, env: TickEnvironment, requests: Iterator[Request], route: Route, concurrency: int, think_ticks: int = 0
     ) -> None:
         self._env, self._requests, self._route, self._think_ticks = env, requests, route, think_ticks
+        self.is_done = False  # whether the last request is sent
         for _ in range(concurrency):
             env.process(self._send_after(0))
 
@@ -57,7 +60,9 @@ class ClosedLoopClient:
 
     def _send(self) -> None:
         request = next(self._requests, None)
-        if request is not None:
+        if request is None:
+            self.is_done = True
+        else:
             request.arrival = self._env.ticks
             self._route(request).add(request)
 

@@ -114,6 +114,8 @@ def _serve(
     else:
         think = to_ticks(workload.think_time_s)
         client = ClosedLoopClient(env, workload.requests(), route, workload.concurrency, think)
+    if cluster.dynamic is not None:
+        cluster.dynamic.is_sent = lambda: client.is_done
     env.run()
     return cluster
 

@@ -75,7 +75,7 @@ class _TokenBucket:
 class Gateway:
     """Takes requests like a replica does and passes them on to those that `route` names.
 
-    route:   where a request goes; None while no replica is there, and then it waits
+    route:   where a request goes
     on_lost: called for each request whose client gets none
     """
 
@@ -84,7 +84,7 @@ class Gateway:
         env: TickEnvironment,
         spec: GatewaySpec,
         seed: int,
-        route: Callable[[Request], RequestServer | None],
+        route: Callable[[Request], RequestServer],
         on_lost: Callable[[LostRequest], None],
     ) -> None:
         self.env = env
@@ -122,13 +122,12 @@ class Gateway:
     def _try(self, sent: _Sent) -> None:
         if self._bucket is not None and not self._bucket.take(self.env.ticks):
             self._refuse(sent)
-        elif self.num_outstanding >= self._most:
-            if self.num_queued < self._spec.max_queue:
-                self._enqueue(sent)
-            else:
-                self._refuse(sent)
-        elif not self._pass_on(sent):
-            self._enqueue(sent)  # until a replica is there
+        elif self.num_outstanding < self._most:
+            self._pass_on(sent)
+        elif self.num_queued < self._spec.max_queue:
+            self._enqueue(sent)
+        else:
+            self._refuse(sent)
 
     def _enqueue(self, sent: _Sent) -> None:
         self._num_turns += 1
@@ -136,28 +135,28 @@ class Gateway:
         sent.is_queued = True
         heapq.heappush(self._queue, (sent.request.priority, self._num_turns, sent))
 
-    def _pass_on(self, sent: _Sent) -> bool:
-        """Send the newest try to a replica; False if there is none."""
-        server = self._route(sent.request)
-        if server is None:
-            return False
-        sent.request.arrival = self.env.ticks  # as the engine sees it
-        sent.server = server
+    def _pass_on(self, sent: _Sent) -> None:
+        """Send the newest try to a replica."""
+        sent.server = server = self._route(sent.request)
         self.num_outstanding += 1
+        sent.request.arrival = self.env.ticks  # as the engine sees it
         server.add(sent.request)
-        return True
+
+    def hand_over(self, request: Request, server: RequestServer) -> None:
+        """`request` has waited for a replica, and now `server` is there."""
+        self._live[request.request_id].server = server
+        request.arrival = self.env.ticks
+        server.add(request)
 
     def look_again(self) -> None:
         """Replicas may take more than before: those that wait here go on."""
         queue = self._queue
         while queue and self.num_outstanding < self._most:
-            sent = queue[0][2]
-            if self._live.get(sent.request.request_id) is sent:
-                if not self._pass_on(sent):
-                    return
+            sent = heapq.heappop(queue)[2]
+            if self._live.get(sent.request.request_id) is sent and sent.is_queued:
                 sent.is_queued = False
                 self.num_queued -= 1
-            heapq.heappop(queue)
+                self._pass_on(sent)
 
     # ---------------------------------------------------------------- out
 

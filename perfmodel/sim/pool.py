@@ -64,9 +64,9 @@ class Pool:
         """What one device of each engine did, summed: the timer counts one device per engine."""
         return self.timer.usage()
 
-    def energy_j(self, duration_s: float) -> float:
-        """Joules of all devices over `duration_s`."""
-        one_of_each = energy_j(self.scenario.hardware, self.usage(), duration_s * len(self.engines))
+    def energy_j(self, engine_s: float) -> float:
+        """Joules of all devices, whose engines were there for `engine_s`, summed."""
+        one_of_each = energy_j(self.scenario.hardware, self.usage(), engine_s)
         return one_of_each * self.devices_per_engine
 
 
@@ -94,9 +94,9 @@ def build_pool(
     backend = _backend(mine, timer)
     num_ranks = mine.engine.data_parallel_size
 
-    num_engines = spec.replicas * num_ranks
+    num_engines = spec.most_replicas * num_ranks
     if num_engines % one_of:
-        raise ValueError(f"{spec.replicas} x {num_ranks} engines cannot be cut in {one_of} equal slices")
+        raise ValueError(f"{spec.most_replicas} x {num_ranks} engines cannot be cut in {one_of} equal slices")
     num_engines //= one_of
     together = gcd(num_ranks, num_engines)  # what is left of a replica in a slice
     locksteps = build_locksteps(mine.engine, num_engines, together, env, backend, timer.tables.graph, can_leap)
@@ -185,6 +185,13 @@ class FleetRouter:
         self._groups: Router[_Ranks] = ROUTERS[name](seed=seed)
         for ranks in replicas:
             self.join(ranks)
+
+    @classmethod
+    def over(cls, pools: Sequence[Pool], scenario: Scenario) -> "FleetRouter":
+        """The router over the replicas of some pools of `scenario`: their own if there is but one pool."""
+        if len(pools) == 1:
+            return pools[0].route
+        return cls(scenario.cluster.router, [ranks for pool in pools for ranks in pool.ranks], scenario.seed)
 
     def __call__(self, request: Request) -> Replica:
         """Where `request` goes; some replica must be there."""

@@ -24,7 +24,9 @@ class DeviceTotals:
 
     num_devices: of all engines together
     bound_share: share of the busy time by what bounded it; mfu, mbu: over the whole run, per device
-    kv_cache_usage_peak: of the engine that was fullest, a fraction; usd_per_hour: of all devices
+    kv_cache_usage_peak: of the engine that was fullest, a fraction
+    device_s:    that devices were there, summed; num_devices over the whole run unless given
+    usd_per_hour: of all devices, on the average of the run
     num_rejected, num_retries: requests that the gateway refused, each time that it did, and times one was sent again
     pools, kv_transfer: a mapping for each pool where there are several, and for what was moved between them
     kv_offload: a mapping for what went to a second tier and came back
@@ -39,6 +41,7 @@ class DeviceTotals:
     mbu: float | None = None
     bound_share: Mapping[str, float] = field(default_factory=dict)
     kv_cache_usage_peak: float | None = None
+    device_s: float | None = None
     usd_per_hour: float | None = None
     num_rejected: int = 0
     num_retries: int = 0
@@ -122,10 +125,10 @@ def _gap_latencies(gaps: GapHistogram) -> dict[str, float | None]:
 
 
 def _costs(totals: DeviceTotals, duration: float, outputs: int) -> dict[str, float | None]:
-    gpu_hours = totals.num_devices * duration / 3600
+    device_s = totals.num_devices * duration if totals.device_s is None else totals.device_s
     hourly = totals.usd_per_hour
     usd = ratio(hourly * duration / 3600 * 1e6, outputs) if hourly is not None else None
-    return {"gpu_hours": gpu_hours, "usd_per_million_output_tokens": usd}
+    return {"gpu_hours": device_s / 3600, "usd_per_million_output_tokens": usd}
 
 
 def _intervals(summary: Mapping[str, Any], ensemble: Ensemble | None) -> dict[str, list[float]]:

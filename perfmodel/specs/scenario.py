@@ -74,7 +74,7 @@ class Scenario(Spec):
     @model_validator(mode="after")
     def _pools_fit_together(self) -> "Scenario":
         for pool in self.cluster.pools:
-            for name in _SHARED:
+            for name in _SHARED if pool.share is None else ():
                 mine, shared = getattr(pool.engine, name), getattr(self.engine, name)
                 if mine != shared:
                     raise ValueError(
@@ -112,12 +112,15 @@ class Scenario(Spec):
     def pools(self) -> tuple[PoolSpec, ...]:
         """The cluster's pools; equal replicas are one unified pool."""
         cluster = self.cluster
-        return cluster.pools or (PoolSpec(replicas=cluster.replicas, engine=self.engine),)
+        if cluster.pools:
+            return cluster.pools
+        return (PoolSpec(replicas=cluster.replicas, engine=self.engine, autoscaling=cluster.autoscaling),)
 
     def of_pool(self, pool: PoolSpec) -> "Scenario":
         """The scenario as one replica of `pool` sees it: its engine and hardware, no cluster around it."""
         hardware = pool.hardware or self.hardware
-        return self.model_copy(update={"engine": pool.engine, "hardware": hardware, "cluster": ClusterSpec()})
+        own = {"engine": pool.engine, "hardware": hardware, "model": pool.model or self.model}
+        return self.model_copy(update={**own, "cluster": ClusterSpec()})
 
     @property
     def num_devices(self) -> int:

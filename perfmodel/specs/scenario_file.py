@@ -151,6 +151,8 @@ def _resolve_pools(
             own = [each for each in changes if _is_inside("hardware", each)] + own
         own = [replace(each, path=each.path[3:]) if _is_of_pool(each) else each for each in own]
         _resolve_hardware(pool, positions, folder, own, ("cluster", "pools", index))
+        if pool.get("model") is not None:
+            _resolve_model(pool, positions, folder, ("cluster", "pools", index))
         _resolve_speculation(pool.get("engine"), positions, folder, ("cluster", "pools", index, "engine"))
         mine, common = pool.get("engine", {}), data.get("engine", {})
         if isinstance(mine, dict) and isinstance(common, dict):
@@ -267,16 +269,35 @@ def _beside(name: str, folder: pathlib.Path) -> str:
 
 def _finished(scenario: Scenario, positions: Positions) -> Scenario:
     """Changes, and the engine's dtype and quantization, applied to the model, and the context length filled in."""
-    engine, model = scenario.engine, _changed(scenario.model, scenario.model_changes, positions)
+    changed = _changed(scenario.model, scenario.model_changes, positions)
+    engine, model = scenario.engine, _as_served(changed, scenario.engine, scenario.hardware, positions)
+    cluster, pools = scenario.cluster, []
+    for number, pool in enumerate(scenario.cluster.pools):
+        theirs = model
+        if pool.share is not None:  # a model, or a version, of its own
+            where = ("cluster", "pools", number)
+            theirs = _as_served(
+                pool.model or changed, pool.engine, pool.hardware or scenario.hardware, positions, where
+            )
+        update = {"engine": _with_length(pool.engine, theirs), "model": None if theirs is model else theirs}
+        pools.append(pool.model_copy(update=update))
+    cluster = cluster.model_copy(update={"pools": tuple(pools)}) if pools else cluster
+    return scenario.model_copy(update={"model": model, "engine": _with_length(engine, model), "cluster": cluster})
+
+
+def _as_served(
+    model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec, positions: Positions, prefix: Path = ()
+) -> ModelSpec:
+    """`model` in the formats that `engine` serves it in."""
     dtype = engine.dtype
     if (
         dtype == "auto" and model.dtype == "fp32"
     ):  # as vLLM: a float32 checkpoint is served in the device's 16-bit format
-        dtype = "bfloat16" if "bf16" in scenario.hardware.declared.peak_flops_per_s else "float16"
+        dtype = "bfloat16" if "bf16" in hardware.declared.peak_flops_per_s else "float16"
     try:
         model = with_quantization(with_dtype(model, dtype), engine.quantization, engine.quantization_group_size)
     except SpecError as error:
-        raise SpecError(f"{positions.where(('engine', 'quantization'))}: {error}") from None
+        raise SpecError(f"{positions.where((*prefix, 'engine', 'quantization'))}: {error}") from None
     try:
         with_layer_formats(model, engine.quantization_by_layer)
     except SpecError as error:
@@ -285,11 +306,8 @@ def _finished(scenario: Scenario, positions: Positions) -> Scenario:
         if engine.kv_eviction is not None:
             model = with_eviction(model, engine.kv_eviction.num_tokens)
     except SpecError as error:
-        raise SpecError(f"{positions.where(('engine', 'kv_eviction'))}: {error}") from None
-    cluster = scenario.cluster
-    pools = tuple(pool.model_copy(update={"engine": _with_length(pool.engine, model)}) for pool in cluster.pools)
-    cluster = cluster.model_copy(update={"pools": pools}) if pools else cluster
-    return scenario.model_copy(update={"model": model, "engine": _with_length(engine, model), "cluster": cluster})
+        raise SpecError(f"{positions.where((*prefix, 'engine', 'kv_eviction'))}: {error}") from None
+    return model
 
 
 def _changed(model: ModelSpec, changes: ModelChanges, positions: Positions) -> ModelSpec:

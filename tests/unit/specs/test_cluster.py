@@ -81,6 +81,7 @@ def test_a_link_is_the_hardware_files_or_described_here(scenario_file: Write) ->
 
 
 def test_the_schema_knows_pools() -> None:
-    assert {"role", "replicas", "engine", "hardware", "router"} == set(
+    fleet = {"name", "model", "share", "shadow", "autoscaling"}
+    assert {"role", "replicas", "engine", "hardware", "router"} | fleet == set(
         scenario_schema()["$defs"]["PoolSpec"]["properties"]
     )

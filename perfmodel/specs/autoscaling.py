@@ -1,0 +1,76 @@
+"""Replicas that come and go: `AutoscalingSpec`, and `FailuresSpec`."""
+
+__all__ = ["AutoscalingSpec", "FailureEvent", "FailuresSpec"]
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from perfmodel.specs.base import Spec
+from perfmodel.specs.units import BytesPerSecond, Seconds
+
+
+class AutoscalingSpec(Spec):
+    """As many replicas as the load asks for: ceil(load / target), the load being counted each `interval_s`.
+
+    metric:             concurrency: requests that wait or run; queue: requests that wait, and then replicas go one at a
+                        time, when nobody waits
+    scale_down_delay_s: fewer replicas only when fewer would have done for so long; those that go finish what they have
+    min_replicas:       0: the first request that comes starts one
+    cold_start_s:       until a new replica serves; by default the time for its weights at `load_bandwidth_bytes_per_s`
+                        (of one NVMe drive, or a 25 Gb/s network, per replica) and `engine_start_s` (processes,
+                        compilation, CUDA graphs)
+
+    Interval and delay are those of Kubernetes' horizontal pod autoscaler by default.
+    """
+
+    metric: Literal["concurrency", "queue"] = "concurrency"
+    target: PositiveFloat
+    min_replicas: NonNegativeInt = 1
+    max_replicas: PositiveInt
+    interval_s: Annotated[Seconds, Field(gt=0)] = 15.0
+    scale_down_delay_s: Annotated[Seconds, Field(ge=0)] = 300.0
+    cold_start_s: Annotated[Seconds, Field(ge=0)] | None = None
+    load_bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)] = 3e9
+    engine_start_s: Annotated[Seconds, Field(ge=0)] = 30.0
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> "AutoscalingSpec":
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"found min_replicas {self.min_replicas}, allowed at most max_replicas")
+        return self
+
+    def start_s(self, weight_bytes: float) -> float:
+        """Seconds until a new replica with so many bytes of weights serves."""
+        if self.cold_start_s is not None:
+            return self.cold_start_s
+        return weight_bytes / self.load_bandwidth_bytes_per_s + self.engine_start_s
+
+
+class FailureEvent(Spec):
+    """The replica of this number in the pool of this number (from 0) dies at `at_s` and is away for `down_s`."""
+
+    at_s: Annotated[Seconds, Field(ge=0)]
+    pool: NonNegativeInt = 0
+    replica: NonNegativeInt = 0
+    down_s: Annotated[Seconds, Field(ge=0)] | None = None
+
+
+class FailuresSpec(Spec):
+    """Replicas die, and what they had in hand and in their KV caches with them.
+
+    mtbf_s:   mean time between failures of one replica, exponentially distributed
+    repair_s: until it may start again
+    start_s:  how long it then takes to start, where no autoscaling says so
+    """
+
+    mtbf_s: Annotated[Seconds, Field(gt=0)] | None = None
+    repair_s: Annotated[Seconds, Field(ge=0)] = 60.0
+    start_s: Annotated[Seconds, Field(ge=0)] = 60.0
+    events: tuple[FailureEvent, ...] = ()
+
+    @model_validator(mode="after")
+    def _says_when(self) -> "FailuresSpec":
+        if self.mtbf_s is None and not self.events:
+            raise ValueError("needs `mtbf_s`, or `events` with the times")
+        return self
