@@ -34,7 +34,7 @@ def _counts(result: WhatIfResult, metric: str) -> Iterator[str]:
         return
     name = f"{capital(metric_label(metric))} ({short_number(base)} {metric_unit(metric)})".replace(" )", ")")
     if not telling:
-        yield f"{name}: none of what was varied changes it by {_SMALL:.0%} of its own change."
+        yield f"{name}: nothing that was varied moves it (elasticities below {_SMALL:g})."
         return
     words = "; ".join(_percent(each) for each in telling[:_MOST])
     yield f"{name}: {words}."
