@@ -10,9 +10,12 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 from executor_models import MODELS  # noqa: E402
 
 from perfmodel.errors import PerfmodelError, SpecError  # noqa: E402
+from perfmodel.ops.formats import served_model  # noqa: E402
 from perfmodel.specs import load_scenario  # noqa: E402
+from perfmodel.specs.model.layer_formats import bits_per_weight  # noqa: E402
 from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
+from perfmodel_executors.models.support import with_plain_weights  # noqa: E402
 from perfmodel_executors.quality import measure_quality, perplexity, read_text  # noqa: E402
 from perfmodel_executors.quality.outputs import exact_match, prompts_of  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
@@ -103,3 +106,15 @@ def test_chunks_leave_the_answers_as_they_are(smollm):
     assert found.exact_match == 1
     assert found.num_output_tokens == 12 * 32
     assert found.perplexity == pytest.approx(found.baseline_perplexity, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_mix_by_layer_beats_one_format_of_as_many_bits(smollm):
+    """4.5 bits a weight: INT4 in groups of 32, or in groups of 64 with the two most sensitive layers in INT8."""
+    uniform = smollm("engine.quantization=w4a16", "engine.quantization_group_size=32")
+    rules = "[{layers: [13, 29], quantization: w8a16}]"
+    groups = ("engine.quantization=w4a16", "engine.quantization_group_size=64")
+    mixed = smollm(*groups, f"engine.quantization_by_layer={rules}")
+    bits = [bits_per_weight(served_model(with_plain_weights(each.model), each.engine)) for each in (uniform, mixed)]
+    assert bits == pytest.approx([4.5, 4.5])
+    assert measure_quality(mixed).perplexity < 0.99 * measure_quality(uniform).perplexity
