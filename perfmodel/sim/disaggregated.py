@@ -43,9 +43,10 @@ class DisaggregatedServer:
         cost_of: CostOf,
         on_finished: Callable[[Replica, Request], None],
         front_end: FrontEnd | None = None,
+        transfers: KvTransfers | None = None,
     ) -> None:
         self.env = env
-        self.transfers = KvTransfers(env)
+        self.transfers = transfers or KvTransfers(env)
         self._to_prefill, self._to_decode, self._cost_of = to_prefill, to_decode, cost_of
         self._on_finished, self._front_end = on_finished, front_end
         self._whole: dict[int, Request] = {}  # the client's request, by the number that its prefill bears too
@@ -142,7 +143,10 @@ class DisaggregatedServer:
             target.add(request)
 
         cost = self._cost_of(source.index, target.index)
-        self.transfers.start(cost, source.index, target.index, request.num_prompt_tokens, arrived)
+        prefill_ticks = 0
+        if prefill.finished_at == self.env.ticks and prefill.first_scheduled_at is not None:
+            prefill_ticks = self.env.ticks - prefill.first_scheduled_at
+        self.transfers.start(cost, source.index, target.index, request.num_prompt_tokens, arrived, prefill_ticks)
 
     def on_decoded(self, replica: Replica, request: Request) -> None:
         """`replica` has sampled the last token of `request`."""

@@ -6,9 +6,18 @@ With b bytes per token on one of n decode devices, m prefill devices, and whole 
 
     t = latency + T b max(1, n / m) / W
 
-at most one transfer at a time leaves a prefill engine, and one enters a decode engine. What is not modelled: transfer
-of a layer while the next is computed, contention inside the fabric, prefixes that the decode engine has cached.
-Source: the pull protocol of vLLM's NIXL connector (blocks are freed at the source once they have been read).
+at most one transfer at a time leaves a prefill engine, and one enters a decode engine. Source: the pull protocol of
+vLLM's NIXL connector (blocks are freed at the source once they have been read).
+
+Layer by layer (as Mooncake does) the KV of a layer leaves while the next is computed. The first of L layers is there when 1/L of the prefill's time P is over; from then on, or from when both links are free if
+that is later, bytes move, and what the client waits for is what is left when the prefill ends, the last layer at least:
+
+    t = latency + max(B / L, B - W (time that the links had)) / W,    B = T b max(1, n / m)
+
+That needs a place to go: if the decode engine has no blocks when the prefill ends, nothing has moved yet.
+
+All links may lead into one fabric (`perfmodel.sim.fabric`), which transfers then share; what moves under a prefill is
+taken to have its links' full rate. What is not modelled: prefixes that the decode engine has cached.
 """
 
 __all__ = ["KvTransfers", "TransferCost", "transfer_cost"]
@@ -22,7 +31,8 @@ from simpy.events import Event
 from perfmodel.cost import kv_bytes_per_token, state_bytes_per_sequence
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.sharding import Sharding
-from perfmodel.sim.clock import TickEnvironment, to_ticks
+from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment, to_ticks
+from perfmodel.sim.fabric import Fabric
 from perfmodel.specs.hardware import Link
 from perfmodel.specs.scenario import Scenario
 
@@ -41,6 +51,7 @@ class TransferCost:
     bytes_factor: float
     block_size: int
     rolling_span: int | None = None  # tokens that are kept at most, if not all
+    num_layers: int = 1
 
     def link_bytes(self, num_tokens: int) -> float:
         """Bytes over the busiest link for the KV of `num_tokens`: whole blocks, and the recurrent state if any."""
@@ -72,6 +83,7 @@ def transfer_cost(source: Scenario, target: Scenario, source_link: Link, target_
         min(num_to, num_from),
         source.engine.block_size,
         model.rolling_span,
+        len(layers),
     )
 
 
@@ -80,18 +92,50 @@ class KvTransfers:
 
     A transfer first waits for its source's link, then for its target's; sources and targets are different engines, so
     no circle of waiting can close.
+
+    is_layerwise: layers move while others are still computed
+    fabric:       what all links lead into, if it can be too narrow
     """
 
-    def __init__(self, env: TickEnvironment) -> None:
-        self._env = env
+    def __init__(self, env: TickEnvironment, is_layerwise: bool = False, fabric: Fabric | None = None) -> None:
+        self._env, self._is_layerwise, self._fabric = env, is_layerwise, fabric
+        self._free_since: dict[Resource, int] = {}
         self._links: dict[tuple[str, int], Resource] = {}
         self.num_transfers = 0
         self.num_bytes = 0.0
         self.ticks = 0  # from the wish to the last byte, summed
 
-    def start(self, cost: TransferCost, source: int, target: int, num_tokens: int, done: Callable[[], None]) -> None:
-        """Move the KV of `num_tokens` from engine `source` to engine `target`, then call `done`."""
-        self._env.process(self._move(cost, self._link("out", source), self._link("in", target), num_tokens, done))
+    def start(
+        self,
+        cost: TransferCost,
+        source: int,
+        target: int,
+        num_tokens: int,
+        done: Callable[[], None],
+        prefill_ticks: int = 0,
+    ) -> None:
+        """Move the KV of `num_tokens` from engine `source` to engine `target`, then call `done`.
+
+        prefill_ticks: how long the prefill took that has ended now; 0 if it ended before
+        """
+        links = self._link("out", source), self._link("in", target)
+        head_start = self._head_start(cost, links, prefill_ticks)
+        self._env.process(self._move(cost, *links, num_tokens, done, head_start))
+
+    def _head_start(self, cost: TransferCost, links: tuple[Resource, Resource], prefill_ticks: int) -> int:
+        """Ticks in which layers could move before now."""
+        if not self._is_layerwise or any(link.count or link.queue for link in links):
+            return 0
+        now = self._env.ticks
+        first_layer = now - prefill_ticks * (cost.num_layers - 1) // cost.num_layers
+        return now - max(first_layer, *(self._free_since.get(link, 0) for link in links))
+
+    def _left_bytes(self, cost: TransferCost, num_tokens: int, head_start: int) -> float:
+        """Bytes over the busiest link that have not moved yet."""
+        whole = cost.link_bytes(num_tokens)
+        if not head_start:
+            return whole
+        return max(whole / cost.num_layers, whole - head_start / TICKS_PER_S * cost.bandwidth_bytes_per_s)
 
     def _link(self, way: str, engine: int) -> Resource:
         link = self._links.get((way, engine))
@@ -100,14 +144,26 @@ class KvTransfers:
         return link
 
     def _move(
-        self, cost: TransferCost, out: Resource, into: Resource, num_tokens: int, done: Callable[[], None]
+        self,
+        cost: TransferCost,
+        out: Resource,
+        into: Resource,
+        num_tokens: int,
+        done: Callable[[], None],
+        head_start: int,
     ) -> Generator[Event, None, None]:
         asked_at = self._env.ticks
         with out.request() as leaves:
             yield leaves
             with into.request() as enters:
                 yield enters
-                yield self._env.timeout(to_ticks(cost.duration_s(num_tokens)))
+                left = self._left_bytes(cost, num_tokens, head_start)
+                if self._fabric is None:
+                    yield self._env.timeout(to_ticks(cost.latency_s + left / cost.bandwidth_bytes_per_s))
+                else:
+                    yield self._env.timeout(to_ticks(cost.latency_s))
+                    yield self._fabric.move(left * cost.bytes_factor, cost.bandwidth_bytes_per_s * cost.bytes_factor)
+        self._free_since[out] = self._free_since[into] = self._env.ticks
         self.num_transfers += 1
         self.num_bytes += cost.link_bytes(num_tokens) * cost.bytes_factor
         self.ticks += self._env.ticks - asked_at

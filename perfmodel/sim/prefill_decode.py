@@ -8,8 +8,9 @@ from functools import cache
 from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.disaggregated import DisaggregatedServer
+from perfmodel.sim.fabric import Fabric
 from perfmodel.sim.front_end import FrontEnd
-from perfmodel.sim.kv_transfer import TransferCost, transfer_cost
+from perfmodel.sim.kv_transfer import KvTransfers, TransferCost, transfer_cost
 from perfmodel.sim.pool import FleetRouter, OnFinished, OnStep, Pool
 from perfmodel.sim.replica import Replica
 from perfmodel.specs.scenario import Scenario
@@ -33,8 +34,13 @@ class PrefillDecode:
         """The server between the prefill and the decode pools among `pools`."""
         prefill, decode = ([p for p in pools if p.spec.role == role] for role in ("prefill", "decode"))
         routers = FleetRouter.over(prefill, scenario), FleetRouter.over(decode, scenario)
-        costs = _transfer_costs(scenario, pools)
-        self._server = DisaggregatedServer(env, *routers, costs, on_finished, front_end)
+        costs, spec = _transfer_costs(scenario, pools), scenario.cluster.kv_transfer
+        fabric = None
+        if spec.shared:
+            own = spec.link_of(prefill[0].scenario.hardware).bandwidth_bytes_per_s
+            fabric = Fabric(env, spec.fabric_bandwidth_bytes_per_s or own)
+        transfers = KvTransfers(env, spec.layerwise, fabric)
+        self._server = DisaggregatedServer(env, *routers, costs, on_finished, front_end, transfers)
         return self._server
 
     def on_prefilled(self, replica: Replica, request: Request) -> None:

@@ -19,6 +19,7 @@ from perfmodel.specs.given_link import GivenLink
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.resolved import Resolved
+from perfmodel.specs.units import BytesPerSecond
 
 RouterName = Literal[
     "round_robin",
@@ -77,7 +78,19 @@ class KvTransferSpec(GivenLink):
     """How KV blocks get from a prefill to a decode replica: every device over its own link, in and out.
 
     latency_s: handshake and descriptors included
+    layerwise: each layer's KV leaves while the next is computed
+    shared:    all links lead into one fabric of `fabric_bandwidth_bytes_per_s`, that of one link unless given
     """
+
+    layerwise: bool = False
+    shared: bool = False
+    fabric_bandwidth_bytes_per_s: BytesPerSecond | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _has_a_fabric_for_its_bandwidth(self) -> "KvTransferSpec":
+        if self.fabric_bandwidth_bytes_per_s is not None and not self.shared:
+            raise ValueError("found fabric_bandwidth_bytes_per_s without shared: true; only a shared fabric has one")
+        return self
 
 
 class ClusterSpec(Spec):
