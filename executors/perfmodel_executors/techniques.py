@@ -30,7 +30,10 @@ Progress = Callable[[int, int | None], None]
 _MIN_ROUNDS = 6
 _PAIR = 2  # the scenario and its baseline
 # Fields of an engine that decide which steps there are, not how long a given one takes.
-_COMPOSES_STEPS = {"batching", "batch_timeout_ms", "enable_chunked_prefill", "max_num_batched_tokens"}
+_COMPOSES_STEPS = {
+    *("batching", "batch_timeout_ms", "enable_chunked_prefill", "max_num_batched_tokens"),
+    *("prefill_exclusive", "reserve_output", "enable_prefix_caching"),
+}
 
 
 def measure_technique(
