@@ -19,6 +19,7 @@ from perfmodel.cli.explain import explain
 from perfmodel.cli.hardware import hardware_app
 from perfmodel.cli.memory import memory
 from perfmodel.cli.models import models_app
+from perfmodel.cli.plan import plan
 from perfmodel.cli.quality import quality
 from perfmodel.cli.roofline import roofline
 from perfmodel.cli.schema import schema
@@ -38,7 +39,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (simulate, execute, explain, roofline, memory, calibrate, validate, techniques, quality, study, whatif):
+for _command in (
+    simulate,
+    execute,
+    explain,
+    roofline,
+    memory,
+    calibrate,
+    validate,
+    techniques,
+    quality,
+    study,
+    whatif,
+    plan,
+):
     app.command()(guarded(_command))
 app.add_typer(hardware_app, name="hardware")
 app.add_typer(models_app, name="models")

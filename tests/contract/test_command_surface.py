@@ -13,6 +13,7 @@ FROZEN = {
     "memory": ["SCENARIO", "--set", "--json"],
     "models list": ["--json"],
     "models show": ["NAME", "--json"],
+    "plan": ["SCENARIO", "--set", "--json", "--report", "--export", "--store", "--engine"],
     "quality": [
         *("SCENARIO", "--set", "--against", "--text", "--chunk", "--sensitivity", "--group-size", "--bits", "--blocks"),
         *("--out", "--json", "--seed"),

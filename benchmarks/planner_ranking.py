@@ -1,0 +1,187 @@
+"""Whether the planner's screen puts the right candidates before the simulator.
+
+    python benchmarks/planner_ranking.py [--problems 50] [--store FILE] [--report FILE.md]
+
+Random planning problems: a model, lengths, an SLO, a rate, two kinds of devices, sixteen candidates or more. Every
+candidate that serves anything is simulated, with the same requests, for its highest rate under the SLO. Asked is
+whether the one that the simulator finds best by the problem's objective is among the screen's first five; where it is
+not, whether the 80 % intervals of the two overlapped. Also: how far the screen's rates are from the simulated ones.
+"""
+
+import argparse
+import random
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, exp, log
+from pathlib import Path
+
+import numpy as np
+
+from perfmodel.plan.candidates import Base
+from perfmodel.plan.screen import Screen, Screened
+from perfmodel.plan.space import enumerate_space
+from perfmodel.plan.trials import Trial, try_rates
+from perfmodel.plan.workers import spread
+from perfmodel.specs.plan import PlanSpec
+
+_MODELS = ("llama-3.1-8b", "qwen3-14b", "qwen3-30b-a3b", "mixtral-8x7b", "llama-3.1-70b", "llama-3.1-70b-fp8")
+_DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm", "l40s")
+_TOP = 5
+_SCATTER = 0.04  # of the logarithm of a simulated rate under one seed, about
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One planning problem, drawn from a number."""
+
+    number: int
+    overrides: tuple[str, ...]
+    space: dict[str, tuple[object, ...]]
+    objective: str
+    ask: float  # the wanted rate, over what a middling candidate serves
+    store: str
+
+    @property
+    def label(self) -> str:
+        return ", ".join(text for text in self.overrides if text.split("=")[0] in ("model", "slo"))
+
+
+@dataclass(frozen=True)
+class Solved:
+    """Candidates in the screen's order, with the rates that were simulated."""
+
+    problem: Problem
+    place: int | None  # of the simulated best in the screen's order, from 1; None: nothing serves
+    num_candidates: int
+    ratios: tuple[float, ...]  # screened over simulated rates
+    overlaps: bool
+    loss: float  # by what share the best of the screen's five is worse than the best of all
+    best: str = ""
+
+
+def drawn(number: int, store: str) -> Problem:
+    """The problem of a number: lengths, limits and devices as they come in practice, log-uniformly."""
+    rng = random.Random(number)
+
+    def between(low: float, high: float) -> float:
+        return exp(rng.uniform(log(low), log(high)))
+
+    prompt, answer = between(100, 4000), between(30, 500)
+    lengths = (prompt, prompt * rng.uniform(2, 5), answer, answer * rng.uniform(2, 4))
+    overrides = (
+        f"model={rng.choice(_MODELS)}",
+        "engine.max_model_len=32768",
+        f"traffic.input_tokens={{distribution: lognormal, mean: {lengths[0]:.0f}, p99: {lengths[1]:.0f}, max: 24000}}",
+        f"traffic.output_tokens={{distribution: lognormal, mean: {lengths[2]:.0f}, p99: {lengths[3]:.0f}, max: 4000}}",
+        f"slo={{ttft_ms: {between(300, 4000):.0f}, tpot_ms: {between(20, 150):.0f}}}",
+    )
+    space: dict[str, tuple[object, ...]] = {
+        "hardware": tuple(rng.sample(_DEVICES, 2)),
+        "tensor_parallel_size": tuple(sorted(rng.sample((1, 2, 4, 8), 2))),
+        "max_num_seqs": tuple(sorted(rng.sample((16, 64, 256), 2))),
+        "max_num_batched_tokens": tuple(sorted(rng.sample((1024, 2048, 4096, 8192), 2))),
+        "disaggregation": ("none", "1:1") if rng.random() < 0.25 else ("none",),
+    }
+    objective = rng.choice(("goodput_per_gpu", "cheapest"))
+    return Problem(number, overrides, space, objective, between(0.3, 5), store)
+
+
+def solve(problem: Problem) -> Solved:
+    """All candidates screened and simulated."""
+    base = Base("llama-3.1-8b-a100", problem.overrides)
+    spec = PlanSpec.model_validate({"space": problem.space, "objective": problem.objective, "max_gpus": 16})
+    scenario = base.load()
+    candidates = enumerate_space(base, spec).candidates
+    screen = Screen(candidates, scenario, spec.attainment)
+    serving = screen.with_intervals([each for each in screen.all() if each.rate > 0.02])
+    rates = [_simulated(base, each, spec, problem.store) for each in serving]
+    if not any(rates):
+        return Solved(problem, None, len(serving), (), False, 0.0)
+    wanted = problem.ask * float(np.median([rate for rate in rates if rate]))
+
+    def key(each: Screened, rate: float) -> float:
+        """Smaller is better."""
+        if problem.objective == "cheapest":
+            return ceil(wanted / rate) * (each.usd_per_hour or 0.0) if rate else float("inf")
+        return -rate / each.candidate.num_devices
+
+    order = sorted(range(len(serving)), key=lambda i: (key(serving[i], serving[i].rate), -serving[i].rate))
+    truth = [key(each, rate or 0.0) for each, rate in zip(serving, rates, strict=True)]
+    best = min(truth)
+    place = next(place for place, i in enumerate(order, 1) if truth[i] <= best + 1e-9 * abs(best))
+    mine = min(order[:_TOP], key=lambda i: truth[i])
+    loss = truth[mine] / best - 1 if problem.objective == "cheapest" else 1 - truth[mine] / best
+    winner = order[place - 1]
+    ratios = tuple(each.rate / rate for each, rate in zip(serving, rates, strict=True) if rate)
+    overlaps = _overlap(serving[mine], rates[mine] or 0.0, serving[winner], rates[winner] or 0.0)
+    return Solved(problem, place, len(serving), ratios, overlaps, loss, serving[winner].candidate.label)
+
+
+def _simulated(base: Base, each: Screened, spec: PlanSpec, store: str) -> float | None:
+    engines = each.candidate.ratio[1] if each.candidate.ratio else 1
+    count = int(min(max(4 * each.batch * engines, 400), 1600))
+    trial = Trial(base, each.candidate.overrides(1), 0, each.rate, spec.attainment, count, store)
+    return try_rates(trial).rate
+
+
+def _overlap(one: Screened, one_rate: float, other: Screened, other_rate: float) -> bool:
+    """Of rates per device: the calibration's interval and the scatter of a seed."""
+    ends = []
+    for each, rate in ((one, one_rate), (other, other_rate)):
+        low, high = (each.low or 0.0) / each.rate, (each.high or 0.0) / each.rate
+        scale = rate / each.candidate.num_devices
+        ends.append((scale * low * exp(-1.28 * _SCATTER), scale * high * exp(1.28 * _SCATTER)))
+    (a, b), (c, d) = ends
+    return a <= d and c <= b
+
+
+def lines(solved: Sequence[Solved]) -> list[str]:
+    """What came of it."""
+    asked = [each for each in solved if each.place is not None]
+    within = [each for each in asked if (each.place or 99) <= _TOP]
+    first = [each for each in asked if each.place == 1]
+    others = [each for each in asked if each not in within]
+    ratios = np.array([ratio for each in asked for ratio in each.ratios])
+    off = np.exp(np.median(np.abs(np.log(ratios)))) - 1
+    found = [
+        f"{len(asked)} problems with an answer, {sum(each.num_candidates for each in asked)} candidates simulated.",
+        f"The simulated best is among the screen's first {_TOP} in {len(within)} of {len(asked)} "
+        f"({len(within) / len(asked):.0%}), first in {len(first)} ({len(first) / len(asked):.0%}).",
+        f"Screened over simulated rate: median {np.median(ratios):.2f}, 10th to 90th percentile "
+        f"{np.quantile(ratios, 0.1):.2f} to {np.quantile(ratios, 0.9):.2f}; off by {off:.0%} in the median.",
+        f"Of the others, intervals overlapped in {sum(each.overlaps for each in others)} of {len(others)}; what was "
+        f"lost by simulating five only: {max((each.loss for each in others), default=0.0):.1%} at most.",
+    ]
+    for each in others:
+        found.append(
+            f"Not among them: problem {each.problem.number} ({each.problem.objective}; {each.problem.label}): best "
+            f"{each.best}, place {each.place} of {each.num_candidates}, loss {each.loss:.1%}, "
+            f"{'intervals overlap' if each.overlaps else 'intervals do not overlap'}."
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--problems", type=int, default=50)
+    parser.add_argument("--store", type=Path, default=None, help="points that are already known")
+    parser.add_argument("--report", type=Path, default=None)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(arguments.store or Path(folder) / "points.sqlite")
+        problems = [drawn(number, store) for number in range(arguments.problems)]
+        solved = spread(solve, problems, _lost, lambda done, _: print(f"{done} solved", end="\r", flush=True))
+    text = lines(solved)
+    print("\n".join(text))
+    if arguments.report is not None:
+        head = ["# The planner's screen beside the simulator", "", "```", "python benchmarks/planner_ranking.py", "```"]
+        arguments.report.write_text("\n".join([*head, "", *(f"- {line}" for line in text)]) + "\n", encoding="utf-8")
+
+
+def _lost(problem: Problem, reason: str) -> Solved:
+    return Solved(problem, None, 0, (), False, 0.0, reason)
+
+
+if __name__ == "__main__":
+    main()

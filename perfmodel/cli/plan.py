@@ -1,0 +1,101 @@
+"""`perfmodel plan SCENARIO`: the deployment that serves the traffic within its SLO, best by an objective."""
+
+__all__ = ["plan"]
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfmodel.cli.options import EngineName, JsonFlag, Overrides, ScenarioName
+from perfmodel.cli.terminal import print_json, progress_bar, say, stdout
+from perfmodel.errors import SpecError
+
+if TYPE_CHECKING:
+    from perfmodel.plan.plan_result import PlanResult
+
+ExportFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--export", metavar="DIR", help="Write the choice as serve.sh (vLLM) and as a scenario.", show_default=False
+    ),
+]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="FILE", help="Write FILE.md with pictures, or FILE.html.", show_default=False),
+]
+StoreFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        metavar="FILE",
+        help="Where evaluated points are kept; by default in the user's cache folder.",
+        show_default=False,
+    ),
+]
+
+
+def plan(
+    scenario: ScenarioName,
+    overrides: Overrides = None,
+    as_json: JsonFlag = False,
+    report_file: ReportFile = None,
+    export: ExportFolder = None,
+    store: StoreFile = None,
+    engine: EngineName = "local",
+) -> None:
+    """Find the deployment that serves a scenario's rate within its SLO: cheapest, fewest GPUs, most goodput per GPU, or
+    lowest latency.
+
+    The scenario's `plan` block says what to look for, and where (`--set plan.objective=fewest_gpus`,
+    `--set plan.space.hardware=[a100-sxm-80gb, h100-sxm-80gb]`). Candidates are screened in closed form, the best are
+    simulated. Every simulated point is kept: a plan that was stopped goes on where it was.
+    """
+    if report_file is not None and report_file.suffix not in (".md", ".html"):
+        raise SpecError(f"--report {report_file}: allowed a file ending in .md or .html.")
+    from perfmodel.plan.search import make_plan
+
+    result = make_plan(scenario, overrides or (), store, None, engine, progress_bar)
+    if report_file is not None:
+        from perfmodel.report.plan_written import write_plan
+
+        for written in write_plan(result, report_file, _command(scenario, overrides, report_file)):
+            say(f"Written to {written}")
+    if export is not None:
+        from perfmodel.plan.export import export_plan
+
+        for written in export_plan(result, export):
+            say(f"Written to {written}")
+    if as_json:
+        print_json(result.to_json())
+    else:
+        _print(result)
+
+
+def _command(scenario: str, overrides: list[str] | None, report_file: Path) -> str:
+    """The command as anyone would give it."""
+    shown = Path(scenario).name if "/" in scenario else scenario
+    name = report_file.name if report_file.is_absolute() else report_file.as_posix()
+    return " ".join(["perfmodel plan", shown, *(f"--set {text}" for text in overrides or ()), f"--report {name}"])
+
+
+def _print(result: "PlanResult") -> None:
+    from rich.text import Text
+
+    from perfmodel.plan.export import serve_commands
+    from perfmodel.plan.plan_words import plan_head, plan_rows, plan_words, ruled_out_words
+    from perfmodel.report.tables import rows_table
+
+    console = stdout()
+    for line in plan_words(result):
+        console.print(Text(f"- {line}"))
+    rows = plan_rows(result)
+    if rows:
+        console.print(rows_table(plan_head(result), rows, left=1))
+    if result.winner is not None:
+        for line in serve_commands(result, result.winner):
+            console.print(Text(line, style="dim" if line.startswith("#") else ""))
+    looked = f"{result.num_candidates:,} candidates, {result.num_serving:,} serve the rate"
+    console.print(Text("; ".join([looked, *ruled_out_words(result)]), style="dim"))
+    for note in result.notes:
+        console.print(Text(f"Note: {note}", style="dim"))
