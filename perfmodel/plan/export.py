@@ -7,8 +7,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from perfmodel.errors import SpecError
 from perfmodel.plan.candidates import at_rate
 from perfmodel.plan.plan_result import Finalist, PlanResult
@@ -16,7 +14,7 @@ from perfmodel.specs.catalog import find_file
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.overrides import apply_override, parse_override
 from perfmodel.specs.study_file import as_overrides
-from perfmodel.specs.yaml_loader import Positions, load_yaml
+from perfmodel.specs.yaml_loader import Positions, dump_yaml, load_yaml
 
 # Engine arguments that are vLLM's own, in the order in which they are written. Those at vLLM's default are left out.
 _ARGUMENTS = (
@@ -93,7 +91,7 @@ def scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
         apply_override(change, data, change.path, Positions(result.base.path))
     data["name"] = f"{result.scenario.name}-planned"
     words = f"# Chosen by `perfmodel plan {Path(result.base.path).name}`: {finalist.label}.\n"
-    return words + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
+    return words + dump_yaml(data)
 
 
 def export_plan(result: PlanResult, folder: Path) -> list[Path]:

@@ -5,7 +5,7 @@ where it is there) only builds the tree of nodes; scalars are resolved by the co
 keys are refused, keys are text, and lines are looked up in the tree when an error needs one.
 """
 
-__all__ = ["LoadedYaml", "Path", "Positions", "load_yaml", "parse_value"]
+__all__ = ["LoadedYaml", "Path", "Positions", "dump_yaml", "load_yaml", "parse_value"]
 
 import pathlib
 import re
@@ -105,6 +105,12 @@ def load_yaml(path: str | pathlib.Path) -> LoadedYaml:
         found = "a list" if isinstance(root, yaml.SequenceNode) else f"{root.value!r}"
         raise SpecError(f"{name}:{root.start_mark.line + 1}: found {found}, a mapping of `key: value` lines is needed.")
     return LoadedYaml(_construct(root, name, ()), Positions(name, root))
+
+
+def dump_yaml(data: dict[str, Any]) -> str:
+    """`data` as the text of a file that `load_yaml` reads back, keys in their order."""
+    text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
+    return text
 
 
 def parse_value(text: str, origin: str) -> Any:
