@@ -13,6 +13,7 @@ __all__ = [
     "DoesNotFitError",
     "MissingExtraError",
     "PerfmodelError",
+    "Plan",
     "Result",
     "RunResult",
     "Scenario",
@@ -24,6 +25,8 @@ __all__ = [
     "load_hardware",
     "load_model",
     "load_scenario",
+    "make_plan",
+    "plan",
     "plan_memory",
     "simulate",
     "sweep",
@@ -35,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.errors import DoesNotFitError, MissingExtraError, PerfmodelError, SpecError, WorkloadError
 
 if TYPE_CHECKING:
-    from perfmodel.api import Result, simulate, sweep, whatif
+    from perfmodel.api import Plan, Result, make_plan, simulate, sweep, whatif
     from perfmodel.cost import estimate_step, plan_memory
     from perfmodel.ops import build_graph
     from perfmodel.sim import RunResult
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Plan": "perfmodel.api",
     "Result": "perfmodel.api",
     "RunResult": "perfmodel.sim",
     "Scenario": "perfmodel.specs",
@@ -52,6 +56,7 @@ _HOMES = {
     "load_hardware": "perfmodel.specs",
     "load_model": "perfmodel.specs",
     "load_scenario": "perfmodel.specs",
+    "make_plan": "perfmodel.api",
     "plan_memory": "perfmodel.cost",
     "simulate": "perfmodel.api",
     "sweep": "perfmodel.api",
@@ -60,6 +65,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "plan":  # the room of that name, which can be called: it is `make_plan`
+        import perfmodel.plan
+
+        return perfmodel.plan
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")

@@ -9,7 +9,7 @@
 Overrides are what `--set` takes: a mapping from paths to values (`"0.5x"` multiplies), or its texts.
 """
 
-__all__ = ["Overrides", "Result", "SweepResult", "simulate", "sweep", "whatif"]
+__all__ = ["Overrides", "Plan", "Result", "SweepResult", "make_plan", "simulate", "sweep", "whatif"]
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -23,10 +23,13 @@ from numpy.typing import NDArray
 
 from perfmodel import sim
 from perfmodel.errors import SpecError
+from perfmodel.plan import search
 from perfmodel.plan.ask import ask_whatif
+from perfmodel.plan.plan_result import PlanResult
 from perfmodel.plan.points import Point, Record
 from perfmodel.plan.sweep import sweep as sweep_points
 from perfmodel.plan.whatif import default_metrics
+from perfmodel.report.plan_printed import print_plan
 from perfmodel.report.shown import as_html, as_text
 from perfmodel.report.tables import print_summary, rows_table
 from perfmodel.report.whatif_written import WhatIfReport
@@ -112,6 +115,30 @@ class SweepResult:
         return as_html(self._show)
 
 
+@dataclass(frozen=True, repr=False)
+class Plan(PlanResult):
+    """A `PlanResult` that prints itself as the command does."""
+
+    def columns(self) -> Columns:
+        """The finalists' figures, best first, those that do not serve the rate (`serves`) last; nan without a value."""
+        document = self.to_json()
+        rows = [
+            {**row, "serves": serves} for serves, key in ((True, "ranked"), (False, "missed")) for row in document[key]
+        ]
+        names = [
+            name for name, value in (rows[0] if rows else {}).items() if not isinstance(value, dict | list | tuple)
+        ]
+        return {name: np.array([np.nan if row[name] is None else row[name] for row in rows]) for name in names}
+
+    def __str__(self) -> str:
+        return as_text(partial(print_plan, self))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return as_html(partial(print_plan, self))
+
+
 def simulate(scenario: Scenario | str | Path, overrides: Overrides = (), /, **options: Any) -> Result:
     """Serve a scenario's traffic on the simulated clock: as `perfmodel simulate`.
 
@@ -194,6 +221,24 @@ def sweep(
     ]
     records = sweep_points(points, progress, workers, engine)
     return SweepResult(tuple(over), tuple(combinations), asked, tuple(records))
+
+
+def make_plan(
+    scenario: str | Path,
+    overrides: Overrides = (),
+    *,
+    store: Path | None = None,
+    workers: int | None = None,
+    engine: str = "local",
+) -> Plan:
+    """The deployment that serves a scenario's rate within its SLO: as `perfmodel plan`; also called as `pm.plan(...)`.
+
+    overrides: `{"plan.objective": "fewest_gpus", "traffic.arrivals.rate": 50}`
+    store:     file with points that are already known, and for those evaluated now; default: the user's
+    workers:   processes; in a script, start them below `if __name__ == "__main__":`
+    """
+    result = search.make_plan(str(scenario), _texts(overrides), store, workers, engine)
+    return Plan(**{field.name: getattr(result, field.name) for field in fields(result)})
 
 
 def _texts(overrides: Overrides) -> tuple[str, ...]:

@@ -3,16 +3,13 @@
 __all__ = ["plan"]
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from perfmodel.cli.options import EngineName, JsonFlag, Overrides, ScenarioName
 from perfmodel.cli.terminal import print_json, progress_bar, say, stdout
 from perfmodel.errors import SpecError
-
-if TYPE_CHECKING:
-    from perfmodel.plan.plan_result import PlanResult
 
 ExportFolder = Annotated[
     Path | None,
@@ -69,7 +66,9 @@ def plan(
     if as_json:
         print_json(result.to_json())
     else:
-        _print(result)
+        from perfmodel.report.plan_printed import print_plan
+
+        print_plan(result, stdout())
 
 
 def _command(scenario: str, overrides: list[str] | None, report_file: Path) -> str:
@@ -77,25 +76,3 @@ def _command(scenario: str, overrides: list[str] | None, report_file: Path) -> s
     shown = Path(scenario).name if "/" in scenario else scenario
     name = report_file.name if report_file.is_absolute() else report_file.as_posix()
     return " ".join(["perfmodel plan", shown, *(f"--set {text}" for text in overrides or ()), f"--report {name}"])
-
-
-def _print(result: "PlanResult") -> None:
-    from rich.text import Text
-
-    from perfmodel.plan.export import serve_commands
-    from perfmodel.plan.plan_words import plan_head, plan_rows, plan_words, ruled_out_words
-    from perfmodel.report.tables import rows_table
-
-    console = stdout()
-    for line in plan_words(result):
-        console.print(Text(f"- {line}"))
-    rows = plan_rows(result)
-    if rows:
-        console.print(rows_table(plan_head(result), rows, left=1))
-    if result.winner is not None:
-        for line in serve_commands(result, result.winner):
-            console.print(Text(line, style="dim" if line.startswith("#") else ""))
-    looked = f"{result.num_candidates:,} candidates, {result.num_serving:,} serve the rate"
-    console.print(Text("; ".join([looked, *ruled_out_words(result)]), style="dim"))
-    for note in result.notes:
-        console.print(Text(f"Note: {note}", style="dim"))

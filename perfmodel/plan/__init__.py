@@ -17,3 +17,19 @@ A point knows nothing of what asks for it.
 """
 
 __all__: list[str] = []
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _Room(ModuleType):
+    """`perfmodel.plan(...)` plans: the function's name and the room's are one, so the room can be called."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        import perfmodel
+
+        return perfmodel.make_plan(*args, **options)
+
+
+sys.modules[__name__].__class__ = _Room

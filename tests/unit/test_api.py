@@ -101,3 +101,21 @@ def test_what_if_prints_itself_and_has_columns():
     assert columns["path"].tolist() == ["hardware.hbm.bandwidth"]
     assert -1 < columns["elasticity"][0] < 0
     assert columns["high"][0] < columns["base"][0] < columns["low"][0]
+
+
+def test_plan_is_a_room_of_modules_and_a_function(tmp_path):
+    import perfmodel.plan.points
+
+    space = {"hardware": ["a100-sxm-80gb"], "tensor_parallel_size": [1], "max_num_seqs": [64]}
+    space["max_num_batched_tokens"] = [2048]
+    overrides = {
+        "traffic.input_tokens": {"distribution": "fixed", "value": 300},
+        "traffic.output_tokens": {"distribution": "fixed", "value": 40},
+        "plan": {"finalists": 1, "seeds": 2, "num_requests": 100, "max_gpus": 4, "space": space},
+    }
+    found = pm.plan(NAME, overrides, store=tmp_path / "store", workers=1)
+    assert found.winner is not None
+    assert "vllm serve" in str(found)
+    assert found._repr_html_().startswith("<pre")
+    assert found.columns()["gpus"].tolist() == [each.num_devices for each in (*found.ranked, *found.missed)]
+    assert perfmodel.plan.points.Point is Point
