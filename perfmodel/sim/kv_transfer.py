@@ -9,8 +9,9 @@ With b bytes per token on one of n decode devices, m prefill devices, and whole 
 at most one transfer at a time leaves a prefill engine, and one enters a decode engine. Source: the pull protocol of
 vLLM's NIXL connector (blocks are freed at the source once they have been read).
 
-Layer by layer (as Mooncake does) the KV of a layer leaves while the next is computed. The first of L layers is there when 1/L of the prefill's time P is over; from then on, or from when both links are free if
-that is later, bytes move, and what the client waits for is what is left when the prefill ends, the last layer at least:
+Layer by layer (as Mooncake does) the KV of a layer leaves while the next is computed. The first of L layers is there
+when 1/L of the prefill's time P is over; from then on, or from when both links are free if that is later, bytes move,
+and what the client waits for is what is left when the prefill ends, the last layer at least:
 
     t = latency + max(B / L, B - W (time that the links had)) / W,    B = T b max(1, n / m)
 
