@@ -12,13 +12,20 @@ MISSING = "–"
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One row of a summary. `scale` multiplies the value for display (100 for fractions shown in per cent)."""
+    """One row of a summary. `scale` multiplies the value for display (100 for fractions shown in per cent); one that
+    `is_rare` is shown only if it is not 0."""
 
     key: str
     label: str
     unit: str = ""
     digits: int = 2
     scale: float = 1.0
+    is_rare: bool = False
+
+    def is_shown(self, summary: Mapping[str, Any]) -> bool:
+        """Whether `summary` has anything to say of it."""
+        value = summary.get(self.key)
+        return value is not None and not (self.is_rare and value == 0)
 
     def show(self, summary: Mapping[str, Any]) -> str:
         """The value in `summary` as text, without its unit; a dash where there is none."""
@@ -32,6 +39,9 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
         (
             Field("completed", "Successful requests", digits=0),
             Field("failed", "Failed requests", digits=0),
+            Field("timed_out", "Timed out", digits=0, is_rare=True),
+            Field("rejected", "Refused at the gateway, tries", digits=0, is_rare=True),
+            Field("retries", "Retries", digits=0, is_rare=True),
             Field("duration", "Duration", "s"),
             Field("total_input_tokens", "Total input tokens", digits=0),
             Field("total_output_tokens", "Total generated tokens", digits=0),

@@ -110,7 +110,7 @@ def _add_tables(page: Page, result: RunResult) -> None:
 
 
 def _has(result: RunResult, field: Field) -> bool:
-    return result.summary.get(field.key) is not None
+    return field.is_shown(result.summary)
 
 
 def _add_run_figures(page: Page, result: RunResult) -> None:

@@ -27,6 +27,7 @@ from perfmodel.report.fields import (
     latency,
     prediction_interval,
 )
+from perfmodel.report.group_tables import group_tables
 from perfmodel.sim.result import RunResult
 
 BOUND_STYLES = {"compute": "blue", "memory": "green", "communication": "yellow", "overhead": "bright_black"}
@@ -40,6 +41,8 @@ def print_summary(result: RunResult, console: Console) -> None:
     console.print(Text(f"{describe_traffic(scenario.traffic)}, seed {scenario.seed}", style="dim"))
     console.print(summary_table(result))
     console.print(latency_table(result))
+    for table in group_tables(result.summary):
+        console.print(table)
     shares = bound_line(result.summary.get("bound_share") or {})
     if shares.plain:
         console.print(Text("Time bound by: ").append_text(shares))
@@ -56,7 +59,7 @@ def summary_table(result: RunResult) -> Table:
     table.add_column("value", justify="right")
     table.add_column("unit", style="dim")
     for name, fields in GROUPS:
-        shown = [field for field in fields if result.summary.get(field.key) is not None]
+        shown = [field for field in fields if field.is_shown(result.summary)]
         if not shown:
             continue
         table.add_row(Text(name, style="bold cyan"), "", "")

@@ -68,7 +68,8 @@ def simulate(
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
     used = basis_of(entrance).calibration
     requests, ensemble = collector.requests(), None
-    if intervals:
+    is_steady = cluster.dynamic is None or not cluster.dynamic.fleets  # a shorter run has another part of its life
+    if intervals and is_steady and len(requests):
         ensemble = run_ensemble(scenario, requests, partial(_serve_drawn, basis_of, one_of))
     summary = summarize(scenario, collector, device_totals(cluster, collector), used, ensemble)
     num_blocks = max(pool.memory.num_kv_blocks for pool in cluster.pools)

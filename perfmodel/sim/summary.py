@@ -8,6 +8,7 @@ from typing import Any
 
 from perfmodel.cost.calibration import Calibration
 from perfmodel.sim.collector import Collector
+from perfmodel.sim.columns import RequestColumns
 from perfmodel.sim.ensemble import Ensemble
 from perfmodel.sim.gaps import GapHistogram
 from perfmodel.sim.groups import class_summaries
@@ -65,7 +66,7 @@ def summarize(
     requests = collector.requests()
     duration = collector.end_tick / 1e12
     inputs, outputs = int(requests.num_prompt_tokens.sum()), int(requests.num_output_tokens.sum())
-    good = num_good(scenario.slo, requests)
+    classes = class_summaries(scenario, collector) if scenario.traffic.classes else []
     summary: dict[str, Any] = {
         "duration": duration,
         "completed": len(requests),
@@ -76,7 +77,7 @@ def summarize(
         "total_input_tokens": inputs,
         "total_output_tokens": outputs,
         "request_throughput": ratio(len(requests), duration),
-        "request_goodput": None if good is None else ratio(good, duration),
+        "request_goodput": _goodput(scenario, requests, classes, duration),
         "output_throughput": ratio(outputs, duration),
         "total_token_throughput": ratio(inputs + outputs, duration),
     }
@@ -96,8 +97,8 @@ def summarize(
         "num_steps": collector.num_steps,
         "origin": calibration.origin if calibration else "measured",
     }
-    if scenario.traffic.classes:
-        summary["classes"] = class_summaries(scenario, collector)
+    if classes:
+        summary["classes"] = classes
     if totals.pools:
         summary["pools"] = [dict(pool) for pool in totals.pools]
     if totals.kv_transfer is not None:
@@ -116,6 +117,17 @@ def _speculation(collector: Collector) -> dict[str, float | None]:
         "mean_acceptance_length": 1 + accepted / drafts if drafts else None,
         "num_draft_tokens": tokens,
     }
+
+
+def _goodput(
+    scenario: Scenario, requests: RequestColumns, classes: Sequence[Mapping[str, Any]], duration: float
+) -> float | None:
+    """Good requests per second, each by the limits of its class; where a class has none, all its answers are good."""
+    if classes and any(kind["request_goodput"] is not None for kind in classes):
+        rates = [kind["request_throughput" if kind["request_goodput"] is None else "request_goodput"] for kind in classes]
+        return float(sum(rate or 0.0 for rate in rates))
+    good = num_good(scenario.slo, requests)
+    return None if good is None else ratio(good, duration)
 
 
 def _gap_latencies(gaps: GapHistogram) -> dict[str, float | None]:
