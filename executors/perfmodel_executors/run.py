@@ -185,6 +185,11 @@ def check_one_cpu(scenario: Scenario) -> None:
 def _num_ranks(scenario: Scenario) -> int:
     """Ranks of the one tensor-parallel group that executes a scenario."""
     engine = scenario.engine
+    if scenario.cluster.is_dynamic:
+        raise PerfmodelError(
+            f"{scenario.name} has a gateway, autoscaling, failures or shares of pools, which are simulated only; leave "
+            f"them out to execute one replica."
+        )
     if scenario.num_devices != engine.tensor_parallel_size or engine.enable_expert_parallel:
         raise PerfmodelError(
             f"{scenario.name} asks for {scenario.num_devices} devices, but the executor runs one replica, with "

@@ -78,7 +78,7 @@ def _mean_context(scenario: Scenario) -> float:
 
 def _mean_batch(scenario: Scenario, step_s: Callable[[int], float]) -> tuple[int, str]:
     arrivals, limit = scenario.traffic.arrivals, scenario.engine.max_num_seqs
-    replicas = scenario.cluster.replicas * scenario.engine.data_parallel_size
+    replicas = max(scenario.cluster.replicas, 1) * scenario.engine.data_parallel_size
     if arrivals.process == "closed_loop" and arrivals.concurrency:
         return max(1, min(limit, round(arrivals.concurrency / replicas))), "as many as the closed loop holds"
     rate = arrivals.rate or _mean_stage_rate(scenario)

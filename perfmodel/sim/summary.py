@@ -124,10 +124,10 @@ def _goodput(
 ) -> float | None:
     """Good requests per second, each by the limits of its class; where a class has none, all its answers are good."""
     if classes and any(kind["request_goodput"] is not None for kind in classes):
-        rates = [kind["request_throughput" if kind["request_goodput"] is None else "request_goodput"] for kind in classes]
-        return float(sum(rate or 0.0 for rate in rates))
-    good = num_good(scenario.slo, requests)
-    return None if good is None else ratio(good, duration)
+        rates = [(kind["request_goodput"], kind["request_throughput"]) for kind in classes]
+        return float(sum((total if good is None else good) or 0.0 for good, total in rates))
+    num = num_good(scenario.slo, requests)
+    return None if num is None else ratio(num, duration)
 
 
 def _gap_latencies(gaps: GapHistogram) -> dict[str, float | None]:

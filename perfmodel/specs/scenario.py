@@ -124,5 +124,5 @@ class Scenario(Spec):
 
     @property
     def num_devices(self) -> int:
-        """Devices of all replicas."""
-        return sum(pool.replicas * pool.engine.num_devices for pool in self.pools)
+        """Devices of all replicas, as many as there are at most."""
+        return sum(pool.most_replicas * pool.engine.num_devices for pool in self.pools)
