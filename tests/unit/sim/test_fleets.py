@@ -132,3 +132,32 @@ def test_a_shadow_changes_nothing_but_the_bill() -> None:
 def test_what_makes_no_cluster_is_refused(settings: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         load_scenario(BASE, (settings,))
+
+
+EVERYTHING = (
+    "traffic.num_requests=300",
+    "engine.max_num_seqs=8",
+    "cluster.gateway={max_outstanding: 40, max_queue: 30, timeout_s: 12, retries: {max: 2, backoff_s: 0.5}}",
+    "cluster.failures={mtbf_s: 8, repair_s: 2, start_s: 1}",
+)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("metric", ["concurrency", "queue"])
+def test_leaps_change_nothing_about_a_fleet_in_trouble(metric: str, ranks: int) -> None:
+    """Replicas that die, scale and drain, clients that lose patience, tries that are refused: all at once."""
+    scaling = f"{{metric: {metric}, target: 4, max_replicas: 3, interval_s: 1, scale_down_delay_s: 2, cold_start_s: 1}}"
+    settings = (
+        *EVERYTHING,
+        f"cluster.autoscaling={scaling}",
+        f"engine.data_parallel_size={ranks}",
+        f"traffic.arrivals.rate={30 * ranks}",
+    )
+    scenario = load_scenario(BASE, (*SHORT, *settings))
+    leapt, stepped = (simulate(scenario, can_leap=can_leap).summary for can_leap in (True, False))
+    assert leapt["completed"] + leapt["failed"] + leapt["timed_out"] == 300
+    assert all(leapt[name] for name in ("completed", "failed", "rejected", "retries"))
+    assert leapt["timed_out"] or ranks > 1
+    assert leapt["pools"][0]["failures"]
+    exact = ["completed", "failed", "timed_out", "rejected", "retries", "mean_ttft_ms", "p99_e2el_ms", "gpu_hours"]
+    assert {name: leapt[name] for name in exact} == {name: stepped[name] for name in exact}
