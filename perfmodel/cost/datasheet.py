@@ -5,7 +5,7 @@ What it knows: nothing but the declared figures. What it assumes: what a kernel 
 rate, so this model is optimistic for large work; `perfmodel calibrate` replaces it.
 """
 
-__all__ = ["DATASHEET", "EAGER_LAUNCH_S", "LAUNCH_OVERHEAD_S", "datasheet"]
+__all__ = ["DATASHEET", "EAGER_LAUNCH_S", "EAGER_OPERATOR_S", "LAUNCH_OVERHEAD_S", "datasheet"]
 
 from perfmodel.cost.calibration import Calibration, FamilyFit
 from perfmodel.specs.hardware import HardwareSpec
@@ -19,6 +19,12 @@ LAUNCH_OVERHEAD_S = {"gpu": 5e-6, "cpu": 5e-6, "tpu": 1e-6, "npu": 2e-6, "fpga":
 # Host seconds per kernel launched from Python without CUDA graphs: 4-10 us on servers of 2023-24, where gpt-fast in
 # eager mode (~800 kernels per token of a 7B model) took 39 ms, which includes more than launches.
 EAGER_LAUNCH_S = 8e-6
+
+# Host seconds per kernel of plain PyTorch modules, views and module calls between kernels included: 5 us through Python
+# and the dispatcher (pytorch/pytorch issue 41383: 5 us for the simplest operation without gradients, 2020), and 5 us
+# for the launch itself (LAUNCH_OVERHEAD_S). A decoder layer of a few elements takes 3.7 us a kernel for the first part
+# with PyTorch 2.13 on one core of a server of 2026.
+EAGER_OPERATOR_S = 5e-6 + LAUNCH_OVERHEAD_S["gpu"]
 
 DATASHEET = Calibration(
     device="any",

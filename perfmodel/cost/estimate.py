@@ -9,8 +9,8 @@ __all__ = ["OperatorEstimate", "StepEstimate", "bound_share", "estimate_step", "
 
 from dataclasses import dataclass
 
-from perfmodel.cost.calibration import Calibration, HostFit
-from perfmodel.cost.datasheet import EAGER_LAUNCH_S
+from perfmodel.cost.calibration import HostFit
+from perfmodel.cost.datasheet import EAGER_LAUNCH_S, EAGER_OPERATOR_S
 from perfmodel.cost.rates import peak_flops_per_s
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
 from perfmodel.ops.graph import StepGraph
@@ -95,17 +95,21 @@ class StepEstimate:
         return _table(self)
 
 
-def host_fit(graph: StepGraph, calibration: Calibration) -> HostFit:
-    """The calibration's host time, as it shows in this graph's steps.
+def host_fit(graph: StepGraph, timer: OperatorTimer) -> HostFit:
+    """The host time of the timer's calibration, as it shows in this graph's steps.
 
     Without CUDA graphs, unless that is how the host was measured, the launches take EAGER_LAUNCH_S per kernel of a
-    decode: they run ahead of the device and show only where they take longer.
+    decode: they run ahead of the device and show only where they take longer. Plain PyTorch modules are no engine's
+    host; theirs take EAGER_OPERATOR_S each under any calibration, but not on a CPU, which computes in the same thread.
     """
+    calibration = timer.calibration
+    is_plain = graph.is_plain and timer.hardware.kind != "cpu"
     host = calibration.host if graph.is_async else _synchronous(calibration.host)
-    if graph.is_eager and (calibration.origin == "datasheet" or host.replays_graphs):
+    if is_plain or (graph.is_eager and (calibration.origin == "datasheet" or host.replays_graphs)):
         shape = decode_shape(1, 1, graph.model.attention_spans)
+        launch = EAGER_OPERATOR_S if is_plain else EAGER_LAUNCH_S
         num_kernels = sum(node.count * node.work(shape).num_kernels for node in graph.nodes)
-        host = host.model_copy(update={"hidden_step_s": host.hidden_step_s + EAGER_LAUNCH_S * num_kernels})
+        host = host.model_copy(update={"hidden_step_s": host.hidden_step_s + launch * num_kernels})
     return host if calibration.host_overheads == 1.0 else host.times(calibration.host_overheads)
 
 
@@ -130,7 +134,7 @@ def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> 
         work = node.work(shape)
         if work.num_kernels:
             rows.append(OperatorEstimate(node.name, node.expected_runs(shape), work, timer.time(work)))
-    host = host_fit(graph, timer.calibration)
+    host = host_fit(graph, timer)
     num_seqs = shape.num_decodes + len(shape.prefills)
     serial, hidden = host.serial_s(num_seqs), host.hidden_s(num_seqs)
     if shape.prefills and shape.num_tokens > host.captured_tokens:

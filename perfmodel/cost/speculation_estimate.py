@@ -41,7 +41,7 @@ def estimate_speculation(
         passes = passes_of(config, drafts.drafter, drafting, shape.num_decodes, shape.decode_context)
         if not passes and shape.prefills and drafts.drafter.computes_prompts:
             passes = [Pass(0, 1, 0, 0)]
-        hidden = host_fit(drafts.passes.graph, drafts.passes.timer.calibration).hidden_s(0)
+        hidden = host_fit(drafts.passes.graph, drafts.passes.timer).hidden_s(0)
         for label, times, each in _alike(passes):
             of_pass = [*_of_pass(label, times, each, shape, drafts, drafts.passes)]
             seconds = sum(row.duration_s for row in of_pass)

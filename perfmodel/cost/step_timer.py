@@ -59,7 +59,7 @@ class StepTimer:
         self._mixed_usage = Usage()
         self._has_rows = bool(graph.by_depends[Depends.ROWS])
         self._num_sharing = graph.shard.dp if graph.has_group else 0  # ranks that share operators
-        self._host = host_fit(graph, timer.calibration)
+        self._host = host_fit(graph, timer)
         step, prompt = (draw.step, draw.step * draw.prompt) if draw is not None else (1.0, 1.0)
         self._host_factor = step
         self._prompt = _ps(prompt * self._host.prompt_s(graph.model.num_layers, graph.num_moe_layers))

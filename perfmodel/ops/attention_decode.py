@@ -20,6 +20,7 @@ def attention_decode(
     splits_kv: bool = True,
     is_flash: bool = True,
     is_fused: bool = True,
+    is_module: bool = False,
     queries: float = 1.0,
     spread: ContextSpread | None = None,
     name: str = "attention_decode",
@@ -41,7 +42,8 @@ def attention_decode(
     machine idle, and the group's other reads of the same KV hit L2.
     `spread` tells how much longer than the mean the longest context is (default: all are equally long).
     `is_flash=False` writes and reads the scores (4 b H C bytes, 3 kernels); unless fused, it first writes the KV heads
-    out for each query head and reads the copies (`Heads.copy_bytes`, 2 kernels). Under eviction by accumulated scores
+    out for each query head and reads the copies (`Heads.copy_bytes`, 2 kernels); `is_module`: the operators on the
+    scores are those of `Heads.module_scores`. Under eviction by accumulated scores
     the sums are read and written, too (8 H C bytes in fp32), in one more kernel that also looks for the lowest.
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
     """
@@ -53,8 +55,10 @@ def attention_decode(
     max_splits = max(1.0, context / num_seqs / _SPLIT_TOKENS) if spreads else 1.0
     span = heads.window or heads.chunk or 0
     read = context + (queries - 1.0) * num_seqs if span and context >= num_seqs * span else context
-    score_bytes = 0.0 if is_flash else 4.0 * heads.num_heads * queries * context * heads.element_bytes
-    num_kernels = (2 if splits_kv else 1) if is_flash else 3
+    num_kernels, bytes_each = heads.module_scores if is_module else (3, 4.0 * heads.element_bytes)
+    score_bytes = 0.0 if is_flash else bytes_each * heads.num_heads * queries * context
+    if is_flash:
+        num_kernels = 2 if splits_kv else 1
     if not (is_flash or is_fused) and heads.copies_kv:
         score_bytes += heads.copy_bytes(read)
         num_kernels += 2

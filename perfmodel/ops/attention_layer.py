@@ -2,17 +2,19 @@
 
 __all__ = ["attention_heads", "attention_nodes"]
 
+from collections.abc import Sequence
 from functools import partial
 
 from perfmodel.ops.activation import gate
 from perfmodel.ops.attention_decode import attention_decode
 from perfmodel.ops.attention_mixed import mixed_attention
 from perfmodel.ops.attention_prefill import Heads, flash_prefill, standard_prefill
-from perfmodel.ops.kv_write import kv_write
+from perfmodel.ops.kv_write import kv_concat, kv_write
 from perfmodel.ops.linear import linear_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_mixed, on_prefills, on_tokens
 from perfmodel.ops.norm import rms_norm
 from perfmodel.ops.rope import rope
+from perfmodel.ops.work import Work
 from perfmodel.specs.model.architecture import Attention
 from perfmodel.specs.model.kv_cache import kv_surplus, unpack_operations
 
@@ -48,21 +50,42 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
     rotated = (heads.num_heads + heads.num_kv_heads) * heads.head_dim
     size, fused = context.element_bytes, context.is_fused
     if mixer.qk_norm:
-        nodes.append(on_tokens("qk_norm", lambda n: rms_norm("qk_norm", n, rotated, size, is_fused=fused)))
+        norm = partial(rms_norm, "qk_norm", size=rotated, element_bytes=size, is_fused=fused, num_tensors=2)
+        nodes.append(on_tokens("qk_norm", norm))
     if mixer.use_rope:
         nodes.append(on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=fused)))
-    nodes.append(on_tokens("kv_write", lambda n: kv_write(n, heads.kv_elements, size, heads.written_bytes)))
-
+    nodes += _written(mixer, context, heads)
     is_flash = context.is_flash and heads.kept is None
-    prefill = flash_prefill if is_flash else partial(standard_prefill, is_fused=fused)
+    prefill = flash_prefill if is_flash else partial(standard_prefill, is_fused=fused, is_module=not fused)
     nodes.append(on_prefills("attention_prefill", partial(prefill, heads=heads)))
     nodes += _decode(mixer, context, heads)
     gated = heads.num_heads * heads.v_head_dim
     if mixer.output_gate:
-        nodes.append(on_tokens("output_gate", lambda n: gate("output_gate", n, gated, size)))
+        nodes.append(on_tokens("output_gate", lambda n: gate("output_gate", n, gated, size, is_fused=fused)))
     form = context.format("attention")
     out = linear_nodes({"o_proj": context.hidden}, gated, form, rank=mixer.out_rank, has_bias=mixer.out_bias)
     return nodes + out
+
+
+def _written(mixer: Attention, context: LayerContext, heads: Heads) -> list[OperatorNode]:
+    """New keys and values into the cache, or with it into a new one."""
+    size, fused, elements = context.element_bytes, context.is_fused, heads.kv_elements
+    if not context.concatenates_kv:
+        written = heads.written_bytes
+        return [on_tokens("kv_write", lambda n: kv_write(n, elements, size, written, is_fused=fused))]
+    index = None if mixer.span is None else context.model.attention_spans.index(mixer.span)
+    sizes = size, heads.kv_element_bytes
+
+    def of_prompts(prefills: Sequence[tuple[int, int]]) -> Work:
+        num_bytes = heads.cached_bytes(sum(new + cached for new, cached in prefills), len(prefills))
+        new_elements = elements * sum(new for new, _ in prefills)
+        return kv_concat("kv_concat_prefill", len(prefills), num_bytes, new_elements, sizes)
+
+    def of_decodes(num_seqs: int, visible: float, queries: float) -> Work:
+        num_bytes = heads.cached_bytes(visible, num_seqs)
+        return kv_concat("kv_concat_decode", min(num_seqs, 1), num_bytes, elements * num_seqs * queries, sizes)
+
+    return [on_prefills("kv_concat_prefill", of_prompts), on_decodes("kv_concat_decode", of_decodes, index)]
 
 
 def _decode(mixer: Attention, context: LayerContext, heads: Heads) -> list[OperatorNode]:
@@ -73,6 +96,7 @@ def _decode(mixer: Attention, context: LayerContext, heads: Heads) -> list[Opera
         splits_kv=context.splits_kv,
         is_flash=context.is_flash and heads.kept is None,
         is_fused=context.is_fused,
+        is_module=not context.is_fused,
         spread=context.spread if span is None else None,
     )
     index = None if span is None else context.model.attention_spans.index(span)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from perfmodel.ops.formats import MMA_SYNC_RATE
+from perfmodel.ops.norm import FP32_BYTES
 from perfmodel.ops.spans import tile_pairs, visible_keys, visible_pairs
 from perfmodel.ops.work import Work
 from perfmodel.specs.model.kv_cache import Surplus
@@ -70,6 +71,13 @@ class Heads:
     def copy_bytes(self, num_tokens: float) -> float:
         """Of K and V of `num_tokens` tokens, written out for each query head and read again."""
         return 2.0 * num_tokens * self.query_elements * self.element_bytes
+
+    @property
+    def module_scores(self) -> tuple[int, float]:
+        """Kernels, and bytes per score, of attention as Hugging Face's modules write it: product, scale, mask, cast to
+        fp32, softmax, cast back, product. For fp16 the softmax casts while it reads (ATen's SoftMax.cpp)."""
+        num_casts = {"fp32": 0, "fp16": 1}.get(self.dtype, 2)
+        return 5 + num_casts, 8.0 * self.element_bytes + 2.0 * FP32_BYTES * num_casts
 
     @property
     def is_plain(self) -> bool:
@@ -159,7 +167,12 @@ def flash_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: str =
 
 
 def standard_prefill(
-    prefills: Sequence[tuple[int, int]], heads: Heads, name: str = "attention_prefill", *, is_fused: bool = True
+    prefills: Sequence[tuple[int, int]],
+    heads: Heads,
+    name: str = "attention_prefill",
+    *,
+    is_fused: bool = True,
+    is_module: bool = False,
 ) -> Work:
     """Attention that materialises the score matrix: S = Q K^T, P = softmax(S), O = P V, one kernel each per prompt.
 
@@ -167,9 +180,10 @@ def standard_prefill(
         HBM   = Q, K, V, O once + 4 b H sum(T (P + T)): S written and read, P written and read
 
     Windows and blocks only mask: they save nothing. Unfused, as a framework runs it operator by operator, the mask is a
-    kernel of its own (2 b H sum(T (P + T)) more) and the KV heads are written out for each query head. Under eviction
-    each key's scores are summed up besides, in fp32, and a prompt that comes in chunks finds `kept` of its earlier
-    tokens. Source: Dao et al. 2022, algorithm 0; Zhang et al. 2023 (H2O).
+    kernel of its own (2 b H sum(T (P + T)) more) and the KV heads are written out for each query head; `is_module`: as
+    `Heads.module_scores`, and the output is copied from heads by tokens to tokens by heads. Under eviction each key's
+    scores are summed up besides, in fp32, and a prompt that comes in chunks finds `kept` of its earlier tokens.
+    Source: Dao et al. 2022, algorithm 0; Zhang et al. 2023 (H2O); Hugging Face's eager_attention_forward.
     """
     if not prefills:
         return Work(name, "attention_prefill", rate=heads.dtype, num_kernels=0)
@@ -179,12 +193,16 @@ def standard_prefill(
     tokens = sum(t for t, _ in prefills)
     score_bytes = 4.0 * heads.num_heads * scores * heads.element_bytes
     keys, num_kernels = sum(t + p for t, p in prefills), 3
-    if not is_fused:
+    if is_module:
+        num_kernels, bytes_each = heads.module_scores
+        num_kernels += 1
+        score_bytes = heads.num_heads * (bytes_each * scores + 2.0 * tokens * heads.v_head_dim * heads.element_bytes)
+    elif not is_fused:
         score_bytes *= 1.5
         num_kernels += 1
-        if heads.copies_kv:
-            score_bytes += heads.copy_bytes(keys)
-            num_kernels += 2
+    if not is_fused and heads.copies_kv:
+        score_bytes += heads.copy_bytes(keys)
+        num_kernels += 2
     if heads.kept is not None:
         num_kernels += 1
         score_bytes += heads.num_heads * (scores * heads.element_bytes + 2 * SCORE_SUM_BYTES * keys)

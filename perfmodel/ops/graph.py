@@ -34,7 +34,8 @@ from perfmodel.specs.model.spec import ModelSpec
 @dataclass(frozen=True)
 class StepGraph:
     """All operators of a step. `model` is as served (formats of the engine applied); `is_eager`: no CUDA graphs;
-    `is_async`: the host plans a step while the one before runs.
+    `is_async`: the host plans a step while the one before runs; `is_plain`: operators of plain PyTorch modules,
+    launched one by one from Python.
 
     mixed: (node, nodes that it stands for): one kernel for prompts and decodes of a step that has both, where the
            calibration knows such a kernel
@@ -46,6 +47,7 @@ class StepGraph:
     is_eager: bool = False
     mixed: tuple[tuple[OperatorNode, tuple[OperatorNode, ...]], ...] = ()
     is_async: bool = True
+    is_plain: bool = False
 
     @cached_property
     def num_moe_layers(self) -> int:
@@ -92,6 +94,7 @@ def build_graph(
     """
     engine = engine or EngineSpec()
     model = served_model(model, engine)
+    is_plain = engine.enforce_eager and not engine.fused_kernels
     context = LayerContext(
         model,
         Sharding.of(engine),
@@ -99,6 +102,7 @@ def build_graph(
         is_flash=engine.attention == "flash",
         splits_kv=engine.split_kv and engine.flash_attn_version != 1,
         flash_version=engine.flash_attn_version,
+        concatenates_kv=is_plain and engine.kv_cache == "paged",
         routing=routing,
         spread=spread,
     )
@@ -121,7 +125,7 @@ def build_graph(
     if pp > 1:  # prompts and decodes are not in the same microbatches
         nodes, together = [_in_microbatches(node, pp) for node in nodes], []
     mixed = tuple((node, _parts(node, nodes)) for node in together)
-    return StepGraph(model, context.shard, tuple(nodes), engine.enforce_eager, mixed, engine.plans_ahead)
+    return StepGraph(model, context.shard, tuple(nodes), engine.enforce_eager, mixed, engine.plans_ahead, is_plain)
 
 
 def _parts(mixed: OperatorNode, nodes: Sequence[OperatorNode]) -> tuple[OperatorNode, ...]:

@@ -2,12 +2,12 @@
 
 __all__ = ["latent_nodes"]
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from perfmodel.ops.attention_prefill import flash_prefill, standard_prefill
 from perfmodel.ops.gemm import gemm
-from perfmodel.ops.kv_write import kv_write
+from perfmodel.ops.kv_write import kv_concat, kv_write
 from perfmodel.ops.latent_attention import (
     absorb,
     expanded_heads,
@@ -31,7 +31,7 @@ def latent_nodes(mixer: LatentAttention, context: LayerContext) -> list[Operator
     nodes = _projections(mixer, context, num_heads)
     rotated = (num_heads + 1) * mixer.qk_rope_head_dim
     nodes.append(on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=context.is_fused)))
-    nodes.append(on_tokens("kv_write", lambda n: kv_write(n, latent, size, context.kv_element_bytes)))
+    nodes += _written(latent, context)
     if mixer.indexer is None:
         nodes += [*_dense_prefill(mixer, context, num_heads), *_decode(mixer, context, num_heads, None)]
     else:
@@ -40,6 +40,24 @@ def latent_nodes(mixer: LatentAttention, context: LayerContext) -> list[Operator
     form, width = context.format("attention"), num_heads * mixer.v_head_dim
     nodes.append(on_tokens("o_proj", partial(gemm, "o_proj", n=context.hidden, k=width, form=form)))
     return nodes
+
+
+def _written(latent: int, context: LayerContext) -> list[OperatorNode]:
+    """New latents into the cache, or with it into a new one."""
+    size, kv_size = context.element_bytes, context.kv_element_bytes
+    if not context.concatenates_kv:
+        return [on_tokens("kv_write", lambda n: kv_write(n, latent, size, kv_size, is_fused=context.is_fused))]
+
+    def concat(name: str, num_calls: int, num_tokens: float, num_new: float) -> Work:
+        return kv_concat(name, num_calls, num_tokens * latent * kv_size, num_new * latent, (size, kv_size))
+
+    prefill, decode = "kv_concat_prefill", "kv_concat_decode"
+    return [
+        on_prefills(
+            prefill, lambda prompts: concat(prefill, len(prompts), sum(map(sum, prompts)), sum(t for t, _ in prompts))
+        ),
+        on_decodes(decode, lambda seqs, visible, queries: concat(decode, min(seqs, 1), visible, seqs * queries)),
+    ]
 
 
 def _projections(mixer: LatentAttention, context: LayerContext, num_heads: int) -> list[OperatorNode]:
@@ -53,10 +71,16 @@ def _projections(mixer: LatentAttention, context: LayerContext, num_heads: int) 
         widths = {"qkv_a_proj": rank + latent} if context.is_fused else {"q_a_proj": rank, "kv_a_proj": latent}
     nodes = [on_tokens(name, partial(gemm, name, n=width, k=hidden, form=form)) for name, width in widths.items()]
     normed = mixer.kv_lora_rank + (rank or 0)
-    nodes.append(on_tokens("latent_norm", lambda n: rms_norm("latent_norm", n, normed, size)))
+    fused, tensors = context.is_fused, 1 if rank is None else 2
+    norm = partial(rms_norm, "latent_norm", size=normed, element_bytes=size, is_fused=fused, num_tensors=tensors)
+    nodes.append(on_tokens("latent_norm", norm))
     name = "q_proj" if rank is None else "q_b_proj"
     nodes.append(on_tokens(name, partial(gemm, name, n=query_dim, k=rank or hidden, form=form)))
     return nodes
+
+
+def _standard(context: LayerContext) -> Callable[..., Work]:
+    return partial(standard_prefill, is_fused=context.is_fused, is_module=not context.is_fused)
 
 
 def _dense_prefill(mixer: LatentAttention, context: LayerContext, num_heads: int) -> list[OperatorNode]:
@@ -64,7 +88,7 @@ def _dense_prefill(mixer: LatentAttention, context: LayerContext, num_heads: int
     form = context.format("attention")
     columns = num_heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
     heads = expanded_heads(mixer, num_heads, context.dtype, context.element_bytes)
-    attention = flash_prefill if context.is_flash else partial(standard_prefill, is_fused=context.is_fused)
+    attention = flash_prefill if context.is_flash else _standard(context)
 
     def expand(prefills: Sequence[tuple[int, int]]) -> Work:
         visible = sum(tokens + cached for tokens, cached in prefills)

@@ -63,9 +63,9 @@ def head_nodes(context: LayerContext, method: str, bytes_per_logit: float | None
     hidden, size, tp = context.hidden, context.element_bytes, context.shard.tp
     vocab, form = context.model.vocab_size, context.format("lm_head")
     columns = context.shard.columns(vocab)
-    fused, bias = context.is_fused, context.model.lm_head_bias
+    bias = context.model.lm_head_bias
     nodes = [
-        on_tokens("final_norm", lambda n: rms_norm("final_norm", n, hidden, size, adds_residual=fused, is_fused=fused)),
+        *_norm("final_norm", context, adds_residual=context.is_fused),
         on_samples("lm_head", lambda b: gemm("lm_head", b, columns, hidden, form, has_bias=bias)),
     ]
     if tp > 1:
@@ -158,18 +158,21 @@ def _ffn_block(ffn: FeedForward, context: LayerContext) -> list[OperatorNode]:
 
 def _norms(name: str, context: LayerContext) -> list[OperatorNode]:
     """The norm in front of a block, and the residual addition after the one before it (one kernel when fused)."""
-    hidden, size, fused = context.hidden, context.element_bytes, context.is_fused
-    nodes = [on_tokens(name, lambda n: rms_norm(name, n, hidden, size, adds_residual=fused, is_fused=fused))]
-    if not fused:
+    hidden, size = context.hidden, context.element_bytes
+    nodes = _norm(name, context, adds_residual=context.is_fused)
+    if not context.is_fused:
         nodes.append(on_tokens("residual_add", lambda n: residual_add("residual_add", n, hidden, size)))
     return nodes
 
 
 def _post_norm(name: str, context: LayerContext) -> list[OperatorNode]:
-    if not context.model.post_norms:
-        return []
-    hidden, size, fused = context.hidden, context.element_bytes, context.is_fused
-    return [on_tokens(name, lambda n: rms_norm(name, n, hidden, size, is_fused=fused))]
+    return _norm(name, context) if context.model.post_norms else []
+
+
+def _norm(name: str, context: LayerContext, adds_residual: bool = False) -> list[OperatorNode]:
+    """One norm; PyTorch has a kernel for LayerNorm, so that one is never taken apart."""
+    hidden, size, fused = context.hidden, context.element_bytes, context.is_fused or context.model.norm_bias
+    return [on_tokens(name, lambda n: rms_norm(name, n, hidden, size, adds_residual=adds_residual, is_fused=fused))]
 
 
 def _reduce(name: str, context: LayerContext) -> list[OperatorNode]:

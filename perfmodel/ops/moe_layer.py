@@ -34,7 +34,7 @@ def moe_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
     hidden, router = context.hidden, context.format("router")
     return [
         on_tokens("router", partial(gemm, "router", n=ffn.num_experts, k=hidden, form=router)),
-        on_tokens("topk", lambda n: route(n, ffn.num_experts, ffn.top_k)),
+        on_tokens("topk", lambda n: route(n, ffn.num_experts, ffn.top_k, is_fused=context.is_fused)),
         *_shared_nodes(ffn, context),
         *_latent_nodes(ffn, context, "latent_in_proj"),
         *_dispatch_nodes(ffn, context),
@@ -69,10 +69,11 @@ def _shared_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
         prefix="shared_",
     )
     if ffn.shared_gate:
-        hidden, size = context.hidden, context.element_bytes
-        form = context.format("shared_experts")
+        hidden = context.hidden
+        form, fused = context.format("shared_experts"), context.is_fused
+        gated = partial(gate, "shared_gate", size=hidden, element_bytes=context.element_bytes, is_fused=fused)
         nodes.append(on_tokens("shared_expert_gate", partial(gemm, "shared_expert_gate", n=1, k=hidden, form=form)))
-        nodes.append(on_tokens("shared_gate", lambda n: gate("shared_gate", n, hidden, size)))
+        nodes.append(on_tokens("shared_gate", gated))
     return nodes
 
 

@@ -44,7 +44,11 @@ class OperatorNode:
 
 @dataclass(frozen=True, slots=True)
 class LayerContext:
-    """What every layer needs to know: the model as served, how it is cut, which kernels run."""
+    """What every layer needs to know: the model as served, how it is cut, which kernels run.
+
+    is_fused:        kernels of serving engines; otherwise one per operator of plain PyTorch modules
+    concatenates_kv: the cache grows by a copy of all of it
+    """
 
     model: ModelSpec
     shard: Sharding
@@ -52,6 +56,7 @@ class LayerContext:
     is_flash: bool = True
     splits_kv: bool = True
     flash_version: int | None = None
+    concatenates_kv: bool = False
     routing: Routing = slowest_uniform_routing
     spread: ContextSpread | None = None
     formats: tuple[tuple[str, QuantizationSpec], ...] = ()  # the layer's own, by component

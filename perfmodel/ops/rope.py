@@ -4,7 +4,8 @@ __all__ = ["rope"]
 
 from perfmodel.ops.work import Work
 
-_EAGER_KERNELS = 8  # q and k each: split and negate, concatenate, two products and a sum, partly fused by the library
+_EAGER_KERNELS = 10  # q and k each: negate one half, concatenate the halves, times sin, times cos, sum
+_EAGER_PASSES = 10  # (half + half) + 2 + 2 + 2 + 3; the tables stay in cache
 
 
 def rope(num_tokens: float, num_elements: int, element_bytes: float, *, is_fused: bool = True) -> Work:
@@ -12,16 +13,17 @@ def rope(num_tokens: float, num_elements: int, element_bytes: float, *, is_fused
 
         FLOPs = 3 n e (two products and a sum per element); bytes = 2 n e b; the cos/sin table stays in cache
 
-    `is_fused=False`: PyTorch's expression x cos + rotate_half(x) sin, four passes per tensor. Source: Su et al. 2021,
-    eq. 34.
+    `is_fused=False`: PyTorch's expression x cos + rotate_half(x) sin, operator by operator: 10 n e b in 10 kernels. Its
+    work goes by another name, since no measured attention kernel contains it. Source: Su et al. 2021, eq. 34; Hugging
+    Face's apply_rotary_pos_emb for the operators.
     """
     elements = num_tokens * num_elements
     return Work(
-        "rope",
+        "rope" if is_fused else "rope_unfused",
         "elementwise",
         flops=3.0 * elements,
         rate="vector",
-        activation_bytes=(2 if is_fused else 8) * elements * element_bytes,
+        activation_bytes=(2 if is_fused else _EAGER_PASSES) * elements * element_bytes,
         num_kernels=1 if is_fused else _EAGER_KERNELS,
         extent={"tokens": num_tokens, "size": num_elements},
     )

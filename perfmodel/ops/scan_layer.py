@@ -107,5 +107,5 @@ def _gated_norm(width: int, context: LayerContext) -> list[OperatorNode]:
         return [on_tokens("gated_norm", lambda n: gate("gated_norm", n, width, size))]
     return [
         on_tokens("gated_norm", lambda n: rms_norm("gated_norm", n, width, size, is_fused=False)),
-        on_tokens("output_gate", lambda n: gate("output_gate", n, width, size)),
+        on_tokens("output_gate", lambda n: gate("output_gate", n, width, size, is_fused=False)),
     ]

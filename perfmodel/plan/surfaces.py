@@ -71,7 +71,7 @@ def step_surface(scenario: Scenario, context: float, prompt: float, batches: int
             decodes + int(tokens), decodes + len(prefills), prefills, decodes, summed, windowed if decodes else ()
         )
 
-    host = host_fit(tables.graph, calibration)
+    host = host_fit(tables.graph, tables.timer)
     jump = host.prompt_s(tables.graph.model.num_layers, tables.graph.num_moe_layers)
     used = _up_to(BATCHES, batches)
     plain = _filled(np.array([step(batch) for batch in used]), BATCHES)

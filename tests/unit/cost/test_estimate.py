@@ -45,9 +45,9 @@ def test_eager_mode_launches_from_the_host():
     eager = build_graph(load_model("llama-3.1-8b"), EngineSpec(enforce_eager=True), sampling="greedy")
     datasheet = OperatorTimer(A100)
     num_kernels = estimate_step(GRAPH, datasheet, decode_shape(1, 1)).num_kernels
-    assert host_fit(eager, datasheet.calibration).hidden_step_s == pytest.approx(EAGER_LAUNCH_S * num_kernels)
-    assert host_fit(GRAPH, datasheet.calibration) == HostFit()
-    assert host_fit(eager, timer().calibration) == HostFit()  # a fit knows its own host
+    assert host_fit(eager, datasheet).hidden_step_s == pytest.approx(EAGER_LAUNCH_S * num_kernels)
+    assert host_fit(GRAPH, datasheet) == HostFit()
+    assert host_fit(eager, timer()) == HostFit()  # a fit knows its own host
 
 
 def test_operators_without_work_are_left_out():
