@@ -66,6 +66,11 @@ def simulate(
         cluster = _serve(scenario, workload, basis_of, collector, progress, can_leap, one_of)
     if not (collector.num_finished or collector.lost):
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
+    if not collector.num_steps:
+        raise WorkloadError(
+            f"{scenario.name}: no step was taken: {collector.num_lost('failed')} requests failed and "
+            f"{collector.num_lost('timed_out')} timed out before one; raise the limits of cluster.gateway"
+        )
     used = basis_of(entrance).calibration
     requests, ensemble = collector.requests(), None
     is_steady = cluster.dynamic is None or not cluster.dynamic.fleets  # a shorter run has another part of its life

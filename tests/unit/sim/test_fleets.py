@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.errors import SpecError
+from perfmodel.errors import SpecError, WorkloadError
 from perfmodel.sim.driver import simulate
 from perfmodel.sim.result import RunResult
 from perfmodel.specs import load_scenario
@@ -161,3 +161,12 @@ def test_leaps_change_nothing_about_a_fleet_in_trouble(metric: str, ranks: int) 
     assert leapt["pools"][0]["failures"]
     exact = ["completed", "failed", "timed_out", "rejected", "retries", "mean_ttft_ms", "p99_e2el_ms", "gpu_hours"]
     assert {name: leapt[name] for name in exact} == {name: stepped[name] for name in exact}
+
+
+def test_a_gateway_that_lets_nothing_through_is_a_sentence_and_one_that_answers_nobody_is_a_result() -> None:
+    with pytest.raises(WorkloadError, match="no step was taken: 0 requests failed and 400 timed out"):
+        run("cluster.gateway={timeout_s: 1 ns}")
+    hasty = run("cluster.gateway={timeout_s: 50 ms}").summary
+    assert (hasty["completed"], hasty["timed_out"]) == (0, 400)
+    assert hasty["mean_ttft_ms"] is None
+    assert hasty["energy_j"] > 0
