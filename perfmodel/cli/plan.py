@@ -73,6 +73,6 @@ def plan(
 
 def _command(scenario: str, overrides: list[str] | None, report_file: Path) -> str:
     """The command as anyone would give it."""
-    shown = Path(scenario).name if "/" in scenario else scenario
+    shown = Path(scenario).name if Path(scenario).is_absolute() else scenario
     name = report_file.name if report_file.is_absolute() else report_file.as_posix()
     return " ".join(["perfmodel plan", shown, *(f"--set {text}" for text in overrides or ()), f"--report {name}"])

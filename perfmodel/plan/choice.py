@@ -98,7 +98,10 @@ def objective_key(deployment: Deployment, spec: PlanSpec) -> tuple[float, ...]:
 
 
 def finalists(deployments: Sequence[Deployment], spec: PlanSpec) -> list[Deployment]:
-    """The best by the objective, of which few differ in scheduling only, so that the simulator sees several kinds."""
+    """The best by the objective, of which few differ in scheduling only, so that the simulator sees several kinds.
+
+    Where all of them are disaggregated, the best that is not takes the last place: what is usual is simulated, too.
+    """
     chosen: list[Deployment] = []
     spare: list[Deployment] = []
     per_layout: Counter[tuple[int, tuple[int, int] | None]] = Counter()
@@ -113,7 +116,11 @@ def finalists(deployments: Sequence[Deployment], spec: PlanSpec) -> list[Deploym
             chosen.append(each)
         else:
             spare.append(each)
-    return chosen + spare[: spec.finalists - len(chosen)]
+    chosen += spare[: spec.finalists - len(chosen)]
+    usual = [each for each in deployments if each.screened.candidate.ratio is None]
+    if usual and len(chosen) > 1 and all(each.screened.candidate.ratio is not None for each in chosen):
+        chosen[-1] = min(usual, key=lambda deployment: objective_key(deployment, spec))
+    return chosen
 
 
 def _is_alike(one: Deployment, other: Deployment) -> bool:

@@ -103,7 +103,8 @@ def serve(service: Service, demand: Demand, rate: Floats) -> Served:
     met = np.clip(batch.mean + batch.deviation * np.sqrt(smoothed) * ndtri(for_batch), 1.0, service.slots)
     step = _at(steps, met)
     own, found, is_busy = _first_step(service, demand, prompt_rate, is_apart, chain.mean, work, mean_step)
-    tpot = _held_up(surfaces.decode(met), step, own, outputs, beside_rate, work.square, for_batch)
+    full = surfaces.beside(chain.mean, np.maximum(service.budget - chain.mean, 1.0))
+    tpot = _held_up(surfaces.decode(met), step, own, outputs, beside_rate, work.square, full, for_batch)
     start_of = np.clip(for_gate / np.maximum(is_busy, 1e-9), 0.0, 1.0)  # of the step that is found running
     ahead = service.gates * np.where(is_apart, found, mean_step)
     waits = np.where(for_gate < is_busy, start_of * found + ahead, 0.0)
@@ -187,25 +188,36 @@ def _first_step(
 
 
 def _held_up(
-    alone: Floats, step: Floats, own: Floats, outputs: Floats, rate: Floats, square: Floats, score: Floats
+    alone: Floats,
+    step: Floats,
+    own: Floats,
+    outputs: Floats,
+    rate: Floats,
+    square: Floats,
+    full: Floats,
+    score: Floats,
 ) -> Floats:
-    """Seconds between two tokens, of steps that take `alone` without prompts and `step` on average.
+    """Seconds between two tokens, of steps that take `alone` without prompts, `step` on average, and `full` at most.
 
-    Prompts that arrived since a request's own prompt began to be computed hold it up: in its life and in that long
-    first step, as a compound Poisson stream of mean square `square` each: none at all, or else a gamma distribution of
-    the mean and variance of what is left. A burst of arrivals also makes the batch large: `score` is that of the batch.
+    Prompts that arrived since a request's own prompt began to be computed hold it up, and so do those that arrive
+    meanwhile: a delay busy period. With x = (tokens - 1) alone, p the share of the time that prompts take, y the long
+    first step and prompts of mean square s at a rate l (Takacs 1962; Kleinrock 1975, section 5.8):
+
+        E[held up] = p (x + y) / (1 - p),      Var = l s (x + y) / (1 - p)^3
+
+    Nobody with exp(-l (x + y)), else a gamma distribution of what is left of mean and variance. A burst of arrivals
+    also makes the batch large: `score` is that of the batch.
     """
     later = np.maximum(outputs - 1, 1.0)
-    extra = np.maximum(step - alone, 0.0)
-    window = later * step + np.maximum(own - step, 0.0)
-    count = np.maximum(rate * window, 1e-9)
-    mean = extra / step * window
-    none = np.exp(-count)
+    share = np.clip(1 - alone / step, 0.0, 0.95)
+    delay = later * alone + np.maximum(own - step, 0.0)
+    mean = share * delay / (1 - share)
+    none = np.exp(-np.maximum(rate * delay, 1e-9))
     of_some = mean / (1 - none)
-    variance = np.maximum((count * square + mean**2) / (1 - none) - of_some**2, 1e-30)
+    variance = np.maximum((rate * square * delay / (1 - share) ** 3 + mean**2) / (1 - none) - of_some**2, 1e-30)
     quantile = ndtri(np.clip((score - none) / (1 - none), 1e-6, 1 - 1e-6))
     held = np.where(score > none, of_some * _gamma_quantile(of_some**2 / variance, quantile), 0.0)
-    found: Floats = alone + held / later
+    found: Floats = alone + np.minimum(held / later, np.maximum(full - alone, 0.0))
     return found
 
 

@@ -83,6 +83,17 @@ def test_finalists_are_of_several_kinds() -> None:
     assert chosen == [alike[4], alike[3], other]
 
 
+def test_what_most_would_do_is_simulated_too() -> None:
+    """Three disaggregated candidates are better than the unified one, which is simulated all the same."""
+    apart = [serving(10.0 + 2 * i) for i in range(3)]
+    for each in apart:
+        each.candidate.ratio = (1, 1)  # type: ignore[misc]
+    spec = PlanSpec(finalists=2, objective="goodput_per_gpu")
+    unified = serving(6.0)
+    chosen = [each.screened for each in finalists(deployed([*apart, unified], spec, 5.0), spec)]
+    assert chosen == [apart[2], unified]
+
+
 def test_intervals_are_wider_than_either_of_their_causes() -> None:
     """Seeds at 9 and 11.11 scatter; the calibration says 0.8 to 1.25 times."""
     deployment: Any = SimpleNamespace(screened=serving(10.0, low=8.0, high=12.5))
