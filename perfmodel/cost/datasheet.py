@@ -22,8 +22,8 @@ EAGER_LAUNCH_S = 8e-6
 
 # Host seconds per kernel of plain PyTorch modules, views and module calls between kernels included: 5 us through Python
 # and the dispatcher (pytorch/pytorch issue 41383: 5 us for the simplest operation without gradients, 2020), and 5 us
-# for the launch itself (LAUNCH_OVERHEAD_S). A decoder layer of a few elements takes 3.7 us a kernel for the first part
-# with PyTorch 2.13 on one core of a server of 2026.
+# for the launch itself (LAUNCH_OVERHEAD_S). For the first part a decoder layer of a few elements takes 3.6 to 4.4 us a
+# kernel on a CPU (PyTorch 2.13, one core of a shared server of 2026, the least of 60 runs, the small kernels included).
 EAGER_OPERATOR_S = 5e-6 + LAUNCH_OVERHEAD_S["gpu"]
 
 DATASHEET = Calibration(
