@@ -36,9 +36,7 @@ def test_a_session_stays_where_it_is_and_finds_its_earlier_turns(tmp_path: Path)
         result = simulate(load_scenario("llama-3.1-8b-h100-2048-256", settings))
         requests = result.requests
         assert requests is not None
-        homes = {
-            int(number) % 20: set(requests.replica[requests.request_id % 20 == number % 20]) for number in range(20)
-        }
+        homes = [set(requests.replica[requests.request_id % 20 == session]) for session in range(20)]
         if router == "session_affinity":
             assert all(len(home) == 1 for home in homes)
         hits[router] = result.summary["prefix_cache_hit_rate"]
