@@ -16,7 +16,7 @@ def text_of(scenario: Scenario) -> list[int]:
     source, model = scenario.traffic.prompts, scenario.model
     if source is None:
         return []
-    path = (model.changed_from.original if model.changed_from else model).weights_path
+    path = model.weights_origin
     if path is None or not path.endswith(".gguf"):
         raise SpecError(
             f"traffic.prompts: found {source!r}, but {model.name} is read from no .gguf file, so there is no tokenizer "

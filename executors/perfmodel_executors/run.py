@@ -95,10 +95,9 @@ def execute_scenario(
 
 
 def _weights_in_words(model: ModelSpec) -> str:
-    origin = model.changed_from.original if model.changed_from else model
-    if origin.weights_path is None:
+    if model.weights_origin is None:
         return "random weights"
-    return f"{'changed from ' if model.changed_from else ''}the weights of {Path(origin.weights_path).name}"
+    return f"{'changed from ' if model.changed_from else ''}the weights of {Path(model.weights_origin).name}"
 
 
 def validate_executor(

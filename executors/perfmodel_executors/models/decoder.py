@@ -227,7 +227,7 @@ def load_decoder(
     served = served_model(with_plain_weights(model), engine)
     check_executable(served, engine.attention)
     dtype, weights = torch_dtype(served), None
-    if (served.weights_path or served.changed_from) is not None and device.type != "meta":
+    if served.weights_origin is not None and device.type != "meta":
         check_memory(f"{served.name}: weights", sum(weight_bytes(served).values()) / group.size, device)
         weights = load_weights(served, dtype, device, group)
     return Decoder(served, dtype, seed, kernels, weights, device, group, engine.attention)

@@ -50,8 +50,7 @@ def torch_dtype(model: ModelSpec) -> torch.dtype:
 
 def with_plain_weights(model: ModelSpec) -> ModelSpec:
     """The model as it is executed: the quantised weights of a GGUF file are dequantised when they are loaded."""
-    has_file = model.weights_path is not None or model.changed_from is not None
-    if not has_file or model.quantization.method != "gguf":
+    if model.weights_origin is None or model.quantization.method != "gguf":
         return model
     return replace(model, quantization=QuantizationSpec(kv_cache=model.quantization.kv_cache))
 

@@ -76,7 +76,7 @@ def measure_quality(
 def text_ids(scenario: Scenario, text: str) -> tuple[list[int], str]:
     """The text as the scenario's model reads it, and the file of its weights; see `measure_quality`."""
     torch.set_num_threads(1)
-    path = scenario.model.weights_path
+    path = scenario.model.weights_origin
     if path is None or Path(path).suffix != ".gguf":
         raise PerfmodelError(
             f"{scenario.model.name} has random weights here, whose answers mean nothing; set model to a .gguf file "

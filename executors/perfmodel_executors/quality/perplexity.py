@@ -42,12 +42,14 @@ def _window_loss(runner: StepRunner, ids: Sequence[int], chunk: int) -> float:
     blocks = list(range(-(-len(ids) // runner.cache.block_size)))
     for start in range(0, len(ids) - 1, chunk):
         end = min(start + chunk, len(ids) - 1)
-        segments = [Segment(ids[start:end], start, blocks)]
+        first = start if runner.keeps_kv else 0  # without a cache a step computes all that was said
+        segments = [Segment(ids[first:end], first, blocks)]
         runner.reserve_for(segments)
         with torch.inference_mode():
-            batch = build_batch(segments, runner.cache.block_size, runner.decoder.device)
-            rows = torch.arange(end - start, device=runner.decoder.device)
-            logits = runner.decoder.forward(replace(batch, sample_rows_S=rows), runner.cache)
+            decoder = runner.decoder
+            batch = build_batch(segments, runner.cache.block_size, decoder.device, decoder.ring, runner.keeps_kv)
+            rows = torch.arange(start - first, end - first, device=decoder.device)
+            logits = decoder.forward(replace(batch, sample_rows_S=rows), runner.cache)
             wanted = torch.tensor(ids[start + 1 : end + 1], device=logits.device)
             total += float(cross_entropy(logits.float(), wanted, reduction="sum"))
     return total

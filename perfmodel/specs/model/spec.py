@@ -142,6 +142,11 @@ class ModelSpec:
     changed_from: ChangedFrom | None = None
 
     @property
+    def weights_origin(self) -> str | None:
+        """The file that a run's weights are made of: `weights_path`, or that of the model before it was changed."""
+        return (self.changed_from.original if self.changed_from else self).weights_path
+
+    @property
     def num_layers(self) -> int:
         return sum(count for _, count in self.layers)
 
