@@ -95,7 +95,8 @@ def solve(problem: Problem) -> Solved:
     candidates = enumerate_space(base, spec).candidates
     screen = Screen(candidates, scenario, spec.attainment)
     serving = screen.with_intervals([each for each in screen.all() if each.rate > 0.02])
-    rates = [_simulated(base, each, spec, problem.store) for each in serving]
+    patience_s = (scenario.slo.ttft_ms or 0.0) / 1e3
+    rates = [_simulated(base, each, spec, problem.store, patience_s) for each in serving]
     if not any(rates):
         return Solved(problem, None, len(serving), (), False, 0.0)
     wanted = problem.ask * float(np.median([rate for rate in rates if rate]))
@@ -118,9 +119,10 @@ def solve(problem: Problem) -> Solved:
     return Solved(problem, place, len(serving), ratios, overlaps, loss, serving[winner].candidate.label)
 
 
-def _simulated(base: Base, each: Screened, spec: PlanSpec, store: str) -> float | None:
+def _simulated(base: Base, each: Screened, spec: PlanSpec, store: str, patience_s: float) -> float | None:
+    """The highest rate under one seed, in runs that last long enough for queues to show."""
     engines = each.candidate.ratio[1] if each.candidate.ratio else 1
-    count = int(min(max(4 * each.batch * engines, 400), 1600))
+    count = int(min(max(4 * each.batch * engines, 400, 20 * patience_s * each.rate), 8000))
     trial = Trial(base, each.candidate.overrides(1), 0, each.rate, spec.attainment, count, store)
     return try_rates(trial).rate
 
@@ -175,7 +177,8 @@ def main() -> None:
     text = lines(solved)
     print("\n".join(text))
     if arguments.report is not None:
-        head = ["# The planner's screen beside the simulator", "", "```", "python benchmarks/planner_ranking.py", "```"]
+        command = f"python benchmarks/planner_ranking.py --problems {arguments.problems}"
+        head = ["# The planner's screen beside the simulator", "", "```", command, "```"]
         arguments.report.write_text("\n".join([*head, "", *(f"- {line}" for line in text)]) + "\n", encoding="utf-8")
 
 

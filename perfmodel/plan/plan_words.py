@@ -55,7 +55,10 @@ def _comparison(result: PlanResult, winner: Finalist) -> list[str]:
     unit = OBJECTIVE_WORDS[result.spec.objective]
     if margin < 0.005:
         reserve = winner.rate / runner_up.rate - 1
-        lines = [f"{runner_up.label} is as good ({its:.4g} {unit}); the choice has {reserve:+.0%} of its highest rate."]
+        lines = [
+            f"{runner_up.label} is about as good ({its:.4g} {unit} beside {mine:.4g}); the choice serves "
+            f"{reserve:+.0%} of its highest rate."
+        ]
     else:
         lines = [f"Runner-up: {runner_up.label}, {its:.4g} {unit} beside {mine:.4g}; the margin is {margin:.0%}."]
     a, b = result.interval(winner)
@@ -67,7 +70,18 @@ def _comparison(result: PlanResult, winner: Finalist) -> list[str]:
         )
     else:
         lines.append(f"Their 80 % intervals ({_span(a, b)} and {_span(c, d)} {unit}) do not overlap.")
+    if _is_apart(winner):
+        usual = next((each for each in (*result.ranked, *result.missed) if not _is_apart(each)), None)
+        if usual is not None:
+            lines.append(
+                f"Best without prefill engines of their own: {usual.label}, {result.figure(usual):.4g} {unit}, "
+                f"{usual.attained:.0%} of requests within the SLO."
+            )
     return lines
+
+
+def _is_apart(finalist: Finalist) -> bool:
+    return finalist.deployment.screened.candidate.ratio is not None
 
 
 def _span(low: float, high: float) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from perfmodel.errors import SpecError
 from perfmodel.plan.candidates import Base, at_rate
 from perfmodel.plan.choice import Deployment, deployed, finalists, objective_key, pick_replicas, shortfalls
-from perfmodel.plan.findings import pareto_front
+from perfmodel.plan.findings import TIE, pareto_front
 from perfmodel.plan.plan_result import Finalist, FrontPoint, PlanResult
 from perfmodel.plan.points import Record
 from perfmodel.plan.screen import Screen, Screened
@@ -32,8 +32,9 @@ from perfmodel.specs.study_file import as_overrides
 
 Stages = Callable[[str], AbstractContextManager[Progress | None]]  # a stage's name -> what shows how far it is
 
-_FEWEST_REQUESTS, _MOST_REQUESTS = 400, 2500
-_LIVES = 5  # of the largest batch that a trial lasts
+_FEWEST_REQUESTS, _MOST_REQUESTS = 400, 8000
+_LIVES = 5  # of the largest batch that a run lasts
+_WAITS = 20  # longest waits that the SLO allows, that its arrivals last
 _MOST_ON_FRONT = 60
 
 
@@ -87,6 +88,9 @@ def _completed(result: PlanResult) -> PlanResult:
     """With finalists in order, and what bounds the winner."""
     sign = 1.0 if result.is_better_low else -1.0
     ranked = sorted(result.ranked, key=lambda each: (sign * result.figure(each), -each.rate))
+    if ranked:  # of those that are about as good as the best, who has most in reserve goes first
+        alike = [each for each in ranked if abs(result.figure(each) / result.figure(ranked[0]) - 1) <= TIE]
+        ranked = sorted(alike, key=lambda each: -each.rate) + ranked[len(alike) :]
     result = replace(result, ranked=ranked)
     if result.winner is None:
         return result
@@ -246,11 +250,16 @@ class _Runs:
         ]
 
     def _requests(self, deployment: Deployment, replicas: int) -> int:
-        """Requests of a run: enough for its batch to come and go a few times."""
-        candidate = deployment.screened.candidate
+        """Requests of a run: enough for its batch to come and go a few times, and for a queue to show: a run that is
+        over before anybody has waited as long as is allowed would meet the SLO at any rate."""
+        if self.spec.num_requests is not None:
+            return self.spec.num_requests
+        candidate, slo = deployment.screened.candidate, self.scenario.slo
         engines = candidate.ratio[1] if candidate.ratio else candidate.layout.scenario.engine.data_parallel_size
         in_flight = deployment.screened.batch * engines * replicas
-        return self.spec.num_requests or int(min(max(_LIVES * in_flight, _FEWEST_REQUESTS), _MOST_REQUESTS))
+        patience_s = max(slo.ttft_ms or 0.0, slo.e2el_ms or 0.0) / 1e3
+        wanted = max(_LIVES * in_flight, _WAITS * patience_s * deployment.screened.rate * replicas, _FEWEST_REQUESTS)
+        return int(min(wanted, _MOST_REQUESTS))
 
 
 def _lost_trial(_: Trial, reason: str) -> Tried:

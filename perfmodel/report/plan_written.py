@@ -10,11 +10,12 @@ from pathlib import Path
 from perfmodel import __version__
 from perfmodel.errors import SpecError
 from perfmodel.plan.export import serve_commands
-from perfmodel.plan.plan_result import PlanResult
+from perfmodel.plan.plan_result import FrontPoint, PlanResult
 from perfmodel.plan.plan_words import OBJECTIVE_WORDS, plan_head, plan_rows, plan_words, ruled_out_words
 from perfmodel.report.charts import COLOURS, Bar, Dot, bars_svg, pareto_svg
 
 _MOST_DOTS = 12
+_FRONT_HEAD = ["", "deployment", "GPUs", "USD/h", "latency over its limit"]
 
 
 def write_plan(result: PlanResult, path: Path, command: str) -> list[Path]:
@@ -46,19 +47,39 @@ def plan_pictures(result: PlanResult) -> dict[str, str]:
         bars = []
         for place, each in enumerate(finalists):
             low, high = result.interval(each)
-            text = f"{result.figure(each):.3g} ({low:.3g} to {high:.3g})"
-            bars.append(Bar(each.label, result.figure(each), COLOURS[min(place, 1)], text))
-        heading = f"{result.scenario.name}: finalists, best first (80 % intervals)"
+            name = f"{each.label} [{low:.3g} to {high:.3g}]"
+            bars.append(Bar(name, result.figure(each), COLOURS[min(place, 1)], f"{result.figure(each):.3g}"))
+        heading = f"{result.scenario.name}: finalists, best first [80 % interval]"
         pictures["finalists"] = bars_svg({"": bars}, heading, unit)
     if len(result.front) > 1:
         dots = [
-            Dot(point.label, _cost(point.usd_per_hour, point.num_devices), point.tightness, COLOURS[0], True)
-            for point in result.front[:_MOST_DOTS]
+            Dot(str(number), _cost(point.usd_per_hour, point.num_devices), point.tightness, COLOURS[0], True)
+            for number, point in enumerate(_front(result), 1)
         ]
         x_title = "USD per hour" if result.front[0].usd_per_hour is not None else "GPUs"
         heading = f"{result.scenario.name}: cost and latency at {result.rate:g} requests/s (screened)"
         pictures["front"] = pareto_svg({"": dots}, heading, x_title, "latency over its limit (1: just met)", ("y",))
     return pictures
+
+
+def _front(result: PlanResult) -> Sequence[FrontPoint]:
+    """The front, thinned out evenly where it has many points; its ends stay."""
+    last = len(result.front) - 1
+    count = min(last + 1, _MOST_DOTS)
+    return [result.front[round(i * last / max(count - 1, 1))] for i in range(count)]
+
+
+def _front_rows(result: PlanResult) -> list[list[str]]:
+    return [
+        [
+            str(number),
+            point.label,
+            str(point.num_devices),
+            "-" if point.usd_per_hour is None else f"{point.usd_per_hour:.2f}",
+            f"{point.tightness:.2f}",
+        ]
+        for number, point in enumerate(_front(result), 1)
+    ]
 
 
 def _cost(usd_per_hour: float | None, num_devices: int) -> float:
@@ -88,6 +109,14 @@ def _markdown(result: PlanResult, command: str, pictures: Sequence[str]) -> str:
         lines += ["## Finalists, simulated", "", f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
         lines += [*(f"| {' | '.join(row)} |" for row in rows), ""]
         lines += [_table_note(result), ""]
+    if len(result.front) > 1:
+        lines += [
+            "## What more money buys, screened",
+            "",
+            f"| {' | '.join(_FRONT_HEAD)} |",
+            "|---:|---|---:|---:|---:|",
+        ]
+        lines += [*(f"| {' | '.join(row)} |" for row in _front_rows(result)), ""]
     if result.winner is not None:
         lines += ["## To start it", "", "```sh", *serve_commands(result, result.winner), "```", ""]
     lines += ["## What was looked at", "", f"- {result.num_candidates:,} candidates"]
@@ -116,6 +145,8 @@ def _html(result: PlanResult, command: str, pictures: Sequence[str]) -> str:
         page.picture(svg)
     if plan_rows(result):
         page.table("Finalists, simulated", plan_head(result), plan_rows(result))
+    if len(result.front) > 1:
+        page.table("What more money buys, screened", _FRONT_HEAD, _front_rows(result))
     if result.winner is not None:
         page.list("To start it", serve_commands(result, result.winner))
     looked = [f"{result.num_candidates:,} candidates, {result.num_serving:,} serve the rate", *ruled_out_words(result)]
