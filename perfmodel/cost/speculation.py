@@ -58,6 +58,10 @@ class SpeculationTimer:
         timers = (self._target, self._passes, self._first, self._rest)
         return self._ngram_wait + sum(timer.host_wait for timer in timers if timer is not None)
 
+    def fresh(self) -> "SpeculationTimer":
+        """A timer of the same steps that has counted nothing; without the draw."""
+        return SpeculationTimer(self._target_tables, self.drafts)
+
     # ---------------------------------------------------------------- durations
 
     def step(

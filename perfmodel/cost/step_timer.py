@@ -66,6 +66,11 @@ class StepTimer:
         self._hidden_prompt = _ps(prompt * self._host.hidden_prompt_layer_s * graph.model.num_layers)
         self._host_times: list[tuple[int, int]] = []  # serial and hidden picoseconds by the number of sequences
 
+    def fresh(self) -> "StepTimer":
+        """A timer of the same steps that has counted nothing; without the draw."""
+        tables = self.tables
+        return StepTimer(tables.drawn_from if isinstance(tables, DrawnTables) else tables)
+
     # ---------------------------------------------------------------- durations
 
     def step(

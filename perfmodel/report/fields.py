@@ -67,9 +67,21 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
             Field("acceptance_rate", "Drafted tokens that were right", "%", 1, 100.0),
             Field("mean_acceptance_length", "Tokens of a draft, with the model's own", "", 2),
             Field("preemptions", "Preemptions", digits=0),
+        ),
+    ),
+    (
+        "Cost and energy",
+        (
             Field("gpu_hours", "Device hours", "h", 3),
-            Field("usd_per_million_output_tokens", "Cost per million output tokens", "USD", 3),
+            Field("usd_total", "Bill", "USD", 4),
+            Field("usd_per_million_tokens", "Cost per million tokens", "USD", 3),
+            Field("usd_per_million_output_tokens", "Cost per million output tokens, all of it", "USD", 3),
+            Field("usd_per_million_input_tokens_split", "  of a split bill, per million input tokens", "USD", 3),
+            Field("usd_per_million_output_tokens_split", "  and per million output tokens", "USD", 3),
             Field("energy_j", "Energy", "J", 0),
+            Field("energy_wh", "Energy", "Wh", 1),
+            Field("mean_power_w", "Mean power of a device", "W", 0),
+            Field("joules_per_output_token", "Energy per output token", "J", 3),
         ),
     ),
 )

@@ -17,8 +17,9 @@ __all__ = [
 
 from perfmodel.sim.collector import Collector
 from perfmodel.sim.columns import RequestColumns, StepColumns
+from perfmodel.sim.device_totals import DeviceTotals
 from perfmodel.sim.driver import simulate
 from perfmodel.sim.result import RunResult
 from perfmodel.sim.serving import build_serve_loop
-from perfmodel.sim.summary import DeviceTotals, summarize
+from perfmodel.sim.summary import summarize
 from perfmodel.sim.workload import Workload

@@ -91,7 +91,7 @@ def build_pool(
     """
     mine = scenario.of_pool(spec)
     timer = _timer(mine, calibration, profile, draw)
-    backend = _backend(mine, timer)
+    backend = _backend(mine, timer, is_split=draw is None)
     num_ranks = mine.engine.data_parallel_size
 
     num_engines = spec.most_replicas * num_ranks
@@ -137,9 +137,11 @@ def _timer(
     return StepTimer(tables, draw) if drafts is None else SpeculationTimer(tables, drafts, draw)
 
 
-def _backend(scenario: Scenario, timer: StepTimer | SpeculationTimer) -> SimulatedBackend | SpeculatingBackend:
+def _backend(
+    scenario: Scenario, timer: StepTimer | SpeculationTimer, is_split: bool
+) -> SimulatedBackend | SpeculatingBackend:
     if isinstance(timer, StepTimer):
-        return SimulatedBackend(timer)
+        return SimulatedBackend(timer, is_split)
     config = timer.drafts.config
     if config.acceptance is None:
         raise SpecError(
@@ -147,7 +149,7 @@ def _backend(scenario: Scenario, timer: StepTimer | SpeculationTimer) -> Simulat
             f"the file that `perfmodel execute` has measured."
         )
     acceptance = SimulatedAcceptance(config, scenario.seed)
-    return SpeculatingBackend(timer, acceptance, config.depth + 1 if config.pipelined else None)
+    return SpeculatingBackend(timer, acceptance, config.depth + 1 if config.pipelined else None, is_split)
 
 
 class _Ranks:

@@ -14,15 +14,21 @@ from perfmodel.engine import Outcome, Request, RequestStatus, ServeLoop, StepPla
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm
 from perfmodel.sim.front_end import FrontEnd
 from perfmodel.sim.lockstep import Lockstep
+from perfmodel.sim.prompt_time import PromptTime, others
 from perfmodel.sim.restoring import restoring
 
 
 class SimulatedBackend:
-    """Asks the cost model how long a plan takes; `restore`: what KV that comes back from a second tier adds."""
+    """Asks the cost model how long a plan takes; `restore`: what KV that comes back from a second tier adds.
 
-    def __init__(self, timer: StepTimer) -> None:
+    is_split: whether `prompt_time` counts what prompts cost
+    """
+
+    def __init__(self, timer: StepTimer, is_split: bool = False) -> None:
         self.timer = timer
         self.restore: RestoreCost | None = None
+        self._fresh = timer.fresh()
+        self.prompt_time = PromptTime(self._apart if is_split else None)
 
     def execute(self, plan: StepPlan) -> Outcome:
         num_decodes = len(plan.decodes)
@@ -35,7 +41,16 @@ class SimulatedBackend:
             plan.decode_windowed,
             plan.group_tokens,
         )
-        return Outcome(duration + restoring(plan, duration, self.restore))
+        duration += restoring(plan, duration, self.restore)
+        self.prompt_time.add(plan, duration)
+        return Outcome(duration)
+
+    def _apart(self, plan: StepPlan) -> tuple[int, int]:
+        step, tokens, num_decodes = self._fresh.step, plan.num_chunk_tokens, len(plan.decodes)
+        group = others(plan, num_decodes)
+        prompts = step(tokens, len(plan.samples), plan.chunk_lengths, 0, 0, (), group)
+        context, windowed = plan.decode_context, plan.decode_windowed
+        return prompts, step(num_decodes, num_decodes, (), num_decodes, context, windowed, others(plan, tokens))
 
     def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
         return self.timer.decode_run(
@@ -44,6 +59,7 @@ class SimulatedBackend:
 
     def commit(self, run: DecodeRun, plan: StepPlan, num_steps: int) -> None:
         self.timer.commit(run, len(plan.decodes), num_steps, plan.group_tokens)
+        self.prompt_time.add_decoding(run.duration(num_steps))
 
 
 class Replica:

@@ -9,6 +9,7 @@ from perfmodel.cost import SpeculationTimer
 from perfmodel.cost.offload import RestoreCost
 from perfmodel.engine import Outcome, StepPlan
 from perfmodel.sim.acceptance import SimulatedAcceptance
+from perfmodel.sim.prompt_time import PromptTime, others
 from perfmodel.sim.restoring import restoring
 
 
@@ -17,13 +18,22 @@ class SpeculatingBackend:
 
     restore: what KV that comes back from a second tier adds
     ahead: pipelined: how deep the drafter goes in a step, for every request that decodes
+    is_split: whether `prompt_time` counts what prompts cost
     """
 
-    def __init__(self, timer: SpeculationTimer, acceptance: SimulatedAcceptance, ahead: int | None = None) -> None:
+    def __init__(
+        self,
+        timer: SpeculationTimer,
+        acceptance: SimulatedAcceptance,
+        ahead: int | None = None,
+        is_split: bool = False,
+    ) -> None:
         self._timer = timer
         self._acceptance = acceptance
         self._ahead = ahead
         self.restore: RestoreCost | None = None
+        self._fresh = timer.fresh()
+        self.prompt_time = PromptTime(self._apart if is_split else None)
 
     def execute(self, plan: StepPlan) -> Outcome:
         num_decodes = len(plan.decodes)
@@ -39,7 +49,16 @@ class SpeculatingBackend:
             plan.num_draft_tokens,
         )
         duration += restoring(plan, duration, self.restore)
+        self.prompt_time.add(plan, duration)
         return Outcome(duration, None, self._acceptance.judge(plan))
+
+    def _apart(self, plan: StepPlan) -> tuple[int, int]:
+        step, tokens, num_decodes = self._fresh.step, plan.num_chunk_tokens, len(plan.decodes)
+        group = others(plan, num_decodes + plan.num_draft_tokens)
+        prompts = step(tokens, len(plan.samples), plan.chunk_lengths, 0, 0, (), group)
+        context, windowed, group = plan.decode_context, plan.decode_windowed, others(plan, tokens)
+        drafting, drafted = self._drafting(plan), plan.num_draft_tokens
+        return prompts, step(0, 0, (), num_decodes, context, windowed, group, drafting, drafted)
 
     def _drafting(self, plan: StepPlan) -> Sequence[int]:
         if not plan.draft_depths:

@@ -1,14 +1,14 @@
 """The summary of a run: design section 3.3, under vLLM's `bench serve` names. The same for both clocks."""
 
-__all__ = ["DeviceTotals", "summarize"]
+__all__ = ["summarize"]
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from perfmodel.cost.calibration import Calibration
 from perfmodel.sim.collector import Collector
 from perfmodel.sim.columns import RequestColumns
+from perfmodel.sim.device_totals import DeviceTotals, costs
 from perfmodel.sim.ensemble import Ensemble
 from perfmodel.sim.gaps import GapHistogram
 from perfmodel.sim.groups import class_summaries
@@ -17,38 +17,6 @@ from perfmodel.sim.latencies import finite, latencies, num_good, ratio
 from perfmodel.specs.scenario import Scenario
 
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-
-
-@dataclass(frozen=True)
-class DeviceTotals:
-    """What only the driver knows about a run. Fields that a clock cannot tell are None.
-
-    num_devices: of all engines together
-    bound_share: share of the busy time by what bounded it; mfu, mbu: over the whole run, per device
-    kv_cache_usage_peak: of the engine that was fullest, a fraction
-    device_s:    that devices were there, summed; num_devices over the whole run unless given
-    usd_per_hour: of all devices, on the average of the run
-    num_rejected, num_retries: requests that the gateway refused, each time that it did, and times one was sent again
-    pools, kv_transfer: a mapping for each pool where there are several, and for what was moved between them
-    kv_offload: a mapping for what went to a second tier and came back
-    """
-
-    num_devices: int
-    num_preemptions: int = 0
-    prefix_tokens_asked: int = 0
-    prefix_tokens_hit: int = 0
-    energy_j: float | None = None
-    mfu: float | None = None
-    mbu: float | None = None
-    bound_share: Mapping[str, float] = field(default_factory=dict)
-    kv_cache_usage_peak: float | None = None
-    device_s: float | None = None
-    usd_per_hour: float | None = None
-    num_rejected: int = 0
-    num_retries: int = 0
-    pools: Sequence[Mapping[str, Any]] = ()
-    kv_transfer: Mapping[str, Any] | None = None
-    kv_offload: Mapping[str, Any] | None = None
 
 
 def summarize(
@@ -83,9 +51,8 @@ def summarize(
     }
     summary |= latencies("ttft", requests.ttft_s) | latencies("tpot", requests.tpot_s)
     summary |= _gap_latencies(collector.gaps) | latencies("e2el", requests.e2el_s)
-    summary |= _costs(totals, duration, outputs)
+    summary |= costs(totals, duration, inputs, outputs)
     summary |= {
-        "energy_j": totals.energy_j,
         "mfu": totals.mfu,
         "mbu": totals.mbu,
         "kv_cache_usage_peak": totals.kv_cache_usage_peak,
@@ -134,13 +101,6 @@ def _gap_latencies(gaps: GapHistogram) -> dict[str, float | None]:
     values = {"mean": gaps.mean, "median": gaps.quantile(0.5), "std": gaps.std}
     values |= {name: gaps.quantile(q) for name, q in _QUANTILES.items()}
     return {f"{statistic}_itl_ms": finite(value * 1e3) for statistic, value in values.items()}
-
-
-def _costs(totals: DeviceTotals, duration: float, outputs: int) -> dict[str, float | None]:
-    device_s = totals.num_devices * duration if totals.device_s is None else totals.device_s
-    hourly = totals.usd_per_hour
-    usd = ratio(hourly * duration / 3600 * 1e6, outputs) if hourly is not None else None
-    return {"gpu_hours": device_s / 3600, "usd_per_million_output_tokens": usd}
 
 
 def _intervals(summary: Mapping[str, Any], ensemble: Ensemble | None) -> dict[str, list[float]]:

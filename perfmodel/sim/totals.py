@@ -7,10 +7,10 @@ import numpy as np
 from perfmodel.cost import Usage, usd_per_hour
 from perfmodel.sim.cluster import Cluster
 from perfmodel.sim.collector import Collector
+from perfmodel.sim.device_totals import DeviceTotals
 from perfmodel.sim.disaggregated import DisaggregatedServer
 from perfmodel.sim.latencies import latencies, ratio
 from perfmodel.sim.pool import Pool
-from perfmodel.sim.summary import DeviceTotals
 
 
 def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
@@ -43,6 +43,7 @@ def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
         bound_share={bound: seconds / whole.busy_s for bound, seconds in whole.bound_s.items()},
         kv_cache_usage_peak=max(_usage_peak(pool, collector) for pool in cluster.pools),
         usd_per_hour=_usd_per_hour(cluster, engine_s, duration),
+        prompt_cost_share=_prompt_cost_share(cluster, engine_s),
         num_rejected=cluster.dynamic.gateway.num_rejected if cluster.dynamic is not None else 0,
         num_retries=cluster.dynamic.gateway.num_retries if cluster.dynamic is not None else 0,
         pools=() if is_plain else tuple(_of_pool(cluster, n, seconds, collector) for n, seconds in enumerate(engine_s)),
@@ -91,6 +92,22 @@ def _usd_per_hour(cluster: Cluster, engine_s: list[float], duration: float) -> f
     )
 
 
+def _prompt_cost_share(cluster: Cluster, engine_s: list[float]) -> float | None:
+    """Of the bill: what each pool costs by the share of its steps' time that prompts take (`PromptTime`).
+
+    A pool that took no step is shared as the others are. None where a device has no price.
+    """
+    billed = prompts = 0.0
+    for pool, seconds in zip(cluster.pools, engine_s, strict=True):
+        price, share = usd_per_hour(pool.scenario.hardware, cluster.scenario.price), pool.backend.prompt_time.share
+        if price is None:
+            return None
+        if share is not None:
+            billed += price * seconds * pool.devices_per_engine
+            prompts += price * seconds * pool.devices_per_engine * share
+    return ratio(prompts, billed)
+
+
 def _usage_peak(pool: Pool, collector: Collector) -> float:
     used = [collector.used_blocks_peak.get(engine.index, 0) for engine in pool.engines]
     return max(used) / pool.memory.num_kv_blocks
@@ -109,6 +126,8 @@ def _of_pool(cluster: Cluster, number: int, engine_s: float, collector: Collecto
         "busy_share": ratio(usage.busy_s, engine_s),
         "mfu": ratio(usage.peak_compute_s, engine_s),
         "mbu": ratio(usage.hbm_bytes / pool.scenario.hardware.memory_bandwidth, engine_s),
+        "energy_j": pool.energy_j(engine_s),
+        "mean_power_w": ratio(pool.energy_j(engine_s), engine_s * pool.devices_per_engine),
         "kv_cache_usage_peak": _usage_peak(pool, collector),
         "preemptions": sum(engine.loop.scheduler.num_preemptions for engine in pool.engines),
         **_dynamics(cluster, number, engine_s, collector),

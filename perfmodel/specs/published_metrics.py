@@ -51,7 +51,14 @@ _RUN = {
     "mean_acceptance_length": Metric("count", False),
     "preemptions": Metric("count", True),
     "usd_per_million_output_tokens": Metric("USD", True),
+    "usd_total": Metric("USD", True),
+    "usd_per_million_tokens": Metric("USD", True),
+    "usd_per_million_input_tokens_split": Metric("USD", True),
+    "usd_per_million_output_tokens_split": Metric("USD", True),
     "energy_j": Metric("J", True),
+    "energy_wh": Metric("Wh", True),
+    "mean_power_w": Metric("W", True),
+    "joules_per_output_token": Metric("J", True),
 }
 _STEP = {
     "step_ms": Metric("ms", True),

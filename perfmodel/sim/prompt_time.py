@@ -1,0 +1,55 @@
+"""`PromptTime`: how much of the time of a pool's steps its prompts cost, which a bill is split by.
+
+A step that only computes prompts is theirs, one that only decodes is the answers'. A step of both is shared in the
+proportion of what its prompts would take as a step of their own, and its decodes as another: what both need once
+(weights read, launches, the host) counts on either side, so neither rides for nothing. Tokens that are computed again
+after a preemption are prompts here, as they are to the engine. What idle devices cost follows the busy time.
+"""
+
+__all__ = ["PromptTime", "others"]
+
+from collections.abc import Callable
+
+from perfmodel.engine import StepPlan
+
+Apart = Callable[[StepPlan], tuple[int, int]]
+
+
+class PromptTime:
+    """Ticks of the steps of one pool, and those of them that prompts cost.
+
+    apart: what the prompts of a plan would take alone, and its decodes alone, in ticks; None: nothing is counted
+    """
+
+    __slots__ = ("_apart", "_prompt_ticks", "_ticks")
+
+    def __init__(self, apart: Apart | None) -> None:
+        self._apart = apart
+        self._ticks = self._prompt_ticks = 0
+
+    @property
+    def share(self) -> float | None:
+        """Of the time of all steps; None before the first, or where nothing is counted."""
+        return self._prompt_ticks / self._ticks if self._ticks else None
+
+    def add(self, plan: StepPlan, duration: int) -> None:
+        """The step of `plan` took `duration`."""
+        if self._apart is None:
+            return
+        self._ticks += duration
+        if not plan.chunks:
+            return
+        if plan.decodes:
+            prompts, decodes = self._apart(plan)
+            duration = duration * prompts // (prompts + decodes)
+        self._prompt_ticks += duration
+
+    def add_decoding(self, duration: int) -> None:
+        """Steps that only decoded took `duration` together."""
+        if self._apart is not None:
+            self._ticks += duration
+
+
+def others(plan: StepPlan, without: int) -> int:
+    """Tokens of a group in lockstep if `without` of this plan's were not there; 0 where it steps alone."""
+    return plan.group_tokens - without if plan.group_tokens else 0
