@@ -89,7 +89,7 @@ def _span(low: float, high: float) -> str:
 
 
 def _cost(finalist: Finalist) -> str:
-    parts = [f"{finalist.num_devices} GPUs"]
+    parts = ["1 GPU" if finalist.num_devices == 1 else f"{finalist.num_devices} GPUs"]
     if finalist.usd_per_hour is not None:
         parts.append(f"{finalist.usd_per_hour:.2f} USD per hour")
     tokens = finalist.mean("usd_per_million_output_tokens")
