@@ -4,16 +4,17 @@
 
 with u the shares of the declared peaks over the time t. A GPU at its full tensor rate draws its TDP; one that only
 streams memory draws about half of the rest: decoding on A100s (Splitwise's power traces) stays at 0.43-0.46 of TDP.
-What it does not know: clocks that drop under a power cap, voltage, the host, cooling.
+Under a power cap (`perfmodel.cost.power_cap`) a FLOP at a lower clock takes less, and the cap stands for TDP.
+What it does not know: the host, cooling.
 """
 
-__all__ = ["DeviceUsage", "device_power_w", "energy_j"]
+__all__ = ["MEMORY_SHARE", "DeviceUsage", "device_power_w", "energy_j", "idle_power_w", "tdp_w"]
 
 from typing import Protocol
 
 from perfmodel.specs.hardware import HardwareSpec
 
-_MEMORY_SHARE = 0.5
+MEMORY_SHARE = 0.5  # of what full arithmetic draws beside idle
 _IDLE_SHARE = 0.15  # of TDP, where idle power is not declared (A100: 50-60 of 400 W)
 # Where a file declares no TDP [assumed]; a CPU by core (Xeon 8480+: 350 W for 56 cores).
 _TDP_W = {"gpu": 400.0, "tpu": 200.0, "npu": 600.0, "fpga": 100.0}
@@ -28,22 +29,37 @@ class DeviceUsage(Protocol):
         """Seconds that the FLOPs take at the declared peak rates."""
 
     @property
+    def unspent_compute_s(self) -> float:
+        """Of those, what lower clocks saved of their energy."""
+
+    @property
     def hbm_bytes(self) -> float: ...
 
 
-def device_power_w(hardware: HardwareSpec, compute_share: float, memory_share: float) -> float:
-    """Watts of a device whose arithmetic and memory run at these shares of their peaks."""
+def tdp_w(hardware: HardwareSpec) -> float:
+    """What the device draws at most: declared, or assumed for its kind."""
     declared = hardware.declared
     assumed = _CPU_CORE_W * declared.compute_units if hardware.kind == "cpu" else _TDP_W[hardware.kind]
-    tdp = declared.tdp_w or assumed
-    idle = declared.idle_w if declared.idle_w is not None else _IDLE_SHARE * tdp
-    return min(tdp, idle + (tdp - idle) * (compute_share + _MEMORY_SHARE * memory_share))
+    return declared.tdp_w or assumed
+
+
+def idle_power_w(hardware: HardwareSpec) -> float:
+    """What the device draws when it does nothing: declared, or a share of TDP."""
+    idle = hardware.declared.idle_w
+    return idle if idle is not None else _IDLE_SHARE * tdp_w(hardware)
+
+
+def device_power_w(hardware: HardwareSpec, compute_share: float, memory_share: float) -> float:
+    """Watts of a device whose arithmetic and memory run at these shares of their peaks, at the full clock."""
+    tdp, idle = tdp_w(hardware), idle_power_w(hardware)
+    limit = tdp if hardware.power_cap_w is None else min(tdp, hardware.power_cap_w)
+    return min(limit, idle + (tdp - idle) * (compute_share + MEMORY_SHARE * memory_share))
 
 
 def energy_j(hardware: HardwareSpec, usage: DeviceUsage, duration_s: float) -> float:
     """Joules of one device over `duration_s`, idle time included."""
     if duration_s <= 0:
         return 0.0
-    compute = usage.peak_compute_s / duration_s
+    compute = (usage.peak_compute_s - usage.unspent_compute_s) / duration_s
     memory = usage.hbm_bytes / hardware.memory_bandwidth / duration_s
     return device_power_w(hardware, compute, memory) * duration_s

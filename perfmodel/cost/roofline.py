@@ -10,6 +10,7 @@ from perfmodel.cost.datasheet import datasheet
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.registry import FormFit, time_work
+from perfmodel.cost.power_cap import PowerCap
 from perfmodel.ops.work import Work
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -30,7 +31,8 @@ _NOTHING = OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
 class OperatorTimer:
     """Times work on `hardware` with the fits of `calibration` (default: the datasheet's).
 
-    The formulas are in `perfmodel.cost.forms`. No rate is refused: see `perfmodel.cost.rates.FALLBACKS`.
+    The formulas are in `perfmodel.cost.forms`; under `hardware.power_cap_w`, `PowerCap` has the last word. No rate is
+    refused: see `perfmodel.cost.rates.FALLBACKS`.
     """
 
     def __init__(self, hardware: HardwareSpec, calibration: Calibration | None = None) -> None:
@@ -38,6 +40,7 @@ class OperatorTimer:
         self.calibration = calibration or datasheet(hardware)
         self.device = DeviceFacts.of(hardware)
         self.mixes_attention = self.calibration.knows("attention_mixed")  # prompts and decodes in one kernel
+        self._cap = PowerCap.of(hardware)
         self._overheads = self.calibration.kernel_overheads
         self._contained = frozenset(self.calibration.contained)
         self._fits: dict[tuple[Any, ...], FormFit] = {}
@@ -51,7 +54,12 @@ class OperatorTimer:
         if fit is None:
             return _NOTHING
         time = time_work(work, fit, self.device)
-        return time if self._overheads == 1.0 else _with_overheads(time, self._overheads)
+        if self._overheads != 1.0:
+            time = _with_overheads(time, self._overheads)
+        if self._cap is None:
+            return time
+        memory_s = work.hbm_bytes / self.hardware.memory_bandwidth
+        return self._cap.capped(time, work.flops / self.device.peak(work.rate), memory_s)
 
     def fit(self, work: Work) -> FormFit | None:
         """What `work` is timed with; None for work that lies within another operator's measured time."""

@@ -122,7 +122,9 @@ class StepTables:
             number = self._number_of(work.family, fit)
             parts[number] = parts.get(number, 0.0) + count * time.duration_s
             usage.flops += count * work.flops
-            usage.peak_compute_s += count * work.flops / peak(work.rate)
+            peak_compute_s = count * work.flops / peak(work.rate)
+            usage.peak_compute_s += peak_compute_s
+            usage.unspent_compute_s += peak_compute_s * (1.0 - time.clock**2)
             usage.hbm_bytes += count * work.hbm_bytes
             bound_s["overhead"] += count * time.overhead_s
             bound_s[time.bound] += count * (time.duration_s - time.overhead_s)

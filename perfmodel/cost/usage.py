@@ -12,6 +12,7 @@ class Usage:
     flops: float = 0.0
     peak_compute_s: float = 0.0  # what the FLOPs take at the declared peak rates
     hbm_bytes: float = 0.0
+    unspent_compute_s: float = 0.0  # of `peak_compute_s`, by how much less energy a FLOP took at a lower clock
     bound_s: dict[str, float] = field(
         default_factory=lambda: {"compute": 0.0, "memory": 0.0, "communication": 0.0, "overhead": 0.0}
     )
@@ -25,5 +26,6 @@ class Usage:
         self.flops += times * other.flops
         self.peak_compute_s += times * other.peak_compute_s
         self.hbm_bytes += times * other.hbm_bytes
+        self.unspent_compute_s += times * other.unspent_compute_s
         for bound, seconds in other.bound_s.items():
             self.bound_s[bound] += times * seconds

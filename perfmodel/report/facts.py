@@ -2,6 +2,7 @@
 
 __all__ = ["describe_lengths", "describe_traffic", "headline", "scenario_facts"]
 
+from perfmodel.cost.energy import tdp_w
 from perfmodel.report.fields import format_si
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Arrivals, Lengths, Traffic
@@ -51,6 +52,8 @@ def _hardware_facts(scenario: Scenario) -> Facts:
     ]
     if rate:
         facts.append(("peak", f"{format_si(peaks[rate], 'FLOP/s')} {rate}"))
+    if hardware.power_cap_w is not None:
+        facts.append(("power cap", f"{hardware.power_cap_w:g} W of {tdp_w(hardware):g} W a device"))
     return facts
 
 

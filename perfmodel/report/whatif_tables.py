@@ -16,6 +16,7 @@ _WORDS = {
     "peak_flops": "peak FLOPs",
     "bandwidth": "bandwidth",
     "capacity": "capacity",
+    "power_cap_w": "power cap in W",
     "kernels": "kernel overheads",
     "host": "host time",
     "rate": "arrival rate",

@@ -71,13 +71,17 @@ class Price(Spec):
 
 
 class HardwareSpec(Spec):
-    """One device type. See design section 3.5 for the file."""
+    """One device type. See design section 3.5 for the file.
+
+    power_cap_w: what the device is allowed to draw (`nvidia-smi -pl`); its TDP unless given, which no file does
+    """
 
     name: str
     kind: Literal["gpu", "cpu", "tpu", "npu", "fpga"]
     aliases: tuple[str, ...] = ()
     declared: Declared
     price: Price | None = None
+    power_cap_w: PositiveFloat | None = None
 
     @model_validator(mode="after")
     def _has_main_memory(self) -> "HardwareSpec":

@@ -10,6 +10,7 @@ class OperatorTime:
     """Seconds of one operator on one device: in all, and what each resource alone would take.
 
     bound: the resource that takes longest: compute | memory | communication | overhead
+    clock: share of the full clock that a power cap leaves
     """
 
     duration_s: float
@@ -18,6 +19,7 @@ class OperatorTime:
     communication_s: float
     overhead_s: float
     bound: str
+    clock: float = 1.0
 
 
 def bound_of(compute: float, memory: float, communication: float, overhead: float) -> str:

@@ -18,6 +18,7 @@ H100 = load_hardware("h100-sxm-80gb")
 class Usage:
     peak_compute_s: float
     hbm_bytes: float
+    unspent_compute_s: float = 0.0
 
 
 def test_idle_streaming_and_computing_by_hand():

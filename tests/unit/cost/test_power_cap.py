@@ -1,0 +1,124 @@
+"""A device that may not draw what its work asks for: what slows down, by how much, and what does not."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.cost import load_calibration, step_costs
+from perfmodel.cost.energy import device_power_w
+from perfmodel.cost.forms.operator_time import OperatorTime
+from perfmodel.cost.power_cap import PowerCap
+from perfmodel.errors import SpecError
+from perfmodel.ops.work import BatchShape, decode_shape
+from perfmodel.sim import simulate
+from perfmodel.specs import load_scenario
+from perfmodel.specs.scenario_file import list_hardware, load_hardware
+
+PROMPT = BatchShape(1024, 1, ((1024, 0),))
+SECONDS = st.floats(1e-6, 1e-2)
+
+
+def capped(name, watts):
+    return load_hardware(name, [f"hardware.power_cap_w={watts}"])
+
+
+def operator(compute, memory, overhead=0.0):
+    return OperatorTime(overhead + max(compute, memory), compute, memory, 0.0, overhead, "compute")
+
+
+def power(hardware, time, compute_s, memory_s):
+    free = hardware.model_copy(update={"power_cap_w": None})
+    shares = compute_s * time.clock**2 / time.duration_s, memory_s / time.duration_s
+    return device_power_w(free, *shares)
+
+
+@given(st.sampled_from(list_hardware()), st.floats(0.3, 1.2), SECONDS, SECONDS, st.floats(0.3, 1), st.floats(0.3, 1))
+def test_no_operator_draws_more_than_the_cap_and_none_gets_faster(name, share, compute, memory, of_peak, of_bandwidth):
+    free = load_hardware(name)
+    tdp = free.declared.tdp_w
+    if tdp is None or share * tdp <= (free.declared.idle_w or 0.15 * tdp):
+        return
+    hardware, before = capped(name, share * tdp), operator(compute, memory)
+    cap = PowerCap.of(hardware)
+    assert (cap is None) == (share >= 1)
+    if cap is not None:
+        after = cap.capped(before, of_peak * compute, of_bandwidth * memory)
+        assert power(hardware, after, of_peak * compute, of_bandwidth * memory) <= share * tdp * (1 + 1e-6)
+        assert after.duration_s >= before.duration_s
+        assert (after.clock == 1.0) == (after is before)
+
+
+def test_full_arithmetic_slows_by_the_cube_root_of_what_it_may_draw():
+    """H100, 70 W idle, 700 W TDP, at 350 W: 280 of 630 W are left; power goes with the cube of the clock."""
+    after = PowerCap.of(capped("h100", 350)).capped(operator(1.0, 0.0), 1.0, 0.0)
+    assert after.duration_s == pytest.approx((630 / 280) ** (1 / 3), rel=1e-5)
+
+
+def test_what_waits_for_memory_loses_its_spare_clock_and_no_time():
+    """Streaming at the peak draws 385 W of an H100; with a fifth of its arithmetic beside, 511."""
+    after = PowerCap.of(capped("h100", 400)).capped(operator(0.2, 1.0), 0.2, 1.0)
+    assert after.duration_s == pytest.approx(1.0)
+    assert after.clock < 1
+
+
+def test_a_cap_of_tdp_is_none():
+    free = step_costs(load_scenario("llama-3.1-8b-h100-2048-256")).estimate(PROMPT)
+    at_tdp = step_costs(load_scenario("llama-3.1-8b-h100-2048-256", ["hardware.power_cap_w=700"])).estimate(PROMPT)
+    assert at_tdp == free
+
+
+def test_an_idle_device_can_not_be_capped_further():
+    with pytest.raises(SpecError, match=r"power_cap_w=60.* idle \(70 W\).*700 W"):
+        PowerCap.of(capped("h100", 60))
+
+
+@pytest.fixture(scope="module")
+def big_steps():
+    """A prompt of 1024 tokens and a decode step at batch 1, on 8 H100s by their cap in watts."""
+    name, tp8 = "llama-3.1-70b-h100-tp4", "engine.tensor_parallel_size=8"
+    found = {}
+    for watts in (700, 500, 400, 350):
+        costs = step_costs(load_scenario(name, [tp8, f"hardware.power_cap_w={watts}"]))
+        found[watts] = costs.estimate(PROMPT).duration_s, costs.estimate(decode_shape(1, 1024)).duration_s
+    return found
+
+
+def test_half_of_tdp_costs_prompts_time_and_tokens_none(big_steps):
+    """Splitwise (Patel et al., ISCA 2024; its public traces of Llama-2-70B on 8 H100 at 350 of 700 W, prompts of 1024
+    tokens): a token 29.8 -> 29.7 ms, a prompt 78 -> 101 ms. Ours have more communication beside the arithmetic."""
+    (prompt, token), (slow_prompt, slow_token) = big_steps[700], big_steps[350]
+    assert slow_token == pytest.approx(token, rel=0.01)
+    assert 1.08 < slow_prompt / prompt < 101 / 78 * 1.05
+
+
+def test_prompts_take_longer_the_lower_the_cap(big_steps):
+    prompts = [big_steps[watts][0] for watts in (700, 500, 400, 350)]
+    assert prompts == sorted(prompts)
+    assert prompts[0] < prompts[1]
+
+
+def test_a_capped_run_takes_longer_and_its_devices_stay_under_the_cap():
+    busy = ["traffic.num_requests=60", "traffic.arrivals.rate=40"]
+    runs = {}
+    for watts in (700, 450, 300):
+        scenario = load_scenario("llama-3.1-8b-h100-2048-256", [*busy, f"hardware.power_cap_w={watts}"])
+        runs[watts] = simulate(scenario).summary
+        assert runs[watts]["mean_power_w"] <= watts
+    assert runs[700]["duration"] < runs[450]["duration"] < runs[300]["duration"]
+    assert runs[300]["energy_j"] < runs[700]["energy_j"]  # slower clocks take less for a FLOP, and this is busy
+
+
+def test_one_pool_may_be_capped_alone():
+    """Splitwise's idea: decode replicas hardly need the power that prompts do."""
+    few = ["traffic.num_requests=40"]
+    name, cap = "llama-3.1-70b-h100-disaggregated", "cluster.pools.decode.hardware.power_cap_w=400"
+    free, held = simulate(load_scenario(name, few)).summary, simulate(load_scenario(name, [*few, cap])).summary
+    assert held["mean_ttft_ms"] == pytest.approx(free["mean_ttft_ms"], rel=0.01)
+    assert held["mean_tpot_ms"] == pytest.approx(free["mean_tpot_ms"], rel=0.01)
+    power = {pool["role"]: pool["mean_power_w"] for pool in held["pools"]}
+    assert power["decode"] <= 400
+
+
+def test_a_capped_device_keeps_its_calibration():
+    """What was measured of it is as true under a cap."""
+    assert load_calibration(capped("h100", 400)) == load_calibration(load_hardware("h100"))
