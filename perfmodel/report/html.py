@@ -21,6 +21,7 @@ from perfmodel.report.roofline import memory_figure, operators_figure, roofline_
 from perfmodel.report.series import MAX_BINS, MAX_POINTS
 from perfmodel.report.step_view import StepView, ridge_points
 from perfmodel.sim.result import RunResult
+from perfmodel.specs.prices import price_lines
 from perfmodel.specs.scenario import Scenario
 
 _DEFINITIONS = (
@@ -156,11 +157,7 @@ def _origins(result: RunResult) -> list[str]:
     else:
         lines = ["Step times: predicted from the datasheet alone; no measurement of this device was used."]
     lines.append(_hardware_source(scenario))
-    if scenario.price is not None:
-        lines.append(f"Price: {scenario.price.usd_per_gpu_hour:g} USD per device hour, given in the scenario.")
-    elif (price := scenario.hardware.price) is not None:
-        lines.append(f"Price: {price.usd_per_hour:g} USD per device hour ({price.source}, {price.date.isoformat()}).")
-    return lines + list(result.notes)
+    return [*lines, *price_lines(scenario), *result.notes]
 
 
 def _hardware_source(scenario: Scenario) -> str:

@@ -29,6 +29,7 @@ from perfmodel.report.fields import (
 )
 from perfmodel.report.group_tables import group_tables
 from perfmodel.sim.result import RunResult
+from perfmodel.specs.prices import price_lines
 
 BOUND_STYLES = {"compute": "blue", "memory": "green", "communication": "yellow", "overhead": "bright_black"}
 
@@ -48,6 +49,8 @@ def print_summary(result: RunResult, console: Console) -> None:
         console.print(Text("Time bound by: ").append_text(shares))
     if origin := result.summary.get("origin"):
         console.print(f"Origin of step times: [bold]{origin}[/bold]", highlight=False)
+    for line in price_lines(scenario):
+        console.print(Text(line))
     for note in result.notes:
         console.print(Text(f"Note: {note}", style="dim"))
 

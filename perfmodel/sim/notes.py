@@ -7,6 +7,7 @@ from perfmodel.ops.capacity import dropped_share
 from perfmodel.ops.routing import popularity_of
 from perfmodel.sim.columns import RequestColumns
 from perfmodel.specs.model.architecture import MoEFFN
+from perfmodel.specs.prices import stale_price_notes
 from perfmodel.specs.scenario import Scenario
 
 
@@ -20,7 +21,7 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
         )
     if scenario.routing.capacity_factor is not None:
         notes += _dropped(scenario, requests, num_steps)
-    return tuple(notes)
+    return (*notes, *stale_price_notes(scenario))
 
 
 def _dropped(scenario: Scenario, requests: RequestColumns, num_steps: int) -> list[str]:

@@ -1,0 +1,55 @@
+"""Prices in hardware_specs: each says where it is from and of when, and old ones are told."""
+
+import datetime
+
+import pytest
+
+from perfmodel.sim import simulate
+from perfmodel.specs import load_scenario
+from perfmodel.specs.prices import is_stale, newest_price_date, price_lines, stale_price_notes
+from perfmodel.specs.scenario_file import list_hardware, load_hardware
+
+SCENARIO = "llama-3.1-8b-a100"
+PRICED = [device for name in list_hardware() if (device := load_hardware(name)).price is not None]
+
+
+@pytest.mark.parametrize("device", PRICED, ids=lambda device: device.name)
+def test_a_price_has_a_source_and_a_date(device):
+    assert len(device.price.source.split()) >= 2
+    assert datetime.date(2020, 1, 1) <= device.price.date <= datetime.datetime.now(datetime.UTC).date()
+
+
+def test_the_newest_date_is_that_of_the_files():
+    """It is read with a regular expression."""
+    assert newest_price_date() == max(device.price.date for device in PRICED)
+
+
+def test_a_price_is_old_a_year_before_the_newest():
+    newest, price = newest_price_date(), PRICED[0].price
+    for days, expected in ((0, False), (364, False), (370, True)):
+        dated = price.model_copy(update={"date": newest - datetime.timedelta(days=days)})
+        assert is_stale(dated) == expected
+
+
+def test_an_old_price_gets_a_note_and_a_new_one_none():
+    old = next(device for device in PRICED if is_stale(device.price))
+    few = ["traffic.num_requests=3"]
+    scenario = load_scenario(SCENARIO, few)
+    assert not any("price" in note for note in simulate(scenario).notes)
+    price = scenario.hardware.price.model_copy(update={"date": old.price.date})
+    aged = scenario.model_copy(update={"hardware": scenario.hardware.model_copy(update={"price": price})})
+    notes = [note for note in simulate(aged).notes if "price" in note]
+    assert len(notes) == 1
+    assert old.price.date.isoformat() in notes[0]
+
+
+def test_the_price_in_use_is_told_with_its_source():
+    scenario = load_scenario(SCENARIO)
+    (line,) = price_lines(scenario)
+    price = scenario.hardware.price
+    assert f"{price.usd_per_hour:g} USD" in line
+    assert price.source in line
+    assert price.date.isoformat() in line
+    own = load_scenario(SCENARIO, ["price.usd_per_gpu_hour=9"])
+    assert price_lines(own) == ["Price: 9 USD per device hour, given in the scenario."]
+    assert stale_price_notes(own) == []
