@@ -230,6 +230,7 @@ class PlanResult:
             "gpus": finalist.num_devices,
             "usd_per_hour": finalist.usd_per_hour,
             "usd_per_million_output_tokens": finalist.mean("usd_per_million_output_tokens"),
+            "joules_per_output_token": finalist.mean("joules_per_output_token"),
             "max_rate": finalist.rate,
             "max_rate_interval": [finalist.replicas * end for end in finalist.group_rate_interval],
             "max_rate_by_seed": [finalist.replicas * rate for rate in finalist.rates],

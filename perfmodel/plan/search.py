@@ -9,7 +9,7 @@ All that stage two evaluates is in a store on disk: a plan that was stopped goes
 __all__ = ["Stages", "make_plan", "wanted_rate"]
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from perfmodel.plan.trials import Check, Checked, Trial, Tried, check, try_rates
 from perfmodel.plan.workers import Progress, spread
 from perfmodel.sim import simulate
 from perfmodel.specs.plan import PlanSpec
+from perfmodel.specs.prices import price_lines, stale_price_notes
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.study_file import as_overrides
 
@@ -99,7 +100,17 @@ def _completed(result: PlanResult) -> PlanResult:
     run = simulate(result.base.load(as_overrides({**choices, **traffic})), keep_steps=False)
     origin = result.winner.deployment.screened.origin
     notes = [*run.notes, *(["Step times are the datasheet's, nobody measured this device."] * (origin == "datasheet"))]
+    notes = list(dict.fromkeys([*notes, *_prices(result)]))
     return replace(result, bound_share=run.summary["bound_share"], notes=notes)
+
+
+def _prices(result: PlanResult) -> Iterator[str]:
+    """Which prices the finalists are compared by, of which source and date, and which of them are old."""
+    finalists = (*result.ranked, *result.missed)
+    scenarios = [each.deployment.screened.candidate.layout.scenario for each in finalists]
+    for sentences in (price_lines, stale_price_notes):
+        for scenario in scenarios:
+            yield from sentences(scenario)
 
 
 def wanted_rate(scenario: Scenario, spec: PlanSpec) -> float:

@@ -24,6 +24,7 @@ METRICS = (
     "output_throughput",
     *(f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "e2el") for statistic in ("median", "p90", "p95", "p99")),
     "usd_per_million_output_tokens",
+    "joules_per_output_token",
     "kv_cache_usage_peak",
     "preemptions",
     "mfu",

@@ -142,6 +142,13 @@ def test_a_result_prints_itself(result: PlanResult) -> None:
     assert "interval" in text
 
 
+def test_a_plan_says_which_prices_it_compares(result: PlanResult) -> None:
+    compared = {each.deployment.screened.candidate.layout.scenario.hardware.name for each in result.ranked}
+    told = [note for note in result.notes if note.startswith("Price: ")]
+    assert all(any(name in line for line in told) for name in compared)
+    assert len(told) == len(set(told))
+
+
 def test_on_the_front_what_is_dearer_has_shorter_latencies(result: PlanResult) -> None:
     costs = [point.usd_per_hour or 0.0 for point in result.front]
     assert costs == sorted(costs)
