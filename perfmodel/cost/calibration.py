@@ -22,9 +22,9 @@ from perfmodel.cost.rates import FALLBACKS
 from perfmodel.ops.formats import MMA_SYNC_RATE, SPARSE_RATE
 from perfmodel.specs.base import Spec
 
-# TF32 is multiplied by the tensor units that multiply 16 bits: where it was not measured, it reaches the same share of
-# its own peak.
-_SAME_UNITS = {"tf32": ("bf16", "fp16")}
+# Multiplied by the tensor units that multiply 16 bits: where they were not measured, they reach the same share of
+# their own peak.
+_SAME_UNITS = {"tf32": ("bf16", "fp16"), "fp16_acc16": ("fp16", "bf16")}
 _NO_SIZES: Mapping[str, Any] = {}
 
 

@@ -17,6 +17,7 @@ FALLBACKS: dict[str, tuple[str, ...]] = {
     "int8": ("fp8", "bf16", "fp16", "fp32"),
     "bf16": ("fp16", "fp32"),
     "fp16": ("bf16", "fp32"),
+    "fp16_acc16": ("fp16", "bf16", "fp32"),  # as fast as with FP32 sums where nothing else is declared
     "tf32": ("fp32",),
     "fp32": ("tf32", "bf16", "fp16"),
 }

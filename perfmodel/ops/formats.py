@@ -66,7 +66,7 @@ class LinearFormat:
 
 
 def served_model(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
-    """The model in the formats that the engine serves it in: `dtype`, `float32_matmul_precision`, `quantization` and
+    """The model in the formats that the engine serves it in: `dtype`, how it is multiplied, `quantization` and
     `kv_cache_dtype` applied.
 
     Raises SpecError for an unknown name, with the nearest known ones.
@@ -74,7 +74,9 @@ def served_model(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
     served = with_quantization(with_dtype(model, engine.dtype), engine.quantization, engine.quantization_group_size)
     served = with_layer_formats(served, engine.quantization_by_layer)
     if engine.float32_matmul_precision == "high" and served.dtype == "fp32":
-        served = replace(served, float32_rate="tf32")
+        served = replace(served, dtype_rate="tf32")
+    if engine.allow_fp16_accumulation and served.dtype == "fp16":
+        served = replace(served, dtype_rate="fp16_acc16")
     if engine.profile in _QUANTIZES_BEFORE:
         layers = tuple((replace(x, formats=tuple((n, _static(f)) for n, f in x.formats)), i) for x, i in served.layers)
         served = replace(served, quantization=_static(served.quantization), layers=layers)
@@ -141,7 +143,7 @@ def linear_format(model: ModelSpec, component: str, own: QuantizationSpec | None
 
 def _dense_format(model: ModelSpec, component: str, quantization: QuantizationSpec) -> LinearFormat:
     dtype_bytes = bytes_per_weight(model.dtype)
-    rate = model.float32_rate if model.dtype == "fp32" else model.dtype
+    rate = model.dtype_rate or model.dtype
     if quantization.weights is None or component in quantization.kept:
         return LinearFormat(rate, dtype_bytes, dtype_bytes, dtype_bytes)
     weight = component_bytes(quantization, component)

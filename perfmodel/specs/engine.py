@@ -41,6 +41,9 @@ class EngineSpec(Spec):
     # How FP32 operands are multiplied in linear layers (torch.set_float32_matmul_precision): highest: as FP32; high: as
     # TF32, on tensor units that round them to 10 bits of mantissa
     float32_matmul_precision: Literal["highest", "high"] = "highest"
+    # Whether FP16 products are summed in FP16 (torch.backends.cuda.matmul.allow_fp16_accumulation), which GeForce cards
+    # do at twice the rate of sums in FP32
+    allow_fp16_accumulation: bool = False
     quantization: str | None = None
     # Integer weights that share a scale, along the inputs of a layer; -1: one scale per output channel; None: as many
     # as the method's checkpoints have (128)

@@ -7,11 +7,18 @@ from perfmodel.specs.hardware import HardwareSpec
 
 
 def refuse_missing_units(engine: EngineSpec, hardware: HardwareSpec) -> None:
-    """Raises ValueError with one sentence for TF32 that nothing multiplies in, and for FlashAttention-3 off Hopper."""
+    """Raises ValueError with one sentence for TF32 that nothing multiplies in, FP16 sums of other products, and
+    FlashAttention-3 off Hopper.
+    """
     if engine.flash_attn_version == 3 and hardware.declared.architecture != "hopper":
         raise ValueError(
             f"found engine.flash_attn_version=3 on {hardware.name}, and its asynchronous products (WGMMA) and copies "
             f"(TMA) are Hopper's; leave it out, or set 2"
+        )
+    if engine.allow_fp16_accumulation and engine.dtype != "float16":
+        raise ValueError(
+            f"found engine.allow_fp16_accumulation with engine.dtype={engine.dtype}, and only FP16 products are "
+            f"summed in FP16; set engine.dtype to float16, or leave it out"
         )
     if engine.float32_matmul_precision != "high":
         return

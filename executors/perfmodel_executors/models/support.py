@@ -139,6 +139,7 @@ def check_engine(engine: EngineSpec) -> None:
         "a KV cache that evicts tokens (engine.kv_eviction)": engine.kv_eviction is not None,
         "a generation of FlashAttention (engine.flash_attn_version)": engine.flash_attn_version is not None,
         "TF32 (engine.float32_matmul_precision=high)": engine.float32_matmul_precision == "high",
+        "sums in FP16 (engine.allow_fp16_accumulation)": engine.allow_fp16_accumulation,
         "a second tier of KV blocks (engine.kv_offload)": engine.kv_offload is not None,
     }
     missing = next((name for name, is_used in unsupported.items() if is_used), None)

@@ -106,7 +106,8 @@ class ModelSpec:
     weights_path: the file with the weights themselves, where the model was read from one (.gguf, .safetensors)
     num_distinct_layers: layers with weights of their own, used in turn (ALBERT: 1); None: each has its own
     weight_sparsity, exits: of changed models, see there
-    float32_rate: the peak rate that multiplies FP32 operands of linear layers: fp32, or tf32 on units that have it
+    dtype_rate:   the peak rate that multiplies operands in `dtype` in linear layers, where it is not the format's own:
+                  tf32 for fp32, fp16_acc16 for fp16
     changed_from: of a changed model whose original has a file with weights: a run makes its weights of those
     """
 
@@ -138,7 +139,7 @@ class ModelSpec:
     num_distinct_layers: int | None = None
     weight_sparsity: WeightSparsity | None = None
     exits: ExitSpec | None = None
-    float32_rate: str = "fp32"
+    dtype_rate: str | None = None
     changed_from: ChangedFrom | None = None
 
     @property

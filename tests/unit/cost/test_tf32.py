@@ -58,3 +58,17 @@ def test_one_sequence_in_fp32_waits_for_twice_the_bytes(hardware):
 def test_without_units_or_fp32_it_is_refused(overrides, says):
     with pytest.raises(SpecError, match=says):
         load_scenario("llama-3.1-8b-a100", overrides)
+
+
+def test_sums_in_fp16_are_twice_as_fast_where_sums_in_fp32_are_halved():
+    """RTX 4090: 330.3 and 165.2 TFLOP/s (Ada whitepaper); an A100 multiplies as fast with either."""
+    fp16 = ["engine.dtype=float16"]
+    sums = [*fp16, "engine.allow_fp16_accumulation=true"]
+    before, after = (rows(over, PROMPT, "rtx-4090")["qkv_proj"].time.compute_s for over in (fp16, sums))
+    assert before / after == pytest.approx(330.3 / 165.2)
+    assert rows(sums, PROMPT)["qkv_proj"].duration_s == rows(fp16, PROMPT)["qkv_proj"].duration_s
+
+
+def test_sums_in_fp16_are_of_fp16():
+    with pytest.raises(SpecError, match=r"allow_fp16_accumulation .*set engine\.dtype to float16"):
+        load_scenario("llama-3.1-8b-a100", ["engine.allow_fp16_accumulation=true"])
