@@ -112,11 +112,11 @@ class PowerOfTwo(Router[T]):
         return b if b.num_outstanding < a.num_outstanding else a
 
 
-class LeastOutstanding(Router[T]):
-    """The target with the fewest requests that wait or run; the first among equals."""
+class _Least(Router[T]):
+    """The target that has least of something; the first among equals."""
 
-    def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
-        self._order: LeastLoaded[T] = LeastLoaded(lambda target: target.num_outstanding)
+    def __init__(self, amount: Callable[[T], int], targets: Iterable[T], seed: int) -> None:
+        self._order: LeastLoaded[T] = LeastLoaded(amount)
         super().__init__(targets, seed)
 
     def __call__(self, request: Request) -> T:
@@ -129,24 +129,21 @@ class LeastOutstanding(Router[T]):
         self._order.leave(target)
 
 
-class LeastKv(Router[T]):
+class LeastOutstanding(_Least[T]):
+    """The target with the fewest requests that wait or run; the first among equals."""
+
+    def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
+        super().__init__(lambda target: target.num_outstanding, targets, seed)
+
+
+class LeastKv(_Least[T]):
     """The target with the fewest KV blocks in the prompts of its requests, in use or promised; the first among equals.
 
     What answers add is not known to a router when it sends a request, and not counted.
     """
 
     def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
-        self._order: LeastLoaded[T] = LeastLoaded(lambda target: target.num_prompt_blocks)
-        super().__init__(targets, seed)
-
-    def __call__(self, request: Request) -> T:
-        return self._order.least()
-
-    def _joined(self, target: T) -> None:
-        self._order.join(target)
-
-    def _left(self, target: T) -> None:
-        self._order.leave(target)
+        super().__init__(lambda target: target.num_prompt_blocks, targets, seed)
 
 
 class PrefixAffinity(Router[T]):
