@@ -33,8 +33,8 @@ from perfmodel.report.plan_printed import print_plan
 from perfmodel.report.shown import as_html, as_text
 from perfmodel.report.tables import print_summary, rows_table
 from perfmodel.report.whatif_written import WhatIfReport
-from perfmodel.sim.columns import RequestColumns, StepColumns
-from perfmodel.sim.result import RunResult
+from perfmodel.sim.records.columns import RequestColumns, StepColumns
+from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import parse_override
 from perfmodel.specs.scenario import Scenario

@@ -3,7 +3,7 @@
 __all__ = ["DrawnExits"]
 
 from perfmodel.engine import Request
-from perfmodel.sim.acceptance import uniform_draws
+from perfmodel.sim.replica.acceptance import uniform_draws
 from perfmodel.specs.model.spec import ExitSpec
 
 

@@ -19,10 +19,10 @@ from perfmodel.cost.calibration import Calibration
 from perfmodel.engine import Backend, Request, StepRecord
 from perfmodel.errors import PerfmodelError, WorkloadError
 from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, build_serve_loop, simulate, summarize
-from perfmodel.sim.acceptance import SimulatedAcceptance
 from perfmodel.sim.clock import to_ticks
-from perfmodel.sim.replica import SimulatedBackend
-from perfmodel.sim.speculating import SpeculatingBackend
+from perfmodel.sim.replica.acceptance import SimulatedAcceptance
+from perfmodel.sim.replica.replica import SimulatedBackend
+from perfmodel.sim.replica.speculating import SpeculatingBackend
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.speculation import Acceptance

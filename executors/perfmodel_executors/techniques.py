@@ -10,7 +10,7 @@ from perfmodel.cost.calibration import Calibration
 from perfmodel.errors import SpecError
 from perfmodel.plan.metrics import run_metric
 from perfmodel.sim import simulate
-from perfmodel.sim.result import RunResult
+from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.executor import StepPair
 from perfmodel.validate.technique_runs import Sides, TechniqueRun

@@ -13,7 +13,7 @@ from perfmodel.cli.terminal import EXIT_INTERRUPTED, print_json, progress_bar, s
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
-    from perfmodel.sim.result import RunResult
+    from perfmodel.sim.records.result import RunResult
 
 Progress = Callable[[int, int | None], None]
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import WorkloadError
-from perfmodel.sim.workload import Workload
+from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.scenario import Scenario
 
 Floats = NDArray[np.float64]

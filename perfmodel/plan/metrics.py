@@ -20,7 +20,7 @@ from perfmodel.cost.footprint import kv_bytes, kv_bytes_per_token, weights
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, Work
-from perfmodel.sim.result import RunResult
+from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.published import StepShape
 from perfmodel.specs.scenario import Scenario

@@ -16,7 +16,7 @@ from perfmodel.cost import step_costs
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.plan.capacity import max_request_rate
 from perfmodel.plan.metrics import batch_shape, memory_metric, run_metric, step_metrics
-from perfmodel.sim.result import RunResult
+from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import apply_override, parse_override
 from perfmodel.specs.published import StepShape

@@ -19,7 +19,7 @@ from perfmodel.plan.candidates import Candidate
 from perfmodel.plan.demand import Demand, demand_of
 from perfmodel.plan.service import Served, Service, serve
 from perfmodel.plan.surfaces import Surfaces, step_surface
-from perfmodel.sim.kv_transfer import transfer_cost
+from perfmodel.sim.fleet.kv_transfer import transfer_cost
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import SLO
 

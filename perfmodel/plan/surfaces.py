@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost import SpeculationTimer, StepTimer, host_fit, scenario_fits
 from perfmodel.cost.draws import Uncertainty
-from perfmodel.sim.step_costs import draft_tables_of, step_tables_of
+from perfmodel.sim.replica.step_costs import draft_tables_of, step_tables_of
 from perfmodel.specs.scenario import Scenario
 
 Floats = NDArray[np.float64]

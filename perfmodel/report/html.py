@@ -20,7 +20,7 @@ from perfmodel.report.page import Page
 from perfmodel.report.roofline import memory_figure, operators_figure, roofline_figure
 from perfmodel.report.series import MAX_BINS, MAX_POINTS
 from perfmodel.report.step_view import StepView, ridge_points
-from perfmodel.sim.result import RunResult
+from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.prices import price_lines
 from perfmodel.specs.scenario import Scenario
 

@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 from perfmodel.report.fields import format_number
 from perfmodel.report.series import blocks_in_use, quantile_curve, rate, replicas_of, summed, time_bins
 from perfmodel.report.style import BLUE, BOUND_COLOURS, GREEN, GREY, METRIC_COLOURS, ORANGE, VERMILION, styled
-from perfmodel.sim.columns import RequestColumns, StepColumns
+from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.specs.traffic import SLO
 
 Floats = NDArray[np.float64]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import WorkloadError
-from perfmodel.sim.columns import RequestColumns, StepColumns
+from perfmodel.sim.records.columns import RequestColumns, StepColumns
 
 
 def write_requests(path: Path, requests: RequestColumns) -> Path:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.sim.columns import StepColumns
+from perfmodel.sim.records.columns import StepColumns
 
 Floats = NDArray[np.float64]
 

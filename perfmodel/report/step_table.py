@@ -11,7 +11,7 @@ from rich.text import Text
 from perfmodel.cost.estimate import OperatorEstimate, StepEstimate
 from perfmodel.report.fields import format_number
 from perfmodel.report.tables import BOUND_STYLES, rows_table
-from perfmodel.sim.columns import StepColumns
+from perfmodel.sim.records.columns import StepColumns
 
 STEP_COLUMNS = ("operator", "count", "GFLOP", "MB", "FLOP/B", "µs each", "ms", "%", "bound")
 

@@ -22,8 +22,8 @@ from perfmodel.cost import MemoryPlan, StepEstimate, plan_memory, step_costs
 from perfmodel.errors import PerfmodelError
 from perfmodel.ops import BatchShape
 from perfmodel.plan.typical_step import StepChoice, choose_step
-from perfmodel.sim.columns import StepColumns
-from perfmodel.sim.result import RunResult
+from perfmodel.sim.records.columns import StepColumns
+from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 

@@ -28,7 +28,7 @@ from perfmodel.report.fields import (
     prediction_interval,
 )
 from perfmodel.report.group_tables import group_tables
-from perfmodel.sim.result import RunResult
+from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.prices import price_lines
 
 BOUND_STYLES = {"compute": "blue", "memory": "green", "communication": "yellow", "overhead": "bright_black"}

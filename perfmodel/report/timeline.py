@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from perfmodel.report.series import replicas_of
-from perfmodel.sim.columns import RequestColumns, StepColumns
-from perfmodel.sim.result import RunResult
+from perfmodel.sim.records.columns import RequestColumns, StepColumns
+from perfmodel.sim.records.result import RunResult
 
 MAX_STEPS = 20_000  # step records drawn, in order of start; each also makes two counter events
 MAX_REQUESTS = 200  # requests drawn, in order of arrival

@@ -15,11 +15,11 @@ __all__ = [
     "summarize",
 ]
 
-from perfmodel.sim.collector import Collector
-from perfmodel.sim.columns import RequestColumns, StepColumns
-from perfmodel.sim.device_totals import DeviceTotals
 from perfmodel.sim.driver import simulate
-from perfmodel.sim.result import RunResult
-from perfmodel.sim.serving import build_serve_loop
-from perfmodel.sim.summary import summarize
-from perfmodel.sim.workload import Workload
+from perfmodel.sim.records.collector import Collector
+from perfmodel.sim.records.columns import RequestColumns, StepColumns
+from perfmodel.sim.records.device_totals import DeviceTotals
+from perfmodel.sim.records.result import RunResult
+from perfmodel.sim.records.summary import summarize
+from perfmodel.sim.replica.serving import build_serve_loop
+from perfmodel.sim.traffic.workload import Workload

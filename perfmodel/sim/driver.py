@@ -10,21 +10,21 @@ from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.draws import Scores
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import WorkloadError
-from perfmodel.sim.clients import ClosedLoopClient, OpenLoopClient, Server
 from perfmodel.sim.clock import TickEnvironment, to_ticks
-from perfmodel.sim.cluster import Cluster
-from perfmodel.sim.collector import Collector
-from perfmodel.sim.columns import RequestColumns
-from perfmodel.sim.compressor import Compressor
-from perfmodel.sim.ensemble import run_ensemble
-from perfmodel.sim.gateway import LostRequest
-from perfmodel.sim.notes import run_notes
-from perfmodel.sim.pool_basis import BasisOf, remembered_basis
-from perfmodel.sim.replica import Replica
-from perfmodel.sim.result import RunResult
-from perfmodel.sim.summary import summarize
-from perfmodel.sim.totals import device_totals
-from perfmodel.sim.workload import Workload
+from perfmodel.sim.fleet.cluster import Cluster
+from perfmodel.sim.fleet.gateway import LostRequest
+from perfmodel.sim.fleet.pool_basis import BasisOf, remembered_basis
+from perfmodel.sim.records.collector import Collector
+from perfmodel.sim.records.columns import RequestColumns
+from perfmodel.sim.records.ensemble import run_ensemble
+from perfmodel.sim.records.notes import run_notes
+from perfmodel.sim.records.result import RunResult
+from perfmodel.sim.records.summary import summarize
+from perfmodel.sim.records.totals import device_totals
+from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient, Server
+from perfmodel.sim.traffic.compressor import Compressor
+from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.scenario import Scenario
 
 Progress = Callable[[int, int | None], None]

@@ -9,7 +9,7 @@ from statistics import median
 from perfmodel.plan.metrics import run_metric
 from perfmodel.plan.points import Record, load_point
 from perfmodel.plan.study import Answers, StudyPoints
-from perfmodel.sim.result import RunResult
+from perfmodel.sim.records.result import RunResult
 from perfmodel.validate.executor_bridge import Progress, load_executor
 
 

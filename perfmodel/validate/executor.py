@@ -21,8 +21,8 @@ import numpy as np
 
 from perfmodel.cost.calibration import Residuals
 from perfmodel.engine import Backend, Outcome, StepPlan
-from perfmodel.sim.columns import RequestColumns, StepColumns
-from perfmodel.sim.result import RunResult
+from perfmodel.sim.records.columns import RequestColumns, StepColumns
+from perfmodel.sim.records.result import RunResult
 from perfmodel.validate.report import ValidationReport
 from perfmodel.validate.rows import ErrorStats, Rows
 

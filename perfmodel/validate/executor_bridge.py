@@ -28,7 +28,7 @@ from typing import Any, Protocol, cast
 from perfmodel.cost.calibration import Calibration
 from perfmodel.errors import MissingExtraError
 from perfmodel.ops.work import BatchShape
-from perfmodel.sim.result import RunResult
+from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.layer_quantization import LayerQuantization
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.report import ValidationReport

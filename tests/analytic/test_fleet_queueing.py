@@ -13,13 +13,13 @@ from scipy.optimize import brentq
 from test_queueing import SERVICE, OneStepBackend, constant, exponential, poisson
 
 from perfmodel.engine import KVBlockManager, Outcome, Request, Scheduler, SchedulerConfig, ServeLoop, StepPlan
-from perfmodel.sim.clients import OpenLoopClient
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.driver import simulate
-from perfmodel.sim.gateway import Gateway
-from perfmodel.sim.lockstep import LeapingBackend, Lockstep
-from perfmodel.sim.replica import Replica
-from perfmodel.sim.router import ROUTERS
+from perfmodel.sim.fleet.gateway import Gateway
+from perfmodel.sim.fleet.router import ROUTERS
+from perfmodel.sim.replica.lockstep import LeapingBackend, Lockstep
+from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.traffic.clients import OpenLoopClient
 from perfmodel.specs import load_scenario
 from perfmodel.specs.gateway import GatewaySpec
 

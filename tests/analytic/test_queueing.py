@@ -20,11 +20,11 @@ from perfmodel.engine import (
     StepPlan,
     StepRecord,
 )
-from perfmodel.sim.clients import OpenLoopClient
 from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment
-from perfmodel.sim.lockstep import Lockstep
-from perfmodel.sim.replica import Replica
-from perfmodel.sim.router import ROUTERS
+from perfmodel.sim.fleet.router import ROUTERS
+from perfmodel.sim.replica.lockstep import Lockstep
+from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.traffic.clients import OpenLoopClient
 
 SERVICE = TICKS_PER_S // 100  # mean service time, 10 ms
 NUM_REQUESTS = 400_000

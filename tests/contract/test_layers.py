@@ -16,6 +16,8 @@ BELOW = {
     "api": {"validate", "calibrate", "report", "plan", "sim", "engine", "cost", "ops", "specs", "errors"},
     "cli": {"validate", "calibrate", "report", "plan", "sim", "engine", "cost", "ops", "specs", "errors"},
 }
+# The rooms within perfmodel.sim, lowest first: each may import those before it. `simulate` itself joins them all.
+WITHIN_SIM = ("clock", "traffic", "replica", "fleet", "records", "driver")
 # Third parties that only some rooms may use.
 HOMES = {
     "torch": {"perfmodel_executors"},
@@ -50,6 +52,20 @@ def test_imports_point_one_way(modules):
         for name in module.imports(at_run_time_only=False):
             there = room(name) if name.startswith("perfmodel.") else None
             if there not in (None, here, *BELOW[here]):
+                wrong.append(f"{module.name} imports {name}")
+    assert not wrong
+
+
+def test_imports_within_the_simulator_point_one_way(modules):
+    wrong = []
+    for module in modules:
+        parts = module.name.split(".")
+        if parts[:2] != ["perfmodel", "sim"] or len(parts) == 2:
+            continue
+        allowed = WITHIN_SIM[: WITHIN_SIM.index(parts[2]) + 1]
+        for name in module.imports(at_run_time_only=False):
+            there = name.split(".")
+            if there[:2] == parts[:2] and (len(there) < 3 or there[2] not in allowed):
                 wrong.append(f"{module.name} imports {name}")
     assert not wrong
 

@@ -8,8 +8,8 @@ import pytest
 from perfmodel.cost.calibration import Residuals
 from perfmodel.engine import Outcome, Request, StepPlan
 from perfmodel.errors import MissingExtraError
-from perfmodel.sim.columns import RequestColumns, StepColumns
-from perfmodel.sim.result import RunResult
+from perfmodel.sim.records.columns import RequestColumns, StepColumns
+from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
 from perfmodel.validate import Rows
 from perfmodel.validate import executor_bridge as bridge

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from perfmodel import engine, sim
 from perfmodel.engine import Outcome, Request, ServeLoop, StepPlan
-from perfmodel.sim.clients import ClosedLoopClient, OpenLoopClient
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.lockstep import Lockstep
-from perfmodel.sim.replica import Replica
-from perfmodel.sim.router import ROUTERS
+from perfmodel.sim.fleet.router import ROUTERS
+from perfmodel.sim.replica.lockstep import Lockstep
+from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient
 from perfmodel_executors import driver as executed
 from workloads import Case, cases, judged, speculating_cases
 

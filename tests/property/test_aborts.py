@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from test_leaps import ScriptedBackend
 
 from perfmodel.engine import Request, RequestStatus, SchedulerConfig, StepRecord
-from perfmodel.sim.clients import OpenLoopClient
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment
-from perfmodel.sim.lockstep import Lockstep
-from perfmodel.sim.replica import Replica
+from perfmodel.sim.replica.lockstep import Lockstep
+from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.traffic.clients import OpenLoopClient
 from workloads import BLOCK_SIZE, MAX_MODEL_LEN, Case, cases, duration_of, judged, speculating_cases
 
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from test_leaps import ScriptedBackend
 
 from perfmodel.engine import Request, SchedulerConfig, StepRecord
-from perfmodel.sim.clients import ClosedLoopClient, OpenLoopClient
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.disaggregated import DisaggregatedServer
-from perfmodel.sim.kv_transfer import TransferCost
-from perfmodel.sim.lockstep import Lockstep
-from perfmodel.sim.replica import Replica
-from perfmodel.sim.router import ROUTERS
+from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
+from perfmodel.sim.fleet.kv_transfer import TransferCost
+from perfmodel.sim.fleet.router import ROUTERS
+from perfmodel.sim.replica.lockstep import Lockstep
+from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient
 from workloads import BLOCK_SIZE, MAX_MODEL_LEN, Case, cases
 
 PICOSECOND = 1e-12

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.engine import Outcome, Request, SchedulerConfig, StepPlan, StepRecord
-from perfmodel.sim.clients import ClosedLoopClient, OpenLoopClient
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.lockstep import Lockstep
-from perfmodel.sim.prompt_balance import PromptBalance
-from perfmodel.sim.replica import Replica
-from perfmodel.sim.router import ROUTERS
+from perfmodel.sim.fleet.router import ROUTERS
+from perfmodel.sim.replica.lockstep import Lockstep
+from perfmodel.sim.replica.prompt_balance import PromptBalance
+from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient
 from workloads import Case, cases, duration_of, serve_stepwise
 
 Row = tuple[Any, ...]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.sim.columns import RequestColumns
+from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.specs import (
     Arrivals,
     EngineSpec,

@@ -14,7 +14,7 @@ from perfmodel.plan.demand import demand_of
 from perfmodel.plan.screen import Screen, Screened
 from perfmodel.plan.space import enumerate_space
 from perfmodel.plan.surfaces import Surfaces, step_surface
-from perfmodel.sim.step_costs import step_tables_of
+from perfmodel.sim.replica.step_costs import step_tables_of
 from perfmodel.specs import load_scenario
 from perfmodel.specs.plan import PlanSpec
 from perfmodel.specs.study_file import as_overrides

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from perfmodel.sim.columns import RequestColumns, StepColumns
-from perfmodel.sim.result import RunResult
+from perfmodel.sim.records.columns import RequestColumns, StepColumns
+from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel
 from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer

@@ -1,0 +1,107 @@
+"""What makes replicas come and go: `Autoscaler` by the load, `Failures` by chance or by order."""
+
+__all__ = ["Autoscaler", "Failures"]
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from math import ceil, log
+
+from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
+from perfmodel.sim.fleet.fleet import Fleet
+from perfmodel.sim.traffic.hashes import hashed
+from perfmodel.specs.autoscaling import AutoscalingSpec, FailuresSpec
+
+
+class Autoscaler:
+    """Looks at the load of `fleet` from time to time, until `is_over`, and sets its size."""
+
+    def __init__(self, env: TickEnvironment, spec: AutoscalingSpec, fleet: Fleet, is_over: Callable[[], bool]) -> None:
+        self._env, self._spec, self._fleet, self._is_over = env, spec, fleet, is_over
+        self._interval = to_ticks(spec.interval_s)
+        self._delay = to_ticks(spec.scale_down_delay_s)
+        self._wanted: deque[tuple[int, int]] = deque()  # (tick, replicas) of late, those that still count
+        fleet.entrance.on_waiting.append(self._wake)
+        self._wait()
+
+    def _wait(self) -> None:
+        Alarm(self._env, self._interval, lambda _: self._look(), ARRIVAL_PRIORITY)
+
+    def _wake(self) -> None:
+        """A request waits and nobody can take it: it is not kept until the next look."""
+        if not self._fleet.num("starting", "failed"):
+            self._fleet.start()
+
+    def _look(self) -> None:
+        if self._is_over():
+            return
+        self._resize()
+        self._wait()
+
+    def _resize(self) -> None:
+        fleet, now = self._fleet, self._env.ticks
+        size, wanted = fleet.num("up", "starting"), self._desired()
+        self._wanted.append((now, wanted))
+        while self._wanted[0][0] < now - self._delay:
+            self._wanted.popleft()
+        for _ in range(wanted - size):
+            fleet.start()
+        least = max(count for _, count in self._wanted)
+        for _ in range(min(size - least, fleet.num("up"))):
+            fleet.drain()
+
+    def _desired(self) -> int:
+        spec, fleet = self._spec, self._fleet
+        held = fleet.entrance.num_waiting
+        if spec.metric == "concurrency":
+            wanted = ceil((fleet.num_outstanding + held) / spec.target)
+        else:
+            waiting, size = fleet.num_waiting + held, fleet.num("up", "starting")
+            is_idle = not (waiting or fleet.num_outstanding)
+            wanted = max(ceil(waiting / spec.target), 0 if is_idle else 1, size - 1 if not waiting else size)
+        return min(max(wanted, spec.min_replicas), spec.max_replicas)
+
+
+class Failures:
+    """Lets replicas of `fleets`, by the numbers of their pools, die as `spec` says, until `is_over`."""
+
+    def __init__(
+        self,
+        env: TickEnvironment,
+        spec: FailuresSpec,
+        fleets: Mapping[int, Fleet],
+        seed: int,
+        is_over: Callable[[], bool],
+    ) -> None:
+        self._env, self._spec, self._seed, self._is_over = env, spec, seed, is_over
+        self._num_draws = 0
+        for event in spec.events:
+            down_s = spec.repair_s if event.down_s is None else event.down_s
+            self._at(to_ticks(event.at_s), fleets[event.pool], event.replica, to_ticks(down_s))
+        if spec.mtbf_s is not None:
+            for fleet in fleets.values():
+                fleet.on_up.append(lambda number, fleet=fleet: self._live(fleet, number))  # type: ignore[misc]
+                for number in range(len(fleet.pool.ranks)):
+                    if fleet.is_up(number):
+                        self._live(fleet, number)
+
+    def _live(self, fleet: Fleet, number: int) -> None:
+        """The replica's life begins; draw its end. Lives have no memory, so one that drains may be given a new one."""
+        assert self._spec.mtbf_s is not None
+        self._num_draws += 1
+        u = (hashed(self._seed, self._num_draws) + 1) / 2**64
+        turn = fleet.turn(number)
+        delay = to_ticks(-log(u) * self._spec.mtbf_s)
+        repair = to_ticks(self._spec.repair_s)
+
+        def end() -> None:
+            if fleet.is_current(number, turn) and not self._is_over():
+                fleet.fail(number, repair)
+
+        Alarm(self._env, delay, lambda _: end(), ARRIVAL_PRIORITY)
+
+    def _at(self, tick: int, fleet: Fleet, number: int, down_ticks: int) -> None:
+        def end() -> None:
+            if not self._is_over():
+                fleet.fail(number, down_ticks)
+
+        Alarm(self._env, tick, lambda _: end(), ARRIVAL_PRIORITY)

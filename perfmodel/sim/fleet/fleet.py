@@ -1,0 +1,148 @@
+"""`Fleet`: which replicas of a pool are there. They start cold, serve, drain, stop, and fail."""
+
+__all__ = ["Fleet"]
+
+from collections.abc import Callable
+from typing import Literal
+
+from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment
+from perfmodel.sim.fleet.entrance import Entrance
+from perfmodel.sim.fleet.pool import Pool
+from perfmodel.sim.replica.replica import Replica
+
+State = Literal["off", "starting", "up", "draining", "failed"]
+_IN_USE: tuple[State, ...] = ("starting", "up", "draining")
+
+
+class Fleet:
+    """The replicas of `pool`, of which the first `num_up` are up from the beginning.
+
+    start_ticks: until a replica that is started takes requests
+    on_lost:     called with the ranks of a replica that has failed, to say what was with them
+    on_up:       called with the number of a replica that takes requests from now on
+
+    A replica is in use, and paid for, from the beginning of its start until it stops or fails.
+    """
+
+    def __init__(
+        self,
+        env: TickEnvironment,
+        pool: Pool,
+        entrance: Entrance,
+        num_up: int,
+        start_ticks: int,
+        on_lost: Callable[[tuple[Replica, ...]], None],
+    ) -> None:
+        self.pool, self.entrance = pool, entrance
+        self.num_started = self.num_failed = 0
+        self.most_in_use = num_up
+        self.on_up: list[Callable[[int], None]] = []
+        self._env, self._start_ticks, self._on_lost = env, start_ticks, on_lost
+        self._states: list[State] = ["up" if i < num_up else "off" for i in range(len(pool.ranks))]
+        self._turns = [0] * len(pool.ranks)  # changes of state, by which alarms that are out of date are told
+        self._since = [0] * len(pool.ranks)
+        self._used_ticks = 0
+        for number, ranks in enumerate(pool.ranks):
+            if number >= num_up:
+                entrance.router.leave(ranks)
+            for rank in ranks:
+                rank.watch(lambda _, number=number: self._stop_if_drained(number))  # type: ignore[misc]
+
+    def num(self, *states: State) -> int:
+        """Replicas in one of these states."""
+        return sum(state in states for state in self._states)
+
+    @property
+    def num_outstanding(self) -> int:
+        """Requests that wait or run in the pool."""
+        return sum(engine.num_outstanding for engine in self.pool.engines)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait in the pool's engines."""
+        return sum(engine.loop.scheduler.num_waiting for engine in self.pool.engines)
+
+    def used_s(self, end: int) -> float:
+        """Seconds that replicas were in use until the tick `end`, summed."""
+        ticks = self._used_ticks
+        for state, since in zip(self._states, self._since, strict=True):
+            if state in _IN_USE:
+                ticks += max(end - since, 0)
+        return ticks / TICKS_PER_S
+
+    def is_current(self, number: int, turn: int) -> bool:
+        """Whether the replica `number` is still in the state that it was in at `turn`."""
+        return self._turns[number] == turn
+
+    def turn(self, number: int) -> int:
+        """Tells the present state of the replica from all that it will be in."""
+        return self._turns[number]
+
+    def is_up(self, number: int) -> bool:
+        return self._states[number] in ("up", "draining")
+
+    # ---------------------------------------------------------------- coming and going
+
+    def start(self) -> bool:
+        """One more: a replica that drains goes on, or one that is off starts. False if there is none."""
+        for state in ("draining", "off"):
+            if state in self._states:
+                number = self._states.index(state)
+                if state == "draining":
+                    self._serve(number)
+                else:
+                    self._begin(number)
+                return True
+        return False
+
+    def drain(self) -> None:
+        """One less: the last that is up takes no more requests and stops when it has none."""
+        number = max(i for i, state in enumerate(self._states) if state == "up")
+        self.entrance.router.leave(self.pool.ranks[number])
+        self._enter(number, "draining")
+        self._stop_if_drained(number)
+
+    def fail(self, number: int, down_ticks: int) -> None:
+        """The replica dies, if it is in use, and starts again after `down_ticks`."""
+        state = self._states[number]
+        if state not in _IN_USE:
+            return
+        ranks = self.pool.ranks[number]
+        if state == "up":
+            self.entrance.router.leave(ranks)
+        self._enter(number, "failed")
+        self.num_failed += 1
+        self._on_lost(ranks)
+        for rank in ranks:
+            rank.loop.scheduler.blocks.forget_all()
+        self._later(number, down_ticks, lambda: self._begin(number))
+
+    def _begin(self, number: int) -> None:
+        self._enter(number, "starting")
+        self.num_started += 1
+        self._later(number, self._start_ticks, lambda: self._serve(number))
+
+    def _serve(self, number: int) -> None:
+        self._enter(number, "up")
+        self.entrance.router.join(self.pool.ranks[number])
+        for call in self.on_up:
+            call(number)
+        self.entrance.look_again()
+
+    def _stop_if_drained(self, number: int) -> None:
+        if self._states[number] == "draining" and not any(rank.num_outstanding for rank in self.pool.ranks[number]):
+            self._enter(number, "off")
+
+    def _later(self, number: int, delay: int, then: Callable[[], None]) -> None:
+        turn = self._turns[number]
+        Alarm(self._env, delay, lambda _: then() if self._turns[number] == turn else None, ARRIVAL_PRIORITY)
+
+    def _enter(self, number: int, state: State) -> None:
+        was, now = self._states[number], self._env.ticks
+        if was in _IN_USE and state not in _IN_USE:
+            self._used_ticks += now - self._since[number]
+        elif was not in _IN_USE and state in _IN_USE:
+            self._since[number] = now
+        self._states[number] = state
+        self._turns[number] += 1
+        self.most_in_use = max(self.most_in_use, self.num(*_IN_USE))

@@ -1,0 +1,248 @@
+"""`Gateway`: what stands between the clients and the replicas on the simulated clock.
+
+It limits the rate, holds back what the replicas should not have in hand yet, gives up when a client has, and sends
+again what was refused or lost. Each request that a client sends ends in one of three ways: completed, failed (refused,
+or lost with its replica, once too often) or timed out.
+
+All clients are equally patient, so deadlines pass in the order of arrival: one alarm at a time will do for all.
+"""
+
+__all__ = ["Fate", "Gateway", "LostRequest", "RequestServer"]
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple, Protocol
+
+from perfmodel.engine import Request
+from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
+from perfmodel.sim.traffic.hashes import hashed
+from perfmodel.specs.gateway import GatewaySpec, RateLimit
+
+Fate = Literal["failed", "timed_out"]
+
+
+class RequestServer(Protocol):
+    """What takes requests, and can be told that nobody waits for one any more."""
+
+    def add(self, request: Request) -> None:
+        """`request` arrives now."""
+        ...
+
+    def abort(self, request: Request) -> bool:
+        """`request`, added before and not done, gives up."""
+        ...
+
+
+class LostRequest(NamedTuple):
+    """A request whose client got no answer; `at`: the tick when that was certain."""
+
+    request: Request
+    fate: Fate
+    at: int
+
+
+class _Sent:
+    """What a client has sent and not been answered; `server` has its newest try, if any does."""
+
+    __slots__ = ("arrival", "deadline", "is_queued", "num_tries", "request", "server")
+
+    def __init__(self, request: Request, deadline: int | None) -> None:
+        self.request = request
+        self.arrival = request.arrival
+        self.deadline = deadline
+        self.is_queued = False
+        self.num_tries = 1
+        self.server: RequestServer | None = None
+
+
+class _TokenBucket:
+    """The generic cell rate algorithm: a bucket of `burst` tokens that fills at a rate, in whole ticks."""
+
+    def __init__(self, limit: RateLimit) -> None:
+        self._gap = to_ticks(1 / limit.requests_per_s)
+        self._slack = self._gap * (limit.burst - 1)
+        self._due = 0  # when the next request is due at the rate itself
+
+    def take(self, now: int) -> bool:
+        """Take a token if there is one."""
+        if self._due - now > self._slack:
+            return False
+        self._due = max(self._due, now) + self._gap
+        return True
+
+
+class Gateway:
+    """Takes requests like a replica does and passes them on to those that `route` names.
+
+    route:   where a request goes
+    on_lost: called for each request whose client gets none
+    """
+
+    def __init__(
+        self,
+        env: TickEnvironment,
+        spec: GatewaySpec,
+        seed: int,
+        route: Callable[[Request], RequestServer],
+        on_lost: Callable[[LostRequest], None],
+    ) -> None:
+        self.env = env
+        self.num_sent = self.num_rejected = self.num_retries = 0
+        self.num_outstanding = 0  # with a replica now
+        self.num_queued = 0
+        self._spec, self._seed, self._route, self._on_lost = spec, seed, route, on_lost
+        self._most = spec.max_outstanding or float("inf")
+        self._bucket = _TokenBucket(spec.rate_limit) if spec.rate_limit is not None else None
+        self._patience = to_ticks(spec.timeout_s) if spec.timeout_s is not None else None
+        self._live: dict[int, _Sent] = {}
+        self._deadlines: deque[tuple[int, _Sent]] = deque()
+        self._alarm: Alarm | None = None
+        self._queue: list[tuple[int, int, _Sent]] = []  # heap by priority, then by turn; some may have given up
+        self._num_turns = 0
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether a client waits for an answer."""
+        return bool(self._live)
+
+    # ---------------------------------------------------------------- in
+
+    def add(self, request: Request) -> None:
+        """A client sends `request` now."""
+        deadline = self.env.ticks + self._patience if self._patience is not None else None
+        sent = self._live[request.request_id] = _Sent(request, deadline)
+        self.num_sent += 1
+        if deadline is not None:
+            self._deadlines.append((deadline, sent))
+            if self._alarm is None:
+                self._watch_deadlines()
+        self._try(sent)
+
+    def _try(self, sent: _Sent) -> None:
+        if self._bucket is not None and not self._bucket.take(self.env.ticks):
+            self._refuse(sent)
+        elif self.num_outstanding < self._most:
+            self._pass_on(sent)
+        elif self.num_queued < self._spec.max_queue:
+            self._enqueue(sent)
+        else:
+            self._refuse(sent)
+
+    def _enqueue(self, sent: _Sent) -> None:
+        self._num_turns += 1
+        self.num_queued += 1
+        sent.is_queued = True
+        heapq.heappush(self._queue, (sent.request.priority, self._num_turns, sent))
+
+    def _pass_on(self, sent: _Sent) -> None:
+        """Send the newest try to a replica."""
+        sent.server = server = self._route(sent.request)
+        self.num_outstanding += 1
+        sent.request.arrival = self.env.ticks  # as the engine sees it
+        server.add(sent.request)
+
+    def hand_over(self, request: Request, server: RequestServer) -> None:
+        """`request` has waited for a replica, and now `server` is there."""
+        self._live[request.request_id].server = server
+        request.arrival = self.env.ticks
+        server.add(request)
+
+    def look_again(self) -> None:
+        """Replicas may take more than before: those that wait here go on."""
+        queue = self._queue
+        while queue and self.num_outstanding < self._most:
+            sent = heapq.heappop(queue)[2]
+            if self._live.get(sent.request.request_id) is sent and sent.is_queued:
+                sent.is_queued = False
+                self.num_queued -= 1
+                self._pass_on(sent)
+
+    # ---------------------------------------------------------------- out
+
+    def answer(self, request: Request) -> bool:
+        """A replica has finished `request`: whether its client still waits. Its arrival is then the client's again."""
+        sent = self._live.pop(request.request_id, None)
+        if sent is None or sent.request is not request:
+            raise AssertionError(f"{request} was answered but is not on its way")
+        self.num_outstanding -= 1
+        request.arrival = sent.arrival
+        if sent.deadline is not None and (request.finished_at or 0) > sent.deadline:
+            self._lose(sent, "timed_out")
+            return False
+        return True
+
+    def fail(self, requests: Iterable[Request]) -> None:
+        """The replicas that had these have lost them."""
+        lost = [sent for r in requests if (sent := self._live.get(r.request_id)) is not None and sent.request is r]
+        for sent in lost:
+            self._withdraw(sent)
+        for sent in lost:
+            self._again(sent)
+        self.look_again()
+
+    def outstanding_at(self, servers: Iterable[RequestServer]) -> list[Request]:
+        """Requests that one of `servers` has in hand. A look at all that are on their way."""
+        wanted = {id(server) for server in servers}
+        return [sent.request for sent in self._live.values() if id(sent.server) in wanted]
+
+    def _withdraw(self, sent: _Sent) -> None:
+        """Take the newest try back from its replica."""
+        if sent.server is not None:
+            sent.server.abort(sent.request)
+            sent.server = None
+            self.num_outstanding -= 1
+
+    def _refuse(self, sent: _Sent) -> None:
+        self.num_rejected += 1
+        self._again(sent)
+
+    def _again(self, sent: _Sent) -> None:
+        """Try once more, if that is allowed."""
+        retries = self._spec.retries
+        if retries is None or sent.num_tries > retries.max:
+            del self._live[sent.request.request_id]
+            self._lose(sent, "failed")
+            return
+        number = sent.num_tries
+        sent.num_tries += 1
+        sent.request = sent.request.afresh()
+        u = hashed(self._seed + number, sent.request.request_id) / 2**64
+        delay = retries.backoff_s * retries.factor ** (number - 1) * (1 - retries.jitter * u)
+        Alarm(self.env, to_ticks(delay), lambda _: self._retry(sent), ARRIVAL_PRIORITY)
+
+    def _retry(self, sent: _Sent) -> None:
+        if self._live.get(sent.request.request_id) is sent:  # the client has not given up
+            self.num_retries += 1
+            self._try(sent)
+
+    def _lose(self, sent: _Sent, fate: Fate) -> None:
+        """Tell the client, who may send something else at once: not while this one is being dealt with."""
+        sent.request.arrival = sent.arrival
+        lost = LostRequest(sent.request, fate, self.env.ticks)
+        Alarm(self.env, 0, lambda _: self._on_lost(lost), ARRIVAL_PRIORITY)
+
+    # ---------------------------------------------------------------- deadlines
+
+    def _watch_deadlines(self) -> None:
+        deadlines, live = self._deadlines, self._live
+        while deadlines and live.get(deadlines[0][1].request.request_id) is not deadlines[0][1]:
+            deadlines.popleft()
+        self._alarm = None
+        if deadlines:
+            delay = deadlines[0][0] - self.env.ticks
+            self._alarm = Alarm(self.env, delay, lambda _: self._give_up(), ARRIVAL_PRIORITY)
+
+    def _give_up(self) -> None:
+        """Those whose deadline is now lose patience."""
+        deadlines, now = self._deadlines, self.env.ticks
+        while deadlines and deadlines[0][0] <= now:
+            _, sent = deadlines.popleft()
+            if self._live.get(sent.request.request_id) is not sent:
+                continue
+            del self._live[sent.request.request_id]
+            self._withdraw(sent)
+            self.num_queued -= sent.is_queued
+            self._lose(sent, "timed_out")
+        self._watch_deadlines()
+        self.look_again()

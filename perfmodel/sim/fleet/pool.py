@@ -1,0 +1,218 @@
+"""`Pool`: equal replicas with one role, their cost model, and the router in front of them."""
+
+__all__ = ["FleetRouter", "Pool", "build_pool"]
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import gcd
+
+from perfmodel.cost import Calibration, EngineProfile, MemoryPlan, SpeculationTimer, StepTimer, Usage, energy_j
+from perfmodel.cost.draws import Draw
+from perfmodel.cost.offload import least_restored_tokens, restore_cost
+from perfmodel.engine import HostBlocks, Request, StepRecord
+from perfmodel.errors import SpecError
+from perfmodel.sim.clock import TickEnvironment
+from perfmodel.sim.fleet.router import ROUTERS, LeastOutstanding, Router
+from perfmodel.sim.replica.acceptance import SimulatedAcceptance
+from perfmodel.sim.replica.front_end import FrontEnd
+from perfmodel.sim.replica.lockstep import Lockstep
+from perfmodel.sim.replica.replica import Replica, SimulatedBackend
+from perfmodel.sim.replica.serving import build_locksteps, build_serve_loop, scheduler_config
+from perfmodel.sim.replica.speculating import SpeculatingBackend
+from perfmodel.sim.replica.step_costs import draft_tables_of, step_tables_of
+from perfmodel.specs.cluster import PoolSpec
+from perfmodel.specs.scenario import Scenario
+
+OnFinished = Callable[[Replica, Request], None]
+OnStep = Callable[[Replica, StepRecord], None]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Engines of one role on the simulated clock; `scenario` is theirs alone (`Scenario.of_pool`).
+
+    ranks: the engines of each replica: one per data-parallel rank
+    """
+
+    spec: PoolSpec
+    scenario: Scenario
+    memory: MemoryPlan
+    timer: StepTimer | SpeculationTimer
+    ranks: tuple[tuple[Replica, ...], ...]
+    route: "FleetRouter"
+    backend: SimulatedBackend | SpeculatingBackend
+
+    @property
+    def engines(self) -> list[Replica]:
+        return [engine for ranks in self.ranks for engine in ranks]
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.engines) * self.devices_per_engine
+
+    @property
+    def devices_per_engine(self) -> int:
+        return self.spec.engine.tensor_parallel_size * self.spec.engine.pipeline_parallel_size
+
+    @property
+    def restored_bytes_per_block(self) -> float:
+        """Of a KV block on the link of one device to the second tier; 0 without one."""
+        cost = self.backend.restore
+        return 0.0 if cost is None else cost.bytes_per_token * self.scenario.engine.block_size
+
+    def usage(self) -> Usage:
+        """What one device of each engine did, summed: the timer counts one device per engine."""
+        return self.timer.usage()
+
+    def energy_j(self, engine_s: float) -> float:
+        """Joules of all devices, whose engines were there for `engine_s`, summed."""
+        one_of_each = energy_j(self.scenario.hardware, self.usage(), engine_s)
+        return one_of_each * self.devices_per_engine
+
+
+def build_pool(
+    env: TickEnvironment,
+    scenario: Scenario,
+    spec: PoolSpec,
+    memory: MemoryPlan,
+    calibration: Calibration,
+    profile: EngineProfile,
+    first_index: int,
+    on_finished: OnFinished,
+    on_step: OnStep,
+    can_leap: bool,
+    one_of: int,
+    front_end: Callable[[], FrontEnd | None] = lambda: None,
+    draw: Draw | None = None,
+) -> Pool:
+    """The pool `spec` of `scenario` with idle replicas, numbered from `first_index`; each asks for its `front_end`.
+
+    draw: factors on what steps take
+    """
+    mine = scenario.of_pool(spec)
+    timer = _timer(mine, calibration, profile, draw)
+    backend = _backend(mine, timer, is_split=draw is None)
+    num_ranks = mine.engine.data_parallel_size
+
+    num_engines = spec.most_replicas * num_ranks
+    if num_engines % one_of:
+        raise ValueError(f"{spec.most_replicas} x {num_ranks} engines cannot be cut in {one_of} equal slices")
+    num_engines //= one_of
+    together = gcd(num_ranks, num_engines)  # what is left of a replica in a slice
+    locksteps = build_locksteps(mine.engine, num_engines, together, env, backend, timer.tables.graph, can_leap)
+
+    second_tier = _second_tier(mine, timer, backend)
+    config = scheduler_config(mine, timer=timer if isinstance(timer, SpeculationTimer) else None)
+
+    def engine(index: int, lockstep: Lockstep) -> Replica:
+        loop = build_serve_loop(mine, memory.num_kv_blocks, host=second_tier(), config=config)
+        return Replica(lockstep, index, loop, on_finished, on_step, front_end())
+
+    engines = [engine(first_index + i, lockstep) for i, lockstep in enumerate(locksteps)]
+    ranks = tuple(tuple(engines[i : i + together]) for i in range(0, len(engines), together))
+    route = FleetRouter(spec.router or scenario.cluster.router, ranks, scenario.seed)
+    return Pool(spec, mine, memory, timer, ranks, route, backend)
+
+
+def _second_tier(
+    scenario: Scenario, timer: StepTimer | SpeculationTimer, backend: SimulatedBackend | SpeculatingBackend
+) -> Callable[[], HostBlocks | None]:
+    """What makes the second tier of each engine, if it has one; `backend` then charges for what comes back."""
+    offload = scenario.engine.kv_offload
+    if offload is None:
+        return lambda: None
+    graph, operators = timer.tables.graph, timer.tables.timer
+    backend.restore = cost = restore_cost(scenario, offload, graph)
+    least = least_restored_tokens(scenario, offload, graph, operators)
+    block_bytes = cost.bytes_per_token * scenario.engine.block_size
+    capacity = int(offload.capacity_bytes // block_bytes) if block_bytes else 0
+    return lambda: HostBlocks(capacity, least)
+
+
+def _timer(
+    scenario: Scenario, calibration: Calibration, profile: EngineProfile, draw: Draw | None
+) -> StepTimer | SpeculationTimer:
+    tables = step_tables_of(scenario, calibration, profile)
+    drafts = draft_tables_of(scenario, calibration, profile, tables)
+    return StepTimer(tables, draw) if drafts is None else SpeculationTimer(tables, drafts, draw)
+
+
+def _backend(
+    scenario: Scenario, timer: StepTimer | SpeculationTimer, is_split: bool
+) -> SimulatedBackend | SpeculatingBackend:
+    if isinstance(timer, StepTimer):
+        return SimulatedBackend(timer, is_split)
+    config = timer.drafts.config
+    if config.acceptance is None:
+        raise SpecError(
+            f"{scenario.name}: engine.speculative_config has no acceptance, which a simulation needs: give a rate, or "
+            f"the file that `perfmodel execute` has measured."
+        )
+    acceptance = SimulatedAcceptance(config, scenario.seed)
+    return SpeculatingBackend(timer, acceptance, config.depth + 1 if config.pipelined else None, is_split)
+
+
+class _Ranks:
+    """One replica as a router sees it: the sum of its data-parallel ranks."""
+
+    def __init__(self, ranks: tuple[Replica, ...]) -> None:
+        self.index = ranks[0].index
+        self.ranks = ranks
+        self.choose: Router[Replica] = LeastOutstanding(ranks)
+
+    @property
+    def num_outstanding(self) -> int:
+        return sum([rank.num_outstanding for rank in self.ranks])
+
+    @property
+    def num_prompt_blocks(self) -> int:
+        return sum([rank.num_prompt_blocks for rank in self.ranks])
+
+    def watch(self, on_less: Callable[[int], None]) -> None:
+        for rank in self.ranks:
+            rank.watch(lambda _: on_less(self.index))
+
+
+class FleetRouter:
+    """The router `name` over replicas of one or more ranks each, which come and go.
+
+    Inside a replica a request goes to the rank with the fewest: so have it vLLM's data-parallel load balancer and the
+    attention-DP balance of TensorRT-LLM.
+    """
+
+    def __init__(self, name: str, replicas: Sequence[tuple[Replica, ...]], seed: int = 0) -> None:
+        self._replicas = {ranks[0].index: _Ranks(ranks) for ranks in replicas}
+        self._has_ranks = any(len(ranks) > 1 for ranks in replicas)
+        self._engines: Router[Replica] = ROUTERS[name](seed=seed)
+        self._groups: Router[_Ranks] = ROUTERS[name](seed=seed)
+        for ranks in replicas:
+            self.join(ranks)
+
+    @classmethod
+    def over(cls, pools: Sequence[Pool], scenario: Scenario) -> "FleetRouter":
+        """The router over the replicas of some pools of `scenario`: their own if there is but one pool."""
+        if len(pools) == 1:
+            return pools[0].route
+        return cls(scenario.cluster.router, [ranks for pool in pools for ranks in pool.ranks], scenario.seed)
+
+    def __call__(self, request: Request) -> Replica:
+        """Where `request` goes; some replica must be there."""
+        return self._groups(request).choose(request) if self._has_ranks else self._engines(request)
+
+    def __len__(self) -> int:
+        """Replicas that take requests."""
+        return len(self._groups.targets if self._has_ranks else self._engines.targets)
+
+    def join(self, ranks: tuple[Replica, ...]) -> None:
+        """The replica of these ranks, one of those known from the start, takes requests from now on."""
+        if self._has_ranks:
+            self._groups.join(self._replicas[ranks[0].index])
+        else:
+            self._engines.join(ranks[0])
+
+    def leave(self, ranks: tuple[Replica, ...]) -> None:
+        """The replica of these ranks takes no more requests, until it joins again."""
+        if self._has_ranks:
+            self._groups.leave(self._replicas[ranks[0].index])
+        else:
+            self._engines.leave(ranks[0])

@@ -1,0 +1,69 @@
+"""`PrefillDecode`: prefill and decode pools, joined by a `DisaggregatedServer` once both are there."""
+
+__all__ = ["PrefillDecode"]
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+from perfmodel.engine import Request, StepRecord
+from perfmodel.sim.clock import TickEnvironment
+from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
+from perfmodel.sim.fleet.fabric import Fabric
+from perfmodel.sim.fleet.kv_transfer import KvTransfers, TransferCost, transfer_cost
+from perfmodel.sim.fleet.pool import FleetRouter, OnFinished, OnStep, Pool
+from perfmodel.sim.replica.front_end import FrontEnd
+from perfmodel.sim.replica.replica import Replica
+from perfmodel.specs.scenario import Scenario
+
+
+class PrefillDecode:
+    """What the engines of the two roles call; after `join` it goes to the server between them."""
+
+    def __init__(self, on_step: OnStep) -> None:
+        self._on_step = on_step
+        self._server: DisaggregatedServer | None = None
+
+    def join(
+        self,
+        env: TickEnvironment,
+        scenario: Scenario,
+        pools: Sequence[Pool],
+        on_finished: OnFinished,
+        front_end: FrontEnd | None,
+    ) -> DisaggregatedServer:
+        """The server between the prefill and the decode pools among `pools`."""
+        prefill, decode = ([p for p in pools if p.spec.role == role] for role in ("prefill", "decode"))
+        routers = FleetRouter.over(prefill, scenario), FleetRouter.over(decode, scenario)
+        costs, spec = _transfer_costs(scenario, pools), scenario.cluster.kv_transfer
+        fabric = None
+        if spec.shared:
+            own = spec.link_of(prefill[0].scenario.hardware).bandwidth_bytes_per_s
+            fabric = Fabric(env, spec.fabric_bandwidth_bytes_per_s or own)
+        transfers = KvTransfers(env, spec.layerwise, fabric)
+        self._server = DisaggregatedServer(env, *routers, costs, on_finished, front_end, transfers)
+        return self._server
+
+    def on_prefilled(self, replica: Replica, request: Request) -> None:
+        assert self._server is not None
+        self._server.on_prefilled(replica, request)
+
+    def on_decoded(self, replica: Replica, request: Request) -> None:
+        assert self._server is not None
+        self._server.on_decoded(replica, request)
+
+    def on_decode_step(self, replica: Replica, record: StepRecord) -> None:
+        assert self._server is not None
+        self._server.fetch(replica)  # blocks may have gone free
+        self._on_step(replica, record)
+
+
+def _transfer_costs(scenario: Scenario, pools: Sequence[Pool]) -> Callable[[int, int], TransferCost]:
+    pool_of = [number for number, pool in enumerate(pools) for _ in pool.engines]
+    spec = scenario.cluster.kv_transfer
+
+    @cache
+    def between(source: int, target: int) -> TransferCost:
+        a, b = pools[source].scenario, pools[target].scenario
+        return transfer_cost(a, b, spec.link_of(a.hardware), spec.link_of(b.hardware))
+
+    return lambda source, target: between(pool_of[source], pool_of[target])

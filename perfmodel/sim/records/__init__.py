@@ -1,0 +1,1 @@
+"""What became of requests and steps: records, their summary, its interval."""

@@ -1,0 +1,170 @@
+"""`Collector`: what a driver hands its finished requests and step records to, on either clock.
+
+It keeps columns, not objects, and can stream the rows to files as they come, so that an interrupted run leaves its
+finished records readable and a long one stays in bounded memory.
+"""
+
+__all__ = ["REQUEST_COLUMNS", "STEP_COLUMNS", "Collector"]
+
+from array import array
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+
+from perfmodel.engine import Request, StepRecord
+from perfmodel.sim.clock import TICKS_PER_S
+from perfmodel.sim.fleet.gateway import Fate, LostRequest
+from perfmodel.sim.records.columns import RequestColumns, StepColumns
+from perfmodel.sim.records.gaps import GapHistogram
+
+REQUEST_COLUMNS = tuple(f.name for f in fields(RequestColumns))
+STEP_COLUMNS = tuple(f.name for f in fields(StepColumns))
+_FLUSH_EVERY = 1000  # rows
+_DTYPES = {"d": np.float64, "q": np.int64}
+
+
+class _Table:
+    """Columns of numbers, kept in memory, written to a CSV file, or both."""
+
+    def __init__(self, names: tuple[str, ...], is_kept: bool, path: Path | None) -> None:
+        self.is_kept = is_kept
+        self.columns = {name: array("d" if name.endswith("_s") else "q") for name in names}
+        self._appends = [column.append for column in self.columns.values()]
+        self._file: IO[str] | None = None
+        self._lines: list[str] = []
+        if path is not None:
+            self._file = path.open("w", encoding="utf-8")
+            self._file.write(",".join(names) + "\n")
+
+    def add(self, row: tuple[float, ...]) -> None:
+        if self.is_kept:
+            for append, value in zip(self._appends, row, strict=True):
+                append(value)  # type: ignore[arg-type]
+        if self._file is not None:
+            self._lines.append(",".join(map(repr, row)))
+            if len(self._lines) >= _FLUSH_EVERY:
+                self.flush()
+
+    def flush(self) -> None:
+        if self._file is not None and self._lines:
+            self._file.write("\n".join(self._lines) + "\n")
+            self._file.flush()
+            self._lines.clear()
+
+    def close(self) -> None:
+        self.flush()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def arrays(self) -> dict[str, Any]:
+        return {name: np.frombuffer(column, dtype=_DTYPES[column.typecode]) for name, column in self.columns.items()}
+
+
+class Collector:
+    """Collects the records of one run; a context manager that closes its files.
+
+    out:        folder for `requests.csv` and `steps.csv`, written as the run goes
+    keep_steps: whether step records are kept in memory (requests always are: ten numbers each)
+    """
+
+    def __init__(self, out: Path | None = None, keep_steps: bool = True) -> None:
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+        self._requests = _Table(REQUEST_COLUMNS, True, out / "requests.csv" if out else None)
+        self._steps = _Table(STEP_COLUMNS, keep_steps, out / "steps.csv" if out else None)
+        self._has_step_sink = keep_steps or out is not None
+        self.gaps = GapHistogram()
+        self.num_finished = 0
+        self.num_steps = 0
+        self.end_tick = 0
+        self.used_blocks_peak: dict[int, int] = {}  # by replica
+        self.busy_ticks = 0
+        self.lost: list[tuple[int, Fate]] = []  # numbers of requests that were not answered, and why
+        self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
+
+    def __enter__(self) -> "Collector":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._requests.close()
+        self._steps.close()
+
+    def add_request(self, request: Request, replica: int = 0) -> None:
+        """A request that is finished."""
+        assert request.first_scheduled_at is not None
+        assert request.first_token_at is not None
+        assert request.finished_at is not None
+        self.num_finished += 1
+        self._requests.add(
+            (
+                request.request_id,
+                request.arrival / TICKS_PER_S,
+                request.first_scheduled_at / TICKS_PER_S,
+                request.first_token_at / TICKS_PER_S,
+                request.finished_at / TICKS_PER_S,
+                request.num_prompt_tokens,
+                request.num_output_tokens,
+                request.num_cached_tokens,
+                request.num_preemptions,
+                replica,
+            )
+        )
+
+    def add_lost(self, lost: LostRequest) -> None:
+        """A request that will not be answered."""
+        self.lost.append((lost.request.request_id, lost.fate))
+
+    def num_lost(self, fate: Fate) -> int:
+        """How many requests ended so."""
+        return sum(why == fate for _, why in self.lost)
+
+    def add_step(self, record: StepRecord, replica: int = 0) -> None:
+        """A step, or leap, that has ended."""
+        duration = record.end - record.start
+        self.num_steps += record.num_steps
+        self.busy_ticks += duration
+        if record.end > self.end_tick:
+            self.end_tick = record.end
+        if record.used_blocks > self.used_blocks_peak.get(replica, 0):
+            self.used_blocks_peak[replica] = record.used_blocks
+        if record.num_drafts:
+            self.num_drafts += record.num_drafts
+            self.num_draft_tokens += record.num_draft_tokens
+            self.num_accepted_tokens += record.num_accepted_tokens
+        if record.num_gaps:
+            if record.num_steps == 1:
+                self.gaps.add(duration / TICKS_PER_S, record.num_gaps)
+            else:
+                first = record.first_duration / TICKS_PER_S
+                self.gaps.add_run(first, duration / TICKS_PER_S, record.num_steps, record.num_gaps)
+        if self._has_step_sink:
+            self._steps.add(
+                (
+                    replica,
+                    record.step,
+                    record.num_steps,
+                    record.start / TICKS_PER_S,
+                    record.end / TICKS_PER_S,
+                    record.first_duration / TICKS_PER_S,
+                    *record[5:12],
+                    *record[13:],
+                )
+            )
+
+    def add_gap(self, ticks: int, times: int = 1) -> None:
+        """Gaps between two tokens of requests that sat out the steps in between."""
+        self.gaps.add(ticks / TICKS_PER_S, times)
+
+    def requests(self) -> RequestColumns:
+        """All finished requests."""
+        return RequestColumns(**self._requests.arrays())
+
+    def steps(self) -> StepColumns | None:
+        """All step records, if they were kept."""
+        return StepColumns(**self._steps.arrays()) if self._steps.is_kept else None

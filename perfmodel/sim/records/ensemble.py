@@ -1,0 +1,193 @@
+"""`Ensemble`: a shortened run, again and again under draws of what the calibration leaves unexplained.
+
+What a factor on a kernel, on prompts or on the front end does to a mean latency depends on the traffic: queues multiply
+it, the host hides it, a cached prompt has none of it. So it is simulated: the same arrivals and lengths (common random
+numbers) under each of a few draws, and without. The logarithms of the ratios of means give the interval of the mean.
+
+The draws are the rows of a Hadamard matrix and their opposites, one column per score (`perfmodel.cost.draws`): as each
+pair of columns is orthogonal, a latency that is a product of powers of the factors gets exactly its variance, from
+eight draws. Up and down are told apart by the pairs: near saturation slower is worse than faster is good.
+
+Shortened runs have more of what only the beginning of a run has, an idle engine and an empty prefix cache; early
+requests count for themselves alone, and the others for all the rest of the long run. What they do not last for is a
+queue without end: where one grows, waiting times are continued at its pace to the length of the long run.
+"""
+
+__all__ = ["Ensemble", "Interval", "run_ensemble"]
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, exp, isfinite
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.draws import NUM_SCORES, Scores
+from perfmodel.sim.records.columns import RequestColumns
+from perfmodel.specs.scenario import Scenario
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Interval = tuple[float, float]
+Serve = Callable[[Scenario, Scores | None], RequestColumns]
+
+_Z80 = 1.2816  # 80 % of a standard normal lie within
+_MOST_LOG_RATIO = 7.0  # a thousandfold; where a queue grows without end, more means nothing
+_FEWEST, _MOST = 160, 240  # requests of an open-loop draw
+_MOST_EARLY = 200
+_QUEUEING = 0.4  # share of TTFT spent waiting from which on a queue might grow, which takes more requests to see
+_PER_SLOT = 1.5  # requests of a closed-loop draw
+_TURNED = NUM_SCORES - 1  # the column of turned signs, so that each draw has three scores of one sign, none has four
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Requests of a shortened run: `base` without factors, `pairs` under opposite draws; `whole`: of the long run.
+
+    num_early:  requests at the beginning that count once; each of the others counts `rest_weight` times
+    time_share: of the long run's stages
+    stretch:    how many times as long the long run's arrivals take; 1 where none come on their own
+    """
+
+    whole: RequestColumns
+    base: RequestColumns
+    pairs: tuple[tuple[RequestColumns, RequestColumns], ...]
+    num_early: int
+    rest_weight: float
+    time_share: float
+    stretch: float
+
+    def factors(self, arrived_s: Interval | None = None) -> dict[str, Interval]:
+        """80 % intervals of mean ttft, tpot, itl and e2el as factors of the mean; of requests that arrived between two
+        times of the long run, if given. Metrics without a mean are left out."""
+        # What the short run sees of a queue and the long one does not is chance, and the draws have it in common.
+        seen = self._backlog_s(self.base, arrived_s)
+        chance_s = max(seen - max(self._waiting_s(self.whole, arrived_s) - self._waiting_s(self.base, arrived_s), 0), 0)
+        base = self._means(self.base, arrived_s, chance_s)
+        pairs = [tuple(self._means(requests, arrived_s, chance_s) for requests in pair) for pair in self.pairs]
+        found = {}
+        for metric, mean in base.items():
+            if isfinite(mean) and mean > 0:
+                logs = np.array([[_log_ratio(one[metric], mean) for one in pair] for pair in pairs])
+                found[metric] = _interval(logs)
+        return found
+
+    def _chosen(self, requests: RequestColumns, arrived_s: Interval | None) -> Bools:
+        if arrived_s is None:
+            return np.ones(len(requests), dtype=bool)
+        share = 1.0 if requests is self.whole else self.time_share
+        return (requests.arrival_s > arrived_s[0] * share) & (requests.arrival_s <= arrived_s[1] * share)
+
+    def _waiting_s(self, requests: RequestColumns, arrived_s: Interval | None) -> float:
+        waiting = (requests.first_scheduled_s - requests.arrival_s)[self._chosen(requests, arrived_s)]
+        return float(waiting.mean()) if len(waiting) else 0.0
+
+    def _backlog_s(self, requests: RequestColumns, arrived_s: Interval | None) -> float:
+        chosen = self._chosen(requests, arrived_s)
+        return _backlog_s(requests.arrival_s[chosen], requests.first_scheduled_s[chosen], self.stretch)
+
+    def _means(self, requests: RequestColumns, arrived_s: Interval | None, chance_s: float) -> dict[str, float]:
+        weights = np.where(requests.request_id < self.num_early, 1.0, self.rest_weight)
+        weights = weights * self._chosen(requests, arrived_s)
+        waiting = max(self._backlog_s(requests, arrived_s) - chance_s, 0.0)
+        later = requests.num_output_tokens - 1
+        decoding = requests.e2el_s - requests.ttft_s
+        return {
+            "ttft": waiting + _mean(requests.ttft_s, weights),
+            "tpot": _mean(decoding / np.maximum(later, 1), weights * (later > 0)),
+            "itl": _mean(decoding, weights, later),
+            "e2el": waiting + _mean(requests.e2el_s, weights),
+        }
+
+
+def run_ensemble(scenario: Scenario, requests: RequestColumns, serve: Serve) -> Ensemble:
+    """The ensemble of a run of `scenario` that had `requests`.
+
+    serve: the requests of a scenario with other traffic, under a draw of scores or without
+    """
+    num_early, count = _sizes(scenario, requests)
+    short, time_share = _shortened(scenario, count)
+    is_whole = count == len(requests) and time_share == 1.0
+    base = requests if is_whole else serve(short, None)
+    num_early = min(num_early, len(base) // 2)
+    rest_weight = (len(requests) - num_early) / max(len(base) - num_early, 1)
+    pairs = [(serve(short, scores), serve(short, tuple(-score for score in scores))) for scores in _design()]
+    is_closed_loop = scenario.traffic.arrivals.process == "closed_loop"
+    stretch = 1.0 if is_closed_loop else max(len(requests) / max(len(base), 1), 1.0)
+    return Ensemble(requests, base, tuple(pairs), num_early, max(rest_weight, 1.0), time_share, stretch)
+
+
+def _design() -> list[Scores]:
+    """One of each two opposite draws: rows of a Hadamard matrix (Sylvester's)."""
+    return [
+        tuple((-1.0) ** ((row & column).bit_count() + (column == _TURNED)) for column in range(NUM_SCORES))
+        for row in range(NUM_SCORES)
+    ]
+
+
+def _sizes(scenario: Scenario, requests: RequestColumns) -> tuple[int, int]:
+    """Requests that count as early, and in all, of a shortened run."""
+    traffic = scenario.traffic
+    if traffic.arrivals.process == "closed_loop":
+        concurrency = traffic.arrivals.concurrency or 1
+        return concurrency, min(len(requests), ceil(_PER_SLOT * concurrency))
+    duration_s = float(requests.finished_s.max() - requests.arrival_s.min())
+    in_flight = float(requests.e2el_s.sum()) / max(duration_s, 1e-9)  # Little's law
+    distinct = 0
+    if traffic.prefix is not None and traffic.prefix.num_prompts_per_group:
+        distinct = traffic.prefix.num_groups * traffic.prefix.num_prompts_per_group
+    early = min(max(distinct, ceil(in_flight)), _MOST_EARLY)
+    waiting = requests.first_scheduled_s - requests.arrival_s
+    fewest = _MOST if waiting.mean() > _QUEUEING * requests.ttft_s.mean() else _FEWEST
+    return early, min(len(requests), max(fewest, 2 * early), _MOST)
+
+
+def _shortened(scenario: Scenario, count: int) -> tuple[Scenario, float]:
+    """`scenario` with about `count` requests at the same rates, and the share of each stage's time that is left."""
+    traffic, stages = scenario.traffic, scenario.traffic.arrivals.stages
+    in_stages = sum(stage.rate * stage.duration_s for stage in stages)
+    share = min(count / in_stages, 1.0) if stages else 1.0
+    if stages and share < 1.0:
+        cut = tuple(stage.model_copy(update={"duration_s": stage.duration_s * share}) for stage in stages)
+        arrivals = traffic.arrivals.model_copy(update={"stages": cut})
+        traffic = traffic.model_copy(update={"arrivals": arrivals})
+    else:
+        traffic = traffic.model_copy(update={"num_requests": count})
+    return scenario.model_copy(update={"traffic": traffic}), share
+
+
+def _backlog_s(arrival_s: Floats, scheduled_s: Floats, stretch: float) -> float:
+    """Mean seconds that requests of a run `stretch` times as long wait longer, where a queue grows without end.
+
+    It does where nobody of the last third waits as little as the average of the first third.
+    """
+    if len(arrival_s) < 12 or stretch <= 1:
+        return 0.0
+    order = np.argsort(arrival_s, kind="stable")
+    arrival_s, waiting = arrival_s[order], (scheduled_s - arrival_s)[order]
+    third, span = len(order) // 3, float(arrival_s[-1] - arrival_s[0])
+    if span <= 0 or waiting[-third:].min() <= waiting[:third].mean():
+        return 0.0
+    pace = (waiting[-third:].mean() - waiting[:third].mean()) / (span * 2 / 3)
+    return float(pace) * span * (stretch - 1) / 2
+
+
+def _mean(values: Floats, weights: Floats, amounts: NDArray[np.int64] | int = 1) -> float:
+    total = float(np.sum(weights * amounts))
+    return float(np.sum(weights * values)) / total if total > 0 else float("nan")
+
+
+def _log_ratio(mean: float, base: float) -> float:
+    if not isfinite(mean) or mean <= 0:
+        return _MOST_LOG_RATIO
+    return float(np.clip(np.log(mean / base), -_MOST_LOG_RATIO, _MOST_LOG_RATIO))
+
+
+def _interval(logs: Floats) -> Interval:
+    """From a row of two logarithms per pair: about their median, by the root mean squares of the pairs' ends.
+
+    The mean that was predicted always lies within: where the model is known to be off, towards one end.
+    """
+    centre = float(np.median(logs))
+    up, down = (np.sqrt(np.mean(np.square(end - centre))) for end in (logs.max(axis=1), logs.min(axis=1)))
+    return min(exp(centre - _Z80 * float(down)), 1.0), max(exp(centre + _Z80 * float(up)), 1.0)

@@ -1,0 +1,41 @@
+"""Sentences that a reader of a simulated answer should have seen beside it."""
+
+__all__ = ["run_notes"]
+
+from perfmodel.cost import Calibration
+from perfmodel.ops.capacity import dropped_share
+from perfmodel.ops.routing import popularity_of
+from perfmodel.sim.records.columns import RequestColumns
+from perfmodel.specs.model.architecture import MoEFFN
+from perfmodel.specs.prices import stale_price_notes
+from perfmodel.specs.scenario import Scenario
+
+
+def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, num_steps: int) -> tuple[str, ...]:
+    """Of a run; `num_steps` are those of all engines together."""
+    notes = []
+    if used.origin == "datasheet":
+        notes.append(
+            f"No calibration for {used.device}: times are the datasheet roofline with assumed launch overheads, "
+            f"a lower bound that real kernels exceed, often by half or more."
+        )
+    if scenario.routing.capacity_factor is not None:
+        notes += _dropped(scenario, requests, num_steps)
+    return (*notes, *stale_price_notes(scenario))
+
+
+def _dropped(scenario: Scenario, requests: RequestColumns, num_steps: int) -> list[str]:
+    """How much the experts' capacity leaves out in a step of the run's mean number of tokens."""
+    blocks = [layer.ffn for layer, _ in scenario.model.layers if isinstance(layer.ffn, MoEFFN)]
+    if not blocks:
+        return ["The model has no mixture of experts: routing.capacity_factor changes nothing."]
+    ffn, factor = blocks[0], scenario.routing.capacity_factor
+    assert factor is not None
+    computed = requests.num_prompt_tokens.sum() - requests.num_cached_tokens.sum() + requests.num_output_tokens.sum()
+    tokens = max(1, round(float(computed) / num_steps * scenario.engine.data_parallel_size))
+    chances = popularity_of(scenario.routing)(ffn.num_experts, min(ffn.top_k, ffn.num_experts))
+    share = dropped_share(ffn, tokens, factor, chances)
+    return [
+        f"With capacity_factor {factor:g}, experts leave out about {share:.0%} of what the router sends them in a step "
+        f"of {tokens} tokens, the mean of this run; what that does to answers is not modelled."
+    ]

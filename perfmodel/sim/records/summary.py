@@ -1,0 +1,111 @@
+"""The summary of a run: design section 3.3, under vLLM's `bench serve` names. The same for both clocks."""
+
+__all__ = ["summarize"]
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from perfmodel.cost.calibration import Calibration
+from perfmodel.sim.records.collector import Collector
+from perfmodel.sim.records.columns import RequestColumns
+from perfmodel.sim.records.device_totals import DeviceTotals, costs
+from perfmodel.sim.records.ensemble import Ensemble
+from perfmodel.sim.records.gaps import GapHistogram
+from perfmodel.sim.records.groups import class_summaries
+from perfmodel.sim.records.kv_waste import kv_cache_waste
+from perfmodel.sim.records.latencies import finite, latencies, num_good, ratio
+from perfmodel.specs.scenario import Scenario
+
+_QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+def summarize(
+    scenario: Scenario,
+    collector: Collector,
+    totals: DeviceTotals,
+    calibration: Calibration | None = None,
+    ensemble: Ensemble | None = None,
+) -> dict[str, Any]:
+    """The summary of what `collector` has seen. Latencies in ms; null where there is nothing to tell.
+
+    calibration: what the times came from, for their origin
+    ensemble:    the run under other factors, for the prediction intervals
+    """
+    requests = collector.requests()
+    duration = collector.end_tick / 1e12
+    inputs, outputs = int(requests.num_prompt_tokens.sum()), int(requests.num_output_tokens.sum())
+    classes = class_summaries(scenario, collector) if scenario.traffic.classes else []
+    summary: dict[str, Any] = {
+        "duration": duration,
+        "completed": len(requests),
+        "failed": collector.num_lost("failed"),
+        "timed_out": collector.num_lost("timed_out"),
+        "rejected": totals.num_rejected,
+        "retries": totals.num_retries,
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "request_throughput": ratio(len(requests), duration),
+        "request_goodput": _goodput(scenario, requests, classes, duration),
+        "output_throughput": ratio(outputs, duration),
+        "total_token_throughput": ratio(inputs + outputs, duration),
+    }
+    summary |= latencies("ttft", requests.ttft_s) | latencies("tpot", requests.tpot_s)
+    summary |= _gap_latencies(collector.gaps) | latencies("e2el", requests.e2el_s)
+    summary |= costs(totals, duration, inputs, outputs)
+    summary |= {
+        "mfu": totals.mfu,
+        "mbu": totals.mbu,
+        "kv_cache_usage_peak": totals.kv_cache_usage_peak,
+        "kv_cache_waste": kv_cache_waste(scenario, requests),
+        "preemptions": totals.num_preemptions,
+        "prefix_cache_hit_rate": ratio(totals.prefix_tokens_hit, totals.prefix_tokens_asked),
+        **_speculation(collector),
+        "bound_share": dict(totals.bound_share),
+        "num_steps": collector.num_steps,
+        "origin": calibration.origin if calibration else "measured",
+    }
+    if classes:
+        summary["classes"] = classes
+    if totals.pools:
+        summary["pools"] = [dict(pool) for pool in totals.pools]
+    if totals.kv_transfer is not None:
+        summary["kv_transfer"] = dict(totals.kv_transfer)
+    if totals.kv_offload is not None:
+        summary["kv_offload"] = dict(totals.kv_offload)
+    return summary | {"interval": _intervals(summary, ensemble)}
+
+
+def _speculation(collector: Collector) -> dict[str, float | None]:
+    """In vLLM's terms: the share of drafted tokens that were right, and the tokens that a draft brought, with the one
+    that comes in any case. Of a tree every node is a drafted token."""
+    drafts, tokens, accepted = collector.num_drafts, collector.num_draft_tokens, collector.num_accepted_tokens
+    return {
+        "acceptance_rate": ratio(accepted, tokens),
+        "mean_acceptance_length": 1 + accepted / drafts if drafts else None,
+        "num_draft_tokens": tokens,
+    }
+
+
+def _goodput(
+    scenario: Scenario, requests: RequestColumns, classes: Sequence[Mapping[str, Any]], duration: float
+) -> float | None:
+    """Good requests per second, each by the limits of its class; where a class has none, all its answers are good."""
+    if classes and any(kind["request_goodput"] is not None for kind in classes):
+        rates = [(kind["request_goodput"], kind["request_throughput"]) for kind in classes]
+        return float(sum((total if good is None else good) or 0.0 for good, total in rates))
+    num = num_good(scenario.slo, requests)
+    return None if num is None else ratio(num, duration)
+
+
+def _gap_latencies(gaps: GapHistogram) -> dict[str, float | None]:
+    values = {"mean": gaps.mean, "median": gaps.quantile(0.5), "std": gaps.std}
+    values |= {name: gaps.quantile(q) for name, q in _QUANTILES.items()}
+    return {f"{statistic}_itl_ms": finite(value * 1e3) for statistic, value in values.items()}
+
+
+def _intervals(summary: Mapping[str, Any], ensemble: Ensemble | None) -> dict[str, list[float]]:
+    """80 % prediction intervals of the means, in ms; none of what has no mean, or was measured."""
+    factors = {} if ensemble is None else ensemble.factors()
+    named = {f"mean_{metric}_ms": ends for metric, ends in factors.items()}
+    means = {name: summary[name] for name in named if summary[name] is not None}
+    return {name: [mean * named[name][0], mean * named[name][1]] for name, mean in means.items()}

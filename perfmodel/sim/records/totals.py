@@ -1,0 +1,168 @@
+"""What the devices of a simulated cluster did in all: energy, utilisation, blocks, by pool and together."""
+
+__all__ = ["device_totals"]
+
+import numpy as np
+
+from perfmodel.cost import Usage, usd_per_hour
+from perfmodel.sim.fleet.cluster import Cluster
+from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
+from perfmodel.sim.fleet.pool import Pool
+from perfmodel.sim.records.collector import Collector
+from perfmodel.sim.records.device_totals import DeviceTotals
+from perfmodel.sim.records.latencies import latencies, ratio
+
+
+def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
+    """Totals of all devices. Each pool's timer has counted one device of each of its engines."""
+    duration = collector.end_tick / 1e12
+    usages = [pool.usage() for pool in cluster.pools]
+    weights = [pool.devices_per_engine for pool in cluster.pools]
+    whole = Usage()
+    for usage, weight in zip(usages, weights, strict=True):
+        whole.add(usage, weight)
+    num_devices = sum(pool.num_devices for pool in cluster.pools)
+    engine_s = [_engine_s(cluster, number, collector) for number in range(len(cluster.pools))]
+    device_s = sum(seconds * weight for seconds, weight in zip(engine_s, weights, strict=True))
+    bandwidth_s = sum(
+        weight * usage.hbm_bytes / pool.scenario.hardware.memory_bandwidth
+        for pool, usage, weight in zip(cluster.pools, usages, weights, strict=True)
+    )
+    schedulers = [engine.loop.scheduler for engine in cluster.engines]
+    is_plain = len(cluster.pools) == 1 and not (cluster.dynamic and cluster.dynamic.fleets)
+    server = cluster.disaggregated
+    return DeviceTotals(
+        num_devices=num_devices,
+        num_preemptions=sum(s.num_preemptions for s in schedulers),
+        prefix_tokens_asked=sum(s.num_prefix_tokens_asked for s in schedulers),
+        prefix_tokens_hit=sum(s.num_prefix_tokens_hit for s in schedulers),
+        energy_j=sum(pool.energy_j(seconds) for pool, seconds in zip(cluster.pools, engine_s, strict=True)),
+        device_s=device_s,
+        mfu=whole.peak_compute_s / device_s if device_s else None,
+        mbu=bandwidth_s / device_s if device_s else None,
+        bound_share={bound: seconds / whole.busy_s for bound, seconds in whole.bound_s.items()},
+        kv_cache_usage_peak=max(_usage_peak(pool, collector) for pool in cluster.pools),
+        usd_per_hour=_usd_per_hour(cluster, engine_s, duration),
+        prompt_cost_share=_prompt_cost_share(cluster, engine_s),
+        num_rejected=cluster.dynamic.gateway.num_rejected if cluster.dynamic is not None else 0,
+        num_retries=cluster.dynamic.gateway.num_retries if cluster.dynamic is not None else 0,
+        pools=() if is_plain else tuple(_of_pool(cluster, n, seconds, collector) for n, seconds in enumerate(engine_s)),
+        kv_transfer=_transfers(server, duration) if server is not None else None,
+        kv_offload=_offloaded(cluster),
+    )
+
+
+def _offloaded(cluster: Cluster) -> dict[str, object] | None:
+    """Blocks to and from the second tiers of all engines, and their bytes over the links of all devices."""
+    tiers = [
+        (host, pool.devices_per_engine * pool.restored_bytes_per_block)
+        for pool in cluster.pools
+        for engine in pool.engines
+        if (host := engine.loop.scheduler.blocks.host) is not None
+    ]
+    if not tiers:
+        return None
+    return {
+        "stored_blocks": sum([host.num_stored for host, _ in tiers]),
+        "restored_blocks": sum([host.num_restored for host, _ in tiers]),
+        "restored_tokens": sum([host.num_restored_tokens for host, _ in tiers]),
+        "stored_bytes": sum([host.num_stored * size for host, size in tiers]),
+        "restored_bytes": sum([host.num_restored * size for host, size in tiers]),
+    }
+
+
+def _engine_s(cluster: Cluster, number: int, collector: Collector) -> float:
+    """Seconds that the engines of a pool were there, summed."""
+    pool, fleet = cluster.pools[number], None
+    if cluster.dynamic is not None:
+        fleet = cluster.dynamic.fleets.get(number)
+    if fleet is None:
+        return collector.end_tick / 1e12 * len(pool.engines)
+    return fleet.used_s(collector.end_tick) * len(pool.ranks[0])
+
+
+def _usd_per_hour(cluster: Cluster, engine_s: list[float], duration: float) -> float | None:
+    """Of the devices that were there, on the average of the run; None if one of them has no price."""
+    prices = [usd_per_hour(pool.scenario.hardware, cluster.scenario.price) for pool in cluster.pools]
+    if any(price is None for price in prices):
+        return None
+    return sum(
+        (price or 0.0) * seconds / duration * pool.devices_per_engine
+        for price, seconds, pool in zip(prices, engine_s, cluster.pools, strict=True)
+    )
+
+
+def _prompt_cost_share(cluster: Cluster, engine_s: list[float]) -> float | None:
+    """Of the bill: what each pool costs by the share of its steps' time that prompts take (`PromptTime`).
+
+    A pool that took no step is shared as the others are. None where a device has no price.
+    """
+    billed = prompts = 0.0
+    for pool, seconds in zip(cluster.pools, engine_s, strict=True):
+        price, share = usd_per_hour(pool.scenario.hardware, cluster.scenario.price), pool.backend.prompt_time.share
+        if price is None:
+            return None
+        if share is not None:
+            billed += price * seconds * pool.devices_per_engine
+            prompts += price * seconds * pool.devices_per_engine * share
+    return ratio(prompts, billed)
+
+
+def _usage_peak(pool: Pool, collector: Collector) -> float:
+    used = [collector.used_blocks_peak.get(engine.index, 0) for engine in pool.engines]
+    return max(used) / pool.memory.num_kv_blocks
+
+
+def _of_pool(cluster: Cluster, number: int, engine_s: float, collector: Collector) -> dict[str, object]:
+    pool = cluster.pools[number]
+    usage = pool.usage()
+    return {
+        **({"name": pool.spec.name} if pool.spec.name is not None else {}),
+        **({"model": pool.scenario.model.name} if pool.spec.model is not None else {}),
+        "role": pool.spec.role,
+        "replicas": pool.spec.replicas,
+        "hardware": pool.scenario.hardware.name,
+        "num_devices": pool.num_devices,
+        "busy_share": ratio(usage.busy_s, engine_s),
+        "mfu": ratio(usage.peak_compute_s, engine_s),
+        "mbu": ratio(usage.hbm_bytes / pool.scenario.hardware.memory_bandwidth, engine_s),
+        "energy_j": pool.energy_j(engine_s),
+        "mean_power_w": ratio(pool.energy_j(engine_s), engine_s * pool.devices_per_engine),
+        "kv_cache_usage_peak": _usage_peak(pool, collector),
+        "preemptions": sum(engine.loop.scheduler.num_preemptions for engine in pool.engines),
+        **_dynamics(cluster, number, engine_s, collector),
+    }
+
+
+def _dynamics(cluster: Cluster, number: int, engine_s: float, collector: Collector) -> dict[str, object]:
+    """What there is to tell of a pool whose replicas come and go, or that has a share of the requests."""
+    dynamic, pool, row = cluster.dynamic, cluster.pools[number], dict[str, object]()
+    if dynamic is None:
+        return row
+    row["gpu_hours"] = engine_s * pool.devices_per_engine / 3600
+    if (fleet := dynamic.fleets.get(number)) is not None:
+        row |= {"replicas_peak": fleet.most_in_use, "starts": fleet.num_started, "failures": fleet.num_failed}
+    first = pool.engines[0].index
+    if pool.spec.shadow:
+        mine = range(first, first + len(pool.engines))
+        return row | {"shadow": True, "completed": sum(dynamic.shadowed[index] for index in mine)}
+    requests = collector.requests()
+    mine_too = np.flatnonzero((requests.replica >= first) & (requests.replica < first + len(pool.engines)))
+    some = requests.some(mine_too)
+    return row | {
+        "completed": len(some),
+        **latencies("ttft", some.ttft_s),
+        **latencies("tpot", some.tpot_s),
+        **latencies("e2el", some.e2el_s),
+    }
+
+
+def _transfers(server: DisaggregatedServer, duration: float) -> dict[str, float]:
+    transfers = server.transfers
+    count = max(transfers.num_transfers, 1)
+    return {
+        "transfers": transfers.num_transfers,
+        "bytes": transfers.num_bytes,
+        "mean_ms": transfers.ticks / 1e9 / count,
+        "bytes_per_s": transfers.num_bytes / duration,
+    }

@@ -1,0 +1,249 @@
+"""`Lockstep`: the clock of engines that step together, one rank or several.
+
+Data-parallel ranks that share experts exchange tokens in every layer, so a step lasts as long as its slowest rank needs
+and the next begins on all of them at once; a rank without work joins in with an empty step. The plans of a step know
+the tokens of the whole group (`StepPlan.group_tokens`), which is what the experts see.
+
+A leap runs until something in one of the engines changes by itself (a request finishes, a block runs out). An arrival
+cuts it: the step in progress is completed, as it would have been had the steps been taken one by one. So does someone
+who wants KV blocks that the rest of the leap may need (`free_blocks_for`).
+
+Steps that end at the same tick do so in the order of the engines' numbers, whenever they began: leaps or not.
+"""
+
+__all__ = ["LeapingBackend", "Lockstep", "Rank", "Run"]
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Protocol, runtime_checkable
+
+from simpy.events import Event, EventPriority
+
+from perfmodel.engine import Backend, Outcome, Request, ServeLoop, StepPlan, StepRecord
+from perfmodel.sim.clock import STEP_PRIORITY, Alarm, TickEnvironment
+from perfmodel.sim.replica.prompt_balance import PromptBalance
+
+
+class Run(Protocol):
+    """Durations of consecutive, growing decode steps, in ticks."""
+
+    @property
+    def first_duration(self) -> int: ...
+
+    def duration(self, num_steps: int) -> int:
+        """What the first `num_steps` take."""
+        ...
+
+    def step_durations(self, num_steps: int) -> Iterable[int]:
+        """Of each of the first `num_steps`."""
+        ...
+
+    def steps_to_reach(self, elapsed: int) -> int:
+        """The smallest number of steps that take at least `elapsed`; all of them if they take less."""
+        ...
+
+
+@runtime_checkable
+class LeapingBackend(Backend, Protocol):
+    """A backend that can tell what a run of equal, growing decode steps takes without executing them one by one."""
+
+    def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> Any:
+        """The `Run` of `num_steps` steps from `plan` on; `growth` is what each adds to `plan.decode_windowed`."""
+        ...
+
+    def commit(self, run: Any, plan: StepPlan, num_steps: int) -> None:
+        """The first `num_steps` of `run`, which began with `plan`, have taken place."""
+        ...
+
+
+class Rank(Protocol):
+    """An engine that steps with others."""
+
+    index: int
+    loop: ServeLoop
+
+    def end_step(self, record: StepRecord, finished: list[Request]) -> None:
+        """A step, or leap, of this rank has ended."""
+        ...
+
+
+class Lockstep:
+    """Turns the serve loops of its ranks over `backend`, a step or a leap at a time.
+
+    can_leap: advance equal decode steps together, where the backend can tell what they take
+    balance:  holds prompts of a rank back until the others have some, too
+    size:     ranks of the group that these stand for, where a slice of it is simulated; the others do as these do
+    """
+
+    def __init__(
+        self,
+        env: TickEnvironment,
+        backend: Backend,
+        can_leap: bool = True,
+        balance: PromptBalance | None = None,
+        size: int | None = None,
+    ) -> None:
+        self.env = env
+        self.backend = backend
+        self._balance = balance
+        self._size = size
+        self._ranks: list[Rank] = []
+        self._leaper = backend if can_leap and isinstance(backend, LeapingBackend) else None
+        self._pending: Alarm | None = None  # the end of the step in progress, or a start to come
+        self._active: list[tuple[Rank, StepPlan]] = []  # those with work in the step in progress
+        self._outcomes: list[Outcome] = []  # theirs, of a single step
+        self._runs: list[Run] = []  # of the active ranks, in a leap
+        self._run: Run | None = None  # the slowest, in a leap
+        self._is_settled = False  # the plans of the leap are made, up to the step in progress
+        self._num_steps = 1
+        self._started = 0
+        self._priority = STEP_PRIORITY
+
+    def join(self, rank: Rank) -> None:
+        """`rank` steps with the others from the beginning."""
+        self._ranks.append(rank)
+        self._priority = EventPriority(STEP_PRIORITY + self._ranks[0].index)
+
+    def enter(self, rank: Rank, request: Request) -> None:
+        """`request` has come to `rank`'s engine."""
+        rank.loop.add(request)
+        self.look_again()
+
+    def abort(self, rank: Rank, request: Request) -> bool:
+        """`request` gives up, wherever in `rank`'s engine it is; False if it is not there any more."""
+        if self._run is not None:
+            self._settle(self._run)
+        is_gone = rank.loop.abort(request)
+        self.look_again()
+        return is_gone
+
+    def look_again(self) -> None:
+        """Something has changed from outside: idle engines plan anew, a leap ends with the step in progress."""
+        if not self._active:
+            self._pending = self._alarm(0, self._start)
+        elif self._run is not None:
+            self._cut(self._run)
+
+    def _cut(self, run: Run) -> None:
+        """End the leap with the step that is in progress now."""
+        num_steps = run.steps_to_reach(self.env.ticks - self._started)
+        if num_steps < self._num_steps:
+            self._num_steps = num_steps
+            self._pending = self._alarm(self._started + run.duration(num_steps) - self.env.ticks, self._end)
+
+    def free_blocks_for(self, rank: Rank, request: Request) -> bool:
+        """Whether `rank` can `reserve` for `request` now, as it could had all steps been taken one by one."""
+        scheduler = rank.loop.scheduler
+        run, ahead = self._run, self._num_steps - 1
+        if run is None or not ahead or not scheduler.can_reserve(request):
+            return scheduler.can_reserve(request)  # in a leap no blocks go free
+        if not scheduler.can_reserve(request, scheduler.most_blocks(ahead)):
+            self._settle(run)
+        return scheduler.can_reserve(request)
+
+    def _settle(self, run: Run) -> None:
+        """Cut the leap; the schedulers stand where they would while the step in progress runs."""
+        self._cut(run)
+        if not self._is_settled:
+            self._is_settled = True
+            for rank, plan in self._active:
+                rank.loop.plan_leap(plan, self._num_steps)
+
+    def _alarm(self, delay: int, callback: Callable[[Event], None]) -> Alarm:
+        return Alarm(self.env, delay, callback, self._priority)
+
+    def _start(self, event: Event) -> None:
+        if event is self._pending:
+            self._begin()
+
+    def _begin(self) -> None:
+        now = self.env.ticks
+        self._active = active = self._plans(now)
+        if not active:
+            wakeups = [tick for rank in self._ranks if (tick := rank.loop.next_wakeup(now)) is not None]
+            self._pending = self._alarm(min(wakeups) - now, self._start) if wakeups else None
+            return
+        self._started = now
+        self._run, self._is_settled = None, False
+        self._num_steps = num_steps = self._max_leap()
+        if self._leaper is not None and num_steps > 1:
+            foresee = self._leaper.foresee
+            self._runs = [foresee(plan, rank.loop.leap_growth, num_steps) for rank, plan in active]
+            self._run = run = self._runs[0] if len(active) == 1 else _SlowestRun(self._runs, num_steps)
+            duration = run.duration(num_steps)
+        else:
+            self._outcomes = [self.backend.execute(plan) for _, plan in active]
+            duration = max([outcome.duration for outcome in self._outcomes])
+        self._pending = self._alarm(duration, self._end)
+
+    def _plans(self, now: int) -> list[tuple[Rank, StepPlan]]:
+        """The ranks that have work in the step that begins, and their plans for it."""
+        ranks = self._ranks
+        if len(ranks) == 1 and self._balance is None:  # as nearly always; an engine alone need not know of groups
+            plan = ranks[0].loop.start_step(now)
+            return [] if plan is None else [(ranks[0], plan)]
+        admits = self._balance is None or self._balance.admits([rank.loop.scheduler for rank in ranks])
+        plans = [rank.loop.start_step(now, admits) for rank in ranks]
+        active = [(rank, plan) for rank, plan in zip(ranks, plans, strict=True) if plan is not None]
+        if len(ranks) > 1:
+            group_tokens = sum(plan.num_tokens for _, plan in active) * (self._size or len(ranks)) // len(ranks)
+            for _, plan in active:
+                plan.group_tokens = group_tokens
+        return active
+
+    def _max_leap(self) -> int:
+        """How many steps pass before anything changes by itself on any rank."""
+        if self._leaper is None:
+            return 1
+        if len(self._ranks) == 1:
+            rank, plan = self._active[0]
+            return rank.loop.max_leap(plan)
+        if len(self._active) < len(self._ranks):
+            busy = {id(rank) for rank, _ in self._active}
+            if any(rank.loop.has_requests for rank in self._ranks if id(rank) not in busy):
+                return 1  # it waits for something other than an arrival
+        return min([rank.loop.max_leap(plan) for rank, plan in self._active])
+
+    def _end(self, event: Event) -> None:
+        if event is not self._pending:
+            return
+        started, now, num_steps, run = self._started, self.env.ticks, self._num_steps, self._run
+        ended: list[tuple[Rank, StepRecord, list[Request]]] = []
+        if run is None:
+            for (rank, plan), outcome in zip(self._active, self._outcomes, strict=True):
+                finished, record = rank.loop.finish_step(plan, started, now, outcome.num_accepted)
+                ended.append((rank, record, finished))
+        else:
+            assert self._leaper is not None
+            for (rank, plan), own in zip(self._active, self._runs, strict=True):
+                self._leaper.commit(own, plan, num_steps)
+                record = rank.loop.finish_leap(plan, num_steps, started, now, run.first_duration)
+                ended.append((rank, record, []))
+            if self._balance is not None:
+                self._balance.pass_steps(num_steps - 1)
+        self._run = None  # nothing is left to cut
+        for rank, record, finished in ended:
+            rank.end_step(record, finished)
+        self._begin()
+
+
+class _SlowestRun:
+    """Steps of several ranks side by side, each as long as the slowest rank needs for it."""
+
+    def __init__(self, runs: Sequence[Run], num_steps: int) -> None:
+        slowest = map(max, *(run.step_durations(num_steps) for run in runs))
+        self._ends: list[int] = list(accumulate(slowest, initial=0))
+
+    @property
+    def first_duration(self) -> int:
+        return self._ends[1]
+
+    def duration(self, num_steps: int) -> int:
+        return self._ends[num_steps]
+
+    def step_durations(self, num_steps: int) -> Iterable[int]:
+        return (end - start for start, end in pairwise(self._ends[: num_steps + 1]))
+
+    def steps_to_reach(self, elapsed: int) -> int:
+        return min(bisect_left(self._ends, elapsed, 1), len(self._ends) - 1)

@@ -1,0 +1,160 @@
+"""`Replica`: one engine on the simulated clock, with the server in front of it; `SimulatedBackend`: the cost model.
+
+Its steps are taken by a `Lockstep`, alone or beside the other ranks of a data-parallel group.
+"""
+
+__all__ = ["Replica", "SimulatedBackend"]
+
+from collections.abc import Callable, Sequence
+
+from perfmodel.cost.decode_curve import DecodeRun
+from perfmodel.cost.offload import RestoreCost
+from perfmodel.cost.step_timer import StepTimer
+from perfmodel.engine import Outcome, Request, RequestStatus, ServeLoop, StepPlan, StepRecord
+from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm
+from perfmodel.sim.replica.front_end import FrontEnd
+from perfmodel.sim.replica.lockstep import Lockstep
+from perfmodel.sim.replica.prompt_time import PromptTime, others
+from perfmodel.sim.replica.restoring import restoring
+
+
+class SimulatedBackend:
+    """Asks the cost model how long a plan takes; `restore`: what KV that comes back from a second tier adds.
+
+    is_split: whether `prompt_time` counts what prompts cost
+    """
+
+    def __init__(self, timer: StepTimer, is_split: bool = False) -> None:
+        self.timer = timer
+        self.restore: RestoreCost | None = None
+        self._fresh = timer.fresh()
+        self.prompt_time = PromptTime(self._apart if is_split else None)
+
+    def execute(self, plan: StepPlan) -> Outcome:
+        num_decodes = len(plan.decodes)
+        duration = self.timer.step(
+            num_decodes + plan.num_chunk_tokens,
+            num_decodes + len(plan.samples),
+            plan.chunk_lengths if plan.chunks else (),
+            num_decodes,
+            plan.decode_context,
+            plan.decode_windowed,
+            plan.group_tokens,
+        )
+        duration += restoring(plan, duration, self.restore)
+        self.prompt_time.add(plan, duration)
+        return Outcome(duration)
+
+    def _apart(self, plan: StepPlan) -> tuple[int, int]:
+        step, tokens, num_decodes = self._fresh.step, plan.num_chunk_tokens, len(plan.decodes)
+        group = others(plan, num_decodes)
+        prompts = step(tokens, len(plan.samples), plan.chunk_lengths, 0, 0, (), group)
+        context, windowed = plan.decode_context, plan.decode_windowed
+        return prompts, step(num_decodes, num_decodes, (), num_decodes, context, windowed, others(plan, tokens))
+
+    def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
+        return self.timer.decode_run(
+            len(plan.decodes), plan.decode_context, plan.decode_windowed, growth, num_steps, plan.group_tokens
+        )
+
+    def commit(self, run: DecodeRun, plan: StepPlan, num_steps: int) -> None:
+        self.timer.commit(run, len(plan.decodes), num_steps, plan.group_tokens)
+        self.prompt_time.add_decoding(run.duration(num_steps))
+
+
+class Replica:
+    """An engine under simulated time.
+
+    lockstep:    the clock of this engine and those that step with it
+    on_finished: called with (replica, request) for each request that is done, before the next step is planned; its
+                 times are those of the client if there is a front end
+    on_step:     called with (replica, record) for each step or leap that has ended
+    """
+
+    def __init__(
+        self,
+        lockstep: Lockstep,
+        index: int,
+        loop: ServeLoop,
+        on_finished: "Callable[[Replica, Request], None]",
+        on_step: "Callable[[Replica, StepRecord], None]",
+        front_end: FrontEnd | None = None,
+    ) -> None:
+        self.index = index
+        self.loop = loop
+        self.num_outstanding = 0  # requests that wait or run here, or are on their way, and the blocks of their prompts
+        self.num_prompt_blocks = 0
+        self._watchers: list[Callable[[int], None]] = []
+        self._block_size = loop.scheduler.config.block_size
+        self._lockstep = lockstep
+        self._front_end = front_end
+        self._on_finished = on_finished
+        self._on_step = on_step
+        lockstep.join(self)
+
+    def add(self, request: Request) -> None:
+        """`request` arrives now, at the front end if there is one."""
+        self.expect(request)
+        env = self._lockstep.env
+        delay = self._front_end.delay(request, env.ticks) if self._front_end is not None else 0
+        if delay:
+            Alarm(env, delay, lambda _: self._enter(request), ARRIVAL_PRIORITY)
+        else:
+            self._lockstep.enter(self, request)
+
+    def abort(self, request: Request) -> bool:
+        """`request`, which was added here, gives up; False if it is done, and on its way to the client."""
+        if request.status is RequestStatus.FINISHED:
+            return False
+        if not self._lockstep.abort(self, request):
+            request.status = RequestStatus.ABORTED  # still in the front end
+        self.forget((request,))
+        return True
+
+    def drop(self, request: Request) -> None:
+        """`request`, for which blocks were reserved, is not coming."""
+        self._lockstep.abort(self, request)
+
+    def _enter(self, request: Request) -> None:
+        if request.status is not RequestStatus.ABORTED:
+            self._lockstep.enter(self, request)
+
+    def expect(self, request: Request) -> None:
+        """`request` counts here from now on, for routers."""
+        self.num_outstanding += 1
+        self.num_prompt_blocks += -(-request.num_prompt_tokens // self._block_size)
+
+    def forget(self, requests: Sequence[Request]) -> None:
+        """They do not count here any more."""
+        self.num_outstanding -= len(requests)
+        for request in requests:
+            self.num_prompt_blocks -= -(-request.num_prompt_tokens // self._block_size)
+        for on_less in self._watchers:
+            on_less(self.index)
+
+    def watch(self, on_less: Callable[[int], None]) -> None:
+        """Call `on_less` with `index` whenever requests are forgotten."""
+        self._watchers.append(on_less)
+
+    def reserve(self, request: Request) -> bool:
+        """Give `request`, still on its way, the KV blocks it needs to join; False if it has to be asked for again."""
+        if not self._lockstep.free_blocks_for(self, request):
+            return False
+        self.loop.scheduler.reserve(request)
+        return True
+
+    def release(self, request: Request) -> None:
+        """The KV blocks that the finished `request` kept are free now: one that waits for them may be let in."""
+        self.loop.scheduler.release(request)
+        self._lockstep.look_again()
+
+    def end_step(self, record: StepRecord, finished: list[Request]) -> None:
+        """A step or leap of this engine has ended, and these requests with it."""
+        self._on_step(self, record)
+        if not finished:
+            return
+        self.forget(finished)
+        for request in finished:
+            if self._front_end is not None:
+                self._front_end.deliver(request)
+            self._on_finished(self, request)

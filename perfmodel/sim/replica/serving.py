@@ -1,0 +1,97 @@
+"""From a scenario to its engines: the one place where engine arguments become scheduler settings, for both clocks."""
+
+__all__ = ["build_locksteps", "build_serve_loop", "scheduler_config"]
+
+from math import ceil
+
+from perfmodel.cost import SpeculationTimer
+from perfmodel.engine import Backend, HostBlocks, KVBlockManager, Scheduler, SchedulerConfig, ServeLoop
+from perfmodel.ops.formats import served_model
+from perfmodel.ops.graph import StepGraph
+from perfmodel.sim.clock import TickEnvironment, to_ticks
+from perfmodel.sim.replica.engine_rules import rules_of
+from perfmodel.sim.replica.lockstep import Lockstep
+from perfmodel.sim.replica.prompt_balance import PromptBalance
+from perfmodel.sim.traffic.draft_lengths import speculation_of
+from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.model.kv_cache import surplus_tokens
+from perfmodel.specs.scenario import Scenario
+
+
+def scheduler_config(
+    scenario: Scenario, record_positions: bool = False, timer: SpeculationTimer | None = None
+) -> SchedulerConfig:
+    """The scheduler's settings; `max_model_len` defaults to what the model was made for.
+
+    timer: see `speculation_of`
+    """
+    engine, model = scenario.engine, served_model(scenario.model, scenario.engine)
+    is_contiguous = engine.kv_cache == "contiguous"
+    rules = rules_of(engine)
+    return SchedulerConfig(
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_model_len=engine.max_model_len or model.max_position_embeddings,
+        block_size=engine.block_size,
+        enable_chunked_prefill=rules.chunks_prompts,
+        prefill_exclusive=rules.prefill_exclusive,
+        reserves_output=bool(engine.reserve_output) if is_contiguous else rules.reserves_output,
+        rounds_output=engine.reserve_output == "pow2",
+        keeps_kv=engine.kv_cache != "off",
+        is_contiguous=is_contiguous,
+        poll_every=engine.poll_every,
+        long_prefill_token_threshold=engine.long_prefill_token_threshold,
+        scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl,
+        scheduling_policy=engine.scheduling_policy,
+        batching=engine.batching,
+        batch_timeout=to_ticks(engine.batch_timeout_ms / 1e3),
+        spans=model.attention_spans,
+        speculation=speculation_of(scenario, timer),
+        record_positions=record_positions,
+    )
+
+
+def build_serve_loop(
+    scenario: Scenario,
+    num_blocks: int,
+    record_positions: bool = False,
+    host: HostBlocks | None = None,
+    config: SchedulerConfig | None = None,
+) -> ServeLoop:
+    """A serve loop with an empty engine of `num_blocks` KV blocks, and a second tier for them if there is a `host`.
+
+    config: the scenario's, where it is known
+    """
+    engine = scenario.engine
+    config = config or scheduler_config(scenario, record_positions)
+    model = served_model(scenario.model, engine)
+    span = 0 if engine.kv_cache == "off" else model.rolling_span
+    if span is not None and config.speculation is not None:
+        span += config.speculation.nodes[-1]  # a drafted token must not take the place of one that is still seen
+    can_share = engine.enable_prefix_caching and engine.kv_cache == "paged"
+    num_buffers = ceil(surplus_tokens(model) / engine.block_size) if engine.kv_cache != "off" else 0
+    blocks = KVBlockManager(num_blocks, engine.block_size, can_share, span, num_buffers, host)
+    scheduler = Scheduler(config, blocks)
+    return ServeLoop(scheduler, engine.plans_ahead)
+
+
+def build_locksteps(
+    engine: EngineSpec,
+    num_engines: int,
+    num_ranks: int,
+    env: TickEnvironment,
+    backend: Backend,
+    graph: StepGraph,
+    can_leap: bool,
+) -> list[Lockstep]:
+    """The clock of each engine, in order: one for `num_ranks` data-parallel ranks that share operators, else its own.
+
+    `num_ranks` is that of a replica, or what is simulated of it: the tokens that its experts see are the whole group's.
+    """
+    locksteps = []
+    together = num_ranks if graph.has_group else 1
+    timeout = engine.attention_dp_timeout_iters if together > 1 else 0
+    for _ in range(num_engines // together):
+        lockstep = Lockstep(env, backend, can_leap, PromptBalance(timeout) if timeout else None, graph.shard.dp)
+        locksteps += [lockstep] * together
+    return locksteps

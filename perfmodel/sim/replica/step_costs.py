@@ -1,0 +1,98 @@
+"""Step tables for scenarios, shared by those that run the same steps: of a sweep, a search, a validation."""
+
+__all__ = ["draft_tables_of", "step_tables_of"]
+
+from collections import deque
+from itertools import islice
+from typing import Any
+
+from perfmodel.cost import (
+    Calibration,
+    DraftTables,
+    EngineProfile,
+    OperatorTimer,
+    StepTables,
+    scenario_drafts,
+    scenario_graph,
+)
+from perfmodel.ops.ragged import ContextSpread
+from perfmodel.sim.traffic.workload import Workload
+from perfmodel.specs.scenario import Scenario
+
+# What the engine schedules by; no operator depends on it.
+_SCHEDULING = {
+    "attention_dp_timeout_iters",
+    "batch_timeout_ms",
+    "batching",
+    "block_size",
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
+    "gpu_memory_utilization",
+    "long_prefill_token_threshold",
+    "max_model_len",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "num_gpu_blocks_override",
+    "poll_every",
+    "prefill_exclusive",
+    "reserve_output",
+    "scheduler_reserve_full_isl",
+    "scheduling_policy",
+}
+_REQUESTS_LOOKED_AT = 1000
+_recent: deque[tuple[tuple[Any, ...], StepTables]] = deque(maxlen=4)
+_recent_drafts: deque[tuple[tuple[Any, ...], DraftTables]] = deque(maxlen=4)
+
+
+def step_tables_of(scenario: Scenario, calibration: Calibration, profile: EngineProfile) -> StepTables:
+    """The costs of the scenario's steps; the tables of one of the last few scenarios if they are the same."""
+    spread = _context_spread(scenario) if calibration.minds_ragged_batches else None
+    key = _key(scenario, calibration, profile, spread)
+    for known, tables in _recent:
+        if known == key:
+            return tables
+    tables = StepTables(scenario_graph(scenario, profile, spread), OperatorTimer(scenario.hardware, calibration))
+    _recent.appendleft((key, tables))
+    return tables
+
+
+def draft_tables_of(
+    scenario: Scenario, calibration: Calibration, profile: EngineProfile, tables: StepTables
+) -> DraftTables | None:
+    """The costs of drafting beside the steps of `tables`; None without speculation. Shared likewise."""
+    config = scenario.engine.speculative_config
+    if config is None:
+        return None
+    key = _key(scenario, calibration, profile, config)
+    for known, tables_of_drafts in _recent_drafts:
+        if known == key:
+            return tables_of_drafts
+    drafts = scenario_drafts(scenario, calibration, profile, tables.graph)
+    assert drafts is not None
+    _recent_drafts.appendleft((key, drafts))
+    return drafts
+
+
+def _key(scenario: Scenario, calibration: Calibration, profile: EngineProfile, own: Any) -> tuple[Any, ...]:
+    """What costs depend on: equal for scenarios with equal costs. `own`: what those in question depend on beside."""
+    method = scenario.sampling.method
+    bytes_per_logit = profile.bytes_per_logit(method, scenario.model)
+    engine = scenario.engine.model_dump(exclude=_SCHEDULING | {"speculative_config"})
+    hosted = scenario.engine.plans_ahead
+    return (
+        method,
+        bytes_per_logit,
+        scenario.routing,
+        engine,
+        hosted,
+        scenario.hardware,
+        scenario.model,
+        calibration,
+        own,
+    )
+
+
+def _context_spread(scenario: Scenario) -> ContextSpread | None:
+    """Of the contexts that the scenario's requests have while they decode."""
+    drafts = islice(Workload(scenario).drafts(), _REQUESTS_LOOKED_AT)
+    return ContextSpread.of((draft.num_prompt_tokens, draft.num_output_tokens) for draft in drafts)

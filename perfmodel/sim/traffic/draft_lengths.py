@@ -1,0 +1,102 @@
+"""How deep to draft with how many sequences: the settings of `engine.Speculation`, worked out from the cost model.
+
+Adaptively, a step drafts as deep as brings most tokens per second, E(k) / t(B, k), for its B sequences and for the
+acceptance that the engine has lately seen. The engine knows no seconds, so it is given a table.
+"""
+
+__all__ = ["draft_lengths", "mean_context", "speculation_of"]
+
+from itertools import islice
+from math import prod
+
+from perfmodel.cost import SpeculationTimer, StepTables, step_costs
+from perfmodel.engine import Speculation
+from perfmodel.sim.traffic.workload import Workload
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.speculation import SpeculativeConfig
+
+_REQUESTS_LOOKED_AT = 1000
+_NUM_ESTIMATES = 20  # rows of the table: equal parts of [0, 1]
+_ASSUMED_RATE = 0.7  # where nobody has said or measured one: chat and code with common drafters lie around it
+_ALL_BATCHES_UPTO = 16  # beyond, batches are looked at in steps of an eighth
+
+
+def speculation_of(scenario: Scenario, timer: SpeculationTimer | None = None) -> Speculation | None:
+    """The scheduler's settings; None without speculation.
+
+    timer: what steps take; by default that of the scenario's own costs. Needed where the draft length is adaptive
+    """
+    config = scenario.engine.speculative_config
+    if config is None:
+        return None
+    depths: tuple[tuple[int, ...], ...] = ()
+    rates = _rates(config)
+    if config.adaptive:
+        depths = draft_lengths(scenario, config, timer or _own_timer(scenario))
+    return Speculation(
+        nodes=config.nodes_by_depth,
+        depths=depths,
+        disable_by_batch_size=config.disable_by_batch_size,
+        pipelined=config.pipelined,
+        estimate=_judged_rate(rates),
+    )
+
+
+def draft_lengths(
+    scenario: Scenario, config: SpeculativeConfig, timer: SpeculationTimer
+) -> tuple[tuple[int, ...], ...]:
+    """`Speculation.depths`: for each part of [0, 1] in which the acceptance may lie, the depth by batch from 1.
+
+    Rates at the depths keep their proportions: all are multiplied by what the estimate is over what was expected.
+    """
+    rates, context = _rates(config), mean_context(scenario)
+    expected = _judged_rate(rates)
+    profiles = []
+    for i in range(_NUM_ESTIMATES):
+        factor = (i + 0.5) / _NUM_ESTIMATES / max(expected, 1e-9)
+        profiles.append(tuple(min(rate * factor, 1.0) for rate in rates))
+    tokens = [[config.expected_tokens(k, profile) for k in range(config.depth + 1)] for profile in profiles]
+    batches = _batches(scenario.engine.max_num_seqs)
+    times = {batch: [timer.expected_time(batch, k, context) for k in range(config.depth + 1)] for batch in batches}
+    rows = []
+    for gains in tokens:
+        best = {b: max(range(config.depth + 1), key=lambda k: gains[k] / times[b][k]) for b in batches}
+        row, last = [], 0
+        for batch in range(1, batches[-1] + 1):
+            last = best.get(batch, last)
+            row.append(last)
+        rows.append(tuple(row))
+    return tuple(rows)
+
+
+def mean_context(scenario: Scenario) -> int:
+    """Tokens that a sequence has on average while it decodes."""
+    drafts = list(islice(Workload(scenario).drafts(), _REQUESTS_LOOKED_AT))
+    outputs = sum(draft.num_output_tokens for draft in drafts)
+    seen = sum(draft.num_output_tokens * (draft.num_prompt_tokens + draft.num_output_tokens / 2) for draft in drafts)
+    return max(1, round(seen / outputs)) if outputs else 1
+
+
+def _own_timer(scenario: Scenario) -> SpeculationTimer:
+    costs = step_costs(scenario)
+    assert costs.drafts is not None
+    return SpeculationTimer(StepTables(costs.graph, costs.timer), costs.drafts)
+
+
+def _batches(most: int) -> list[int]:
+    found = list(range(1, min(most, _ALL_BATCHES_UPTO) + 1))
+    while found[-1] < most:
+        found.append(min(found[-1] + found[-1] // 8, most))
+    return found
+
+
+def _rates(config: SpeculativeConfig) -> tuple[float, ...]:
+    if config.acceptance is None:
+        return (_ASSUMED_RATE,) * config.depth
+    return config.acceptance.rates(config.depth, config.tree)
+
+
+def _judged_rate(rates: tuple[float, ...]) -> float:
+    """The share of the judged tokens that are right: a token is judged when all before it were right."""
+    judged = [prod(rates[:i]) for i in range(len(rates))]
+    return sum(a * rate for a, rate in zip(judged, rates, strict=True)) / sum(judged)

@@ -1,0 +1,41 @@
+"""`Shares`: which requests are of which kind, told by a hash of their numbers: no table, whoever asks."""
+
+__all__ = ["Shares", "class_shares"]
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.sim.traffic.hashes import hashed
+from perfmodel.specs.scenario import Scenario
+
+_WHOLE = 1 << 64
+
+
+class Shares:
+    """The kinds 0, 1, ... have `shares` of the requests; what they leave of the whole is of kind len(shares).
+
+    purpose: tells what is shared out, so that different purposes divide the same requests independently
+    """
+
+    def __init__(self, shares: Sequence[float], seed: int, purpose: str) -> None:
+        self._ends = [min(round(end * _WHOLE), _WHOLE - 1) for end in accumulate(shares)]
+        if shares and abs(sum(shares) - 1) < 1e-9:
+            self._ends[-1] = _WHOLE - 1
+        self._seed = hashed(seed, int.from_bytes(purpose.encode()[:8]))
+
+    def of(self, number: int) -> int:
+        """The kind of request `number`."""
+        point = hashed(self._seed, number)
+        return next((kind for kind, end in enumerate(self._ends) if point <= end), len(self._ends))
+
+    def of_all(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The kinds of these requests."""
+        return np.array([self.of(number) for number in numbers.tolist()], dtype=np.int64)
+
+
+def class_shares(scenario: Scenario) -> Shares:
+    """Which request is of which of `traffic.classes`."""
+    return Shares([kind.share for kind in scenario.traffic.classes], scenario.seed, "classes")

@@ -1,0 +1,144 @@
+"""Workloads: traffic made into requests, in order of arrival, drawn as they are needed.
+
+Equal seeds give bit-equal requests. Arrivals, input lengths, output lengths, prefixes and priorities each draw from a
+stream of their own, so changing one leaves the others as they were.
+"""
+
+__all__ = ["RequestDraft", "Workload"]
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice, repeat
+
+import numpy as np
+
+from perfmodel.engine import Request
+from perfmodel.errors import WorkloadError
+from perfmodel.sim.clock import TICKS_PER_S
+from perfmodel.sim.traffic.arrivals import arrival_times
+from perfmodel.sim.traffic.compressor import compressed
+from perfmodel.sim.traffic.lengths import draw_lengths
+from perfmodel.sim.traffic.prefixes import prefix_plan
+from perfmodel.sim.traffic.shares import class_shares
+from perfmodel.sim.traffic.traces import TraceRow, read_trace
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDraft:
+    """A request before it arrives; `arrival_s` is None in a closed loop, where the system's answers set the time.
+
+    num_source_tokens: of a prompt that was shortened, before that; 0 for one that was not
+    """
+
+    arrival_s: float | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    block_hashes: tuple[int, ...] = ()
+    priority: int = 0
+    num_source_tokens: int = 0
+    session: Hashable | None = None
+
+
+class Workload:
+    """The requests of a scenario.
+
+    concurrency: requests in flight in a closed loop, else None
+    num_requests: how many there will be, where that is known beforehand
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        traffic, engine = scenario.traffic, scenario.engine
+        self.traffic = traffic
+        self.max_model_len = engine.max_model_len or scenario.model.max_position_embeddings
+        self.block_size = engine.block_size
+        self.seed = scenario.seed
+        is_closed = traffic.arrivals.process == "closed_loop"
+        self.concurrency = traffic.arrivals.concurrency if is_closed else None
+        self.think_time_s = traffic.arrivals.think_time_s
+        self.num_requests = traffic.num_requests
+        self._classes = class_shares(scenario) if traffic.classes else None
+        self._ratio = scenario.prompt_compression.ratio if scenario.prompt_compression is not None else None
+        self._longest_prompt = int((self.max_model_len - 1) / (self._ratio or 1.0))
+
+    def requests(self) -> Iterator[Request]:
+        """Requests in order of arrival, times in ticks; those of a closed loop carry arrival 0 until they are sent.
+
+        Raises WorkloadError for a prompt that does not fit max_model_len.
+        """
+        for number, draft in enumerate(self.drafts()):
+            yield self._request(number, draft)
+
+    def drafts(self) -> Iterator[RequestDraft]:
+        """The same, before limits of the engine are applied."""
+        drafts = self._traced() if self.traffic.trace is not None else self._drawn()
+        if self._ratio is not None:
+            ratio = self._ratio
+            drafts = (compressed(draft, ratio) for draft in drafts)
+        return islice(drafts, self.traffic.num_requests)
+
+    def _request(self, number: int, draft: RequestDraft) -> Request:
+        limit = self.max_model_len
+        if draft.num_prompt_tokens >= limit:
+            raise WorkloadError(
+                f"request {number} has a prompt of {draft.num_prompt_tokens} tokens, but max_model_len={limit} leaves "
+                f"room for at most {limit - 1} and one output token; raise engine.max_model_len or shorten the prompt"
+            )
+        # As vLLM does, an answer ends where the context is full.
+        outputs = min(draft.num_output_tokens, limit - draft.num_prompt_tokens)
+        arrival = round((draft.arrival_s or 0.0) * TICKS_PER_S)
+        request = Request(number, arrival, draft.num_prompt_tokens, outputs, draft.block_hashes, draft.priority)
+        if self._classes is not None:
+            request.priority = self.traffic.classes[self._classes.of(number)].priority
+        request.num_source_tokens = draft.num_source_tokens
+        request.session = draft.session
+        return request
+
+    def _streams(self) -> list[np.random.Generator]:
+        return [np.random.default_rng(child) for child in np.random.SeedSequence(self.seed).spawn(5)]
+
+    def _drawn(self) -> Iterator[RequestDraft]:
+        traffic = self.traffic
+        for_arrivals, for_inputs, for_outputs, for_prefixes, for_priorities = self._streams()
+        assert traffic.input_tokens is not None
+        assert traffic.output_tokens is not None
+        times = arrival_times(traffic.arrivals, traffic.duration_s, for_arrivals)
+        inputs = draw_lengths(traffic.input_tokens, for_inputs, self._longest_prompt)
+        outputs = draw_lengths(traffic.output_tokens, for_outputs, self.max_model_len)
+        prompts = prefix_plan(traffic.prefix, inputs, for_prefixes, self.block_size)
+        priorities = _priorities(traffic, for_priorities)
+        for time, (length, hashes), output, priority in zip(times, prompts, outputs, priorities, strict=False):
+            yield RequestDraft(time, length, output, hashes, priority)
+
+    def _traced(self) -> Iterator[RequestDraft]:
+        traffic = self.traffic
+        assert traffic.trace is not None
+        rows = read_trace(traffic.trace.path, traffic.trace.format)
+        speedup = traffic.trace.speedup
+        follows_trace = traffic.arrivals.process == "trace" or "arrivals" not in traffic.model_fields_set
+        streams = self._streams()
+        times = arrival_times(traffic.arrivals, traffic.duration_s, streams[0])
+        priorities = _priorities(traffic, streams[4])
+        for row, time, priority in zip(rows, times, priorities, strict=False):
+            arrival = row.arrival_s / speedup if follows_trace else time
+            if traffic.duration_s is not None and arrival is not None and arrival > traffic.duration_s:
+                break
+            yield RequestDraft(
+                arrival, row.num_prompt_tokens, row.num_output_tokens, self._hashes(row), priority, 0, row.session
+            )
+
+    def _hashes(self, row: TraceRow) -> tuple[int, ...]:
+        """Hashes of the engine's blocks from those of the trace's larger ones: a block of 512 is 32 of 16."""
+        if not row.block_hashes:
+            return ()
+        per_block = max(row.hash_block_size // self.block_size, 1)
+        blocks = chain.from_iterable(range(h * per_block, (h + 1) * per_block) for h in row.block_hashes)
+        return tuple(islice(blocks, row.num_prompt_tokens // self.block_size))
+
+
+def _priorities(traffic: Traffic, rng: np.random.Generator) -> Iterator[int]:
+    if not traffic.priorities:
+        yield from repeat(0)
+    while True:
+        yield from rng.choice(np.array(traffic.priorities), size=1024).tolist()

@@ -1,0 +1,151 @@
+"""Prefill and decode replicas: times computed by hand, links that are waited for, blocks that are held."""
+
+from collections.abc import Callable
+
+import pytest
+
+from perfmodel.cost import ServerFit
+from perfmodel.engine import KVBlockManager, Outcome, Request, Scheduler, SchedulerConfig, ServeLoop, StepPlan
+from perfmodel.errors import WorkloadError
+from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment
+from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
+from perfmodel.sim.fleet.kv_transfer import TransferCost
+from perfmodel.sim.replica.front_end import FrontEnd
+from perfmodel.sim.replica.lockstep import Lockstep
+from perfmodel.sim.replica.replica import Replica
+
+S = TICKS_PER_S
+PREFILL, DECODE = 3 * S, S  # a step with prompts, a step of decodes
+
+
+class TwoSpeeds:
+    def execute(self, plan: StepPlan) -> Outcome:
+        return Outcome(PREFILL if plan.chunks else DECODE)
+
+
+class System:
+    """One prefill and one decode replica of made-up speed; `done` has the requests in order of finishing."""
+
+    def __init__(
+        self,
+        cost: TransferCost,
+        *,
+        decode_blocks: int = 1000,
+        prefill_blocks: int = 1000,
+        decode_seqs: int = 16,
+        prefill_seqs: int = 16,
+        front_end: FrontEnd | None = None,
+        on_step: Callable[[Replica], None] = lambda replica: None,
+    ) -> None:
+        self.env = env = TickEnvironment()
+        self.done: list[Request] = []
+
+        def loop(num_blocks: int, num_seqs: int) -> ServeLoop:
+            config = SchedulerConfig(max_num_seqs=num_seqs, block_size=4, max_num_batched_tokens=8192)
+            return ServeLoop(Scheduler(config, KVBlockManager(num_blocks, 4)), async_scheduling=False)
+
+        def after_decode(replica: Replica, _: object) -> None:
+            self.server.fetch(replica)
+            on_step(replica)
+
+        self.prefill = Replica(
+            Lockstep(env, TwoSpeeds()),
+            0,
+            loop(prefill_blocks, prefill_seqs),
+            lambda r, q: self.server.on_prefilled(r, q),
+            lambda r, _: on_step(r),
+        )
+        self.decode = Replica(
+            Lockstep(env, TwoSpeeds()),
+            1,
+            loop(decode_blocks, decode_seqs),
+            lambda r, q: self.server.on_decoded(r, q),
+            after_decode,
+        )
+        self.server = DisaggregatedServer(
+            env,
+            lambda _: self.prefill,
+            lambda _: self.decode,
+            lambda source, target: cost,
+            lambda _, request: self.done.append(request),
+            front_end,
+        )
+
+    def serve(self, *shapes: tuple[int, int]) -> list[Request]:
+        for number, (prompt, output) in enumerate(shapes):
+            self.server.add(Request(number, 0, prompt, output))
+        self.env.run()
+        self.server.check_idle([self.prefill, self.decode])
+        return self.done
+
+
+def link(latency_s: float = 0.0, s_per_token: float = 0.0) -> TransferCost:
+    return TransferCost(latency_s, 1.0, s_per_token, 0.0, 1.0, 1)
+
+
+def times(request: Request) -> tuple[float, float]:
+    assert request.first_token_at is not None
+    assert request.finished_at is not None
+    return request.first_token_at / S, request.finished_at / S
+
+
+def test_one_request_over_an_infinitely_fast_link():
+    """Prefill 3 s, then tokens 2 to 5 in steps of 1 s; the client has token 1 with token 2."""
+    (request,) = System(link()).serve((100, 5))
+    assert times(request) == (3 + 1, 3 + 4)
+    assert request.num_output_tokens == 5
+
+
+def test_a_transfer_takes_its_latency_and_its_bytes():
+    (request,) = System(link(latency_s=0.5, s_per_token=0.02)).serve((100, 5))
+    assert times(request) == (3 + 0.5 + 2 + 1, 3 + 0.5 + 2 + 4)
+
+
+def test_one_token_never_leaves_the_prefill_replica():
+    system = System(link(latency_s=9))
+    (request,) = system.serve((100, 1))
+    assert times(request) == (3, 3)
+    assert system.server.transfers.num_transfers == 0
+
+
+def test_transfers_of_one_engine_wait_for_its_link():
+    """Both are prefilled in one step. The second waits 2 s for the first; from then on they decode side by side."""
+    first, second = System(link(latency_s=2)).serve((10, 3), (10, 4))
+    assert times(first) == (3 + 2 + 1, 3 + 2 + 2)
+    assert times(second) == (3 + 4 + 1, 3 + 4 + 3)
+
+
+def test_a_request_waits_for_a_decode_slot():
+    """One slot: the second request's first token comes a step after the first request's last."""
+    first, second = System(link(), decode_seqs=1).serve((10, 4), (10, 4))
+    assert times(first) == (4, 6)
+    assert times(second) == (7, 9)
+
+
+def test_prefill_blocks_are_held_until_decode_has_room():
+    """Blocks for one request on either side: no prompt is computed before the KV of the last one has been fetched."""
+    held: list[int] = []
+    system = System(
+        link(latency_s=1),
+        decode_blocks=4,
+        prefill_blocks=3,
+        on_step=lambda r: held.append(r.loop.scheduler.blocks.num_used) if r.index == 0 else None,
+    )
+    first, second, third = system.serve((12, 3), (12, 3), (12, 3))
+    assert times(first) == (3 + 1 + 1, 3 + 1 + 2)
+    # Computed from 4 on, done at 7; the first one's blocks are free since 6.
+    assert times(second) == (7 + 1 + 1, 7 + 1 + 2)
+    assert times(third) == (11 + 1 + 1, 11 + 1 + 2)
+    assert held == [3, 3, 3]
+
+
+def test_the_front_end_is_paid_once():
+    plain = times(System(link()).serve((100, 5))[0])
+    server = ServerFit(in_s=0.01, out_s=0.02)
+    behind = times(System(link(), front_end=FrontEnd(server)).serve((100, 5))[0])
+    assert behind == pytest.approx([t + 0.03 for t in plain], abs=1e-12)
+
+
+def test_a_request_too_long_for_the_decode_replica_is_refused():
+    with pytest.raises(WorkloadError, match="the pool has 4 blocks"):
+        System(link(), decode_blocks=4).serve((12, 30))

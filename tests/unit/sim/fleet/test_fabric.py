@@ -1,0 +1,98 @@
+"""KV that moves while layers are computed, and over a fabric that all transfers share."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfmodel.sim import simulate
+from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment, to_ticks
+from perfmodel.sim.fleet.fabric import Fabric
+from perfmodel.sim.fleet.kv_transfer import KvTransfers, TransferCost
+from perfmodel.specs import load_scenario
+
+# A token a second over the link, ten layers.
+COST = TransferCost(0.5, 1.0, 1.0, 0.0, 1.0, 1, num_layers=10)
+
+
+def ends(transfers: KvTransfers, env: TickEnvironment, *starts: tuple[float, int, int, int, float]) -> list[float]:
+    """Seconds at which transfers end: (start, source, target, tokens, seconds of the prefill before it) each."""
+    found = [0.0] * len(starts)
+
+    def done(number: int) -> None:
+        found[number] = env.ticks / TICKS_PER_S
+
+    def start(number: int, source: int, target: int, tokens: int, prefill_s: float) -> None:
+        transfers.start(COST, source, target, tokens, lambda: done(number), to_ticks(prefill_s))
+
+    for number, (at, *rest) in enumerate(starts):
+        event = env.timeout(to_ticks(at))
+        event.callbacks.append(lambda _, number=number, rest=rest: start(number, *rest))  # type: ignore[misc]
+    env.run()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("prefill_s", "exposed"),
+    [
+        (0.0, 20.0),  # it ended before: all of it
+        (10.0, 11.0),  # layers had nine seconds: eleven of twenty are left
+        (100.0, 2.0),  # all but the last layer
+    ],
+)
+def test_what_is_left_after_the_last_layer_is_exposed(prefill_s: float, exposed: float) -> None:
+    env = TickEnvironment()
+    assert ends(KvTransfers(env, True), env, (200.0, 0, 1, 20, prefill_s)) == pytest.approx([200 + 0.5 + exposed])
+
+
+def test_layers_move_only_while_the_links_are_free() -> None:
+    """The first transfer has the link until 220.5; the second prefill's layers have 9.5 s of its 30."""
+    env = TickEnvironment()
+    found = ends(KvTransfers(env, True), env, (200.0, 0, 1, 20, 0.0), (230.0, 0, 2, 20, 30.0))
+    assert found == pytest.approx([220.5, 230 + 0.5 + 10.5])
+
+
+def test_two_transfers_share_a_fabric_of_one_link_and_none_is_faster_than_its_own() -> None:
+    """10 and 20 tokens: both at half rate until the first is through after 20 s, then the other alone for 10 s."""
+    env = TickEnvironment()
+    found = ends(KvTransfers(env, fabric=Fabric(env, 1.0)), env, (0.0, 0, 2, 10, 0.0), (0.0, 1, 3, 20, 0.0))
+    assert found == pytest.approx([20.5, 30.5])
+    env = TickEnvironment()
+    found = ends(KvTransfers(env, fabric=Fabric(env, 5.0)), env, (0.0, 0, 2, 10, 0.0), (0.0, 1, 3, 20, 0.0))
+    assert found == pytest.approx([10.5, 20.5])
+
+
+def test_a_shared_fabric_is_a_processor_shared_by_its_transfers() -> None:
+    """M/G/1-PS: a transfer takes S / (1 - rho) on average, whatever the sizes (Kleinrock 1967)."""
+    rho, count, rng = 0.6, 20_000, np.random.default_rng(1)
+    env, spent = TickEnvironment(), []
+    fabric = Fabric(env, 1.0)
+    starts, sizes = np.cumsum(rng.exponential(1 / rho, count)), rng.lognormal(-0.5, 1.0, count)  # mean 1
+
+    def go(at: float, size: float) -> None:
+        fabric.move(size, 1.0).callbacks.append(lambda _: spent.append(env.ticks / TICKS_PER_S - at))
+
+    for at, size in zip(starts.tolist(), sizes.tolist(), strict=True):
+        env.timeout(to_ticks(at)).callbacks.append(lambda _, at=at, size=size: go(at, size))  # type: ignore[misc]
+    env.run()
+    assert np.mean(spent) == pytest.approx(sizes.mean() / (1 - sizes.mean() * rho), rel=0.03)
+
+
+def test_layers_make_the_first_token_earlier_and_a_narrow_fabric_later() -> None:
+    name, few = "llama-3.1-70b-h100-disaggregated", "traffic.num_requests=100"
+    plain, layers, narrow = (
+        simulate(load_scenario(name, (few, *settings))).summary
+        for settings in ((), ("cluster.kv_transfer.layerwise=true",), ("cluster.kv_transfer.shared=true",))
+    )
+    assert layers["mean_ttft_ms"] < plain["mean_ttft_ms"] <= narrow["mean_ttft_ms"]
+    assert layers["kv_transfer"]["bytes"] == plain["kv_transfer"]["bytes"] == narrow["kv_transfer"]["bytes"]
+    # No more is saved than the transfers took.
+    assert plain["mean_ttft_ms"] - layers["mean_ttft_ms"] < plain["kv_transfer"]["mean_ms"] + 2
+
+
+def test_one_layer_alone_has_nothing_to_hide_behind() -> None:
+    env, cost = TickEnvironment(), replace(COST, num_layers=1)
+    found: list[float] = []
+    KvTransfers(env, True).start(cost, 0, 1, 20, lambda: found.append(env.ticks / TICKS_PER_S), to_ticks(100.0))
+    env.run()
+    assert found == pytest.approx([20.5])

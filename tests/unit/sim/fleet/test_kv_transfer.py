@@ -1,0 +1,94 @@
+"""What a transfer of KV moves, counted by hand, and what a disaggregated scenario makes of it."""
+
+import pytest
+
+from perfmodel.cost import EngineProfile, ServerFit
+from perfmodel.sim import RunResult, simulate
+from perfmodel.sim.fleet.kv_transfer import TransferCost, transfer_cost
+from perfmodel.specs import EngineSpec, Link, Scenario, load_hardware, load_model, load_scenario
+
+LINK = Link(name="wire", bandwidth_bytes_per_s=1e9, latency_s=1e-3)
+NAME = "llama-3.1-70b-h100-disaggregated"
+
+
+def cost(model: str, tp_from: int, tp_to: int, **engine: object) -> TransferCost:
+    def side(tp: int) -> Scenario:
+        spec = EngineSpec.model_validate({"tensor_parallel_size": tp} | engine)
+        scenario = load_scenario("llama-3.1-8b-a100")
+        update = {"model": load_model(model), "hardware": load_hardware("h200"), "engine": spec}
+        return scenario.model_copy(update=update)
+
+    return transfer_cost(side(tp_from), side(tp_to), LINK, LINK)
+
+
+# Llama-3.1-70B: 80 layers x 8 KV heads x (128 + 128) x 2 bytes = 327,680 bytes per token.
+@pytest.mark.parametrize(("tp_from", "tp_to", "share"), [(4, 4, 1 / 4), (4, 8, 1 / 4), (8, 4, 1 / 4), (1, 8, 1.0)])
+def test_the_busiest_link_carries_its_share(tp_from: int, tp_to: int, share: float) -> None:
+    found = cost("llama-3.1-70b", tp_from, tp_to)
+    assert found.bytes_per_token == pytest.approx(327_680 * share)
+    assert found.bytes_per_token * found.bytes_factor == pytest.approx(327_680)
+
+
+def test_latents_are_sent_to_every_device_of_the_group() -> None:
+    """DeepSeek-V3: 61 layers x (512 + 64) bytes in FP8 = 35,136 bytes per token, on each of eight devices."""
+    found = cost("deepseek-v3", 8, 8, kv_cache_dtype="fp8")
+    assert found.bytes_per_token == pytest.approx(35_136)
+    assert found.bytes_per_token * found.bytes_factor == pytest.approx(8 * 35_136)
+
+
+def test_whole_blocks_and_the_latency() -> None:
+    found = cost("llama-3.1-70b", 1, 1)
+    assert found.duration_s(17) == pytest.approx(1e-3 + 32 * 327_680 / 1e9)
+
+
+def run(*changes: str, **options: object) -> RunResult:
+    return simulate(load_scenario(NAME, ["traffic.num_requests=150", *changes]), **options)  # type: ignore[arg-type]
+
+
+def test_a_scenario_conserves_requests_and_kv() -> None:
+    result = run()
+    summary, requests = result.summary, result.requests
+    assert requests is not None
+    assert summary["completed"] == 150
+    assert summary["preemptions"] == 0
+    moved = requests.num_prompt_tokens[requests.num_output_tokens > 1]
+    assert summary["kv_transfer"]["transfers"] == len(moved)
+    # 80 layers x 8 heads x 256 x 2 bytes, in blocks of 16 tokens
+    assert summary["kv_transfer"]["bytes"] == pytest.approx((-(-moved // 16) * 16).sum() * 327_680)
+    prefill, decode = summary["pools"]
+    assert (prefill["role"], prefill["num_devices"], decode["role"], decode["num_devices"]) == (
+        "prefill",
+        8,
+        "decode",
+        8,
+    )
+    assert summary["gpu_hours"] == pytest.approx(16 * summary["duration"] / 3600)
+
+
+def test_leaps_change_nothing() -> None:
+    one, other = run("traffic.num_requests=40"), run("traffic.num_requests=40", can_leap=False)
+    for name in ("mean_ttft_ms", "mean_tpot_ms", "p99_e2el_ms", "duration"):
+        assert one.summary[name] == other.summary[name]
+
+
+def test_the_front_end_shows_once_in_the_time_to_first_token() -> None:
+    lone = ("traffic.num_requests=1",)
+    plain = run(*lone, profile=EngineProfile(engine="x")).summary["mean_ttft_ms"]
+    served = EngineProfile(engine="x", server=ServerFit(in_s=0.005, out_s=0.002))
+    assert run(*lone, profile=served).summary["mean_ttft_ms"] == pytest.approx(plain + 7.0)
+
+
+def test_a_slower_link_delays_first_tokens_only_by_the_transfer() -> None:
+    lone = ("traffic.num_requests=1", "traffic.input_tokens={distribution: fixed, value: 1600}")
+    fast = run(*lone).summary
+    slow = run(*lone, "cluster.kv_transfer.bandwidth_bytes_per_s=5 GB/s").summary
+    # four prefill links, eight decode devices: a quarter of 1,600 x 327,680 bytes over each
+    added = 1600 * 327_680 / 4 * (1 / 5e9 - 1 / 50e9) * 1e3
+    assert slow["mean_ttft_ms"] - fast["mean_ttft_ms"] == pytest.approx(added)
+    assert slow["mean_tpot_ms"] == pytest.approx(fast["mean_tpot_ms"])
+
+
+def test_decoding_alone_is_steadier_than_beside_prompts() -> None:
+    """The point of it: with prompts elsewhere the slowest gap between tokens is a decode step, not a prompt's."""
+    unified = ["cluster={replicas: 2}", "engine.tensor_parallel_size=8"]
+    assert run().summary["p99_itl_ms"] < run(*unified).summary["p99_itl_ms"]

@@ -1,0 +1,122 @@
+"""Money and energy of a run: what adds up to what, and who pays for which step."""
+
+import pytest
+
+from perfmodel.engine import Grant, Request, StepPlan
+from perfmodel.sim import simulate
+from perfmodel.sim.replica.prompt_time import PromptTime
+from perfmodel.specs import load_scenario
+
+FEW = ["traffic.num_requests=40"]
+DRAFTS = "engine.speculative_config={method: ngram, num_speculative_tokens: 3, acceptance: {rate: 0.5}}"
+SCENARIOS = [
+    ("llama-3.1-8b-a100", []),
+    ("llama-3.1-70b-h100-disaggregated", []),
+    (
+        "llama-3.1-8b-a100",
+        ["engine.speculative_config={method: ngram, num_speculative_tokens: 3, acceptance: {rate: 0.5}}"],
+    ),
+    ("llama-3.1-8b-a100", ["cluster.pools=[{share: 0.3}, {share: 0.7}]"]),
+]
+
+
+@pytest.fixture(scope="module", params=SCENARIOS, ids=["unified", "disaggregated", "speculating", "two-pools"])
+def result(request):
+    name, overrides = request.param
+    return simulate(load_scenario(name, [*FEW, *overrides]))
+
+
+def test_inputs_and_outputs_pay_the_whole_bill(result):
+    found = result.summary
+    inputs = found["usd_per_million_input_tokens_split"] * found["total_input_tokens"]
+    outputs = found["usd_per_million_output_tokens_split"] * found["total_output_tokens"]
+    assert inputs > 0
+    assert outputs > 0
+    assert (inputs + outputs) / 1e6 == pytest.approx(found["usd_total"], rel=1e-12)
+
+
+def test_every_way_to_name_the_bill_is_the_same_bill(result):
+    found = result.summary
+    tokens = found["total_input_tokens"] + found["total_output_tokens"]
+    bill = pytest.approx(found["usd_total"] * 1e6, rel=1e-12)
+    assert found["usd_per_million_tokens"] * tokens == bill
+    assert found["usd_per_million_output_tokens"] * found["total_output_tokens"] == bill
+    price = result.scenario.hardware.price.usd_per_hour
+    assert found["gpu_hours"] * price == pytest.approx(found["usd_total"], rel=1e-9)
+
+
+def test_energy_is_power_times_time_over_all_pools(result):
+    found, declared = result.summary, result.scenario.hardware.declared
+    assert found["energy_wh"] * 3600 == pytest.approx(found["energy_j"])
+    assert found["joules_per_output_token"] * found["total_output_tokens"] == pytest.approx(found["energy_j"])
+    assert found["mean_power_w"] * found["gpu_hours"] * 3600 == pytest.approx(found["energy_j"])
+    assert declared.idle_w <= found["mean_power_w"] <= declared.tdp_w
+    pools = found.get("pools", [])
+    if pools:
+        assert sum(pool["energy_j"] for pool in pools) == pytest.approx(found["energy_j"])
+        of_time = sum(pool["mean_power_w"] * pool["num_devices"] * found["duration"] for pool in pools)
+        assert of_time == pytest.approx(found["energy_j"])
+
+
+def test_disaggregated_each_role_pays_for_its_own_pool():
+    """Prompts are all that prefill replicas do, decodes all that the others do."""
+    found = simulate(load_scenario("llama-3.1-70b-h100-disaggregated", FEW)).summary
+    devices = {pool["role"]: pool["num_devices"] for pool in found["pools"]}
+    of_prompts = found["usd_per_million_input_tokens_split"] * found["total_input_tokens"] / 1e6
+    expected = devices["prefill"] / sum(devices.values())
+    assert of_prompts / found["usd_total"] == pytest.approx(expected, rel=0.05)  # last chunk of one token: a decode
+
+
+def test_answers_of_one_token_cost_nothing_but_their_prompts():
+    one = [
+        "traffic.output_tokens={distribution: fixed, value: 1}",
+        "traffic.input_tokens={distribution: fixed, value: 500}",
+    ]
+    found = simulate(load_scenario("llama-3.1-8b-a100", [*FEW, *one])).summary
+    assert found["usd_per_million_output_tokens_split"] == pytest.approx(0, abs=1e-9)
+
+
+def test_longer_answers_move_the_bill_to_the_answers():
+    shares = []
+    for tokens in (20, 200):
+        lengths = [f"traffic.output_tokens={{distribution: fixed, value: {tokens}}}"]
+        found = simulate(load_scenario("llama-3.1-8b-a100", [*FEW, *lengths])).summary
+        of_prompts = found["usd_per_million_input_tokens_split"] * found["total_input_tokens"] / 1e6
+        shares.append(of_prompts / found["usd_total"])
+    assert shares[0] > shares[1]
+
+
+def test_leaps_and_single_steps_give_the_same_bill():
+    scenario = load_scenario("llama-3.1-8b-a100", FEW)
+    one, other = simulate(scenario).summary, simulate(scenario, can_leap=False).summary
+    for name in ("usd_per_million_input_tokens_split", "usd_per_million_output_tokens_split", "mean_power_w"):
+        assert one[name] == pytest.approx(other[name], rel=1e-9)
+
+
+def test_without_a_price_there_is_energy_but_no_money():
+    scenario = load_scenario("llama-3.1-8b-a100", FEW)
+    hardware = scenario.hardware.model_copy(update={"price": None})
+    found = simulate(scenario.model_copy(update={"hardware": hardware})).summary
+    money = [name for name in found if name.startswith("usd_")]
+    assert len(money) == 5
+    assert all(found[name] is None for name in money)
+    assert found["joules_per_output_token"] > 0
+
+
+def test_a_shared_step_is_split_by_what_its_parts_take_apart():
+    """Prompts alone 30, decodes alone 10, together 36 (weights are read once): three quarters are the prompts'."""
+    time = PromptTime(lambda plan: (30, 10))
+    assert time.share is None
+    time.add(_plan(chunks=True, decodes=True), 36)
+    assert time.share == pytest.approx(27 / 36)
+    time.add_decoding(18)
+    assert time.share == pytest.approx(27 / 54)
+    time.add(_plan(chunks=True, decodes=False), 46)
+    assert time.share == pytest.approx(73 / 100)
+
+
+def _plan(chunks: bool, decodes: bool) -> StepPlan:
+    plan, request = StepPlan(0), Request(0, 0, 100, 10)
+    plan.chunks = [Grant(request, 0, 100)] if chunks else []
+    plan.decodes = [request] if decodes else []
+    return plan

@@ -1,0 +1,134 @@
+"""Ranks in lockstep: a step is as long as its slowest rank's, and the experts see everyone's tokens."""
+
+from itertools import pairwise
+
+import pytest
+
+from perfmodel.cost import OperatorTimer, StepTables, StepTimer
+from perfmodel.engine import KVBlockManager, Outcome, Request, Scheduler, SchedulerConfig, ServeLoop, StepPlan
+from perfmodel.engine import StepRecord as Record
+from perfmodel.ops import BatchShape, Depends, build_graph
+from perfmodel.sim import simulate
+from perfmodel.sim.clock import TickEnvironment
+from perfmodel.sim.replica.lockstep import Lockstep
+from perfmodel.sim.replica.prompt_balance import PromptBalance
+from perfmodel.sim.replica.replica import Replica
+from perfmodel.specs import EngineSpec, load_hardware, load_model, load_scenario
+
+MOE = load_model("qwen3-30b-a3b")
+HARDWARE = load_hardware("h100-sxm-80gb")
+DP = 4
+GRAPH = build_graph(MOE, EngineSpec(data_parallel_size=DP, enable_expert_parallel=True))
+TABLES = StepTables(GRAPH, OperatorTimer(HARDWARE))
+
+
+class TokenBackend:
+    """A tick per token of the rank, and one per token of the group."""
+
+    def execute(self, plan: StepPlan) -> Outcome:
+        return Outcome(plan.num_tokens + plan.group_tokens)
+
+
+def serve(
+    loads: list[list[Request]], balance: PromptBalance | None = None, size: int | None = None
+) -> list[list[Record]]:
+    """Each list of requests on a rank of its own; returns the ranks' step records."""
+    env, records = TickEnvironment(), [[] for _ in loads]
+    lockstep = Lockstep(env, TokenBackend(), balance=balance, size=size)
+    for index, requests in enumerate(loads):
+        loop = ServeLoop(Scheduler(SchedulerConfig(), KVBlockManager(1000, 16)))
+        on_step = lambda replica, record: records[replica.index].append(record)  # noqa: E731
+        replica = Replica(lockstep, index, loop, lambda _, request: None, on_step)
+        for request in requests:
+            replica.add(request)
+    env.run()
+    return records
+
+
+def test_a_step_is_as_long_as_its_slowest_rank_needs() -> None:
+    """100 prompt tokens on one rank, 10 on the other: both take 100 + 110 ticks."""
+    long, short = serve([[Request(0, 0, 100, 3)], [Request(1, 0, 10, 3)]])
+    assert [record.end - record.start for record in long] == [210, 3, 3]
+    assert [(r.start, r.end) for r in short] == [(r.start, r.end) for r in long]
+
+
+def test_some_ranks_of_a_group_stand_for_all_of_it() -> None:
+    """Two ranks of eight: the experts see four times the tokens of these two."""
+    ranks = serve([[Request(0, 0, 100, 3)], [Request(1, 0, 10, 3)]], size=8)
+    for records in ranks:
+        assert [record.end - record.start for record in records] == [100 + 4 * 110, 1 + 8, 1 + 8]
+
+
+def test_an_idle_rank_costs_nothing_and_tokens_are_conserved() -> None:
+    busy, idle = serve([[Request(0, 0, 100, 5)], []])
+    assert not idle
+    assert [r.end - r.start for r in busy] == [200, 2, 2, 2, 2]
+    assert sum(r.num_tokens * r.num_steps for r in busy) == 100 + 4
+
+
+def test_steps_of_a_group_follow_each_other_without_gaps() -> None:
+    for records in serve([[Request(0, 0, 30, 9)], [Request(1, 0, 5, 9)], [Request(2, 0, 80, 9)]]):
+        assert all(one.end == next_.start for one, next_ in pairwise(records))
+
+
+def starts_of_second_prompts(num_prompts: int, timeout: int) -> list[tuple[int, int]]:
+    """(rank, step) at which prompts start that arrive while two ranks decode, one on each of the first ranks."""
+    env, starts = TickEnvironment(), []
+    lockstep = Lockstep(env, TokenBackend(), balance=PromptBalance(timeout) if timeout else None)
+
+    def on_step(replica: Replica, record: Record) -> None:
+        if record.num_chunks:
+            starts.append((replica.index, record.step))
+
+    loops = [ServeLoop(Scheduler(SchedulerConfig(), KVBlockManager(1000, 16))) for _ in range(2)]
+    ranks = [Replica(lockstep, i, loop, lambda _, request: None, on_step) for i, loop in enumerate(loops)]
+    for index, rank in enumerate(ranks):
+        rank.add(Request(index, 0, 10, 60))
+    env.run(until=100)
+    for index in range(num_prompts):
+        ranks[index].add(Request(2 + index, 100, 10, 2))
+    env.run()
+    return starts[2:]
+
+
+def test_balanced_ranks_hold_a_prompt_until_all_have_one_or_the_wait_is_over() -> None:
+    """TensorRT-LLM's attention-DP balance, with a timeout of 8 steps."""
+    ((rank, at_once),) = starts_of_second_prompts(1, 0)
+    assert rank == 0
+    ((rank, held),) = starts_of_second_prompts(1, 8)
+    assert rank == 0
+    assert at_once < held <= at_once + 8
+    assert starts_of_second_prompts(2, 8) == starts_of_second_prompts(2, 0) == [(0, at_once), (1, at_once)]
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "llama-3.1-8b"])
+@pytest.mark.parametrize("dp", [1, 2])
+def test_only_ranks_that_share_experts_are_a_group(name: str, dp: int) -> None:
+    graph = build_graph(load_model(name), EngineSpec(data_parallel_size=dp))
+    assert graph.has_group == (dp > 1 and name.startswith("qwen3"))
+
+
+def test_experts_see_the_tokens_of_the_group_and_not_the_largest_rank_times_the_ranks() -> None:
+    """8,000 tokens beside three ranks of 10 are as many for the experts as 2,007.5 on each of four."""
+    uneven = TABLES.graph.by_depends[Depends.GROUP]
+    one = TABLES.cost(uneven, BatchShape(8000, 0, group_tokens=8030)).duration
+    even = TABLES.cost(uneven, BatchShape(2008, 0)).duration
+    all_large = TABLES.cost(uneven, BatchShape(8000, 0)).duration
+    assert one == pytest.approx(even, rel=0.01)
+    assert one < 0.5 * all_large
+
+
+def test_equal_ranks_need_not_be_told_the_group() -> None:
+    timer = StepTimer(TABLES)
+    arguments = (8, 8, (), 8, 8000, ())
+    assert timer.step(*arguments) == timer.step(*arguments, DP * 8)
+
+
+def test_a_dense_model_serves_on_ranks_of_their_own_and_a_mixture_in_step() -> None:
+    base = load_scenario("llama-3.1-8b-h100-2048-256", ["traffic.num_requests=40", "engine.data_parallel_size=2"])
+    for model, together in ((base.model, False), (MOE, True)):
+        steps = simulate(base.model_copy(update={"model": model})).steps
+        assert steps is not None
+        starts = [set(steps.start_s[steps.replica == rank]) for rank in (0, 1)]
+        shared = len(starts[0] & starts[1]) / min(map(len, starts))
+        assert (shared > 0.2) == together

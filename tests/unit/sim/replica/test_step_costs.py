@@ -1,0 +1,50 @@
+"""Simulations share step tables exactly when their steps are the same."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import perfmodel.ops
+from perfmodel.cost import EngineProfile, StepTables, load_calibration
+from perfmodel.sim.replica.step_costs import _SCHEDULING, step_tables_of
+from perfmodel.specs import EngineSpec, Scenario, load_scenario
+
+
+def tables_of(scenario: Scenario) -> StepTables:
+    profile = EngineProfile(engine="vllm")
+    return step_tables_of(scenario, load_calibration(scenario.hardware, "vllm"), profile)
+
+
+def with_engine(scenario: Scenario, **changes: object) -> Scenario:
+    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=changes)})
+
+
+BASE = load_scenario("llama-3.1-8b-h100-2048-256")
+
+
+def test_what_only_the_scheduler_reads_leaves_the_tables_as_they_are() -> None:
+    again = with_engine(BASE, max_num_seqs=7, max_num_batched_tokens=333, max_model_len=4096)
+    assert tables_of(again) is tables_of(BASE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tensor_parallel_size": 2},
+        {"data_parallel_size": 2},
+        {"quantization": "fp8"},
+        {"kv_cache_dtype": "fp8"},
+        {"enforce_eager": True},
+        {"fused_kernels": False},
+    ],
+)
+def test_what_an_operator_reads_makes_tables_of_its_own(change: dict[str, object]) -> None:
+    assert tables_of(with_engine(BASE, **change)) is not tables_of(BASE)
+
+
+def test_no_operator_reads_what_only_the_scheduler_is_said_to_read() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in Path(perfmodel.ops.__file__).parent.glob("*.py")]
+    read = {name for source in sources for name in re.findall(r"engine\.(\w+)", source)}
+    assert read.isdisjoint(_SCHEDULING)
+    assert EngineSpec.model_fields.keys() >= _SCHEDULING

@@ -1,0 +1,175 @@
+"""Workloads: reproducible, of the distributions they claim, and refused with a reason when they cannot be served."""
+
+import json
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfmodel.errors import SpecError, WorkloadError
+from perfmodel.sim.traffic.arrivals import arrival_times
+from perfmodel.sim.traffic.lengths import draw_lengths, lognormal_parameters
+from perfmodel.sim.traffic.workload import Workload
+from perfmodel.specs import Arrivals, Lengths, Scenario, Stage, load_scenario
+
+
+def scenario(*overrides: str) -> Scenario:
+    return load_scenario("llama-3.1-8b-a100", list(overrides))
+
+
+def rows(scenario: Scenario) -> list[tuple[object, ...]]:
+    return [
+        (r.arrival, r.num_prompt_tokens, r.max_output_tokens, r.block_hashes, r.priority)
+        for r in Workload(scenario).requests()
+    ]
+
+
+def gaps(arrivals: Arrivals, count: int = 40_000, duration_s: float | None = None) -> np.ndarray:
+    times = list(islice(arrival_times(arrivals, duration_s, np.random.default_rng(0)), count))
+    return np.diff([0.0, *times])  # type: ignore[list-item]
+
+
+def test_equal_seeds_give_equal_requests_and_other_seeds_do_not() -> None:
+    assert rows(scenario()) == rows(scenario())
+    assert rows(scenario()) != rows(scenario("seed=1"))
+
+
+def test_equal_seeds_give_equal_requests_in_another_process() -> None:
+    code = (
+        "from perfmodel.sim.traffic.workload import Workload; from perfmodel.specs import load_scenario;"
+        "print([(r.arrival, r.num_prompt_tokens) for r in Workload(load_scenario('llama-3.1-8b-a100')).requests()])"
+    )
+    root = Path(__file__).resolve().parents[4]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout.strip() == str([row[:2] for row in rows(scenario())])
+
+
+def test_changing_the_lengths_leaves_the_arrivals_as_they_were() -> None:
+    longer = scenario("traffic.output_tokens.mean=400")
+    assert [row[0] for row in rows(longer)] == [row[0] for row in rows(scenario())]
+
+
+@pytest.mark.parametrize(
+    ("process", "cv"), [("constant", 0.0), ("poisson", 1.0), ("poisson_fixed_count", 1.0), ("gamma", 2.0)]
+)
+def test_gaps_have_the_mean_and_the_spread_of_their_process(process: str, cv: float) -> None:
+    drawn = gaps(Arrivals(process=process, rate=5.0, cv=cv or 1.0))  # type: ignore[arg-type]
+    assert drawn.mean() == pytest.approx(0.2, rel=0.03)
+    assert drawn.std() / drawn.mean() == pytest.approx(cv, abs=0.05)
+
+
+def test_a_fixed_count_fills_each_stage_exactly() -> None:
+    stages = (Stage(rate=3.0, duration_s=100.0), Stage(rate=7.0, duration_s=50.0))
+    arrivals = Arrivals(process="poisson_fixed_count", stages=stages)
+    times = np.array(list(arrival_times(arrivals, None, np.random.default_rng(3))))
+    assert len(times) == 650
+    assert times[299] == pytest.approx(100.0)
+    assert times[300] > 100.0
+    assert times[-1] == pytest.approx(150.0)
+
+
+def test_stages_of_a_poisson_process_change_its_rate() -> None:
+    stages = (Stage(rate=50.0, duration_s=100.0), Stage(rate=200.0, duration_s=100.0))
+    times = np.array(list(arrival_times(Arrivals(stages=stages), None, np.random.default_rng(3))))
+    assert (times <= 100.0).sum() == pytest.approx(5_000, rel=0.05)
+    assert (times > 100.0).sum() == pytest.approx(20_000, rel=0.05)
+    assert times.max() <= 200.0
+
+
+def test_a_lognormal_has_the_mean_and_p99_that_were_asked_for() -> None:
+    mu, sigma = lognormal_parameters(1155, 4142, None)
+    assert np.exp(mu + sigma**2 / 2) == pytest.approx(1155)
+    assert np.exp(mu + 2.3263478740408408 * sigma) == pytest.approx(4142)
+    with pytest.raises(SpecError, match="no lognormal of mean 10 has p99 1000"):
+        lognormal_parameters(10, 1000, None)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "mean"),
+    [
+        (Lengths(distribution="fixed", value=7), 7),
+        (Lengths(distribution="uniform", low=10, high=30), 20),
+        (Lengths(distribution="lognormal", mean=100, std=50), 100),
+        (Lengths(distribution="exponential", mean=100), 100),
+        (Lengths(distribution="empirical", values=(1, 2, 9)), 4),
+    ],
+)
+def test_lengths_have_the_mean_of_their_distribution(lengths: Lengths, mean: float) -> None:
+    drawn = list(islice(draw_lengths(lengths, np.random.default_rng(0), 10_000), 50_000))
+    assert np.mean(drawn) == pytest.approx(mean, rel=0.02)
+    assert min(drawn) >= 1
+
+
+def test_repeated_prompts_repeat_in_whole_and_groups_share_their_beginning() -> None:
+    prefix = "{num_groups: 2, shared_tokens: 64, num_prompts_per_group: 3}"
+    prompts = [row[3] for row in rows(scenario(f"traffic.prefix={prefix}", "traffic.num_requests=60"))]
+    assert len(set(prompts)) == 6
+    assert len({hashes[:4] for hashes in prompts}) == 2  # type: ignore[index]
+
+
+def test_an_answer_ends_where_the_context_is_full_and_a_prompt_beyond_it_is_refused() -> None:
+    full = scenario("traffic.input_tokens={distribution: fixed, value: 8000}")
+    assert {row[1] for row in rows(full)} == {8000}
+    assert max(row[2] for row in rows(full)) <= 192  # type: ignore[type-var]
+    with pytest.raises(WorkloadError, match=r"a prompt of 9000 tokens, but max_model_len=8192"):
+        rows(scenario("traffic.input_tokens={distribution: fixed, value: 9000}"))
+
+
+TRACES = {
+    "azure": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+    "2023-11-16 18:15:50.9951690,396,109\n",
+    "burstgpt": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,x\n"
+    "6,ChatGPT,99,0,99,x\n45,ChatGPT,1087,230,1317,x\n",
+    "mooncake": '{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [7, 8, 9]}\n'
+    '{"timestamp": 3000, "input_length": 512, "output_length": 6, "hash_ids": [7]}\n',
+    "jsonl": '{"arrival_s": 1.0, "input_tokens": 10, "output_tokens": 2}\n\n'
+    '{"arrival_s": 3.5, "input_tokens": 40, "output_tokens": 3, "block_hashes": [4, 5]}\n',
+}
+EXPECTED = {
+    "azure": [(0.0, 374, 44, 0), (4.314579, 396, 109, 0)],
+    "burstgpt": [(0.0, 472, 18, 0), (40.0, 1087, 230, 0)],
+    "mooncake": [(0.0, 1100, 5, 68), (3.0, 512, 6, 32)],
+    "jsonl": [(0.0, 10, 2, 0), (2.5, 40, 3, 2)],
+}
+
+
+def traced(tmp_path: Path, format_: str, text: str) -> Scenario:
+    path = tmp_path / f"{format_}.txt"
+    path.write_text(text, encoding="utf-8")
+    trace = json.dumps({"path": str(path), "format": format_})
+    return scenario(f"traffic={{trace: {trace}, num_requests: 100}}")
+
+
+@pytest.mark.parametrize("format_", sorted(TRACES))
+def test_traces_are_read_in_their_formats(tmp_path: Path, format_: str) -> None:
+    seen = rows(traced(tmp_path, format_, TRACES[format_]))
+    assert [(row[0] / 1e12, row[1], row[2], len(row[3])) for row in seen] == [  # type: ignore[operator, arg-type]
+        (pytest.approx(t, abs=1e-6), i, o, h) for t, i, o, h in EXPECTED[format_]
+    ]
+
+
+def test_trace_blocks_that_are_shared_stay_shared_at_the_engines_block_size(tmp_path: Path) -> None:
+    first, second = (row[3] for row in rows(traced(tmp_path, "mooncake", TRACES["mooncake"])))
+    assert first[:32] == second  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("format_", "text", "words"),
+    [
+        ("azure", "", "is empty"),
+        ("azure", "TIMESTAMP,ContextTokens\n", "'GeneratedTokens' is missing"),
+        ("azure", TRACES["azure"] + "2023-11-16 18:16:00.0,abc,3\n", ":4: .*abc"),
+        ("azure", TRACES["azure"] + "2023-11-16 18:10:00.0,5,3\n", ":4: its arrival is before"),
+        ("mooncake", '{"timestamp": 0}\n', ":1: the line has no field 'input_length'"),
+        ("mooncake", "[1]\n", ":1: found .*expected a JSON object"),
+        ("jsonl", TRACES["jsonl"] + "{oops\n", ":4: the line cannot be read"),
+        ("jsonl", '{"arrival_s": 1, "input_tokens": 0, "output_tokens": 2}\n', ":1: found 0 input"),
+    ],
+)
+def test_a_bad_trace_is_one_sentence_with_the_line(tmp_path: Path, format_: str, text: str, words: str) -> None:
+    with pytest.raises(WorkloadError, match=words) as caught:
+        rows(traced(tmp_path, format_, text))
+    assert "\n" not in str(caught.value)
