@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.errors import SpecError, did_you_mean
-from perfmodel.specs.hardware import Declared, HardwareSpec
+from perfmodel.specs.hardware import Declared, HardwareSpec, Link, MemoryLevel
 from perfmodel.specs.validation import show_value
 from perfmodel.specs.yaml_loader import Path, Positions, parse_value
 
@@ -96,7 +96,7 @@ def apply_override(
         target[last] = override.value
     else:
         found = target[last] if _has(target, last) else None
-        target[last] = _scaled(default(path) if found is None else found, override)
+        target[last] = _scaled(default(path) if found is None else found, override, target)
     positions.overridden[_resolved(data, path)] = override.text
 
 
@@ -189,6 +189,10 @@ def _with_names(path: tuple[str, ...], data: Any) -> Path:
 def _short(rest: tuple[str, ...], fields: dict[str, str], owner: str, text: str) -> tuple[str, ...]:
     if len(rest) != 1:
         raise SpecError(f"--set {text}: hardware.{owner} needs a field: {', '.join(fields)}.")
+    known = [*fields, *(MemoryLevel if fields is _LEVEL_FIELDS else Link).model_fields]
+    if rest[0] not in known:
+        near = did_you_mean(rest[0], known) or f" Known: {', '.join(known)}."
+        raise SpecError(f"--set {text}: hardware.{owner}.{rest[0]}: unknown field.{near}")
     return (fields.get(rest[0], rest[0]),)
 
 
@@ -232,15 +236,17 @@ def _has(target: Any, key: Any) -> bool:
     return key in target if isinstance(target, dict) else True
 
 
-def _scaled(found: Any, override: Override) -> Any:
+def _scaled(found: Any, override: Override, beside: Any) -> Any:
+    """`found`, multiplied; `beside`: the mapping that it stands in, which may have the name that was meant."""
     assert override.factor is not None
     if isinstance(found, (int, float)) and not isinstance(found, bool):
         product = found * override.factor
         return int(product) if isinstance(found, int) and product == int(product) else product
     quantity = _QUANTITY.fullmatch(found) if isinstance(found, str) else None
     if quantity is None:
+        near = did_you_mean(str(override.path[-1]), beside) if found is None and isinstance(beside, dict) else ""
         raise SpecError(
             f"--set {override.text}: found {show_value(found)} to multiply, a number in the file is needed; "
-            f"write the value itself."
+            f"write the value itself.{near}"
         )
     return f"{float(quantity[1]) * override.factor!r} {quantity[2] or ''}".strip()

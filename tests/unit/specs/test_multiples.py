@@ -28,6 +28,20 @@ def test_what_has_no_number_cannot_be_multiplied():
         load_scenario("llama-3.1-8b-a100", ["engine.quantization=2x"])
 
 
+@pytest.mark.parametrize(
+    ("change", "near"),
+    [
+        ("hardware.hbm.bandwith=0.5x", "hardware.hbm.bandwith: unknown field. Did you mean 'bandwidth'"),
+        ("hardware.nvlink.latncy=2x", "hardware.nvlink.latncy: unknown field. Did you mean 'latency'"),
+        ("traffic.arrivals.rat=2x", "Did you mean 'rate'"),
+    ],
+)
+def test_a_misspelt_multiple_is_told_what_is_near(change, near):
+    with pytest.raises(SpecError) as caught:
+        load_scenario("llama-3.1-8b-a100", [change])
+    assert near in str(caught.value)
+
+
 @pytest.mark.parametrize("pool", ["decode", "1"])
 def test_one_pool_gets_other_hardware_than_the_rest(pool):
     base = load_scenario(DISAGGREGATED)
