@@ -19,6 +19,7 @@ from perfmodel.engine import (
     Speculation,
     StepPlan,
 )
+from perfmodel.engine.token_watch import TokenWatch
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 160
@@ -34,13 +35,15 @@ class Case:
     is_async: bool
     rows: tuple[tuple[int, int, int, tuple[tuple[int, int], ...], int], ...]
     rolling_span: int | None = None
+    paces: tuple[int | None, ...] = ()  # of the readers, in turn; tokens are watched where there are any
 
     def requests(self) -> list[Request]:
         return [Request(i, *row) for i, row in enumerate(self.rows)]
 
     def loop(self) -> ServeLoop:
         blocks = KVBlockManager(self.num_blocks, BLOCK_SIZE, self.has_prefix_cache, self.rolling_span)
-        return ServeLoop(Scheduler(self.config, blocks), self.is_async)
+        watch = TokenWatch(lambda request: self.paces[request.request_id % len(self.paces)]) if self.paces else None
+        return ServeLoop(Scheduler(self.config, blocks, watch), self.is_async)
 
 
 @st.composite

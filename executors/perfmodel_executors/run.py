@@ -213,7 +213,7 @@ def _run(
     num_blocks = plan_memory(scenario.model, scenario.hardware, scenario.engine).num_kv_blocks
     loop = build_serve_loop(scenario, num_blocks, record_positions=True)
     workload = Workload(scenario)
-    with Collector(out) as collector:
+    with Collector(out, has_token_times=scenario.needs_token_times) as collector:
 
         def on_finished(request: Request) -> None:
             collector.add_request(request)

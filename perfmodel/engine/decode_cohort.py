@@ -18,6 +18,7 @@ import heapq
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import StepPlan
 from perfmodel.engine.request import Request
+from perfmodel.engine.token_watch import TokenWatch
 
 
 class DecodeCohort:
@@ -30,9 +31,11 @@ class DecodeCohort:
     last_index:     of the last plan that granted the members anything
     last_token_at:  when the last of those plans that has run was over
     last_admission: the latest admission of anyone who ever was a member
+    watch:          told of the tokens' times, if anyone wants to know
     """
 
     def __init__(self, blocks: KVBlockManager, spans: tuple[int, ...]) -> None:
+        self.watch: TokenWatch | None = None
         self._blocks = blocks
         self._spans = spans
         self.joined: dict[Request, int] = {}
@@ -77,6 +80,8 @@ class DecodeCohort:
         self._ending.setdefault(last, []).append(request)
         heapq.heappush(self._changes, last)
         self._foresee_blocks(request, age - computed + 1, last)
+        if self.watch is not None:
+            self.watch.join(request, age)
         for i, span in enumerate(self._spans):
             self.windowed[i] += min(computed, span)
             if computed < span:
@@ -157,6 +162,8 @@ class DecodeCohort:
             request.last_step = self.last_index
             self._hand_out_blocks(request, request.num_computed_tokens)
         if self._applied > joined:
+            if self.watch is not None:
+                self.watch.leave(request, joined, self._applied)
             request.num_output_tokens += self._applied - joined
             request.last_token_at = self.last_token_at
 
@@ -214,6 +221,8 @@ class DecodeCohort:
 
     def apply(self, plan: StepPlan, now: int) -> list[Request]:
         """The tokens that `plan` (covered) granted the members exist; returns the requests that have their last."""
+        if self.watch is not None:
+            self.watch.pass_step(plan.cohort_age, self.last_token_at, now, self.joined)
         self._applied, self.last_token_at = plan.cohort_age, now
         ended = self._ending.pop(plan.cohort_age, [])
         for request in ended:
@@ -221,6 +230,8 @@ class DecodeCohort:
                 self._leave(request)
             else:  # dropped when the next plan was made
                 request.num_output_tokens += 1
+                if self.watch is not None:
+                    self.watch.take(request, now)
                 request.last_token_at = now
         return ended
 
@@ -243,6 +254,8 @@ class DecodeCohort:
 
     def apply_repeated(self, times: int, now: int) -> None:
         """As `times` calls of `apply` that end no request."""
+        if self.watch is not None:
+            self.watch.pass_leap(self._applied + 1, self.last_token_at, self.joined)
         self._applied += times
         self.last_token_at = now
 

@@ -1,6 +1,6 @@
 """`Request`: a few counters, and what follows from them. Times are in ticks of whatever clock drives the engine."""
 
-__all__ = ["Request", "RequestStatus"]
+__all__ = ["Request", "RequestStatus", "TokenTimes"]
 
 from collections.abc import Hashable
 from enum import Enum
@@ -14,6 +14,23 @@ class RequestStatus(Enum):
     PREEMPTED = "preempted"
     FINISHED = "finished"
     ABORTED = "aborted"
+
+
+class TokenTimes:
+    """What a `TokenWatch` knows of a request, in ticks.
+
+    first_at:    when its first token came
+    pace:        what its reader takes for a token; None: nobody reads
+    num_tokens:  tokens that are accounted for
+    reader_wait: how long its reader has waited in all
+    longest_gap: between two of its tokens
+    """
+
+    __slots__ = ("first_at", "longest_gap", "num_tokens", "pace", "reader_wait")
+
+    def __init__(self, first_at: int, pace: int | None) -> None:
+        self.first_at, self.pace = first_at, pace
+        self.num_tokens = self.reader_wait = self.longest_gap = 0
 
 
 class Request:
@@ -30,6 +47,7 @@ class Request:
     session:               whose turn it is in a conversation of several, if it is in one; for routers
     keeps_blocks:          once done, its KV blocks stay its own until `Scheduler.release`: another engine fetches them
     first_token_batch, last_token_batch: sequences that sampled a token in the same step as its first, its last
+    token_times: of its tokens, where the engine has a watch
 
     While it decodes beside others its counters stand still: `DecodeCohort` counts for all.
     """
@@ -62,6 +80,7 @@ class Request:
         "request_id",
         "session",
         "status",
+        "token_times",
     )
 
     def __init__(
@@ -100,6 +119,7 @@ class Request:
         self.last_token_batch = 0
         self.last_token_at: int | None = None
         self.finished_at: int | None = None
+        self.token_times: TokenTimes | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -24,12 +24,13 @@ from perfmodel.engine.policies import POLICIES
 from perfmodel.engine.request import Request, RequestStatus
 from perfmodel.engine.reservations import Reservations
 from perfmodel.engine.running import RunningRequests
+from perfmodel.engine.token_watch import TokenWatch
 
 
 class Scheduler:
     """Plans steps over `blocks` under `config`. Requests enter by `add` and leave by `apply`."""
 
-    def __init__(self, config: SchedulerConfig, blocks: KVBlockManager) -> None:
+    def __init__(self, config: SchedulerConfig, blocks: KVBlockManager, watch: TokenWatch | None = None) -> None:
         self.config = config
         self.blocks = blocks
         self.num_preemptions = 0
@@ -40,6 +41,7 @@ class Scheduler:
         self._running = RunningRequests(config, blocks, self._key, self._requeue)
         if config.speculation is not None:
             self._running = self._drafting = DraftingRequests(config, blocks, self._key, self._requeue)
+        self.watch = self._running.cohort.watch = watch
         self._discipline = DISCIPLINES[config.batching]
         self._reservations = Reservations(config, self._discipline)
         self._max_batch = min(config.max_num_seqs, self._discipline.max_batch or config.max_num_seqs)
@@ -284,11 +286,8 @@ class Scheduler:
     # ---------------------------------------------------------------- what came of a plan
 
     def apply(self, plan: StepPlan, now: int, num_accepted: Sequence[int] | None = None) -> list[Request]:
-        """Take the tokens that `plan` has sampled by `now`; returns the requests that are done.
-
-        num_accepted: see `Outcome`; needed for a plan with drafts
-        """
-        cohort = self._running.cohort
+        """Take the tokens that `plan` has sampled by `now`, with drafts as `Outcome` says; returns who is done."""
+        cohort, watch = self._running.cohort, self.watch
         if plan.draft_depths and self._drafting is not None:
             assert num_accepted is not None, "the backend did not say which drafted tokens were right"
             self._drafting.take_accepted(plan, num_accepted)
@@ -300,6 +299,8 @@ class Scheduler:
         for sampled in (alone, plan.samples):
             for request in sampled:
                 request.num_output_tokens = count = request.num_output_tokens + 1
+                if watch is not None:
+                    watch.take(request, now)
                 request.last_token_at = now
                 if request.first_token_at is None:  # a transferred request's first token leaves with its second
                     request.first_token_at = now
@@ -318,8 +319,7 @@ class Scheduler:
         if not (plan.resumed or plan.singles or plan.samples):
             return plan.num_stalled
         unevens = plan.resumed + plan.singles + plan.samples
-        since = [request.last_token_at for request in unevens if request.last_token_at is not None]
-        self.irregular_gaps += [(now - tick, 1) for tick in since]
+        self.irregular_gaps += [(now - r.last_token_at, 1) for r in unevens if r.last_token_at is not None]
         return plan.num_stalled + len(unevens)
 
     def _finish(self, finished: list[Request], batch: int, now: int) -> None:

@@ -12,7 +12,7 @@ With speculation nothing is planned ahead: what a step may compute depends on ho
 
 __all__ = ["ServeLoop"]
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import add
 
 from perfmodel.engine.plan import StepPlan, StepRecord
@@ -100,12 +100,25 @@ class ServeLoop:
         if num_steps > 1:
             self.scheduler.repeat(self._ahead or plan, num_steps - 1)
 
-    def finish_leap(self, plan: StepPlan, num_steps: int, started: int, now: int, first_duration: int) -> StepRecord:
-        """`plan` and `num_steps - 1` equal steps after it, at most `max_leap` in all, were executed by `now`."""
+    def finish_leap(
+        self,
+        plan: StepPlan,
+        num_steps: int,
+        started: int,
+        now: int,
+        first_duration: int,
+        durations: Callable[[int], Iterable[int]] | None = None,
+    ) -> StepRecord:
+        """`plan` and `num_steps - 1` equal steps after it, at most `max_leap` in all, were executed by `now`.
+
+        durations: says what each of so many steps took; needed where the scheduler has a watch
+        """
         if self._leap is None:
             self.plan_leap(plan, num_steps)
         assert self._leap is not None
         (index, context, counts), self._leap = self._leap, None
+        if durations is not None and self.scheduler.watch is not None:
+            self.scheduler.watch.begin_leap(started, durations(num_steps))
         self.scheduler.apply_repeated(plan, num_steps, now)
         return _record(plan, num_steps, started, now, first_duration, counts, index, context)
 

@@ -19,7 +19,7 @@ def max_request_rate(scenario: Scenario) -> float:
     Raises SpecError without an SLO or an arrival rate to begin with, or where no rate is low enough.
     """
     slo, arrivals = scenario.slo, scenario.traffic.arrivals
-    if slo.ttft_ms is None and slo.tpot_ms is None and slo.e2el_ms is None:
+    if not slo.is_given:
         raise SpecError("max_request_rate needs an `slo`, as in slo: {ttft_ms: 500, tpot_ms: 50}.")
     if arrivals.rate is None:
         raise SpecError(

@@ -21,7 +21,7 @@ from perfmodel.plan.service import Served, Service, serve
 from perfmodel.plan.surfaces import Surfaces, step_surface
 from perfmodel.sim.fleet.kv_transfer import transfer_cost
 from perfmodel.specs.scenario import Scenario
-from perfmodel.specs.traffic import SLO
+from perfmodel.specs.slo import SLO
 
 Floats = NDArray[np.float64]
 
@@ -143,7 +143,12 @@ class Screen:
 
 def _limits(slo: SLO) -> dict[str, float]:
     """Seconds, by metric."""
-    given = {"ttft": slo.ttft_ms, "tpot": slo.tpot_ms, "e2el": slo.e2el_ms}
+    if slo.needs_token_times or slo.ttft_ms_per_input_token is not None:
+        raise SpecError(
+            f"a plan's screen knows limits on TTFT, TPOT, E2E latency and min_tokens_per_s; found "
+            f"{', '.join(slo.limits_in_words)}: leave the others out, and simulate what the plan finds with them."
+        )
+    given = {"ttft": slo.ttft_ms, "tpot": slo.tpot_limit_ms, "e2el": slo.e2el_ms}
     limits = {name: limit / 1e3 for name, limit in given.items() if limit is not None}
     if not limits:
         raise SpecError("a plan needs limits to meet: give the scenario an slo, as in {ttft_ms: 500, tpot_ms: 50}.")

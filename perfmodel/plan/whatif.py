@@ -104,8 +104,7 @@ class WhatIfAnswers:
 def default_metrics(scenario: Scenario) -> tuple[str, ...]:
     """What is asked of a scenario that is asked nothing in particular: latencies, throughput, what it costs."""
     found = ["mean_ttft_ms", "mean_tpot_ms", "output_throughput"]
-    slo = scenario.slo
-    if slo.ttft_ms is not None or slo.tpot_ms is not None or slo.e2el_ms is not None:
+    if scenario.slo.is_given:
         found.append("request_goodput")
     return tuple(found)
 

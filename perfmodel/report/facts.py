@@ -98,12 +98,7 @@ def _traffic_facts(scenario: Scenario) -> Facts:
         facts.append(("output tokens", describe_lengths(traffic.output_tokens)))
     if traffic.trace:
         facts.append(("trace", f"{traffic.trace.path} ({traffic.trace.format})"))
-    limits = [
-        f"{name} {limit:g} ms"
-        for name, limit in (("TTFT", slo.ttft_ms), ("TPOT", slo.tpot_ms), ("E2E", slo.e2el_ms))
-        if limit is not None
-    ]
-    facts.append(("SLO", ", ".join(limits) or "none"))
+    facts.append(("SLO", ", ".join(slo.limits_in_words) or "none"))
     facts.append(("seed", str(scenario.seed)))
     return facts
 

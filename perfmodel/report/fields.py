@@ -1,6 +1,16 @@
 """What each number of a run's summary is called, its unit and its format; the keys are vLLM's `bench serve` names."""
 
-__all__ = ["GROUPS", "LATENCIES", "STATISTICS", "Field", "format_number", "format_si", "latency", "prediction_interval"]
+__all__ = [
+    "GROUPS",
+    "LATENCIES",
+    "STATISTICS",
+    "Field",
+    "format_number",
+    "format_si",
+    "latencies_of",
+    "latency",
+    "prediction_interval",
+]
 
 import math
 from collections.abc import Mapping
@@ -52,6 +62,7 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
         (
             Field("request_throughput", "Request throughput", "req/s"),
             Field("request_goodput", "Request goodput (within the SLO)", "req/s"),
+            Field("slo_attainment", "Requests within the SLO", "%", 1, 100.0),
             Field("output_throughput", "Output token throughput", "tok/s", 1),
             Field("total_token_throughput", "Total token throughput", "tok/s", 1),
         ),
@@ -93,7 +104,16 @@ LATENCIES = (
     ("itl", "ITL", "inter-token latency"),
     ("e2el", "E2E", "end-to-end latency"),
 )
+_TOKEN_LATENCIES = (
+    ("max_itl", "Longest gap", "longest time between two tokens of a request"),
+    ("reader_wait", "Reader waits", "how long a reader of the SLO's speed waits for tokens, in all"),
+)
 STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
+
+
+def latencies_of(summary: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
+    """`LATENCIES`, and those that `summary` has because a limit asks for them."""
+    return LATENCIES + tuple(row for row in _TOKEN_LATENCIES if f"mean_{row[0]}_ms" in summary)
 
 
 def latency(summary: Mapping[str, Any], statistic: str, metric: str) -> float | None:

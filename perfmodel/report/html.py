@@ -13,6 +13,7 @@ from perfmodel.report.fields import (
     Field,
     format_number,
     format_si,
+    latencies_of,
     latency,
     prediction_interval,
 )
@@ -73,7 +74,7 @@ def _tiles(result: RunResult) -> list[tuple[str, str, str, str, str]]:
         if metric == "itl":
             continue
         mean, p99 = latency(summary, "mean", metric), latency(summary, "p99", metric)
-        limit = getattr(slo, f"{metric}_ms", None)
+        limit = slo.limit_ms(metric)
         aside, css = f"p99 {_short(p99)} ms", ""
         if limit is not None and p99 is not None:
             aside, css = f"{aside}, SLO {limit:g}", "ok" if p99 <= limit else "over"
@@ -97,7 +98,7 @@ def _short(value: float | None) -> str:
 
 def _add_tables(page: Page, result: RunResult) -> None:
     rows = []
-    for metric, short, name in LATENCIES:
+    for metric, short, name in latencies_of(result.summary):
         interval = prediction_interval(result.summary, metric)
         cells = [format_number(latency(result.summary, statistic, metric)) for statistic in STATISTICS]
         between = f"{format_number(interval[0])} to {format_number(interval[1])}" if interval else format_number(None)

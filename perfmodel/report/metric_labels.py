@@ -8,6 +8,7 @@ _WORDS = {
     "duration": "time of the whole run",
     "request_throughput": "requests per second",
     "request_goodput": "requests per second within the SLO",
+    "slo_attainment": "share of requests within the SLO",
     "output_throughput": "output throughput",
     "total_token_throughput": "token throughput",
     "output_throughput_per_gpu": "output throughput per device",
@@ -35,7 +36,14 @@ _WORDS = {
     "acceptance_rate": "share of drafted tokens that were right",
     "mean_acceptance_length": "tokens of a draft, with the model's own",
 }
-_SHORT = {"ttft": "time to first token", "tpot": "time per output token", "itl": "ITL", "e2el": "end-to-end latency"}
+_SHORT = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "ITL",
+    "e2el": "end-to-end latency",
+    "max_itl": "longest gap between tokens",
+    "reader_wait": "wait of a reader for tokens",
+}
 _UNITS = {"fraction": "", "count": "", "requests/s": "req/s", "bytes": "B", "times": "x"}
 
 

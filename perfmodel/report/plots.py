@@ -13,7 +13,7 @@ from perfmodel.report.fields import format_number
 from perfmodel.report.series import blocks_in_use, quantile_curve, rate, replicas_of, summed, time_bins
 from perfmodel.report.style import BLUE, BOUND_COLOURS, GREEN, GREY, METRIC_COLOURS, ORANGE, VERMILION, styled
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
-from perfmodel.specs.traffic import SLO
+from perfmodel.specs.slo import SLO
 
 Floats = NDArray[np.float64]
 
@@ -23,9 +23,9 @@ _MAX_REPLICA_LINES = 8
 def latency_figure(requests: RequestColumns, slo: SLO) -> go.Figure:
     """Cumulative distributions of TTFT, TPOT and E2E over requests, with the SLO as a dashed line."""
     panels = (
-        ("ttft", "TTFT", slo.ttft_ms),
-        ("tpot", "TPOT", slo.tpot_ms),
-        ("e2el", "E2E", slo.e2el_ms),
+        ("ttft", "TTFT", slo.limit_ms("ttft")),
+        ("tpot", "TPOT", slo.limit_ms("tpot")),
+        ("e2el", "E2E", slo.limit_ms("e2el")),
     )
     figure = make_subplots(
         rows=1, cols=3, shared_yaxes=True, subplot_titles=[name for _, name, _ in panels], horizontal_spacing=0.05

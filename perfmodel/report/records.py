@@ -9,7 +9,7 @@ __all__ = ["read_requests", "read_steps", "write_requests", "write_requests_json
 import csv
 import json
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def write_steps(path: Path, steps: StepColumns) -> Path:
 
 def write_requests_jsonl(path: Path, requests: RequestColumns) -> Path:
     """The same records as `write_requests`, one JSON object per line."""
-    names = [column.name for column in fields(requests)]
+    names = requests.names
     with path.open("w", encoding="utf-8") as file:
         for row in _rows(requests):
             file.write(json.dumps(dict(zip(names, row, strict=True))) + "\n")
@@ -49,13 +49,17 @@ def read_steps(path: Path) -> StepColumns:
 
 
 def _rows(columns: RequestColumns | StepColumns) -> Iterator[tuple[Any, ...]]:
-    return zip(*(getattr(columns, column.name).tolist() for column in fields(columns)), strict=True)
+    return zip(*(getattr(columns, name).tolist() for name in _names(columns)), strict=True)
+
+
+def _names(columns: RequestColumns | StepColumns) -> tuple[str, ...]:
+    return columns.names if isinstance(columns, RequestColumns) else tuple(column.name for column in fields(columns))
 
 
 def _write(path: Path, columns: RequestColumns | StepColumns) -> Path:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([column.name for column in fields(columns)])
+        writer.writerow(_names(columns))
         writer.writerows(_rows(columns))
     return path
 
@@ -64,7 +68,7 @@ def _read(path: Path, kind: type[RequestColumns] | type[StepColumns]) -> dict[st
     with path.open("rb") as file:
         header = file.readline().decode().strip().split(",")
         body = file.read()
-    wanted = [column.name for column in fields(kind)]
+    wanted = [column.name for column in fields(kind) if column.default is MISSING or column.name in header]
     missing = [name for name in wanted if name not in header]
     if missing:
         raise WorkloadError(f"{path}: has no column {missing[0]!r}, so it is no record file of perfmodel.")

@@ -24,6 +24,7 @@ from perfmodel.report.fields import (
     LATENCIES,
     STATISTICS,
     format_number,
+    latencies_of,
     latency,
     prediction_interval,
 )
@@ -80,23 +81,26 @@ def latency_table(result: RunResult) -> Table:
     has_interval = any(prediction_interval(result.summary, metric) for metric, _, _ in LATENCIES)
     if has_interval:
         table.add_column("80 % interval of mean", justify="right", style="dim")
-    slo = {metric: getattr(result.scenario.slo, f"{metric}_ms", None) for metric, _, _ in LATENCIES}
-    if any(slo.values()):
+    slo = result.scenario.slo
+    if slo.is_given:
         table.add_column("SLO", justify="right")
-    for metric, short, _ in LATENCIES:
+    for metric, short, _ in latencies_of(result.summary):
         cells: list[str | Text] = [format_number(latency(result.summary, s, metric)) for s in STATISTICS]
         if has_interval:
             interval = prediction_interval(result.summary, metric)
             cells.append(f"{format_number(interval[0])} to {format_number(interval[1])}" if interval else "")
-        if any(slo.values()):
-            cells.append(_slo_cell(slo[metric], latency(result.summary, "p99", metric)))
+        if slo.is_given:
+            cells.append(_slo_cell(slo.limit_ms(metric), metric, result.summary))
         table.add_row(Text(short, style="bold"), *cells)
     return table
 
 
-def _slo_cell(limit: float | None, p99: float | None) -> Text:
+def _slo_cell(limit: float | None, metric: str, summary: Mapping[str, Any]) -> Text:
+    """The limit beside the p99; of one that differs from request to request, the share that meets it."""
     if limit is None:
-        return Text("")
+        share = (summary.get("slo_attainment_by") or {}).get(metric)
+        return Text("" if share is None else f"{share:.1%} met", style="" if share is None or share < 0.99 else "green")
+    p99 = latency(summary, "p99", metric)
     met = p99 is not None and p99 <= limit
     return Text(f"{limit:g} {'p99 ok' if met else 'p99 over'}", style="green" if met else "red")
 

@@ -62,7 +62,7 @@ def simulate(
     workload = Workload(entrance)
     if keep_steps is None:
         keep_steps = (workload.num_requests or 0) <= _MOST_STEPS_KEPT
-    with Collector(out, keep_steps) as collector:
+    with Collector(out, keep_steps, scenario.needs_token_times) as collector:
         cluster = _serve(scenario, workload, basis_of, collector, progress, can_leap, one_of)
     if not (collector.num_finished or collector.lost):
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")

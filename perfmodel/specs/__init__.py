@@ -68,14 +68,15 @@ if TYPE_CHECKING:
     from perfmodel.specs.plan import PlanSpace, PlanSpec
     from perfmodel.specs.scenario import PriceOverride, Scenario
     from perfmodel.specs.scenario_file import list_hardware, load_hardware, load_scenario, load_traffic
+    from perfmodel.specs.slo import SLO
     from perfmodel.specs.speculation import Acceptance, Lookahead, MeasuredAcceptance, SpeculativeConfig
-    from perfmodel.specs.traffic import SLO, Arrivals, ExpertRouting, Lengths, Prefix, Sampling, Stage, Trace, Traffic
+    from perfmodel.specs.traffic import Arrivals, ExpertRouting, Lengths, Prefix, Sampling, Stage, Trace, Traffic
     from perfmodel.specs.validation import parse
     from perfmodel.specs.yaml_loader import LoadedYaml, Positions, load_yaml
 
 _HOMES = {
     "SCHEMA_KINDS": "json_schema",
-    "SLO": "traffic",
+    "SLO": "slo",
     "Acceptance": "speculation",
     "Arrivals": "traffic",
     "ClusterSpec": "cluster",

@@ -28,13 +28,14 @@ class Metric:
 _LATENCIES = {
     f"{statistic}_{name}_ms": Metric("ms", True)
     for statistic in ("mean", "median", "p90", "p95", "p99")
-    for name in ("ttft", "tpot", "itl", "e2el")
+    for name in ("ttft", "tpot", "itl", "e2el", "max_itl", "reader_wait")
 }
 _RUN = {
     **_LATENCIES,
     "duration": Metric("s", True),
     "request_throughput": Metric("requests/s", False),
     "request_goodput": Metric("requests/s", False),
+    "slo_attainment": Metric("fraction", False),
     "output_throughput": Metric("tokens/s", False),
     "total_token_throughput": Metric("tokens/s", False),
     "output_throughput_per_gpu": Metric("tokens/s", False),

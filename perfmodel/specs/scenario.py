@@ -17,8 +17,9 @@ from perfmodel.specs.overheads import Overheads
 from perfmodel.specs.plan import PlanSpec
 from perfmodel.specs.published import Published
 from perfmodel.specs.resolved import Resolved
+from perfmodel.specs.slo import SLO
 from perfmodel.specs.technique import Technique
-from perfmodel.specs.traffic import SLO, ExpertRouting, Sampling, Traffic
+from perfmodel.specs.traffic import ExpertRouting, Sampling, Traffic
 from perfmodel.specs.unit_rules import refuse_missing_units
 
 # Of engines that exchange KV.
@@ -121,6 +122,13 @@ class Scenario(Spec):
         hardware = pool.hardware or self.hardware
         own = {"engine": pool.engine, "hardware": hardware, "model": pool.model or self.model}
         return self.model_copy(update={**own, "cluster": ClusterSpec()})
+
+    @property
+    def needs_token_times(self) -> bool:
+        """Whether a limit, of all requests or of a class, asks for the times of single tokens."""
+        return any(
+            slo.needs_token_times for slo in (self.slo, *(kind.slo or self.slo for kind in self.traffic.classes))
+        )
 
     @property
     def num_devices(self) -> int:

@@ -1,7 +1,6 @@
-"""Traffic: arrivals, length distributions, shared prefixes, traces, and what counts as good service."""
+"""Traffic: arrivals, length distributions, shared prefixes, traces, classes of requests."""
 
 __all__ = [
-    "SLO",
     "Arrivals",
     "ExpertRouting",
     "Lengths",
@@ -19,7 +18,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from perfmodel.specs.base import Spec
 from perfmodel.specs.sampling import SamplingMethod
-from perfmodel.specs.units import Milliseconds, Seconds
+from perfmodel.specs.slo import SLO
+from perfmodel.specs.units import Seconds
 
 
 class Stage(Spec):
@@ -107,14 +107,6 @@ class Trace(Spec):
     path: str
     format: Literal["azure", "mooncake", "burstgpt", "jsonl"]
     speedup: PositiveFloat = 1.0
-
-
-class SLO(Spec):
-    """A request is good when it meets every limit that is given."""
-
-    ttft_ms: Milliseconds | None = Field(default=None, gt=0)
-    tpot_ms: Milliseconds | None = Field(default=None, gt=0)
-    e2el_ms: Milliseconds | None = Field(default=None, gt=0)
 
 
 class TrafficClass(Spec):

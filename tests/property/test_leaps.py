@@ -78,6 +78,7 @@ def run(
             (
                 *(r.request_id, r.arrival, r.first_scheduled_at, r.first_token_at, r.finished_at),
                 *(r.num_output_tokens, r.num_cached_tokens, r.num_preemptions, replica.index),
+                *(() if (times := r.token_times) is None else (times.reader_wait, times.longest_gap)),
             )
         )
         client.on_finished(r)

@@ -7,7 +7,7 @@ finished records readable and a long one stays in bounded memory.
 __all__ = ["REQUEST_COLUMNS", "STEP_COLUMNS", "Collector"]
 
 from array import array
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -20,7 +20,8 @@ from perfmodel.sim.fleet.gateway import Fate, LostRequest
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.gaps import GapHistogram
 
-REQUEST_COLUMNS = tuple(f.name for f in fields(RequestColumns))
+REQUEST_COLUMNS = tuple(f.name for f in fields(RequestColumns) if f.default is MISSING)
+_TOKEN_COLUMNS = tuple(f.name for f in fields(RequestColumns) if f.default is not MISSING)
 STEP_COLUMNS = tuple(f.name for f in fields(StepColumns))
 _FLUSH_EVERY = 1000  # rows
 _DTYPES = {"d": np.float64, "q": np.int64}
@@ -64,17 +65,26 @@ class _Table:
         return {name: np.frombuffer(column, dtype=_DTYPES[column.typecode]) for name, column in self.columns.items()}
 
 
+def _token_times(request: Request) -> tuple[float, float]:
+    """Nothing for an answer of one token that the prompt's engine gave."""
+    times = request.token_times
+    return (times.reader_wait / TICKS_PER_S, times.longest_gap / TICKS_PER_S) if times is not None else (0.0, 0.0)
+
+
 class Collector:
     """Collects the records of one run; a context manager that closes its files.
 
     out:        folder for `requests.csv` and `steps.csv`, written as the run goes
     keep_steps: whether step records are kept in memory (requests always are: ten numbers each)
+    has_token_times: requests have been watched token by token
     """
 
-    def __init__(self, out: Path | None = None, keep_steps: bool = True) -> None:
+    def __init__(self, out: Path | None = None, keep_steps: bool = True, has_token_times: bool = False) -> None:
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
-        self._requests = _Table(REQUEST_COLUMNS, True, out / "requests.csv" if out else None)
+        self._has_token_times = has_token_times
+        columns = REQUEST_COLUMNS + _TOKEN_COLUMNS if has_token_times else REQUEST_COLUMNS
+        self._requests = _Table(columns, True, out / "requests.csv" if out else None)
         self._steps = _Table(STEP_COLUMNS, keep_steps, out / "steps.csv" if out else None)
         self._has_step_sink = keep_steps or out is not None
         self.gaps = GapHistogram()
@@ -113,6 +123,7 @@ class Collector:
                 request.num_cached_tokens,
                 request.num_preemptions,
                 replica,
+                *(_token_times(request) if self._has_token_times else ()),
             )
         )
 

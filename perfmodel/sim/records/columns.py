@@ -25,13 +25,21 @@ class RequestColumns:
     num_cached_tokens: Ints
     num_preemptions: Ints
     replica: Ints
+    # Only where a limit asks for them: how long a reader waited for tokens, and the longest gap between two
+    reader_wait_s: Floats | None = None
+    max_itl_s: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.request_id)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that are there."""
+        return tuple(field.name for field in fields(self) if getattr(self, field.name) is not None)
+
     def some(self, rows: Ints) -> "RequestColumns":
         """The requests of these rows."""
-        return RequestColumns(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        return RequestColumns(**{name: getattr(self, name)[rows] for name in self.names})
 
     @property
     def ttft_s(self) -> Floats:

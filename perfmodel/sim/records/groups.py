@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.sim.records.collector import Collector
-from perfmodel.sim.records.latencies import latencies, num_good, ratio
+from perfmodel.sim.records.latencies import attained, latencies, missed, num_good, ratio, token_latencies
 from perfmodel.sim.traffic.shares import class_shares
 from perfmodel.specs.scenario import Scenario
 
@@ -21,7 +21,8 @@ def class_summaries(scenario: Scenario, collector: Collector) -> list[dict[str, 
     rows = []
     for number, kind in enumerate(scenario.traffic.classes):
         mine = requests.some(np.flatnonzero(done == number))
-        good = num_good(kind.slo or scenario.slo, mine)
+        misses = missed(kind.slo or scenario.slo, mine)
+        good = num_good(misses)
         fates = [fate for of, fate in lost if of == number]
         rows.append(
             {
@@ -32,9 +33,11 @@ def class_summaries(scenario: Scenario, collector: Collector) -> list[dict[str, 
                 "timed_out": fates.count("timed_out"),
                 "request_throughput": ratio(len(mine), duration),
                 "request_goodput": None if good is None else ratio(good, duration),
+                **attained(misses, len(fates)),
                 **latencies("ttft", mine.ttft_s),
                 **latencies("tpot", mine.tpot_s),
                 **latencies("e2el", mine.e2el_s),
+                **token_latencies(mine),
             }
         )
     return rows

@@ -1,15 +1,18 @@
 """Statistics of latencies, and what of a run was good: over all requests, or over some."""
 
-__all__ = ["finite", "latencies", "num_good", "ratio"]
+__all__ = ["attained", "finite", "latencies", "missed", "num_good", "ratio", "token_latencies"]
 
+from collections.abc import Mapping
 from math import isfinite
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.sim.records.columns import RequestColumns
-from perfmodel.specs.traffic import SLO
+from perfmodel.specs.slo import SLO
 
+Bools = NDArray[np.bool_]
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
@@ -35,13 +38,50 @@ def latencies(name: str, seconds: NDArray[np.float64]) -> dict[str, float | None
     return {f"{statistic}_{name}_ms": finite(value * 1e3) for statistic, value in values.items()}
 
 
-def num_good(slo: SLO, requests: RequestColumns) -> int | None:
-    """Requests that meet every limit of `slo`; None without one. A one-token answer has no TPOT to miss."""
-    limits = {"ttft_s": slo.ttft_ms, "tpot_s": slo.tpot_ms, "e2el_s": slo.e2el_ms}
-    given = {name: limit for name, limit in limits.items() if limit is not None}
-    if not given:
+def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
+    """Which requests miss each limit of `slo`, by the name of what is limited.
+
+    A one-token answer has no TPOT to miss, and no gap.
+    """
+    found: dict[str, Bools] = {}
+    if slo.has_ttft_limit:
+        each = slo.ttft_ms_per_input_token
+        limit = (slo.ttft_ms or 0.0) + (0.0 if each is None else each * requests.num_prompt_tokens)
+        found["ttft"] = requests.ttft_s * 1e3 > limit
+    if slo.tpot_limit_ms is not None:
+        found["tpot"] = requests.tpot_s * 1e3 > slo.tpot_limit_ms
+    if slo.max_itl_ms is not None and requests.max_itl_s is not None:
+        found["max_itl"] = requests.max_itl_s * 1e3 > slo.max_itl_ms
+    if slo.e2el_ms is not None:
+        found["e2el"] = requests.e2el_s * 1e3 > slo.e2el_ms
+    if slo.reading_speed is not None and requests.reader_wait_s is not None:
+        found["reader_wait"] = requests.reader_wait_s * 1e3 > slo.reading_wait_ms
+    return found
+
+
+def num_good(missed: Mapping[str, Bools]) -> int | None:
+    """Requests that miss none of the limits; None without one."""
+    if not missed:
         return None
-    good = np.ones(len(requests), dtype=bool)
-    for name, limit in given.items():
-        good &= ~(getattr(requests, name) * 1e3 > limit)
-    return int(good.sum())
+    bad: Bools = np.logical_or.reduce(list(missed.values()))
+    return int(len(bad) - bad.sum())
+
+
+def attained(missed: Mapping[str, Bools], num_lost: int) -> dict[str, Any]:
+    """The share of requests that meet all limits, and each; those that were lost meet none. Empty without limits."""
+    good = num_good(missed)
+    if good is None:
+        return {}
+    sent = num_lost + len(next(iter(missed.values())))
+    by = {name: ratio(len(each) - int(each.sum()), sent) for name, each in missed.items()}
+    return {"slo_attainment": ratio(good, sent), "slo_attainment_by": by}
+
+
+def token_latencies(requests: RequestColumns) -> dict[str, float | None]:
+    """Of the longest gap between tokens and of readers' waits, where a limit has asked for them."""
+    found: dict[str, float | None] = {}
+    if requests.max_itl_s is not None:
+        found |= latencies("max_itl", requests.max_itl_s[requests.num_output_tokens > 1])
+    if requests.reader_wait_s is not None:
+        found |= latencies("reader_wait", requests.reader_wait_s.copy())
+    return found

@@ -13,7 +13,7 @@ from perfmodel.sim.records.ensemble import Ensemble
 from perfmodel.sim.records.gaps import GapHistogram
 from perfmodel.sim.records.groups import class_summaries
 from perfmodel.sim.records.kv_waste import kv_cache_waste
-from perfmodel.sim.records.latencies import finite, latencies, num_good, ratio
+from perfmodel.sim.records.latencies import attained, finite, latencies, missed, num_good, ratio, token_latencies
 from perfmodel.specs.scenario import Scenario
 
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -45,12 +45,12 @@ def summarize(
         "total_input_tokens": inputs,
         "total_output_tokens": outputs,
         "request_throughput": ratio(len(requests), duration),
-        "request_goodput": _goodput(scenario, requests, classes, duration),
+        **_goodput(scenario, requests, classes, duration, len(collector.lost)),
         "output_throughput": ratio(outputs, duration),
         "total_token_throughput": ratio(inputs + outputs, duration),
     }
     summary |= latencies("ttft", requests.ttft_s) | latencies("tpot", requests.tpot_s)
-    summary |= _gap_latencies(collector.gaps) | latencies("e2el", requests.e2el_s)
+    summary |= _gap_latencies(collector.gaps) | latencies("e2el", requests.e2el_s) | token_latencies(requests)
     summary |= costs(totals, duration, inputs, outputs)
     summary |= {
         "mfu": totals.mfu,
@@ -87,14 +87,17 @@ def _speculation(collector: Collector) -> dict[str, float | None]:
 
 
 def _goodput(
-    scenario: Scenario, requests: RequestColumns, classes: Sequence[Mapping[str, Any]], duration: float
-) -> float | None:
-    """Good requests per second, each by the limits of its class; where a class has none, all its answers are good."""
-    if classes and any(kind["request_goodput"] is not None for kind in classes):
+    scenario: Scenario, requests: RequestColumns, classes: Sequence[Mapping[str, Any]], duration: float, num_lost: int
+) -> dict[str, Any]:
+    """Good requests per second, and the share of all that are, each by the limits of its class; where a class has none,
+    all its answers are good."""
+    if any(kind["request_goodput"] is not None for kind in classes):
         rates = [(kind["request_goodput"], kind["request_throughput"]) for kind in classes]
-        return float(sum((total if good is None else good) or 0.0 for good, total in rates))
-    num = num_good(scenario.slo, requests)
-    return None if num is None else ratio(num, duration)
+        rate = float(sum((total if good is None else good) or 0.0 for good, total in rates))
+        return {"request_goodput": rate, "slo_attainment": ratio(rate * duration, len(requests) + num_lost)}
+    misses = missed(scenario.slo, requests)
+    num = num_good(misses)
+    return {"request_goodput": None if num is None else ratio(num, duration), **attained(misses, num_lost)}
 
 
 def _gap_latencies(gaps: GapHistogram) -> dict[str, float | None]:

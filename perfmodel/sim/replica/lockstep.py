@@ -218,7 +218,8 @@ class Lockstep:
             assert self._leaper is not None
             for (rank, plan), own in zip(self._active, self._runs, strict=True):
                 self._leaper.commit(own, plan, num_steps)
-                record = rank.loop.finish_leap(plan, num_steps, started, now, run.first_duration)
+                first, each = run.first_duration, run.step_durations
+                record = rank.loop.finish_leap(plan, num_steps, started, now, first, each)
                 ended.append((rank, record, []))
             if self._balance is not None:
                 self._balance.pass_steps(num_steps - 1)

@@ -12,6 +12,7 @@ from perfmodel.sim.clock import TickEnvironment, to_ticks
 from perfmodel.sim.replica.engine_rules import rules_of
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.prompt_balance import PromptBalance
+from perfmodel.sim.replica.token_times import token_watch
 from perfmodel.sim.traffic.draft_lengths import speculation_of
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.model.kv_cache import surplus_tokens
@@ -71,7 +72,7 @@ def build_serve_loop(
     can_share = engine.enable_prefix_caching and engine.kv_cache == "paged"
     num_buffers = ceil(surplus_tokens(model) / engine.block_size) if engine.kv_cache != "off" else 0
     blocks = KVBlockManager(num_blocks, engine.block_size, can_share, span, num_buffers, host)
-    scheduler = Scheduler(config, blocks)
+    scheduler = Scheduler(config, blocks, token_watch(scenario))
     return ServeLoop(scheduler, engine.plans_ahead)
 
 

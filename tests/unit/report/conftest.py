@@ -10,7 +10,8 @@ from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel
 from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
-from perfmodel.specs.traffic import SLO, Arrivals, Lengths, Traffic
+from perfmodel.specs.slo import SLO
+from perfmodel.specs.traffic import Arrivals, Lengths, Traffic
 
 
 @pytest.fixture

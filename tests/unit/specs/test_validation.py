@@ -8,7 +8,8 @@ from pydantic import BaseModel
 from perfmodel.errors import SpecError
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.traffic import SLO, Traffic
+from perfmodel.specs.slo import SLO
+from perfmodel.specs.traffic import Traffic
 from perfmodel.specs.validation import parse
 from perfmodel.specs.yaml_loader import load_yaml
 

@@ -1,0 +1,107 @@
+"""`SLO`: what counts as good service of a request, in the ways that people state it."""
+
+__all__ = ["SLO", "WORDS_PER_TOKEN"]
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from perfmodel.specs.base import Spec
+from perfmodel.specs.units import Milliseconds
+
+WORDS_PER_TOKEN = 0.75  # of English text (OpenAI, "What are tokens and how to count them?": 100 tokens, 75 words)
+
+
+class SLO(Spec):
+    """A request is good when it meets every limit that is given.
+
+    ttft_ms:          until its first token
+    ttft_ms_per_input_token: as much more for each token of its prompt: long ones may take longer
+    tpot_ms:          mean time between tokens after the first
+    min_tokens_per_s: the same, the other way round: tokens per second after the first
+    max_itl_ms:       the longest gap between two of its tokens
+    e2el_ms:          until its last token
+    reading_tokens_per_s: a reader who starts at the first token and reads so fast never waits for a token (the deadline
+                      of token k is k / speed after the first: Andes, Liu et al. 2024; Etalon, Agrawal et al. 2024)
+    reading_words_per_minute: the same in words, of which 100 tokens are 75. Adults read 238 of English non-fiction
+                      silently (Brysbaert 2019, a meta-analysis)
+    reading_wait_ms:  so long may that reader wait, over the whole answer
+    """
+
+    ttft_ms: Milliseconds | None = Field(default=None, gt=0)
+    ttft_ms_per_input_token: Milliseconds | None = Field(default=None, gt=0)
+    tpot_ms: Milliseconds | None = Field(default=None, gt=0)
+    min_tokens_per_s: PositiveFloat | None = None
+    max_itl_ms: Milliseconds | None = Field(default=None, gt=0)
+    e2el_ms: Milliseconds | None = Field(default=None, gt=0)
+    reading_tokens_per_s: PositiveFloat | None = None
+    reading_words_per_minute: PositiveFloat | None = None
+    reading_wait_ms: Milliseconds = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _says_a_thing_once(self) -> "SLO":
+        if self.reading_tokens_per_s is not None and self.reading_words_per_minute is not None:
+            raise ValueError("found reading_tokens_per_s beside reading_words_per_minute; give one of them")
+        if self.reading_wait_ms and self.reading_speed is None:
+            raise ValueError(
+                f"found reading_wait_ms {self.reading_wait_ms:g} without a reader; give reading_tokens_per_s, too"
+            )
+        return self
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is any limit."""
+        return bool(self.limits_in_words)
+
+    @property
+    def reading_speed(self) -> float | None:
+        """Tokens per second of the reader; None without one."""
+        if self.reading_words_per_minute is not None:
+            return self.reading_words_per_minute / 60 / WORDS_PER_TOKEN
+        return self.reading_tokens_per_s
+
+    @property
+    def tpot_limit_ms(self) -> float | None:
+        """The tighter of `tpot_ms` and `min_tokens_per_s`."""
+        given = [] if self.tpot_ms is None else [self.tpot_ms]
+        if self.min_tokens_per_s is not None:
+            given.append(1e3 / self.min_tokens_per_s)
+        return min(given, default=None)
+
+    def limit_ms(self, metric: str) -> float | None:
+        """Of ttft, tpot, max_itl, e2el or reader_wait, where one number holds for all requests; else None."""
+        if metric == "ttft":
+            return self.ttft_ms if self.ttft_ms_per_input_token is None else None
+        if metric == "reader_wait":
+            return self.reading_wait_ms if self.reading_speed is not None else None
+        limit: float | None = self.tpot_limit_ms if metric == "tpot" else getattr(self, f"{metric}_ms", None)
+        return limit
+
+    @property
+    def has_ttft_limit(self) -> bool:
+        return self.ttft_ms is not None or self.ttft_ms_per_input_token is not None
+
+    @property
+    def needs_token_times(self) -> bool:
+        """Whether times of first and last tokens do not suffice."""
+        return self.max_itl_ms is not None or self.reading_speed is not None
+
+    @property
+    def limits_in_words(self) -> tuple[str, ...]:
+        """`TTFT 500 ms`, `reading at 5 tokens/s`: each limit."""
+        found = []
+        if self.has_ttft_limit:
+            parts = [f"{self.ttft_ms:g} ms"] if self.ttft_ms is not None else []
+            if self.ttft_ms_per_input_token is not None:
+                parts.append(f"{self.ttft_ms_per_input_token:g} ms per input token")
+            found.append(f"TTFT {' + '.join(parts)}")
+        if self.tpot_ms is not None:
+            found.append(f"TPOT {self.tpot_ms:g} ms")
+        if self.min_tokens_per_s is not None:
+            found.append(f"at least {self.min_tokens_per_s:g} tokens/s")
+        if self.max_itl_ms is not None:
+            found.append(f"longest gap {self.max_itl_ms:g} ms")
+        if self.e2el_ms is not None:
+            found.append(f"E2E latency {self.e2el_ms:g} ms")
+        if self.reading_speed is not None:
+            wait = f", waiting {self.reading_wait_ms:g} ms in all" if self.reading_wait_ms else ""
+            found.append(f"reading at {self.reading_speed:.3g} tokens/s{wait}")
+        return tuple(found)
