@@ -11,7 +11,7 @@ from executor_models import MODELS  # noqa: E402
 
 from perfmodel.errors import DoesNotFitError, PerfmodelError  # noqa: E402
 from perfmodel.sim import simulate  # noqa: E402
-from perfmodel.specs import load_scenario  # noqa: E402
+from perfmodel.specs import SLO, load_scenario  # noqa: E402
 from perfmodel.validate.executor_bridge import execute_scenario  # noqa: E402
 from perfmodel_executors import calibrate_cpu  # noqa: E402
 from perfmodel_executors.models.support import check_memory  # noqa: E402
@@ -46,6 +46,21 @@ def test_an_executed_run_has_the_document_of_a_simulated_one(tmp_path):
     json.dumps(executed.to_json())
     assert len((tmp_path / "requests.csv").read_text().splitlines()) == 13
     assert sorted(executed.requests.request_id) == sorted(simulated.requests.request_id)
+
+
+def test_readers_and_gaps_are_watched_on_this_clock_too():
+    """A reader as fast as the engine's mean waits for what is late, and one of a token a minute for nothing."""
+    limits = {"max_itl_ms": 1e3, "reading_tokens_per_s": 1 / 60}
+    slow = execute_scenario(small().model_copy(update={"slo": SLO(**limits)}))
+    assert slow.summary["slo_attainment"] == 1.0
+    assert slow.summary["mean_reader_wait_ms"] == 0
+    requests = slow.requests
+    later = requests.num_output_tokens > 1
+    assert (requests.max_itl_s[later] >= requests.tpot_s[later] * (1 - 1e-9)).all()
+    assert (requests.max_itl_s <= requests.finished_s - requests.first_token_s + 1e-9).all()
+    fast = execute_scenario(small().model_copy(update={"slo": SLO(reading_tokens_per_s=1e6)}))
+    in_all = fast.requests.finished_s - fast.requests.first_token_s - (fast.requests.num_output_tokens - 1) * 1e-6
+    assert fast.requests.reader_wait_s == pytest.approx(in_all.clip(min=0), abs=1e-9)
 
 
 def test_a_closed_loop_and_progress():
