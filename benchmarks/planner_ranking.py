@@ -5,12 +5,16 @@
 Random planning problems: a model, lengths, an SLO, a rate, two kinds of devices, sixteen candidates or more. Every
 candidate that serves anything is simulated, with the same requests, for its highest rate under the SLO. Asked is
 whether the one that the simulator finds best by the problem's objective is among the screen's first five; where it is
-not, whether the 80 % intervals of the two overlapped. Also: how far the screen's rates are from the simulated ones.
+not, whether a plan would have told the order of the two as in doubt: in how many common draws of the model's errors,
+with three seeds, it is better than the best of the five. Also: how far the screen's rates are from the simulated ones.
+
+Every simulated point is in the store: a run that was stopped goes on where it was.
 """
 
 import argparse
 import random
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, exp, log
@@ -19,6 +23,10 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.plan.candidates import Base
+from perfmodel.plan.choice import Deployment
+from perfmodel.plan.finalist import Finalist
+from perfmodel.plan.plan_result import SURE, PlanResult
+from perfmodel.plan.points import Record
 from perfmodel.plan.screen import Screen, Screened
 from perfmodel.plan.space import enumerate_space
 from perfmodel.plan.trials import Trial, try_rates
@@ -28,7 +36,7 @@ from perfmodel.specs.plan import PlanSpec
 _MODELS = ("llama-3.1-8b", "qwen3-14b", "qwen3-30b-a3b", "mixtral-8x7b", "llama-3.1-70b", "llama-3.1-70b-fp8")
 _DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm", "l40s")
 _TOP = 5
-_SCATTER = 0.04  # of the logarithm of a simulated rate under one seed, about
+_SEEDS = 3  # where the order of two is asked
 
 
 @dataclass(frozen=True)
@@ -55,9 +63,10 @@ class Solved:
     place: int | None  # of the simulated best in the screen's order, from 1; None: nothing serves
     num_candidates: int
     ratios: tuple[float, ...]  # screened over simulated rates
-    overlaps: bool
+    better: float  # share of draws in which the best is better than the best of the screen's five
     loss: float  # by what share the best of the screen's five is worse than the best of all
     best: str = ""
+    seconds: float = 0.0
 
 
 def drawn(number: int, store: str) -> Problem:
@@ -89,16 +98,17 @@ def drawn(number: int, store: str) -> Problem:
 
 def solve(problem: Problem) -> Solved:
     """All candidates screened and simulated."""
+    began = time.process_time()
     base = Base("llama-3.1-8b-a100", problem.overrides)
     spec = PlanSpec.model_validate({"space": problem.space, "objective": problem.objective, "max_gpus": 16})
     scenario = base.load()
     candidates = enumerate_space(base, spec).candidates
     screen = Screen(candidates, scenario, spec.attainment)
-    serving = screen.with_intervals([each for each in screen.all() if each.rate > 0.02])
+    serving = [each for each in screen.all() if each.rate > 0.02]
     patience_s = (scenario.slo.ttft_ms or 0.0) / 1e3
-    rates = [_simulated(base, each, spec, problem.store, patience_s) for each in serving]
+    rates = [_simulated(base, each, spec, problem.store, patience_s, 0) for each in serving]
     if not any(rates):
-        return Solved(problem, None, len(serving), (), False, 0.0)
+        return Solved(problem, None, len(serving), (), 1.0, 0.0)
     wanted = problem.ask * float(np.median([rate for rate in rates if rate]))
 
     def key(each: Screened, rate: float) -> float:
@@ -115,27 +125,36 @@ def solve(problem: Problem) -> Solved:
     loss = truth[mine] / best - 1 if problem.objective == "cheapest" else 1 - truth[mine] / best
     winner = order[place - 1]
     ratios = tuple(each.rate / rate for each, rate in zip(serving, rates, strict=True) if rate)
-    overlaps = _overlap(serving[mine], rates[mine] or 0.0, serving[winner], rates[winner] or 0.0)
-    return Solved(problem, place, len(serving), ratios, overlaps, loss, serving[winner].candidate.label)
+    share = 1.0
+    if place > _TOP:
+        plan = PlanResult(base, scenario, spec, wanted, len(serving), len(serving), {}, (), ())
+        share = _better(plan, screen, problem.store, serving[winner], serving[mine])
+    label, seconds = serving[winner].candidate.label, time.process_time() - began
+    return Solved(problem, place, len(serving), ratios, share, loss, label, seconds)
 
 
-def _simulated(base: Base, each: Screened, spec: PlanSpec, store: str, patience_s: float) -> float | None:
+def _better(plan: PlanResult, screen: Screen, store: str, one: Screened, other: Screened) -> float:
+    """The share of draws, common to both, in which `one` is better, as a plan tells it."""
+    found = []
+    patience_s = (plan.scenario.slo.ttft_ms or 0.0) / 1e3
+    for each, drawn in zip(
+        (one, other), screen.under_draws([one, other], [each.rate for each in (one, other)]), strict=True
+    ):
+        rates = [_simulated(plan.base, each, plan.spec, store, patience_s, seed) or 1e-6 for seed in range(_SEEDS)]
+        group = exp(sum(map(log, rates)) / len(rates))
+        replicas = ceil(plan.rate / group - 1e-9)
+        met = Record({"request_goodput": 1.0, "request_throughput": 1.0})
+        whole = tuple(replicas * rate for rate in rates)
+        found.append(Finalist(Deployment(each, replicas), replicas, whole, (met,), drawn))
+    return plan.better_share(*found)
+
+
+def _simulated(base: Base, each: Screened, spec: PlanSpec, store: str, patience_s: float, seed: int) -> float | None:
     """The highest rate under one seed, in runs that last long enough for queues to show."""
     engines = each.candidate.ratio[1] if each.candidate.ratio else 1
     count = int(min(max(4 * each.batch * engines, 400, 20 * patience_s * each.rate), 8000))
-    trial = Trial(base, each.candidate.overrides(1), 0, each.rate, spec.attainment, count, store)
+    trial = Trial(base, each.candidate.overrides(1), seed, each.rate, spec.attainment, count, store)
     return try_rates(trial).rate
-
-
-def _overlap(one: Screened, one_rate: float, other: Screened, other_rate: float) -> bool:
-    """Of rates per device: the calibration's interval and the scatter of a seed."""
-    ends = []
-    for each, rate in ((one, one_rate), (other, other_rate)):
-        low, high = (each.low or 0.0) / each.rate, (each.high or 0.0) / each.rate
-        scale = rate / each.candidate.num_devices
-        ends.append((scale * low * exp(-1.28 * _SCATTER), scale * high * exp(1.28 * _SCATTER)))
-    (a, b), (c, d) = ends
-    return a <= d and c <= b
 
 
 def lines(solved: Sequence[Solved]) -> list[str]:
@@ -152,28 +171,35 @@ def lines(solved: Sequence[Solved]) -> list[str]:
         f"({len(within) / len(asked):.0%}), first in {len(first)} ({len(first) / len(asked):.0%}).",
         f"Screened over simulated rate: median {np.median(ratios):.2f}, 10th to 90th percentile "
         f"{np.quantile(ratios, 0.1):.2f} to {np.quantile(ratios, 0.9):.2f}; off by {off:.0%} in the median.",
-        f"Of the others, intervals overlapped in {sum(each.overlaps for each in others)} of {len(others)}; what was "
-        f"lost by simulating five only: {max((each.loss for each in others), default=0.0):.1%} at most.",
+        f"Of the others, a plan would have told {sum(each.better < SURE for each in others)} of {len(others)} as "
+        f"in doubt; lost by simulating five only: {max((each.loss for each in others), default=0.0):.1%} at most.",
     ]
     for each in others:
         found.append(
             f"Not among them: problem {each.problem.number} ({each.problem.objective}; {each.problem.label}): best "
             f"{each.best}, place {each.place} of {each.num_candidates}, loss {each.loss:.1%}, "
-            f"{'intervals overlap' if each.overlaps else 'intervals do not overlap'}."
+            f"better in {each.better:.0%} of draws than the best of the {_TOP}"
+            f"{': in doubt' if each.better < SURE else ''}."
         )
     return found
+
+
+def _told(done: int, of: int | None) -> None:
+    print(f"{done} of {of} problems solved, {time.strftime('%H:%M:%S')}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--problems", type=int, default=50)
+    parser.add_argument("--first", type=int, default=0, help="number of the first problem")
     parser.add_argument("--store", type=Path, default=None, help="points that are already known")
     parser.add_argument("--report", type=Path, default=None)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = str(arguments.store or Path(folder) / "points.sqlite")
-        problems = [drawn(number, store) for number in range(arguments.problems)]
-        solved = spread(solve, problems, _lost, lambda done, _: print(f"{done} solved", end="\r", flush=True))
+        problems = [drawn(number, store) for number in range(arguments.first, arguments.first + arguments.problems)]
+        solved = spread(solve, problems, _lost, _told)
+    print(f"{sum(each.seconds for each in solved):.0f} CPU s")
     text = lines(solved)
     print("\n".join(text))
     if arguments.report is not None:
@@ -183,7 +209,7 @@ def main() -> None:
 
 
 def _lost(problem: Problem, reason: str) -> Solved:
-    return Solved(problem, None, 0, (), False, 0.0, reason)
+    return Solved(problem, None, 0, (), 1.0, 0.0, reason)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ and times per kernel, so what differs in the datasheets moves the prediction by 
 fits have come. With no relation measured, the datasheet.
 """
 
-__all__ = ["HEADER", "PASSED_ON", "load_calibration", "save_calibration"]
+__all__ = ["HEADER", "PASSED_ON", "SPREAD_SIBLING", "load_calibration", "save_calibration"]
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -43,7 +43,7 @@ _ATTENTION = "attention_decode"  # what `contained` goes with
 _MIXED = "attention_mixed"  # no kernel that is missing, but another way to run those that are there
 # How much wider an interval is, by where the fits come from.
 _SPREAD_OTHER_ENGINE = 1.3
-_SPREAD_SIBLING = 1.5
+SPREAD_SIBLING = 1.5
 _SPREAD_PER_GENERATION = 2.0
 
 
@@ -117,7 +117,7 @@ def _as_declared(own: Calibration, hardware: HardwareSpec) -> Calibration:
     if _declared(file, file.stat().st_mtime_ns) == hardware.declared:
         return own
     source = f"{PASSED_ON} {own.device} as its file declares it: {own.source}"
-    return own.model_copy(update={"source": source, "spread": own.spread * _SPREAD_SIBLING})
+    return own.model_copy(update={"source": source, "spread": own.spread * SPREAD_SIBLING})
 
 
 def _completed(own: Calibration, inherited: Calibration | None) -> Calibration:
@@ -179,7 +179,7 @@ def _relations(hardware: HardwareSpec, engine: str) -> Iterator[tuple[float, Pat
         steps = _distance(hardware.declared.architecture, _architecture(device))
         if steps is None:
             continue
-        spread = 1.0 if device == hardware.name else _SPREAD_SIBLING
+        spread = 1.0 if device == hardware.name else SPREAD_SIBLING
         spread *= _SPREAD_PER_GENERATION**steps * (1.0 if other_engine == engine else _SPREAD_OTHER_ENGINE)
         yield spread, file
 

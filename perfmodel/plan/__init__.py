@@ -8,7 +8,8 @@
     vary.py       a path of a scenario and values for it; whatif.py, crossovers.py, ask.py: what they do to metrics
     space.py      the candidates of a plan (candidates.py), and why others are none
     screen.py     their highest rates in closed form: demand.py, surfaces.py (step times), service.py (queues)
-    search.py     the plan: choice.py, the simulator on finalists (trials.py, store.py), plan_result.py, export.py
+    search.py     the plan: choice.py, the simulator on finalists (runs.py, trials.py, store.py), what more money buys
+                  (front.py), errors that candidates share (draws.py), plan_result.py and its words, tables, export.py
     study.py      a study's file -> its points; their records by variant and axis
     quality.py    measured quality beside them
     findings.py   who is best where, crossings, gains of a ladder, Pareto fronts

@@ -6,7 +6,7 @@ the rate. It is text that `--set` takes, so that it can be simulated, stored and
 
 __all__ = ["Base", "Candidate", "Layout", "at_rate"]
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,11 @@ class Candidate:
     def num_devices(self) -> int:
         """Devices of one replica, or of one group of prefill and decode replicas."""
         return self.layout.devices_per_replica * (sum(self.ratio) if self.ratio else 1)
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for candidates that differ in how requests are scheduled only."""
+        return id(self.layout), self.ratio
 
     @property
     def label(self) -> str:

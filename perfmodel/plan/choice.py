@@ -1,9 +1,9 @@
 """What a plan wants of candidates: how many of each serve the rate, what that costs, who is best by the objective."""
 
-__all__ = ["Deployment", "deployed", "finalists", "objective_key", "pick_replicas", "shortfalls"]
+__all__ = ["Deployment", "deployed", "finalists", "may_have", "objective_key", "pick_replicas", "shortfalls"]
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 
@@ -19,13 +19,11 @@ class Deployment:
     """So many groups (replicas, unless disaggregated) of a candidate.
 
     tightness: the limit of the SLO that is nearest, as latency over limit at the rate; 1 is just met
-    tightness_ends: factors on it at the ends of the calibration's 80 % interval
     """
 
     screened: Screened
     replicas: int
     tightness: float = 1.0
-    tightness_ends: tuple[float, float] = (1.0, 1.0)
 
     @property
     def num_devices(self) -> int:
@@ -56,6 +54,11 @@ def pick_replicas(screened: Screened, spec: PlanSpec, rate: float, group_rate: f
     if not choices:
         return None
     return max(choices) if spec.objective == "lowest_latency" else min(choices)
+
+
+def may_have(screened: Screened, spec: PlanSpec, replicas: int) -> bool:
+    """Whether the plan allows so many groups."""
+    return replicas <= _most(screened, spec) and (not spec.space.replicas or replicas in spec.space.replicas)
 
 
 def _most(screened: Screened, spec: PlanSpec) -> int:
@@ -104,13 +107,13 @@ def finalists(deployments: Sequence[Deployment], spec: PlanSpec) -> list[Deploym
     """
     chosen: list[Deployment] = []
     spare: list[Deployment] = []
-    per_layout: Counter[tuple[int, tuple[int, int] | None]] = Counter()
+    per_layout: Counter[Hashable] = Counter()
     for each in sorted(deployments, key=lambda deployment: objective_key(deployment, spec)):
         if len(chosen) >= spec.finalists:
             break
         if any(_is_alike(each, other) for other in chosen):
             continue
-        kind = id(each.screened.candidate.layout), each.screened.candidate.ratio
+        kind = each.screened.candidate.kind
         if per_layout[kind] < _MOST_OF_LAYOUT:
             per_layout[kind] += 1
             chosen.append(each)
@@ -125,5 +128,4 @@ def finalists(deployments: Sequence[Deployment], spec: PlanSpec) -> list[Deploym
 
 def _is_alike(one: Deployment, other: Deployment) -> bool:
     a, b = one.screened, other.screened
-    is_one_kind = a.candidate.layout is b.candidate.layout and a.candidate.ratio == b.candidate.ratio
-    return is_one_kind and abs(a.rate - b.rate) <= _ALIKE * max(a.rate, b.rate)
+    return a.candidate.kind == b.candidate.kind and abs(a.rate - b.rate) <= _ALIKE * max(a.rate, b.rate)

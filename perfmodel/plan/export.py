@@ -9,7 +9,8 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.plan.candidates import at_rate
-from perfmodel.plan.plan_result import Finalist, PlanResult
+from perfmodel.plan.finalist import Finalist
+from perfmodel.plan.plan_result import PlanResult
 from perfmodel.specs.catalog import find_file
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.overrides import apply_override, parse_override

@@ -1,108 +1,25 @@
 """`PlanResult`: the finalists in order, the front, why the winner wins and how sure that is. It prints itself."""
 
-__all__ = ["Finalist", "FrontPoint", "PlanResult"]
+__all__ = ["SURE", "PlanResult", "quantile_name"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, exp, hypot, inf, log
+from math import inf
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from perfmodel.plan.candidates import Base
-from perfmodel.plan.choice import Deployment
-from perfmodel.plan.points import Record
+from perfmodel.plan.finalist import Finalist, FrontPoint, Interval, interval_of, tightness
+from perfmodel.plan.findings import TIE
 from perfmodel.specs.plan import PlanSpec
 from perfmodel.specs.scenario import Scenario
 
-Interval = tuple[float, float]
+Floats = NDArray[np.float64]
 
-# Student's t for 80 % of a mean, by the number of seeds less one; the normal's from there on.
-_T80 = {1: 3.078, 2: 1.886, 3: 1.638, 4: 1.533, 5: 1.476, 6: 1.440, 7: 1.415, 8: 1.397, 9: 1.383}
-_Z80 = 1.2816
+SURE = 0.9  # of the draws in which one has to be better than another for their order not to be in doubt
 _QUANTILES = {0.5: "median", 0.9: "p90", 0.95: "p95", 0.99: "p99"}
-
-
-@dataclass(frozen=True)
-class Finalist:
-    """A deployment that was simulated.
-
-    rates:    highest rate of one group under the SLO, for each seed
-    replicas: groups that serve the wanted rate
-    records:  of the whole at the wanted rate, for each seed
-    """
-
-    deployment: Deployment
-    rates: tuple[float, ...]
-    replicas: int
-    records: tuple[Record, ...] = ()
-
-    @property
-    def label(self) -> str:
-        return f"{self.replicas} x {self.deployment.screened.candidate.label}"
-
-    @property
-    def num_devices(self) -> int:
-        return self.replicas * self.deployment.screened.candidate.num_devices
-
-    @property
-    def usd_per_hour(self) -> float | None:
-        price = self.deployment.screened.usd_per_hour
-        return None if price is None else price * self.replicas
-
-    @property
-    def group_rate(self) -> float:
-        """Geometric mean over seeds of the highest rate of one group; 0 where none is served."""
-        return exp(sum(map(log, self.rates)) / len(self.rates)) if self.rates else 0.0
-
-    @property
-    def scatter(self) -> float:
-        """How far the logarithm of `group_rate` may be off because requests are drawn by chance (80 %)."""
-        count = len(self.rates)
-        if count < 2:
-            return 0.0
-        mean = log(self.group_rate)
-        deviation = (sum((log(rate) - mean) ** 2 for rate in self.rates) / (count - 1)) ** 0.5
-        return float(_T80.get(count - 1, _Z80) * deviation / count**0.5)
-
-    @property
-    def group_rate_interval(self) -> Interval:
-        """80 %: what the calibration leaves unexplained and the scatter of seeds, as independent."""
-        screened, rate = self.deployment.screened, self.group_rate
-        low, high = screened.low, screened.high
-        down = log(screened.rate / low) if low else (inf if low == 0 else 0.0)
-        up = log(high / screened.rate) if high else 0.0
-        return rate * exp(-hypot(down, self.scatter)), rate * exp(hypot(up, self.scatter))
-
-    @property
-    def rate(self) -> float:
-        """Requests per second that all groups serve under the SLO."""
-        return self.replicas * self.group_rate
-
-    @property
-    def rate_per_device(self) -> float:
-        return self.group_rate / self.deployment.screened.candidate.num_devices
-
-    @property
-    def attained(self) -> float:
-        """Share of the requests of all seeds that met the SLO at the wanted rate."""
-        good = sum(record.values.get("request_goodput") or 0.0 for record in self.records)
-        whole = sum(record.values.get("request_throughput") or 0.0 for record in self.records)
-        return good / whole if whole else 0.0
-
-    def mean(self, metric: str) -> float | None:
-        """A metric at the wanted rate, over the seeds."""
-        values = [record.values.get(metric) for record in self.records]
-        there = [value for value in values if value is not None]
-        return sum(there) / len(there) if there else None
-
-
-@dataclass(frozen=True)
-class FrontPoint:
-    """Of all deployments that serve the rate, as the screen sees them: none is cheaper and has shorter latencies."""
-
-    label: str
-    num_devices: int
-    usd_per_hour: float | None
-    tightness: float
 
 
 @dataclass(frozen=True)
@@ -111,6 +28,8 @@ class PlanResult:
 
     ranked:      finalists that serve the rate, best first; `missed`: those that the simulator found not to
     ruled_out:   candidates by why they are none
+    front:       cost against latency, simulated; `not_serving`: what the screen had on it, and the simulator has not
+    fewer:       label -> share of requests within the SLO, of winners with fewer replicas than they got, simulated
     bound_share: of the winner's busy time, by what bounds it
     nearest:     where nothing serves the rate: what comes nearest, in words
     """
@@ -124,7 +43,9 @@ class PlanResult:
     ruled_out: Mapping[str, int]
     ranked: Sequence[Finalist]
     missed: Sequence[Finalist]
-    front: Sequence[FrontPoint]
+    front: Sequence[FrontPoint] = ()
+    not_serving: Sequence[FrontPoint] = ()
+    fewer: Mapping[str, float] = field(default_factory=dict)
     bound_share: Mapping[str, float] = field(default_factory=dict)
     nearest: str = ""
     notes: Sequence[str] = ()
@@ -140,15 +61,14 @@ class PlanResult:
             return None
         first = self.ranked[0].deployment.screened.candidate
         for each in self.ranked[1:]:
-            candidate = each.deployment.screened.candidate
-            if candidate.layout is not first.layout or candidate.ratio != first.ratio:
+            if each.deployment.screened.candidate.kind != first.kind:
                 return each
         return self.ranked[1]
 
     @property
     def quantile(self) -> str:
-        """The percentile that the SLO asks for, as metrics name it: the nearest that is not lower."""
-        return next((name for share, name in _QUANTILES.items() if share >= self.spec.attainment - 1e-9), "p99")
+        """The percentile that the SLO asks for, as metrics name it."""
+        return quantile_name(self.spec.attainment)
 
     def figure(self, finalist: Finalist) -> float:
         """What the objective compares; smaller is better except for goodput_per_gpu."""
@@ -160,28 +80,55 @@ class PlanResult:
             return finalist.rate_per_device
         return self.tightness(finalist)
 
+    def figure_draws(self, finalist: Finalist) -> Floats:
+        """`figure` under each draw; of cost and devices, with as many replicas as the draw asks for."""
+        if self.spec.objective == "goodput_per_gpu":
+            return finalist.rate_draws / finalist.num_devices
+        if self.spec.objective == "lowest_latency":
+            return self._tightness_draws(finalist)
+        return self.figure(finalist) / finalist.replicas * self.replicas_needed(finalist)
+
+    def replicas_needed(self, finalist: Finalist) -> Floats:
+        """Replicas that serve the rate under each draw; in proportion from those that were simulated to serve it."""
+        count = finalist.replicas
+        if not finalist.rate:
+            return np.full(len(finalist.rate_draws), inf)
+        # Without a draw: the replicas that it has, whatever rounding and a scattering highest rate make of them.
+        most = count if finalist.attained >= self.spec.attainment else inf
+        needed = min(max(self.rate * count / finalist.rate, count - 1 + 1e-9), most)
+        with np.errstate(divide="ignore"):
+            return np.ceil(needed * finalist.rate / finalist.rate_draws - 1e-9)
+
+    def sufficient(self, finalist: Finalist) -> float:
+        """The share of draws in which the finalist's replicas serve the rate."""
+        return float(np.mean(self.replicas_needed(finalist) <= finalist.replicas))
+
     def interval(self, finalist: Finalist) -> Interval:
         """80 % of `figure`."""
-        low, high = finalist.group_rate_interval
-        candidate = finalist.deployment.screened.candidate
-        if self.spec.objective == "goodput_per_gpu":
-            return low / candidate.num_devices, high / candidate.num_devices
-        if self.spec.objective == "lowest_latency":
-            found, (fast, slow) = self.tightness(finalist), finalist.deployment.tightness_ends
-            return found * fast, found * slow
-        each = self.figure(finalist) / finalist.replicas
-        few, many = (ceil(self.rate / end - 1e-9) if end > 0 else inf for end in (high, low))
-        return each * few, each * many
+        return interval_of(self.figure_draws(finalist), self.figure(finalist))
+
+    def better_share(self, one: Finalist, other: Finalist) -> float:
+        """The share of draws, the same for both, in which `one` is better than `other`: by the objective, and where
+        that tells them not apart by who has more in reserve."""
+        sign = 1.0 if self.is_better_low else -1.0
+        mine, its = sign * self.figure_draws(one), sign * self.figure_draws(other)
+        reserve = np.sign(one.rate_draws - other.rate_draws)
+        with np.errstate(invalid="ignore"):
+            is_alike = (mine == its) | (np.abs(mine - its) <= TIE * np.abs(its))
+        score = np.where(is_alike, reserve, np.sign(np.nan_to_num(its) - np.nan_to_num(mine)))
+        return float(np.mean((score + 1) / 2))
 
     def tightness(self, finalist: Finalist) -> float:
         """The limit that comes nearest at the wanted rate, as latency over limit; 1 is just met."""
-        slo = self.scenario.slo
+        return tightness(finalist.records, self.scenario.slo, self.quantile)
+
+    def _tightness_draws(self, finalist: Finalist) -> Floats:
         found = []
-        for name, limit in (("ttft", slo.ttft_ms), ("tpot", slo.tpot_ms), ("e2el", slo.e2el_ms)):
-            value = finalist.mean(f"{self.quantile}_{name}_ms")
-            if limit is not None and value is not None:
-                found.append(value / limit)
-        return max(found, default=inf)
+        for name in ("ttft", "tpot", "e2el"):
+            draws, limit = finalist.latency_draws(self.quantile, name), getattr(self.scenario.slo, f"{name}_ms")
+            if limit is not None and draws is not None:
+                found.append(draws / limit)
+        return np.max(found, axis=0) if found else np.full(len(finalist.rate_draws), inf)
 
     @property
     def is_better_low(self) -> bool:
@@ -195,58 +142,22 @@ class PlanResult:
         return worse / better - 1.0 if better else 0.0
 
     def is_doubtful(self, other: Finalist) -> bool:
-        """Whether the intervals of the winner and the other overlap."""
+        """Whether the winner is better than the other in too few draws."""
         assert self.winner is not None
-        (a, b), (c, d) = self.interval(self.winner), self.interval(other)
-        return a <= d and c <= b
+        return self.better_share(self.winner, other) < SURE
 
     def to_json(self) -> dict[str, Any]:
         """Everything, for `--json`."""
-        from perfmodel.plan.plan_words import plan_words
+        from perfmodel.plan.plan_json import plan_json
 
-        return {
-            "scenario": self.scenario.name,
-            "objective": self.spec.objective,
-            "attainment": self.spec.attainment,
-            "rate": self.rate,
-            "candidates": self.num_candidates,
-            "serving": self.num_serving,
-            "ruled_out": dict(self.ruled_out),
-            "answer": plan_words(self),
-            "winner": self._row(self.winner) if self.winner is not None else None,
-            "ranked": [self._row(each) for each in self.ranked],
-            "missed": [self._row(each) for each in self.missed],
-            "front": [vars(point) for point in self.front],
-            "bound_share": dict(self.bound_share),
-            "notes": list(self.notes),
-        }
-
-    def _row(self, finalist: Finalist) -> dict[str, Any]:
-        screened = finalist.deployment.screened
-        return {
-            "label": finalist.label,
-            "choices": screened.candidate.choices(finalist.replicas),
-            "replicas": finalist.replicas,
-            "gpus": finalist.num_devices,
-            "usd_per_hour": finalist.usd_per_hour,
-            "usd_per_million_output_tokens": finalist.mean("usd_per_million_output_tokens"),
-            "joules_per_output_token": finalist.mean("joules_per_output_token"),
-            "max_rate": finalist.rate,
-            "max_rate_interval": [finalist.replicas * end for end in finalist.group_rate_interval],
-            "max_rate_by_seed": [finalist.replicas * rate for rate in finalist.rates],
-            "screened_rate": finalist.replicas * screened.rate,
-            "rate_per_gpu": finalist.rate_per_device,
-            "figure": self.figure(finalist),
-            "interval": list(self.interval(finalist)),
-            "attained": finalist.attained,
-            "latencies_ms": {
-                f"{self.quantile}_{name}": finalist.mean(f"{self.quantile}_{name}_ms") for name in ("ttft", "tpot")
-            },
-            "binds": screened.binds,
-            "origin": screened.origin,
-        }
+        return plan_json(self)
 
     def __str__(self) -> str:
         from perfmodel.plan.plan_words import plan_text
 
         return plan_text(self)
+
+
+def quantile_name(share: float) -> str:
+    """The percentile that a share of requests asks for, as metrics name it: the nearest that is not lower."""
+    return next((name for known, name in _QUANTILES.items() if known >= share - 1e-9), "p99")

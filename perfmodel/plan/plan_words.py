@@ -1,11 +1,16 @@
-"""A plan in words and as a table: what to take, what it costs, who comes next, how sure that is."""
+"""A plan in words: what to take, what it costs, who comes next, how sure that is."""
 
-__all__ = ["OBJECTIVE_WORDS", "plan_head", "plan_rows", "plan_text", "plan_words", "ruled_out_words"]
+__all__ = ["OBJECTIVE_WORDS", "plan_text", "plan_words", "ruled_out_words"]
 
+from dataclasses import replace
 from math import inf
 
+import numpy as np
+
+from perfmodel.plan.choice import may_have
+from perfmodel.plan.finalist import Finalist
 from perfmodel.plan.metrics import shares_in_words
-from perfmodel.plan.plan_result import Finalist, PlanResult
+from perfmodel.plan.plan_result import SURE, PlanResult
 
 OBJECTIVE_WORDS = {
     "cheapest": "USD per hour",
@@ -20,6 +25,7 @@ _BINDS = {
     "KV cache": "memory (the KV cache holds no more sequences)",
     "max_num_seqs": "max_num_seqs",
 }
+_HOURS_PER_MONTH = 730  # a year's, over twelve
 
 
 def plan_words(result: PlanResult) -> list[str]:
@@ -27,29 +33,62 @@ def plan_words(result: PlanResult) -> list[str]:
     spec, winner = result.spec, result.winner
     wanted = f"{result.rate:g} requests/s with {spec.attainment:.0%} of them within the SLO"
     if winner is None:
-        return [f"Nothing within {spec.max_gpus} GPUs serves {wanted}. {result.nearest}".strip()]
-    lines = [f"Take {winner.label}: {_cost(winner)} for {wanted}."]
-    low, high = (winner.replicas * end for end in winner.group_rate_interval)
+        return [f"Nothing within {spec.max_gpus} GPUs serves {wanted}. {result.nearest}".strip(), *_near_misses(result)]
+    lines = [f"Take {winner.label}: {_cost(winner)}, for {wanted}."]
+    tokens = _tokens(winner)
+    if tokens:
+        lines.append(f"At that rate it comes to {tokens}.")
+    low, high = winner.rate_interval
     lines.append(
         f"It serves up to {winner.rate:.3g} requests/s (80 % interval {low:.3g} to {high:.3g}), "
         f"{winner.rate / result.rate - 1:+.0%} of what is wanted; beyond, {_BINDS[winner.deployment.screened.binds]} "
         f"binds first."
     )
-    if low < result.rate:
-        lines.append(
-            f"At the unfavourable end of its interval it serves only {low:.3g} requests/s: measure one replica before "
-            f"the rest is bought."
-        )
+    lines += _reserve(result, winner)
     if result.bound_share:
         lines.append(f"Its devices' time goes to: {shares_in_words(result.bound_share)}.")
     lines += _comparison(result, winner)
     return lines
 
 
+def _reserve(result: PlanResult, winner: Finalist) -> list[str]:
+    """Whether its replicas are enough, whatever the calibration leaves unexplained, and whether fewer were."""
+    lines = []
+    share = result.sufficient(winner)
+    count = _replicas(winner, winner.replicas)
+    if share < SURE:
+        lines.append(
+            f"In {_in_100(share)} of what its calibration leaves unexplained, {count} serve the wanted rate; in the "
+            f"others more are needed: measure one before the rest is bought."
+        )
+    else:
+        lines.append(f"In {_in_100(share)} of what its calibration leaves unexplained, {count} serve the wanted rate.")
+    safe = _safest(result) if share < SURE else None
+    if safe is not None:
+        lines.append(f"{safe} would do in {_in_100(SURE)} at least, the cheapest of the finalists that would.")
+    for label, share in result.fewer.items():
+        lines.append(f"One fewer does not do: {label}, simulated, keeps {share:.1%} of requests within the SLO.")
+    return lines
+
+
+def _safest(result: PlanResult) -> str | None:
+    """Of the finalists with as many replicas as serve the rate in nearly all draws, the best by cost or devices."""
+    if result.spec.objective not in ("cheapest", "fewest_gpus"):
+        return None
+    found: dict[str, float] = {}
+    for each in (*result.ranked, *result.missed):
+        needed = float(np.quantile(result.replicas_needed(each), SURE, method="higher"))
+        screened, most = each.deployment.screened, result.spec.max_gpus
+        if needed * screened.candidate.num_devices <= most and may_have(screened, result.spec, int(needed)):
+            more = replace(each, replicas=max(int(needed), each.replicas))
+            found[f"{more.label} ({_cost(more)})"] = result.figure(more)
+    return min(found, key=lambda label: found[label], default=None)
+
+
 def _comparison(result: PlanResult, winner: Finalist) -> list[str]:
     runner_up = result.runner_up
     if runner_up is None:
-        return ["No other finalist serves the rate, so there is nothing to compare it with."]
+        return ["No other finalist serves the rate, so there is nothing to compare it with.", *_near_misses(result)]
     mine, its = result.figure(winner), result.figure(runner_up)
     margin = result.margin(runner_up)
     unit = OBJECTIVE_WORDS[result.spec.objective]
@@ -61,15 +100,19 @@ def _comparison(result: PlanResult, winner: Finalist) -> list[str]:
         ]
     else:
         lines = [f"Runner-up: {runner_up.label}, {its:.4g} {unit} beside {mine:.4g}; the margin is {margin:.0%}."]
-    a, b = result.interval(winner)
-    c, d = result.interval(runner_up)
+    share = result.better_share(winner, runner_up)
+    drawn = f"In {_in_100(share)} of the model's errors, the same for both where they share a device, the choice is"
     if result.is_doubtful(runner_up):
         lines.append(
-            f"Their 80 % intervals overlap ({_span(a, b)} and {_span(c, d)} {unit}): the order of the two is in doubt, "
-            f"and measuring both would settle it."
+            f"{drawn} better than the runner-up, in the others the runner-up is: the order of the two is in doubt "
+            f"(below {SURE:.0%}), and measuring one replica of each would settle it."
         )
+        if share < 0.5:
+            lines.append(
+                "More draws favour the runner-up: the choice is ahead as long as steps are about as fast as predicted."
+            )
     else:
-        lines.append(f"Their 80 % intervals ({_span(a, b)} and {_span(c, d)} {unit}) do not overlap.")
+        lines.append(f"{drawn} better than the runner-up.")
     if _is_apart(winner):
         usual = next((each for each in (*result.ranked, *result.missed) if not _is_apart(each)), None)
         if usual is not None:
@@ -77,25 +120,56 @@ def _comparison(result: PlanResult, winner: Finalist) -> list[str]:
                 f"Best without prefill engines of their own: {usual.label}, {result.figure(usual):.4g} {unit}, "
                 f"{usual.attained:.0%} of requests within the SLO."
             )
-    return lines
+    return lines + _near_misses(result)
+
+
+def _near_misses(result: PlanResult) -> list[str]:
+    """What would have been preferred, had the simulator not found it to miss the SLO."""
+    sign = 1.0 if result.is_better_low else -1.0
+    best = sign * result.figure(result.winner) if result.winner is not None else inf
+    better = [each for each in result.missed if sign * result.figure(each) < best]
+    if not better:
+        return []
+    each = max(better, key=lambda one: one.attained)
+    return [
+        f"Screened as better, but not so when simulated: {each.label}, with {each.attained:.1%} of requests within the "
+        f"SLO at the wanted rate."
+    ]
+
+
+def _in_100(share: float) -> str:
+    """`83 of 100 draws`"""
+    return f"{min(int(100 * share + 0.5), 100 if share == 1 else 99)} of 100 draws"
+
+
+def _replicas(finalist: Finalist, count: int) -> str:
+    what = "group" if _is_apart(finalist) else "replica"
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _is_apart(finalist: Finalist) -> bool:
     return finalist.deployment.screened.candidate.ratio is not None
 
 
-def _span(low: float, high: float) -> str:
-    return f"{low:.4g} to {'no end' if high == inf else f'{high:.4g}'}"
-
-
 def _cost(finalist: Finalist) -> str:
     parts = ["1 GPU" if finalist.num_devices == 1 else f"{finalist.num_devices} GPUs"]
     if finalist.usd_per_hour is not None:
-        parts.append(f"{finalist.usd_per_hour:.2f} USD per hour")
-    tokens = finalist.mean("usd_per_million_output_tokens")
-    if tokens is not None:
-        parts.append(f"{tokens:.2f} USD per million output tokens")
+        per_month = finalist.usd_per_hour * _HOURS_PER_MONTH
+        parts.append(f"{finalist.usd_per_hour:.2f} USD per hour, {per_month:,.0f} USD per month")
     return ", ".join(parts)
+
+
+def _tokens(finalist: Finalist) -> str:
+    """What tokens cost and take; a bill for both kinds is shared out by the time that each takes."""
+    prompts = finalist.mean("usd_per_million_input_tokens_split")
+    answers = finalist.mean("usd_per_million_output_tokens_split")
+    energy = finalist.mean("joules_per_output_token")
+    parts = []
+    if prompts is not None and answers is not None:
+        parts.append(f"{prompts:.3g} USD per million input tokens and {answers:.3g} USD per million output tokens")
+    if energy is not None:
+        parts.append(f"{energy:.3g} J per output token, prompts included")
+    return "; ".join(parts)
 
 
 def ruled_out_words(result: PlanResult) -> list[str]:
@@ -103,68 +177,12 @@ def ruled_out_words(result: PlanResult) -> list[str]:
     return [f"{count:,} {reason}" for reason, count in result.ruled_out.items()]
 
 
-def plan_head(result: PlanResult) -> list[str]:
-    """Titles of `plan_rows`."""
-    quantile = result.quantile
-    return [
-        "deployment",
-        "GPUs",
-        "USD/h",
-        "USD/Mtok out",
-        "max req/s",
-        "80 % interval",
-        "screen",
-        "req/s/GPU",
-        f"{quantile} TTFT ms",
-        f"{quantile} TPOT ms",
-        "in SLO",
-        "binds",
-    ]
-
-
-def plan_rows(result: PlanResult) -> list[list[str]]:
-    """A row for each finalist, best first; those that miss the SLO at the rate at the end."""
-    return [_row(result, each) for each in (*result.ranked, *result.missed)]
-
-
-def _row(result: PlanResult, each: Finalist) -> list[str]:
-    low, high = (each.replicas * end for end in each.group_rate_interval)
-    return [
-        each.label,
-        str(each.num_devices),
-        _number(each.usd_per_hour, ".2f"),
-        _number(each.mean("usd_per_million_output_tokens"), ".2f"),
-        f"{each.rate:.3g}",
-        f"{low:.3g}..{high:.3g}",
-        f"{each.replicas * each.deployment.screened.rate:.3g}",
-        f"{each.rate_per_device:.3g}",
-        _number(each.mean(f"{result.quantile}_ttft_ms"), ".0f"),
-        _number(each.mean(f"{result.quantile}_tpot_ms"), ".1f"),
-        f"{each.attained:.1%}",
-        each.deployment.screened.binds,
-    ]
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
 def plan_text(result: PlanResult) -> str:
-    """The sentences and the table, aligned."""
-    rows = [plan_head(result), *plan_rows(result)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    """The sentences and the tables, aligned."""
+    from perfmodel.plan.plan_tables import aligned, plan_tables
+
     lines = plan_words(result)
-    if len(rows) > 1:
-        lines.append("")
-        for row in rows:
-            cells = [
-                row[0].ljust(widths[0]),
-                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-            ]
-            lines.append("  ".join(cells))
-    lines.append("")
-    lines.append(
-        f"{result.num_candidates:,} candidates, {result.num_serving:,} serve the rate; "
-        + "; ".join(ruled_out_words(result))
-    )
-    return "\n".join(lines)
+    for table in plan_tables(result):
+        lines += ["", table.title, *aligned(table)]
+    looked = f"{result.num_candidates:,} candidates, {result.num_serving:,} serve the rate"
+    return "\n".join([*lines, "", "; ".join([looked, *ruled_out_words(result)])])

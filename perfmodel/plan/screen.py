@@ -8,7 +8,7 @@ requests) is for stage two, the simulator, on those that are best here.
 __all__ = ["Screen", "Screened"]
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,8 @@ from perfmodel.cost import load_engine_profile, usd_per_hour
 from perfmodel.errors import SpecError
 from perfmodel.plan.candidates import Candidate
 from perfmodel.plan.demand import Demand, demand_of
-from perfmodel.plan.service import Served, Service, serve
+from perfmodel.plan.draws import NUM_DRAWS, Drawn, SharedScores, drawn_surfaces
+from perfmodel.plan.service import Served, Service, repeated, serve
 from perfmodel.plan.surfaces import Surfaces, step_surface
 from perfmodel.sim.fleet.kv_transfer import transfer_cost
 from perfmodel.specs.scenario import Scenario
@@ -42,7 +43,6 @@ class Screened:
     batch:        mean sequences that decode on an engine at `rate`
     usd_per_hour: of its devices; None without a price
     origin:       of the step times
-    low, high:    ends of the 80 % interval of `rate` that the calibration's residuals give, where asked for
     """
 
     candidate: Candidate
@@ -51,8 +51,6 @@ class Screened:
     batch: float
     usd_per_hour: float | None
     origin: str
-    low: float | None = None
-    high: float | None = None
 
     @property
     def rate_per_device(self) -> float:
@@ -72,10 +70,8 @@ class Screen:
         batches = max((candidate.max_num_seqs for candidate in candidates), default=1)
         chunk = max((candidate.max_num_batched_tokens for candidate in candidates), default=1)
         layouts = {id(candidate.layout): candidate.layout for candidate in candidates}
-        self._surfaces = {
-            key: step_surface(layout.scenario, demand.context, demand.mean_prompt, batches, chunk)
-            for key, layout in layouts.items()
-        }
+        self._grid = (demand.context, demand.mean_prompt, batches, chunk)
+        self._surfaces = {key: step_surface(layout.scenario, *self._grid) for key, layout in layouts.items()}
 
     def all(self) -> list[Screened]:
         """Every candidate, in order."""
@@ -84,26 +80,12 @@ class Screen:
             found += self._screened(self._candidates[start : start + _AT_ONCE])
         return found
 
-    def with_intervals(self, chosen: Sequence[Screened]) -> list[Screened]:
-        """The same with the ends of their intervals: the rates with slower steps, and with faster ones."""
-        candidates = [each.candidate for each in chosen]
-        if not candidates:
-            return []
-        low, high = (self._highest(self._service(candidates, end)) for end in ("slow", "fast"))
-        return [
-            replace(each, low=min(float(low[i, 0]), each.rate), high=max(float(high[i, 0]), each.rate))
-            for i, each in enumerate(chosen)
-        ]
-
-    def tightness(self, chosen: Sequence[Screened], rates: Sequence[float], end: str = "") -> list[float]:
-        """Of each at its rate, the smallest factor on all limits with which the wanted share of requests meets them.
-
-        end: "slow" or "fast" for an end of the calibration's interval
-        """
+    def tightness(self, chosen: Sequence[Screened], rates: Sequence[float]) -> list[float]:
+        """Of each at its rate, the smallest factor on all limits with which the wanted share of requests meets them."""
         found: list[float] = []
         for start in range(0, len(chosen), _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
-            service = self._service([each.candidate for each in chosen[part]], end)
+            service = self._service([each.candidate for each in chosen[part]])
             served = serve(service, self.demand, np.array(rates[part])[:, None])
             worst = np.max(
                 [_seconds(served, self.demand, name) / limit for name, limit in self._limits.items()], axis=0
@@ -111,13 +93,38 @@ class Screen:
             found += np.quantile(worst, self._attainment, axis=1, method="higher").tolist()
         return found
 
-    def _service(self, candidates: Sequence[Candidate], end: str = "") -> Service:
+    def under_draws(self, chosen: Sequence[Screened], rates: Sequence[float]) -> list[Drawn]:
+        """What common draws of the calibration's errors do to each, at the rate that it is to serve."""
+        known = SharedScores()
+        return [self._under_draws(each.candidate, rate, known) for each, rate in zip(chosen, rates, strict=True)]
+
+    def _under_draws(self, candidate: Candidate, rate: float, known: SharedScores) -> Drawn:
+        plain = self._service([candidate])
+        scenario = candidate.layout.scenario
+        surfaces, server = drawn_surfaces(scenario, self._grid, known.of(scenario), candidate.ratio is not None)
+        read = Surfaces(surfaces, np.arange(NUM_DRAWS))
+        drawn = repeated(plain, NUM_DRAWS, read, read, server)
+        base = self._latencies(serve(plain, self.demand, np.array([[rate]])))
+        each = self._latencies(serve(drawn, self.demand, np.full((NUM_DRAWS, 1), rate)))
+        highest, most = self._highest(drawn)[:, 0], float(self._highest(plain)[0, 0])
+        return Drawn(
+            highest / most if most > 0 else np.ones(NUM_DRAWS),
+            {name: _over(values, float(base[name][0])) for name, values in each.items()},
+        )
+
+    def _latencies(self, served: Served) -> dict[str, Floats]:
+        """The latencies that the wanted share of requests does not exceed, in seconds."""
+        return {
+            name: np.quantile(_seconds(served, self.demand, name), self._attainment, axis=1, method="higher")
+            for name in ("ttft", "tpot", "e2el")
+        }
+
+    def _service(self, candidates: Sequence[Candidate]) -> Service:
         used = {id(candidate.layout): self._surfaces[id(candidate.layout)] for candidate in candidates}
         place = {key: index for index, key in enumerate(used)}
         which = np.array([place[id(candidate.layout)] for candidate in candidates], np.intp)
-        each = list(used.values())
-        scale = np.array([getattr(each[i], end) for i in which]) if end else None
-        return _service(candidates, Surfaces(each, which, scale), self.demand)
+        surfaces = Surfaces(list(used.values()), which)
+        return _service(candidates, surfaces, surfaces, self.demand)
 
     def _highest(self, service: Service) -> Floats:
         return _highest(service, self.demand, self._limits, self._attainment)
@@ -155,7 +162,12 @@ def _limits(slo: SLO) -> dict[str, float]:
     return limits
 
 
-def _service(candidates: Sequence[Candidate], surfaces: Surfaces, demand: Demand) -> Service:
+def _over(values: Floats, base: float) -> Floats:
+    """Ratios; 1 where there is nothing to compare (no token after the first)."""
+    return values / base if 0 < base < np.inf else np.ones(len(values))
+
+
+def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfaces, demand: Demand) -> Service:
     def column(values: list[float]) -> Floats:
         return np.array(values, np.float64)[:, None]
 
@@ -165,6 +177,7 @@ def _service(candidates: Sequence[Candidate], surfaces: Surfaces, demand: Demand
     ones = np.ones((len(candidates), 1))
     return Service(
         surfaces,
+        prompts,
         column([max(1, min(c.max_num_seqs, n)) for c, n in zip(candidates, held, strict=True)]),
         column([c.max_num_batched_tokens for c in candidates]),
         column([c.ratio[0] if c.ratio else 0 for c in candidates]),

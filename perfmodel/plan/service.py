@@ -25,9 +25,9 @@ is the mean life; what prompts add to it is compound Poisson, as a gamma distrib
 Disaggregated, prompts have engines of their own (n = 0), and decodes are never held up.
 """
 
-__all__ = ["Served", "Service", "serve"]
+__all__ = ["Served", "Service", "repeated", "serve"]
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +49,9 @@ _SCORES = np.array([(0.5 + (np.arange(NUM_TYPICAL) + 1) * _PHI**-k) % 1.0 for k 
 class Service:
     """Candidates, a row of one column each. Rates are of one group (a unified replica).
 
+    surfaces:   of the engines that decode; `prompts`: of those that compute prompts, the same unless disaggregated
     slots:      sequences that run at once at most, by max_num_seqs and by the KV cache
-    budget:     tokens of a step
+    budget:     tokens of a step, of the engines that compute prompts
     prefills, decodes: engines of the group; 0 prefill engines: each decode engine computes its own prompts
     transfer:   seconds before and for each token that KV needs to another engine
     front_end:  seconds (per request, per prompt token, per sequence of the batch) of the server in front
@@ -58,6 +59,7 @@ class Service:
     """
 
     surfaces: Surfaces
+    prompts: Surfaces
     slots: Floats
     budget: Floats
     prefills: Floats
@@ -65,6 +67,22 @@ class Service:
     transfer: tuple[Floats, Floats]
     front_end: tuple[Floats, Floats, Floats]
     gates: Floats
+
+
+def repeated(service: Service, count: int, surfaces: Surfaces, prompts: Surfaces, server: Floats) -> Service:
+    """One candidate's service so many times, with step times and a front end (`server`: factors) of each its own."""
+    (start, each), (fixed, per_token, per_sequence), times = service.transfer, service.front_end, server[:, None]
+    return replace(
+        service,
+        surfaces=surfaces,
+        prompts=prompts,
+        transfer=(np.repeat(start, count, axis=0), np.repeat(each, count, axis=0)),
+        front_end=(fixed * times, per_token * times, per_sequence * times),
+        **{
+            name: np.repeat(getattr(service, name), count, axis=0)
+            for name in ("slots", "budget", "prefills", "decodes", "gates")
+        },
+    )
 
 
 @dataclass(frozen=True)
@@ -138,7 +156,7 @@ class _Work:
 
 def _prompt_work(service: Service, demand: Demand, rate: Floats, beside: Floats) -> _Work:
     """A queue of prompts flows at the pace of full steps: budget / t(n, budget) tokens a second."""
-    surfaces = service.surfaces
+    surfaces = service.prompts
     budget = np.maximum(service.budget - beside, 1.0)
     prompt, cached, _ = (values[None, :] for values in demand.typical)
     context = _contexts(surfaces, prompt, cached, budget)
@@ -165,7 +183,7 @@ def _first_step(
     through one gate, whose number is Poisson and whose work adds up (so that the mean of those found is
     E[t^2] / E[t]).
     """
-    surfaces = service.surfaces
+    surfaces = service.prompts
     beside = np.where(is_apart, 0.0, decodes)
     alone = np.where(is_apart, 0.0, surfaces.decode(np.maximum(decodes, 1.0)))
     budget = np.maximum(service.budget - beside, 1.0)

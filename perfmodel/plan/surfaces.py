@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost import SpeculationTimer, StepTimer, host_fit, scenario_fits
-from perfmodel.cost.draws import Uncertainty
+from perfmodel.cost.draws import Draw
 from perfmodel.sim.replica.step_costs import draft_tables_of, step_tables_of
 from perfmodel.specs.scenario import Scenario
 
@@ -26,7 +26,6 @@ BATCHES = np.array(
 _BESIDE = np.array([0, 8, 64, 512, 2048], np.float64)  # decodes beside prompts
 CHUNKS = np.array([1, 64, 128, 256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384, 32768], np.float64)
 _PS = 1e-12
-_Z80 = 1.2816 / 2**0.5  # of the end of an 80 % interval; steps and prompts go wrong together, half of the variance each
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,6 @@ class StepSurface:
     beside:   of a step with so many decodes (_BESIDE) and prompt tokens (CHUNKS), without `jump`
     cached:   more for each token that already is in the cache, by prompt tokens (CHUNKS)
     jump:     of steps with prompts and more tokens than `captured`, for which the host has no CUDA graph
-    fast, slow: factors on (steps, what prompts add to them) at the ends of the calibration's 80 % interval
     """
 
     decode: Floats
@@ -47,21 +45,22 @@ class StepSurface:
     cached: Floats
     jump: float
     captured: int
-    fast: tuple[float, float]
-    slow: tuple[float, float]
     origin: str
 
 
-def step_surface(scenario: Scenario, context: float, prompt: float, batches: int, chunk: int) -> StepSurface:
+def step_surface(
+    scenario: Scenario, context: float, prompt: float, batches: int, chunk: int, draw: Draw | None = None
+) -> StepSurface:
     """The surface of a scenario with one replica.
 
     context: mean KV length of a decoding sequence; prompt: mean length of a prompt
     batches, chunk: no larger batch, and no more prompt tokens in a step, will be asked for
+    draw: factors on what the calibration says
     """
     calibration, profile = scenario_fits(scenario)
     tables = step_tables_of(scenario, calibration, profile)
     drafts = draft_tables_of(scenario, calibration, profile, tables)
-    timer = StepTimer(tables)
+    timer = StepTimer(tables, draw)
     spans = scenario.model.attention_spans
 
     def step(batch: float, tokens: float = 0, cached: int = 0) -> float:
@@ -73,6 +72,7 @@ def step_surface(scenario: Scenario, context: float, prompt: float, batches: int
 
     host = host_fit(tables.graph, tables.timer)
     jump = host.prompt_s(tables.graph.model.num_layers, tables.graph.num_moe_layers)
+    jump *= draw.step * draw.prompt if draw is not None else 1.0
     used = _up_to(BATCHES, batches)
     plain = _filled(np.array([step(batch) for batch in used]), BATCHES)
     rows, columns = _up_to(_BESIDE, batches), _up_to(CHUNKS, chunk)
@@ -84,13 +84,11 @@ def step_surface(scenario: Scenario, context: float, prompt: float, batches: int
     cached = np.array([(step(0, tokens, far) - step(0, tokens)) / far for tokens in columns])
     decode, brought = plain, np.ones(len(BATCHES))
     if drafts is not None:
-        drafted = [_drafted(SpeculationTimer(tables, drafts), int(batch), int(context)) for batch in used]
+        drafted = [_drafted(SpeculationTimer(tables, drafts, draw), int(batch), int(context)) for batch in used]
         decode = _filled(np.array([time for time, _ in drafted]), BATCHES)
         brought = _filled(np.array([tokens for _, tokens in drafted]), BATCHES)
         # What prompts add to a step is taken to be the same beside decodes that are verified.
         beside = beside + np.interp(_BESIDE, BATCHES, decode - plain, left=0.0)[:, None]
-    draws = [Uncertainty.of(calibration, profile).draw((end, end, end, end)) for end in (-_Z80, _Z80)]
-    fast, slow = ((draw.step, draw.prompt) for draw in draws)
     return StepSurface(
         decode,
         brought,
@@ -98,8 +96,6 @@ def step_surface(scenario: Scenario, context: float, prompt: float, batches: int
         _filled(np.maximum(cached, 0.0), CHUNKS),
         jump,
         host.captured_tokens,
-        fast,
-        slow,
         calibration.origin,
     )
 
@@ -135,11 +131,10 @@ def _filled(values: Floats, knots: Floats) -> Floats:
 class Surfaces:
     """The surfaces of several layouts, read for many candidates at once.
 
-    which: the layout of each candidate. Arguments have a row for each candidate, any number of columns.
-    scale: factors on (steps, what prompts add), a row of two for each candidate
+    which: the surface of each candidate. Arguments have a row for each candidate, any number of columns.
     """
 
-    def __init__(self, surfaces: Sequence[StepSurface], which: Ints, scale: Floats | None = None) -> None:
+    def __init__(self, surfaces: Sequence[StepSurface], which: Ints) -> None:
         self._decode = np.array([surface.decode for surface in surfaces])
         self._tokens = np.array([surface.tokens for surface in surfaces])
         self._beside = np.array([surface.beside for surface in surfaces])
@@ -147,13 +142,10 @@ class Surfaces:
         self._jump = np.array([surface.jump for surface in surfaces])[which][:, None]
         self._captured = np.array([surface.captured for surface in surfaces])[which][:, None]
         self._which = which[:, None]
-        scale = np.ones((len(which), 2)) if scale is None else scale
-        self._step, self._prompt = scale[:, :1], scale[:, 1:]
 
     def decode(self, batch: Floats) -> Floats:
         """Seconds of a step with `batch` decodes and nothing else."""
-        found: Floats = self._step * _read(self._decode, self._which, *_between(BATCHES, batch))
-        return found
+        return _read(self._decode, self._which, *_between(BATCHES, batch))
 
     def tokens(self, batch: Floats) -> Floats:
         """Tokens that a step brings each of `batch` decodes."""
@@ -166,17 +158,12 @@ class Surfaces:
         table, which = self._beside, self._which
         low = table[which, row, column] * (1 - right) + table[which, row, column + 1] * right
         high = table[which, row + 1, column] * (1 - right) + table[which, row + 1, column + 1] * right
-        whole = low * (1 - up) + high * up + self._jump * (batch + prompt_tokens > self._captured)
-        if not np.all(self._prompt == 1.0):
-            alone = _read(self._decode, which, *_between(BATCHES, np.maximum(batch, 1.0)))
-            whole = alone + self._prompt * np.maximum(whole - alone, 0.0)
-        found: Floats = self._step * whole
+        found: Floats = low * (1 - up) + high * up + self._jump * (batch + prompt_tokens > self._captured)
         return found
 
     def cached(self, prompt_tokens: Floats) -> Floats:
         """Seconds more, for each token before them in the cache, of a step with so many tokens of one prompt."""
-        found: Floats = self._step * self._prompt * _read(self._cached, self._which, *_between(CHUNKS, prompt_tokens))
-        return found
+        return _read(self._cached, self._which, *_between(CHUNKS, prompt_tokens))
 
 
 def _between(knots: Floats, values: Floats) -> tuple[Ints, Floats]:

@@ -24,6 +24,8 @@ METRICS = (
     "output_throughput",
     *(f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "e2el") for statistic in ("median", "p90", "p95", "p99")),
     "usd_per_million_output_tokens",
+    "usd_per_million_input_tokens_split",
+    "usd_per_million_output_tokens_split",
     "joules_per_output_token",
     "kv_cache_usage_peak",
     "preemptions",
@@ -37,7 +39,7 @@ _MOST_STRIDES = 6  # doublings of the stride: down to a ten-thousandth of the fi
 
 @dataclass(frozen=True)
 class Trial:
-    """One group of a finalist under one seed.
+    """A deployment under one seed.
 
     choices: overrides of the base scenario
     start:   rate at which to begin

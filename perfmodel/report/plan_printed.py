@@ -7,7 +7,8 @@ from rich.text import Text
 
 from perfmodel.plan.export import serve_commands
 from perfmodel.plan.plan_result import PlanResult
-from perfmodel.plan.plan_words import plan_head, plan_rows, plan_words, ruled_out_words
+from perfmodel.plan.plan_tables import plan_tables
+from perfmodel.plan.plan_words import plan_words, ruled_out_words
 from perfmodel.report.tables import rows_table
 
 
@@ -15,9 +16,10 @@ def print_plan(result: PlanResult, console: Console) -> None:
     """Print `result` on `console`."""
     for line in plan_words(result):
         console.print(Text(f"- {line}"))
-    rows = plan_rows(result)
-    if rows:
-        console.print(rows_table(plan_head(result), rows, left=1))
+    for table in plan_tables(result):
+        console.print()
+        console.print(Text(table.title))
+        console.print(rows_table(table.head, table.rows, left=table.left))
     if result.winner is not None:
         for line in serve_commands(result, result.winner):
             console.print(Text(line, style="dim" if line.startswith("#") else ""))

@@ -10,12 +10,11 @@ from pathlib import Path
 from perfmodel import __version__
 from perfmodel.errors import SpecError
 from perfmodel.plan.export import serve_commands
-from perfmodel.plan.plan_result import FrontPoint, PlanResult
-from perfmodel.plan.plan_words import OBJECTIVE_WORDS, plan_head, plan_rows, plan_words, ruled_out_words
+from perfmodel.plan.finalist import Finalist
+from perfmodel.plan.plan_result import PlanResult
+from perfmodel.plan.plan_tables import PlanTable, plan_tables
+from perfmodel.plan.plan_words import OBJECTIVE_WORDS, plan_words, ruled_out_words
 from perfmodel.report.charts import COLOURS, Bar, Dot, bars_svg, pareto_svg
-
-_MOST_DOTS = 12
-_FRONT_HEAD = ["", "deployment", "GPUs", "USD/h", "latency over its limit"]
 
 
 def write_plan(result: PlanResult, path: Path, command: str) -> list[Path]:
@@ -52,38 +51,28 @@ def plan_pictures(result: PlanResult) -> dict[str, str]:
         heading = f"{result.scenario.name}: finalists, best first [80 % interval]"
         pictures["finalists"] = bars_svg({"": bars}, heading, unit)
     if len(result.front) > 1:
-        dots = [
-            Dot(str(number), _cost(point.usd_per_hour, point.num_devices), point.tightness, COLOURS[0], True)
-            for number, point in enumerate(_front(result), 1)
-        ]
-        x_title = "USD per hour" if result.front[0].usd_per_hour is not None else "GPUs"
-        heading = f"{result.scenario.name}: cost and latency at {result.rate:g} requests/s (screened)"
-        pictures["front"] = pareto_svg({"": dots}, heading, x_title, "latency over its limit (1: just met)", ("y",))
+        pictures["front"] = _front_svg(result)
     return pictures
 
 
-def _front(result: PlanResult) -> Sequence[FrontPoint]:
-    """The front, thinned out evenly where it has many points; its ends stay."""
-    last = len(result.front) - 1
-    count = min(last + 1, _MOST_DOTS)
-    return [result.front[round(i * last / max(count - 1, 1))] for i in range(count)]
-
-
-def _front_rows(result: PlanResult) -> list[list[str]]:
-    return [
-        [
-            str(number),
-            point.label,
-            str(point.num_devices),
-            "-" if point.usd_per_hour is None else f"{point.usd_per_hour:.2f}",
-            f"{point.tightness:.2f}",
-        ]
-        for number, point in enumerate(_front(result), 1)
+def _front_svg(result: PlanResult) -> str:
+    """The front, numbered as in the table, and finalists that it beats."""
+    names = {point.label for point in result.front}
+    dots = [
+        Dot(str(number), point.cost, point.tightness, COLOURS[0], True) for number, point in enumerate(result.front, 1)
     ]
+    dots += [
+        Dot("", _figure_of_cost(each), result.tightness(each), COLOURS[0], False)
+        for each in result.ranked
+        if each.label not in names
+    ]
+    x_title = "USD per hour" if result.front[0].usd_per_hour is not None else "GPUs"
+    heading = f"{result.scenario.name}: cost and latency at {result.rate:g} requests/s"
+    return pareto_svg({"": dots}, heading, x_title, "latency over its limit (1: just met)", ("y",))
 
 
-def _cost(usd_per_hour: float | None, num_devices: int) -> float:
-    return float(num_devices) if usd_per_hour is None else usd_per_hour
+def _figure_of_cost(finalist: Finalist) -> float:
+    return float(finalist.num_devices) if finalist.usd_per_hour is None else finalist.usd_per_hour
 
 
 def _question(result: PlanResult) -> str:
@@ -103,20 +92,8 @@ def _markdown(result: PlanResult, command: str, pictures: Sequence[str]) -> str:
     lines += [*(f"- {line}" for line in plan_words(result)), ""]
     for name in pictures:
         lines += [f"![{name}]({name})", ""]
-    rows = plan_rows(result)
-    if rows:
-        head = plan_head(result)
-        lines += ["## Finalists, simulated", "", f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
-        lines += [*(f"| {' | '.join(row)} |" for row in rows), ""]
-        lines += [_table_note(result), ""]
-    if len(result.front) > 1:
-        lines += [
-            "## What more money buys, screened",
-            "",
-            f"| {' | '.join(_FRONT_HEAD)} |",
-            "|---:|---|---:|---:|---:|",
-        ]
-        lines += [*(f"| {' | '.join(row)} |" for row in _front_rows(result)), ""]
+    for table in plan_tables(result):
+        lines += _table(table)
     if result.winner is not None:
         lines += ["## To start it", "", "```sh", *serve_commands(result, result.winner), "```", ""]
     lines += ["## What was looked at", "", f"- {result.num_candidates:,} candidates"]
@@ -126,14 +103,10 @@ def _markdown(result: PlanResult, command: str, pictures: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table_note(result: PlanResult) -> str:
-    seeds = result.spec.seeds
-    return (
-        f"max req/s: the highest rate at which {result.spec.attainment:.0%} of the requests meet the SLO, simulated "
-        f"under {seeds} seeds, times the replicas; its interval: what the calibration leaves unexplained, and the "
-        f"scatter of the seeds. screen: the same in closed form. Latencies, cost of tokens and the share in the SLO "
-        f"are at the wanted rate."
-    )
+def _table(table: PlanTable) -> list[str]:
+    lines = [f"## {table.title}", "", f"| {' | '.join(table.head)} |"]
+    lines += ["|---" * table.left + "|---:" * (len(table.head) - table.left) + "|"]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in table.rows), "", table.note, ""]
 
 
 def _html(result: PlanResult, command: str, pictures: Sequence[str]) -> str:
@@ -143,10 +116,8 @@ def _html(result: PlanResult, command: str, pictures: Sequence[str]) -> str:
     page.list(_question(result), plan_words(result))
     for svg in pictures:
         page.picture(svg)
-    if plan_rows(result):
-        page.table("Finalists, simulated", plan_head(result), plan_rows(result))
-    if len(result.front) > 1:
-        page.table("What more money buys, screened", _FRONT_HEAD, _front_rows(result))
+    for table in plan_tables(result):
+        page.table(table.title, list(table.head), [list(row) for row in table.rows], table.note)
     if result.winner is not None:
         page.list("To start it", serve_commands(result, result.winner))
     looked = [f"{result.num_candidates:,} candidates, {result.num_serving:,} serve the rate", *ruled_out_words(result)]

@@ -26,7 +26,7 @@ ONE = {"tensor_parallel_size": (1,), "max_num_seqs": (128,), "max_num_batched_to
 def screened(base: Base = BASE, attainment: float = 0.9, **space: object) -> list[Screened]:
     spec = PlanSpec.model_validate({"space": {**ONE, **space}})
     screen = Screen(enumerate_space(base, spec).candidates, base.load(), attainment)
-    return screen.with_intervals(screen.all())
+    return screen.all()
 
 
 def test_steps_are_the_simulators_own() -> None:
@@ -47,14 +47,11 @@ def test_steps_are_the_simulators_own() -> None:
 
 
 def test_harder_limits_are_met_at_lower_rates_only() -> None:
-    """More seconds, or fewer requests that have to keep them, never mean a lower rate; slower steps never a higher."""
+    """More seconds, or fewer requests that have to keep them, never mean a lower rate."""
     (usual,) = screened()
     (loose,) = screened(Base(BASE.path, ("slo={ttft_ms: 2000, tpot_ms: 100}",)))
     (strict,) = screened(attainment=0.99)
     assert strict.rate < usual.rate < loose.rate
-    assert usual.low is not None
-    assert usual.high is not None
-    assert 0 < usual.low < usual.rate < usual.high
 
 
 def test_what_binds_is_what_was_made_scarce() -> None:
