@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from perfmodel.plan.choice import Deployment
 from perfmodel.plan.draws import NUM_DRAWS, Drawn
 from perfmodel.plan.points import Record
-from perfmodel.specs.traffic import SLO
+from perfmodel.specs.slo import SLO
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]

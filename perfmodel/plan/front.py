@@ -14,7 +14,7 @@ from perfmodel.plan.findings import pareto_front
 from perfmodel.plan.runs import Records
 from perfmodel.plan.screen import Screen
 from perfmodel.specs.plan import PlanSpec
-from perfmodel.specs.traffic import SLO
+from perfmodel.specs.slo import SLO
 
 _MOST_LOOKED_AT = 60
 _MOST_POINTS = 8
