@@ -96,15 +96,12 @@ def memory_metric(scenario: Scenario, metric: str, step: StepShape | None = None
 
 def run_metric(result: RunResult, metric: str) -> float | None:
     """A metric of a whole run, simulated or executed; None where the run has none (request_goodput needs an SLO)."""
-    summary, devices = result.summary, result.scenario.num_devices
+    summary = result.summary
     if metric == "mean_batch":
         return mean_batch(result)
     if metric == "kv_cache_filled":
         waste = summary["kv_cache_waste"]
         return None if waste is None else 1.0 - float(waste)
-    if metric.endswith("_per_gpu"):
-        total = summary[metric.removesuffix("_per_gpu")]
-        return None if total is None else float(total) / devices
     value = summary.get(metric)
     return None if value is None else float(value)
 

@@ -117,6 +117,8 @@ def _describe_arrivals(arrivals: Arrivals) -> str:
     if arrivals.process == "closed_loop":
         return f"closed loop of {arrivals.concurrency:,}"
     text = arrivals.process.replace("_", " ")
+    if arrivals.process == "burst":
+        return "all at once" + ("" if arrivals.order == "given" else f", {arrivals.order.replace('_', ' ')}")
     if arrivals.stages:
         return f"{text} in {len(arrivals.stages)} stages"
     if arrivals.rate:

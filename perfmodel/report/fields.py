@@ -38,9 +38,12 @@ class Field:
         return value is not None and not (self.is_rare and value == 0)
 
     def show(self, summary: Mapping[str, Any]) -> str:
-        """The value in `summary` as text, without its unit; a dash where there is none."""
-        value = summary.get(self.key)
-        return format_number(value * self.scale if _is_number(value) else None, self.digits)
+        """The value in `summary` as text, with its interval if there is one, without its unit; a dash for no value."""
+        value, ends = summary.get(self.key), (summary.get("interval") or {}).get(self.key)
+        text = format_number(value * self.scale if _is_number(value) else None, self.digits)
+        if not ends:
+            return text
+        return f"{text} ({' to '.join(format_number(end * self.scale, self.digits) for end in ends)})"
 
 
 GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
@@ -65,6 +68,14 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
             Field("slo_attainment", "Requests within the SLO", "%", 1, 100.0),
             Field("output_throughput", "Output token throughput", "tok/s", 1),
             Field("total_token_throughput", "Total token throughput", "tok/s", 1),
+            Field("output_throughput_per_gpu", "Output tokens per second and device", "tok/s", 1),
+        ),
+    ),
+    (
+        "Offline job",
+        (
+            Field("tail_s", "Tail: nobody waits for an engine any more", "s"),
+            Field("tail_share", "  of the job's time", "%", 1, 100.0),
         ),
     ),
     (

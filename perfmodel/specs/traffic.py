@@ -30,7 +30,11 @@ class Stage(Spec):
 
 
 class Arrivals(Spec):
-    """When requests arrive. `stages` run back to back with the same process."""
+    """When requests arrive. `stages` run back to back with the same process; a burst is an offline job, all at once.
+
+    order: of a burst, who is first in line: as drawn (or listed in the trace), or the longest prompt or answer. Longest
+           first shortens the tail of a job, in which places stay empty; answers' lengths must be known for it
+    """
 
     process: Literal["constant", "poisson", "poisson_fixed_count", "gamma", "closed_loop", "burst", "trace"] = "poisson"
     rate: PositiveFloat | None = None
@@ -38,6 +42,7 @@ class Arrivals(Spec):
     concurrency: PositiveInt | None = None  # closed_loop: requests in flight
     think_time_s: Seconds = Field(default=0.0, ge=0)  # closed_loop
     stages: tuple[Stage, ...] = ()
+    order: Literal["given", "longest_prompt_first", "longest_answer_first"] = "given"
 
     @model_validator(mode="after")
     def _has_what_its_process_needs(self) -> "Arrivals":
@@ -45,6 +50,8 @@ class Arrivals(Spec):
             raise ValueError("closed_loop needs `concurrency`, the number of requests in flight")
         if self.process in ("constant", "poisson", "poisson_fixed_count", "gamma") and not (self.rate or self.stages):
             raise ValueError(f"{self.process} needs `rate` (requests per second) or `stages`")
+        if self.order != "given" and self.process != "burst":
+            raise ValueError(f"found order {self.order} in {self.process} arrivals; only a burst can be put in order")
         return self
 
 
@@ -158,7 +165,14 @@ class Traffic(Spec):
                 raise ValueError("arrivals.process is 'trace' but there is no `trace: {path, format}`")
             if self.num_requests is None and self.duration_s is None and not self.arrivals.stages:
                 raise ValueError("needs `num_requests`, `duration_s` or `arrivals.stages`, or it would never end")
+            if self.num_requests is None and self.is_offline:
+                raise ValueError("a burst needs `num_requests`: however long it is, all come at its beginning")
         return self
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether all requests are there at once: a job, of which the time until all are answered counts."""
+        return self.arrivals.process == "burst"
 
 
 class ExpertRouting(Spec):

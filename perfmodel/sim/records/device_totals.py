@@ -55,6 +55,9 @@ def costs(totals: DeviceTotals, duration: float, inputs: int, outputs: int) -> d
     of_answers = usd - of_prompts if usd is not None and of_prompts is not None else None
     return {
         "gpu_hours": device_s / 3600,
+        "mean_num_devices": ratio(device_s, duration),
+        "output_throughput_per_gpu": ratio(outputs, device_s),
+        "total_token_throughput_per_gpu": ratio(inputs + outputs, device_s),
         "usd_total": usd,
         "usd_per_million_tokens": _per_million(usd, inputs + outputs),
         "usd_per_million_output_tokens": ratio(hourly * duration / 3600 * 1e6, outputs) if hourly is not None else None,

@@ -72,6 +72,11 @@ class Ensemble:
                 found[metric] = _interval(logs)
         return found
 
+    def duration_factor(self) -> Interval:
+        """80 % interval of the time until the last request is answered, as a factor of it: of offline jobs."""
+        logs = [[_log_ratio(_span_s(one), _span_s(self.base)) for one in pair] for pair in self.pairs]
+        return _interval(np.array(logs))
+
     def _chosen(self, requests: RequestColumns, arrived_s: Interval | None) -> Bools:
         if arrived_s is None:
             return np.ones(len(requests), dtype=bool)
@@ -131,8 +136,7 @@ def _sizes(scenario: Scenario, requests: RequestColumns) -> tuple[int, int]:
     if traffic.arrivals.process == "closed_loop":
         concurrency = traffic.arrivals.concurrency or 1
         return concurrency, min(len(requests), ceil(_PER_SLOT * concurrency))
-    duration_s = float(requests.finished_s.max() - requests.arrival_s.min())
-    in_flight = float(requests.e2el_s.sum()) / max(duration_s, 1e-9)  # Little's law
+    in_flight = float(requests.e2el_s.sum()) / max(_span_s(requests), 1e-9)  # Little's law
     distinct = 0
     if traffic.prefix is not None and traffic.prefix.num_prompts_per_group:
         distinct = traffic.prefix.num_groups * traffic.prefix.num_prompts_per_group
@@ -170,6 +174,10 @@ def _backlog_s(arrival_s: Floats, scheduled_s: Floats, stretch: float) -> float:
         return 0.0
     pace = (waiting[-third:].mean() - waiting[:third].mean()) / (span * 2 / 3)
     return float(pace) * span * (stretch - 1) / 2
+
+
+def _span_s(requests: RequestColumns) -> float:
+    return float(requests.finished_s.max() - requests.arrival_s.min())
 
 
 def _mean(values: Floats, weights: Floats, amounts: NDArray[np.int64] | int = 1) -> float:

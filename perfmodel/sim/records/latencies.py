@@ -1,6 +1,6 @@
 """Statistics of latencies, and what of a run was good: over all requests, or over some."""
 
-__all__ = ["attained", "finite", "latencies", "missed", "num_good", "ratio", "token_latencies"]
+__all__ = ["attained", "finite", "latencies", "missed", "num_good", "ratio", "tail", "token_latencies"]
 
 from collections.abc import Mapping
 from math import isfinite
@@ -75,6 +75,18 @@ def attained(missed: Mapping[str, Bools], num_lost: int) -> dict[str, Any]:
     sent = num_lost + len(next(iter(missed.values())))
     by = {name: ratio(len(each) - int(each.sum()), sent) for name, each in missed.items()}
     return {"slo_attainment": ratio(good, sent), "slo_attainment_by": by}
+
+
+def tail(requests: RequestColumns, end_s: float) -> dict[str, float | None]:
+    """Of an offline job: when nobody waits for an engine any more and its places stay empty, up to the end of the job.
+
+    A mean over the engines, and as a share of the job's time.
+    """
+    last_s: dict[int, float] = {}
+    for replica in np.unique(requests.replica).tolist():
+        last_s[replica] = float(requests.first_scheduled_s[requests.replica == replica].max())
+    seconds = end_s - float(np.mean(list(last_s.values()))) if last_s else 0.0
+    return {"tail_s": seconds if last_s else None, "tail_share": ratio(seconds, end_s) if last_s else None}
 
 
 def token_latencies(requests: RequestColumns) -> dict[str, float | None]:

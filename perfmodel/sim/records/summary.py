@@ -13,7 +13,7 @@ from perfmodel.sim.records.ensemble import Ensemble
 from perfmodel.sim.records.gaps import GapHistogram
 from perfmodel.sim.records.groups import class_summaries
 from perfmodel.sim.records.kv_waste import kv_cache_waste
-from perfmodel.sim.records.latencies import attained, finite, latencies, missed, num_good, ratio, token_latencies
+from perfmodel.sim.records.latencies import attained, finite, latencies, missed, num_good, ratio, tail, token_latencies
 from perfmodel.specs.scenario import Scenario
 
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -51,6 +51,8 @@ def summarize(
     }
     summary |= latencies("ttft", requests.ttft_s) | latencies("tpot", requests.tpot_s)
     summary |= _gap_latencies(collector.gaps) | latencies("e2el", requests.e2el_s) | token_latencies(requests)
+    if scenario.traffic.is_offline and not scenario.cluster.is_disaggregated:  # else two engines have each request
+        summary |= tail(requests, duration)
     summary |= costs(totals, duration, inputs, outputs)
     summary |= {
         "mfu": totals.mfu,
@@ -72,7 +74,10 @@ def summarize(
         summary["kv_transfer"] = dict(totals.kv_transfer)
     if totals.kv_offload is not None:
         summary["kv_offload"] = dict(totals.kv_offload)
-    return summary | {"interval": _intervals(summary, ensemble)}
+    intervals = _intervals(summary, ensemble)
+    if ensemble is not None and scenario.traffic.is_offline:
+        intervals["duration"] = [duration * end for end in ensemble.duration_factor()]
+    return summary | {"interval": intervals}
 
 
 def _speculation(collector: Collector) -> dict[str, float | None]:

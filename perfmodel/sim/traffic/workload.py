@@ -6,7 +6,7 @@ stream of their own, so changing one leaves the others as they were.
 
 __all__ = ["RequestDraft", "Workload"]
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 
@@ -39,6 +39,12 @@ class RequestDraft:
     priority: int = 0
     num_source_tokens: int = 0
     session: Hashable | None = None
+
+
+_LENGTHS: dict[str, Callable[[RequestDraft], int]] = {
+    "longest_prompt_first": lambda draft: draft.num_prompt_tokens,
+    "longest_answer_first": lambda draft: draft.num_output_tokens,
+}
 
 
 class Workload:
@@ -76,7 +82,10 @@ class Workload:
         if self._ratio is not None:
             ratio = self._ratio
             drafts = (compressed(draft, ratio) for draft in drafts)
-        return islice(drafts, self.traffic.num_requests)
+        drafts = islice(drafts, self.traffic.num_requests)
+        if (length := _LENGTHS.get(self.traffic.arrivals.order)) is not None:
+            drafts = iter(sorted(drafts, key=length, reverse=True))
+        return drafts
 
     def _request(self, number: int, draft: RequestDraft) -> Request:
         limit = self.max_model_len

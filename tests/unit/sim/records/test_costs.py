@@ -3,6 +3,7 @@
 import pytest
 
 from perfmodel.engine import Grant, Request, StepPlan
+from perfmodel.plan.metrics import run_metric
 from perfmodel.sim import simulate
 from perfmodel.sim.replica.prompt_time import PromptTime
 from perfmodel.specs import load_scenario
@@ -120,3 +121,20 @@ def _plan(chunks: bool, decodes: bool) -> StepPlan:
     plan.chunks = [Grant(request, 0, 100)] if chunks else []
     plan.decodes = [request] if decodes else []
     return plan
+
+
+def test_what_a_device_does_is_over_those_that_were_there():
+    """An autoscaled fleet of at most eight, at a load that two carry: per device-hour it does as much as two would."""
+    scaling = "cluster.autoscaling={target: 20, min_replicas: 1, max_replicas: 8, interval_s: 5, cold_start_s: 1}"
+    load = ["traffic.num_requests=400", "traffic.arrivals.rate=8"]
+    scaled = simulate(load_scenario("llama-3.1-8b-a100", [*load, scaling]))
+    found = scaled.summary
+    devices = found["gpu_hours"] * 3600 / found["duration"]
+    assert 1 < devices < 5 < scaled.scenario.num_devices
+    assert found["mean_num_devices"] == pytest.approx(devices)
+    assert found["output_throughput_per_gpu"] * devices == pytest.approx(found["output_throughput"])
+    assert run_metric(scaled, "total_token_throughput_per_gpu") == pytest.approx(
+        (found["total_input_tokens"] + found["total_output_tokens"]) / (3600 * found["gpu_hours"])
+    )
+    fixed = simulate(load_scenario("llama-3.1-8b-a100", [*load, "cluster.replicas=2"]))
+    assert run_metric(fixed, "output_throughput_per_gpu") == pytest.approx(fixed.summary["output_throughput"] / 2)
