@@ -33,7 +33,9 @@ OutFolder = Annotated[
 EngineName = Annotated[
     str,
     typer.Option(
-        "--engine", metavar="ENGINE", help="Where points are worked on: local, ray or ray:ADDRESS (extra ray)."
+        "--engine",
+        metavar="ENGINE",
+        help="Where points are worked on: local, ray, ray:HOST:PORT or ray://HOST:PORT (extra ray).",
     ),
 ]
 

@@ -3,7 +3,7 @@
 (`concurrent.futures` gives up all that is under way when one of its processes ends, and cannot say which item did it.)
 """
 
-__all__ = ["run_in_processes"]
+__all__ = ["QUIET_GC", "run_in_processes"]
 
 import gc
 import multiprocessing
@@ -20,7 +20,7 @@ from perfmodel.errors import PerfmodelError
 
 # Spawned, not forked: the parent may have threads (BLAS, torch) that a fork would leave in the middle of something.
 _CONTEXT: SpawnContext = multiprocessing.get_context("spawn")
-_QUIET_GC = (100_000, 20, 20)  # simulations make few cycles: see perfmodel.cli.main
+QUIET_GC = (100_000, 20, 20)  # simulations make few cycles: see perfmodel.cli.main
 _PATIENCE_S = 5.0  # for a process to end when it is told to
 
 
@@ -37,7 +37,7 @@ class _Worker:
 def run_in_processes(
     function: Callable[[Any], Any],
     items: list[tuple[int, Any]],
-    on_answer: Callable[[int, Any], None],
+    on_answer: Callable[[int, Any], list[tuple[int, Any]]],
     count: int,
 ) -> list[tuple[int, str]]:
     """See `perfmodel.plan.workers`: (index, reason) of the items whose process was lost.
@@ -61,8 +61,8 @@ def run_in_processes(
                     continue
                 if error is not None:
                     raise error
-                if worker.index is not None:
-                    on_answer(worker.index, answer)
+                if worker.index is not None:  # what follows goes to the same process, which has its tables
+                    todo.extendleft(on_answer(worker.index, answer))
                 worker.is_ready, worker.index = True, None
                 if not _given_next(worker, todo):
                     workers.remove(worker)
@@ -128,7 +128,7 @@ def _stop(worker: _Worker) -> None:
 def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
     """What a worker process does until its pipe ends: (answer, None), or (None, error), for each item."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which stops its workers
-    gc.set_threshold(*_QUIET_GC)
+    gc.set_threshold(*QUIET_GC)
     try:
         pipe.send((None, None))  # ready
         while True:

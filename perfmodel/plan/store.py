@@ -6,15 +6,14 @@ calibrations and profiles of its pools, the metrics, and the program's own sourc
 it is.
 """
 
-__all__ = ["Store", "default_store", "key_of", "program_version", "remembered"]
+__all__ = ["Store", "default_store", "installed_version", "key_of", "key_of_point", "program_version"]
 
 import dataclasses
 import hashlib
 import json
 import os
 import sqlite3
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,8 @@ from pydantic import BaseModel
 import perfmodel
 from perfmodel.cost import scenario_fits
 from perfmodel.errors import PerfmodelError
-from perfmodel.plan.points import Point, Record, evaluate_scenario, load_point
+from perfmodel.plan.points import Point, Record, load_point
+from perfmodel.specs.catalog import Kind, data_dir
 from perfmodel.specs.scenario import Scenario
 
 _PATIENCE_S = 60.0  # for another process's commit
@@ -35,6 +35,7 @@ _PUT = """INSERT INTO points (key, record, seconds) VALUES (?, ?, ?)
     ON CONFLICT (key) DO UPDATE SET times = times + 1"""
 # What answers come from; the rest of the program may change and leave them as they are.
 _SOURCES = ("specs", "ops", "cost", "engine", "sim", "plan/points.py", "plan/metrics.py", "plan/capacity.py")
+_DATA: tuple[Kind, ...] = ("hardware", "models", "traffic", "scenarios")
 
 
 class Store:
@@ -63,6 +64,11 @@ class Store:
     def __len__(self) -> int:
         return int(self._connection.execute("SELECT COUNT(*) FROM points").fetchone()[0])
 
+    def records(self) -> dict[str, Record]:
+        """All of them by key."""
+        rows = self._connection.execute("SELECT key, record FROM points ORDER BY key")
+        return {key: _record(json.loads(text)) for key, text in rows}
+
     def most_evaluations(self) -> int:
         """How often the point that was evaluated most often was: 1 where no work was done twice."""
         return int(self._connection.execute("SELECT COALESCE(MAX(times), 0) FROM points").fetchone()[0])
@@ -76,16 +82,9 @@ def default_store() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perfmodel" / "points.sqlite"
 
 
-def remembered(store: Store, point: Point) -> tuple[str, Record]:
-    """The point's key and record: from the store, or evaluated now and kept there."""
-    scenario, step = load_point(point)
-    key = key_of(scenario, point)
-    record = store.get(key)
-    if record is None:
-        began = time.perf_counter()
-        record = evaluate_scenario(scenario, step, point.metrics)
-        store.put(key, record, time.perf_counter() - began)
-    return key, record
+def key_of_point(point: Point) -> str:
+    """`key_of` of the point with its scenario loaded. Raises SpecError where an override is wrong."""
+    return key_of(load_point(point)[0], point)
 
 
 def key_of(scenario: Scenario, point: Point) -> str:
@@ -101,13 +100,24 @@ def key_of(scenario: Scenario, point: Point) -> str:
 @lru_cache(maxsize=1)
 def program_version() -> str:
     """The version, and a hash of the sources that answers come from."""
-    found = hashlib.sha256()
     root = Path(perfmodel.__file__).parent
-    for name in _SOURCES:
-        room = root / name
-        for file in [room] if room.is_file() else sorted(room.rglob("*.py")):
-            found.update(file.read_bytes())
-    return f"{perfmodel.__version__}+{found.hexdigest()[:16]}"
+    rooms = [root / name for name in _SOURCES]
+    files = [file for room in rooms for file in ([room] if room.is_file() else sorted(room.rglob("*.py")))]
+    return f"{perfmodel.__version__}+{_hash_of(files)}"
+
+
+@lru_cache(maxsize=1)
+def installed_version() -> str:
+    """`program_version`, and a hash of the hardware, calibrations, models and scenarios that are installed with it."""
+    files = [file for kind in _DATA for file in sorted(data_dir(kind).rglob("*.yaml"))]
+    return f"{program_version()}+{_hash_of(files)}"
+
+
+def _hash_of(files: Sequence[Path]) -> str:
+    found = hashlib.sha256()
+    for file in files:
+        found.update(file.read_bytes())
+    return found.hexdigest()[:16]
 
 
 def _plain(value: Any) -> Any:

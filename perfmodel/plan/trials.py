@@ -1,5 +1,7 @@
 """Stage two of a plan: finalists on the simulator, each point kept in the store as soon as it is known.
 
+The store stays with the process that plans, whose file it is: others, maybe on other machines, only run points.
+
 A trial is the search for one finalist's highest rate under one seed, by bisection over a fixed lattice of rates (2 %
 apart), so that plans that begin elsewhere ask for the same points. Equal seeds give all finalists the same requests
 (common random numbers), so that their differences scatter less than their rates do. A check is one run of the whole
@@ -14,8 +16,9 @@ from math import log
 from pathlib import Path
 
 from perfmodel.plan.candidates import Base, at_rate
-from perfmodel.plan.points import Point, Record
-from perfmodel.plan.store import Store, remembered
+from perfmodel.plan.points import Point, Record, evaluate_timed
+from perfmodel.plan.store import Store, key_of_point
+from perfmodel.plan.workers import Stepwise
 from perfmodel.specs.study_file import as_overrides
 
 METRICS = (
@@ -88,34 +91,82 @@ class Checked:
         return _attained(self.record)
 
 
-def try_rates(trial: Trial) -> Tried:
-    """The highest rate of a trial. Raises SpecError for choices that are wrong."""
-    store = Store(Path(trial.store))
-    problems: list[str] = []
-    count = 0
+class _UnknownError(Exception):
+    """Which run a task needs before it can go on; caught where it is asked."""
 
-    def is_met(step: int) -> bool:
-        nonlocal count
-        count += 1
-        record = _at(store, trial.base, trial.choices, trial.seed, _RATIO**step, trial.num_requests)
-        if record.problem:
-            problems.append(record.problem)
-        return _attained(record) >= trial.attainment
+    def __init__(self, rate: float, point: Point, key: str) -> None:
+        super().__init__(key)
+        self.rate, self.point, self.key = rate, point, key
 
-    try:
+
+class _Runs:
+    """The runs of a task, which are its steps: records come from the store, new ones go there.
+
+    solve: the task's result, from the record at any rate; asked anew after each run, until nothing is unknown
+    """
+
+    def __init__(self, task: Trial | Check, solve: Callable[[Callable[[float], Record]], Tried | Checked]) -> None:
+        self._task, self._solve = task, solve
+        self._base, self._store = task.base.load(), Store(Path(task.store))
+        self._records: dict[float, Record] = {}
+        self._unknown: _UnknownError | None = None
+        self._result: Tried | Checked | None = None
+
+    def wanted(self) -> tuple[Point, ...]:
+        if self._unknown is None and self._result is None:
+            try:
+                self._result = self._solve(self._record)
+                self._store.close()
+            except _UnknownError as unknown:
+                self._unknown = unknown
+        return () if self._unknown is None else (self._unknown.point,)
+
+    def take(self, answer: tuple[Record, float]) -> None:
+        assert self._unknown is not None  # it was wanted
+        self._store.put(self._unknown.key, *answer)
+        self._records[self._unknown.rate], self._unknown = answer[0], None
+
+    def result(self) -> Tried | Checked:
+        assert self._result is not None  # nothing is wanted any more
+        return self._result
+
+    def _record(self, rate: float) -> Record:
+        """Raises _UnknownError, and SpecError for choices that are wrong."""
+        if rate not in self._records:
+            task = self._task
+            traffic = as_overrides({**at_rate(self._base, rate, task.num_requests), "seed": task.seed})
+            point = Point(task.base.path, METRICS, (*task.base.overrides, *task.choices, *traffic))
+            key = key_of_point(point)
+            record = self._store.get(key)
+            if record is None:
+                raise _UnknownError(rate, point, key)
+            self._records[rate] = record
+        return self._records[rate]
+
+
+def _runs_of_trial(trial: Trial) -> _Runs:
+    def solve(record: Callable[[float], Record]) -> Tried:
+        looked_at: list[Record] = []
+
+        def is_met(step: int) -> bool:
+            looked_at.append(record(_RATIO**step))
+            return _attained(looked_at[-1]) >= trial.attainment
+
         found = highest_on_lattice(is_met, lattice(trial.start))
-    finally:
-        store.close()
-    return Tried(None if found is None else _RATIO**found, count, problems[0] if problems and found is None else "")
+        if found is not None:
+            return Tried(_RATIO**found, len(looked_at))
+        return Tried(None, len(looked_at), next((each.problem for each in looked_at if each.problem), ""))
+
+    return _Runs(trial, solve)
 
 
-def check(task: Check) -> Checked:
-    """A run of the deployment. Raises SpecError for choices that are wrong."""
-    store = Store(Path(task.store))
-    try:
-        return Checked(_at(store, task.base, task.choices, task.seed, task.rate, task.num_requests))
-    finally:
-        store.close()
+def _runs_of_check(task: Check) -> _Runs:
+    return _Runs(task, lambda record: Checked(record(task.rate)))
+
+
+# The highest rate of a trial, and a run of a deployment. Both raise SpecError for choices that are wrong.
+try_rates: Stepwise[Trial, Tried] = Stepwise(_runs_of_trial, evaluate_timed)
+check: Stepwise[Check, Checked] = Stepwise(_runs_of_check, evaluate_timed)
 
 
 def lattice(rate: float) -> int:
@@ -147,11 +198,6 @@ def highest_on_lattice(is_met: Callable[[int], bool], start: int) -> int | None:
         middle = (low + high) // 2
         low, high = (middle, high) if is_met(middle) else (low, middle)
     return low
-
-
-def _at(store: Store, base: Base, choices: tuple[str, ...], seed: int, rate: float, num_requests: int) -> Record:
-    traffic = as_overrides({**at_rate(base.load(), rate, num_requests), "seed": seed})
-    return remembered(store, Point(base.path, METRICS, (*base.overrides, *choices, *traffic)))[1]
 
 
 def _attained(record: Record) -> float:

@@ -14,8 +14,8 @@ import pytest
 from perfmodel.errors import PerfmodelError
 from perfmodel.plan.candidates import Base
 from perfmodel.plan.points import Point, Record
-from perfmodel.plan.store import Store, key_of, remembered
-from perfmodel.plan.trials import Trial, highest_on_lattice, try_rates
+from perfmodel.plan.store import Store, key_of
+from perfmodel.plan.trials import Check, Trial, check, highest_on_lattice, try_rates
 from perfmodel.specs import load_scenario
 
 METRICS = ("request_throughput",)
@@ -71,11 +71,12 @@ def test_a_key_is_the_same_in_every_process() -> None:
 
 
 def test_a_point_is_evaluated_once_and_comes_back_as_it_was(tmp_path: Path) -> None:
-    store, point = Store(tmp_path / "points.sqlite"), Point("llama-3.1-8b-a100", METRICS, SMALL)
-    name, record = remembered(store, point)
-    again = Store(tmp_path / "points.sqlite")  # another plan
-    assert remembered(again, point) == (name, record)
-    assert (len(again), again.most_evaluations()) == (1, 1)
+    file = tmp_path / "points.sqlite"
+    task = Check(Base("llama-3.1-8b-a100", SMALL), (), 0, 2.0, 20, str(file))
+    first = check(task)
+    assert check(task) == first  # another plan
+    assert first.record.values["request_throughput"]
+    assert (len(Store(file)), Store(file).most_evaluations()) == (1, 1)
 
 
 def test_a_store_that_cannot_be_is_told_in_a_sentence(tmp_path: Path) -> None:

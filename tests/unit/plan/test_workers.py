@@ -1,20 +1,18 @@
 """Engines of sweeps: equal answers in equal order everywhere, and a lost worker costs only its own item."""
 
-import importlib.util
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError
+from perfmodel.errors import SpecError
 from perfmodel.plan.points import Point
 from perfmodel.plan.sweep import sweep
-from perfmodel.plan.workers import engine_of, spread
-
-HAS_RAY = importlib.util.find_spec("ray") is not None
+from perfmodel.plan.workers import Engine, Stepwise, engine_of, spread
 
 
 def squared(item: int) -> int:
@@ -43,6 +41,48 @@ def killed_once(item: tuple[int, Path]) -> int:
 
 def said(item: object, reason: str) -> str:
     return f"{item}: {reason}"
+
+
+@dataclass
+class Doubling:
+    """A chain: what was found is doubled until it is over a hundred. With a mark, its processes die once at each step
+    beyond 10."""
+
+    start: int
+    mark: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.found = [self.start]
+
+    def wanted(self) -> tuple[tuple[int, Path | None], ...]:
+        return ((self.found[-1], self.mark),) if self.found[-1] <= 100 else ()
+
+    def take(self, answer: int) -> None:
+        self.found.append(answer)
+
+    def result(self) -> list[int]:
+        return self.found
+
+
+def doubled(step: tuple[int, Path | None]) -> int:
+    number, mark = step
+    if mark is not None and number > 10 and not (here := mark / str(number)).exists():
+        here.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * number
+
+
+def always_killed(step: tuple[int, Path | None]) -> int:
+    if step[0] == 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * step[0]
+
+
+def chain_of(item: int) -> Doubling:
+    return Doubling(item)
+
+
+doublings: Stepwise[int, list[int]] = Stepwise(chain_of, doubled)
 
 
 def small_points() -> list[Point]:
@@ -74,6 +114,25 @@ def test_an_item_whose_worker_was_lost_once_has_its_answer(tmp_path):
     assert spread(killed_once, items, said, workers=2) == [number * number for number, _ in items]
 
 
+def test_steps_of_a_chain_follow_each_other_and_what_they_add_up_to_stays_here():
+    progress: list[int] = []
+    answers = spread(doublings, [5, 200, 7, 30], said, lambda done, _: progress.append(done), workers=2)
+    assert answers == [doublings(item) for item in (5, 200, 7, 30)]
+    assert answers[:2] == [[5, 10, 20, 40, 80, 160], [200]]
+    assert progress == [1, 2, 3, 4]
+
+
+def test_a_chain_goes_on_where_it_lost_a_worker_and_ends_where_it_lost_two(tmp_path):
+    twice = Stepwise(lambda item: Doubling(item, tmp_path / str(item)), doubled)
+    for item in (5, 7):
+        (tmp_path / str(item)).mkdir()
+    assert spread(twice, [5, 7], said, workers=2) == [doublings(5), doublings(7)]
+    assert sorted(int(each.name) for each in (tmp_path / "5").iterdir()) == [20, 40, 80]
+    lost = spread(Stepwise(chain_of, always_killed), [5, 7], said, workers=2)
+    assert lost[1] == doublings(7)
+    assert lost[0].endswith(", twice")
+
+
 def test_what_the_function_raises_is_raised():
     with pytest.raises(SpecError, match=r"three is refused\."):
         spread(refused, range(6), said, workers=2)
@@ -88,52 +147,24 @@ def test_a_lost_point_is_a_record_with_the_problem(monkeypatch):
     assert [(record.problem, dict(record.values)) for record in sweep(points)] == [("lost.", {})]
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "address"),
+    [
+        ("local", "local", None),
+        ("ray", "ray", None),
+        ("ray:auto", "ray", "auto"),
+        ("ray:10.0.0.1:6379", "ray", "10.0.0.1:6379"),
+        ("ray://10.0.0.1:10001", "ray", "ray://10.0.0.1:10001"),
+    ],
+)
+def test_engines_have_a_name_and_an_address(text, name, address):
+    assert engine_of(text) == Engine(name, address)
+
+
 @pytest.mark.parametrize("text", ["lokal", "local:3", "ray:", "dask", ""])
 def test_other_engines_are_refused_in_a_sentence(text):
     with pytest.raises(SpecError, match="allowed local, ray or ray:ADDRESS"):
         engine_of(text)
-
-
-@pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
-def test_without_ray_the_extra_is_named():
-    with pytest.raises(MissingExtraError, match=r"pip install 'perfmodel\[ray\]'"):
-        spread(squared, range(3), said, engine="ray")
-
-
-@pytest.fixture(scope="class")
-def ray_of_this_machine():
-    """Ray's workers import functions by their module: they look where its processes' PYTHONPATH says."""
-    import ray
-
-    before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), before])
-    yield
-    os.environ["PYTHONPATH"] = before
-    ray.shutdown()
-
-
-@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed (extra `ray`)")
-@pytest.mark.usefixtures("ray_of_this_machine")
-class TestRay:
-    def test_points_have_the_same_records_as_in_this_process(self):
-        assert sweep(small_points(), workers=2, engine="ray") == sweep(small_points(), workers=1)
-
-    def test_a_killed_worker_costs_only_its_own_item(self):
-        answers = spread(killed_each_time, range(6), said, workers=2, engine="ray")
-        assert answers[:3] + answers[4:] == [item * item for item in range(6) if item != 3]
-        assert "Ray worker was lost" in answers[3]
-        assert "twice" in answers[3]
-
-    def test_a_cluster_that_is_not_there_is_a_sentence(self):
-        import ray
-
-        ray.shutdown()
-        with pytest.raises(PerfmodelError, match=r"no Ray cluster answers at 127\.0\.0\.1:1 "):
-            spread(squared, range(3), said, engine="ray:127.0.0.1:1")
-
-    def test_what_the_function_raises_is_raised(self):
-        with pytest.raises(SpecError, match=r"three is refused\."):
-            spread(refused, range(6), said, workers=2, engine="ray")
 
 
 def test_workers_that_cannot_begin_are_not_started_for_ever(tmp_path):
