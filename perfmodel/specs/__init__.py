@@ -59,7 +59,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perfmodel.specs.base import Spec
     from perfmodel.specs.catalog import data_dir, find_file, list_names
-    from perfmodel.specs.cluster import ClusterSpec, KvTransferSpec, PoolSpec
+    from perfmodel.specs.cluster import ClusterSpec, KvTransferSpec
     from perfmodel.specs.engine import EngineSpec
     from perfmodel.specs.hardware import Declared, HardwareSpec, Link, MemoryLevel, Price
     from perfmodel.specs.json_schema import SCHEMA_KINDS, scenario_schema, schema
@@ -93,7 +93,7 @@ _HOMES = {
     "ModelSpec": "model.spec",
     "PlanSpace": "plan",
     "PlanSpec": "plan",
-    "PoolSpec": "cluster",
+    "PoolSpec": "pool",
     "Positions": "yaml_loader",
     "Prefix": "traffic",
     "Price": "hardware",

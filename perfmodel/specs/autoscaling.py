@@ -14,7 +14,8 @@ class AutoscalingSpec(Spec):
     """As many replicas as the load asks for: ceil(load / target), the load being counted each `interval_s`.
 
     metric:             concurrency: requests that wait or run; queue: requests that wait, and then replicas go one at a
-                        time, when nobody waits
+                        time, when nobody waits; kv_cache_usage: KV blocks in use, `target` being a share of a
+                        replica's. Requests whose KV is on its way wait, where it goes to
     scale_down_delay_s: fewer replicas only when fewer would have done for so long; those that go finish what they have
     min_replicas:       0: the first request that comes starts one
     cold_start_s:       until a new replica serves; by default the time for its weights at `load_bandwidth_bytes_per_s`
@@ -24,7 +25,7 @@ class AutoscalingSpec(Spec):
     Interval and delay are those of Kubernetes' horizontal pod autoscaler by default.
     """
 
-    metric: Literal["concurrency", "queue"] = "concurrency"
+    metric: Literal["concurrency", "queue", "kv_cache_usage"] = "concurrency"
     target: PositiveFloat
     min_replicas: NonNegativeInt = 1
     max_replicas: PositiveInt
@@ -38,6 +39,10 @@ class AutoscalingSpec(Spec):
     def _is_a_range(self) -> "AutoscalingSpec":
         if self.min_replicas > self.max_replicas:
             raise ValueError(f"found min_replicas {self.min_replicas}, allowed at most max_replicas")
+        if self.metric == "kv_cache_usage" and self.target > 1:
+            raise ValueError(
+                f"found target {self.target:g} of kv_cache_usage, a share of a replica's blocks; at most 1"
+            )
         return self
 
     def start_s(self, weight_bytes: float) -> float:

@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import PositiveFloat, model_validator
 
 from perfmodel.specs.base import Spec
-from perfmodel.specs.cluster import ClusterSpec, PoolSpec
+from perfmodel.specs.cluster import ClusterSpec
+from perfmodel.specs.deployment import Deployment
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.kv import PromptCompression
@@ -15,6 +16,7 @@ from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.model_changes import ModelChanges
 from perfmodel.specs.overheads import Overheads
 from perfmodel.specs.plan import PlanSpec
+from perfmodel.specs.pool import PoolSpec
 from perfmodel.specs.published import Published
 from perfmodel.specs.resolved import Resolved
 from perfmodel.specs.slo import SLO
@@ -74,40 +76,50 @@ class Scenario(Spec):
 
     @model_validator(mode="after")
     def _pools_fit_together(self) -> "Scenario":
-        for pool in self.cluster.pools:
-            for name in _SHARED if pool.share is None else ():
-                mine, shared = getattr(pool.engine, name), getattr(self.engine, name)
-                if mine != shared:
-                    raise ValueError(
-                        f"found {name}={mine} in a {pool.role} pool and {shared} in the scenario's engine; pools serve "
-                        f"the same model and exchange its KV cache, set {name} once, under `engine`"
-                    )
+        for deployment in self.cluster.deployments:
+            if deployment.share is None or deployment.is_disaggregated:
+                self._check_kv_formats(deployment)
         for pool in self.pools:
             if pool.engine.kv_offload is not None:
                 pool.engine.kv_offload.link_of(pool.hardware or self.hardware)
-        if self.cluster.is_disaggregated:
-            if any(pool.engine.speculative_config is not None for pool in self.pools):
-                raise ValueError(
-                    "found speculative_config in pools that exchange KV; the drafter's KV is not moved between them, "
-                    "leave one of the two out"
-                )
-            self._refuse_unshared_kv()
-            for pool in self.pools:
-                self.cluster.kv_transfer.link_of(pool.hardware or self.hardware)
+            if pool.role != "unified":
+                self._check_exchange(pool)
         return self
+
+    def _check_kv_formats(self, deployment: Deployment) -> None:
+        """The same model, and the same KV, in all pools of a deployment; those with a share may differ from others."""
+        mine = [self.cluster.pools[number] for number in deployment.pools]
+        common, place = (
+            (self.engine, "the scenario's engine") if deployment.share is None else (mine[0].engine, "another")
+        )
+        advice = "once, under `engine`" if deployment.share is None else "alike in all pools of the deployment"
+        for pool in mine:
+            for name in _SHARED:
+                found, shared = getattr(pool.engine, name), getattr(common, name)
+                if found != shared:
+                    raise ValueError(
+                        f"found {name}={found} in a {pool.role} pool and {shared} in {place}; pools serve the same "
+                        f"model and exchange its KV cache, set {name} {advice}"
+                    )
+
+    def _check_exchange(self, pool: PoolSpec) -> None:
+        """What has no meaning where one engine computes prompts and another goes on from their KV."""
+        if pool.engine.speculative_config is not None:
+            raise ValueError(
+                "found speculative_config in pools that exchange KV; the drafter's KV is not moved between them, "
+                "leave one of the two out"
+            )
+        if pool.engine.kv_cache == "off":
+            raise ValueError("found kv_cache=off in prefill and decode pools, which exchange their KV; keep it on")
+        if pool.engine.kv_offload:
+            raise ValueError("found kv_offload in prefill and decode pools; only unified engines have it")
+        self.cluster.kv_transfer.link_of(pool.hardware or self.hardware)
 
     @model_validator(mode="after")
     def _has_units_for_its_formats(self) -> "Scenario":
         for pool in self.pools:
             refuse_missing_units(pool.engine, pool.hardware or self.hardware)
         return self
-
-    def _refuse_unshared_kv(self) -> None:
-        """What has no meaning where one engine computes prompts and another goes on from their KV."""
-        if self.engine.kv_cache == "off":
-            raise ValueError("found kv_cache=off beside prefill and decode pools, which exchange their KV; keep it on")
-        if any(pool.engine.kv_offload for pool in self.pools):
-            raise ValueError("found kv_offload beside prefill and decode pools; only unified engines have it")
 
     @property
     def pools(self) -> tuple[PoolSpec, ...]:

@@ -11,6 +11,7 @@ from perfmodel.engine import Request, SchedulerConfig, StepRecord
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
 from perfmodel.sim.fleet.kv_transfer import TransferCost
+from perfmodel.sim.fleet.pool import FleetRouter
 from perfmodel.sim.fleet.router import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.replica import Replica
@@ -66,7 +67,7 @@ def serve(
         Replica(clock, i, decode.loop(), on_decoded, on_decode_step)
         for i, clock in enumerate(clocks[counts[0] :], counts[0])
     ]
-    to_prefill, to_decode = ROUTERS[router](sources), ROUTERS[router](targets)
+    to_prefill, to_decode = (FleetRouter(router, [(engine,) for engine in engines]) for engines in (sources, targets))
     server = DisaggregatedServer(env, to_prefill, to_decode, lambda source, target: link.cost, on_finished)
     requests = prefill.requests()
     if concurrency is None:

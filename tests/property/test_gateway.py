@@ -11,8 +11,10 @@ from test_leaps import ScriptedBackend
 from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment
 from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
+from perfmodel.sim.fleet.fabric import Fabric
 from perfmodel.sim.fleet.gateway import Gateway, LostRequest
-from perfmodel.sim.fleet.kv_transfer import TransferCost
+from perfmodel.sim.fleet.kv_transfer import KvTransfers, TransferCost
+from perfmodel.sim.fleet.pool import FleetRouter
 from perfmodel.sim.fleet.router import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.replica import Replica
@@ -32,6 +34,18 @@ specs = st.builds(
 )
 
 
+@dataclass(frozen=True)
+class Wires:
+    """How KV moves, where there are prefill and decode engines; ticks per token."""
+
+    is_layerwise: bool
+    is_shared: bool
+    per_token: int
+
+
+Losses = tuple[tuple[int, int], ...]  # (number of an engine, tick): all that it has is lost
+
+
 @dataclass
 class Ended:
     """What became of the requests of a run."""
@@ -45,10 +59,11 @@ def serve(
     spec: GatewaySpec,
     counts: tuple[int, int],
     concurrency: int | None,
-    losses: tuple[int, ...],
+    losses: Losses,
+    wires: Wires,
     can_leap: bool,
 ) -> Ended:
-    """Through a gateway to unified engines, or to prefill and decode ones; at each of `losses` one engine loses all."""
+    """Through a gateway to unified engines, or to prefill and decode ones; at each of `losses` one loses all."""
     env, ended, backend = TickEnvironment(), Ended(), ScriptedBackend()
     client: Any = None
 
@@ -74,7 +89,7 @@ def serve(
     def on_decoded(replica: Replica, request: Request) -> None:
         on_finished(replica, request) if server is None else server.on_decoded(replica, request)
 
-    num_prefill, num_decode = counts
+    num_prefill, _ = counts
     clocks = [Lockstep(env, backend, can_leap) for _ in range(sum(counts))]
     first = [
         Replica(clock, i, case.loop(), on_prefilled, lambda _, r: None) for i, clock in enumerate(clocks[:num_prefill])
@@ -85,15 +100,19 @@ def serve(
     decode = ROUTERS["least_outstanding"](second)
     server: DisaggregatedServer | None = None
     if first:
-        cost = TransferCost(30 * TICK, 1.0, TICK, 0.0, 1.0, BLOCK_SIZE)
-        server = DisaggregatedServer(env, ROUTERS["random"](first), decode, lambda a, b: cost, on_finished)
+        cost = TransferCost(30 * TICK, 1.0, wires.per_token * TICK, 0.0, 1.0, BLOCK_SIZE, num_layers=4)
+        to_prefill = FleetRouter("random", [(replica,) for replica in first])
+        to_decode = FleetRouter("least_outstanding", [(replica,) for replica in second])
+        transfers = KvTransfers(env, wires.is_layerwise, Fabric(env, 1 / TICK) if wires.is_shared else None)
+        server = DisaggregatedServer(env, to_prefill, to_decode, lambda a, b: cost, on_finished, transfers=transfers)
     gateway = Gateway(env, spec, 7, (lambda _: server) if server is not None else decode, on_lost)
 
     def lose(replica: Replica) -> None:
-        gateway.fail(gateway.outstanding_at([replica]))
+        gateway.fail(gateway.outstanding_at([replica]) if server is None else server.fail([replica]))
+        replica.loop.scheduler.blocks.forget_all()  # raises if a request still holds one
 
-    for number, tick in enumerate(losses if server is None else ()):
-        hit = second[number % num_decode]
+    for which, tick in losses:
+        hit = (first + second)[which % sum(counts)]
         Alarm(env, tick, lambda _, r=hit: lose(r), ARRIVAL_PRIORITY)  # type: ignore[misc]
     requests = case.requests()
     if concurrency is None:
@@ -114,20 +133,19 @@ def serve(
 
 
 fleets = st.sampled_from([(0, 1), (0, 2), (0, 3), (1, 1), (2, 2)])
-ticks = st.lists(st.integers(1, 3000), max_size=4).map(tuple)
+all_losses = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3000)), max_size=6).map(tuple)
+all_wires = st.builds(Wires, st.booleans(), st.booleans(), st.sampled_from([0, 1, 30]))
 
 
-@given(cases(max_requests=15), specs, fleets, st.sampled_from([None, 1, 4]), ticks)
+@given(cases(max_requests=15), specs, fleets, st.sampled_from([None, 1, 4]), all_losses, all_wires)
 @settings(max_examples=300, deadline=None)
 def test_each_request_ends_once_and_leaps_change_nothing(
-    case: Case, spec: GatewaySpec, counts: tuple[int, int], concurrency: int | None, losses: tuple[int, ...]
+    case: Case, spec: GatewaySpec, counts: tuple[int, int], concurrency: int | None, losses: Losses, wires: Wires
 ) -> None:
-    if case.config.batching != "continuous" or case.rolling_span is not None:
-        counts = (0, counts[1])
-    stepped = serve(case, spec, counts, concurrency, losses, False)
+    stepped = serve(case, spec, counts, concurrency, losses, wires, False)
     fates = Counter([number for number, *_ in stepped.done] + [number for number, *_ in stepped.lost])
     assert fates == Counter(range(len(case.rows)))
-    assert serve(case, spec, counts, concurrency, losses, True) == stepped
+    assert serve(case, spec, counts, concurrency, losses, wires, True) == stepped
     if spec.timeout_s is None:
         assert all(fate == "failed" for _, fate, _ in stepped.lost)
         if spec.max_outstanding is None and spec.rate_limit is None and not losses:

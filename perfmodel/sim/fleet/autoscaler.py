@@ -54,6 +54,8 @@ class Autoscaler:
         held = fleet.entrance.num_waiting
         if spec.metric == "concurrency":
             wanted = ceil((fleet.num_outstanding + held) / spec.target)
+        elif spec.metric == "kv_cache_usage":
+            wanted = max(ceil(fleet.kv_load / spec.target), 1 if held or fleet.num_outstanding else 0)
         else:
             waiting, size = fleet.num_waiting + held, fleet.num("up", "starting")
             is_idle = not (waiting or fleet.num_outstanding)

@@ -8,16 +8,18 @@ from perfmodel.cost import Calibration, EngineProfile, ServerFit
 from perfmodel.cost.draws import Draw, Scores, Uncertainty
 from perfmodel.engine import Request
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
+from perfmodel.sim.fleet.deployed import Deployed
 from perfmodel.sim.fleet.dynamic import DynamicCluster
 from perfmodel.sim.fleet.gateway import LostRequest
+from perfmodel.sim.fleet.kv_transfer import KvTransfers
 from perfmodel.sim.fleet.pool import FleetRouter, OnFinished, OnStep, Pool, build_pool
 from perfmodel.sim.fleet.pool_basis import BasisOf
-from perfmodel.sim.fleet.prefill_decode import PrefillDecode
+from perfmodel.sim.fleet.prefill_decode import PrefillDecode, kv_transfers
 from perfmodel.sim.replica.front_end import FrontEnd
 from perfmodel.sim.replica.replica import Replica
 from perfmodel.sim.traffic.clients import Server
-from perfmodel.specs.cluster import PoolSpec
+from perfmodel.specs.deployment import Deployment, deployments
+from perfmodel.specs.pool import PoolSpec
 from perfmodel.specs.scenario import Scenario
 
 
@@ -44,7 +46,7 @@ class Cluster:
     ) -> None:
         self.scenario = scenario
         self.pools: list[Pool] = []
-        self.disaggregated: DisaggregatedServer | None = None
+        self.transfers: KvTransfers | None = None
         self.dynamic: DynamicCluster | None = None
         self._env, self._basis_of, self._can_leap = env, basis_of, can_leap
         self._one_of, self._scores = one_of, scores
@@ -52,28 +54,34 @@ class Cluster:
             self.dynamic = dynamic = DynamicCluster(env, scenario, on_finished, on_step, on_lost)
             on_finished = dynamic.on_finished
         if scenario.cluster.is_disaggregated:
-            self._build_disaggregated(on_finished, on_step)
-        else:
-            for spec in scenario.pools:
-                self.pools.append(self._pool(spec, on_finished, on_step, front_end=True))
-        self.route: Callable[[Request], Server] = self._route()
+            self.transfers = kv_transfers(env, scenario)
+        deployed = [self._deploy(deployment, on_finished, on_step) for deployment in _deployments(scenario)]
+        self.servers = [each.server for each in deployed if each.server is not None]
+        self.route: Callable[[Request], Server] = deployed[0].route
         if self.dynamic is not None:
-            self.route = self.dynamic.over(self.pools, self.disaggregated)
+            self.route = self.dynamic.over(deployed)
 
     @property
     def engines(self) -> list[Replica]:
         """Of all pools, by their numbers."""
         return [engine for pool in self.pools for engine in pool.engines]
 
-    def _pool(self, spec: PoolSpec, on_finished: OnFinished, on_step: OnStep, front_end: bool) -> Pool:
-        if spec.shadow:
+    def _deploy(self, deployment: Deployment, on_finished: OnFinished, on_step: OnStep) -> Deployed:
+        if deployment.is_shadow:
             assert self.dynamic is not None
             on_finished, on_step = self.dynamic.on_shadow_finished, self.dynamic.on_shadow_step
+        specs = self.scenario.pools
+        if deployment.is_disaggregated:
+            return self._disaggregated(deployment, on_finished, on_step)
+        pools = {n: self._pool(specs[n], on_finished, on_step, front_end=True) for n in deployment.pools}
+        return Deployed(deployment, pools, FleetRouter.over(list(pools.values()), self.scenario), None)
+
+    def _pool(self, spec: PoolSpec, on_finished: OnFinished, on_step: OnStep, front_end: bool) -> Pool:
         mine = self.scenario.of_pool(spec)
         calibration, profile, memory = self._basis_of(mine)
-        draw = self._draw(calibration, profile)
+        draw = self._draw(calibration, profile, spec.role != "unified")
         server = _drawn_server(profile, draw) if front_end else ServerFit()
-        return build_pool(
+        pool = build_pool(
             self._env,
             self.scenario,
             spec,
@@ -88,31 +96,36 @@ class Cluster:
             lambda: None if server == ServerFit() else FrontEnd(server),
             draw,
         )
+        self.pools.append(pool)
+        return pool
 
-    def _draw(self, calibration: Calibration, profile: EngineProfile) -> Draw | None:
+    def _draw(self, calibration: Calibration, profile: EngineProfile, is_disaggregated: bool) -> Draw | None:
         """The cluster's draw, in the units of one pool's uncertainty."""
         if self._scores is None:
             return None
         is_closed_loop = self.scenario.traffic.arrivals.process == "closed_loop"
-        is_disaggregated = self.scenario.cluster.is_disaggregated
         return Uncertainty.of(calibration, profile, is_closed_loop, is_disaggregated).draw(self._scores)
 
-    def _route(self) -> Callable[[Request], Server]:
-        if self.disaggregated is not None:
-            server = self.disaggregated
-            return lambda request: server
-        return FleetRouter.over(self.pools, self.scenario)
-
-    def _build_disaggregated(self, on_finished: OnFinished, on_step: OnStep) -> None:
-        stages = PrefillDecode(on_step)
-        for spec in sorted(self.scenario.pools, key=lambda spec: spec.role != "prefill"):
-            is_prefill = spec.role == "prefill"
+    def _disaggregated(self, deployment: Deployment, on_finished: OnFinished, on_step: OnStep) -> Deployed:
+        """Prefill pools come first."""
+        assert self.transfers is not None
+        stages, pools, specs = PrefillDecode(on_step), dict[int, Pool](), self.scenario.pools
+        for number in sorted(deployment.pools, key=lambda number: specs[number].role != "prefill"):
+            is_prefill = specs[number].role == "prefill"
             ends = stages.on_prefilled if is_prefill else stages.on_decoded
-            self.pools.append(self._pool(spec, ends, on_step if is_prefill else stages.on_decode_step, front_end=False))
-        calibration, profile, _ = self._basis_of(self.pools[0].scenario)  # prefill pools come first
-        server = _drawn_server(profile, self._draw(calibration, profile))
+            steps = on_step if is_prefill else stages.on_decode_step
+            pools[number] = self._pool(specs[number], ends, steps, front_end=False)
+        mine = list(pools.values())
+        calibration, profile, _ = self._basis_of(mine[0].scenario)
+        server = _drawn_server(profile, self._draw(calibration, profile, is_disaggregated=True))
         front_end = FrontEnd(server) if server != ServerFit() else None
-        self.disaggregated = stages.join(self._env, self.scenario, self.pools, on_finished, front_end)
+        joined = stages.join(self._env, self.scenario, mine, on_finished, front_end, self.transfers)
+        return Deployed(deployment, pools, None, joined)
+
+
+def _deployments(scenario: Scenario) -> tuple[Deployment, ...]:
+    """The cluster's deployments; equal replicas are one."""
+    return scenario.cluster.deployments or deployments(scenario.pools)
 
 
 def _drawn_server(profile: EngineProfile, draw: Draw | None) -> ServerFit:

@@ -10,22 +10,60 @@ One request, in the order of vLLM's NIXL connector, Dynamo and TensorRT-LLM:
 
 The client has the first token when that first decode step is over (it comes with the second, as TensorRT-LLM sends it),
 so TTFT contains the wait for a decode slot and the transfer. An answer of one token ends at the prefill replica.
+
+A replica that fails takes with it what it has, and what is on its way to it or from it: `fail`.
 """
 
 __all__ = ["DisaggregatedServer"]
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from enum import Enum
+
+from simpy.events import Process
 
 from perfmodel.engine import Request, RequestStatus
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment
+from perfmodel.sim.fleet.entrance import Entrance
 from perfmodel.sim.fleet.kv_transfer import KvTransfers, TransferCost
+from perfmodel.sim.fleet.pool import FleetRouter
 from perfmodel.sim.replica.front_end import FrontEnd
 from perfmodel.sim.replica.replica import Replica
 
-Route = Callable[[Request], Replica]
 # What one transfer costs from an engine to another, by their numbers.
 CostOf = Callable[[int, int], TransferCost]
+
+
+class _Stage(Enum):
+    """Where a request is on its way."""
+
+    ENTRANCE = "waits for a prefill replica to be there"
+    PREFILL = "with its prefill replica"
+    BETWEEN = "waits for a decode replica to be there"
+    INBOUND = "waits for its decode replica's blocks"
+    MOVING = "its KV is on its way"
+    DECODE = "with its decode replica"
+
+
+_HAS_SOURCE = (_Stage.PREFILL, _Stage.BETWEEN, _Stage.INBOUND, _Stage.MOVING)
+_HAS_TARGET = (_Stage.INBOUND, _Stage.MOVING, _Stage.DECODE)
+
+
+class _Passage:
+    """The way of a client's `request`; `prefill` is what the prefill replica `source` has of it, `target` decodes."""
+
+    __slots__ = ("prefill", "request", "source", "stage", "target", "transfer")
+    source: Replica
+    target: Replica
+    transfer: Process
+
+    def __init__(self, request: Request, prefill: Request) -> None:
+        self.request, self.prefill, self.stage = request, prefill, _Stage.ENTRANCE
+
+    def touches(self, engines: set[int]) -> bool:
+        """Whether it is with one of these now, or on its way to one or from it."""
+        is_from = self.stage in _HAS_SOURCE and self.source.index in engines
+        return is_from or (self.stage in _HAS_TARGET and self.target.index in engines)
 
 
 class DisaggregatedServer:
@@ -38,8 +76,8 @@ class DisaggregatedServer:
     def __init__(
         self,
         env: TickEnvironment,
-        to_prefill: Route,
-        to_decode: Route,
+        to_prefill: FleetRouter,
+        to_decode: FleetRouter,
         cost_of: CostOf,
         on_finished: Callable[[Replica, Request], None],
         front_end: FrontEnd | None = None,
@@ -47,50 +85,24 @@ class DisaggregatedServer:
     ) -> None:
         self.env = env
         self.transfers = transfers or KvTransfers(env)
-        self._to_prefill, self._to_decode, self._cost_of = to_prefill, to_decode, cost_of
-        self._on_finished, self._front_end = on_finished, front_end
-        self._whole: dict[int, Request] = {}  # the client's request, by the number that its prefill bears too
-        # (prefill replica, its request, the client's), by the decode replica that has no blocks for it yet.
-        self._inbound: dict[int, deque[tuple[Replica, Request, Request]]] = {}
-        # The engine that has a request of this number, and what it is there: its prefill, or itself.
-        self._at: dict[int, tuple[Replica, Request]] = {}
-        self._bound: dict[int, Replica] = {}  # the decode replica that a request is on its way to
+        self.prefill_entrance = Entrance(to_prefill, self._prefill_at)
+        self.decode_entrance = Entrance(to_decode, self._expect_at)
+        self._cost_of, self._on_finished, self._front_end = cost_of, on_finished, front_end
+        self._passages: dict[int, _Passage] = {}  # of requests that somebody waits for, by their numbers
+        self._inbound: dict[int, deque[_Passage]] = {}  # by the decode replica that has no blocks for them yet
+        self._moving: dict[_Passage, None] = {}  # transfers that have begun, whether somebody still waits or not
+
+    # ---------------------------------------------------------------- the way through
 
     def add(self, request: Request) -> None:
         """`request` arrives now, at the front end if there is one."""
         delay = self._front_end.delay(request, self.env.ticks) if self._front_end is not None else 0
         if delay:
-            Alarm(self.env, delay, lambda _: self._prefill(request), ARRIVAL_PRIORITY)
+            Alarm(self.env, delay, lambda _: self._enter(request), ARRIVAL_PRIORITY)
         else:
-            self._prefill(request)
+            self._enter(request)
 
-    def abort(self, request: Request) -> bool:
-        """`request` gives up, wherever it is; its KV goes with it, once a transfer that has begun is over."""
-        request.status, was = RequestStatus.ABORTED, request.status
-        where = self._at.pop(request.request_id, None)
-        if where is None:
-            self._leave_inbound(request)
-            return True  # in the front end, or between the engines
-        replica, there = where
-        self._whole.pop(request.request_id, None)
-        if there is request:
-            request.status = was
-        return replica.abort(there)
-
-    def _leave_inbound(self, request: Request) -> None:
-        """Give up the wait for a decode replica's blocks, if `request` does wait for them."""
-        target = self._bound.get(request.request_id)
-        inbound = self._inbound[target.index] if target is not None else deque()
-        for waiting in inbound:
-            if target is not None and waiting[2] is request:
-                inbound.remove(waiting)
-                del self._bound[request.request_id]
-                target.forget((request,))
-                waiting[0].release(waiting[1])
-                self.fetch(target)
-                return
-
-    def _prefill(self, request: Request) -> None:
+    def _enter(self, request: Request) -> None:
         if request.status is RequestStatus.ABORTED:
             return
         prefill = Request(
@@ -98,15 +110,18 @@ class DisaggregatedServer:
         )
         prefill.session = request.session
         prefill.keeps_blocks = request.max_output_tokens > 1
-        self._whole[request.request_id] = request
-        source = self._to_prefill(request)
-        self._at[request.request_id] = source, prefill
+        self._passages[request.request_id] = _Passage(request, prefill)
+        self.prefill_entrance.send(prefill)
+
+    def _prefill_at(self, prefill: Request, source: Replica) -> None:
+        passage = self._passages[prefill.request_id]
+        passage.source, passage.stage = source, _Stage.PREFILL
         source.add(prefill)
 
     def on_prefilled(self, source: Replica, prefill: Request) -> None:
         """`source` has sampled the first token of `prefill`."""
-        request = self._whole.pop(prefill.request_id)
-        self._at.pop(prefill.request_id)
+        passage = self._passages[prefill.request_id]
+        request = passage.request
         request.first_scheduled_at = prefill.first_scheduled_at
         request.num_cached_tokens = prefill.num_cached_tokens
         request.num_preemptions = prefill.num_preemptions
@@ -117,51 +132,121 @@ class DisaggregatedServer:
             self._deliver(source, request)
             return
         request.num_transferred_tokens = request.num_prompt_tokens
-        target = self._to_decode(request)
+        passage.stage = _Stage.BETWEEN
+        self.decode_entrance.send(request)
+
+    def _expect_at(self, request: Request, target: Replica) -> None:
         target.loop.scheduler.check_can_ever_run(request)
         target.expect(request)  # on its way counts, for routers
-        self._bound[request.request_id] = target
-        self._inbound.setdefault(target.index, deque()).append((source, prefill, request))
+        passage = self._passages[request.request_id]
+        passage.target, passage.stage = target, _Stage.INBOUND
+        self._inbound.setdefault(target.index, deque()).append(passage)
         self.fetch(target)
 
     def fetch(self, target: Replica) -> None:
         """Start the transfers for which the decode replica `target` has blocks now, in order of arrival there."""
         inbound = self._inbound.get(target.index)
-        while inbound and target.reserve(inbound[0][2]):
-            self._transfer(target, *inbound.popleft())
+        while inbound and target.reserve(inbound[0].request):
+            self._move(inbound.popleft())
 
-    def _transfer(self, target: Replica, source: Replica, prefill: Request, request: Request) -> None:
-        def arrived() -> None:
-            source.release(prefill)
-            target.forget((request,))
-            if self._bound.get(request.request_id) is target:
-                del self._bound[request.request_id]
-            if request.status is RequestStatus.ABORTED:
-                target.drop(request)
-                return
-            self._at[request.request_id] = target, request
-            target.add(request)
-
-        cost = self._cost_of(source.index, target.index)
+    def _move(self, passage: _Passage) -> None:
+        prefill, request = passage.prefill, passage.request
+        cost = self._cost_of(passage.source.index, passage.target.index)
         prefill_ticks = 0
         if prefill.finished_at == self.env.ticks and prefill.first_scheduled_at is not None:
             prefill_ticks = self.env.ticks - prefill.first_scheduled_at
-        self.transfers.start(cost, source.index, target.index, request.num_prompt_tokens, arrived, prefill_ticks)
+        passage.stage = _Stage.MOVING
+        self._moving[passage] = None
+        ends = passage.source.index, passage.target.index
+        passage.transfer = self.transfers.start(
+            cost, *ends, request.num_prompt_tokens, lambda: self._arrived(passage), prefill_ticks
+        )
+
+    def _arrived(self, passage: _Passage) -> None:
+        request, target = passage.request, passage.target
+        if self._passages.get(request.request_id) is not passage:  # nobody waits for it any more
+            self._end_move(passage)
+            self.fetch(target)
+            return
+        del self._moving[passage]
+        passage.source.release(passage.prefill)
+        target.forget((request,))
+        passage.stage = _Stage.DECODE
+        target.add(request)
+
+    def _end_move(self, passage: _Passage) -> None:
+        """What either side keeps for a transfer that came to nothing is free again."""
+        del self._moving[passage]
+        passage.source.release(passage.prefill)
+        passage.target.drop(passage.request)
+        passage.target.forget((passage.request,))
 
     def on_decoded(self, replica: Replica, request: Request) -> None:
         """`replica` has sampled the last token of `request`."""
-        self._at.pop(request.request_id, None)
         self._deliver(replica, request)
 
     def _deliver(self, replica: Replica, request: Request) -> None:
+        del self._passages[request.request_id]
         if self._front_end is not None:
             self._front_end.deliver(request)
         self._on_finished(replica, request)
 
+    # ---------------------------------------------------------------- what comes to nothing
+
+    def abort(self, request: Request) -> bool:
+        """`request` gives up, wherever it is; its KV goes with it, once a transfer that has begun is over."""
+        passage = self._passages.pop(request.request_id, None)
+        if passage is not None:
+            self._withdraw(passage)
+            if passage.stage in _HAS_TARGET:
+                self.fetch(passage.target)
+        request.status = RequestStatus.ABORTED  # if it is in the front end, that keeps it from going on
+        return True
+
+    def fail(self, ranks: Sequence[Replica]) -> list[Request]:
+        """The replica of these ranks has died: the clients' requests that are lost with it.
+
+        They are those that it has, and those whose KV it keeps or waits for; what other replicas keep for them is free
+        again, and transfers from it and to it are over.
+        """
+        engines = {rank.index for rank in ranks}
+        lost = [passage for passage in self._passages.values() if passage.touches(engines)]
+        for passage in lost:
+            del self._passages[passage.request.request_id]
+            self._withdraw(passage)
+        moving = [passage for passage in self._moving if passage.touches(engines)]
+        for passage in moving:
+            self.transfers.abandon(passage.transfer)
+            self._end_move(passage)
+        ends = {p.target.index: p.target for p in (*lost, *moving) if p.stage in _HAS_TARGET}
+        for index in sorted(ends):
+            self.fetch(ends[index])
+        return [passage.request for passage in lost]
+
+    def _withdraw(self, passage: _Passage) -> None:
+        """Nobody waits for it: it gives up what it has, unless that is being moved."""
+        stage, request, prefill = passage.stage, passage.request, passage.prefill
+        if stage is _Stage.ENTRANCE:
+            self.prefill_entrance.abort(prefill)
+        elif stage is _Stage.PREFILL:
+            passage.source.abort(prefill)
+        elif stage is _Stage.BETWEEN:
+            self.decode_entrance.abort(request)
+            passage.source.release(prefill)
+        elif stage is _Stage.INBOUND:
+            self._inbound[passage.target.index].remove(passage)
+            passage.target.forget((request,))
+            passage.source.release(prefill)
+        elif stage is _Stage.DECODE:
+            passage.target.abort(request)
+
+    # ---------------------------------------------------------------- invariants
+
     def check_idle(self, engines: Sequence[Replica]) -> None:
         """Raise AssertionError unless nothing is left anywhere: no request, no KV block, no transfer."""
-        assert not self._whole
+        assert not self._passages
         assert not any(self._inbound.values())
+        assert not self._moving
         for engine in engines:
             scheduler = engine.loop.scheduler
             scheduler.check_integrity()

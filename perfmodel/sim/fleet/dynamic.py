@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clock import TickEnvironment, to_ticks
 from perfmodel.sim.fleet.autoscaler import Autoscaler, Failures
-from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
+from perfmodel.sim.fleet.deployed import Deployed
 from perfmodel.sim.fleet.entrance import Entrance
 from perfmodel.sim.fleet.fleet import Fleet
 from perfmodel.sim.fleet.gateway import Gateway, LostRequest, RequestServer
-from perfmodel.sim.fleet.pool import FleetRouter, OnFinished, OnStep, Pool
+from perfmodel.sim.fleet.pool import OnFinished, OnStep, Pool
 from perfmodel.sim.replica.replica import Replica
 from perfmodel.sim.traffic.shares import Shares
 from perfmodel.specs.gateway import GatewaySpec
@@ -37,13 +37,13 @@ class DynamicCluster:
     ) -> None:
         spec = scenario.cluster.gateway or GatewaySpec()
         self.gateway = Gateway(env, spec, scenario.seed, self._route, on_lost)
-        self.fleets: dict[int, Fleet] = {}  # by the number of their pool
+        self.fleets: dict[int, Fleet] = {}  # by the position of their pool in the scenario
         self.shadowed: Counter[int] = Counter()  # answers of shadow pools, by engine
         self.is_sent: Callable[[], bool] = lambda: False
         self._env, self._scenario, self._on_answer, self._on_step = env, scenario, on_answer, on_step
-        self._entrances: list[Callable[[Request], RequestServer]] = []
+        self._ways_in: list[Callable[[Request], RequestServer]] = []
         self._shares = Shares([], scenario.seed, "models")
-        self._shadows: list[tuple[Shares, Entrance]] = []
+        self._shadows: list[tuple[Shares, Callable[[Request], RequestServer]]] = []
 
     # ---------------------------------------------------------------- what engines call
 
@@ -65,49 +65,54 @@ class DynamicCluster:
 
     # ---------------------------------------------------------------- the way in
 
-    def over(
-        self, pools: Sequence[Pool], disaggregated: DisaggregatedServer | None
-    ) -> Callable[[Request], "DynamicCluster"]:
-        """Stand before `pools`, or before what joins them; returns where a request goes."""
-        if disaggregated is not None:
-            self._entrances.append(lambda _: disaggregated)
-        else:
-            self._divide(pools)
-            self._add_failures(pools)
+    def over(self, deployed: Sequence[Deployed]) -> Callable[[Request], "DynamicCluster"]:
+        """Stand before these; returns where a request goes."""
+        served = [each for each in deployed if not each.spec.is_shadow]
+        shares = [each.spec.share for each in served if each.spec.share is not None]
+        self._shares = Shares(shares, self._scenario.seed, "models")
+        self._ways_in = [self._way_in(each) for each in served]
+        for each in deployed:
+            if each.spec.is_shadow:
+                assert each.spec.share is not None
+                purpose = f"shadow{each.spec.pools[0]}"
+                self._shadows.append((Shares([each.spec.share], self._scenario.seed, purpose), self._way_in(each)))
+        self._add_failures()
         return lambda _: self
 
     def add(self, request: Request) -> None:
         """A client sends `request` now; shadow pools get copies."""
-        for shares, entrance in self._shadows:
+        for shares, way_in in self._shadows:
             if shares.of(request.request_id) == 0:
                 copy = request.afresh()
-                entrance(copy).add(copy)
+                way_in(copy).add(copy)
         self.gateway.add(request)
 
     def _route(self, request: Request) -> RequestServer:
-        kind = self._shares.of(request.request_id) if len(self._entrances) > 1 else 0
-        return self._entrances[kind](request)
+        kind = self._shares.of(request.request_id) if len(self._ways_in) > 1 else 0
+        return self._ways_in[kind](request)
 
-    def _divide(self, pools: Sequence[Pool]) -> None:
-        """An entrance for each pool with a share of its own, or one for all."""
-        served = [(number, pool) for number, pool in enumerate(pools) if not pool.spec.shadow]
-        shares = [pool.spec.share for _, pool in served if pool.spec.share is not None]
-        groups = [[one] for one in served] if shares else [served]
-        self._shares = Shares(shares, self._scenario.seed, "models")
-        for group in groups:
-            router = FleetRouter.over([pool for _, pool in group], self._scenario)
-            entrance = Entrance(router, self.gateway.hand_over)
-            self._entrances.append(entrance)
-            for number, pool in group:
-                self._add_fleet(number, pool, entrance)
-        for number, pool in enumerate(pools):
-            if pool.spec.shadow:
-                assert pool.spec.share is not None
-                entrance = Entrance(pool.route, lambda request, replica: replica.add(request))
-                self._shadows.append((Shares([pool.spec.share], self._scenario.seed, f"shadow{number}"), entrance))
-                self._add_fleet(number, pool, entrance)
+    def _way_in(self, deployed: Deployed) -> Callable[[Request], RequestServer]:
+        """What takes the requests of a deployment, whose replicas may come and go from now on."""
+        server, router, gateway = deployed.server, deployed.router, self.gateway
+        if server is not None:
+            for number, pool in deployed.pools.items():
+                entrance = server.prefill_entrance if pool.spec.role == "prefill" else server.decode_entrance
+                self._add_fleet(number, pool, entrance, lambda ranks: gateway.fail(server.fail(ranks)))
+            return lambda _: server
+        assert router is not None
+        is_shadow = deployed.spec.is_shadow
+        entrance = Entrance(router, (lambda request, replica: replica.add(request)) if is_shadow else gateway.hand_over)
+        for number, pool in deployed.pools.items():
+            self._add_fleet(number, pool, entrance, lambda ranks: gateway.fail(gateway.outstanding_at(ranks)))
+        return entrance
 
-    def _add_fleet(self, number: int, pool: Pool, entrance: Entrance) -> None:
+    def fleet_of(self, pool: Pool) -> Fleet | None:
+        """The replicas of `pool`, if they come and go."""
+        return next((fleet for fleet in self.fleets.values() if fleet.pool is pool), None)
+
+    def _add_fleet(
+        self, number: int, pool: Pool, entrance: Entrance, lose: Callable[[tuple[Replica, ...]], None]
+    ) -> None:
         """Only where replicas can come or go: it has each of them watched."""
         spec = pool.spec.autoscaling
         if spec is None and (self._scenario.cluster.failures is None or pool.spec.shadow):
@@ -116,19 +121,16 @@ class DynamicCluster:
         weight_bytes = pool.memory.weight_bytes * pool.devices_per_engine * num_ranks
         failures = self._scenario.cluster.failures
         start_s = spec.start_s(weight_bytes) if spec is not None else failures.start_s if failures is not None else 0.0
-        fleet = Fleet(self._env, pool, entrance, pool.spec.replicas, to_ticks(start_s), self._lose)
+        fleet = Fleet(self._env, pool, entrance, pool.spec.replicas, to_ticks(start_s), lose)
         self.fleets[number] = fleet
         if spec is not None:
             Autoscaler(self._env, spec, fleet, self._is_over)
 
-    def _add_failures(self, pools: Sequence[Pool]) -> None:
+    def _add_failures(self) -> None:
         failures = self._scenario.cluster.failures
         if failures is not None:
-            fleets = {n: fleet for n, fleet in self.fleets.items() if not pools[n].spec.shadow}
+            fleets = {n: self.fleets[n] for n in sorted(self.fleets) if not self.fleets[n].pool.spec.shadow}
             Failures(self._env, failures, fleets, self._scenario.seed, self._is_over)
-
-    def _lose(self, ranks: tuple[Replica, ...]) -> None:
-        self.gateway.fail(self.gateway.outstanding_at(ranks))
 
     def _is_over(self) -> bool:
         return self.is_sent() and not self.gateway.has_requests

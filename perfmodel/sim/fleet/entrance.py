@@ -13,7 +13,7 @@ from perfmodel.sim.replica.replica import Replica
 class Entrance:
     """Who takes a request: one of the router's replicas, or the entrance itself until one is there.
 
-    hand_over:  gives a request that waited to a replica
+    hand_over:  gives a request to a replica: one that waited, or was to be sent
     on_waiting: called when a request has to wait
     """
 
@@ -30,6 +30,13 @@ class Entrance:
     def __call__(self, request: Request) -> RequestServer:
         """What to add `request` to."""
         return self.router(request) if len(self.router) else self
+
+    def send(self, request: Request) -> None:
+        """Hand `request` over to a replica, now or when there is one."""
+        if len(self.router):
+            self._hand_over(request, self.router(request))
+        else:
+            self.add(request)
 
     def add(self, request: Request) -> None:
         """`request` waits here."""

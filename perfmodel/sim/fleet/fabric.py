@@ -37,6 +37,12 @@ class Fabric:
         self._share()
         return flow.done
 
+    def stop(self, done: Event) -> None:
+        """What was to move until `done` moves no further; the others share what it had."""
+        self._pass()
+        self._flows = [flow for flow in self._flows if flow.done is not done]
+        self._share()
+
     def _pass(self) -> None:
         """What has moved since the rates were set."""
         seconds = (self._env.ticks - self._as_of) / TICKS_PER_S

@@ -59,8 +59,16 @@ class Fleet:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait in the pool's engines."""
+        """Requests that wait in the pool's engines, or for their KV to come."""
+        if self.pool.spec.role == "decode":
+            return self.num_outstanding - sum(engine.loop.scheduler.num_running for engine in self.pool.engines)
         return sum(engine.loop.scheduler.num_waiting for engine in self.pool.engines)
+
+    @property
+    def kv_load(self) -> float:
+        """KV blocks in use, in those that a replica has."""
+        used = sum(engine.num_used_blocks for engine in self.pool.engines)
+        return used / (self.pool.memory.num_kv_blocks * len(self.pool.ranks[0]))
 
     def used_s(self, end: int) -> float:
         """Seconds that replicas were in use until the tick `end`, summed."""
@@ -113,8 +121,7 @@ class Fleet:
         self._enter(number, "failed")
         self.num_failed += 1
         self._on_lost(ranks)
-        for rank in ranks:
-            rank.loop.scheduler.blocks.forget_all()
+        _forget_kv(ranks)
         self._later(number, down_ticks, lambda: self._begin(number))
 
     def _begin(self, number: int) -> None:
@@ -130,8 +137,10 @@ class Fleet:
         self.entrance.look_again()
 
     def _stop_if_drained(self, number: int) -> None:
-        if self._states[number] == "draining" and not any(rank.num_outstanding for rank in self.pool.ranks[number]):
+        ranks = self.pool.ranks[number]
+        if self._states[number] == "draining" and all(rank.is_idle for rank in ranks):
             self._enter(number, "off")
+            _forget_kv(ranks)
 
     def _later(self, number: int, delay: int, then: Callable[[], None]) -> None:
         turn = self._turns[number]
@@ -146,3 +155,9 @@ class Fleet:
         self._states[number] = state
         self._turns[number] += 1
         self.most_in_use = max(self.most_in_use, self.num(*_IN_USE))
+
+
+def _forget_kv(ranks: tuple[Replica, ...]) -> None:
+    """What a replica has cached is gone with it."""
+    for rank in ranks:
+        rank.loop.scheduler.blocks.forget_all()

@@ -26,8 +26,8 @@ __all__ = ["KvTransfers", "TransferCost", "transfer_cost"]
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from simpy import Resource
-from simpy.events import Event
+from simpy import Interrupt, Resource
+from simpy.events import Event, Process
 
 from perfmodel.cost import kv_bytes_per_token, state_bytes_per_sequence
 from perfmodel.ops.formats import served_model
@@ -102,7 +102,7 @@ class KvTransfers:
         self._env, self._is_layerwise, self._fabric = env, is_layerwise, fabric
         self._free_since: dict[Resource, int] = {}
         self._links: dict[tuple[str, int], Resource] = {}
-        self.num_transfers = 0
+        self.num_transfers = self.num_abandoned = 0
         self.num_bytes = 0.0
         self.ticks = 0  # from the wish to the last byte, summed
 
@@ -114,14 +114,19 @@ class KvTransfers:
         num_tokens: int,
         done: Callable[[], None],
         prefill_ticks: int = 0,
-    ) -> None:
+    ) -> Process:
         """Move the KV of `num_tokens` from engine `source` to engine `target`, then call `done`.
 
         prefill_ticks: how long the prefill took that has ended now; 0 if it ended before
         """
         links = self._link("out", source), self._link("in", target)
         head_start = self._head_start(cost, links, prefill_ticks)
-        self._env.process(self._move(cost, *links, num_tokens, done, head_start))
+        return self._env.process(self._move(cost, *links, num_tokens, done, head_start))
+
+    def abandon(self, transfer: Process) -> None:
+        """One of its engines is gone: `transfer` ends now, and its `done` is never called."""
+        self.num_abandoned += 1
+        transfer.interrupt()
 
     def _head_start(self, cost: TransferCost, links: tuple[Resource, Resource], prefill_ticks: int) -> int:
         """Ticks in which layers could move before now."""
@@ -154,18 +159,32 @@ class KvTransfers:
         head_start: int,
     ) -> Generator[Event, None, None]:
         asked_at = self._env.ticks
-        with out.request() as leaves:
-            yield leaves
-            with into.request() as enters:
-                yield enters
-                left = self._left_bytes(cost, num_tokens, head_start)
-                if self._fabric is None:
-                    yield self._env.timeout(to_ticks(cost.latency_s + left / cost.bandwidth_bytes_per_s))
-                else:
-                    yield self._env.timeout(to_ticks(cost.latency_s))
-                    yield self._fabric.move(left * cost.bytes_factor, cost.bandwidth_bytes_per_s * cost.bytes_factor)
-        self._free_since[out] = self._free_since[into] = self._env.ticks
+        left = self._left_bytes(cost, num_tokens, head_start)
+        try:
+            with out.request() as leaves:
+                yield leaves
+                with into.request() as enters:
+                    yield enters
+                    yield from self._carry(cost, left)
+        except Interrupt:
+            return
+        finally:
+            self._free_since[out] = self._free_since[into] = self._env.ticks
         self.num_transfers += 1
         self.num_bytes += cost.link_bytes(num_tokens) * cost.bytes_factor
         self.ticks += self._env.ticks - asked_at
         done()
+
+    def _carry(self, cost: TransferCost, left_bytes: float) -> Generator[Event, None, None]:
+        """Over links that are free now."""
+        if self._fabric is None:
+            yield self._env.timeout(to_ticks(cost.latency_s + left_bytes / cost.bandwidth_bytes_per_s))
+            return
+        yield self._env.timeout(to_ticks(cost.latency_s))
+        all_links = cost.bytes_factor
+        moved = self._fabric.move(left_bytes * all_links, cost.bandwidth_bytes_per_s * all_links)
+        try:
+            yield moved
+        except Interrupt:
+            self._fabric.stop(moved)
+            raise

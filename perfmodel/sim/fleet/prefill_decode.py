@@ -1,6 +1,6 @@
 """`PrefillDecode`: prefill and decode pools, joined by a `DisaggregatedServer` once both are there."""
 
-__all__ = ["PrefillDecode"]
+__all__ = ["PrefillDecode", "kv_transfers"]
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -30,16 +30,12 @@ class PrefillDecode:
         pools: Sequence[Pool],
         on_finished: OnFinished,
         front_end: FrontEnd | None,
+        transfers: KvTransfers,
     ) -> DisaggregatedServer:
         """The server between the prefill and the decode pools among `pools`."""
         prefill, decode = ([p for p in pools if p.spec.role == role] for role in ("prefill", "decode"))
         routers = FleetRouter.over(prefill, scenario), FleetRouter.over(decode, scenario)
-        costs, spec = _transfer_costs(scenario, pools), scenario.cluster.kv_transfer
-        fabric = None
-        if spec.shared:
-            own = spec.link_of(prefill[0].scenario.hardware).bandwidth_bytes_per_s
-            fabric = Fabric(env, spec.fabric_bandwidth_bytes_per_s or own)
-        transfers = KvTransfers(env, spec.layerwise, fabric)
+        costs = _transfer_costs(scenario, pools)
         self._server = DisaggregatedServer(env, *routers, costs, on_finished, front_end, transfers)
         return self._server
 
@@ -57,8 +53,18 @@ class PrefillDecode:
         self._on_step(replica, record)
 
 
+def kv_transfers(env: TickEnvironment, scenario: Scenario) -> KvTransfers:
+    """What moves KV between all engines of the cluster: their links, and the fabric between if they share one."""
+    spec, fabric = scenario.cluster.kv_transfer, None
+    if spec.shared:
+        first = next(pool for pool in scenario.pools if pool.role == "prefill")
+        own = spec.link_of(first.hardware or scenario.hardware).bandwidth_bytes_per_s
+        fabric = Fabric(env, spec.fabric_bandwidth_bytes_per_s or own)
+    return KvTransfers(env, spec.layerwise, fabric)
+
+
 def _transfer_costs(scenario: Scenario, pools: Sequence[Pool]) -> Callable[[int, int], TransferCost]:
-    pool_of = [number for number, pool in enumerate(pools) for _ in pool.engines]
+    pool_of = {engine.index: number for number, pool in enumerate(pools) for engine in pool.engines}
     spec = scenario.cluster.kv_transfer
 
     @cache

@@ -6,7 +6,7 @@ import numpy as np
 
 from perfmodel.cost import Usage, usd_per_hour
 from perfmodel.sim.fleet.cluster import Cluster
-from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
+from perfmodel.sim.fleet.kv_transfer import KvTransfers
 from perfmodel.sim.fleet.pool import Pool
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.device_totals import DeviceTotals
@@ -30,7 +30,6 @@ def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
     )
     schedulers = [engine.loop.scheduler for engine in cluster.engines]
     is_plain = len(cluster.pools) == 1 and not (cluster.dynamic and cluster.dynamic.fleets)
-    server = cluster.disaggregated
     return DeviceTotals(
         num_devices=num_devices,
         num_preemptions=sum(s.num_preemptions for s in schedulers),
@@ -47,7 +46,7 @@ def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
         num_rejected=cluster.dynamic.gateway.num_rejected if cluster.dynamic is not None else 0,
         num_retries=cluster.dynamic.gateway.num_retries if cluster.dynamic is not None else 0,
         pools=() if is_plain else tuple(_of_pool(cluster, n, seconds, collector) for n, seconds in enumerate(engine_s)),
-        kv_transfer=_transfers(server, duration) if server is not None else None,
+        kv_transfer=_transfers(cluster, cluster.transfers, duration) if cluster.transfers is not None else None,
         kv_offload=_offloaded(cluster),
     )
 
@@ -75,7 +74,7 @@ def _engine_s(cluster: Cluster, number: int, collector: Collector) -> float:
     """Seconds that the engines of a pool were there, summed."""
     pool, fleet = cluster.pools[number], None
     if cluster.dynamic is not None:
-        fleet = cluster.dynamic.fleets.get(number)
+        fleet = cluster.dynamic.fleet_of(pool)
     if fleet is None:
         return collector.end_tick / 1e12 * len(pool.engines)
     return fleet.used_s(collector.end_tick) * len(pool.ranks[0])
@@ -118,6 +117,7 @@ def _of_pool(cluster: Cluster, number: int, engine_s: float, collector: Collecto
     usage = pool.usage()
     return {
         **({"name": pool.spec.name} if pool.spec.name is not None else {}),
+        **({"deployment": pool.spec.deployment} if pool.spec.deployment is not None else {}),
         **({"model": pool.scenario.model.name} if pool.spec.model is not None else {}),
         "role": pool.spec.role,
         "replicas": pool.spec.replicas,
@@ -140,7 +140,7 @@ def _dynamics(cluster: Cluster, number: int, engine_s: float, collector: Collect
     if dynamic is None:
         return row
     row["gpu_hours"] = engine_s * pool.devices_per_engine / 3600
-    if (fleet := dynamic.fleets.get(number)) is not None:
+    if (fleet := dynamic.fleet_of(pool)) is not None:
         row |= {"replicas_peak": fleet.most_in_use, "starts": fleet.num_started, "failures": fleet.num_failed}
     first = pool.engines[0].index
     if pool.spec.shadow:
@@ -157,11 +157,11 @@ def _dynamics(cluster: Cluster, number: int, engine_s: float, collector: Collect
     }
 
 
-def _transfers(server: DisaggregatedServer, duration: float) -> dict[str, float]:
-    transfers = server.transfers
+def _transfers(cluster: Cluster, transfers: KvTransfers, duration: float) -> dict[str, float]:
     count = max(transfers.num_transfers, 1)
     return {
         "transfers": transfers.num_transfers,
+        **({"abandoned": transfers.num_abandoned} if cluster.dynamic is not None else {}),
         "bytes": transfers.num_bytes,
         "mean_ms": transfers.ticks / 1e9 / count,
         "bytes_per_s": transfers.num_bytes / duration,

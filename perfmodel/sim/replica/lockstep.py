@@ -112,11 +112,15 @@ class Lockstep:
 
     def abort(self, rank: Rank, request: Request) -> bool:
         """`request` gives up, wherever in `rank`'s engine it is; False if it is not there any more."""
-        if self._run is not None:
-            self._settle(self._run)
+        self.settle()
         is_gone = rank.loop.abort(request)
         self.look_again()
         return is_gone
+
+    def settle(self) -> None:
+        """Let the engines stand as they would had all steps been taken one by one; a leap ends with the present one."""
+        if self._run is not None:
+            self._settle(self._run)
 
     def look_again(self) -> None:
         """Something has changed from outside: idle engines plan anew, a leap ends with the step in progress."""

@@ -129,12 +129,26 @@ class Replica:
         self.num_outstanding -= len(requests)
         for request in requests:
             self.num_prompt_blocks -= -(-request.num_prompt_tokens // self._block_size)
+        self._say_less()
+
+    def _say_less(self) -> None:
         for on_less in self._watchers:
             on_less(self.index)
 
     def watch(self, on_less: Callable[[int], None]) -> None:
-        """Call `on_less` with `index` whenever requests are forgotten."""
+        """Call `on_less` with `index` whenever requests are forgotten, or kept blocks released."""
         self._watchers.append(on_less)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no requests, none are on their way, and nobody is to fetch KV from it."""
+        return not (self.num_outstanding or self.loop.scheduler.detached or self.loop.has_requests)
+
+    @property
+    def num_used_blocks(self) -> int:
+        """KV blocks in use now, by requests that run, wait with their KV, or are done and keep it."""
+        self._lockstep.settle()
+        return self.loop.scheduler.blocks.num_used
 
     def reserve(self, request: Request) -> bool:
         """Give `request`, still on its way, the KV blocks it needs to join; False if it has to be asked for again."""
@@ -147,6 +161,7 @@ class Replica:
         """The KV blocks that the finished `request` kept are free now: one that waits for them may be let in."""
         self.loop.scheduler.release(request)
         self._lockstep.look_again()
+        self._say_less()
 
     def end_step(self, record: StepRecord, finished: list[Request]) -> None:
         """A step or leap of this engine has ended, and these requests with it."""

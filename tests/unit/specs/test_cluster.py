@@ -44,6 +44,10 @@ def test_equal_replicas_are_one_unified_pool(scenario_file: Write) -> None:
     [
         ("cluster={pools: [{role: decode}]}", "no pool with role prefill"),
         ("cluster={pools: [{role: decode}, {role: prefill}, {}]}", "unified pools beside prefill and decode"),
+        ("cluster={pools: [{deployment: a, role: decode, share: 1}]}", "no pool with role prefill in deployment a"),
+        ("cluster={pools: [{role: prefill, share: 0.5}, {role: decode, share: 0.4}]}", "more than one share"),
+        ("cluster={pools: [{role: prefill, share: 0.5}, {role: decode}, {share: 0.4}]}", "add up to 0.9 in 2 of 2"),
+        ("cluster={pools: [{shadow: true}]}", "shadow without share"),
         ("cluster={replicas: 2, pools: [{}]}", "each pool has its own `replicas`"),
         ("cluster={pools: [{}], kv_transfer: {latency_s: 1 ms}}", "kv_transfer without a prefill and a decode pool"),
         ("cluster={pools: [{role: prefil}]}", "Did you mean 'prefill'"),
@@ -81,7 +85,7 @@ def test_a_link_is_the_hardware_files_or_described_here(scenario_file: Write) ->
 
 
 def test_the_schema_knows_pools() -> None:
-    fleet = {"name", "model", "share", "shadow", "autoscaling"}
+    fleet = {"name", "deployment", "model", "share", "shadow", "autoscaling"}
     assert {"role", "replicas", "engine", "hardware", "router"} | fleet == set(
         scenario_schema()["$defs"]["PoolSpec"]["properties"]
     )

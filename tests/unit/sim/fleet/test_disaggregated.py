@@ -7,9 +7,10 @@ import pytest
 from perfmodel.cost import ServerFit
 from perfmodel.engine import KVBlockManager, Outcome, Request, Scheduler, SchedulerConfig, ServeLoop, StepPlan
 from perfmodel.errors import WorkloadError
-from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment
+from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment
 from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
 from perfmodel.sim.fleet.kv_transfer import TransferCost
+from perfmodel.sim.fleet.pool import FleetRouter
 from perfmodel.sim.replica.front_end import FrontEnd
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.replica import Replica
@@ -24,12 +25,13 @@ class TwoSpeeds:
 
 
 class System:
-    """One prefill and one decode replica of made-up speed; `done` has the requests in order of finishing."""
+    """Prefill replicas, in turn, and one to decode, of made-up speed; `done` has the requests in order of finishing."""
 
     def __init__(
         self,
         cost: TransferCost,
         *,
+        num_prefill: int = 1,
         decode_blocks: int = 1000,
         prefill_blocks: int = 1000,
         decode_seqs: int = 16,
@@ -48,34 +50,49 @@ class System:
             self.server.fetch(replica)
             on_step(replica)
 
-        self.prefill = Replica(
-            Lockstep(env, TwoSpeeds()),
-            0,
-            loop(prefill_blocks, prefill_seqs),
-            lambda r, q: self.server.on_prefilled(r, q),
-            lambda r, _: on_step(r),
-        )
+        self.prefills = [
+            Replica(
+                Lockstep(env, TwoSpeeds()),
+                index,
+                loop(prefill_blocks, prefill_seqs),
+                lambda r, q: self.server.on_prefilled(r, q),
+                lambda r, _: on_step(r),
+            )
+            for index in range(num_prefill)
+        ]
         self.decode = Replica(
             Lockstep(env, TwoSpeeds()),
-            1,
+            num_prefill,
             loop(decode_blocks, decode_seqs),
             lambda r, q: self.server.on_decoded(r, q),
             after_decode,
         )
         self.server = DisaggregatedServer(
             env,
-            lambda _: self.prefill,
-            lambda _: self.decode,
+            FleetRouter("round_robin", [(prefill,) for prefill in self.prefills]),
+            FleetRouter("round_robin", [(self.decode,)]),
             lambda source, target: cost,
             lambda _, request: self.done.append(request),
             front_end,
         )
 
     def serve(self, *shapes: tuple[int, int]) -> list[Request]:
-        for number, (prompt, output) in enumerate(shapes):
-            self.server.add(Request(number, 0, prompt, output))
+        self.send(*shapes)
+        return self.run()
+
+    def send(self, *shapes: tuple[int, int]) -> list[Request]:
+        """Requests of (prompt, answer) arrive now."""
+        requests = [Request(number, 0, prompt, output) for number, (prompt, output) in enumerate(shapes)]
+        for request in requests:
+            self.server.add(request)
+        return requests
+
+    def at(self, second: float, call: Callable[[], object]) -> None:
+        Alarm(self.env, round(second * S), lambda _: call(), ARRIVAL_PRIORITY)
+
+    def run(self) -> list[Request]:
         self.env.run()
-        self.server.check_idle([self.prefill, self.decode])
+        self.server.check_idle([*self.prefills, self.decode])
         return self.done
 
 
@@ -149,3 +166,43 @@ def test_the_front_end_is_paid_once():
 def test_a_request_too_long_for_the_decode_replica_is_refused():
     with pytest.raises(WorkloadError, match="the pool has 4 blocks"):
         System(link(), decode_blocks=4).serve((12, 30))
+
+
+def test_who_waits_for_blocks_gets_those_of_one_that_gave_up_on_its_way() -> None:
+    """Decode blocks for one. The first gives up at 4 s; its transfer ends at 13, then the second's begins."""
+    system = System(link(latency_s=10), decode_blocks=4)
+    first, second = system.send((12, 3), (12, 3))
+    system.at(4, lambda: system.server.abort(first))
+    assert system.run() == [second]
+    assert times(second) == (13 + 10 + 1, 13 + 10 + 2)
+    assert system.server.transfers.num_transfers == 2
+
+
+def test_a_prefill_replica_that_fails_abandons_its_transfers_and_frees_what_waits_for_them() -> None:
+    """Its request is half-way at 4 s; the other replica's, which had no blocks to go to, goes then."""
+    system = System(link(latency_s=10), num_prefill=2, decode_blocks=4)
+    first, second = system.send((12, 3), (12, 3))
+    system.at(4, lambda: system.done.extend(system.server.fail([system.prefills[0]])))
+    assert system.run() == [first, second]
+    assert times(second) == (4 + 10 + 1, 4 + 10 + 2)
+    assert (system.server.transfers.num_transfers, system.server.transfers.num_abandoned) == (1, 1)
+
+
+def test_a_decode_replica_that_fails_loses_what_decodes_what_is_on_its_way_and_what_waits_to_be() -> None:
+    """One decodes since 5 s, one is on its way, one waits for blocks; the prompt of the last is being computed."""
+    system = System(link(latency_s=2), decode_blocks=9, prefill_seqs=3)
+    requests = system.send((12, 20), (12, 20), (12, 20), (12, 20))
+    lost: list[Request] = []
+    system.at(5.5, lambda: lost.extend(system.server.fail([system.decode])))
+    assert system.run() == [requests[3]]
+    assert lost == requests[:3]
+    assert times(requests[3]) == (6 + 2 + 1, 6 + 2 + 19)
+
+
+def test_a_prefill_replica_is_not_idle_before_its_kv_has_been_fetched() -> None:
+    system = System(link(latency_s=2))
+    idle_at: list[float] = []
+    prefill = system.prefills[0]
+    prefill.watch(lambda _: idle_at.append(system.env.ticks / S) if prefill.is_idle else None)
+    system.serve((12, 3))
+    assert idle_at == [3 + 2]

@@ -1,0 +1,30 @@
+"""`Deployed`: the pools of one deployment on the simulated clock, and who takes its requests."""
+
+__all__ = ["Deployed"]
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from perfmodel.engine import Request
+from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
+from perfmodel.sim.fleet.pool import FleetRouter, Pool
+from perfmodel.sim.traffic.clients import Server
+from perfmodel.specs.deployment import Deployment
+
+
+class Deployed(NamedTuple):
+    """`pools` by their positions in the scenario; a `router` over unified ones, or the `server` between the others."""
+
+    spec: Deployment
+    pools: Mapping[int, Pool]
+    router: FleetRouter | None
+    server: DisaggregatedServer | None
+
+    @property
+    def route(self) -> Callable[[Request], Server]:
+        """Where a request goes if no replica comes or goes."""
+        if self.server is not None:
+            server = self.server
+            return lambda _: server
+        assert self.router is not None
+        return self.router
