@@ -151,8 +151,7 @@ def _better(plan: PlanResult, screen: Screen, store: str, one: Screened, other: 
 
 def _simulated(base: Base, each: Screened, spec: PlanSpec, store: str, patience_s: float, seed: int) -> float | None:
     """The highest rate under one seed, in runs that last long enough for queues to show."""
-    engines = each.candidate.ratio[1] if each.candidate.ratio else 1
-    count = int(min(max(4 * each.batch * engines, 400, 20 * patience_s * each.rate), 8000))
+    count = int(min(max(4 * each.batch * each.candidate.num_engines, 400, 20 * patience_s * each.rate), 8000))
     trial = Trial(base, each.candidate.overrides(1), seed, each.rate, spec.attainment, count, store)
     return try_rates(trial).rate
 

@@ -15,7 +15,8 @@ __all__ = [
     "weights",
 ]
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -107,15 +108,14 @@ def weights(
             add("lm_head", table)
         if model.lm_head_bias:
             add("lm_head", shard.columns(model.vocab_size))
-    known: dict[int, Mapping[str, float]] = {}  # a plan asks for thousands of memory plans
-    for layer in stage[: model.num_distinct_layers]:
+    distinct = stage[: model.num_distinct_layers]
+    alike = Counter(map(id, distinct))  # a plan asks for thousands of memory plans
+    for layer in {id(each): each for each in distinct}.values():
         formats = dict(layer.formats)
-        if id(layer) not in known:
-            known[id(layer)] = layer_parameters(model, shard_layer(layer, shard))
-        for component, params in known[id(layer)].items():
+        for component, params in layer_parameters(model, shard_layer(layer, shard)).items():
             if component == "router" and isinstance(layer.ffn, MoEFFN):
                 params = model.hidden_size * layer.ffn.num_experts  # routers know all experts
-            add(component, params, formats.get(component))
+            add(component, params * alike[id(layer)], formats.get(component))
     if is_first and model.extra_params:
         totals["other"] = model.extra_params * plain
     return totals

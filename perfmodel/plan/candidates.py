@@ -4,13 +4,13 @@ A candidate is one replica (disaggregated: one group of prefill and decode repli
 the rate. It is text that `--set` takes, so that it can be simulated, stored and written down as a scenario.
 """
 
-__all__ = ["Base", "Candidate", "Layout", "at_rate"]
+__all__ = ["Base", "Candidate", "Layout", "PrefillEngine", "at_rate"]
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from perfmodel.cost import MemoryPlan
+from perfmodel.cost import MemoryPlan, usd_per_hour
 from perfmodel.specs import load_scenario
 from perfmodel.specs.cluster import KvTransferSpec
 from perfmodel.specs.scenario import Scenario
@@ -74,11 +74,21 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class PrefillEngine:
+    """A prefill replica that is not as the decode replicas are. It has their formats and drafts."""
+
+    layout: Layout
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True)
 class Candidate:
     """A layout, and how requests are scheduled on each replica.
 
-    ratio:  prefill and decode replicas of a group, None where replicas do both
-    memory: the plan of one replica's devices
+    ratio:   prefill and decode replicas of a group, None where replicas do both
+    memory:  the plan of one replica's devices
+    prefill: the prefill replicas, where they differ from the decode replicas; all else is then of the decode replicas
     """
 
     layout: Layout
@@ -87,16 +97,45 @@ class Candidate:
     enable_chunked_prefill: bool
     ratio: tuple[int, int] | None
     memory: MemoryPlan
+    prefill: PrefillEngine | None = None
+
+    @property
+    def prefill_layout(self) -> Layout:
+        """Of the engines that compute prompts."""
+        return self.layout if self.prefill is None else self.prefill.layout
+
+    @property
+    def counts(self) -> tuple[tuple[Layout, int], ...]:
+        """The layouts of a replica or group, and how many replicas it has of each."""
+        if self.ratio is None:
+            return ((self.layout, 1),)
+        return ((self.prefill_layout, self.ratio[0]), (self.layout, self.ratio[1]))
 
     @property
     def num_devices(self) -> int:
         """Devices of one replica, or of one group of prefill and decode replicas."""
-        return self.layout.devices_per_replica * (sum(self.ratio) if self.ratio else 1)
+        return sum(layout.devices_per_replica * count for layout, count in self.counts)
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Of the same; None without a price."""
+        found = 0.0
+        for layout, count in self.counts:
+            price = usd_per_hour(layout.scenario.hardware, layout.scenario.price)
+            if price is None:
+                return None
+            found += price * count * layout.devices_per_replica
+        return found
+
+    @property
+    def num_engines(self) -> int:
+        """Engines that decode: data-parallel ranks of a replica or group, each with a batch of its own."""
+        return (self.ratio[1] if self.ratio else 1) * self.layout.scenario.engine.data_parallel_size
 
     @property
     def kind(self) -> Hashable:
         """Equal for candidates that differ in how requests are scheduled only."""
-        return id(self.layout), self.ratio
+        return id(self.layout), id(self.prefill_layout), self.ratio
 
     @property
     def label(self) -> str:
@@ -104,6 +143,9 @@ class Candidate:
         if self.ratio is not None:
             parts.append(f"{self.ratio[0]}P:{self.ratio[1]}D")
         parts.append(f"seqs {self.max_num_seqs} tokens {self.max_num_batched_tokens}")
+        if self.prefill is not None:
+            tokens = f"seqs {self.prefill.max_num_seqs} tokens {self.prefill.max_num_batched_tokens}"
+            parts.append(f"(prefill {self.prefill.layout.label} {tokens})")
         if not self.enable_chunked_prefill:
             parts.append("unchunked")
         return " ".join(parts)
@@ -127,11 +169,28 @@ class Candidate:
         transfer = kept.pop("kv_transfer", None)
         if self.ratio is None:
             return {**kept, "replicas": replicas}
-        pools = [
+        pools: list[dict[str, Any]] = [
             {"role": role, "replicas": count * replicas}
             for role, count in zip(("prefill", "decode"), self.ratio, strict=True)
         ]
+        pools[0] |= self._prefill_fields()
         return {**kept, "pools": pools, **({"kv_transfer": transfer} if transfer else {})}
+
+    def _prefill_fields(self) -> dict[str, Any]:
+        """What a pool of prefill replicas has of its own."""
+        if self.prefill is None:
+            return {}
+        mine, own = self.layout.choices, self.prefill.layout.choices
+        engine = {
+            field.removeprefix("engine."): value
+            for field, value in own.items()
+            if field.startswith("engine.") and mine.get(field) != value
+        }
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self.prefill, name) != getattr(self, name):
+                engine[name] = getattr(self.prefill, name)
+        hardware = {"hardware": own["hardware"]} if own.get("hardware") != mine.get("hardware") else {}
+        return {**hardware, **({"engine": engine} if engine else {})}
 
 
 def at_rate(scenario: Scenario, rate: float, num_requests: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A deployment as something to start: `vllm serve` command lines and a scenario file."""
 
-__all__ = ["export_plan", "scenario_yaml", "serve_commands"]
+__all__ = ["device_files", "export_plan", "scenario_yaml", "serve_commands"]
 
 import json
 import shlex
@@ -13,6 +13,7 @@ from perfmodel.plan.finalist import Finalist
 from perfmodel.plan.plan_result import PlanResult
 from perfmodel.specs.catalog import find_file
 from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.overrides import apply_override, parse_override
 from perfmodel.specs.study_file import as_overrides
 from perfmodel.specs.yaml_loader import Positions, dump_yaml, load_yaml
@@ -71,7 +72,10 @@ def _arguments(engine: EngineSpec) -> list[str]:
 
 
 def scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
-    """The base scenario's file with what the plan has chosen, at the rate that was planned for."""
+    """The base scenario's file with what the plan has chosen, at the rate that was planned for.
+
+    A device that overrides have changed is named as the file beside it that `device_files` writes.
+    """
     loaded = load_yaml(find_file("scenarios", result.base.path))
     data: dict[str, Any] = loaded.data
     data.pop("plan", None)
@@ -85,18 +89,35 @@ def scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
         change = parse_override(text)
         if change.path[0] == "plan" or (change.path == ("traffic",) and isinstance(change.value, str)):
             continue
-        if change.path[0] in ("hardware", "model") and len(change.path) > 1:
-            raise SpecError(
-                f"--export: --set {text} changes what a file says; copy that file, change it there and name the copy."
-            )
+        if change.path[0] == "hardware" and len(change.path) > 1:
+            data["hardware"] = f"./{_device_file(candidate.layout.scenario.hardware)}"
+            continue
         apply_override(change, data, change.path, Positions(result.base.path))
+    if device_files(result, finalist):  # a later override, the plan's own choice, has put the plain name there again
+        data["hardware"] = f"./{_device_file(candidate.layout.scenario.hardware)}"
     data["name"] = f"{result.scenario.name}-planned"
     words = f"# Chosen by `perfmodel plan {Path(result.base.path).name}`: {finalist.label}.\n"
     return words + dump_yaml(data)
 
 
+def device_files(result: PlanResult, finalist: Finalist) -> dict[str, str]:
+    """File name -> text, of the device where `--set hardware...` has changed what its file says."""
+    changed = [text for text in result.base.overrides if text.startswith("hardware.")]
+    if not changed:
+        return {}
+    hardware = finalist.deployment.screened.candidate.layout.scenario.hardware
+    words = f"# {hardware.name} with {', '.join(changed)}.\n"
+    data = hardware.model_dump(mode="json", exclude_unset=True)
+    return {_device_file(hardware): words + dump_yaml(data)}
+
+
+def _device_file(hardware: HardwareSpec) -> str:
+    return f"{hardware.name}-changed.yaml"
+
+
 def export_plan(result: PlanResult, folder: Path) -> list[Path]:
-    """Write `serve.sh` and `<scenario>-planned.yaml` of the winner to `folder`; returns the files.
+    """Write `serve.sh` and `<scenario>-planned.yaml` of the winner to `folder`, and its device where it was changed;
+    returns the files.
 
     Raises SpecError where there is no winner, or the folder cannot be written.
     """
@@ -106,6 +127,7 @@ def export_plan(result: PlanResult, folder: Path) -> list[Path]:
     texts = {
         folder / "serve.sh": "#!/bin/sh\n" + "\n".join(serve_commands(result, winner)) + "\n",
         folder / f"{result.scenario.name}-planned.yaml": scenario_yaml(result, winner),
+        **{folder / name: text for name, text in device_files(result, winner).items()},
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)

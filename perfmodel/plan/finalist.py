@@ -131,7 +131,7 @@ def tightness(records: Sequence[Record], slo: SLO, quantile: str) -> float:
     """The limit of the SLO that comes nearest, as latency over limit; 1 is just met."""
     found = []
     for name in _LIMITED:
-        value, limit = mean(records, f"{quantile}_{name}_ms"), getattr(slo, f"{name}_ms")
+        value, limit = mean(records, f"{quantile}_{name}_ms"), slo.limit_ms(name)
         if limit is not None and value is not None:
             found.append(value / limit)
     return max(found, default=inf)

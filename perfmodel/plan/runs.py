@@ -163,9 +163,8 @@ class Runs:
         over before anybody has waited as long as is allowed would meet the SLO at any rate."""
         if self.spec.num_requests is not None:
             return self.spec.num_requests
-        candidate, slo = deployment.screened.candidate, self.scenario.slo
-        engines = candidate.ratio[1] if candidate.ratio else candidate.layout.scenario.engine.data_parallel_size
-        in_flight = deployment.screened.batch * engines * replicas
+        slo = self.scenario.slo
+        in_flight = deployment.screened.batch * deployment.screened.candidate.num_engines * replicas
         patience_s = max(slo.ttft_ms or 0.0, slo.e2el_ms or 0.0) / 1e3
         wanted = max(_LIVES * in_flight, _WAITS * patience_s * deployment.screened.rate * replicas, _FEWEST_REQUESTS)
         return int(min(wanted, _MOST_REQUESTS))

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost import load_engine_profile, usd_per_hour
+from perfmodel.cost import load_engine_profile
 from perfmodel.errors import SpecError
-from perfmodel.plan.candidates import Candidate
+from perfmodel.plan.candidates import Candidate, Layout
 from perfmodel.plan.demand import Demand, demand_of
 from perfmodel.plan.draws import NUM_DRAWS, Drawn, SharedScores, drawn_surfaces
 from perfmodel.plan.service import Served, Service, repeated, serve
@@ -68,8 +68,8 @@ class Screen:
         self.demand = demand = demand_of(scenario)
         self._candidates = candidates
         batches = max((candidate.max_num_seqs for candidate in candidates), default=1)
-        chunk = max((candidate.max_num_batched_tokens for candidate in candidates), default=1)
-        layouts = {id(candidate.layout): candidate.layout for candidate in candidates}
+        chunk = max((max(c.max_num_batched_tokens, _budget(c)) for c in candidates), default=1)
+        layouts = {id(layout): layout for candidate in candidates for layout, _ in candidate.counts}
         self._grid = (demand.context, demand.mean_prompt, batches, chunk)
         self._surfaces = {key: step_surface(layout.scenario, *self._grid) for key, layout in layouts.items()}
 
@@ -100,10 +100,14 @@ class Screen:
 
     def _under_draws(self, candidate: Candidate, rate: float, known: SharedScores) -> Drawn:
         plain = self._service([candidate])
-        scenario = candidate.layout.scenario
-        surfaces, server = drawn_surfaces(scenario, self._grid, known.of(scenario), candidate.ratio is not None)
-        read = Surfaces(surfaces, np.arange(NUM_DRAWS))
-        drawn = repeated(plain, NUM_DRAWS, read, read, server)
+        layouts = {id(layout): layout.scenario for layout, _ in candidate.counts}
+        found = {
+            key: drawn_surfaces(scenario, self._grid, known.of(scenario), candidate.ratio is not None)
+            for key, scenario in layouts.items()
+        }
+        read = {key: Surfaces(surfaces, np.arange(NUM_DRAWS)) for key, (surfaces, _) in found.items()}
+        decode, prompts = id(candidate.layout), id(candidate.prefill_layout)
+        drawn = repeated(plain, NUM_DRAWS, read[decode], read[prompts], found[prompts][1])
         base = self._latencies(serve(plain, self.demand, np.array([[rate]])))
         each = self._latencies(serve(drawn, self.demand, np.full((NUM_DRAWS, 1), rate)))
         highest, most = self._highest(drawn)[:, 0], float(self._highest(plain)[0, 0])
@@ -120,11 +124,22 @@ class Screen:
         }
 
     def _service(self, candidates: Sequence[Candidate]) -> Service:
-        used = {id(candidate.layout): self._surfaces[id(candidate.layout)] for candidate in candidates}
+        surfaces = self._read([candidate.layout for candidate in candidates])
+        prompts = surfaces
+        if any(candidate.prefill is not None for candidate in candidates):
+            prompts = self._read([candidate.prefill_layout for candidate in candidates])
+        return _service(candidates, surfaces, prompts, self.demand)
+
+    def _read(self, layouts: Sequence[Layout]) -> Surfaces:
+        """The surfaces of so many candidates' layouts."""
+        used = {id(layout): self._surfaces[id(layout)] for layout in layouts}
         place = {key: index for index, key in enumerate(used)}
-        which = np.array([place[id(candidate.layout)] for candidate in candidates], np.intp)
-        surfaces = Surfaces(list(used.values()), which)
-        return _service(candidates, surfaces, surfaces, self.demand)
+        return Surfaces(list(used.values()), np.array([place[id(layout)] for layout in layouts], np.intp))
+
+    def _origin(self, candidate: Candidate) -> str:
+        """Of the step times; the datasheet where any of them is its."""
+        origins = [self._surfaces[id(layout)].origin for layout, _ in candidate.counts]
+        return "datasheet" if "datasheet" in origins else origins[0]
 
     def _highest(self, service: Service) -> Floats:
         return _highest(service, self.demand, self._limits, self._attainment)
@@ -141,8 +156,8 @@ class Screen:
                 float(rate[i, 0]),
                 binds[i],
                 float(at.batch[i, 0]),
-                _usd(candidate),
-                self._surfaces[id(candidate.layout)].origin,
+                candidate.usd_per_hour,
+                self._origin(candidate),
             )
             for i, candidate in enumerate(candidates)
         ]
@@ -179,9 +194,9 @@ def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfa
         surfaces,
         prompts,
         column([max(1, min(c.max_num_seqs, n)) for c, n in zip(candidates, held, strict=True)]),
-        column([c.max_num_batched_tokens for c in candidates]),
-        column([c.ratio[0] if c.ratio else 0 for c in candidates]),
-        column([c.ratio[1] if c.ratio else c.layout.scenario.engine.data_parallel_size for c in candidates]),
+        column([_budget(c) for c in candidates]),
+        column([c.ratio[0] * _ranks(c.prefill_layout) if c.ratio else 0 for c in candidates]),
+        column([c.num_engines for c in candidates]),
         (column([start for start, _ in moved]), column([per_token for _, per_token in moved])),
         (
             (server.in_s + server.out_s) * ones,
@@ -192,13 +207,22 @@ def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfa
     )
 
 
+def _budget(candidate: Candidate) -> int:
+    """Tokens of a step of the engines that compute prompts."""
+    return (candidate.prefill or candidate).max_num_batched_tokens
+
+
+def _ranks(layout: Layout) -> int:
+    return layout.scenario.engine.data_parallel_size
+
+
 def _transfer(candidate: Candidate) -> tuple[float, float]:
     """Seconds to hand a prompt's KV on: before its first token, and for each."""
     if candidate.ratio is None:
         return 0.0, 0.0
-    scenario = candidate.layout.scenario
-    link = candidate.layout.kv_transfer.link_of(scenario.hardware)
-    cost = transfer_cost(scenario, scenario, link, link)
+    ends = [layout.scenario for layout in (candidate.prefill_layout, candidate.layout)]
+    source, target = (candidate.layout.kv_transfer.link_of(end.hardware) for end in ends)
+    cost = transfer_cost(ends[0], ends[1], source, target)
     none, some = cost.duration_s(0), cost.duration_s(10_000)
     return none, (some - none) / 10_000
 
@@ -249,8 +273,3 @@ def _binding(
             name = "max_num_seqs" if service.slots[index, 0] >= candidate.max_num_seqs else "KV cache"
         found.append(name)
     return found
-
-
-def _usd(candidate: Candidate) -> float | None:
-    price = usd_per_hour(candidate.layout.scenario.hardware, candidate.layout.scenario.price)
-    return None if price is None else price * candidate.num_devices

@@ -136,7 +136,8 @@ def _completed(result: PlanResult, simulated: Mapping[str, tuple[Deployment, Rec
 def _prices(result: PlanResult) -> Iterator[str]:
     """Which prices the finalists are compared by, of which source and date, and which of them are old."""
     finalists = (*result.ranked, *result.missed)
-    scenarios = [each.deployment.screened.candidate.layout.scenario for each in finalists]
+    layouts = [layout for each in finalists for layout, _ in each.deployment.screened.candidate.counts]
+    scenarios = [layout.scenario for layout in layouts]
     for sentences in (price_lines, stale_price_notes):
         for scenario in scenarios:
             yield from sentences(scenario)

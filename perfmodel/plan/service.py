@@ -45,6 +45,15 @@ _PHI = 1.2207440846057596  # the root of x^4 = x + 1: three dimensions
 _SCORES = np.array([(0.5 + (np.arange(NUM_TYPICAL) + 1) * _PHI**-k) % 1.0 for k in (1, 2, 3, 4)])
 
 
+def _between_batches() -> Floats:
+    """Linear interpolation from BATCHES to 1, 2, 3 ... as a matrix: a column for each."""
+    counts = np.arange(1, int(BATCHES[-1]) + 1, dtype=np.float64)
+    return np.array([np.interp(counts, BATCHES, row) for row in np.eye(len(BATCHES))])
+
+
+_BETWEEN = _between_batches()
+
+
 @dataclass(frozen=True)
 class Service:
     """Candidates, a row of one column each. Rates are of one group (a unified replica).
@@ -249,7 +258,7 @@ def _gamma_quantile(shape: Floats, normal: Floats) -> Floats:
 def _mean_steps(service: Service, demand: Demand, rate: Floats) -> Floats:
     """T at each of BATCHES, a row for each candidate, with prompts coming at `rate` between the decodes."""
     batches = BATCHES[None, :]
-    alone = service.surfaces.decode(np.broadcast_to(batches, (len(rate), batches.shape[1])))
+    alone, _ = service.surfaces.at_batches
     budget = np.maximum(service.budget - batches, 1.0)
     mean = demand.mean_prompt
     context = _mean_context(service.surfaces, demand, budget)
@@ -293,11 +302,11 @@ class _Chain:
 
 
 def _chain(service: Service, demand: Demand, rate: Floats, steps: Floats) -> _Chain:
-    brought = service.surfaces.tokens(np.broadcast_to(BATCHES[None, :], steps.shape))
+    _, brought = service.surfaces.at_batches
     paces = demand.mean_outputs * steps / brought
     most = int(min(np.ceil(service.slots.max()), BATCHES[-1]))
     counts = np.arange(1, most + 1, dtype=np.float64)[None, :]
-    logs = np.cumsum(np.log(rate * _at(paces, counts) / counts), axis=1)
+    logs = np.cumsum(np.log(rate * (paces @ _BETWEEN[:, :most]) / counts), axis=1)
     slots = np.maximum(np.floor(service.slots), 1.0)
     logs = np.where(counts <= slots, logs, -np.inf)
     top = np.maximum(logs.max(axis=1, keepdims=True), 0.0)

@@ -7,7 +7,7 @@ largest batch and step as well.
 __all__ = ["Space", "enumerate_space"]
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -16,9 +16,9 @@ from perfmodel.cost import MemoryPlan, plan_memory, usd_per_hour
 from perfmodel.cost.memory import heads_divide
 from perfmodel.errors import DoesNotFitError, SpecError
 from perfmodel.ops.formats import linear_format
-from perfmodel.plan.candidates import Base, Candidate, Layout
+from perfmodel.plan.candidates import Base, Candidate, Layout, PrefillEngine
 from perfmodel.specs.model.architecture import MoEFFN
-from perfmodel.specs.plan import PlanSpace, PlanSpec, ratio_of
+from perfmodel.specs.plan import PlanSpace, PlanSpec, PoolSpace, ratio_of
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.study_file import as_overrides
 
@@ -65,53 +65,146 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
 
     Raises SpecError where the scenario itself, or a value of the space for it, is wrong.
     """
-    scenario = base.load()
-    candidates: list[Candidate] = []
-    ruled_out: Counter[str] = Counter()
-    examples: dict[str, str] = {}
+    rooms = _Layouts(base, spec, base.load())
+    found = _Found([], Counter(), {})
+    space, is_unequal = spec.space, spec.space.prefill is not None or spec.space.decode is not None
+    ratios = [ratio_of(text) for text in space.disaggregation] or [None]
+    for choices in _layout_choices(space):
+        own = [ratio for ratio in ratios if ratio is None or not is_unequal]
+        _add(
+            found, rooms, choices, [(*each, ratio, None) for each in _schedules(space, rooms.scenario) for ratio in own]
+        )
+    if is_unequal:
+        _check_hardware_is_whole(base, space)
+        apart = [ratio for ratio in ratios if ratio is not None]
+        decode = _overlaid(space, space.decode)
+        for choices in _layout_choices(decode):
+            with_prefills = [
+                (*each, ratio, prefill)
+                for each in _schedules(decode, rooms.scenario)
+                for ratio in apart
+                for prefill in _prefills(choices, space.prefill, *each[:2])
+            ]
+            _add(found, rooms, choices, with_prefills)
+    return Space(tuple(found.candidates), dict(found.ruled_out.most_common()), found.examples)
 
-    def refuse(error: _RefusedError, count: int) -> None:
-        ruled_out[error.reason] += count
+
+# max_num_seqs, max_num_batched_tokens, enable_chunked_prefill, ratio, prefill engines that differ
+_Prefill = tuple[dict[str, Any], int, int]
+_Schedule = tuple[int, int, bool, tuple[int, int] | None, _Prefill | None]
+
+
+@dataclass
+class _Found:
+    candidates: list[Candidate]
+    ruled_out: Counter[str]
+    examples: dict[str, str]
+
+    def refuse(self, error: _RefusedError, count: int) -> None:
+        self.ruled_out[error.reason] += count
         if error.example:
-            examples.setdefault(error.reason, error.example)
+            self.examples.setdefault(error.reason, error.example)
 
-    schedules = list(_schedules(spec.space, scenario))
-    cluster = scenario.cluster.model_dump(mode="json", include={"router", "kv_transfer"}, exclude_unset=True)
-    for choices in _layouts(spec.space):
+
+def _add(found: _Found, rooms: "_Layouts", choices: dict[str, Any], schedules: Sequence[_Schedule]) -> None:
+    """The candidates of one layout."""
+    if not schedules:
+        return
+    try:
+        layout = rooms.layout(choices)
+    except _RefusedError as error:
+        found.refuse(error, len(schedules))
+        return
+    for seqs, tokens, chunked, ratio, own in schedules:
         try:
-            layout = _layout(base, spec, choices, cluster)
+            _check_steps(layout, seqs, tokens, chunked)
+            prefill = None
+            if own is not None:
+                prefill = PrefillEngine(rooms.layout(own[0]), own[1], own[2])
+                _check_steps(prefill.layout, own[1], own[2], chunked)
+            memory = rooms.memory(layout, seqs, tokens)
+            if prefill is not None:
+                rooms.memory(prefill.layout, prefill.max_num_seqs, prefill.max_num_batched_tokens)
+            candidate = Candidate(layout, seqs, tokens, chunked, ratio, memory, prefill)
+            _check_size(candidate, rooms.spec)
         except _RefusedError as error:
-            refuse(error, len(schedules))
+            found.refuse(error, 1)
             continue
-        plans: dict[tuple[int, int], MemoryPlan | _RefusedError] = {}
-        for seqs, tokens, chunked, ratio in schedules:
+        found.candidates.append(candidate)
+
+
+def _prefills(choices: dict[str, Any], space: PoolSpace | None, seqs: int, tokens: int) -> list[_Prefill | None]:
+    """The prefill engines that `space` has beside decode engines of these choices; None for equal ones."""
+    if space is None:
+        return [None]
+    found: list[_Prefill | None] = []
+    for own in _layout_choices(space):
+        for mine in product(space.max_num_seqs or (seqs,), space.max_num_batched_tokens or (tokens,)):
+            whole = {**choices, **own}
+            found.append(None if (whole, *mine) == (choices, seqs, tokens) else (whole, *mine))
+    return found
+
+
+def _overlaid(space: PlanSpace, pool: PoolSpace | None) -> PlanSpace:
+    """`space` with what the pool has of its own."""
+    given = {} if pool is None else {name: values for name, values in pool if values}
+    return space.model_copy(update=given)
+
+
+def _check_hardware_is_whole(base: Base, space: PlanSpace) -> None:
+    changed = [text for text in base.overrides if text.startswith("hardware.")]
+    if changed and any(pool is not None and pool.hardware for pool in (space.prefill, space.decode)):
+        raise SpecError(
+            f"--set {changed[0]}: changes one device, and prefill and decode engines may have two; copy the device's "
+            f"file, change it there and name the copy in the space."
+        )
+
+
+class _Layouts:
+    """Layouts and memory plans of a plan, each worked out once."""
+
+    def __init__(self, base: Base, spec: PlanSpec, scenario: Scenario) -> None:
+        self._base, self.spec, self.scenario = base, spec, scenario
+        self._cluster = scenario.cluster.model_dump(mode="json", include={"router", "kv_transfer"}, exclude_unset=True)
+        self._known: dict[tuple[str, ...], Layout | _RefusedError] = {}
+        self._plans: dict[tuple[int, int, int], MemoryPlan | _RefusedError] = {}
+
+    def layout(self, choices: dict[str, Any]) -> Layout:
+        """Raises _RefusedError for choices that no schedule makes serve."""
+        key = tuple(sorted(as_overrides(choices)))
+        if key not in self._known:
             try:
-                _check_schedule(layout, spec, seqs, tokens, chunked, ratio)
-                if (seqs, tokens) not in plans:
-                    plans[seqs, tokens] = _memory(layout, seqs, tokens)
-                memory = plans[seqs, tokens]
-                if isinstance(memory, _RefusedError):
-                    raise memory
+                self._known[key] = _layout(self._base, self.spec, choices, self._cluster)
             except _RefusedError as error:
-                refuse(error, 1)
-                continue
-            candidates.append(Candidate(layout, seqs, tokens, chunked, ratio, memory))
-    return Space(tuple(candidates), dict(ruled_out.most_common()), examples)
+                self._known[key] = error
+        found = self._known[key]
+        if isinstance(found, _RefusedError):
+            raise found
+        return found
+
+    def memory(self, layout: Layout, seqs: int, tokens: int) -> MemoryPlan:
+        """Raises _RefusedError for a layout that does not hold the model, or too few tokens beside it."""
+        key = id(layout), seqs, tokens
+        if key not in self._plans:
+            self._plans[key] = _memory(layout, seqs, tokens)
+        found = self._plans[key]
+        if isinstance(found, _RefusedError):
+            raise found
+        return found
 
 
-def _layouts(space: PlanSpace) -> Iterator[dict[str, Any]]:
-    axes = {field: getattr(space, name) for name, field in _LAYOUT_FIELDS.items() if getattr(space, name)}
+def _layout_choices(space: PlanSpace | PoolSpace) -> Iterator[dict[str, Any]]:
+    axes = {field: getattr(space, name, ()) for name, field in _LAYOUT_FIELDS.items() if getattr(space, name, ())}
     for values in product(*axes.values()):
         yield dict(zip(axes, values, strict=True))
 
 
-def _schedules(space: PlanSpace, scenario: Scenario) -> Iterator[tuple[int, int, bool, tuple[int, int] | None]]:
+def _schedules(space: PlanSpace, scenario: Scenario) -> Iterator[tuple[int, int, bool]]:
     engine = scenario.engine
     yield from product(
         space.max_num_seqs or (engine.max_num_seqs,),
         space.max_num_batched_tokens or (engine.max_num_batched_tokens,),
         space.enable_chunked_prefill or (engine.enable_chunked_prefill,),
-        [ratio_of(text) for text in space.disaggregation] or [None],
     )
 
 
@@ -160,22 +253,21 @@ def _check_cut(scenario: Scenario, spec: PlanSpec) -> None:
         raise _RefusedError("expert parallelism without experts to share out")
 
 
-def _check_schedule(
-    layout: Layout, spec: PlanSpec, seqs: int, tokens: int, chunked: bool, ratio: tuple[int, int] | None
-) -> None:
+def _check_steps(layout: Layout, seqs: int, tokens: int, chunked: bool) -> None:
     engine = layout.scenario.engine
     if tokens < seqs and engine.batching == "continuous":
         raise _RefusedError("max_num_batched_tokens below max_num_seqs")
     if not chunked and tokens < (engine.max_model_len or 0):
         # As vLLM: a prompt that is computed at once has to fit.
         raise _RefusedError("unchunked prompts of max_model_len exceed max_num_batched_tokens")
-    devices = layout.devices_per_replica * (sum(ratio) if ratio else 1)
-    if devices > spec.max_gpus:
+
+
+def _check_size(candidate: Candidate, spec: PlanSpec) -> None:
+    if candidate.num_devices > spec.max_gpus:
         raise _RefusedError("more devices than max_gpus")
-    price = usd_per_hour(layout.scenario.hardware, layout.scenario.price)
-    if spec.budget_usd_per_hour is not None and (price or 0.0) * devices > spec.budget_usd_per_hour:
+    if spec.budget_usd_per_hour is not None and (candidate.usd_per_hour or 0.0) > spec.budget_usd_per_hour:
         raise _RefusedError("beyond budget_usd_per_hour")
-    if ratio is not None and engine.speculative_config is not None:
+    if candidate.ratio is not None and candidate.layout.scenario.engine.speculative_config is not None:
         raise _RefusedError("speculation beside prefill and decode pools")
 
 

@@ -147,6 +147,12 @@ class Surfaces:
         """Seconds of a step with `batch` decodes and nothing else."""
         return _read(self._decode, self._which, *_between(BATCHES, batch))
 
+    @property
+    def at_batches(self) -> tuple[Floats, Floats]:
+        """`decode` and `tokens` at each of BATCHES, as they are known."""
+        which = self._which[:, 0]
+        return self._decode[which], self._tokens[which]
+
     def tokens(self, batch: Floats) -> Floats:
         """Tokens that a step brings each of `batch` decodes."""
         return _read(self._tokens, self._which, *_between(BATCHES, batch))

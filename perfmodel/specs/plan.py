@@ -1,6 +1,6 @@
 """`PlanSpec`: what `perfmodel plan` looks for, the `plan` block of a scenario, and the space that it looks in."""
 
-__all__ = ["OBJECTIVES", "Objective", "PlanSpace", "PlanSpec", "ratio_of"]
+__all__ = ["OBJECTIVES", "Objective", "PlanSpace", "PlanSpec", "PoolSpace", "ratio_of"]
 
 import re
 from typing import Any, Literal, get_args
@@ -15,6 +15,25 @@ _RATIO = re.compile(r"([1-9]\d*):([1-9]\d*)")
 _UNIFIED = "none"
 
 
+class PoolSpace(Spec):
+    """What the prefill or the decode engines of disaggregated candidates may have of their own. An empty list: what the
+    plan's space says of all; for prefill engines, what the candidate's decode engines have.
+    """
+
+    hardware: tuple[str, ...] = ()
+    tensor_parallel_size: tuple[PositiveInt, ...] = ()
+    pipeline_parallel_size: tuple[PositiveInt, ...] = ()
+    data_parallel_size: tuple[PositiveInt, ...] = ()
+    enable_expert_parallel: tuple[bool, ...] = ()
+    max_num_seqs: tuple[PositiveInt, ...] = ()
+    max_num_batched_tokens: tuple[PositiveInt, ...] = ()
+
+    @field_validator("*")
+    @classmethod
+    def _each_value_once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return _once(values)
+
+
 class PlanSpace(Spec):
     """The values that each choice may take; every combination is a candidate. An empty list: the scenario's own value.
 
@@ -22,6 +41,7 @@ class PlanSpace(Spec):
     tried only where it is listed.
 
     disaggregation: prefill to decode replicas, as in 2:1; `none` for replicas that do both
+    prefill, decode: what engines of disaggregated candidates may have of their own: devices, parallelism, batches
     speculation:    `speculative_config` blocks as under `engine`; null for none
     replicas:       by default as few as serve the rate (as many as are allowed for lowest_latency)
     """
@@ -37,16 +57,24 @@ class PlanSpace(Spec):
     max_num_batched_tokens: tuple[PositiveInt, ...] = (1024, 2048, 4096, 8192, 16384)
     enable_chunked_prefill: tuple[bool, ...] = ()
     disaggregation: tuple[str, ...] = (_UNIFIED,)
+    prefill: PoolSpace | None = None
+    decode: PoolSpace | None = None
     speculation: tuple[dict[str, Any] | None, ...] = ()
     replicas: tuple[PositiveInt, ...] = ()
 
     @field_validator("*")
     @classmethod
-    def _each_value_once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        for index, value in enumerate(values):
-            if value in values[:index]:
-                raise ValueError(f"found {value!r} twice; each value is tried once, leave one out")
-        return values
+    def _each_value_once(cls, values: Any) -> Any:
+        return _once(values) if isinstance(values, tuple) else values
+
+    @model_validator(mode="after")
+    def _pools_are_of_something(self) -> "PlanSpace":
+        given = [name for name in ("prefill", "decode") if getattr(self, name) is not None]
+        if given and all(value == _UNIFIED for value in self.disaggregation):
+            raise ValueError(
+                f"found {given[0]} without a ratio in disaggregation; give one, as in disaggregation: [1:1]"
+            )
+        return self
 
     @field_validator("disaggregation")
     @classmethod
@@ -91,6 +119,13 @@ class PlanSpec(Spec):
                 f"raise max_gpus or lower replicas"
             )
         return self
+
+
+def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            raise ValueError(f"found {value!r} twice; each value is tried once, leave one out")
+    return values
 
 
 def ratio_of(disaggregation: str) -> tuple[int, int] | None:

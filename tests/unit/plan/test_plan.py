@@ -190,3 +190,48 @@ def test_disaggregated_choices_name_the_connector(store: Path) -> None:
     assert sum("kv_producer" in line for line in lines) == 1
     assert sum("kv_consumer" in line for line in lines) == 1
     assert Base("llama-3.1-8b-a100").load().plan is None
+
+
+ONE_DEVICE = SPACE.replace("hardware: [a100-sxm-80gb, h100-sxm-80gb], ", "")
+UNEQUAL = SPACE.replace(
+    "max_num_seqs",
+    "disaggregation: ['1:1'], prefill: {hardware: [h100-sxm-80gb]}, "
+    "decode: {hardware: [a100-sxm-80gb], max_num_batched_tokens: [1024]}, max_num_seqs",
+)
+DRAFTING = SPACE.replace(
+    "max_num_seqs",
+    "speculation: [{method: ngram, num_speculative_tokens: 2, acceptance: {rate: 0.7}}], max_num_seqs",
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "space"),
+    [(("hardware.hbm.bandwidth=1.2x", "hardware.price=3"), ONE_DEVICE), ((), UNEQUAL), ((), DRAFTING)],
+    ids=["changed device", "unequal pools", "drafts"],
+)
+def test_what_is_exported_simulates_to_the_plans_own_answer(
+    overrides: tuple[str, ...], space: str, store: Path, tmp_path: Path
+) -> None:
+    """Of a device with changed facts, of unequal pools, with drafts: the same requests, the same answer."""
+    from perfmodel import sim
+    from perfmodel.plan.candidates import at_rate
+    from perfmodel.plan.export import export_plan, serve_commands
+    from perfmodel.specs.study_file import as_overrides
+
+    found = make_plan("llama-3.1-8b-a100", (*SHORT, *overrides, space), store, workers=1)
+    assert found.winner is not None
+    export_plan(found, tmp_path)
+    fields = at_rate(found.scenario, found.rate, 100)
+    planned = load_scenario(tmp_path / "llama-3.1-8b-a100-planned.yaml", as_overrides(fields))
+    meant = found.base.load(
+        (*found.winner.deployment.screened.candidate.overrides(found.winner.replicas), *as_overrides(fields))
+    )
+    ran, expected = (sim.simulate(each).summary for each in (planned, meant))
+    for metric in ("mean_ttft_ms", "mean_tpot_ms", "usd_total", "energy_wh"):
+        assert ran[metric] == expected[metric]
+    lines = "\n".join(serve_commands(found, found.winner))
+    assert ("ngram" in lines) == ("ngram" in space)
+    if "prefill" in space:
+        assert "1 x h100-sxm-80gb" in lines
+        assert "1 x a100-sxm-80gb" in lines
+        assert "--max-num-batched-tokens 1024" in lines

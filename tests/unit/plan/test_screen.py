@@ -70,7 +70,21 @@ def test_a_plan_without_limits_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "space", [{}, {"hardware": ("h100-sxm-80gb",), "max_num_seqs": (16,)}, {"disaggregation": ("1:1",)}]
+    "space",
+    [
+        {},
+        {"hardware": ("h100-sxm-80gb",), "max_num_seqs": (16,)},
+        {"disaggregation": ("1:1",)},
+        {
+            "disaggregation": ("1:2",),
+            "prefill": {
+                "hardware": ("h100-sxm-80gb",),
+                "tensor_parallel_size": (2,),
+                "max_num_batched_tokens": (8192,),
+            },
+        },
+        {"speculation": ({"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"rate": 0.6}},)},
+    ],
 )
 def test_the_simulator_agrees_about_the_highest_rate(space: dict[str, object]) -> None:
     """Within a quarter: queues of a few hundred requests scatter by a tenth themselves."""
@@ -91,3 +105,25 @@ def test_more_devices_in_a_group_serve_more() -> None:
     one, two = screened(disaggregation=("1:1", "2:2"))
     assert two.rate == pytest.approx(2 * one.rate, rel=0.02)
     assert replace(one, candidate=two.candidate).rate_per_device == pytest.approx(one.rate / 4)
+
+
+def test_drafts_that_are_accepted_raise_the_rate_and_those_that_are_not_lower_it() -> None:
+    def rate(acceptance: float) -> float:
+        drafts = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"rate": acceptance}}
+        return screened(Base(BASE.path, ("slo={tpot_ms: 25}",)), speculation=(drafts,))[0].rate
+
+    (without,) = screened(Base(BASE.path, ("slo={tpot_ms: 25}",)))
+    assert rate(0.0) < without.rate < rate(0.9)
+
+
+def test_a_faster_prefill_engine_helps_where_prompts_bind() -> None:
+    """An H100 before an A100 serves more than two A100s, less or as much as two H100s."""
+    base, apart = Base(BASE.path, ("slo={ttft_ms: 150, tpot_ms: 100}",)), {"disaggregation": ("1:1",)}
+    (slow,) = screened(base, **apart)
+    (mixed,) = screened(base, **apart, prefill={"hardware": ("h100-sxm-80gb",)})
+    (fast,) = screened(base, **apart, hardware=("h100-sxm-80gb",))
+    assert slow.rate < mixed.rate <= 1.01 * fast.rate
+    assert slow.usd_per_hour is not None
+    assert mixed.usd_per_hour is not None
+    assert fast.usd_per_hour is not None
+    assert mixed.usd_per_hour == pytest.approx((slow.usd_per_hour + fast.usd_per_hour) / 2)

@@ -17,9 +17,8 @@ def engine(slots: float, per_prompt_token_s: float = 0.0, gates: float = 0.0, ap
     beside = np.full((5, len(CHUNKS)), STEP_S) + per_prompt_token_s * CHUNKS
     if apart:
         beside = np.tile(per_prompt_token_s * CHUNKS, (5, 1))
-    even = (1.0, 1.0)
     ones = np.ones(len(BATCHES))
-    surface = StepSurface(STEP_S * ones, ones, beside, np.zeros(len(CHUNKS)), 0.0, 0, even, even, "datasheet")
+    surface = StepSurface(STEP_S * ones, ones, beside, np.zeros(len(CHUNKS)), 0.0, 0, "datasheet")
 
     def one(value: float) -> np.ndarray:  # type: ignore[type-arg]
         return np.array([[value]])
@@ -27,7 +26,7 @@ def engine(slots: float, per_prompt_token_s: float = 0.0, gates: float = 0.0, ap
     surfaces = Surfaces([surface], np.array([0]))
     none = (one(0.0), one(0.0), one(0.0))
     return Service(
-        surfaces, one(slots), one(8192.0), one(float(apart)), one(1.0), (one(0.0), one(0.0)), none, one(gates)
+        surfaces, surfaces, one(slots), one(8192.0), one(float(apart)), one(1.0), (one(0.0), one(0.0)), none, one(gates)
     )
 
 

@@ -88,3 +88,66 @@ def test_traffic_without_a_rate_becomes_a_poisson_stream() -> None:
     assert at_rate(closed, 2.0, 5)["traffic.arrivals"] == {"process": "poisson", "rate": 2.0}
     gamma = load_scenario(BASE.path, ["traffic.arrivals={process: gamma, rate: 1, cv: 2}"])
     assert at_rate(gamma, 2.0, 5)["traffic.arrivals"] == {"process": "gamma", "cv": 2.0, "rate": 2.0}
+
+
+APART = {
+    "disaggregation": ("none", "1:1", "2:1"),
+    "prefill": {"hardware": ("h100-sxm-80gb",), "tensor_parallel_size": (2, 4), "max_num_batched_tokens": (16384,)},
+    "decode": {"hardware": ("h200-sxm",), "max_num_seqs": (64, 128)},
+}
+
+
+def test_engines_for_prompts_and_for_answers_are_chosen_apart() -> None:
+    """One unified candidate, and two ratios of two batches of decode engines and two sizes of prefill engines."""
+    found = enumerate_space(BASE, spec(quantization=("fp8",), hardware=("a100-sxm-80gb", "h100-sxm-80gb"), **APART))
+    assert found.num_all == 2 + 2 * 2 * 2
+    apart = [candidate for candidate in found.candidates if candidate.ratio is not None]
+    assert {c.layout.scenario.hardware.name for c in apart} == {"h200-sxm"}
+    assert {c.prefill_layout.scenario.engine.tensor_parallel_size for c in apart} == {2, 4}
+    assert {c.num_devices for c in apart} == {4 + 2, 4 + 4, 4 + 2 * 2, 4 + 2 * 4}
+    assert all(c.layout.scenario.engine.tensor_parallel_size == 4 for c in apart)
+
+
+def test_the_pools_of_a_candidate_are_what_was_meant() -> None:
+    found = enumerate_space(BASE, spec(quantization=("fp8",), **APART))
+    candidate = next(c for c in found.candidates if c.ratio == (2, 1) and c.max_num_seqs == 128)
+    scenario = load_scenario(BASE.path, candidate.overrides(3))
+    prefill, decode = scenario.pools
+    assert (prefill.role, prefill.replicas, decode.role, decode.replicas) == ("prefill", 6, "decode", 3)
+    assert prefill.hardware is not None
+    assert prefill.hardware.name == "h100-sxm-80gb"
+    assert (decode.hardware or scenario.hardware).name == "h200-sxm"
+    assert (prefill.engine.max_num_batched_tokens, decode.engine.max_num_batched_tokens) == (16384, 8192)
+    assert (prefill.engine.max_num_seqs, decode.engine.max_num_seqs) == (128, 128)
+    assert {prefill.engine.quantization, decode.engine.quantization} == {"fp8"}
+    assert scenario.num_devices == 3 * candidate.num_devices
+
+
+def test_equal_engines_are_one_candidate_however_they_are_listed() -> None:
+    """Pools that may have what all have: no field of their own is written."""
+    same = {"disaggregation": ("1:1",), "prefill": {"tensor_parallel_size": (4,)}}
+    (listed,) = enumerate_space(BASE, spec(quantization=("fp8",), **same)).candidates
+    (plain,) = enumerate_space(BASE, spec(quantization=("fp8",), disaggregation=("1:1",))).candidates
+    assert listed.prefill is None
+    assert listed.choices(1) == plain.choices(1)
+
+
+def test_pools_without_a_ratio_and_devices_with_changed_facts_are_refused() -> None:
+    with pytest.raises(ValueError, match="ratio in disaggregation"):
+        spec(prefill={"hardware": ("h100-sxm-80gb",)})
+    changed = Base(BASE.path, ("hardware.hbm.bandwidth=2x",))
+    with pytest.raises(SpecError, match="changes one device"):
+        enumerate_space(changed, spec(**APART))
+
+
+def test_speculation_is_a_choice_like_others() -> None:
+    """With and without drafts; beside pools there are none, for that reason."""
+    drafts = {"method": "ngram", "num_speculative_tokens": 4, "acceptance": {"rate": 0.6}}
+    found = enumerate_space(BASE, spec(speculation=(None, drafts), disaggregation=("none", "1:1")))
+    assert found.num_all == 4
+    assert found.ruled_out == {"speculation beside prefill and decode pools": 1}
+    (drafting,) = [c for c in found.candidates if c.layout.scenario.engine.speculative_config is not None]
+    assert "ngram" in drafting.label
+    config = load_scenario(BASE.path, drafting.overrides(2)).engine.speculative_config
+    assert config is not None
+    assert config.num_speculative_tokens == 4
