@@ -109,6 +109,8 @@ def step_document(scenario: "Scenario", report: "StepReport") -> dict[str, Any]:
                 "flops": row.flops,
                 "hbm_bytes": row.hbm_bytes,
                 "message_bytes": row.message_bytes,
+                "link": row.link or None,
+                "num_nodes": row.num_nodes,
                 "intensity": row.intensity,
                 "duration_s": row.duration_s,
                 "bound": row.bound,

@@ -24,13 +24,16 @@ _BOUNDS = ("compute", "memory", "communication", "overhead")
 class OperatorEstimate:
     """One row: an operator that runs `count` times; `work` and `time` are of one run, the sums of all.
 
-    The count is a mean where tokens may leave layers out.
+    The count is a mean where tokens may leave layers out. link: the slowest that its messages go over, if it has any;
+    num_nodes: that its group is on
     """
 
     name: str
     count: float
     work: Work
     time: OperatorTime
+    link: str = ""
+    num_nodes: int = 1
 
     @property
     def flops(self) -> float:
@@ -55,6 +58,11 @@ class OperatorEstimate:
     @property
     def bound(self) -> str:
         return self.time.bound
+
+    @property
+    def bound_and_link(self) -> str:
+        """`bound`, and the network for messages that leave a node."""
+        return f"{self.bound}, {self.link} ({self.num_nodes} nodes)" if self.num_nodes > 1 else self.bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +141,8 @@ def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> 
     for node in _nodes_of(graph, timer, shape):
         work = node.work(shape)
         if work.num_kernels:
-            rows.append(OperatorEstimate(node.name, node.expected_runs(shape), work, timer.time(work)))
+            link, num_nodes = _path(work, timer)
+            rows.append(OperatorEstimate(node.name, node.expected_runs(shape), work, timer.time(work), link, num_nodes))
     host = host_fit(graph, timer)
     num_seqs = shape.num_decodes + len(shape.prefills)
     serial, hidden = host.serial_s(num_seqs), host.hidden_s(num_seqs)
@@ -157,6 +166,14 @@ def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> 
         bound_share=bound_share(rows, duration, device),
         origin=timer.calibration.origin,
     )
+
+
+def _path(work: Work, timer: OperatorTimer) -> tuple[str, int]:
+    """The slowest link of a message, and the nodes of its group."""
+    if work.message is None:
+        return "", 1
+    num_nodes = timer.device.spread(work.message).num_nodes
+    return (timer.device.network if num_nodes > 1 else timer.device.link).name, num_nodes
 
 
 def _nodes_of(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> list[OperatorNode]:
@@ -191,7 +208,7 @@ def _table(estimate: StepEstimate) -> str:
         intensity = "-" if row.work.message else f"{row.intensity:.1f}"
         lines.append(
             f"{row.name:<28} {row.count:>5.4g} {row.flops / 1e9:>11.2f} {moved / 1e6:>11.2f} {intensity:>8} "
-            f"{row.time.duration_s * 1e6:>10.1f} {row.duration_s * 1e3:>9.3f} {share:>6.1%}  {row.bound}"
+            f"{row.time.duration_s * 1e6:>10.1f} {row.duration_s * 1e3:>9.3f} {share:>6.1%}  {row.bound_and_link}"
         )
     shown = estimate.duration_s - estimate.device_s
     if shown > 0:

@@ -143,8 +143,8 @@ def _medusa_graph(model: ModelSpec, engine: EngineSpec, num_heads: int) -> StepG
         on_samples("medusa_head", partial(gemm, "medusa_head", n=columns, k=hidden, form=form)),
     ]
     if tp > 1:
-        name = "medusa_all_gather"
-        nodes.append(on_samples(name, lambda b: all_gather(b * columns * tp * size, tp, name)))
+        name, group = "medusa_all_gather", context.shard.tp_group
+        nodes.append(on_samples(name, lambda b: all_gather(b * columns * tp * size, group, name)))
     nodes.append(on_samples("medusa_top_k", lambda b: replace(sample(b, vocab), name="medusa_top_k")))
     nodes = [replace(node, count=num_heads) for node in nodes]
     return StepGraph(served, context.shard, tuple(nodes), engine.enforce_eager)

@@ -52,10 +52,11 @@ def embedding_nodes(context: LayerContext) -> list[OperatorNode]:
     tables = 2 if context.model.num_learned_positions else 1
     nodes = [on_tokens("embedding", lambda n: embedding(n, hidden, size, num_tables=tables))]
     if tp > 1:
-        name = "embedding_all_reduce"
-        nodes.append(on_tokens(name, lambda n: all_reduce(n * hidden * size, tp, name)))
+        name, group = "embedding_all_reduce", context.shard.tp_group
+        nodes.append(on_tokens(name, lambda n: all_reduce(n * hidden * size, group, name)))
     if context.shard.pp > 1:
-        nodes.append(on_tokens("send_recv", lambda n: send_recv(n * hidden * size)))
+        pair = context.shard.next_stage()
+        nodes.append(on_tokens("send_recv", lambda n: send_recv(n * hidden * size, pair)))
     return nodes
 
 
@@ -69,9 +70,8 @@ def head_nodes(context: LayerContext, method: str, bytes_per_logit: float | None
         on_samples("lm_head", lambda b: gemm("lm_head", b, columns, hidden, form, has_bias=bias)),
     ]
     if tp > 1:
-        nodes.append(
-            on_samples("logits_all_gather", lambda b: all_gather(b * columns * tp * size, tp, "logits_all_gather"))
-        )
+        name, group = "logits_all_gather", context.shard.tp_group
+        nodes.append(on_samples(name, lambda b: all_gather(b * columns * tp * size, group, name)))
     nodes.append(on_samples("sample", lambda b: sample(b, vocab, method, bytes_per_logit)))
     return nodes
 
@@ -176,8 +176,8 @@ def _norm(name: str, context: LayerContext, adds_residual: bool = False) -> list
 
 
 def _reduce(name: str, context: LayerContext) -> list[OperatorNode]:
-    tp, token_bytes = context.shard.tp, context.hidden * context.element_bytes
-    return [on_tokens(name, lambda n: all_reduce(n * token_bytes, tp, name))] if tp > 1 else []
+    group, token_bytes = context.shard.tp_group, context.hidden * context.element_bytes
+    return [on_tokens(name, lambda n: all_reduce(n * token_bytes, group, name))] if group.tp > 1 else []
 
 
 def _labels(blocks: Iterable[tuple[Block, Formats]]) -> dict[tuple[Block, Formats], str]:

@@ -1,6 +1,6 @@
-"""Mixture of experts: the router, where its tokens travel, and the experts themselves (`routing`: their load)."""
+"""Mixture of experts: the router, and the experts themselves (`routing`: their load; `exchange`: who gets a copy)."""
 
-__all__ = ["EXPERT_KERNELS", "distinct_ranks", "experts", "route"]
+__all__ = ["EXPERT_KERNELS", "experts", "route"]
 
 from math import ceil
 
@@ -14,24 +14,6 @@ EXPERT_KERNELS = 5  # sort by expert (align), grouped gate-up, activation, group
 # apply their weights, add to the sum.
 _EAGER_EXPERT_KERNELS = 10
 _EAGER_ROUTE_KERNELS = 8  # cast, softmax, top-k, sum, division, cast, and the mask of who goes where: zeros, scatter
-
-
-def distinct_ranks(ffn: MoEFFN, num_ranks: int) -> float:
-    """Expected distinct ranks that a token's k experts live on, when E/R experts live on each.
-
-        R (1 - C(E - E/R, k) / C(E, k))
-
-    With group-limited routing the token reaches only top_k_groups / num_groups of experts and ranks.
-    Source: inclusion of a rank, hypergeometric.
-    """
-    fraction = ffn.top_k_groups / ffn.num_groups
-    reachable = ffn.num_experts * fraction
-    ranks = max(1.0, num_ranks * fraction)
-    per_rank = reachable / ranks
-    missed = 1.0
-    for i in range(min(ffn.top_k, ffn.num_experts)):
-        missed *= max(0.0, (reachable - per_rank - i) / (reachable - i))
-    return ranks * (1.0 - missed)
 
 
 def route(num_tokens: float, num_experts: int, top_k: int, *, is_fused: bool = True) -> Work:

@@ -21,9 +21,10 @@ from math import ceil
 
 from perfmodel.ops.activation import gate
 from perfmodel.ops.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from perfmodel.ops.exchange import Exchange, distinct_ranks
 from perfmodel.ops.ffn_layer import mlp_nodes
 from perfmodel.ops.gemm import gemm
-from perfmodel.ops.moe import distinct_ranks, experts, route
+from perfmodel.ops.moe import experts, route
 from perfmodel.ops.node import LayerContext, OperatorNode, on_group, on_tokens
 from perfmodel.ops.work import Work
 from perfmodel.specs.model.architecture import MoEFFN
@@ -94,13 +95,19 @@ def _dispatch_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
     if shard.gathers_tokens:
         # Tokens of a tensor-parallel group are on all its devices; under expert parallelism each hands on its part,
         # with what the router said of them.
-        ranks = shard.ep if shard.is_expert_parallel else shard.dp
+        ranks = shard.ep_group if shard.is_expert_parallel else shard.dp_group
         logits = ffn.num_experts if shard.is_expert_parallel else 0
         payload, name = (width + logits) * context.element_bytes, "moe_all_gather"
         return [on_group(name, lambda n: all_gather(n * payload, ranks, name), shard.dp)]
-    copies = distinct_ranks(ffn, shard.ep)
-    sent = copies * width * context.format("experts").input_bytes / shard.tp
-    return [on_tokens("moe_dispatch", lambda n: all_to_all(n * sent, shard.ep, "moe_dispatch", "dispatch"))]
+    return [_exchange_node(ffn, context, "dispatch", context.format("experts").input_bytes)]
+
+
+def _exchange_node(ffn: MoEFFN, context: LayerContext, kernel: str, element_bytes: float) -> OperatorNode:
+    """Tokens to the ranks of their experts, or their results back; a device has a tp-th of its rank's tokens."""
+    shard, name, width = context.shard, f"moe_{kernel}", ffn.latent_size or context.hidden
+    group, route, copy = shard.ep_group, shard.route, width * element_bytes / shard.tp
+    sent = distinct_ranks(ffn, shard.ep) * width * element_bytes / shard.tp
+    return on_tokens(name, lambda n: all_to_all(n * sent, group, name, kernel, Exchange(ffn, n * copy, route)))
 
 
 def _combine_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
@@ -109,14 +116,14 @@ def _combine_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
     if shard.dp == 1:
         if shard.tp == 1:
             return []
-        return [on_tokens("moe_all_reduce", lambda n: all_reduce(n * hidden * size, shard.tp, "moe_all_reduce"))]
+        group = shard.tp_group
+        return [on_tokens("moe_all_reduce", lambda n: all_reduce(n * hidden * size, group, "moe_all_reduce"))]
     if not shard.gathers_tokens:
-        sent = distinct_ranks(ffn, shard.ep) * width * size / shard.tp
-        nodes = [on_tokens("moe_combine", lambda n: all_to_all(n * sent, shard.ep, "moe_combine", "combine"))]
+        nodes = [_exchange_node(ffn, context, "combine", size)]
     else:
-        payload, ranks, name = width * size, shard.tp * shard.dp, "moe_reduce_scatter"
+        payload, ranks, name = width * size, shard.ep_group, "moe_reduce_scatter"
         nodes = [on_group(name, lambda n: reduce_scatter(n * payload, ranks, name), shard.dp)]
     if shard.tp > 1:
-        gathered = hidden * size
-        nodes.append(on_tokens("moe_tp_all_gather", lambda n: all_gather(n * gathered, shard.tp, "moe_tp_all_gather")))
+        gathered, group, gather = hidden * size, shard.tp_group, "moe_tp_all_gather"
+        nodes.append(on_tokens(gather, lambda n: all_gather(n * gathered, group, gather)))
     return nodes

@@ -95,7 +95,8 @@ def _step_projections(dt_rank: int, inner: int, state_size: int, context: LayerC
     columns = dt_rank + 2 * state_size
     nodes = [on_tokens("x_proj", partial(gemm, "x_proj", n=columns, k=inner, form=form))]
     if tp > 1:
-        nodes.append(on_tokens("x_proj_all_reduce", lambda n: all_reduce(n * columns * size, tp, "x_proj_all_reduce")))
+        name, group = "x_proj_all_reduce", context.shard.tp_group
+        nodes.append(on_tokens(name, lambda n: all_reduce(n * columns * size, group, name)))
     nodes.append(on_tokens("dt_proj", partial(gemm, "dt_proj", n=inner, k=dt_rank, form=form)))
     return nodes
 

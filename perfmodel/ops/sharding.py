@@ -8,13 +8,26 @@ __all__ = ["Sharding", "stages"]
 from dataclasses import dataclass
 from math import ceil
 
+from perfmodel.ops.exchange import Route
+from perfmodel.ops.ranks import RankGroup
 from perfmodel.specs.engine import EngineSpec
+
+# How tokens reach their experts. DeepEP (README, "normal" and "low-latency" kernels): the first sends a token once to
+# each node and hands it on over NVLink, the second to each expert's rank over the network; pplx-kernels as the second.
+# FlashInfer's all-to-all (of TensorRT-LLM): once to each rank.
+_ROUTES: dict[str, Route] = {
+    "deepep_high_throughput": "node",
+    "deepep_low_latency": "expert",
+    "pplx": "expert",
+    "flashinfer_all2allv": "rank",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
     """tp, pp, dp: degrees of tensor, pipeline and data parallelism; ep: ranks that share out whole experts.
     gathers_tokens: see `EngineSpec`. num_redundant_experts: copies of popular experts, on all ranks together.
+    route: of tokens to experts on other ranks; None: as is faster
 
     Without expert parallelism the experts are cut along their intermediate size over all tp * dp ranks (vLLM flattens
     the two for mixture-of-experts layers), so that `moe_tp * ep == tp * dp` always.
@@ -26,6 +39,7 @@ class Sharding:
     is_expert_parallel: bool = False
     gathers_tokens: bool = True
     num_redundant_experts: int = 0
+    route: Route | None = None
 
     @classmethod
     def of(cls, engine: EngineSpec) -> "Sharding":
@@ -36,7 +50,27 @@ class Sharding:
             is_expert_parallel=engine.enable_expert_parallel,
             gathers_tokens=engine.gathers_tokens or not engine.enable_expert_parallel,
             num_redundant_experts=engine.eplb_config.num_redundant_experts,
+            route=_ROUTES.get(engine.all2all_backend or ""),
         )
+
+    @property
+    def tp_group(self) -> RankGroup:
+        """Ranks that share out heads and columns."""
+        return RankGroup("tensor", self.tp, self.pp, self.dp)
+
+    @property
+    def dp_group(self) -> RankGroup:
+        """Ranks of equal place in all data-parallel ranks."""
+        return RankGroup("data", self.tp, self.pp, self.dp)
+
+    @property
+    def ep_group(self) -> RankGroup:
+        """All ranks of a stage: whole experts, or the columns of all, are shared out over them."""
+        return RankGroup("expert", self.tp, self.pp, self.dp)
+
+    def next_stage(self, stage: int | None = None) -> RankGroup:
+        """A rank and its like in the stage after `stage`, or after any."""
+        return RankGroup("pipeline", self.tp, self.pp, self.dp, stage)
 
     @property
     def ep(self) -> int:

@@ -10,6 +10,9 @@ __all__ = ["BatchShape", "Depends", "Message", "Work", "decode_shape"]
 from dataclasses import dataclass, field
 from enum import Enum
 
+from perfmodel.ops.exchange import Exchange
+from perfmodel.ops.ranks import RankGroup
+
 
 class Depends(Enum):
     """Which part of a BatchShape an operator's work is a function of (the cost model memoises by it)."""
@@ -73,11 +76,17 @@ def decode_shape(num_seqs: int, context: int, spans: tuple[int, ...] = (), queri
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A collective or point-to-point transfer: `bytes_` is the payload on each participating rank."""
+    """A collective or point-to-point transfer: `bytes_` is the payload on each participating rank.
+
+    group:    who they are among the ranks of the replica; neighbours from its first on unless given
+    exchange: what an all-to-all of expert parallelism is made of
+    """
 
     kind: str  # all_reduce | all_gather | reduce_scatter | all_to_all | send_recv
     bytes_: float
     num_ranks: int
+    group: RankGroup | None = None
+    exchange: Exchange | None = None
 
 
 @dataclass(frozen=True, slots=True)

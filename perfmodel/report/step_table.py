@@ -65,7 +65,7 @@ def _operator_cells(row: OperatorEstimate, step_s: float) -> tuple[str | Text, .
         format_number(row.time.duration_s * 1e6, 1),
         f"{row.duration_s * 1e3:.3f}",
         f"{row.duration_s / step_s:.1%}",
-        Text(row.bound, style=BOUND_STYLES.get(row.bound, "")),
+        Text(row.bound_and_link, style=BOUND_STYLES.get(row.bound, "")),
     )
 
 

@@ -14,11 +14,14 @@ from typing import Literal
 
 from perfmodel.errors import SpecError, did_you_mean
 
-Kind = Literal["models", "hardware", "traffic", "scenarios", "studies", "calibrations", "techniques", "reports"]
+Kind = Literal[
+    "models", "hardware", "networks", "traffic", "scenarios", "studies", "calibrations", "techniques", "reports"
+]
 
 _FOLDERS: dict[Kind, str] = {
     "models": "workloads/models",
     "hardware": "hardware_specs",
+    "networks": "hardware_specs/networks",
     "traffic": "workloads/traffic",
     "scenarios": "workloads/scenarios",
     "studies": "workloads/scenarios/studies",
@@ -29,6 +32,7 @@ _FOLDERS: dict[Kind, str] = {
 _SINGULAR: dict[Kind, str] = {
     "models": "model",
     "hardware": "hardware",
+    "networks": "network",
     "traffic": "traffic",
     "scenarios": "scenario",
     "studies": "study",

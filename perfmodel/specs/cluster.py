@@ -9,6 +9,7 @@ from perfmodel.specs.base import Spec
 from perfmodel.specs.deployment import Deployment, completed, deployments
 from perfmodel.specs.gateway import GatewaySpec
 from perfmodel.specs.given_link import GivenLink
+from perfmodel.specs.network import NetworkSpec
 from perfmodel.specs.pool import PoolSpec, RouterName
 from perfmodel.specs.units import BytesPerSecond
 
@@ -33,12 +34,16 @@ class KvTransferSpec(GivenLink):
 
 
 class ClusterSpec(Spec):
-    """Equal replicas of the scenario's engine behind a router, or `pools` of engines that differ."""
+    """Equal replicas of the scenario's engine behind a router, or `pools` of engines that differ.
+
+    network: between the nodes of a replica that is larger than one; of all pools
+    """
 
     replicas: NonNegativeInt = 1
     router: RouterName = "round_robin"
     pools: tuple[PoolSpec, ...] = ()
     kv_transfer: KvTransferSpec = KvTransferSpec()
+    network: NetworkSpec | None = None
     gateway: GatewaySpec | None = None
     autoscaling: AutoscalingSpec | None = None
     failures: FailuresSpec | None = None

@@ -9,7 +9,11 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from perfmodel.specs.base import Spec
 from perfmodel.specs.catalog import normal_name
-from perfmodel.specs.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, Seconds
+from perfmodel.specs.link import Link
+from perfmodel.specs.network import NetworkSpec
+from perfmodel.specs.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz
+
+_ANY_NUMBER = 1 << 20
 
 
 class MemoryLevel(Spec):
@@ -22,21 +26,6 @@ class MemoryLevel(Spec):
     per: Literal["device", "compute_unit"] = "device"
     technology: str | None = None  # HBM3, GDDR6 ECC, DDR5-4800 ...
     inline_ecc: bool = False  # check bits lie in the same memory: for 16 bytes of data a 17th travels with them
-
-
-class Link(Spec):
-    """A connection to other devices or to the host; bandwidth is one way, per device."""
-
-    name: str  # nvlink | pcie | infinity_fabric | ici | scale_out ...
-    bandwidth_bytes_per_s: BytesPerSecond = Field(gt=0)
-    direction: Literal["one_way"] = "one_way"
-    latency_s: Seconds = Field(default=0.0, ge=0)
-    topology: str | None = None
-
-    @property
-    def has_switch(self) -> bool:
-        """Whether devices talk through a switch of the fabric's own, as their file's `topology` says."""
-        return "switch" in (self.topology or "").lower()
 
 
 class Declared(Spec):
@@ -74,6 +63,7 @@ class HardwareSpec(Spec):
     """One device type. See design section 3.5 for the file.
 
     power_cap_w: what the device is allowed to draw (`nvidia-smi -pl`); its TDP unless given, which no file does
+    network:     what joins its nodes, and how many devices a node has; a scenario's `cluster.network`, if that is given
     """
 
     name: str
@@ -82,6 +72,7 @@ class HardwareSpec(Spec):
     declared: Declared
     price: Price | None = None
     power_cap_w: PositiveFloat | None = None
+    network: NetworkSpec | None = None
 
     @model_validator(mode="after")
     def _has_main_memory(self) -> "HardwareSpec":
@@ -142,6 +133,20 @@ class HardwareSpec(Spec):
     def link(self, name: str) -> Link | None:
         """The link called `name`, or None."""
         return next((link for link in self.declared.links if link.name == name), None)
+
+    @property
+    def devices_per_node(self) -> int:
+        """Devices that the scale-up link joins: as many as there can be, or as a node is said to have.
+
+        Ranks on a device without any link (processes on one CPU) are all on one node.
+        """
+        given = self.network.devices_per_node if self.network is not None else None
+        return given or (self.declared.max_devices if self.declared.links else _ANY_NUMBER)
+
+    @property
+    def network_link(self) -> Link:
+        """A device's share of what joins nodes: see `NetworkSpec`. Raises ValueError for a link nobody describes."""
+        return (self.network or NetworkSpec()).share_of(self)
 
     @property
     def scale_up_link(self) -> Link | None:

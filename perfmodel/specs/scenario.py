@@ -14,6 +14,7 @@ from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.kv import PromptCompression
 from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.model_changes import ModelChanges
+from perfmodel.specs.network import NetworkSpec
 from perfmodel.specs.overheads import Overheads
 from perfmodel.specs.plan import PlanSpec
 from perfmodel.specs.pool import PoolSpec
@@ -50,7 +51,7 @@ class Scenario(Spec):
     """A scenario with its names resolved: `model` and `hardware` are the specs themselves.
 
     Built by `perfmodel.specs.load_scenario`, which reads the file (names, paths, overrides) and resolves it;
-    `model_changes` are then already applied to `model`.
+    `model_changes` are then already applied to `model`, and `cluster.network` is that of all hardware.
     """
 
     name: str
@@ -114,6 +115,13 @@ class Scenario(Spec):
         if pool.engine.kv_offload:
             raise ValueError("found kv_offload in prefill and decode pools; only unified engines have it")
         self.cluster.kv_transfer.link_of(pool.hardware or self.hardware)
+
+    @model_validator(mode="after")
+    def _has_networks(self) -> "Scenario":
+        for pool in self.pools:
+            hardware = pool.hardware or self.hardware
+            (self.cluster.network or hardware.network or NetworkSpec()).share_of(hardware)
+        return self
 
     @model_validator(mode="after")
     def _has_units_for_its_formats(self) -> "Scenario":

@@ -282,7 +282,24 @@ def _finished(scenario: Scenario, positions: Positions) -> Scenario:
         update = {"engine": _with_length(pool.engine, theirs), "model": None if theirs is model else theirs}
         pools.append(pool.model_copy(update=update))
     cluster = cluster.model_copy(update={"pools": tuple(pools)}) if pools else cluster
-    return scenario.model_copy(update={"model": model, "engine": _with_length(engine, model), "cluster": cluster})
+    served = {"model": model, "engine": _with_length(engine, model), "cluster": cluster}
+    return _networked(scenario.model_copy(update=served))
+
+
+def _networked(scenario: Scenario) -> Scenario:
+    """`cluster.network` as the network of all hardware."""
+    cluster = scenario.cluster
+    if cluster.network is None:
+        return scenario
+    update = {"network": cluster.network}
+    pools = tuple(
+        pool.model_copy(update={"hardware": pool.hardware.model_copy(update=update)}) if pool.hardware else pool
+        for pool in cluster.pools
+    )
+    hardware = scenario.hardware.model_copy(update=update)
+    return scenario.model_copy(
+        update={"hardware": hardware, "cluster": cluster.model_copy(update={"pools": pools}) if pools else cluster}
+    )
 
 
 def _as_served(

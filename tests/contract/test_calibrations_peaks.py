@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import OperatorTimer, estimate_step, load_calibration
-from perfmodel.cost.links import link_for
+from perfmodel.cost.links import link_for, path_of
 from perfmodel.ops import build_graph
 from perfmodel.ops.attention_mixed import mixed_attention
 from perfmodel.ops.attention_prefill import Heads
@@ -23,6 +23,7 @@ from perfmodel.ops.collectives import all_gather, all_reduce, all_to_all, reduce
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.gemm import gemm
 from perfmodel.ops.graph import StepGraph
+from perfmodel.ops.ranks import Spread
 from perfmodel.ops.work import BatchShape, Message, Work
 from perfmodel.specs import EngineSpec, list_hardware, list_models, load_hardware, load_model
 from perfmodel.specs.hardware import Link
@@ -82,6 +83,16 @@ def least_sent(message: Message, link: Link) -> float:
     return min(ring, payload * (1 + 1 / k)) if message.kind == "all_reduce" and link.has_switch else ring
 
 
+def least_from_node(message: Message, spread: Spread) -> float:
+    """Bytes that leave a device for other nodes whatever the algorithm: its share of what its node has to send."""
+    k, payload, on_node = message.num_ranks, message.bytes_, spread.most
+    if message.kind == "send_recv":
+        return payload * spread.crossing
+    if message.kind == "all_to_all":
+        return 0.0 if message.exchange else payload * (k - on_node) / k
+    return (2 if message.kind == "all_reduce" else 1) * payload * (k - on_node) / k / on_node
+
+
 def beaten(timer: OperatorTimer, work: Work, duration_s: float | None = None) -> str:
     """The limit that the prediction for `work`, or another duration, beats, or nothing."""
     if not work.num_kernels or work.name in timer.calibration.contained:
@@ -95,8 +106,9 @@ def beaten(timer: OperatorTimer, work: Work, duration_s: float | None = None) ->
     if least > seconds * device.bandwidth:
         return f"{least / seconds / device.bandwidth:.2f} of the bandwidth: {about}"
     if work.message is not None:
-        link = link_for(device.hardware, work.message.num_ranks)
-        sent = least_sent(work.message, link)
+        group = work.message.group or work.message.num_ranks
+        link, spread = link_for(device.hardware, group), path_of(device.hardware, group)
+        sent = least_sent(work.message, link) if spread.num_nodes == 1 else least_from_node(work.message, spread)
         if sent > seconds * link.bandwidth_bytes_per_s:
             return f"{sent / seconds / link.bandwidth_bytes_per_s:.2f} of {link.name}: {about}"
     return ""

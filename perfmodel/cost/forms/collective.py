@@ -36,11 +36,11 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.internode import nccl_between_nodes
 from perfmodel.cost.forms.operator_time import OperatorTime
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.scalars import SCALARS
-from perfmodel.cost.links import link_for
-from perfmodel.ops.work import Work
+from perfmodel.ops.work import Message, Work
 from perfmodel.specs.base import Spec
 from perfmodel.specs.hardware import Link
 
@@ -203,29 +203,39 @@ def collective_time(work: Work, fit: CollectiveFit, device: DeviceFacts) -> Oper
     """How long the message of `work` takes."""
     if work.message is None or not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
-    link = link_for(device.hardware, work.message.num_ranks)
-    return _operator_time(collective_seconds(_sizes(work), fit, device, link, SCALARS))
+    return _operator_time(_nccl_seconds(work.message, fit, device))
 
 
 def custom_time(work: Work, fit: CustomAllReduceFit, device: DeviceFacts) -> OperatorTime:
     """How long the all-reduce of `work` takes; other collectives are NCCL's."""
     if work.message is None or not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
-    link = link_for(device.hardware, work.message.num_ranks)
-    if work.message.kind != "all_reduce":
-        return _operator_time(collective_seconds(_sizes(work), fit.beyond, device, link, SCALARS))
-    return _operator_time(custom_seconds(_sizes(work), fit, device, link, SCALARS))
+    if work.message.kind != "all_reduce" or device.spread(work.message).num_nodes > 1:
+        return _operator_time(_nccl_seconds(work.message, fit.beyond, device))
+    parts = custom_seconds(_sizes(work.message), fit, device, device.link, SCALARS)
+    return _operator_time(parts.duration)
 
 
-def _sizes(work: Work) -> CollectiveSizes:
-    message = work.message
-    assert message is not None
+def _nccl_seconds(message: Message, fit: CollectiveFit, device: DeviceFacts) -> float:
+    """NCCL's time within a node or between nodes; of a pipeline's sends the mean of both."""
+    spread, link = device.spread(message), device.link
+    away = 0.0
+    if spread.crossing and spread.num_nodes > 1:
+        hop_s = fit.hop_s * _slower(fit.link_latency_s, link)
+        away = nccl_between_nodes(message, spread, fit, hop_s, device)
+        if message.kind != "send_recv" or spread.crossing == 1.0:
+            return away
+    on_node = float(collective_seconds(_sizes(message), fit, device, link, SCALARS).duration)
+    return spread.crossing * away + (1.0 - spread.crossing) * on_node if away else on_node
+
+
+def _sizes(message: Message) -> CollectiveSizes:
     return CollectiveSizes.of(message.kind, message.bytes_, message.num_ranks)
 
 
-def _operator_time(parts: CollectiveParts) -> OperatorTime:
+def _operator_time(duration_s: float) -> OperatorTime:
     """Latency counts as communication as well: it is what a message costs, whatever its size."""
-    return OperatorTime(parts.duration, 0.0, 0.0, parts.duration, 0.0, "communication")
+    return OperatorTime(duration_s, 0.0, 0.0, duration_s, 0.0, "communication")
 
 
 def _slower(fitted: float | None, link: Link) -> float:

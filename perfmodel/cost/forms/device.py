@@ -4,8 +4,12 @@ __all__ = ["DeviceFacts"]
 
 from dataclasses import dataclass, field
 
+from perfmodel.cost.links import DEFAULT_LINK
 from perfmodel.cost.rates import peak_flops_per_s
+from perfmodel.ops.ranks import RankGroup, Spread, spread_over
+from perfmodel.ops.work import Message
 from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.link import Link
 
 # Cache to assume where a file declares none: forms only ask whether something fits in it.
 _SMALLEST_L2_BYTES = 4e6
@@ -17,6 +21,8 @@ class DeviceFacts:
 
     bandwidth:      of the outermost memory, for data, byte/s
     link_bandwidth: one way, to sibling devices, byte/s (0 without a link)
+    link:           the same with its name
+    network:        a device's share of what joins nodes, of `devices_per_node` each
     """
 
     hardware: HardwareSpec
@@ -25,6 +31,9 @@ class DeviceFacts:
     bandwidth: float
     l2_bytes: float
     link_bandwidth: float
+    link: Link
+    network: Link
+    devices_per_node: int
     _peaks: dict[str, float] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -38,7 +47,14 @@ class DeviceFacts:
             bandwidth=hardware.data_bandwidth,
             l2_bytes=l2.capacity_bytes if l2 else _SMALLEST_L2_BYTES,
             link_bandwidth=link.bandwidth_bytes_per_s if link else 0.0,
+            link=link or DEFAULT_LINK,
+            network=hardware.network_link,
+            devices_per_node=hardware.devices_per_node,
         )
+
+    def spread(self, message: Message) -> Spread:
+        """Over how many nodes a message's group is spread, and how."""
+        return spread_over(message.group or RankGroup("tensor", message.num_ranks), self.devices_per_node)
 
     @property
     def vector_instructions(self) -> float:

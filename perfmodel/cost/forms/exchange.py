@@ -4,8 +4,8 @@
 
 S the bytes that a rank sends to all k, L the link's declared one-way bandwidth. Not NCCL's all-to-all: kernels that
 write into (or read from) their peers' memory and wait for all of them, with a routing table to fill on the way. Their
-floor is what a decode step pays, and three times a small NCCL message. Only where a switch joins the ranks; elsewhere
-the time is that of the all-to-all in `beyond`.
+floor is what a decode step pays, and three times a small NCCL message. Only where a switch joins the ranks; on a node
+without one the time is that of the all-to-all in `beyond`, between nodes that of `internode`.
 Source: dispatch and combine by kernel on GB200 NVL72, 8 to 64 ranks, 1 to 2,048 tokens of DeepSeek-V3's size, in
 NVIDIA's "Optimizing MoE Communication with One-Sided AlltoAll Over NVLink" (TensorRT-LLM technical blog 18): the 48
 figures of each lie within -7 and +11 % of this formula with the values below in 80 % of cases. What engines other than
@@ -20,9 +20,9 @@ from pydantic import Field
 
 from perfmodel.cost.forms.collective import CollectiveFit, collective_time
 from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.internode import exchange_between_nodes
 from perfmodel.cost.forms.operator_time import OperatorTime
 from perfmodel.cost.forms.residuals import Residuals
-from perfmodel.cost.links import link_for
 from perfmodel.ops.work import Work
 from perfmodel.specs.base import Spec
 
@@ -56,8 +56,10 @@ def exchange_time(work: Work, fit: ExchangeFit, device: DeviceFacts) -> Operator
     """How long the exchange of `work` takes; latency counts as communication."""
     if work.message is None or not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
-    ranks = work.message.num_ranks
-    link = link_for(device.hardware, ranks)
+    ranks, link, spread = work.message.num_ranks, device.link, device.spread(work.message)
+    if spread.num_nodes > 1:
+        duration = exchange_between_nodes(work.message, spread, fit.start_s, fit.link_fraction, device)
+        return OperatorTime(duration, 0.0, 0.0, duration, 0.0, "communication")
     if not link.has_switch:
         return collective_time(work, fit.beyond, device)
     wire = work.message.bytes_ * (ranks - 1) / ranks

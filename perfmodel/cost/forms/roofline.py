@@ -21,8 +21,8 @@ from pydantic import Field, NonNegativeFloat
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.residuals import Residuals
-from perfmodel.cost.links import collective_time, link_for
-from perfmodel.ops.work import Work
+from perfmodel.cost.links import collective_time, network_time
+from perfmodel.ops.work import Message, Work
 from perfmodel.specs.base import Spec
 
 _CACHE_SHARE = 0.7  # of L2 that one kernel's operands can count on
@@ -62,11 +62,17 @@ def roofline_time(work: Work, fit: FamilyFit, device: DeviceFacts) -> OperatorTi
         overhead += fit.overhead_per_item_s * work.extent.get(_ITEMS.get(work.family, ""), 0.0)
     communication = 0.0
     if work.message is not None:
-        link = link_for(device.hardware, work.message.num_ranks)
-        communication = collective_time(work.message, link, fit.memory_fraction)
+        communication = _message_s(work.message, fit, device)
     duration = overhead + communication + knee(compute, memory, fit.knee)
     bound = bound_of(compute, memory, communication, overhead)
     return OperatorTime(duration, compute, memory, communication, overhead, bound)
+
+
+def _message_s(message: Message, fit: FamilyFit, device: DeviceFacts) -> float:
+    spread = device.spread(message)
+    if spread.num_nodes == 1:
+        return collective_time(message, device.link, fit.memory_fraction)
+    return network_time(message, spread, device.link, device.network, fit.memory_fraction)
 
 
 def _fill(extent: dict[str, float], compute_units: int) -> float:

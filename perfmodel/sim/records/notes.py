@@ -1,6 +1,8 @@
 """Sentences that a reader of a simulated answer should have seen beside it."""
 
-__all__ = ["run_notes"]
+__all__ = ["network_notes", "run_notes"]
+
+from math import ceil
 
 from perfmodel.cost import Calibration
 from perfmodel.ops.capacity import dropped_share
@@ -19,9 +21,27 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
             f"No calibration for {used.device}: times are the datasheet roofline with assumed launch overheads, "
             f"a lower bound that real kernels exceed, often by half or more."
         )
+    notes += network_notes(scenario)
     if scenario.routing.capacity_factor is not None:
         notes += _dropped(scenario, requests, num_steps)
     return (*notes, *stale_price_notes(scenario))
+
+
+def network_notes(scenario: Scenario) -> list[str]:
+    """What was assumed of the network between nodes, where a replica needs one and nobody said."""
+    notes = []
+    for pool in scenario.pools:
+        hardware, num_devices = pool.hardware or scenario.hardware, pool.engine.num_devices
+        per_node = hardware.devices_per_node
+        if num_devices <= per_node or (hardware.network is not None and not hardware.network.is_assumed):
+            continue
+        link = hardware.network_link
+        notes.append(
+            f"A replica of {num_devices} devices spans {ceil(num_devices / per_node)} nodes of {per_node} "
+            f"{hardware.name}; the network between them is assumed to be {link.name}, "
+            f"{link.bandwidth_bytes_per_s / 1e9:g} GB/s one way for each device. Say which it is with cluster.network."
+        )
+    return list(dict.fromkeys(notes))
 
 
 def _dropped(scenario: Scenario, requests: RequestColumns, num_steps: int) -> list[str]:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from perfmodel.cost.links import DEFAULT_LINK, collective_time, link_for
 from perfmodel.ops import Message
 from perfmodel.specs.hardware import Link
+from perfmodel.specs.network import DEFAULT_NETWORK
 from perfmodel.specs.scenario_file import load_hardware
 
 NVLINK = Link(name="nvlink", bandwidth_bytes_per_s=300e9, latency_s=1e-6)
@@ -59,7 +60,7 @@ def test_one_rank_sends_nothing(kind):
 def test_links_by_the_number_of_ranks():
     h100 = load_hardware("h100-sxm-80gb")
     assert link_for(h100, 8).name == "nvlink"
-    assert link_for(h100, 16).name == "pcie"  # beyond the scale-up domain, and no scale-out link is declared
+    assert link_for(h100, 16).name == DEFAULT_NETWORK  # beyond the scale-up domain, and no scale-out link is declared
     assert link_for(load_hardware("l40s"), 2).name == "pcie"
     assert link_for(load_hardware("cpu"), 2) is DEFAULT_LINK
 

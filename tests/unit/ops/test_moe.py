@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.ops.exchange import distinct_ranks
 from perfmodel.ops.formats import LinearFormat
-from perfmodel.ops.moe import distinct_ranks, experts
+from perfmodel.ops.moe import experts
 from perfmodel.ops.routing import distinct_experts, uniform_routing
 from perfmodel.specs.model.architecture import MoEFFN
 

@@ -1,0 +1,68 @@
+"""Ranks over nodes: vLLM's layout, and how groups fall on nodes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.ops.ranks import RankGroup, spread_over
+
+degrees = st.integers(1, 5)
+
+
+def groups(axis, tp, pp=1, dp=1, stage=None):
+    return RankGroup(axis, tp, pp, dp, stage).members().tolist()
+
+
+def test_groups_are_those_of_vllm():
+    """The example in the docstring of vLLM's initialize_model_parallel: 8 GPUs, tensor 2, pipeline 4."""
+    assert groups("tensor", 2, 4) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    chains = [[0, 2, 4, 6], [1, 3, 5, 7]]
+    neighbours = sorted([chain[i], chain[i + 1]] for chain in chains for i in range(3))
+    assert sorted(groups("pipeline", 2, 4)) == neighbours
+
+
+def test_data_parallel_ranks_are_outermost():
+    """arange(dp pp tp).reshape(dp, pp, tp): with dp 2, pp 2, tp 2 rank 4 is the second data-parallel rank's first."""
+    assert groups("data", 2, 2, 2) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert groups("expert", 2, 2, 2) == [[0, 1, 4, 5], [2, 3, 6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("group", "devices_per_node", "num_nodes", "most", "least", "crossing"),
+    [
+        (RankGroup("tensor", 8, 2), 8, 1, 8, 8, 0.0),
+        (RankGroup("pipeline", 8, 2), 8, 2, 1, 1, 1.0),
+        (RankGroup("pipeline", 4, 4), 8, 2, 1, 1, 1 / 3),  # stages 0 1 | 2 3: of three sends one crosses
+        (RankGroup("pipeline", 4, 4, stage=0), 8, 1, 2, 2, 0.0),
+        (RankGroup("pipeline", 4, 4, stage=1), 8, 2, 1, 1, 1.0),
+        (RankGroup("tensor", 16), 8, 2, 8, 8, 1.0),
+        (RankGroup("tensor", 12), 8, 2, 8, 4, 1.0),
+        (RankGroup("tensor", 6, dp=4), 8, 2, 4, 2, 0.5),  # ranks 6 to 11 and 12 to 17 straddle nodes, and so on
+        (RankGroup("expert", 4, dp=8), 8, 4, 8, 8, 1.0),
+        (RankGroup("data", 8, dp=4), 8, 4, 1, 1, 1.0),
+        (RankGroup("tensor", 64), 72, 1, 64, 64, 0.0),
+    ],
+)
+def test_groups_on_nodes(group, devices_per_node, num_nodes, most, least, crossing):
+    spread = spread_over(group, devices_per_node)
+    assert (spread.num_nodes, spread.most, spread.least) == (num_nodes, most, least)
+    assert spread.crossing == pytest.approx(crossing)
+
+
+@given(st.sampled_from(["tensor", "data", "expert"]), degrees, degrees, degrees, st.integers(1, 16))
+def test_every_rank_is_in_one_group_of_an_axis_and_on_one_node(axis, tp, pp, dp, devices_per_node):
+    group = RankGroup(axis, tp, pp, dp)
+    members = group.members()
+    assert sorted(members.ravel().tolist()) == list(range(tp * pp * dp))
+    assert members.shape[1] == group.num_ranks
+    spread = spread_over(group, devices_per_node)
+    assert spread.least <= spread.most <= min(devices_per_node, group.num_ranks)
+    assert spread.num_nodes * spread.least <= group.num_ranks <= spread.num_nodes * spread.most
+
+
+@given(st.integers(1, 6), st.integers(2, 6), st.integers(1, 3), st.integers(1, 16))
+def test_what_crosses_a_pipeline_is_the_mean_over_its_stages(tp, pp, dp, devices_per_node):
+    each = [spread_over(RankGroup("pipeline", tp, pp, dp, stage), devices_per_node).crossing for stage in range(pp - 1)]
+    assert spread_over(RankGroup("pipeline", tp, pp, dp), devices_per_node).crossing == pytest.approx(
+        sum(each) / len(each)
+    )
