@@ -1,7 +1,18 @@
 """Random workloads for engines, and a driver of the plainest kind to serve them: what laws are checked on."""
 
-__all__ = ["Case", "Served", "cases", "judged", "serve_stepwise", "speculating_cases"]
+__all__ = [
+    "Case",
+    "Served",
+    "cases",
+    "judged",
+    "pipelined_cases",
+    "serve_in_stages",
+    "serve_stepwise",
+    "speculating_cases",
+    "stages_of",
+]
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -18,6 +29,7 @@ from perfmodel.engine import (
     ServeLoop,
     Speculation,
     StepPlan,
+    StepRecord,
 )
 from perfmodel.engine.token_watch import TokenWatch
 
@@ -101,6 +113,13 @@ def speculating_cases(draw: st.DrawFn) -> Case:
     )
 
 
+@st.composite
+def pipelined_cases(draw: st.DrawFn) -> Case:
+    """As `cases`, with one to four pipeline stages."""
+    case = draw(cases())
+    return replace(case, config=replace(case.config, pipeline_parallel_size=draw(st.integers(1, 4))))
+
+
 def judged(case: Case, plan: StepPlan, seed: int = 0) -> list[int] | None:
     """How many of the drafted tokens of each decode are right: anything, but the same whoever asks."""
     if not plan.draft_depths:
@@ -121,6 +140,7 @@ class Served:
     fingerprints: list[str] = field(default_factory=list)
     end: int = 0
     busy: int = 0
+    records: list[StepRecord] = field(default_factory=list)
 
 
 def duration_of(plan: StepPlan) -> int:
@@ -152,6 +172,45 @@ def serve_stepwise(
         while coming and coming[0].arrival <= now:
             loop.add(coming.pop(0))
         served.requests += loop.finish_step(plan, now - step, now, judged(case, plan))[0]
+        after_step(loop, plan)
+    served.end = now
+    assert loop.scheduler.blocks.num_free == case.num_blocks
+    return served
+
+
+def stages_of(plan: StepPlan, num_stages: int) -> list[int]:
+    """A made-up cost of a plan in each stage, uneven and different from plan to plan."""
+    return [1 + (duration_of(plan) + 5 * (stage % 3) * (plan.index % 2)) // num_stages for stage in range(num_stages)]
+
+
+def serve_in_stages(case: Case, after_step: Callable[[ServeLoop, StepPlan], None] = lambda loop, plan: None) -> Served:
+    """Serve `case` on a flow line of stages: as long as there is room, plan; then wait for the oldest plan's end."""
+    loop, served, now, coming = case.loop(), Served([]), 0, case.requests()
+    under_way: deque[tuple[StepPlan, int, int]] = deque()
+    ends = [0] * case.config.pipeline_parallel_size
+    while coming or loop.has_requests or under_way:
+        while coming and coming[0].arrival <= now:
+            loop.add(coming.pop(0))
+        while (plan := loop.start_step(now)) is not None:
+            served.fingerprints.append(plan.fingerprint())
+            end = now
+            for stage, duration in enumerate(stages_of(plan, len(ends))):
+                end = ends[stage] = max(end, ends[stage]) + duration
+            under_way.append((plan, now, end))
+            assert len(under_way) <= len(ends)
+        if not under_way:
+            wakeup = loop.next_wakeup(now)
+            ticks = [t for t in (wakeup, coming[0].arrival if coming else None) if t is not None]
+            assert ticks, "requests wait, nothing runs and nothing will happen"
+            assert min(ticks) > now, "nothing runs although it could"
+            now = min(ticks)
+            continue
+        plan, started, now = under_way.popleft()
+        while coming and coming[0].arrival <= now:
+            loop.add(coming.pop(0))
+        finished, record = loop.finish_step(plan, started, now)
+        served.requests += finished
+        served.records.append(record)
         after_step(loop, plan)
     served.end = now
     assert loop.scheduler.blocks.num_free == case.num_blocks

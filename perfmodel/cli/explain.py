@@ -81,10 +81,16 @@ def _print_step(scenario: "Scenario", report: "StepReport") -> None:
         bound_line(estimate.bound_share),
         highlight=False,
     )
+    if estimate.pipeline is not None:
+        from perfmodel.report.step_table import pipeline_line
+
+        console.print(pipeline_line(estimate.pipeline), highlight=False)
 
 
 def step_document(scenario: "Scenario", report: "StepReport") -> dict[str, Any]:
     """The JSON form of one explained step; quantities are totals over the operator's `count` runs on one device."""
+    from dataclasses import asdict
+
     estimate, shape = report.estimate, report.shape
     return {
         "scenario": scenario.name,
@@ -100,6 +106,7 @@ def step_document(scenario: "Scenario", report: "StepReport") -> dict[str, Any]:
         "mbu": estimate.mbu,
         "bound_share": estimate.bound_share,
         "origin": estimate.origin,
+        **({} if estimate.pipeline is None else {"pipeline": asdict(estimate.pipeline)}),
         "operators": [
             {
                 "name": row.name,

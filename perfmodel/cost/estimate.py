@@ -2,15 +2,17 @@
 
     t_step = serial host + max( hidden host, sum over operators of count x t_op )
 
-Operators run one after another on a device, each bounded by its own resource: never a maximum of global sums.
+Operators run one after another on a device, each bounded by its own resource: never a maximum of global sums. Of
+several pipeline stages, a step is the round in which each sequence of the batch gets a token (`flow_line`).
 """
 
-__all__ = ["OperatorEstimate", "StepEstimate", "bound_share", "estimate_step", "host_fit"]
+__all__ = ["OperatorEstimate", "PipelineEstimate", "StepEstimate", "bound_share", "estimate_step", "host_fit"]
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel.cost.calibration import HostFit
 from perfmodel.cost.datasheet import EAGER_LAUNCH_S, EAGER_OPERATOR_S
+from perfmodel.cost.flow_line import plan_of_round, round_time
 from perfmodel.cost.rates import peak_flops_per_s
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
 from perfmodel.ops.graph import StepGraph
@@ -18,6 +20,11 @@ from perfmodel.ops.node import OperatorNode
 from perfmodel.ops.work import BatchShape, Work, decode_shape
 
 _BOUNDS = ("compute", "memory", "communication", "overhead")
+# What comes once for a plan, and what comes with the layers of each stage.
+_NOT_OF_STAGES = dict.fromkeys(
+    ("serial_step_s", "serial_per_sequence_s", "hidden_step_s", "hidden_per_sequence_s", "prompt_step_s"), 0.0
+)
+_OF_STAGES = dict.fromkeys(("prompt_layer_s", "prompt_moe_layer_s", "hidden_prompt_layer_s"), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,21 @@ class OperatorEstimate:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineEstimate:
+    """A step that is shared out to plans which pass several stages.
+
+    num_plans:    how many; stage_s: seconds of one of them in each stage
+    latency_s:    of a plan that meets no other: a sequence that decodes alone waits as long for each token
+    bubble_share: of the time of all devices in the round, what they do nothing in
+    """
+
+    num_plans: int
+    stage_s: tuple[float, ...]
+    latency_s: float
+    bubble_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepEstimate:
     """A step on one device. `str()` prints the roofline table.
 
@@ -76,6 +98,8 @@ class StepEstimate:
     flops, hbm_bytes: per device
     mfu, mbu:       model FLOPs and bytes utilisation: share of the declared peaks over `duration_s`
     bound_share:    share of `duration_s` by what bounds the operators; launches and host time that shows are overhead
+    pipeline:       of several stages; then rows are those of a device on their average, and `bound_share` is of the
+                    time in which it has something to do
     """
 
     rows: tuple[OperatorEstimate, ...]
@@ -89,6 +113,7 @@ class StepEstimate:
     mbu: float
     bound_share: dict[str, float]
     origin: str
+    pipeline: PipelineEstimate | None = None
 
     @property
     def bound(self) -> str:
@@ -109,11 +134,18 @@ def host_fit(graph: StepGraph, timer: OperatorTimer) -> HostFit:
     Without CUDA graphs, unless that is how the host was measured, the launches take EAGER_LAUNCH_S per kernel of a
     decode: they run ahead of the device and show only where they take longer. Plain PyTorch modules are no engine's
     host; theirs take EAGER_OPERATOR_S each under any calibration, but not on a CPU, which computes in the same thread.
+
+    With pipeline stages the host of the engine plans each batch once, and a process on each stage launches its own
+    layers: of the graph of all stages what comes once, of a stage's graph what comes with layers and launches.
     """
     calibration = timer.calibration
     is_plain = graph.is_plain and timer.hardware.kind != "cpu"
     host = calibration.host if graph.is_async else _synchronous(calibration.host)
-    if is_plain or (graph.is_eager and (calibration.origin == "datasheet" or host.replays_graphs)):
+    if graph.stage_layers is not None:
+        host = host.model_copy(update=_NOT_OF_STAGES)
+    if graph.stages:
+        host = host.model_copy(update=_OF_STAGES)
+    elif is_plain or (graph.is_eager and (calibration.origin == "datasheet" or host.replays_graphs)):
         shape = decode_shape(1, 1, graph.model.attention_spans)
         launch = EAGER_OPERATOR_S if is_plain else EAGER_LAUNCH_S
         num_kernels = sum(node.count * node.work(shape).num_kernels for node in graph.nodes)
@@ -137,6 +169,40 @@ def _synchronous(host: HostFit) -> HostFit:
 
 def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
     """The estimate of one step of `shape` on `timer`'s device."""
+    return _in_stages(graph, timer, shape) if graph.stages else _estimate(graph, timer, shape)
+
+
+def _in_stages(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
+    """A step in steady state: the round of the plans that `shape` is shared out to."""
+    plan, num_plans = plan_of_round(shape, len(graph.stages))
+    stage_s = tuple(_estimate(stage, timer, plan).duration_s for stage in graph.stages)
+    once = _estimate(graph, timer, plan)
+    share = num_plans / len(stage_s)  # of what one plan does on its whole way, for a device on the average
+    rows = tuple(replace(row, count=share * row.count) for row in once.rows)
+    serial, hidden = once.serial_host_s, once.hidden_host_s
+    duration, busy = round_time(serial, hidden, stage_s, num_plans), share * sum(stage_s)
+    per_round = share / duration if duration else 0.0
+    return replace(
+        once,
+        rows=rows,
+        duration_s=duration,
+        device_s=share * once.device_s,
+        flops=share * once.flops,
+        hbm_bytes=share * once.hbm_bytes,
+        mfu=once.mfu * once.duration_s * per_round,
+        mbu=once.mbu * once.duration_s * per_round,
+        bound_share=bound_share(list(rows), busy, share * once.device_s),
+        pipeline=PipelineEstimate(
+            num_plans,
+            stage_s,
+            latency_s=serial + max(hidden, sum(stage_s)),
+            bubble_share=1.0 - busy / duration if duration else 0.0,
+        ),
+    )
+
+
+def _estimate(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
+    """One pass of `shape` over the operators of `graph`, as if they were all on one device."""
     rows = []
     for node in _nodes_of(graph, timer, shape):
         work = node.work(shape)
@@ -147,8 +213,8 @@ def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> 
     num_seqs = shape.num_decodes + len(shape.prefills)
     serial, hidden = host.serial_s(num_seqs), host.hidden_s(num_seqs)
     if shape.prefills and shape.num_tokens > host.captured_tokens:
-        serial += host.prompt_s(graph.model.num_layers, graph.num_moe_layers)
-        hidden += host.hidden_prompt_layer_s * graph.model.num_layers
+        serial += host.prompt_s(graph.num_layers, graph.num_moe_layers)
+        hidden += host.hidden_prompt_layer_s * graph.num_layers
     device = sum(row.duration_s for row in rows)
     duration = serial + max(hidden, device)
     at_peak = sum(row.flops / peak_flops_per_s(timer.hardware, row.work.rate) for row in rows)
@@ -210,9 +276,12 @@ def _table(estimate: StepEstimate) -> str:
             f"{row.name:<28} {row.count:>5.4g} {row.flops / 1e9:>11.2f} {moved / 1e6:>11.2f} {intensity:>8} "
             f"{row.time.duration_s * 1e6:>10.1f} {row.duration_s * 1e3:>9.3f} {share:>6.1%}  {row.bound_and_link}"
         )
-    shown = estimate.duration_s - estimate.device_s
+    bubbles = estimate.pipeline.bubble_share * estimate.duration_s if estimate.pipeline is not None else 0.0
+    shown = estimate.duration_s - estimate.device_s - bubbles
     if shown > 0:
         lines.append(f"{'host time that shows':<66} {'':>10} {shown * 1e3:>9.3f}")
+    if bubbles:
+        lines.append(f"{'pipeline bubbles':<66} {'':>10} {bubbles * 1e3:>9.3f}")
     shares = ", ".join(f"{bound} {share:.0%}" for bound, share in estimate.bound_share.items() if share >= 0.005)
     lines.append(
         f"step {estimate.duration_s * 1e3:.3f} ms ({estimate.origin}): {estimate.flops / 1e12:.4f} TFLOP, "

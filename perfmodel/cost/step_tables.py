@@ -17,10 +17,12 @@ from perfmodel.cost.roofline import OperatorTime, OperatorTimer
 from perfmodel.cost.usage import Usage
 from perfmodel.ops.graph import StepGraph
 from perfmodel.ops.node import OperatorNode
+from perfmodel.ops.ranks import Spread
 from perfmodel.ops.work import BatchShape, Depends, Work
 
 PS_PER_S = 10**12
 _MOST_PREFILLS = 20_000
+_ONE_TOKEN = BatchShape(1, 1)
 
 
 class StepCost(NamedTuple):
@@ -49,6 +51,7 @@ class StepTables:
         self._samples: dict[int, StepCost] = {}
         self._prefills: dict[tuple[tuple[int, int], ...], StepCost] = {}
         self._decodes: dict[tuple[int, int, int, int], StepCost] = {}
+        self.stages = _tables_of_stages(graph, timer)
         self.fits: list[tuple[str, Residuals]] = []  # family, and what its fit left unexplained
         self._fit_numbers: dict[tuple[str, int], int] = {}
 
@@ -162,6 +165,19 @@ class StepTables:
                     axis = i + 1
             by_axis.setdefault(axis, []).append(node)
         return by_axis
+
+
+def _tables_of_stages(graph: StepGraph, timer: OperatorTimer) -> tuple[StepTables, ...]:
+    """Of each pipeline stage; of stages that cost the same, the same object."""
+    found, known = [], dict[tuple[int, Spread | None], StepTables]()
+    for stage in graph.stages:
+        sends = [message for node in stage.nodes if (message := node.work(_ONE_TOKEN).message) is not None]
+        hop = next((timer.device.spread(message) for message in sends if message.kind == "send_recv"), None)
+        key = stage.stage_kind, hop
+        if key not in known:
+            known[key] = StepTables(stage, timer)
+        found.append(known[key])
+    return tuple(found)
 
 
 class DrawnTables:

@@ -62,8 +62,8 @@ class StepTimer:
         self._host = host_fit(graph, timer)
         step, prompt = (draw.step, draw.step * draw.prompt) if draw is not None else (1.0, 1.0)
         self._host_factor = step
-        self._prompt = _ps(prompt * self._host.prompt_s(graph.model.num_layers, graph.num_moe_layers))
-        self._hidden_prompt = _ps(prompt * self._host.hidden_prompt_layer_s * graph.model.num_layers)
+        self._prompt = _ps(prompt * self._host.prompt_s(graph.num_layers, graph.num_moe_layers))
+        self._hidden_prompt = _ps(prompt * self._host.hidden_prompt_layer_s * graph.num_layers)
         self._host_times: list[tuple[int, int]] = []  # serial and hidden picoseconds by the number of sequences
 
     def fresh(self) -> "StepTimer":

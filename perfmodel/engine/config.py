@@ -21,6 +21,7 @@ class SchedulerConfig:
     rounds_output:    reservations are for answers of the next power of two of tokens (Orca (Pow2))
     spans:            the model's limits on how far a query sees; plans sum the decodes' context under each
     speculation:      requests that decode draft tokens, too; only without planning ahead (`ServeLoop`)
+    pipeline_parallel_size: stages of the device that plans pass one after another: so many may be under way at once
     record_positions: plans carry the token positions and block tables that a backend with real tensors needs
     """
 
@@ -42,4 +43,5 @@ class SchedulerConfig:
     rounds_output: bool = False
     spans: tuple[int, ...] = ()
     speculation: Speculation | None = None
+    pipeline_parallel_size: int = 1
     record_positions: bool = False

@@ -8,7 +8,7 @@ one by one. Else the requests are gone through in order.
 
 __all__ = ["RunningRequests"]
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from perfmodel.engine.config import SchedulerConfig
 from perfmodel.engine.decode_cohort import DecodeCohort
@@ -73,6 +73,9 @@ class RunningRequests:
             if request in others:
                 others.remove(request)
         del self.requests[request]
+
+    def come_back(self, plan: StepPlan) -> None:
+        """`plan` has been executed, and its tokens are there."""
 
     # ---------------------------------------------------------------- grants
 
@@ -171,7 +174,7 @@ class RunningRequests:
 
     def _grant_sequences(self, plan: StepPlan, budget: int) -> int:
         """`grant` where nothing is kept: in order, all tokens of each sequence that the budget has room for."""
-        for request in self.requests:
+        for request in self._in_turn():
             if not request.num_remaining_tokens or request.status is not RequestStatus.RUNNING:
                 continue
             if request.num_tokens > budget:
@@ -194,8 +197,8 @@ class RunningRequests:
     def _grant_in_order(self, plan: StepPlan, budget: int, decodes: bool) -> int:
         """`grant`, a request at a time, when budget or blocks do not suffice for all."""
         self.cohort.dissolve()
-        index, blocks = plan.index, self._blocks
-        for request in tuple(self.requests):
+        index, before, blocks = plan.index, self._index_before(plan), self._blocks
+        for request in self._in_turn():
             if not request.num_remaining_tokens or request.status is not RequestStatus.RUNNING:
                 continue  # its last token is in flight, or it was preempted a moment ago
             computed = request.num_computed_tokens
@@ -215,7 +218,7 @@ class RunningRequests:
                 blocks.allocate(request, computed + missing)
             budget -= missing
             if missing == 1 and computed + 1 == request.num_tokens:
-                if not request.num_promised_tokens or request.last_step != index - 1:
+                if not request.num_promised_tokens or request.last_step != before:
                     plan.resumed.append(request)
                 request.num_computed_tokens += 1
                 request.num_promised_tokens += 1
@@ -225,6 +228,14 @@ class RunningRequests:
                 self._grant_chunk(request, missing, plan)
         self._sort_out()
         return budget
+
+    def _in_turn(self) -> Iterable[Request]:
+        """Who may be granted something, in order of admission."""
+        return tuple(self.requests)
+
+    def _index_before(self, plan: StepPlan) -> int:
+        """Of the plan in which those who decode without a pause had their previous token."""
+        return plan.index - 1
 
     def _sort_out(self) -> None:
         """Who is to join the cohort, and who has more to compute first."""

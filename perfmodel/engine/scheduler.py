@@ -18,7 +18,9 @@ from collections.abc import Iterator, Sequence
 from perfmodel.engine.batching import DISCIPLINES
 from perfmodel.engine.config import SchedulerConfig
 from perfmodel.engine.drafting import DraftingRequests
+from perfmodel.engine.gaps import note_uneven
 from perfmodel.engine.kv_blocks import KVBlockManager
+from perfmodel.engine.pipelined import PipelinedRequests
 from perfmodel.engine.plan import StepPlan
 from perfmodel.engine.policies import POLICIES
 from perfmodel.engine.request import Request, RequestStatus
@@ -38,7 +40,8 @@ class Scheduler:
         self.num_prefix_tokens_hit = 0
         self._key = POLICIES[config.scheduling_policy]
         self._drafting: DraftingRequests | None = None
-        self._running = RunningRequests(config, blocks, self._key, self._requeue)
+        kind = PipelinedRequests if config.pipeline_parallel_size > 1 else RunningRequests
+        self._running: RunningRequests = kind(config, blocks, self._key, self._requeue)
         if config.speculation is not None:
             self._running = self._drafting = DraftingRequests(config, blocks, self._key, self._requeue)
         self.watch = self._running.cohort.watch = watch
@@ -218,6 +221,8 @@ class Scheduler:
         blocks, config, host = self.blocks, self.config, self.blocks.host
         while self._waiting and budget > 0 and len(self._running) < self._max_batch:
             request = self._waiting[0][1]
+            if request.num_promised_tokens > request.num_output_tokens:
+                break  # preempted while a plan computes its next token, which it needs to go on
             cached = blocks.cached_prefix(request)
             num_cached = num_ready = len(cached) * blocks.block_size
             if host is not None:
@@ -291,7 +296,9 @@ class Scheduler:
         if plan.draft_depths and self._drafting is not None:
             assert num_accepted is not None, "the backend did not say which drafted tokens were right"
             self._drafting.take_accepted(plan, num_accepted)
-        plan.num_gaps = plan.num_samples - self._note_uneven(plan, now)
+        uneven = note_uneven(plan, now, cohort.last_token_at, self.irregular_gaps)
+        plan.num_gaps = plan.num_samples - uneven
+        self._running.come_back(plan)
         if cohort.covers(plan):
             finished, alone = cohort.apply(plan, now), plan.singles
         else:
@@ -311,16 +318,6 @@ class Scheduler:
             finished = [request for request in finished if request.status is not RequestStatus.ABORTED]
             self._finish(finished, plan.num_samples, now)
         return finished
-
-    def _note_uneven(self, plan: StepPlan, now: int) -> int:
-        """How many of the plan's tokens end no plain gap: first ones, and ones after steps that the request sat out."""
-        if plan.num_stalled:
-            self.irregular_gaps.append((now - self._running.cohort.last_token_at, plan.num_stalled))
-        if not (plan.resumed or plan.singles or plan.samples):
-            return plan.num_stalled
-        unevens = plan.resumed + plan.singles + plan.samples
-        self.irregular_gaps += [(now - r.last_token_at, 1) for r in unevens if r.last_token_at is not None]
-        return plan.num_stalled + len(unevens)
 
     def _finish(self, finished: list[Request], batch: int, now: int) -> None:
         for request in finished:

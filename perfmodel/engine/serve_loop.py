@@ -8,6 +8,10 @@ device's; a request that arrives during step N is first seen when N+1 starts and
     finished, record = loop.finish_step(plan, started, now, outcome.num_accepted)
 
 With speculation nothing is planned ahead: what a step may compute depends on how many drafted tokens were right.
+
+On p pipeline stages up to p plans are under way, as in vLLM's `step_with_batch_queue`: the driver calls `start_step`
+until it returns None, because the queue is full or nobody can be granted anything, then waits for the oldest plan's
+end, finishes it, and asks again. What arrives in between is looked at then. Nothing else is planned ahead.
 """
 
 __all__ = ["ServeLoop"]
@@ -25,7 +29,10 @@ class ServeLoop:
 
     def __init__(self, scheduler: Scheduler, async_scheduling: bool = True) -> None:
         self.scheduler = scheduler
-        self.async_scheduling = async_scheduling and scheduler.config.speculation is None
+        config = scheduler.config
+        self._most_under_way = config.pipeline_parallel_size
+        self._num_under_way = 0
+        self.async_scheduling = async_scheduling and config.speculation is None and self._most_under_way == 1
         self._ahead: StepPlan | None = None
         # Of a leap whose plans are made: index and context of its first, and the counts beside it.
         self._leap: tuple[int, int, tuple[int, int, int]] | None = None
@@ -48,10 +55,12 @@ class ServeLoop:
         return self.scheduler.next_wakeup(now)
 
     def start_step(self, now: int, admits: bool = True) -> StepPlan | None:
-        """The plan to execute from `now` on; None when there is nothing to run.
+        """The plan to execute from `now` on; None when there is nothing to run, or no room for another plan.
 
         Without `admits`, plans made now let no waiting request in.
         """
+        if self._num_under_way == self._most_under_way:
+            return None
         plan = self._ahead
         if not plan:
             plan = self.scheduler.plan(now, admits)
@@ -61,12 +70,14 @@ class ServeLoop:
                 self._ahead = None
                 return None
         self._ahead = self.scheduler.plan(now, admits) if self.async_scheduling else None
+        self._num_under_way += 1
         return plan
 
     def finish_step(
         self, plan: StepPlan, started: int, now: int, num_accepted: Sequence[int] | None = None
     ) -> tuple[list[Request], StepRecord]:
         """`plan` has been executed from `started` to `now`: the requests it finished, and its record."""
+        self._num_under_way -= 1
         counts = self.scheduler.counts()
         finished = self.scheduler.apply(plan, now, num_accepted)
         return finished, _record(plan, 1, started, now, now - started, counts, plan.index, plan.decode_context)
@@ -113,6 +124,7 @@ class ServeLoop:
 
         durations: says what each of so many steps took; needed where the scheduler has a watch
         """
+        self._num_under_way -= 1
         if self._leap is None:
             self.plan_leap(plan, num_steps)
         assert self._leap is not None

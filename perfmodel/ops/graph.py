@@ -5,27 +5,26 @@ Equal mixers and equal feed-forward blocks share their nodes, so that a model of
 Parallelism, per device of the replica (`BatchShape` is the batch of one data-parallel rank):
     tensor:    projections by columns then rows, heads shared out, one all-reduce after each mixer and each
                feed-forward block and after the embedding, logits gathered
-    pipeline:  p stages work on p microbatches of 1/p of the batch each; in steady state a step of the whole batch
-               takes p t_stage(B/p), and p messages between stages. Nodes of layers count p times the layers of the
-               longest stage; embedding and LM head count p times, as on the last stage of an even split.
+    pipeline:  a plan passes one stage after another. The nodes are those of its whole way, on one device of each
+               stage, with the messages between stages; `StepGraph.stages` has the part of each. Which plans are under
+               way together, and how long that takes, is not known here (`perfmodel.cost.pipeline`).
     data:      ranks are independent, but mixtures of experts see the tokens of all of them (`has_group`)
     expert:    whole experts are shared out over tp * dp ranks
 """
 
 __all__ = ["GraphPart", "StepGraph", "build_graph"]
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
 
 from perfmodel.ops.formats import served_model
-from perfmodel.ops.layers import embedding_nodes, head_nodes, layer_nodes
+from perfmodel.ops.layers import embedding_nodes, head_nodes, layer_nodes, passing_on_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode
 from perfmodel.ops.ragged import ContextSpread
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding, stages
-from perfmodel.ops.work import BatchShape, Depends, Work
+from perfmodel.ops.work import Depends
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.model.architecture import MoEFFN
 from perfmodel.specs.model.spec import ModelSpec
@@ -39,6 +38,9 @@ class StepGraph:
 
     mixed: (node, nodes that it stands for): one kernel for prompts and decodes of a step that has both, where the
            calibration knows such a kernel
+    stages: the graph of each pipeline stage; none where there is but one
+    stage_layers, stage_kind: of a stage: the layers that it computes, and the first stage that is equal but for where
+           its messages go
     """
 
     model: ModelSpec
@@ -48,11 +50,22 @@ class StepGraph:
     mixed: tuple[tuple[OperatorNode, tuple[OperatorNode, ...]], ...] = ()
     is_async: bool = True
     is_plain: bool = False
+    stages: tuple["StepGraph", ...] = ()
+    stage_layers: range | None = None
+    stage_kind: int = 0
+
+    @cached_property
+    def num_layers(self) -> int:
+        """Layers of the model, or of the stage."""
+        return self.model.num_layers if self.stage_layers is None else len(self.stage_layers)
 
     @cached_property
     def num_moe_layers(self) -> int:
-        """Layers with a mixture of experts."""
-        return sum(isinstance(layer.ffn, MoEFFN) for layer in self.model.iter_layers())
+        """Of those, layers with a mixture of experts."""
+        layers, span = list(self.model.iter_layers()), self.stage_layers
+        return sum(
+            isinstance(layer.ffn, MoEFFN) for layer in (layers if span is None else layers[span.start : span.stop])
+        )
 
     @property
     def has_group(self) -> bool:
@@ -67,11 +80,16 @@ class StepGraph:
 
 @dataclass(frozen=True, slots=True)
 class GraphPart:
-    """Consecutive layers of a model, with what stands before or behind all of them, or without."""
+    """Consecutive layers of a model, with what stands before or behind all of them, or without.
+
+    num_hops: from a pipeline stage to the next, within these layers or behind them; stage: the one, if it is one
+    """
 
     layers: range
     has_embedding: bool = True
     has_head: bool = True
+    num_hops: int = 0
+    stage: int | None = None
 
 
 def build_graph(
@@ -107,69 +125,53 @@ def build_graph(
         spread=spread,
     )
     method = model.sampling if sampling == "default" else sampling
-    pp = context.shard.pp
-    span = part.layers if part is not None else _critical_stage(model, pp)
-    stage = list(model.iter_layers())[span.start : span.stop]
+    num_stages = context.shard.pp
+
+    def graph(of: GraphPart) -> StepGraph:
+        nodes, mixed = _nodes(context, of, method, bytes_per_logit)
+        if engine.kv_cache == "off":
+            nodes = [node for node in nodes if node.name.split("@")[0] != "kv_write"]
+        return StepGraph(model, context.shard, tuple(nodes), engine.enforce_eager, mixed, engine.plans_ahead, is_plain)
+
+    if part is not None or num_stages == 1:
+        return graph(part or GraphPart(range(model.num_layers)))
+    whole = graph(GraphPart(range(model.num_layers), num_hops=num_stages - 1))
+    return replace(whole, stages=_stage_graphs(model, num_stages, graph))
+
+
+def _nodes(
+    context: LayerContext, part: GraphPart, method: str, bytes_per_logit: float | None
+) -> tuple[list[OperatorNode], tuple[tuple[OperatorNode, tuple[OperatorNode, ...]], ...]]:
+    """The operators of `part`, and those that can stand for several of them (`StepGraph.mixed`)."""
+    model, span = context.model, part.layers
+    layers = list(model.iter_layers())[span.start : span.stop]
     reach = model.exits.reach[span.start : span.stop] if model.exits else None
     nodes = [
-        *(embedding_nodes(context) if part is None or part.has_embedding else []),
-        *layer_nodes(stage, context, reach),
-        *(head_nodes(context, method, bytes_per_logit) if part is None or part.has_head else []),
+        *(embedding_nodes(context) if part.has_embedding else []),
+        *layer_nodes(layers, context, reach),
+        *(head_nodes(context, method, bytes_per_logit) if part.has_head else []),
+        *(replace(node, count=part.num_hops) for node in passing_on_nodes(context, part.stage) if part.num_hops),
     ]
-    if engine.kv_cache == "off":
-        nodes = [node for node in nodes if node.name.split("@")[0] != "kv_write"]
     together = [node for node in nodes if node.depends is Depends.MIXED]
     nodes = [node for node in nodes if node.depends is not Depends.MIXED]
     if model.exits is not None:  # prompts pass layers that decodes leave out
         together = []
-    if pp > 1:  # prompts and decodes are not in the same microbatches
-        nodes, together = [_in_microbatches(node, pp) for node in nodes], []
-    mixed = tuple((node, _parts(node, nodes)) for node in together)
-    return StepGraph(model, context.shard, tuple(nodes), engine.enforce_eager, mixed, engine.plans_ahead, is_plain)
+    return nodes, tuple((node, _parts(node, nodes)) for node in together)
+
+
+def _stage_graphs(model: ModelSpec, num_stages: int, graph: Callable[[GraphPart], StepGraph]) -> tuple[StepGraph, ...]:
+    """The graph of each stage; `graph` builds one."""
+    layers, found, kinds = list(model.iter_layers()), [], dict[Hashable, int]()
+    for index, span in enumerate(stages(len(layers), num_stages)):
+        is_first, is_last = index == 0, index == num_stages - 1
+        reach = model.exits.reach[span.start : span.stop] if model.exits else ()
+        kind = kinds.setdefault((is_first, is_last, tuple(layers[span.start : span.stop]), tuple(reach)), index)
+        part = GraphPart(span, is_first, is_last, num_hops=int(not is_last), stage=index)
+        found.append(replace(graph(part), stage_layers=span, stage_kind=kind))
+    return tuple(found)
 
 
 def _parts(mixed: OperatorNode, nodes: Sequence[OperatorNode]) -> tuple[OperatorNode, ...]:
     """The attention of prompts and of decodes of the same layers."""
     layers = mixed.name.removeprefix("attention_mixed")
     return tuple(node for node in nodes if node.name in (f"attention_prefill{layers}", f"attention_decode{layers}"))
-
-
-def _critical_stage(model: ModelSpec, num_stages: int) -> range:
-    """The layers of the longest pipeline stage."""
-    return max(stages(model.num_layers, num_stages), key=len)
-
-
-def _in_microbatches(node: OperatorNode, num_stages: int) -> OperatorNode:
-    """The node, run on each of `num_stages` microbatches. Prefills are not cut: their work is shared evenly."""
-    work, runs, count = node.work, node.runs, node.count * num_stages
-    if node.depends is Depends.PREFILL:
-        return replace(node, count=count, work=lambda shape: _scaled(work(shape), 1 / num_stages))
-    in_each = replace(node, count=count, work=lambda shape: work(_microbatch(shape, num_stages)))
-    if runs is None:
-        return in_each
-    return replace(in_each, runs=lambda shape: num_stages * runs(_microbatch(shape, num_stages)))
-
-
-def _microbatch(shape: BatchShape, num_stages: int) -> BatchShape:
-    """One of `num_stages` parts of the shape, without its prefills."""
-    return BatchShape(
-        num_tokens=ceil(shape.num_tokens / num_stages),
-        num_samples=ceil(shape.num_samples / num_stages),
-        num_decodes=ceil(shape.num_decodes / num_stages),
-        decode_context=ceil(shape.decode_context / num_stages),
-        decode_windowed=tuple(ceil(context / num_stages) for context in shape.decode_windowed),
-        group_tokens=ceil(shape.group_tokens / num_stages),
-        decode_tokens=ceil(shape.decode_tokens / num_stages),
-    )
-
-
-def _scaled(work: Work, factor: float) -> Work:
-    """`work` with FLOPs and bytes scaled; launches stay."""
-    return replace(
-        work,
-        flops=work.flops * factor,
-        weight_bytes=work.weight_bytes * factor,
-        activation_bytes=work.activation_bytes * factor,
-        kv_bytes=work.kv_bytes * factor,
-        sram_bytes=work.sram_bytes * factor,
-    )

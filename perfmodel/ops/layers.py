@@ -1,6 +1,6 @@
 """A layer of any kind as a list of operators, and what stands before and after the layers."""
 
-__all__ = ["embedding_nodes", "head_nodes", "layer_nodes"]
+__all__ = ["embedding_nodes", "head_nodes", "layer_nodes", "passing_on_nodes"]
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -54,9 +54,21 @@ def embedding_nodes(context: LayerContext) -> list[OperatorNode]:
     if tp > 1:
         name, group = "embedding_all_reduce", context.shard.tp_group
         nodes.append(on_tokens(name, lambda n: all_reduce(n * hidden * size, group, name)))
-    if context.shard.pp > 1:
-        pair = context.shard.next_stage()
-        nodes.append(on_tokens("send_recv", lambda n: send_recv(n * hidden * size, pair)))
+    return nodes
+
+
+def passing_on_nodes(context: LayerContext, stage: int | None = None) -> list[OperatorNode]:
+    """From the devices of pipeline stage `stage` (or any) to those of the next: the hidden states and, where norms add
+    it, the residual beside them. Each tensor-parallel rank sends its part of both, which the receivers then gather.
+
+    Source: vLLM's IntermediateTensors and `send_tensor_dict(all_gather_group=get_tp_group())`; SGLang's likewise.
+    """
+    shard = context.shard
+    pair, group, name = shard.next_stage(stage), shard.tp_group, "stage_all_gather"
+    token_bytes = context.hidden * context.element_bytes * (2 if context.is_fused else 1)
+    nodes = [on_tokens("send_recv", lambda n: send_recv(n * token_bytes / shard.tp, pair))]
+    if shard.tp > 1:
+        nodes.append(on_tokens(name, lambda n: all_gather(n * token_bytes, group, name)))
     return nodes
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost import SpeculationTimer, StepTimer, host_fit, scenario_fits
+from perfmodel.cost import SpeculationTimer, host_fit, scenario_fits, step_timer
 from perfmodel.cost.draws import Draw
 from perfmodel.sim.replica.step_costs import draft_tables_of, step_tables_of
 from perfmodel.specs.scenario import Scenario
@@ -60,7 +60,7 @@ def step_surface(
     calibration, profile = scenario_fits(scenario)
     tables = step_tables_of(scenario, calibration, profile)
     drafts = draft_tables_of(scenario, calibration, profile, tables)
-    timer = StepTimer(tables, draw)
+    timer = step_timer(tables, draw)
     spans = scenario.model.attention_spans
 
     def step(batch: float, tokens: float = 0, cached: int = 0) -> float:
@@ -71,8 +71,10 @@ def step_surface(
         )
 
     host = host_fit(tables.graph, tables.timer)
-    jump = host.prompt_s(tables.graph.model.num_layers, tables.graph.num_moe_layers)
+    jump = host.prompt_s(tables.graph.num_layers, tables.graph.num_moe_layers)
     jump *= draw.step * draw.prompt if draw is not None else 1.0
+    if tables.stages:
+        jump = 0.0  # shared out to plans that follow each other, it is in the curves
     used = _up_to(BATCHES, batches)
     plain = _filled(np.array([step(batch) for batch in used]), BATCHES)
     rows, columns = _up_to(_BESIDE, batches), _up_to(CHUNKS, chunk)

@@ -84,6 +84,7 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
             Field("mfu", "Model FLOP utilisation (MFU)", "%", 1, 100.0),
             Field("mbu", "Memory bandwidth utilisation (MBU)", "%", 1, 100.0),
             Field("kv_cache_usage_peak", "Peak KV cache usage", "%", 1, 100.0),
+            Field("pipeline_bubble_share", "Pipeline bubbles", "%", 1, 100.0),
             Field("kv_cache_waste", "Empty share of held KV", "%", 1, 100.0),
             Field("prefix_cache_hit_rate", "Prefix cache hit rate", "%", 1, 100.0),
             Field("acceptance_rate", "Drafted tokens that were right", "%", 1, 100.0),

@@ -35,6 +35,7 @@ _WORDS = {
     "max_batch": "largest batch that fits",
     "max_tokens": "tokens that fit",
     "max_context": "longest context that fits",
+    "pipeline_bubble_share": "share of the devices' time in pipeline bubbles",
     "kv_cache_usage_peak": "peak use of the KV cache",
     "prefix_cache_hit_rate": "prefix cache hit rate",
     "acceptance_rate": "share of drafted tokens that were right",

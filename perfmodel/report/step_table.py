@@ -1,6 +1,6 @@
 """The per-operator table of one step, and the kinds of steps of a whole run, for a terminal."""
 
-__all__ = ["STEP_COLUMNS", "StepKind", "kinds_of_steps", "kinds_table", "step_table"]
+__all__ = ["STEP_COLUMNS", "StepKind", "kinds_of_steps", "kinds_table", "pipeline_line", "step_table"]
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from perfmodel.cost.estimate import OperatorEstimate, StepEstimate
+from perfmodel.cost.estimate import OperatorEstimate, PipelineEstimate, StepEstimate
 from perfmodel.report.fields import format_number
 from perfmodel.report.tables import BOUND_STYLES, rows_table
 from perfmodel.sim.records.columns import StepColumns
@@ -34,8 +34,12 @@ def step_table(estimate: StepEstimate) -> Table:
     table.columns[-1].justify = "left"
     for row in estimate.rows:
         table.add_row(*_operator_cells(row, estimate.duration_s))
-    shown_s = estimate.duration_s - estimate.device_s
-    if shown_s > 0:
+    bubbles_s = estimate.pipeline.bubble_share * estimate.duration_s if estimate.pipeline is not None else 0.0
+    if bubbles_s > 0:
+        share = bubbles_s / estimate.duration_s
+        table.add_row("pipeline bubbles", "", "", "", "", "", f"{bubbles_s * 1e3:.3f}", f"{share:.1%}", "")
+    shown_s = estimate.duration_s - estimate.device_s - bubbles_s
+    if shown_s > 1e-12:
         share = shown_s / estimate.duration_s
         table.add_row("host time that shows", "", "", "", "", "", f"{shown_s * 1e3:.3f}", f"{share:.1%}", "overhead")
     table.add_section()
@@ -52,6 +56,18 @@ def step_table(estimate: StepEstimate) -> Table:
         style="bold",
     )
     return table
+
+
+def pipeline_line(pipeline: PipelineEstimate) -> str:
+    """What the stages of a step do, in a sentence."""
+    count, num_stages = pipeline.num_plans, len(pipeline.stage_s)
+    plans = "one plan is" if count == 1 else f"{count} plans are"
+    stages = ", ".join(f"{seconds * 1e3:.3f}" for seconds in pipeline.stage_s)
+    few = f"; fewer sequences than stages leave {num_stages - count} of them idle" if count < num_stages else ""
+    return (
+        f"{num_stages} pipeline stages of {stages} ms: {plans} under way, each through in "
+        f"{pipeline.latency_s * 1e3:.3f} ms if it meets no other; bubbles {pipeline.bubble_share:.1%}{few}"
+    )
 
 
 def _operator_cells(row: OperatorEstimate, step_s: float) -> tuple[str | Text, ...]:

@@ -101,11 +101,22 @@ def mean_step(steps: StepColumns, spans: tuple[int, ...]) -> StepChoice | None:
     total = float(weights.sum())
     if total <= 0:
         return None
-    batch = max(1, round(float(np.dot(weights, steps.num_decodes)) / total))
+    batch = max(1, round(float(np.dot(weights, steps.num_decodes)) / total * _num_under_way(steps)))
     tokens = float(np.dot(steps.num_steps, steps.decode_context)) / float(np.dot(steps.num_steps, steps.num_decodes))
     context = max(1, round(tokens))
     shape = BatchShape(batch, batch, (), batch, batch * context, tuple(batch * min(context, span) for span in spans))
     return StepChoice(shape, f"Decode of {batch:,} sequences with {context:,} tokens each (the run's mean batch)")
+
+
+def _num_under_way(steps: StepColumns) -> float:
+    """Plans of a replica that are under way at once, over the time in which any is; 1 without pipeline stages."""
+    order = np.lexsort((steps.start_s, steps.replica))
+    start, end, replica = steps.start_s[order], steps.end_s[order], steps.replica[order]
+    shift = replica * float(end.max() + 1.0)  # so that one replica's time follows another's
+    until = np.maximum.accumulate(end + shift)
+    overlap = np.maximum(until[:-1] - (start + shift)[1:], 0.0).clip(max=(end - start)[1:])
+    whole, twice = float((end - start).sum()), float(overlap.sum())
+    return whole / (whole - twice) if twice > 1e-6 * whole else 1.0
 
 
 def view_of_run(result: RunResult) -> StepView:

@@ -58,18 +58,22 @@ def _microseconds(seconds: float) -> float:
 
 
 def _step_events(steps: StepColumns, num_blocks: int) -> Iterator[Event]:
-    for replica in replicas_of(steps):
+    tracks: dict[int, list[float]] = {
+        replica: [0.0] for replica in replicas_of(steps)
+    }  # where each one's last step ends
+    for replica in tracks:
         yield _named(replica, f"replica {replica}")
         yield _named(replica, "steps", tid=0)
     for row in np.argsort(steps.start_s, kind="stable")[:MAX_STEPS]:
         start, end = _microseconds(steps.start_s[row]), _microseconds(steps.end_s[row])
         replica = int(steps.replica[row])
+        track = _free_track(tracks[replica], steps.start_s[row], steps.end_s[row])
         yield {
             "ph": "X",
             "name": step_kind(steps, int(row)),
             "cat": "step",
             "pid": replica,
-            "tid": 0,
+            "tid": track,
             "ts": start,
             "dur": round(end - start, 3),
             "args": {
@@ -86,6 +90,13 @@ def _step_events(steps: StepColumns, num_blocks: int) -> Iterator[Event]:
         used = int(steps.used_blocks[row])
         usage = {"% used": round(100 * used / num_blocks, 2)} if num_blocks else {"blocks": used}
         yield {"ph": "C", "name": "KV cache", "pid": replica, "ts": start, "args": usage}
+
+
+def _free_track(ends: list[float], start: float, end: float) -> int:
+    """The first track of a replica that no other step is on; several with pipeline stages, whose plans overlap."""
+    track = next((i for i, last in enumerate(ends) if last <= start), len(ends))
+    ends[track : track + 1] = [end]
+    return track
 
 
 def step_kind(steps: StepColumns, row: int) -> str:

@@ -47,6 +47,7 @@ _RUN = {
     "mean_batch": Metric("count", False),
     "mfu": Metric("fraction", False),
     "mbu": Metric("fraction", False),
+    "pipeline_bubble_share": Metric("fraction", True),
     "kv_cache_usage_peak": Metric("fraction", True),
     "kv_cache_waste": Metric("fraction", True),
     "kv_cache_filled": Metric("fraction", False),

@@ -51,7 +51,6 @@ NO_TECHNIQUE = {
     "published": "what is compared",
     "technique": "what is compared",
     "engine.tensor_parallel_size": SIZE,
-    "engine.pipeline_parallel_size": SIZE,
     "engine.data_parallel_size": SIZE,
     "engine.max_model_len": ROOM,
     "engine.gpu_memory_utilization": ROOM,

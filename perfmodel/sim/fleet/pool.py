@@ -6,25 +6,39 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
 
-from perfmodel.cost import Calibration, EngineProfile, MemoryPlan, SpeculationTimer, StepTimer, Usage, energy_j
+from perfmodel.cost import (
+    Calibration,
+    EngineProfile,
+    MemoryPlan,
+    PipelineTimer,
+    SpeculationTimer,
+    StepTimer,
+    Usage,
+    energy_j,
+    step_timer,
+)
 from perfmodel.cost.draws import Draw
 from perfmodel.cost.offload import least_restored_tokens, restore_cost
 from perfmodel.engine import HostBlocks, Request, StepRecord
 from perfmodel.errors import SpecError
-from perfmodel.sim.clock import TickEnvironment
+from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment
 from perfmodel.sim.fleet.router import ROUTERS, LeastOutstanding, Router
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
 from perfmodel.sim.replica.front_end import FrontEnd
 from perfmodel.sim.replica.lockstep import Lockstep
+from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.sim.replica.replica import Replica, SimulatedBackend
 from perfmodel.sim.replica.serving import build_locksteps, build_serve_loop, scheduler_config
 from perfmodel.sim.replica.speculating import SpeculatingBackend
+from perfmodel.sim.replica.staged import PipelinedBackend
 from perfmodel.sim.replica.step_costs import draft_tables_of, step_tables_of
 from perfmodel.specs.pool import PoolSpec
 from perfmodel.specs.scenario import Scenario
 
 OnFinished = Callable[[Replica, Request], None]
 OnStep = Callable[[Replica, StepRecord], None]
+Timer = StepTimer | PipelineTimer | SpeculationTimer
+Backend = SimulatedBackend | PipelinedBackend | SpeculatingBackend
 
 
 @dataclass(frozen=True)
@@ -32,15 +46,17 @@ class Pool:
     """Engines of one role on the simulated clock; `scenario` is theirs alone (`Scenario.of_pool`).
 
     ranks: the engines of each replica: one per data-parallel rank
+    pipelines: their clocks, where they have several stages
     """
 
     spec: PoolSpec
     scenario: Scenario
     memory: MemoryPlan
-    timer: StepTimer | SpeculationTimer
+    timer: Timer
     ranks: tuple[tuple[Replica, ...], ...]
     route: "FleetRouter"
-    backend: SimulatedBackend | SpeculatingBackend
+    backend: Backend
+    pipelines: tuple[Pipeline, ...] = ()
 
     @property
     def engines(self) -> list[Replica]:
@@ -63,6 +79,17 @@ class Pool:
     def usage(self) -> Usage:
         """What one device of each engine did, summed: the timer counts one device per engine."""
         return self.timer.usage()
+
+    @property
+    def under_way_s(self) -> float:
+        """Device seconds, summed, in which engines with several stages had plans under way."""
+        ticks = sum(clock.ticks_under_way * clock.num_ranks for clock in self.pipelines)
+        return ticks / TICKS_PER_S * self.devices_per_engine
+
+    @property
+    def bubble_s(self) -> float:
+        """Of those, what their stages had nothing to do in."""
+        return self.under_way_s - self.usage().busy_s * self.devices_per_engine
 
     def energy_j(self, engine_s: float) -> float:
         """Joules of all devices, whose engines were there for `engine_s`, summed."""
@@ -111,12 +138,11 @@ def build_pool(
     engines = [engine(first_index + i, lockstep) for i, lockstep in enumerate(locksteps)]
     ranks = tuple(tuple(engines[i : i + together]) for i in range(0, len(engines), together))
     route = FleetRouter(spec.router or scenario.cluster.router, ranks, scenario.seed)
-    return Pool(spec, mine, memory, timer, ranks, route, backend)
+    pipelines = tuple(dict.fromkeys(clock for clock in locksteps if isinstance(clock, Pipeline)))
+    return Pool(spec, mine, memory, timer, ranks, route, backend, pipelines)
 
 
-def _second_tier(
-    scenario: Scenario, timer: StepTimer | SpeculationTimer, backend: SimulatedBackend | SpeculatingBackend
-) -> Callable[[], HostBlocks | None]:
+def _second_tier(scenario: Scenario, timer: Timer, backend: Backend) -> Callable[[], HostBlocks | None]:
     """What makes the second tier of each engine, if it has one; `backend` then charges for what comes back."""
     offload = scenario.engine.kv_offload
     if offload is None:
@@ -129,19 +155,17 @@ def _second_tier(
     return lambda: HostBlocks(capacity, least)
 
 
-def _timer(
-    scenario: Scenario, calibration: Calibration, profile: EngineProfile, draw: Draw | None
-) -> StepTimer | SpeculationTimer:
+def _timer(scenario: Scenario, calibration: Calibration, profile: EngineProfile, draw: Draw | None) -> Timer:
     tables = step_tables_of(scenario, calibration, profile)
     drafts = draft_tables_of(scenario, calibration, profile, tables)
-    return StepTimer(tables, draw) if drafts is None else SpeculationTimer(tables, drafts, draw)
+    return step_timer(tables, draw) if drafts is None else SpeculationTimer(tables, drafts, draw)
 
 
-def _backend(
-    scenario: Scenario, timer: StepTimer | SpeculationTimer, is_split: bool
-) -> SimulatedBackend | SpeculatingBackend:
+def _backend(scenario: Scenario, timer: Timer, is_split: bool) -> Backend:
     if isinstance(timer, StepTimer):
         return SimulatedBackend(timer, is_split)
+    if isinstance(timer, PipelineTimer):
+        return PipelinedBackend(timer, is_split)
     config = timer.drafts.config
     if config.acceptance is None:
         raise SpecError(

@@ -15,6 +15,8 @@ class DeviceTotals:
 
     num_devices: of all engines together
     bound_share: share of the busy time by what bounded it; mfu, mbu: over the whole run, per device
+    pipeline_bubble_share: of the time of devices whose engine had plans under way, what they had nothing to do in; None
+                 without pipeline stages
     kv_cache_usage_peak: of the engine that was fullest, a fraction
     device_s:    that devices were there, summed; num_devices over the whole run unless given
     usd_per_hour: of all devices, on the average of the run
@@ -32,6 +34,7 @@ class DeviceTotals:
     mfu: float | None = None
     mbu: float | None = None
     bound_share: Mapping[str, float] = field(default_factory=dict)
+    pipeline_bubble_share: float | None = None
     kv_cache_usage_peak: float | None = None
     device_s: float | None = None
     usd_per_hour: float | None = None

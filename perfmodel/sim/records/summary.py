@@ -35,6 +35,7 @@ def summarize(
     duration = collector.end_tick / 1e12
     inputs, outputs = int(requests.num_prompt_tokens.sum()), int(requests.num_output_tokens.sum())
     classes = class_summaries(scenario, collector) if scenario.traffic.classes else []
+    bubbles = totals.pipeline_bubble_share
     summary: dict[str, Any] = {
         "duration": duration,
         "completed": len(requests),
@@ -63,6 +64,7 @@ def summarize(
         "prefix_cache_hit_rate": ratio(totals.prefix_tokens_hit, totals.prefix_tokens_asked),
         **_speculation(collector),
         "bound_share": dict(totals.bound_share),
+        **({} if bubbles is None else {"pipeline_bubble_share": bubbles}),
         "num_steps": collector.num_steps,
         "origin": calibration.origin if calibration else "measured",
     }

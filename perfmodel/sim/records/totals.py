@@ -2,6 +2,8 @@
 
 __all__ = ["device_totals"]
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from perfmodel.cost import Usage, usd_per_hour
@@ -40,6 +42,7 @@ def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
         mfu=whole.peak_compute_s / device_s if device_s else None,
         mbu=bandwidth_s / device_s if device_s else None,
         bound_share={bound: seconds / whole.busy_s for bound, seconds in whole.bound_s.items()},
+        pipeline_bubble_share=_bubble_share(cluster.pools),
         kv_cache_usage_peak=max(_usage_peak(pool, collector) for pool in cluster.pools),
         usd_per_hour=_usd_per_hour(cluster, engine_s, duration),
         prompt_cost_share=_prompt_cost_share(cluster, engine_s),
@@ -48,6 +51,14 @@ def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
         pools=() if is_plain else tuple(_of_pool(cluster, n, seconds, collector) for n, seconds in enumerate(engine_s)),
         kv_transfer=_transfers(cluster, cluster.transfers, duration) if cluster.transfers is not None else None,
         kv_offload=_offloaded(cluster),
+    )
+
+
+def _bubble_share(pools: Sequence[Pool]) -> float | None:
+    """Of the devices of those `pools` whose engines have several stages."""
+    staged = [pool for pool in pools if pool.pipelines]
+    return (
+        ratio(sum([pool.bubble_s for pool in staged]), sum([pool.under_way_s for pool in staged])) if staged else None
     )
 
 
@@ -124,6 +135,7 @@ def _of_pool(cluster: Cluster, number: int, engine_s: float, collector: Collecto
         "hardware": pool.scenario.hardware.name,
         "num_devices": pool.num_devices,
         "busy_share": ratio(usage.busy_s, engine_s),
+        **({"pipeline_bubble_share": _bubble_share([pool])} if pool.pipelines else {}),
         "mfu": ratio(usage.peak_compute_s, engine_s),
         "mbu": ratio(usage.hbm_bytes / pool.scenario.hardware.memory_bandwidth, engine_s),
         "energy_j": pool.energy_j(engine_s),

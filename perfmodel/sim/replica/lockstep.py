@@ -165,8 +165,7 @@ class Lockstep:
         now = self.env.ticks
         self._active = active = self._plans(now)
         if not active:
-            wakeups = [tick for rank in self._ranks if (tick := rank.loop.next_wakeup(now)) is not None]
-            self._pending = self._alarm(min(wakeups) - now, self._start) if wakeups else None
+            self._wait(now)
             return
         self._started = now
         self._run, self._is_settled = None, False
@@ -180,6 +179,11 @@ class Lockstep:
             self._outcomes = [self.backend.execute(plan) for _, plan in active]
             duration = max([outcome.duration for outcome in self._outcomes])
         self._pending = self._alarm(duration, self._end)
+
+    def _wait(self, now: int) -> None:
+        """Nothing can run: until something arrives, or the wait of a batch that is not full is over."""
+        wakeups = [tick for rank in self._ranks if (tick := rank.loop.next_wakeup(now)) is not None]
+        self._pending = self._alarm(min(wakeups) - now, self._start) if wakeups else None
 
     def _plans(self, now: int) -> list[tuple[Rank, StepPlan]]:
         """The ranks that have work in the step that begins, and their plans for it."""

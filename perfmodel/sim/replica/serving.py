@@ -11,7 +11,9 @@ from perfmodel.ops.graph import StepGraph
 from perfmodel.sim.clock import TickEnvironment, to_ticks
 from perfmodel.sim.replica.engine_rules import rules_of
 from perfmodel.sim.replica.lockstep import Lockstep
+from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.sim.replica.prompt_balance import PromptBalance
+from perfmodel.sim.replica.staged import PipelinedBackend
 from perfmodel.sim.replica.token_times import token_watch
 from perfmodel.sim.traffic.draft_lengths import speculation_of
 from perfmodel.specs.engine import EngineSpec
@@ -48,6 +50,7 @@ def scheduler_config(
         batch_timeout=to_ticks(engine.batch_timeout_ms / 1e3),
         spans=model.attention_spans,
         speculation=speculation_of(scenario, timer),
+        pipeline_parallel_size=engine.pipeline_parallel_size,
         record_positions=record_positions,
     )
 
@@ -89,10 +92,13 @@ def build_locksteps(
 
     `num_ranks` is that of a replica, or what is simulated of it: the tokens that its experts see are the whole group's.
     """
-    locksteps = []
+    locksteps: list[Lockstep] = []
     together = num_ranks if graph.has_group else 1
     timeout = engine.attention_dp_timeout_iters if together > 1 else 0
     for _ in range(num_engines // together):
-        lockstep = Lockstep(env, backend, can_leap, PromptBalance(timeout) if timeout else None, graph.shard.dp)
-        locksteps += [lockstep] * together
+        balance = PromptBalance(timeout) if timeout else None
+        if isinstance(backend, PipelinedBackend):
+            locksteps += [Pipeline(env, backend, balance, graph.shard.dp)] * together
+        else:
+            locksteps += [Lockstep(env, backend, can_leap, balance, graph.shard.dp)] * together
     return locksteps

@@ -152,24 +152,40 @@ def test_gathered_tokens_are_those_of_all_ranks():
     assert nodes["moe_reduce_scatter"].work(shape).message.bytes_ == 16 * 4096 * 2
 
 
-def test_pipeline_stages_work_on_microbatches():
-    """p stages at B/p: the FLOPs of the whole batch over p devices, weights read p times, p messages."""
-    shape = decode_shape(64, 1000)
-    one, two = graph_of("llama-3.1-8b"), graph_of("llama-3.1-8b", pipeline_parallel_size=2)
-    assert totals(two, shape)["qkv_proj"] * 2 == totals(one, shape)["qkv_proj"]
-    assert totals(two, shape)["attention_decode"] * 2 == totals(one, shape)["attention_decode"]
-    weights = totals(one, shape, "weight_bytes"), totals(two, shape, "weight_bytes")
-    assert weights[0]["qkv_proj"] == weights[1]["qkv_proj"]
-    sends = next(node for node in two.nodes if node.name == "send_recv")
-    assert sends.count == 2
-    assert sends.work(shape).message.bytes_ == 32 * 4096 * 2
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("pp", [2, 3, 4])
+def test_stages_do_together_what_one_device_does(name, pp):
+    """FLOPs, weights and KV of a step are those of the whole model, wherever its layers are; nothing twice."""
+    model = load_model(name)
+    shape = BatchShape(1100, 10, ((1000, 50), (92, 0)), 8, 8000, tuple(8 * span for span in model.attention_spans))
+    one, staged = graph_of(name), graph_of(name, pipeline_parallel_size=pp)
+    assert len(staged.stages) == pp
+    for attribute in ("flops", "weight_bytes", "kv_bytes"):
+        whole = sum(totals(one, shape, attribute).values())
+        assert sum(totals(staged, shape, attribute).values()) == pytest.approx(whole)
+        assert sum(sum(totals(stage, shape, attribute).values()) for stage in staged.stages) == pytest.approx(whole)
 
 
-@given(PREFILLS)
-def test_pipeline_shares_out_prefills(prefills):
-    shape = BatchShape(1, 1, prefills)
-    one, two = graph_of("llama-3.1-8b"), graph_of("llama-3.1-8b", pipeline_parallel_size=2)
-    assert totals(two, shape)["attention_prefill"] * 2 == totals(one, shape)["attention_prefill"]
+def test_embedding_is_on_the_first_stage_the_head_on_the_last_and_messages_between():
+    graph, shape = graph_of("llama-3.1-8b", pipeline_parallel_size=4), decode_shape(64, 1000)
+    names = [{node.name for node in stage.nodes} for stage in graph.stages]
+    assert ["embedding" in each for each in names] == [True, False, False, False]
+    assert ["lm_head" in each and "sample" in each for each in names] == [False, False, False, True]
+    assert ["send_recv" in each for each in names] == [True, True, True, False]
+    sends = next(node for node in graph.nodes if node.name == "send_recv")
+    assert sends.count == 3
+    assert sends.work(shape).message.bytes_ == 64 * 4096 * 2 * 2  # hidden states and residual, two bytes each
+
+
+def test_tensor_parallel_ranks_send_a_part_each_and_gather():
+    graph, shape = graph_of("llama-3.1-8b", tensor_parallel_size=4, pipeline_parallel_size=2), decode_shape(64, 1000)
+    works = {node.name: node.work(shape) for node in graph.stages[0].nodes}
+    assert works["send_recv"].message.bytes_ * 4 == works["stage_all_gather"].message.bytes_ == 64 * 4096 * 2 * 2
+
+
+def test_equal_stages_are_known_as_such():
+    """80 layers in 4 stages: the two in the middle are equal."""
+    assert [s.stage_kind for s in graph_of("llama-3.1-70b", pipeline_parallel_size=4).stages] == [0, 1, 1, 3]
 
 
 @pytest.mark.parametrize(("layers", "p", "sizes"), [(32, 2, [16, 16]), (61, 4, [15, 15, 16, 15]), (3, 4, [1, 1, 1, 0])])

@@ -1,0 +1,124 @@
+"""`Pipeline`: the clock of engines whose devices are stages, with several plans on their way at once.
+
+A plan begins stage s once it is through the stage before, and the plan in front of it is through s:
+
+    begin_s(n) = max( end_{s-1}(n), end_s(n-1) )
+
+The host is the first server of this flow line: what it does before a plan starts takes its time once a plan, what it
+does beside the devices keeps it from the next one, and the plan from its end (`perfmodel.cost.flow_line`).
+
+As in vLLM's engine core, plans are made while the queue has room and somebody can be granted something, then the oldest
+plan is waited for, and what arrives meanwhile is looked at then. So two things are decided at the end of a plan only:
+requests that arrive while the queue has room wait for it, too, and join those that have come back in one plan.
+
+Steps are taken one by one: no leaps.
+"""
+
+__all__ = ["Pipeline", "StagedBackend"]
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from simpy.events import Event
+
+from perfmodel.cost.pipeline_timer import StageTimes
+from perfmodel.engine import Backend, Request, StepPlan, StepRecord
+from perfmodel.sim.clock import TickEnvironment
+from perfmodel.sim.replica.lockstep import Lockstep, Rank
+from perfmodel.sim.replica.prompt_balance import PromptBalance
+
+
+class StagedBackend(Backend, Protocol):
+    """A backend that can tell what a plan takes in each of its stages."""
+
+    @property
+    def num_stages(self) -> int: ...
+
+    def pass_through(self, plan: StepPlan) -> StageTimes:
+        """What `plan` takes, in ticks."""
+        ...
+
+
+class _Wave(NamedTuple):
+    """Plans of one step that are under way together, one of each rank with work."""
+
+    active: list[tuple[Rank, StepPlan]]
+    started: int
+    end: int
+
+
+class Pipeline(Lockstep):
+    """Turns the serve loops of its ranks over `backend`, up to a step per stage at a time.
+
+    ticks_under_way: how long some step was
+    balance, size: as of a `Lockstep`
+    """
+
+    def __init__(
+        self,
+        env: TickEnvironment,
+        backend: StagedBackend,
+        balance: PromptBalance | None = None,
+        size: int | None = None,
+    ) -> None:
+        super().__init__(env, backend, can_leap=False, balance=balance, size=size)
+        self.staged = backend
+        self.ticks_under_way = 0
+        self._waves: deque[_Wave] = deque()
+        self._ends = [0] * backend.num_stages  # when each stage is through with all that was given to it
+        self._host_end = 0
+        self._seen = 0  # up to when `ticks_under_way` has counted
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self._ranks)
+
+    def _begin(self) -> None:
+        now, waves = self.env.ticks, self._waves
+        while len(waves) < len(self._ends):
+            active = self._plans(now)
+            if not active:
+                break
+            waves.append(_Wave(active, now, self._end_of(active, now)))
+        self._active = waves[0].active if waves else []
+        if waves:
+            self._pending = self._alarm(waves[0].end - now, self._end)
+        else:
+            self._wait(now)
+
+    def _end_of(self, active: Sequence[tuple[Rank, StepPlan]], now: int) -> int:
+        """Send plans that start together on their way: when they are back."""
+        each = [self.staged.pass_through(plan) for _, plan in active]
+        times = each[0] if len(each) == 1 else _slowest(each)
+        start = max(now, self._host_end)
+        end, ends = start + times.serial, self._ends
+        self._host_end = end + times.hidden
+        for stage, duration in enumerate(times.stages):
+            free = ends[stage]
+            end = ends[stage] = (free if free > end else end) + duration
+        return max(end, self._host_end)
+
+    def _end(self, event: Event) -> None:
+        if event is not self._pending:
+            return
+        now = self.env.ticks
+        active, started, _ = self._waves.popleft()
+        self.ticks_under_way += now - max(started, self._seen)
+        self._seen = now
+        ended: list[tuple[Rank, StepRecord, list[Request]]] = []
+        for rank, plan in active:
+            finished, record = rank.loop.finish_step(plan, started, now)
+            ended.append((rank, record, finished))
+        for rank, record, finished in ended:
+            rank.end_step(record, finished)
+        self._begin()
+
+
+def _slowest(each: Sequence[StageTimes]) -> StageTimes:
+    """Of ranks that step together: each stage as long as the slowest of them needs."""
+    return StageTimes(
+        max([times.serial for times in each]),
+        max([times.hidden for times in each]),
+        tuple(map(max, zip(*(times.stages for times in each), strict=True))),
+    )

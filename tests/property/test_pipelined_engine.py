@@ -1,0 +1,78 @@
+"""Laws of an engine with several plans under way: nothing is lost, nothing computed twice, one stage is no pipeline."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+
+from perfmodel.engine import DISCIPLINES, ServeLoop, StepPlan
+from workloads import Case, cases, pipelined_cases, serve_in_stages, serve_stepwise, stages_of
+
+
+@given(pipelined_cases())
+@settings(max_examples=200, deadline=None)
+def test_every_request_ends_with_its_tokens_and_blocks_go_free(case: Case) -> None:
+    granted: dict[int, int] = {}
+
+    def after_step(loop: ServeLoop, plan: StepPlan) -> None:
+        loop.scheduler.check_integrity()
+        for request in plan.decodes:
+            granted[request.request_id] = granted.get(request.request_id, 0) + 1
+        for grant in plan.chunks:
+            granted[grant.request.request_id] = granted.get(grant.request.request_id, 0) + grant.num_new_tokens
+
+    served = serve_in_stages(case, after_step)
+    assert sorted(request.request_id for request in served.requests) == list(range(len(case.rows)))
+    for request in served.requests:
+        assert request.num_output_tokens == request.max_output_tokens
+        once = request.num_prompt_tokens + request.max_output_tokens - 1 - request.num_cached_tokens
+        assert granted[request.request_id] == once or request.num_preemptions
+        assert granted[request.request_id] >= once
+        assert request.first_scheduled_at is not None
+        assert request.first_token_at is not None
+        assert request.finished_at is not None
+        assert request.arrival <= request.first_scheduled_at < request.first_token_at <= request.finished_at
+
+
+@given(pipelined_cases())
+@settings(max_examples=100, deadline=None)
+def test_nobody_has_two_tokens_under_way_and_limits_hold_for_each_plan(case: Case) -> None:
+    config, discipline = case.config, DISCIPLINES[case.config.batching]
+    loops: list[ServeLoop] = []
+
+    def after_step(loop: ServeLoop, plan: StepPlan) -> None:
+        loops.append(loop)
+        for request in loop.scheduler._running.requests:
+            assert request.num_promised_tokens - request.num_output_tokens <= 1 + (config.pipeline_parallel_size == 1)
+        ids = [r.request_id for r in plan.decodes] + [g.request.request_id for g in plan.chunks]
+        assert len(set(ids)) == len(ids)
+        assert len(ids) <= min(config.max_num_seqs, discipline.max_batch or config.max_num_seqs)
+        if discipline.uses_budget:
+            assert plan.num_tokens <= config.max_num_batched_tokens
+
+    serve_in_stages(case, after_step)
+
+
+@given(cases())
+@settings(max_examples=100, deadline=None)
+def test_one_stage_makes_the_plans_of_an_engine_without(case: Case) -> None:
+    staged = serve_in_stages(case)
+    plain = serve_stepwise(case, duration=lambda plan: stages_of(plan, 1)[0])
+    assert staged.fingerprints == plain.fingerprints
+    assert staged.end == plain.end
+
+
+@given(pipelined_cases())
+@settings(max_examples=100, deadline=None)
+def test_gaps_between_tokens_are_counted_once_each_and_are_as_long_as_they_were(case: Case) -> None:
+    """A plan's own time for those who follow up on it, others' by themselves: all gaps make up all decoding."""
+    uneven: list[tuple[int, int]] = []
+
+    def after_step(loop: ServeLoop, plan: StepPlan) -> None:
+        uneven.extend(loop.scheduler.irregular_gaps)
+        loop.scheduler.irregular_gaps.clear()
+
+    served = serve_in_stages(replace(case, is_async=False), after_step)
+    gaps = [(record.end - record.start, record.num_gaps) for record in served.records] + uneven
+    assert sum(times for _, times in gaps) == sum(request.max_output_tokens - 1 for request in served.requests)
+    decoding = [(r.finished_at or 0) - (r.first_token_at or 0) for r in served.requests]
+    assert sum(ticks * times for ticks, times in gaps) == sum(decoding)

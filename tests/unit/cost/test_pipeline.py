@@ -1,0 +1,149 @@
+"""Pipeline stages without a clock: how a step is shared out, how long a round takes, and what is lost in bubbles."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.cost import (
+    OperatorTimer,
+    PipelineTimer,
+    StepTables,
+    StepTimer,
+    estimate_step,
+    load_calibration,
+    load_engine_profile,
+)
+from perfmodel.cost.flow_line import plan_of_round, round_time
+from perfmodel.ops import BatchShape, build_graph, decode_shape
+from perfmodel.specs import EngineSpec, load_hardware, load_model
+
+H100 = load_hardware("h100-sxm-80gb")
+MODEL = load_model("llama-3.1-70b")
+PROFILE = load_engine_profile("vllm")
+TIMER = OperatorTimer(H100, PROFILE.applied_to(load_calibration(H100, "vllm"), is_eager=False))
+
+
+def graph_of(pp: int, tp: int = 1, **engine: object):
+    return build_graph(MODEL, EngineSpec(tensor_parallel_size=tp, pipeline_parallel_size=pp, **engine))
+
+
+def circulated(serial: int, hidden: int, stages: list[int], num_plans: int, rounds: int = 40) -> float:
+    """The definition of a round: equal plans go through the flow line again and again; the mean of the last rounds."""
+    ends, host, backs = [0] * len(stages), 0, [0] * num_plans
+    at = []
+    for _ in range(rounds):
+        for plan in range(num_plans):
+            start = max(backs[plan], host)
+            end, host = start + serial, start + serial + hidden
+            for stage, duration in enumerate(stages):
+                end = ends[stage] = max(end, ends[stage]) + duration
+            backs[plan] = max(end, host)
+        at.append(backs[-1])
+    half = rounds // 2
+    return (at[-1] - at[half - 1]) / (rounds - half)
+
+
+@given(
+    st.integers(0, 50), st.integers(0, 200), st.lists(st.integers(1, 100), min_size=1, max_size=5), st.integers(1, 5)
+)
+def test_a_round_is_what_circulating_plans_take(serial: int, hidden: int, stages: list[int], num_plans: int) -> None:
+    assert circulated(serial, hidden, stages, num_plans) == pytest.approx(
+        round_time(serial, hidden, stages, num_plans), rel=1e-9
+    )
+
+
+@given(st.integers(1, 300), st.integers(1, 5000), st.lists(st.integers(2, 3000), max_size=3), st.integers(1, 8))
+def test_plans_share_a_step_out_evenly(batch: int, context: int, chunks: list[int], num_stages: int) -> None:
+    prefills = tuple((chunk, 100) for chunk in chunks)
+    tokens = batch + sum(chunks)
+    shape = BatchShape(tokens, batch + len(chunks), prefills, batch, batch * context)
+    plan, count = plan_of_round(shape, num_stages)
+    assert count == min(num_stages, batch + len(chunks))
+    for part, whole in zip(
+        (plan.num_tokens, plan.num_samples, plan.num_decodes, plan.decode_context),
+        (shape.num_tokens, shape.num_samples, shape.num_decodes, shape.decode_context),
+        strict=True,
+    ):
+        assert whole <= count * part < whole + count
+    # Keys that the queries of a prompt see: pieces one after another see as many as the whole.
+    for (new, before), (piece, mean_before) in zip(prefills, plan.prefills, strict=True):
+        seen = new * before + new * (new + 1) / 2
+        assert count * (piece * mean_before + piece * (piece + 1) / 2) == pytest.approx(seen, rel=count / new + 0.02)
+
+
+def test_equal_stages_and_as_many_plans_lose_nothing_but_the_head() -> None:
+    """80 layers over 4 stages. The last has the LM head, too, which the others wait for."""
+    found = estimate_step(graph_of(4), TIMER, decode_shape(256, 1000))
+    assert found.pipeline is not None
+    assert found.pipeline.num_plans == 4
+    *others, last = found.pipeline.stage_s
+    assert found.duration_s == pytest.approx(4 * last)
+    assert found.pipeline.bubble_share == pytest.approx(1 - (sum(others) + last) / (4 * last))
+    assert found.pipeline.bubble_share < 0.1
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_fewer_sequences_than_stages_leave_stages_idle(batch: int) -> None:
+    found = estimate_step(graph_of(4), TIMER, decode_shape(batch, 1000))
+    assert found.pipeline is not None
+    assert found.pipeline.num_plans == batch
+    assert found.duration_s == found.pipeline.latency_s  # nobody waits for anybody
+    assert found.pipeline.bubble_share == pytest.approx(1 - batch / 4, abs=0.03)  # and a little for the host
+
+
+def test_a_sequence_alone_is_as_slow_as_on_one_device_and_slower_by_the_messages() -> None:
+    shape = decode_shape(1, 1000)
+    one, four = (estimate_step(graph_of(pp, 2), TIMER, shape) for pp in (1, 4))
+    hops = sum(row.duration_s for row in four.rows if row.name in ("send_recv", "stage_all_gather"))
+    assert hops > 0
+    assert four.duration_s == pytest.approx(one.duration_s + 4 * hops, rel=1e-9)  # rows are a device's mean
+
+
+@pytest.mark.parametrize("pp", [1, 2, 3, 4])
+@pytest.mark.parametrize("shape", [decode_shape(7, 900), BatchShape(2100, 9, ((2000, 0), (92, 500)), 8, 9000)])
+def test_timers_and_estimates_agree_about_steps_in_stages(pp: int, shape: BatchShape) -> None:
+    graph = graph_of(pp)
+    tables = StepTables(graph, TIMER)
+    timer = PipelineTimer(tables) if graph.stages else StepTimer(tables)
+    arguments = (shape.num_tokens, shape.num_samples, shape.prefills, shape.num_decodes, shape.decode_context)
+    assert timer.step(*arguments) * 1e-12 == pytest.approx(estimate_step(graph, TIMER, shape).duration_s, rel=2e-3)
+
+
+def test_the_rows_of_a_device_are_what_its_stages_are_busy_with() -> None:
+    graph, shape = graph_of(4), BatchShape(2100, 9, ((2000, 0), (92, 500)), 8, 9000)
+    found = estimate_step(graph, TIMER, shape)
+    assert found.pipeline is not None
+    launched = sum(found.pipeline.stage_s) * found.pipeline.num_plans / 4
+    prompts = TIMER.calibration.host.prompt_layer_s * 80 * found.pipeline.num_plans / 4
+    assert found.device_s == pytest.approx(launched - prompts, rel=1e-9)
+    assert sum(found.bound_share.values()) == pytest.approx(1.0)
+
+
+def test_usage_is_that_of_a_device_on_the_average_of_the_stages() -> None:
+    shape = (256, 256, (), 256, 256_000)
+    one, four = StepTimer(StepTables(graph_of(1), TIMER)), PipelineTimer(StepTables(graph_of(4), TIMER))
+    one.step(*shape)
+    times = four.stage_times(*shape)
+    assert four.usage().flops == pytest.approx(one.usage().flops / 4)
+    assert four.usage().busy_s == pytest.approx(sum(times.stages) / 4e12, rel=1e-6)
+
+
+def test_the_host_plans_a_batch_once_and_launches_the_layers_where_they_are() -> None:
+    """All that the host adds to a step with prompts on one device is still there, summed over the way of a plan."""
+    shape = BatchShape(2100, 9, ((2000, 0), (92, 500)), 8, 9000)
+    one, four = estimate_step(graph_of(1), TIMER, shape), estimate_step(graph_of(4), TIMER, decode_shape(1, 1))
+    assert four.serial_host_s == TIMER.calibration.host.serial_s(1)
+    shown = one.duration_s - one.device_s
+    times = PipelineTimer(StepTables(graph_of(4), TIMER)).stage_times(2100, 9, shape.prefills, 8, 9000)
+    device = sum(estimate_step(stage, TIMER, shape).device_s for stage in graph_of(4).stages)
+    assert (times.serial + sum(times.stages)) * 1e-12 - device == pytest.approx(shown, rel=1e-3)
+
+
+def test_stages_differ_where_their_messages_leave_the_node() -> None:
+    """16 devices on nodes of 8, two to a stage: only the fourth of eight sends leaves its node, and is slower."""
+    graph = graph_of(8, 2)
+    tables = StepTables(graph, TIMER)
+    times = PipelineTimer(tables).stage_times(64, 64, (), 64, 64_000)
+    middle = times.stages[1:7]
+    assert len({id(stage) for stage in tables.stages[1:7]}) == 2
+    assert [time > min(middle) for time in middle] == [False, False, True, False, False, False]
