@@ -1,4 +1,4 @@
-"""`perfmodel hardware list|show`: the devices that are known, and what is declared of one."""
+"""`perfmodel hardware list|show`: the devices and networks that are known, and what is declared of one."""
 
 __all__ = ["hardware_app"]
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from perfmodel.specs.hardware import HardwareSpec
+    from perfmodel.specs.network_file import NetworkFile
 
 hardware_app = typer.Typer(help="List the known devices, or show one.", no_args_is_help=True)
 
@@ -22,7 +23,7 @@ DeviceName = Annotated[str, typer.Argument(metavar="NAME", help="A device's name
 @hardware_app.command("list")
 @guarded
 def list_devices(as_json: JsonFlag = False) -> None:
-    """List the devices with memory, bandwidth, peak and ridge point."""
+    """List the devices with memory, bandwidth, peak and ridge point, and the networks between nodes."""
     from perfmodel import specs
 
     devices = [specs.load_hardware(name) for name in specs.list_hardware()]
@@ -30,14 +31,18 @@ def list_devices(as_json: JsonFlag = False) -> None:
         print_json([_facts(device) for device in devices])
         return
     stdout().print(_device_table(devices))
+    stdout().print(_network_table())
 
 
 @hardware_app.command("show")
 @guarded
 def show_device(name: DeviceName, as_json: JsonFlag = False) -> None:
-    """Show everything declared of one device, and where it comes from."""
+    """Show everything declared of one device, or of a network between nodes, and where it comes from."""
     from perfmodel import specs
 
+    if specs.find_network(name) is not None:
+        _show_network(specs.load_network(name), as_json)
+        return
     device = specs.load_hardware(name)
     if as_json:
         print_json(device.model_dump(mode="json"))
@@ -80,6 +85,33 @@ def _device_table(devices: list["HardwareSpec"]) -> "Table":
     ]
     columns = ("device", "kind", "memory", "bandwidth", "bf16 peak", "FLOP/byte", "TDP W", "USD/h")
     return rows_table(columns, rows, left=2)
+
+
+def _network_table() -> "Table":
+    from perfmodel import specs
+    from perfmodel.report.fields import format_number, format_si
+    from perfmodel.report.tables import rows_table
+
+    rows = [
+        (network.name, format_si(network.bandwidth_bytes_per_s, "B/s"), format_number(network.latency_s * 1e6, 1))
+        for network in map(specs.load_network, specs.list_networks())
+    ]
+    return rows_table(("network", "a card, one way", "µs a hop"), rows)
+
+
+def _show_network(network: "NetworkFile", as_json: bool) -> None:
+    from rich.text import Text
+
+    from perfmodel.report.fields import format_si
+
+    if as_json:
+        print_json(network.model_dump(mode="json"))
+        return
+    console, rate = stdout(), format_si(network.bandwidth_bytes_per_s, "B/s")
+    latency = f"{network.latency_s * 1e6:g} µs a hop"
+    console.print(Text.assemble((network.name, "bold"), f", {rate} a card, one way, {latency}"))
+    console.print(Text(f"Source: {network.source}"))
+    console.print(Text(f"Of the latency: {network.latency_source}"))
 
 
 def _print_device(device: "HardwareSpec") -> None:

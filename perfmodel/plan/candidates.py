@@ -37,7 +37,7 @@ class Layout:
 
     choices:  the fields that the plan has set, as `--set` names them
     scenario: the base scenario with them, one unified replica
-    cluster:  what stays of the base scenario's cluster: its router, and how KV is moved
+    cluster:  what stays of the base scenario's cluster: its router, its network, and how KV is moved
     """
 
     choices: Mapping[str, Any]

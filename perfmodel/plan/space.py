@@ -160,12 +160,15 @@ def _check_hardware_is_whole(base: Base, space: PlanSpace) -> None:
         )
 
 
+_KEPT = {"router", "kv_transfer", "network"}  # of the scenario's cluster, whatever the plan makes of it
+
+
 class _Layouts:
     """Layouts and memory plans of a plan, each worked out once."""
 
     def __init__(self, base: Base, spec: PlanSpec, scenario: Scenario) -> None:
         self._base, self.spec, self.scenario = base, spec, scenario
-        self._cluster = scenario.cluster.model_dump(mode="json", include={"router", "kv_transfer"}, exclude_unset=True)
+        self._cluster = scenario.cluster.model_dump(mode="json", include=_KEPT, exclude_unset=True)
         self._known: dict[tuple[str, ...], Layout | _RefusedError] = {}
         self._plans: dict[tuple[int, int, int], MemoryPlan | _RefusedError] = {}
 
@@ -210,9 +213,9 @@ def _schedules(space: PlanSpace, scenario: Scenario) -> Iterator[tuple[int, int,
 
 def _layout(base: Base, spec: PlanSpec, choices: dict[str, Any], cluster: Mapping[str, Any]) -> Layout:
     """The layout of `choices`. Raises _RefusedError for one that no schedule makes serve."""
-    router = {name: cluster[name] for name in ("router",) if name in cluster}
+    around = {name: cluster[name] for name in ("router", "network") if name in cluster}
     try:
-        scenario = base.load(as_overrides({**choices, "cluster": router}))
+        scenario = base.load(as_overrides({**choices, "cluster": around}))
     except SpecError as error:
         if _is_about_names(error, choices):
             raise
@@ -241,8 +244,9 @@ def _check_cut(scenario: Scenario, spec: PlanSpec) -> None:
     has_experts = any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers)
     if engine.num_devices > spec.max_gpus:
         raise _RefusedError("more devices than max_gpus")
-    if tp > spec.link_domain:
-        raise _RefusedError("tensor parallelism beyond the link domain", f"TP{tp} on {spec.link_domain} joined devices")
+    domain = spec.link_domain or scenario.hardware.devices_per_node
+    if tp > domain:
+        raise _RefusedError("tensor parallelism beyond the link domain", f"TP{tp} on {domain} joined devices")
     if not heads_divide(model, tp):
         raise _RefusedError("attention heads do not divide by tensor_parallel_size")
     if pp > model.num_layers:

@@ -52,6 +52,10 @@ def _hardware_facts(scenario: Scenario) -> Facts:
     ]
     if rate:
         facts.append(("peak", f"{format_si(peaks[rate], 'FLOP/s')} {rate}"))
+    if scenario.num_nodes > 1:
+        link, most = hardware.network_link, hardware.devices_per_node
+        rate = format_si(link.bandwidth_bytes_per_s, "B/s")
+        facts.append(("network", f"{link.name}, {rate} a device, between nodes of {most}"))
     if hardware.power_cap_w is not None:
         facts.append(("power cap", f"{hardware.power_cap_w:g} W of {tdp_w(hardware):g} W a device"))
     return facts

@@ -24,6 +24,8 @@ __all__ = [
     "MeasuredAcceptance",
     "MemoryLevel",
     "ModelSpec",
+    "NetworkFile",
+    "NetworkSpec",
     "PlanSpace",
     "PlanSpec",
     "PoolSpec",
@@ -41,11 +43,14 @@ __all__ = [
     "Traffic",
     "data_dir",
     "find_file",
+    "find_network",
     "list_hardware",
     "list_models",
     "list_names",
+    "list_networks",
     "load_hardware",
     "load_model",
+    "load_network",
     "load_scenario",
     "load_traffic",
     "load_yaml",
@@ -61,10 +66,13 @@ if TYPE_CHECKING:
     from perfmodel.specs.catalog import data_dir, find_file, list_names
     from perfmodel.specs.cluster import ClusterSpec, KvTransferSpec
     from perfmodel.specs.engine import EngineSpec
-    from perfmodel.specs.hardware import Declared, HardwareSpec, Link, MemoryLevel, Price
+    from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel, Price
     from perfmodel.specs.json_schema import SCHEMA_KINDS, scenario_schema, schema
+    from perfmodel.specs.link import Link
     from perfmodel.specs.model.cards import list_models, load_model
     from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
+    from perfmodel.specs.network import NetworkSpec
+    from perfmodel.specs.network_file import NetworkFile, find_network, list_networks, load_network
     from perfmodel.specs.plan import PlanSpace, PlanSpec
     from perfmodel.specs.scenario import PriceOverride, Scenario
     from perfmodel.specs.scenario_file import list_hardware, load_hardware, load_scenario, load_traffic
@@ -85,12 +93,14 @@ _HOMES = {
     "HardwareSpec": "hardware",
     "KvTransferSpec": "cluster",
     "Lengths": "traffic",
-    "Link": "hardware",
+    "Link": "link",
     "LoadedYaml": "yaml_loader",
     "Lookahead": "speculation",
     "MeasuredAcceptance": "speculation",
     "MemoryLevel": "hardware",
     "ModelSpec": "model.spec",
+    "NetworkFile": "network_file",
+    "NetworkSpec": "network",
     "PlanSpace": "plan",
     "PlanSpec": "plan",
     "PoolSpec": "pool",
@@ -109,11 +119,14 @@ _HOMES = {
     "Traffic": "traffic",
     "data_dir": "catalog",
     "find_file": "catalog",
+    "find_network": "network_file",
     "list_hardware": "scenario_file",
     "list_models": "model.cards",
     "list_names": "catalog",
+    "list_networks": "network_file",
     "load_hardware": "scenario_file",
     "load_model": "model.cards",
+    "load_network": "network_file",
     "load_scenario": "scenario_file",
     "load_traffic": "scenario_file",
     "load_yaml": "yaml_loader",

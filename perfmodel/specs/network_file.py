@@ -1,6 +1,6 @@
 """Networks between nodes by name: the files of hardware_specs/networks, each the port of one network card."""
 
-__all__ = ["NetworkFile", "find_network", "load_network"]
+__all__ = ["NetworkFile", "find_network", "list_networks", "load_network"]
 
 from functools import lru_cache
 from pathlib import Path
@@ -9,7 +9,7 @@ from pydantic import Field
 
 from perfmodel.errors import SpecError
 from perfmodel.specs.base import Spec
-from perfmodel.specs.catalog import find_file
+from perfmodel.specs.catalog import find_file, list_names
 from perfmodel.specs.link import Link
 from perfmodel.specs.units import BytesPerSecond, Seconds
 from perfmodel.specs.validation import parse
@@ -49,6 +49,11 @@ def find_network(name: str) -> Link | None:
     except SpecError:
         return None
     return _read(file, file.stat().st_mtime_ns).link
+
+
+def list_networks() -> list[str]:
+    """Names of the networks in hardware_specs/networks, sorted."""
+    return list_names("networks")
 
 
 @lru_cache(maxsize=64)

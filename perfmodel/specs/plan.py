@@ -93,7 +93,7 @@ class PlanSpec(Spec):
     attainment: the share of requests that must meet every limit of the scenario's `slo`
     rate:       requests per second to be served; by default the traffic's own
     max_gpus:   devices of all replicas together
-    link_domain: devices that the scale-up link joins, the most that tensor parallelism may take
+    link_domain: the most devices that tensor parallelism may take; those of a node unless given
     finalists:  candidates that are simulated, the best that the screen has found
     seeds:      simulations of each at each rate, with equal seeds for all (common random numbers)
     num_requests: of each of them; by default enough for its largest batch to come and go a few times
@@ -104,7 +104,7 @@ class PlanSpec(Spec):
     rate: PositiveFloat | None = None
     max_gpus: PositiveInt = 16
     budget_usd_per_hour: PositiveFloat | None = None
-    link_domain: PositiveInt = 8
+    link_domain: PositiveInt | None = None
     finalists: PositiveInt = 6
     seeds: PositiveInt = 3
     num_requests: PositiveInt | None = None

@@ -2,6 +2,7 @@
 
 __all__ = ["PriceOverride", "Scenario"]
 
+from math import ceil
 from typing import Annotated
 
 from pydantic import PositiveFloat, model_validator
@@ -142,6 +143,12 @@ class Scenario(Spec):
         hardware = pool.hardware or self.hardware
         own = {"engine": pool.engine, "hardware": hardware, "model": pool.model or self.model}
         return self.model_copy(update={**own, "cluster": ClusterSpec()})
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the replica that spans most of them; several replicas may share one."""
+        sizes = [(pool.engine.num_devices, pool.hardware or self.hardware) for pool in self.pools]
+        return max(ceil(num_devices / hardware.devices_per_node) for num_devices, hardware in sizes)
 
     @property
     def needs_token_times(self) -> bool:

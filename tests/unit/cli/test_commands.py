@@ -130,6 +130,8 @@ def test_memory(run, document):
 def test_hardware_and_models(run, document):
     assert "a100-sxm-80gb" in run("hardware", "list").stdout
     assert "312 TFLOP/s" in run("hardware", "show", "a100-sxm-80gb").stdout
+    assert "infiniband-ndr" in run("hardware", "list").stdout
+    assert document("hardware", "show", "infiniband-ndr")["bandwidth_bytes_per_s"] == 50e9
     assert {"a100-sxm-80gb", "h100-sxm-80gb", "cpu"} <= {device["name"] for device in document("hardware", "list")}
     assert document("hardware", "show", "a100-sxm-80gb")["declared"]["peak_flops_per_s"]["bf16"] == 312e12
     assert "llama-3.1-8b" in run("models", "list").stdout

@@ -151,3 +151,14 @@ def test_speculation_is_a_choice_like_others() -> None:
     config = load_scenario(BASE.path, drafting.overrides(2)).engine.speculative_config
     assert config is not None
     assert config.num_speculative_tokens == 4
+
+
+def test_tensor_parallelism_stays_on_a_node_unless_asked_for() -> None:
+    """Nodes of four: TP8 is beyond them; with link_domain 16 it is a candidate, over the scenario's network."""
+    nodes = Base(BASE.path, ("cluster.network={link: infiniband-hdr, devices_per_node: 4}",))
+    (reason,) = enumerate_space(nodes, spec(tensor_parallel_size=(8,))).ruled_out
+    assert reason == "tensor parallelism beyond the link domain"
+    asked = spec(tensor_parallel_size=(8,)).model_copy(update={"link_domain": 16})
+    (candidate,) = enumerate_space(nodes, asked).candidates
+    for scenario in (candidate.layout.scenario, load_scenario(nodes.path, [*nodes.overrides, *candidate.overrides(1)])):
+        assert (scenario.hardware.devices_per_node, scenario.hardware.network_link.name) == (4, "infiniband-hdr")
