@@ -12,6 +12,7 @@ computed in vain.
 __all__ = ["Scheduler"]
 
 import heapq
+from bisect import insort
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -98,7 +99,10 @@ class Scheduler:
         One that `reserve` has given blocks waits for a slot only; its KV is there now.
         """
         if self.detached.pop(request.request_id, None) is not None:
-            self._transferred.append(request)
+            if self.config.scheduling_policy == "priority":
+                insort(self._transferred, request, key=lambda other: other.priority)
+            else:
+                self._transferred.append(request)
         else:
             self.check_can_ever_run(request)
             heapq.heappush(self._waiting, (self._key(request), request))
@@ -253,7 +257,7 @@ class Scheduler:
             blocks.publish(request)
 
     def _admit_transferred(self, plan: StepPlan, budget: int, now: int) -> None:
-        """Let in, in order of arrival, requests whose KV has come from elsewhere: each decodes its next token."""
+        """Let in, in their order, requests whose KV has come from elsewhere: each decodes its next token."""
         while self._transferred and budget > 0 and len(self._running) < self._max_batch:
             request = self._transferred.popleft()
             if request.first_scheduled_at is None:

@@ -16,6 +16,7 @@ A replica that fails takes with it what it has, and what is on its way to it or 
 
 __all__ = ["DisaggregatedServer"]
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -140,11 +141,15 @@ class DisaggregatedServer:
         target.expect(request)  # on its way counts, for routers
         passage = self._passages[request.request_id]
         passage.target, passage.stage = target, _Stage.INBOUND
-        self._inbound.setdefault(target.index, deque()).append(passage)
+        inbound = self._inbound.setdefault(target.index, deque())
+        if target.loop.scheduler.config.scheduling_policy == "priority":
+            insort(inbound, passage, key=lambda other: other.request.priority)
+        else:
+            inbound.append(passage)
         self.fetch(target)
 
     def fetch(self, target: Replica) -> None:
-        """Start the transfers for which the decode replica `target` has blocks now, in order of arrival there."""
+        """Start the transfers for which the decode replica `target` has blocks now, in their order."""
         inbound = self._inbound.get(target.index)
         while inbound and target.reserve(inbound[0].request):
             self._move(inbound.popleft())

@@ -36,6 +36,7 @@ class System:
         prefill_blocks: int = 1000,
         decode_seqs: int = 16,
         prefill_seqs: int = 16,
+        policy: str = "fcfs",
         front_end: FrontEnd | None = None,
         on_step: Callable[[Replica], None] = lambda replica: None,
     ) -> None:
@@ -43,7 +44,7 @@ class System:
         self.done: list[Request] = []
 
         def loop(num_blocks: int, num_seqs: int) -> ServeLoop:
-            config = SchedulerConfig(max_num_seqs=num_seqs, block_size=4, max_num_batched_tokens=8192)
+            config = SchedulerConfig(num_seqs, 8192, block_size=4, scheduling_policy=policy)
             return ServeLoop(Scheduler(config, KVBlockManager(num_blocks, 4)), async_scheduling=False)
 
         def after_decode(replica: Replica, _: object) -> None:
@@ -206,3 +207,16 @@ def test_a_prefill_replica_is_not_idle_before_its_kv_has_been_fetched() -> None:
     prefill.watch(lambda _: idle_at.append(system.env.ticks / S) if prefill.is_idle else None)
     system.serve((12, 3))
     assert idle_at == [3 + 2]
+
+
+@pytest.mark.parametrize(("policy", "order"), [("fcfs", [0, 1, 2]), ("priority", [0, 2, 1])])
+@pytest.mark.parametrize("scarce", [{"decode_seqs": 1}, {"decode_blocks": 6}])
+def test_priorities_count_where_decoding_is_waited_for(policy: str, order: list[int], scarce: dict[str, int]) -> None:
+    """A slot, or blocks, for one at a time, which the first has until 14 s. The third is prefilled at 6 s, after the
+    second, and is more urgent."""
+    system = System(link(), policy=policy, **scarce)
+    requests = [Request(number, 0, 12, 12, priority=priority) for number, priority in enumerate((0, 2, 1))]
+    for request, second in zip(requests, (0, 0, 1), strict=True):
+        system.at(second, lambda request=request: system.server.add(request))  # type: ignore[misc]
+    assert [request.request_id for request in system.run()] == order
+    assert times(requests[0]) == (4, 14)
