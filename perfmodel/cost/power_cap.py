@@ -1,25 +1,29 @@
 """`PowerCap`: what a device does that may not draw what its work asks for: its clock drops, as far as it must.
 
-At the share f of its full clock, voltage falling with it (dynamic power of CMOS: C V^2 f, so energy per FLOP goes with
-f^2), an operator takes and draws
+At the share f of the clock that it has at TDP an operator takes and draws
 
-    t(f) = t + max(compute / f, memory) - max(compute, memory)
-    P(f) = idle + (TDP - idle) (peak_compute f^2 + 0.5 peak_memory) / t(f)
+    t(f) = t + max(compute / f, memory) - max(compute, memory) + (communication + overhead) (1 / f - 1)
+    P(f) = idle + (TDP - idle) (peak_compute v(f)^2 + 0.5 peak_memory) / t(f),    v(f) = max(f, 0.7)
 
 with compute and memory the seconds that either resource needs of the operator, peak_compute and peak_memory those that
-its FLOPs and bytes take at the declared peaks. f is the largest with P(f) at or below the cap, so what waits for memory
-loses its spare clock first and no time, until arithmetic takes as long. Below the lowest clock only a slower pace
-helps. Splitwise (Patel et al., ISCA 2024), Llama-2-70B on 8 H100 at 350 of 700 W, prompts of 1024 tokens: a prompt
-takes 1.29 times as long, a token no longer; were all of it compute, at TDP before, it took (630 / 280)^(1/3) = 1.31.
+its FLOPs and bytes take at the declared peaks. Dynamic power of CMOS is C V^2 f: energy per FLOP goes with the square
+of the voltage, which falls with the clock down to a floor: power is linear in the clock at its lower end and grows
+faster above (Afzal et al. 2026 see both, and the transition, on A40, A100, H100 and H200; 0.7 is assumed). The clock f
+of an operator by itself is the largest with P(f) at or below the cap, so what waits for memory loses its spare clock
+first and no time, until arithmetic takes as long. Below the floor nothing is saved by the clock but pace: t goes with
+1 / f, that of streams, too, whose way through caches and crossbar has the same clock.
 
-Each operator is held under the cap by itself, where a device's controller averages over milliseconds: that overstates
-the slowdown. That kernels draw their TDP below the declared peak rate, which this power model goes by, understates it.
-TDP itself is no cap here: measured
-times, which calibrations are fitted to, have its throttling in them.
+A clock takes milliseconds to change (Velicka et al. 2025, on A100 and GH200), a layer takes less. So operators that
+alternate share one: the mean of what each would need, weighed by the energy that it asks for. Norms and all-reduces
+between large products, whose copies and sums are made by the same units, run at the products' clock; only what waits
+for memory, or for another node, does not mind.
+
+TDP itself is no cap here: measured times, which calibrations are fitted to, have its throttling in them.
 """
 
-__all__ = ["PowerCap"]
+__all__ = ["Load", "PowerCap", "flop_energy"]
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.cost.energy import MEMORY_SHARE, idle_power_w, tdp_w
@@ -27,8 +31,57 @@ from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.errors import SpecError
 from perfmodel.specs.hardware import HardwareSpec
 
-_LOWEST_CLOCK = 0.15  # of the full one: 210 of 1410 MHz on an A100 (nvidia-smi, supported clocks)
+_VOLTAGE_FLOOR = 0.7  # the clock's share below which the voltage falls no further [assumed]
 _HALVINGS = 24
+
+
+def flop_energy(clock: float) -> float:
+    """What a FLOP takes at a share of the full clock, as a share of what it takes at that."""
+    return 1.0 if clock == 1.0 else max(clock, _VOLTAGE_FLOOR) ** 2
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """An operator at the full clock; its work takes `compute_s` and `memory_s` at the declared peaks.
+
+    count:     how often it runs
+    is_remote: its messages wait for another node, whatever the clock
+    """
+
+    time: OperatorTime
+    compute_s: float
+    memory_s: float
+    count: float = 1.0
+    is_remote: bool = False
+
+    def drawn(self, clock: float) -> float:
+        """Energy of the work over the power that full arithmetic draws: seconds."""
+        return self.compute_s * flop_energy(clock) + MEMORY_SHARE * self.memory_s
+
+    def duration(self, clock: float) -> float:
+        if clock < _VOLTAGE_FLOOR:
+            remote = self.time.communication_s if self.is_remote else 0.0
+            return remote + (self.duration(_VOLTAGE_FLOOR) - remote) * _VOLTAGE_FLOOR / clock
+        time, slower = self.time, 1.0 / clock - 1.0
+        waiting = time.overhead_s + (0.0 if self.is_remote else time.communication_s)
+        needed = max(time.compute_s, time.memory_s)
+        return time.duration_s + max(time.compute_s / clock, time.memory_s) - needed + waiting * slower
+
+    def at(self, clock: float) -> OperatorTime:
+        """Its time at a clock."""
+        time, slower = self.time, max(_VOLTAGE_FLOOR / clock, 1.0)
+        compute, overhead = time.compute_s / clock, time.overhead_s / clock
+        communication = time.communication_s if self.is_remote else time.communication_s / clock
+        return replace(
+            time,
+            duration_s=self.duration(clock),
+            compute_s=compute,
+            memory_s=time.memory_s * slower,
+            communication_s=communication,
+            overhead_s=overhead,
+            bound=bound_of(compute, time.memory_s * slower, communication, overhead),
+            clock=clock,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +103,27 @@ class PowerCap:
             )
         return cls((cap - idle) / (tdp - idle))
 
-    def capped(self, time: OperatorTime, compute_s: float, memory_s: float) -> OperatorTime:
-        """`time` under the cap; its work takes `compute_s` and `memory_s` at the declared peaks."""
-        if compute_s + MEMORY_SHARE * memory_s <= self.allowed * time.duration_s:
-            return time
-        low, high = _LOWEST_CLOCK, 1.0
+    def together(self, loads: Sequence[Load]) -> list[OperatorTime]:
+        """The times of operators that alternate, under the cap."""
+        clocks = [self._clock(load) for load in loads]
+        asked = [load.count * load.drawn(1.0) for load in loads]
+        whole = sum(asked)
+        if whole <= 0 or min(clocks, default=1.0) == 1.0:
+            return [load.time for load in loads]
+        shared = sum(clock * energy for clock, energy in zip(clocks, asked, strict=True)) / whole
+        return [load.at(shared) if load.time.duration_s else load.time for load in loads]
+
+    def _clock(self, load: Load) -> float:
+        """The largest at which the operator by itself stays below the cap."""
+        if load.drawn(1.0) <= self.allowed * load.time.duration_s:
+            return 1.0
+        low, high = _VOLTAGE_FLOOR, 1.0
+        if load.drawn(low) > self.allowed * load.duration(low):
+            return low * load.duration(low) / (load.drawn(low) / self.allowed)
         for _ in range(_HALVINGS):
             clock = (low + high) / 2
-            if _drawn(clock, compute_s, memory_s) <= self.allowed * _duration(time, clock):
+            if load.drawn(clock) <= self.allowed * load.duration(clock):
                 low = clock
             else:
                 high = clock
-        duration = max(_duration(time, low), _drawn(low, compute_s, memory_s) / self.allowed)
-        compute = time.compute_s / low
-        bound = bound_of(compute, time.memory_s, time.communication_s, time.overhead_s)
-        return replace(time, duration_s=duration, compute_s=compute, bound=bound, clock=low)
-
-
-def _drawn(clock: float, compute_s: float, memory_s: float) -> float:
-    """Energy of the work over the power that full arithmetic draws: seconds."""
-    return compute_s * clock**2 + MEMORY_SHARE * memory_s
-
-
-def _duration(time: OperatorTime, clock: float) -> float:
-    needed = max(time.compute_s, time.memory_s)
-    return time.duration_s + max(time.compute_s / clock, time.memory_s) - needed
+        return low

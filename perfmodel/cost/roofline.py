@@ -2,6 +2,7 @@
 
 __all__ = ["OperatorTime", "OperatorTimer"]
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from perfmodel.cost.datasheet import datasheet
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.registry import FormFit, time_work
-from perfmodel.cost.power_cap import PowerCap
+from perfmodel.cost.power_cap import Load, PowerCap
 from perfmodel.ops.work import Work
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -47,19 +48,29 @@ class OperatorTimer:
 
     def time(self, work: Work) -> OperatorTime:
         """How long one run of `work` takes."""
-        return self.time_by(self.fit(work), work)
+        return self.times([(1.0, work, self.fit(work))])[0]
 
-    def time_by(self, fit: FormFit | None, work: Work) -> OperatorTime:
-        """The same, by the fit that `fit` has found for it."""
+    def times(self, runs: Sequence[tuple[float, Work, FormFit | None]]) -> list[OperatorTime]:
+        """How long one run of each takes, of operators that alternate: (how often, work, what `fit` has found)."""
+        times = [self._free(fit, work) for _, work, fit in runs]
+        if self._cap is None:
+            return times
+        return self._cap.together(
+            [self._load(count, work, time) for (count, work, _), time in zip(runs, times, strict=True)]
+        )
+
+    def _free(self, fit: FormFit | None, work: Work) -> OperatorTime:
+        """Without a power cap."""
         if fit is None:
             return _NOTHING
         time = time_work(work, fit, self.device)
-        if self._overheads != 1.0:
-            time = _with_overheads(time, self._overheads)
-        if self._cap is None:
-            return time
-        memory_s = work.hbm_bytes / self.hardware.memory_bandwidth
-        return self._cap.capped(time, work.flops / self.device.peak(work.rate), memory_s)
+        return time if self._overheads == 1.0 else _with_overheads(time, self._overheads)
+
+    def _load(self, count: float, work: Work, time: OperatorTime) -> Load:
+        compute_s = work.flops / self.device.peak(work.rate) if time.duration_s else 0.0
+        memory_s = work.hbm_bytes / self.hardware.memory_bandwidth if time.duration_s else 0.0
+        is_remote = work.message is not None and self.device.spread(work.message).num_nodes > 1
+        return Load(time, compute_s, memory_s, count, is_remote)
 
     def fit(self, work: Work) -> FormFit | None:
         """What `work` is timed with; None for work that lies within another operator's measured time."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from perfmodel.cost.draws import Draw
 from perfmodel.cost.forms.registry import FormFit
 from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.cost.power_cap import flop_energy
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
 from perfmodel.cost.usage import Usage
 from perfmodel.ops.graph import StepGraph
@@ -117,17 +118,16 @@ class StepTables:
         bound_s = usage.bound_s
         parts: dict[int, float] = {}
         seconds = 0.0
-        for node in nodes:
-            count, work = node.expected_runs(shape), node.work(shape)
-            fit = self.timer.fit(work)
-            time = self.timer.time_by(fit, work)
+        works = [(node.expected_runs(shape), node.work(shape)) for node in nodes]
+        runs = [(count, work, self.timer.fit(work)) for count, work in works]
+        for (count, work, fit), time in zip(runs, self.timer.times(runs), strict=True):
             seconds += count * time.duration_s
             number = self._number_of(work.family, fit)
             parts[number] = parts.get(number, 0.0) + count * time.duration_s
             usage.flops += count * work.flops
             peak_compute_s = count * work.flops / peak(work.rate)
             usage.peak_compute_s += peak_compute_s
-            usage.unspent_compute_s += peak_compute_s * (1.0 - time.clock**2)
+            usage.unspent_compute_s += peak_compute_s * (1.0 - flop_energy(time.clock))
             usage.hbm_bytes += count * work.hbm_bytes
             bound_s["overhead"] += count * time.overhead_s
             bound_s[time.bound] += count * (time.duration_s - time.overhead_s)
