@@ -4,7 +4,7 @@ The same key chooses the victim of a preemption: the running request with the la
 the function and enter it in POLICIES (and its name in `EngineSpec.scheduling_policy`).
 """
 
-__all__ = ["POLICIES", "Policy", "fcfs", "priority", "shortest_first"]
+__all__ = ["POLICIES", "Policy", "fcfs", "priority", "shortest_first", "urgency"]
 
 from collections.abc import Callable
 
@@ -29,3 +29,8 @@ def shortest_first(request: Request) -> tuple[int, ...]:
 
 
 POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority, "shortest-first": shortest_first}
+
+
+def urgency(policy: str) -> Callable[[Request], int]:
+    """By what requests go whose KV was computed elsewhere, before the order in which they came; the least goes first."""
+    return (lambda request: request.priority) if policy == "priority" else (lambda _: 0)

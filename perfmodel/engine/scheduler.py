@@ -23,7 +23,7 @@ from perfmodel.engine.gaps import note_uneven
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.pipelined import PipelinedRequests
 from perfmodel.engine.plan import StepPlan
-from perfmodel.engine.policies import POLICIES
+from perfmodel.engine.policies import POLICIES, urgency
 from perfmodel.engine.request import Request, RequestStatus
 from perfmodel.engine.reservations import Reservations
 from perfmodel.engine.running import RunningRequests
@@ -40,6 +40,7 @@ class Scheduler:
         self.num_prefix_tokens_asked = 0
         self.num_prefix_tokens_hit = 0
         self._key = POLICIES[config.scheduling_policy]
+        self.urgency = urgency(config.scheduling_policy)  # of those whose KV comes from elsewhere
         self._drafting: DraftingRequests | None = None
         kind = PipelinedRequests if config.pipeline_parallel_size > 1 else RunningRequests
         self._running: RunningRequests = kind(config, blocks, self._key, self._requeue)
@@ -99,10 +100,7 @@ class Scheduler:
         One that `reserve` has given blocks waits for a slot only; its KV is there now.
         """
         if self.detached.pop(request.request_id, None) is not None:
-            if self.config.scheduling_policy == "priority":
-                insort(self._transferred, request, key=lambda other: other.priority)
-            else:
-                self._transferred.append(request)
+            insort(self._transferred, request, key=self.urgency)
         else:
             self.check_can_ever_run(request)
             heapq.heappush(self._waiting, (self._key(request), request))

@@ -141,11 +141,8 @@ class DisaggregatedServer:
         target.expect(request)  # on its way counts, for routers
         passage = self._passages[request.request_id]
         passage.target, passage.stage = target, _Stage.INBOUND
-        inbound = self._inbound.setdefault(target.index, deque())
-        if target.loop.scheduler.config.scheduling_policy == "priority":
-            insort(inbound, passage, key=lambda other: other.request.priority)
-        else:
-            inbound.append(passage)
+        inbound, urgency = self._inbound.setdefault(target.index, deque()), target.loop.scheduler.urgency
+        insort(inbound, passage, key=lambda other: urgency(other.request))
         self.fetch(target)
 
     def fetch(self, target: Replica) -> None:
