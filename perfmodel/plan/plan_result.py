@@ -89,19 +89,24 @@ class PlanResult:
         return self.figure(finalist) / finalist.replicas * self.replicas_needed(finalist)
 
     def replicas_needed(self, finalist: Finalist) -> Floats:
-        """Replicas that serve the rate under each draw; in proportion from those that were simulated to serve it."""
-        count = finalist.replicas
-        if not finalist.rate:
-            return np.full(len(finalist.rate_draws), inf)
-        # Without a draw: the replicas that it has, whatever rounding and a scattering highest rate make of them.
-        most = count if finalist.attained >= self.spec.attainment else inf
-        needed = min(max(self.rate * count / finalist.rate, count - 1 + 1e-9), most)
+        """Replicas that serve the rate under each draw; in proportion from those that were simulated to serve it: more
+        than one fewer than these, since without a draw one fewer does not do."""
+        needed = max(self._load(finalist), finalist.replicas - 1 + 1e-9)
         with np.errstate(divide="ignore"):
             return np.ceil(needed * finalist.rate / finalist.rate_draws - 1e-9)
 
     def sufficient(self, finalist: Finalist) -> float:
         """The share of draws in which the finalist's replicas serve the rate."""
-        return float(np.mean(self.replicas_needed(finalist) <= finalist.replicas))
+        least = self._load(finalist) / finalist.replicas * finalist.rate
+        return float(np.mean(finalist.rate_draws >= least * (1 - 1e-9))) if finalist.rate else 0.0
+
+    def _load(self, finalist: Finalist) -> float:
+        """Replicas that the rate takes, as a fraction; no more than were simulated to serve it, whatever a scattering
+        highest rate makes of them."""
+        if not finalist.rate:
+            return inf
+        most = finalist.replicas if finalist.attained >= self.spec.attainment else inf
+        return min(self.rate * finalist.replicas / finalist.rate, most)
 
     def interval(self, finalist: Finalist) -> Interval:
         """80 % of `figure`."""

@@ -55,14 +55,14 @@ def _reserve(result: PlanResult, winner: Finalist) -> list[str]:
     """Whether its replicas are enough, whatever the calibration leaves unexplained, and whether fewer were."""
     lines = []
     share = result.sufficient(winner)
-    count = _replicas(winner, winner.replicas)
+    serve = _serve(winner)
     if share < SURE:
         lines.append(
-            f"In {_in_100(share)} of what its calibration leaves unexplained, {count} serve the wanted rate; in the "
+            f"In {_in_100(share)} of what its calibration leaves unexplained, {serve} the wanted rate; in the "
             f"others more are needed: measure one before the rest is bought."
         )
     else:
-        lines.append(f"In {_in_100(share)} of what its calibration leaves unexplained, {count} serve the wanted rate.")
+        lines.append(f"In {_in_100(share)} of what its calibration leaves unexplained, {serve} the wanted rate.")
     safe = _safest(result) if share < SURE else None
     if safe is not None:
         lines.append(f"{safe} would do in {_in_100(SURE)} at least, the cheapest of the finalists that would.")
@@ -142,13 +142,14 @@ def _in_100(share: float) -> str:
     return f"{min(int(100 * share + 0.5), 100 if share == 1 else 99)} of 100 draws"
 
 
-def _replicas(finalist: Finalist, count: int) -> str:
-    what = "group" if _is_apart(finalist) else "replica"
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
 def _is_apart(finalist: Finalist) -> bool:
     return finalist.deployment.screened.candidate.ratio is not None
+
+
+def _serve(finalist: Finalist) -> str:
+    """`3 replicas serve`"""
+    what = "group" if _is_apart(finalist) else "replica"
+    return f"1 {what} serves" if finalist.replicas == 1 else f"{finalist.replicas} {what}s serve"
 
 
 def _cost(finalist: Finalist) -> str:

@@ -15,7 +15,7 @@ from perfmodel.plan.candidates import Base
 from perfmodel.plan.choice import Deployment, may_have, pick_replicas
 from perfmodel.plan.finalist import Finalist, attained
 from perfmodel.plan.points import Record
-from perfmodel.plan.trials import Check, Checked, Trial, Tried, check, try_rates
+from perfmodel.plan.trials import FIRST_STRIDE, Check, Checked, Trial, Tried, check, try_rates
 from perfmodel.plan.workers import Progress, spread
 from perfmodel.specs.plan import PlanSpec
 from perfmodel.specs.scenario import Scenario
@@ -24,6 +24,7 @@ _FEWEST_REQUESTS, _MOST_REQUESTS = 400, 8000
 _LIVES = 5  # of the largest batch that a run lasts
 _WAITS = 20  # longest waits that the SLO allows, that its arrivals last
 _NEARLY = 0.9  # of the wanted rate, in proportion to the replicas: then one fewer is tried
+_NEAR_STRIDE = 2  # steps of the lattice of rates, from where another seed's highest rate lies
 _MOST_MORE = 2  # replicas added where the simulator finds that the SLO is missed
 
 Records = tuple[Record, ...]
@@ -67,7 +68,8 @@ class Runs:
     def settled(self, chosen: Sequence[Deployment], progress: Progress | None) -> list[Settled]:
         """Each with its highest rates, and the replicas that these ask for: at most as many as are allowed. Without
         those that serve no rate at all."""
-        rates = self._highest([(each, each.replicas) for each in chosen], progress)
+        starts = [each.capacity for each in chosen]
+        rates = self._highest([(each, each.replicas) for each in chosen], starts, progress)
         found = []
         for each, known in zip(chosen, rates, strict=True):
             if known:
@@ -85,7 +87,8 @@ class Runs:
                 each.runs[each.replicas] = known
             pending = [each for each in pending if self._moved(each)]
         changed = [each for each in settled if each.replicas != each.tried_with]
-        again = self._highest([(each.deployment, each.replicas) for each in changed], progress)
+        starts = [each.rate * each.replicas / each.tried_with for each in changed]
+        again = self._highest([(each.deployment, each.replicas) for each in changed], starts, progress)
         for each, rates in zip(changed, again, strict=True):
             each.rates, each.tried_with = rates or each.rates, each.replicas if rates else each.tried_with
         return [Finalist(each.deployment, each.replicas, each.rates, each.runs[each.replicas]) for each in settled]
@@ -133,30 +136,48 @@ class Runs:
         return min(map(attained, parts)) >= self.spec.attainment
 
     def _highest(
-        self, whole: Sequence[tuple[Deployment, int]], progress: Progress | None
+        self, whole: Sequence[tuple[Deployment, int]], starts: Sequence[float], progress: Progress | None
     ) -> list[tuple[float, ...] | None]:
-        """The highest rates of each deployment, for each seed; None where a seed has none."""
+        """The highest rates of each deployment, for each seed, looked for from `starts` on; None where a seed has none.
+
+        The first seed's is where the others begin: theirs are near.
+        """
+        first = self._tried(whole, self.seeds[:1], starts, FIRST_STRIDE, progress)
+        known = [index for index, (rate,) in enumerate(first) if rate is not None]
+        near = [first[index][0] or 0.0 for index in known]
+        others = self._tried([whole[index] for index in known], self.seeds[1:], near, _NEAR_STRIDE, progress)
+        found: list[tuple[float, ...] | None] = [None] * len(whole)
+        for index, rates in zip(known, others, strict=True):
+            there = tuple(rate for rate in (*first[index], *rates) if rate is not None)
+            found[index] = there if len(there) == len(self.seeds) else None
+        return found
+
+    def _tried(
+        self,
+        whole: Sequence[tuple[Deployment, int]],
+        seeds: Sequence[int],
+        starts: Sequence[float],
+        stride: int,
+        progress: Progress | None,
+    ) -> list[list[float | None]]:
+        """The highest rate of each deployment under each of `seeds`."""
         trials = [
             Trial(
                 self.base,
                 each.screened.candidate.overrides(replicas),
                 seed,
-                each.screened.rate * replicas,
+                start,
                 self.spec.attainment,
                 self._requests(each, replicas),
                 self.store,
+                stride,
             )
-            for each, replicas in whole
-            for seed in self.seeds
+            for (each, replicas), start in zip(whole, starts, strict=True)
+            for seed in seeds
         ]
         tried = spread(try_rates, trials, _lost_trial, progress, self.workers, self.engine) if trials else []
-        count = len(self.seeds)
-        found: list[tuple[float, ...] | None] = []
-        for index in range(len(whole)):
-            rates = [one.rate for one in tried[index * count : (index + 1) * count]]
-            known = tuple(rate for rate in rates if rate is not None)
-            found.append(known if len(known) == count else None)
-        return found
+        count = len(seeds)
+        return [[one.rate for one in tried[i * count : (i + 1) * count]] for i in range(len(whole))]
 
     def _requests(self, deployment: Deployment, replicas: int) -> int:
         """Requests of a run: enough for its batch to come and go a few times, and for a queue to show: a run that is

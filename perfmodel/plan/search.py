@@ -35,6 +35,7 @@ from perfmodel.specs.study_file import as_overrides
 
 Stages = Callable[[str], AbstractContextManager[Progress | None]]  # a stage's name -> what shows how far it is
 
+_LITTLE_MONEY = 0.05  # of a bill: below what the prices of two sellers differ by
 _REQUESTS = 400  # of the run that says what bounds the winner
 
 
@@ -89,8 +90,9 @@ def make_plan(
 
 
 def _drawn(screen: Screen, done: Sequence[Finalist], rate: float) -> list[Finalist]:
-    """The finalists with what common draws of the calibration's errors make of them."""
-    rates = [rate / each.replicas for each in done]
+    """The finalists with what common draws of the calibration's errors make of them, of their latencies as near to
+    the highest rate of the closed form as the wanted rate is to the simulated one."""
+    rates = [rate * each.deployment.screened.rate / max(each.rate, 1e-9) for each in done]
     drawn = screen.under_draws([each.deployment.screened for each in done], rates)
     return [replace(each, drawn=factors) for each, factors in zip(done, drawn, strict=True)]
 
@@ -114,7 +116,8 @@ def _completed(result: PlanResult, simulated: Mapping[str, tuple[Deployment, Rec
     sign = 1.0 if result.is_better_low else -1.0
     ranked = sorted(result.ranked, key=lambda each: (sign * result.figure(each), -each.rate))
     if ranked:  # of those that are about as good as the best, who has most in reserve goes first
-        alike = [each for each in ranked if abs(result.figure(each) / result.figure(ranked[0]) - 1) <= TIE]
+        tie = _LITTLE_MONEY if result.spec.objective == "cheapest" else TIE
+        alike = [each for each in ranked if abs(result.figure(each) / result.figure(ranked[0]) - 1) <= tie]
         ranked = sorted(alike, key=lambda each: -each.rate) + ranked[len(alike) :]
     result = replace(result, ranked=ranked)
     if result.winner is None:

@@ -8,7 +8,18 @@ apart), so that plans that begin elsewhere ask for the same points. Equal seeds 
 deployment at the rate that is wanted.
 """
 
-__all__ = ["METRICS", "Check", "Checked", "Trial", "Tried", "check", "highest_on_lattice", "lattice", "try_rates"]
+__all__ = [
+    "FIRST_STRIDE",
+    "METRICS",
+    "Check",
+    "Checked",
+    "Trial",
+    "Tried",
+    "check",
+    "highest_on_lattice",
+    "lattice",
+    "try_rates",
+]
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +47,7 @@ METRICS = (
     "mbu",
 )
 _RATIO = 1.02  # between rates of the lattice
-_FIRST_STRIDE = 4
+FIRST_STRIDE = 4
 _MOST_STRIDES = 6  # doublings of the stride: down to a ten-thousandth of the first rate
 
 
@@ -46,6 +57,7 @@ class Trial:
 
     choices: overrides of the base scenario
     start:   rate at which to begin
+    stride:  steps of the lattice from it to the next rate
     store:   the store's file
     """
 
@@ -56,6 +68,7 @@ class Trial:
     attainment: float
     num_requests: int
     store: str
+    stride: int = FIRST_STRIDE
 
 
 @dataclass(frozen=True)
@@ -152,7 +165,7 @@ def _runs_of_trial(trial: Trial) -> _Runs:
             looked_at.append(record(_RATIO**step))
             return _attained(looked_at[-1]) >= trial.attainment
 
-        found = highest_on_lattice(is_met, lattice(trial.start))
+        found = highest_on_lattice(is_met, lattice(trial.start), trial.stride)
         if found is not None:
             return Tried(_RATIO**found, len(looked_at))
         return Tried(None, len(looked_at), next((each.problem for each in looked_at if each.problem), ""))
@@ -174,25 +187,25 @@ def lattice(rate: float) -> int:
     return round(log(rate) / log(_RATIO))
 
 
-def highest_on_lattice(is_met: Callable[[int], bool], start: int) -> int | None:
+def highest_on_lattice(is_met: Callable[[int], bool], start: int, stride: int = FIRST_STRIDE) -> int | None:
     """The highest whole number that `is_met`, what is met at one being taken to be met below; None if none is.
 
     Strides that double away from `start`, then bisection: few looks where `start` is near.
     """
-    stride = _FIRST_STRIDE
+    longest = stride << _MOST_STRIDES
     if is_met(start):
         low, high = start, start + stride
         while is_met(high):
             stride *= 2
             low, high = high, high + stride
-            if stride > _FIRST_STRIDE << _MOST_STRIDES:
+            if stride > longest:
                 return low
     else:
         low, high = start - stride, start
         while not is_met(low):
             stride *= 2
             low, high = low - stride, low
-            if stride > _FIRST_STRIDE << _MOST_STRIDES:
+            if stride > longest:
                 return None
     while high - low > 1:
         middle = (low + high) // 2

@@ -9,6 +9,7 @@ __all__ = ["Bar", "Dot", "Line", "Panel", "bars_svg", "document", "lines_svg", "
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from math import isfinite
 
 from perfmodel.report.chart_axes import Scale, scale_over, short_number, ticks_at
 from perfmodel.report.style import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, VERMILION
@@ -18,6 +19,8 @@ _WIDTH = 860
 _LEFT, _TOP, _HEIGHT, _BOTTOM = 64, 76, 300, 52  # beside the first panel; above, of, below all of them
 _BETWEEN = 44  # panels
 _LINE = 15  # pixels between two labels
+_LEGEND_LINE = 18
+_LIFT = 7  # of a number over the line that leads on from its dot
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar with what is written at its end; from `start` where bars float."""
+    """A bar with what is written at its end, and a line over it from one end of an interval to the other."""
 
     name: str
     value: float | None
     colour: str
     text: str = ""
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,8 @@ def bars_svg(groups: Mapping[str, Sequence[Bar]], title: str, x_title: str, is_l
     """Horizontal bars by group, each with its value at its end."""
     bars = [bar for group in groups.values() for bar in group]
     left = 24 + max(text_width(bar.name) for bar in bars)
-    x = scale_over([bar.value for bar in bars if bar.value], left, _WIDTH - 90, is_log, from_zero=True)
+    ends = [end for bar in bars for end in bar.interval or () if isfinite(end)]
+    x = scale_over([*(bar.value for bar in bars if bar.value), *ends], left, _WIDTH - 90, is_log, from_zero=True)
     parts, at = [], 44.0
     for name, group in groups.items():
         if name:
@@ -128,9 +133,14 @@ def bars_svg(groups: Mapping[str, Sequence[Bar]], title: str, x_title: str, is_l
 
 
 def pareto_svg(
-    panels: Mapping[str, Sequence[Dot]], title: str, x_title: str, y_title: str, log: Sequence[str] = ()
+    panels: Mapping[str, Sequence[Dot]],
+    title: str,
+    x_title: str,
+    y_title: str,
+    log: Sequence[str] = (),
+    legend: Sequence[str] = (),
 ) -> str:
-    """Dots by panel; the front is filled and joined by a line, what it dominates is hollow."""
+    """Dots by panel; the front is filled and joined by a line, what it dominates is hollow. legend: lines below."""
     width = (_WIDTH - _LEFT - 90 - _BETWEEN * (len(panels) - 1)) / len(panels)
     parts = [f'<text x="12" y="40" fill="{GREY}">{escape(y_title)}</text>']
     for number, (name, dots) in enumerate(panels.items()):
@@ -141,8 +151,13 @@ def pareto_svg(
         front = sorted((dot for dot in dots if dot.is_front), key=lambda dot: dot.x)
         path = " ".join(f"{x(dot.x):.1f},{y(dot.y):.1f}" for dot in front)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{GREY}" stroke-dasharray="3 3"/>')
-        parts += _dots(dots, x, y)
-    return document(parts, title, _WIDTH, _TOP + _HEIGHT + _BOTTOM)
+        parts += _dots(dots, x, y, _LIFT if legend else 0)
+    bottom = _TOP + _HEIGHT + _BOTTOM
+    parts += [
+        f'<text x="{_LEFT}" y="{bottom + _LEGEND_LINE * place:.0f}">{escape(line)}</text>'
+        for place, line in enumerate(legend, 1)
+    ]
+    return document(parts, title, _WIDTH, bottom + (_LEGEND_LINE * len(legend) + 12 if legend else 0))
 
 
 def _frame(x: Scale, y: Scale, x_values: Sequence[float], name: str, x_title: str) -> Iterator[str]:
@@ -200,20 +215,27 @@ def _bar(bar: Bar, x: Scale, at: float) -> Iterator[str]:
         return
     end = x(bar.value)
     yield f'<rect x="{x.start:.1f}" y="{at:.1f}" width="{max(end - x.start, 1):.1f}" height="16" fill="{bar.colour}"/>'
+    if bar.interval is not None:
+        low, high = (min(x(each), x.end) if isfinite(each) else x.end for each in bar.interval)
+        yield f'<path d="M{low:.1f},{at + 8:.1f}H{high:.1f}" stroke="{INK}" stroke-width="1.5"/>'
+        for tip in (low, high):
+            yield f'<path d="M{tip:.1f},{at + 4:.1f}v8" stroke="{INK}" stroke-width="1.5"/>'
+        end = max(end, high)
     yield f'<text x="{end + 6:.1f}" y="{at + 12:.1f}">{escape(bar.text or short_number(bar.value))}</text>'
 
 
-def _dots(dots: Sequence[Dot], x: Scale, y: Scale) -> Iterator[str]:
+def _dots(dots: Sequence[Dot], x: Scale, y: Scale, lift: float = 0) -> Iterator[str]:
     """Each with its name beside it in its colour, left of it near the right end, lower where names would collide."""
     taken = [(x(dot.x) - 5, x(dot.x) + 5, y(dot.y) + 4) for dot in dots]  # left, right, height of dots and names
     for dot in sorted(dots, key=lambda each: (y(each.y), x(each.x))):
-        left, at, width = x(dot.x) + 8, y(dot.y) + 4, text_width(dot.name)
+        left, at, width = x(dot.x) + 8, y(dot.y) + 4 - lift, text_width(dot.name)
         if left + width > x.end + 12:
             left -= 16 + width
         right = left + width
         while any(abs(at - other) < _LINE - 2 and left < end and right > start for start, end, other in taken):
             at += 2
-        taken.append((left, right, at))
+        if dot.name:
+            taken.append((left, right, at))
         fill = dot.colour if dot.is_front else "#FFFFFF"
         ring = f'fill="{fill}" stroke="{dot.colour}" stroke-width="2"'
         yield f'<circle cx="{x(dot.x):.1f}" cy="{y(dot.y):.1f}" r="5" {ring}/>'

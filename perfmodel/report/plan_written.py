@@ -1,6 +1,6 @@
 """A plan as a document: Markdown with pictures beside it, or one HTML page."""
 
-__all__ = ["plan_pictures", "write_plan"]
+__all__ = ["write_plan"]
 
 import datetime
 import json
@@ -10,11 +10,10 @@ from pathlib import Path
 from perfmodel import __version__
 from perfmodel.errors import SpecError
 from perfmodel.plan.export import serve_commands
-from perfmodel.plan.finalist import Finalist
 from perfmodel.plan.plan_result import PlanResult
 from perfmodel.plan.plan_tables import PlanTable, plan_tables
 from perfmodel.plan.plan_words import OBJECTIVE_WORDS, plan_words, ruled_out_words
-from perfmodel.report.charts import COLOURS, Bar, Dot, bars_svg, pareto_svg
+from perfmodel.report.plan_pictures import plan_pictures
 
 
 def write_plan(result: PlanResult, path: Path, command: str) -> list[Path]:
@@ -35,44 +34,6 @@ def write_plan(result: PlanResult, path: Path, command: str) -> list[Path]:
     except OSError as error:
         raise SpecError(f"--report {path}: cannot be written: {error.strerror}.") from None
     return [path, *(file for file in texts if file != path)]
-
-
-def plan_pictures(result: PlanResult) -> dict[str, str]:
-    """Name -> SVG: what the finalists come to, and cost against latency."""
-    pictures = {}
-    finalists = [*result.ranked, *result.missed]
-    if finalists:
-        unit = OBJECTIVE_WORDS[result.spec.objective]
-        bars = []
-        for place, each in enumerate(finalists):
-            low, high = result.interval(each)
-            name = f"{each.label} [{low:.3g} to {high:.3g}]"
-            bars.append(Bar(name, result.figure(each), COLOURS[min(place, 1)], f"{result.figure(each):.3g}"))
-        heading = f"{result.scenario.name}: finalists, best first [80 % interval]"
-        pictures["finalists"] = bars_svg({"": bars}, heading, unit)
-    if len(result.front) > 1:
-        pictures["front"] = _front_svg(result)
-    return pictures
-
-
-def _front_svg(result: PlanResult) -> str:
-    """The front, numbered as in the table, and finalists that it beats."""
-    names = {point.label for point in result.front}
-    dots = [
-        Dot(str(number), point.cost, point.tightness, COLOURS[0], True) for number, point in enumerate(result.front, 1)
-    ]
-    dots += [
-        Dot("", _figure_of_cost(each), result.tightness(each), COLOURS[0], False)
-        for each in result.ranked
-        if each.label not in names
-    ]
-    x_title = "USD per hour" if result.front[0].usd_per_hour is not None else "GPUs"
-    heading = f"{result.scenario.name}: cost and latency at {result.rate:g} requests/s"
-    return pareto_svg({"": dots}, heading, x_title, "latency over its limit (1: just met)", ("y",))
-
-
-def _figure_of_cost(finalist: Finalist) -> float:
-    return float(finalist.num_devices) if finalist.usd_per_hour is None else finalist.usd_per_hour
 
 
 def _question(result: PlanResult) -> str:

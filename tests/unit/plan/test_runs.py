@@ -23,7 +23,7 @@ class Known(Runs):
     asked: list[int]
     capacity: Any
 
-    def _highest(self, whole: Any, progress: Any) -> Any:
+    def _highest(self, whole: Any, starts: Any, progress: Any) -> Any:
         return [(self.capacity(replicas),) for _, replicas in whole]
 
     def at_rate(self, whole: Any, progress: Any) -> Any:
