@@ -23,6 +23,7 @@ __all__ = [
     "Usage",
     "datasheet",
     "energy_j",
+    "energy_split_j",
     "estimate_step",
     "host_fit",
     "kv_bytes_per_token",
@@ -47,7 +48,7 @@ from perfmodel.cost.calibration import Calibration, FamilyFit, HostFit, Residual
 from perfmodel.cost.calibrations import load_calibration, save_calibration
 from perfmodel.cost.datasheet import DATASHEET, datasheet
 from perfmodel.cost.drafts import DraftTables
-from perfmodel.cost.energy import energy_j
+from perfmodel.cost.energy import energy_j, energy_split_j
 from perfmodel.cost.estimate import OperatorEstimate, StepEstimate, estimate_step, host_fit
 from perfmodel.cost.footprint import kv_bytes_per_token, state_bytes_per_sequence
 from perfmodel.cost.memory import MemoryPlan, plan_memory

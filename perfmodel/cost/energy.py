@@ -8,7 +8,7 @@ Under a power cap (`perfmodel.cost.power_cap`) a FLOP at a lower clock takes les
 What it does not know: the host, cooling.
 """
 
-__all__ = ["MEMORY_SHARE", "DeviceUsage", "device_power_w", "energy_j", "idle_power_w", "tdp_w"]
+__all__ = ["MEMORY_SHARE", "DeviceUsage", "device_power_w", "energy_j", "energy_split_j", "idle_power_w", "tdp_w"]
 
 from typing import Protocol
 
@@ -63,3 +63,13 @@ def energy_j(hardware: HardwareSpec, usage: DeviceUsage, duration_s: float) -> f
     compute = (usage.peak_compute_s - usage.unspent_compute_s) / duration_s
     memory = usage.hbm_bytes / hardware.memory_bandwidth / duration_s
     return device_power_w(hardware, compute, memory) * duration_s
+
+
+def energy_split_j(hardware: HardwareSpec, usage: DeviceUsage, duration_s: float) -> dict[str, float]:
+    """The same by what takes it: being there, memory, arithmetic. Where the sum would exceed what the device may draw,
+    those two that work give way in proportion."""
+    whole, idle = energy_j(hardware, usage, duration_s), idle_power_w(hardware) * max(duration_s, 0.0)
+    compute = usage.peak_compute_s - usage.unspent_compute_s
+    memory = MEMORY_SHARE * usage.hbm_bytes / hardware.memory_bandwidth
+    each = (whole - idle) / (compute + memory) if compute + memory > 0 else 0.0
+    return {"idle": idle, "memory": each * memory, "compute": each * compute}

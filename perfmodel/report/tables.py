@@ -48,6 +48,9 @@ def print_summary(result: RunResult, console: Console) -> None:
     shares = bound_line(result.summary.get("bound_share") or {})
     if shares.plain:
         console.print(Text("Time bound by: ").append_text(shares))
+    if split := result.summary.get("energy_split_j"):
+        taken = {name: joules / sum(split.values()) for name, joules in split.items()}
+        console.print(Text("Energy taken by: ").append_text(bound_line(taken)))
     if origin := result.summary.get("origin"):
         console.print(f"Origin of step times: [bold]{origin}[/bold]", highlight=False)
     for line in price_lines(scenario):

@@ -15,6 +15,7 @@ from perfmodel.cost import (
     StepTimer,
     Usage,
     energy_j,
+    energy_split_j,
     step_timer,
 )
 from perfmodel.cost.draws import Draw
@@ -95,6 +96,11 @@ class Pool:
         """Joules of all devices, whose engines were there for `engine_s`, summed."""
         one_of_each = energy_j(self.scenario.hardware, self.usage(), engine_s)
         return one_of_each * self.devices_per_engine
+
+    def energy_split_j(self, engine_s: float) -> dict[str, float]:
+        """The same by what takes them: idle, memory, compute."""
+        one_of_each = energy_split_j(self.scenario.hardware, self.usage(), engine_s)
+        return {name: joules * self.devices_per_engine for name, joules in one_of_each.items()}
 
 
 def build_pool(

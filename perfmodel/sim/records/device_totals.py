@@ -14,6 +14,7 @@ class DeviceTotals:
     """What only the driver knows about a run. Fields that a clock cannot tell are None.
 
     num_devices: of all engines together
+    energy_split_j: `energy_j` by what takes it: idle, memory, compute
     bound_share: share of the busy time by what bounded it; mfu, mbu: over the whole run, per device
     pipeline_bubble_share: of the time of devices whose engine had plans under way, what they had nothing to do in; None
                  without pipeline stages
@@ -31,6 +32,7 @@ class DeviceTotals:
     prefix_tokens_asked: int = 0
     prefix_tokens_hit: int = 0
     energy_j: float | None = None
+    energy_split_j: Mapping[str, float] | None = None
     mfu: float | None = None
     mbu: float | None = None
     bound_share: Mapping[str, float] = field(default_factory=dict)
@@ -46,7 +48,7 @@ class DeviceTotals:
     kv_offload: Mapping[str, Any] | None = None
 
 
-def costs(totals: DeviceTotals, duration: float, inputs: int, outputs: int) -> dict[str, float | None]:
+def costs(totals: DeviceTotals, duration: float, inputs: int, outputs: int) -> dict[str, Any]:
     """Money and energy of a run of `duration` seconds that answered `inputs` tokens with `outputs`; see docs/costs.md.
 
     None where there is no price, no energy, or no token to divide by.
@@ -67,6 +69,7 @@ def costs(totals: DeviceTotals, duration: float, inputs: int, outputs: int) -> d
         "usd_per_million_input_tokens_split": _per_million(of_prompts, inputs),
         "usd_per_million_output_tokens_split": _per_million(of_answers, outputs),
         "energy_j": energy,
+        "energy_split_j": None if totals.energy_split_j is None else dict(totals.energy_split_j),
         "energy_wh": None if energy is None else energy / 3600,
         "mean_power_w": None if energy is None else ratio(energy, device_s),
         "joules_per_output_token": None if energy is None else ratio(energy, outputs),

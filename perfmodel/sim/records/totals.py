@@ -38,6 +38,7 @@ def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
         prefix_tokens_asked=sum(s.num_prefix_tokens_asked for s in schedulers),
         prefix_tokens_hit=sum(s.num_prefix_tokens_hit for s in schedulers),
         energy_j=sum(pool.energy_j(seconds) for pool, seconds in zip(cluster.pools, engine_s, strict=True)),
+        energy_split_j=_energy_split_j(cluster.pools, engine_s),
         device_s=device_s,
         mfu=whole.peak_compute_s / device_s if device_s else None,
         mbu=bandwidth_s / device_s if device_s else None,
@@ -52,6 +53,11 @@ def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
         kv_transfer=_transfers(cluster, cluster.transfers, duration) if cluster.transfers is not None else None,
         kv_offload=_offloaded(cluster),
     )
+
+
+def _energy_split_j(pools: Sequence[Pool], engine_s: Sequence[float]) -> dict[str, float]:
+    splits = [pool.energy_split_j(seconds) for pool, seconds in zip(pools, engine_s, strict=True)]
+    return {name: sum(split[name] for split in splits) for name in splits[0]}
 
 
 def _bubble_share(pools: Sequence[Pool]) -> float | None:

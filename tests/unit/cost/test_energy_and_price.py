@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost import energy_j, usd_per_hour, usd_per_million_tokens
+from perfmodel.cost import energy_j, energy_split_j, usd_per_hour, usd_per_million_tokens
 from perfmodel.cost.energy import device_power_w
 from perfmodel.specs.scenario import PriceOverride
 from perfmodel.specs.scenario_file import list_hardware, load_hardware
@@ -38,6 +38,14 @@ def test_energy_is_power_over_time():
     """Ten seconds, half of them computing at the peak: 70 + 630/2 W."""
     assert energy_j(H100, Usage(5.0, 0.0), 10.0) == pytest.approx(3850)
     assert energy_j(H100, Usage(0.0, 0.0), 0.0) == 0
+
+
+def test_energy_by_what_takes_it():
+    """Ten seconds on an H100: 700 J for being there, 2 s of arithmetic at the peak 1260 J, 3 s of streaming 945 J.
+    Where both together ask for more than TDP, each gets as much less."""
+    busy = Usage(2.0, 3.0 * H100.memory_bandwidth)
+    assert energy_split_j(H100, busy, 10.0) == pytest.approx({"idle": 700, "compute": 1260, "memory": 945})
+    assert energy_split_j(H100, busy, 2.0) == pytest.approx({"idle": 140, "compute": 720, "memory": 540})
 
 
 @given(st.sampled_from(list_hardware()), st.floats(0, 1), st.floats(0, 1))
