@@ -10,13 +10,14 @@ from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.draws import Scores
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import WorkloadError
-from perfmodel.sim.clock import TickEnvironment, to_ticks
+from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment, to_ticks
 from perfmodel.sim.fleet.cluster import Cluster
 from perfmodel.sim.fleet.gateway import LostRequest
 from perfmodel.sim.fleet.pool_basis import BasisOf, remembered_basis
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.columns import RequestColumns
-from perfmodel.sim.records.ensemble import run_ensemble
+from perfmodel.sim.records.ensemble import Ensemble, Serve, run_ensemble
+from perfmodel.sim.records.lives import Lives, run_lives
 from perfmodel.sim.records.notes import run_notes
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.records.summary import summarize
@@ -72,10 +73,10 @@ def simulate(
             f"{collector.num_lost('timed_out')} timed out before one; raise the limits of cluster.gateway"
         )
     used = basis_of(entrance).calibration
-    requests, ensemble = collector.requests(), None
-    is_steady = cluster.dynamic is None or not cluster.dynamic.fleets  # a shorter run has another part of its life
-    if intervals and is_steady and len(requests):
-        ensemble = run_ensemble(scenario, requests, partial(_serve_drawn, basis_of, one_of))
+    requests = collector.requests()
+    ensemble: Ensemble | Lives | None = None
+    if intervals and len(requests):
+        ensemble = _intervals_of(scenario, requests, cluster, partial(_serve_drawn, basis_of, one_of), one_of)
     summary = summarize(scenario, collector, device_totals(cluster, collector), used, ensemble)
     num_blocks = max(pool.memory.num_kv_blocks for pool in cluster.pools)
     notes = run_notes(scenario, used, requests, collector.num_steps)
@@ -137,6 +138,19 @@ def _way_in(
     basis = basis_of(entrance)
     compressor = Compressor.of(env, entrance, shortening.model, (basis.calibration, basis.profile), cluster.route)
     return lambda _: compressor
+
+
+def _intervals_of(
+    scenario: Scenario, requests: RequestColumns, cluster: Cluster, serve: Serve, one_of: int
+) -> Ensemble | Lives:
+    """What intervals come from; where replicas came and went, a shorter run would have another part of their life."""
+    fleets = {} if cluster.dynamic is None else cluster.dynamic.fleets
+    if not fleets:
+        return run_ensemble(scenario, requests, serve)
+    end = to_ticks(float(requests.finished_s.max()))
+    used = {number: fleet.used_s(end) / max(end / TICKS_PER_S, 1e-9) for number, fleet in fleets.items()}
+    sizes = {number: max(round(mean), 1) * one_of for number, mean in used.items()}
+    return run_lives(scenario, requests, sizes, serve)
 
 
 def _serve_drawn(basis_of: BasisOf, one_of: int, scenario: Scenario, scores: Scores | None) -> RequestColumns:

@@ -13,7 +13,18 @@ requests count for themselves alone, and the others for all the rest of the long
 queue without end: where one grows, waiting times are continued at its pace to the length of the long run.
 """
 
-__all__ = ["Ensemble", "Interval", "run_ensemble"]
+__all__ = [
+    "MOST",
+    "Ensemble",
+    "Interval",
+    "Serve",
+    "design",
+    "interval_of",
+    "log_ratio",
+    "mean_latencies",
+    "run_ensemble",
+    "span_s",
+]
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +44,7 @@ Serve = Callable[[Scenario, Scores | None], RequestColumns]
 
 _Z80 = 1.2816  # 80 % of a standard normal lie within
 _MOST_LOG_RATIO = 7.0  # a thousandfold; where a queue grows without end, more means nothing
-_FEWEST, _MOST = 160, 240  # requests of an open-loop draw
+_FEWEST, MOST = 160, 240  # requests of an open-loop draw
 _MOST_EARLY = 200
 _QUEUEING = 0.4  # share of TTFT spent waiting from which on a queue might grow, which takes more requests to see
 _PER_SLOT = 1.5  # requests of a closed-loop draw
@@ -60,22 +71,25 @@ class Ensemble:
     def factors(self, arrived_s: Interval | None = None) -> dict[str, Interval]:
         """80 % intervals of mean ttft, tpot, itl and e2el as factors of the mean; of requests that arrived between two
         times of the long run, if given. Metrics without a mean are left out."""
+        return {metric: interval_of(logs) for metric, logs in self.logs(arrived_s).items()}
+
+    def logs(self, arrived_s: Interval | None = None) -> dict[str, Floats]:
+        """Logarithms of the means under each draw over those without, a row for each pair."""
         # What the short run sees of a queue and the long one does not is chance, and the draws have it in common.
         seen = self._backlog_s(self.base, arrived_s)
         chance_s = max(seen - max(self._waiting_s(self.whole, arrived_s) - self._waiting_s(self.base, arrived_s), 0), 0)
         base = self._means(self.base, arrived_s, chance_s)
         pairs = [tuple(self._means(requests, arrived_s, chance_s) for requests in pair) for pair in self.pairs]
-        found = {}
-        for metric, mean in base.items():
-            if isfinite(mean) and mean > 0:
-                logs = np.array([[_log_ratio(one[metric], mean) for one in pair] for pair in pairs])
-                found[metric] = _interval(logs)
-        return found
+        return {
+            metric: np.array([[log_ratio(one[metric], mean) for one in pair] for pair in pairs])
+            for metric, mean in base.items()
+            if isfinite(mean) and mean > 0
+        }
 
     def duration_factor(self) -> Interval:
         """80 % interval of the time until the last request is answered, as a factor of it: of offline jobs."""
-        logs = [[_log_ratio(_span_s(one), _span_s(self.base)) for one in pair] for pair in self.pairs]
-        return _interval(np.array(logs))
+        logs = [[log_ratio(span_s(one), span_s(self.base)) for one in pair] for pair in self.pairs]
+        return interval_of(np.array(logs))
 
     def _chosen(self, requests: RequestColumns, arrived_s: Interval | None) -> Bools:
         if arrived_s is None:
@@ -95,34 +109,40 @@ class Ensemble:
         weights = np.where(requests.request_id < self.num_early, 1.0, self.rest_weight)
         weights = weights * self._chosen(requests, arrived_s)
         waiting = max(self._backlog_s(requests, arrived_s) - chance_s, 0.0)
-        later = requests.num_output_tokens - 1
-        decoding = requests.e2el_s - requests.ttft_s
-        return {
-            "ttft": waiting + _mean(requests.ttft_s, weights),
-            "tpot": _mean(decoding / np.maximum(later, 1), weights * (later > 0)),
-            "itl": _mean(decoding, weights, later),
-            "e2el": waiting + _mean(requests.e2el_s, weights),
-        }
+        found = mean_latencies(requests, weights)
+        return found | {"ttft": waiting + found["ttft"], "e2el": waiting + found["e2el"]}
 
 
-def run_ensemble(scenario: Scenario, requests: RequestColumns, serve: Serve) -> Ensemble:
+def mean_latencies(requests: RequestColumns, weights: Floats) -> dict[str, float]:
+    """Mean ttft, tpot, itl and e2el in seconds, with a weight for each request."""
+    later = requests.num_output_tokens - 1
+    decoding = requests.e2el_s - requests.ttft_s
+    return {
+        "ttft": _mean(requests.ttft_s, weights),
+        "tpot": _mean(decoding / np.maximum(later, 1), weights * (later > 0)),
+        "itl": _mean(decoding, weights, later),
+        "e2el": _mean(requests.e2el_s, weights),
+    }
+
+
+def run_ensemble(scenario: Scenario, requests: RequestColumns, serve: Serve, can_shorten: bool = True) -> Ensemble:
     """The ensemble of a run of `scenario` that had `requests`.
 
     serve: the requests of a scenario with other traffic, under a draw of scores or without
     """
     num_early, count = _sizes(scenario, requests)
-    short, time_share = _shortened(scenario, count)
-    is_whole = count == len(requests) and time_share == 1.0
+    short, time_share = _shortened(scenario, count) if can_shorten else (scenario, 1.0)
+    is_whole = not can_shorten or (count == len(requests) and time_share == 1.0)
     base = requests if is_whole else serve(short, None)
     num_early = min(num_early, len(base) // 2)
     rest_weight = (len(requests) - num_early) / max(len(base) - num_early, 1)
-    pairs = [(serve(short, scores), serve(short, tuple(-score for score in scores))) for scores in _design()]
+    pairs = [(serve(short, scores), serve(short, tuple(-score for score in scores))) for scores in design()]
     is_closed_loop = scenario.traffic.arrivals.process == "closed_loop"
     stretch = 1.0 if is_closed_loop else max(len(requests) / max(len(base), 1), 1.0)
     return Ensemble(requests, base, tuple(pairs), num_early, max(rest_weight, 1.0), time_share, stretch)
 
 
-def _design() -> list[Scores]:
+def design() -> list[Scores]:
     """One of each two opposite draws: rows of a Hadamard matrix (Sylvester's)."""
     return [
         tuple((-1.0) ** ((row & column).bit_count() + (column == _TURNED)) for column in range(NUM_SCORES))
@@ -136,14 +156,14 @@ def _sizes(scenario: Scenario, requests: RequestColumns) -> tuple[int, int]:
     if traffic.arrivals.process == "closed_loop":
         concurrency = traffic.arrivals.concurrency or 1
         return concurrency, min(len(requests), ceil(_PER_SLOT * concurrency))
-    in_flight = float(requests.e2el_s.sum()) / max(_span_s(requests), 1e-9)  # Little's law
+    in_flight = float(requests.e2el_s.sum()) / max(span_s(requests), 1e-9)  # Little's law
     distinct = 0
     if traffic.prefix is not None and traffic.prefix.num_prompts_per_group:
         distinct = traffic.prefix.num_groups * traffic.prefix.num_prompts_per_group
     early = min(max(distinct, ceil(in_flight)), _MOST_EARLY)
     waiting = requests.first_scheduled_s - requests.arrival_s
-    fewest = _MOST if waiting.mean() > _QUEUEING * requests.ttft_s.mean() else _FEWEST
-    return early, min(len(requests), max(fewest, 2 * early), _MOST)
+    fewest = MOST if waiting.mean() > _QUEUEING * requests.ttft_s.mean() else _FEWEST
+    return early, min(len(requests), max(fewest, 2 * early), MOST)
 
 
 def _shortened(scenario: Scenario, count: int) -> tuple[Scenario, float]:
@@ -176,7 +196,9 @@ def _backlog_s(arrival_s: Floats, scheduled_s: Floats, stretch: float) -> float:
     return float(pace) * span * (stretch - 1) / 2
 
 
-def _span_s(requests: RequestColumns) -> float:
+def span_s(requests: RequestColumns) -> float:
+    if not len(requests):  # none was answered under this draw
+        return float("nan")
     return float(requests.finished_s.max() - requests.arrival_s.min())
 
 
@@ -185,17 +207,20 @@ def _mean(values: Floats, weights: Floats, amounts: NDArray[np.int64] | int = 1)
     return float(np.sum(weights * values)) / total if total > 0 else float("nan")
 
 
-def _log_ratio(mean: float, base: float) -> float:
+def log_ratio(mean: float, base: float) -> float:
     if not isfinite(mean) or mean <= 0:
         return _MOST_LOG_RATIO
     return float(np.clip(np.log(mean / base), -_MOST_LOG_RATIO, _MOST_LOG_RATIO))
 
 
-def _interval(logs: Floats) -> Interval:
+def interval_of(logs: Floats, aside: float = 0.0) -> Interval:
     """From a row of two logarithms per pair: about their median, by the root mean squares of the pairs' ends.
 
+    aside: standard deviation of what the pairs leave out, independent of it
     The mean that was predicted always lies within: where the model is known to be off, towards one end.
     """
     centre = float(np.median(logs))
-    up, down = (np.sqrt(np.mean(np.square(end - centre))) for end in (logs.max(axis=1), logs.min(axis=1)))
+    up, down = (
+        np.hypot(np.sqrt(np.mean(np.square(end - centre))), aside) for end in (logs.max(axis=1), logs.min(axis=1))
+    )
     return min(exp(centre - _Z80 * float(down)), 1.0), max(exp(centre + _Z80 * float(up)), 1.0)

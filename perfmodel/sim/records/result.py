@@ -7,6 +7,7 @@ from typing import Any
 
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.ensemble import Ensemble
+from perfmodel.sim.records.lives import Lives
 from perfmodel.specs.scenario import Scenario
 
 
@@ -24,7 +25,7 @@ class RunResult:
     steps: StepColumns | None = None
     num_blocks: int = 0  # KV blocks of one replica
     notes: tuple[str, ...] = field(default=())
-    ensemble: Ensemble | None = None  # what the intervals came from
+    ensemble: Ensemble | Lives | None = None  # what the intervals came from
 
     def to_json(self) -> dict[str, Any]:
         """The document that `--json` prints."""

@@ -8,7 +8,7 @@ import pytest
 from perfmodel.cost import Calibration, EngineProfile, FamilyFit, Residuals, ServerFit
 from perfmodel.cost.draws import COMMON, NUM_SCORES
 from perfmodel.sim import simulate
-from perfmodel.sim.records.ensemble import _design
+from perfmodel.sim.records.ensemble import design
 from perfmodel.specs import Scenario, load_scenario
 
 CLOSED = ("traffic.arrivals={process: closed_loop, concurrency: 8}", "traffic.num_requests=32")
@@ -115,9 +115,9 @@ def test_an_ensemble_changes_nothing_else_and_is_the_same_again() -> None:
 
 def test_draws_are_orthogonal_and_no_draw_is_extreme() -> None:
     """So sums over scores get their variance exactly; all factors on one side are not among the draws."""
-    design = np.array(_design())
-    assert np.array_equal(design.T @ design, len(design) * np.eye(NUM_SCORES))
-    assert np.abs(design.sum(axis=1)).max() < NUM_SCORES
+    draws = np.array(design())
+    assert np.array_equal(draws.T @ draws, len(draws) * np.eye(NUM_SCORES))
+    assert np.abs(draws.sum(axis=1)).max() < NUM_SCORES
 
 
 def test_the_interval_covers_four_in_five_of_runs_whose_truth_is_drawn() -> None:

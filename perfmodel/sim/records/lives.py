@@ -1,0 +1,121 @@
+"""`Lives`: prediction intervals of clusters whose replicas come and go.
+
+No part of such a run stands for the whole: how long requests wait while replicas start, and how many of them there are,
+follows from what steps take, too. So whole lives are simulated again, but only two, under opposite draws, where an
+ensemble has eight: the draws in whose direction the mean E2E moves most. A linear function of independent scores has
+its whole standard deviation along its gradient. Where that points is known from the (shortened) ensemble of a twin: the
+same pools, staying as large as they were on average. What other latencies owe to other directions comes from there too.
+
+A life of no more requests than a shortened run has eight lives instead, and is the ensemble that any run has.
+"""
+
+__all__ = ["Lives", "run_lives"]
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.draws import NUM_SCORES, Scores
+from perfmodel.sim.records.columns import RequestColumns
+from perfmodel.sim.records.ensemble import (
+    MOST,
+    Ensemble,
+    Interval,
+    Serve,
+    design,
+    interval_of,
+    log_ratio,
+    mean_latencies,
+    run_ensemble,
+    span_s,
+)
+from perfmodel.specs.scenario import Scenario
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Lives:
+    """whole: requests of the run; twin: the ensemble of the cluster that stays as it was on average
+    direction: scores of unit length; pair: requests of whole lives under them and under their opposites
+    """
+
+    whole: RequestColumns
+    twin: Ensemble
+    direction: Scores
+    pair: tuple[RequestColumns, RequestColumns]
+
+    def factors(self, arrived_s: Interval | None = None) -> dict[str, Interval]:
+        """80 % intervals of mean ttft, tpot, itl and e2el as factors of the mean; of requests that arrived between two
+        times, if given. Metrics without a mean are left out."""
+        base = _means(self.whole, arrived_s)
+        ends = [_means(requests, arrived_s) for requests in self.pair]
+        twin = self.twin.logs()
+        found = {}
+        for metric, mean in base.items():
+            if isfinite(mean) and mean > 0:
+                logs = np.array([[log_ratio(end[metric], mean) for end in ends]])
+                aside = _beside(twin[metric], self.direction) if metric in twin else 0.0
+                found[metric] = interval_of(logs, aside)
+        return found
+
+    def duration_factor(self) -> Interval:
+        """80 % interval of the time until the last request is answered, as a factor of it."""
+        return interval_of(np.array([[log_ratio(span_s(requests), span_s(self.whole)) for requests in self.pair]]))
+
+
+def run_lives(
+    scenario: Scenario, requests: RequestColumns, sizes: Mapping[int, int], serve: Serve
+) -> "Ensemble | Lives":
+    """The intervals of a run of `scenario` that had `requests`.
+
+    sizes: replicas of pools, by number, that were there on average, of those whose replicas came and went
+    serve: see `run_ensemble`
+    """
+    if len(requests) <= MOST:
+        return run_ensemble(scenario, requests, serve, can_shorten=False)
+    twin = run_ensemble(_settled(scenario, sizes), requests, serve)
+    direction = _steepest(twin.logs().get("e2el"))
+    pair = (serve(scenario, direction), serve(scenario, tuple(-score for score in direction)))
+    return Lives(requests, twin, direction, pair)
+
+
+def _settled(scenario: Scenario, sizes: Mapping[int, int]) -> Scenario:
+    """The scenario with pools of these sizes, whose replicas neither come nor go."""
+    cluster = scenario.cluster
+    pools = tuple(
+        pool.model_copy(update={"replicas": sizes.get(number, pool.replicas), "autoscaling": None})
+        for number, pool in enumerate(cluster.pools)
+    )
+    alone = {} if pools else {"replicas": sizes.get(0, cluster.replicas)}
+    update = {"pools": pools, "autoscaling": None, "failures": None, **alone}
+    return scenario.model_copy(update={"cluster": cluster.model_copy(update=update)})
+
+
+def _slopes(logs: Floats) -> Floats:
+    """Of a metric's logarithm over each score, from its logarithms under the draws of the design."""
+    return np.array(design()).T @ ((logs[:, 0] - logs[:, 1]) / 2) / NUM_SCORES
+
+
+def _steepest(logs: Floats | None) -> Scores:
+    """Where a metric grows fastest; all scores alike where it does not move."""
+    slopes = np.zeros(NUM_SCORES) if logs is None else _slopes(logs)
+    length = float(np.linalg.norm(slopes))
+    return tuple(float(each) for each in slopes / length) if length > 0 else (1 / sqrt(NUM_SCORES),) * NUM_SCORES
+
+
+def _beside(logs: Floats, direction: Scores) -> float:
+    """Standard deviation of a metric's logarithm that is not along `direction`."""
+    slopes = _slopes(logs)
+    along = float(slopes @ np.array(direction))
+    return sqrt(max(float(slopes @ slopes) - along**2, 0.0))
+
+
+def _means(requests: RequestColumns, arrived_s: Interval | None) -> dict[str, float]:
+    weights = np.ones(len(requests))
+    if arrived_s is not None:
+        weights = ((requests.arrival_s > arrived_s[0]) & (requests.arrival_s <= arrived_s[1])).astype(np.float64)
+    return mean_latencies(requests, weights)
