@@ -20,7 +20,7 @@ def test_each_scenario_loads(name: str) -> None:
     scenario = load_scenario(name)
     assert scenario.name == name
     assert scenario.engine.max_model_len is not None
-    assert scenario.engine.num_devices <= scenario.hardware.declared.max_devices
+    assert scenario.num_nodes == 1 or scenario.cluster.network is not None  # nothing assumed in what people copy
 
 
 @pytest.mark.parametrize("name", list_names("traffic"))
