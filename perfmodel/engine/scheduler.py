@@ -78,11 +78,12 @@ class Scheduler:
     def counts(self) -> tuple[int, int, int]:
         """Requests that run, requests that wait, and blocks in use, as step records have them."""
         blocks = self.blocks
-        return (
-            len(self._running.requests),
-            len(self._waiting) + len(self._transferred),
-            blocks.num_blocks - blocks.num_free,
-        )
+        num_waiting = len(self._waiting) + len(self._transferred)
+        return len(self._running.requests), num_waiting, blocks.num_blocks - blocks.num_free
+
+    @property
+    def running(self) -> Iterator[Request]:
+        yield from self._running.requests
 
     @property
     def waiting(self) -> Iterator[Request]:

@@ -64,14 +64,17 @@ class FailureEvent(Spec):
 class FailuresSpec(Spec):
     """Replicas die, and what they had in hand and in their KV caches with them.
 
-    mtbf_s:   mean time between failures of one replica, exponentially distributed
-    repair_s: until it may start again
-    start_s:  how long it then takes to start, where no autoscaling says so
+    mtbf_s:      mean time between failures of one replica, exponentially distributed
+    repair_s:    until it may start again
+    start_s:     how long it then takes to start, where no autoscaling says so
+    detection_s: until health checks notice that a replica is dead, at the latest when it may start again; requests are
+                 sent to it until then, and wait with those that it had
     """
 
     mtbf_s: Annotated[Seconds, Field(gt=0)] | None = None
     repair_s: Annotated[Seconds, Field(ge=0)] = 60.0
     start_s: Annotated[Seconds, Field(ge=0)] = 60.0
+    detection_s: Annotated[Seconds, Field(ge=0)] = 0.0
     events: tuple[FailureEvent, ...] = ()
 
     @model_validator(mode="after")

@@ -63,7 +63,12 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
         mine = {} if beside == "shadow" else {"share": 0.5}
         pools = [pool | mine for pool in pools] + [pool | shares | {"deployment": "other"} for pool in more]
     failing = st.fixed_dictionaries(
-        {"mtbf_s": st.sampled_from([0.5, 3.0]), "repair_s": st.sampled_from([0, 1]), "start_s": st.sampled_from([0, 1])}
+        {
+            "mtbf_s": st.sampled_from([0.5, 3.0]),
+            "repair_s": st.sampled_from([0, 1]),
+            "start_s": st.sampled_from([0, 1]),
+            "detection_s": st.sampled_from([0, 0.3, 2]),
+        }
     )
     transfer = {"layerwise": draw(st.booleans()), "shared": draw(st.booleans())}
     link = {"link": "ethernet", "bandwidth_bytes_per_s": draw(st.sampled_from([1e9, 1e10])), "latency_s": 0.001}

@@ -39,7 +39,7 @@ class Autoscaler:
 
     def _resize(self) -> None:
         fleet, now = self._fleet, self._env.ticks
-        size, wanted = fleet.num("up", "starting"), self._desired()
+        size, wanted = fleet.num("up", "starting", "dead"), self._desired()
         self._wanted.append((now, wanted))
         while self._wanted[0][0] < now - self._delay:
             self._wanted.popleft()
@@ -57,7 +57,7 @@ class Autoscaler:
         elif spec.metric == "kv_cache_usage":
             wanted = max(ceil(fleet.kv_load / spec.target), 1 if held or fleet.num_outstanding else 0)
         else:
-            waiting, size = fleet.num_waiting + held, fleet.num("up", "starting")
+            waiting, size = fleet.num_waiting + held, fleet.num("up", "starting", "dead")
             is_idle = not (waiting or fleet.num_outstanding)
             wanted = max(ceil(waiting / spec.target), 0 if is_idle else 1, size - 1 if not waiting else size)
         return min(max(wanted, spec.min_replicas), spec.max_replicas)

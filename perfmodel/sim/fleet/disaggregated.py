@@ -56,7 +56,7 @@ class _Passage:
     __slots__ = ("prefill", "request", "source", "stage", "target", "transfer")
     source: Replica
     target: Replica
-    transfer: Process
+    transfer: Process | None
 
     def __init__(self, request: Request, prefill: Request) -> None:
         self.request, self.prefill, self.stage = request, prefill, _Stage.ENTRANCE
@@ -158,7 +158,9 @@ class DisaggregatedServer:
         if prefill.finished_at == self.env.ticks and prefill.first_scheduled_at is not None:
             prefill_ticks = self.env.ticks - prefill.first_scheduled_at
         passage.stage = _Stage.MOVING
-        self._moving[passage] = None
+        self._moving[passage], passage.transfer = None, None
+        if passage.source.is_dead:
+            return
         ends = passage.source.index, passage.target.index
         passage.transfer = self.transfers.start(
             cost, *ends, request.num_prompt_tokens, lambda: self._arrived(passage), prefill_ticks
@@ -205,6 +207,21 @@ class DisaggregatedServer:
         request.status = RequestStatus.ABORTED  # if it is in the front end, that keeps it from going on
         return True
 
+    def sever(self, ranks: Sequence[Replica]) -> None:
+        """The replica of these ranks has died, and nobody knows: no transfer from it or to it goes on.
+
+        What other replicas keep for these they keep until it is noticed: `fail`.
+        """
+        engines = {rank.index for rank in ranks}
+        for passage in self._moving:
+            if passage.touches(engines):
+                self._stop(passage)
+
+    def _stop(self, passage: _Passage) -> None:
+        if passage.transfer is not None:
+            self.transfers.abandon(passage.transfer)
+            passage.transfer = None
+
     def fail(self, ranks: Sequence[Replica]) -> list[Request]:
         """The replica of these ranks has died: the clients' requests that are lost with it.
 
@@ -218,7 +235,7 @@ class DisaggregatedServer:
             self._withdraw(passage)
         moving = [passage for passage in self._moving if passage.touches(engines)]
         for passage in moving:
-            self.transfers.abandon(passage.transfer)
+            self._stop(passage)
             self._end_move(passage)
         ends = {p.target.index: p.target for p in (*lost, *moving) if p.stage in _HAS_TARGET}
         for index in sorted(ends):

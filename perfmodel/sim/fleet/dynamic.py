@@ -18,6 +18,8 @@ from perfmodel.sim.traffic.shares import Shares
 from perfmodel.specs.gateway import GatewaySpec
 from perfmodel.specs.scenario import Scenario
 
+OnFailed = Callable[[tuple[Replica, ...]], None]
+
 
 class DynamicCluster:
     """What a cluster has beside its engines. Its callbacks stand between these and the driver.
@@ -97,7 +99,7 @@ class DynamicCluster:
         if server is not None:
             for number, pool in deployed.pools.items():
                 entrance = server.prefill_entrance if pool.spec.role == "prefill" else server.decode_entrance
-                self._add_fleet(number, pool, entrance, lambda ranks: gateway.fail(server.fail(ranks)))
+                self._add_fleet(number, pool, entrance, lambda ranks: gateway.fail(server.fail(ranks)), server.sever)
             return lambda _: server
         assert router is not None
         is_shadow = deployed.spec.is_shadow
@@ -111,7 +113,12 @@ class DynamicCluster:
         return next((fleet for fleet in self.fleets.values() if fleet.pool is pool), None)
 
     def _add_fleet(
-        self, number: int, pool: Pool, entrance: Entrance, lose: Callable[[tuple[Replica, ...]], None]
+        self,
+        number: int,
+        pool: Pool,
+        entrance: Entrance,
+        on_lost: OnFailed,
+        on_dead: OnFailed = lambda _: None,
     ) -> None:
         """Only where replicas can come or go: it has each of them watched."""
         spec = pool.spec.autoscaling
@@ -121,7 +128,8 @@ class DynamicCluster:
         weight_bytes = pool.memory.weight_bytes * pool.devices_per_engine * num_ranks
         failures = self._scenario.cluster.failures
         start_s = spec.start_s(weight_bytes) if spec is not None else failures.start_s if failures is not None else 0.0
-        fleet = Fleet(self._env, pool, entrance, pool.spec.replicas, to_ticks(start_s), lose)
+        dead = to_ticks(failures.detection_s) if failures is not None else 0
+        fleet = Fleet(self._env, pool, entrance, pool.spec.replicas, to_ticks(start_s), on_lost, dead, on_dead)
         self.fleets[number] = fleet
         if spec is not None:
             Autoscaler(self._env, spec, fleet, self._is_over)

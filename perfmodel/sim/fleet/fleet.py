@@ -10,7 +10,7 @@ from perfmodel.sim.fleet.entrance import Entrance
 from perfmodel.sim.fleet.pool import Pool
 from perfmodel.sim.replica.replica import Replica
 
-State = Literal["off", "starting", "up", "draining", "failed"]
+State = Literal["off", "starting", "up", "draining", "dead", "failed"]  # dead: failed, and nobody knows
 _IN_USE: tuple[State, ...] = ("starting", "up", "draining")
 
 
@@ -19,6 +19,8 @@ class Fleet:
 
     start_ticks: until a replica that is started takes requests
     on_lost:     called with the ranks of a replica that has failed, to say what was with them
+    dead_ticks:  until a failure is noticed
+    on_dead:     called with the ranks of a replica that has failed unnoticed
     on_up:       called with the number of a replica that takes requests from now on
 
     A replica is in use, and paid for, from the beginning of its start until it stops or fails.
@@ -32,12 +34,15 @@ class Fleet:
         num_up: int,
         start_ticks: int,
         on_lost: Callable[[tuple[Replica, ...]], None],
+        dead_ticks: int = 0,
+        on_dead: Callable[[tuple[Replica, ...]], None] = lambda _: None,
     ) -> None:
         self.pool, self.entrance = pool, entrance
         self.num_started = self.num_failed = 0
         self.most_in_use = num_up
         self.on_up: list[Callable[[int], None]] = []
         self._env, self._start_ticks, self._on_lost = env, start_ticks, on_lost
+        self._dead_ticks, self._on_dead = dead_ticks, on_dead
         self._states: list[State] = ["up" if i < num_up else "off" for i in range(len(pool.ranks))]
         self._turns = [0] * len(pool.ranks)  # changes of state, by which alarms that are out of date are told
         self._since = [0] * len(pool.ranks)
@@ -115,12 +120,26 @@ class Fleet:
         state = self._states[number]
         if state not in _IN_USE:
             return
+        ranks, unknown = self.pool.ranks[number], min(self._dead_ticks, down_ticks)
+        self._enter(number, "dead")
+        self.num_failed += 1
+        if not unknown:
+            self._notice(number, state == "up", down_ticks)
+            return
+        for rank in ranks:
+            rank.die()
+        self._on_dead(ranks)
+        self._later(number, unknown, lambda: self._notice(number, state == "up", down_ticks - unknown))
+
+    def _notice(self, number: int, was_up: bool, down_ticks: int) -> None:
+        """Somebody sees that the replica is dead."""
         ranks = self.pool.ranks[number]
-        if state == "up":
+        if was_up:
             self.entrance.router.leave(ranks)
         self._enter(number, "failed")
-        self.num_failed += 1
         self._on_lost(ranks)
+        for rank in ranks:
+            rank.is_dead = False
         _forget_kv(ranks)
         self._later(number, down_ticks, lambda: self._begin(number))
 

@@ -84,6 +84,7 @@ class Replica:
         self.loop = loop
         self.num_outstanding = 0  # requests that wait or run here, or are on their way, and the blocks of their prompts
         self.num_prompt_blocks = 0
+        self.is_dead = False  # it answers nobody, which is not known yet
         self._watchers: list[Callable[[int], None]] = []
         self._block_size = loop.scheduler.config.block_size
         self._lockstep = lockstep
@@ -95,6 +96,8 @@ class Replica:
     def add(self, request: Request) -> None:
         """`request` arrives now, at the front end if there is one."""
         self.expect(request)
+        if self.is_dead:
+            return
         env = self._lockstep.env
         delay = self._front_end.delay(request, env.ticks) if self._front_end is not None else 0
         if delay:
@@ -116,8 +119,19 @@ class Replica:
         self._lockstep.abort(self, request)
 
     def _enter(self, request: Request) -> None:
-        if request.status is not RequestStatus.ABORTED:
+        if request.status is not RequestStatus.ABORTED and not self.is_dead:
             self._lockstep.enter(self, request)
+
+    def die(self) -> None:
+        """It loses all that it has, and nobody knows: what is sent here, or was, waits for nothing until it is aborted.
+
+        As with an abort, a step that runs or is planned computes its tokens in vain.
+        """
+        self.is_dead, scheduler = True, self.loop.scheduler
+        for request in [*scheduler.running, *scheduler.waiting, *scheduler.detached.values()]:
+            if request.keeps_blocks and request.status is RequestStatus.FINISHED:
+                scheduler.release(request)
+            self._lockstep.abort(self, request)
 
     def expect(self, request: Request) -> None:
         """`request` counts here from now on, for routers."""
@@ -152,7 +166,7 @@ class Replica:
 
     def reserve(self, request: Request) -> bool:
         """Give `request`, still on its way, the KV blocks it needs to join; False if it has to be asked for again."""
-        if not self._lockstep.free_blocks_for(self, request):
+        if self.is_dead or not self._lockstep.free_blocks_for(self, request):
             return False
         self.loop.scheduler.reserve(request)
         return True

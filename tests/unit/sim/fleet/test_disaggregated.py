@@ -220,3 +220,16 @@ def test_priorities_count_where_decoding_is_waited_for(policy: str, order: list[
         system.at(second, lambda request=request: system.server.add(request))  # type: ignore[misc]
     assert [request.request_id for request in system.run()] == order
     assert times(requests[0]) == (4, 14)
+
+
+def test_who_waits_for_blocks_waits_until_the_failure_that_keeps_them_is_noticed() -> None:
+    """As above, but nobody knows before 9 s, when the transfer that failed at 4 s would have been half-way still."""
+    system = System(link(latency_s=10), num_prefill=2, decode_blocks=4)
+    first, second = system.send((12, 3), (12, 3))
+    dead = system.prefills[0]
+    system.at(4, dead.die)
+    system.at(4, lambda: system.server.sever([dead]))
+    system.at(9, lambda: system.done.extend(system.server.fail([dead])))
+    assert system.run() == [first, second]
+    assert times(second) == (9 + 10 + 1, 9 + 10 + 2)
+    assert (system.server.transfers.num_transfers, system.server.transfers.num_abandoned) == (1, 1)

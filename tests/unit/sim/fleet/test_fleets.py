@@ -68,6 +68,35 @@ def test_availability_is_what_mtbf_and_repair_make_it() -> None:
     assert paid == pytest.approx((50 + 20) / (50 + 20 + 30), rel=0.05)
 
 
+def test_until_a_failure_is_noticed_requests_are_sent_to_the_dead_replica_and_wait() -> None:
+    """Dead at 10 s, noticed at 14: every other request in between waits until then, and is sent again."""
+    failure = "cluster.failures={events: [{at_s: 10, replica: 0, down_s: 30}], detection_s: 4}"
+    result = run("cluster.replicas=2", "traffic.arrivals.rate=10", failure, "cluster.gateway={retries: {backoff_s: 0}}")
+    assert ends(result) == {"completed": 400, "failed": 0, "timed_out": 0}
+    requests = result.requests
+    assert requests is not None
+    during = (requests.arrival_s > 10) & (requests.arrival_s < 14)
+    waited = requests.first_token_s[during] > 14
+    assert waited.mean() == pytest.approx(0.5, abs=0.02)
+    assert (requests.ttft_s[during][~waited] < 0.5).all()
+    assert requests.replica[requests.finished_s > 10][:20].tolist() == [1] * 20
+
+
+def test_requests_are_lost_to_replicas_that_are_dead_and_not_known_to_be() -> None:
+    """Of the replicas that a router knows, detection / (mtbf + detection) are dead: so many requests are lost at
+    random, but for those that a replica had when it died, an answer's time / mtbf."""
+    result = run(
+        "cluster.replicas=20",
+        "cluster.router=random",
+        "engine.num_gpu_blocks_override=1000",
+        "traffic.num_requests=15000",
+        "traffic.arrivals.rate=10",
+        "traffic.output_tokens={distribution: fixed, value: 2}",
+        "cluster.failures={mtbf_s: 5, repair_s: 3, start_s: 1, detection_s: 2.5}",
+    )
+    assert result.summary["failed"] / 15_000 == pytest.approx(2.5 / (5 + 2.5), rel=0.03)
+
+
 SCALED = (
     "cluster.autoscaling={target: 8, min_replicas: 0, max_replicas: 6, interval_s: 5, scale_down_delay_s: 20, "
     "cold_start_s: 10}"
