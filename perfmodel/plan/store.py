@@ -99,10 +99,11 @@ def key_of(scenario: Scenario, point: Point) -> str:
 
 @lru_cache(maxsize=1)
 def program_version() -> str:
-    """The version, and a hash of the sources that answers come from."""
+    """The version, and a hash of the sources that answers come from, networks between nodes among them."""
     root = Path(perfmodel.__file__).parent
     rooms = [root / name for name in _SOURCES]
     files = [file for room in rooms for file in ([room] if room.is_file() else sorted(room.rglob("*.py")))]
+    files += sorted(data_dir("networks").glob("*.yaml"))  # a scenario that is resolved still names its networks
     return f"{perfmodel.__version__}+{_hash_of(files)}"
 
 

@@ -14,7 +14,7 @@ import pytest
 from perfmodel.errors import PerfmodelError
 from perfmodel.plan.candidates import Base
 from perfmodel.plan.points import Point, Record
-from perfmodel.plan.store import Store, key_of
+from perfmodel.plan.store import Store, key_of, program_version
 from perfmodel.plan.trials import Check, Trial, check, highest_on_lattice, try_rates
 from perfmodel.specs import load_scenario
 
@@ -59,6 +59,15 @@ def test_a_key_is_of_what_the_answer_depends_on_and_of_nothing_else() -> None:
     assert key((*SMALL, "seed=1")) != same
     assert key((*SMALL, "hardware.hbm.bandwidth=1.01x")) != same
     assert key((*SMALL, "engine.profile=sglang")) != same
+    assert key((*SMALL, "cluster.network.link=infiniband-hdr")) != same
+
+
+def test_a_key_is_of_what_the_files_of_networks_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resolved scenario names them."""
+    now = program_version.__wrapped__()
+    monkeypatch.setattr("perfmodel.plan.store.data_dir", lambda kind: tmp_path)
+    (tmp_path / "infiniband-ndr.yaml").write_text("bandwidth_bytes_per_s: 1\n", encoding="utf-8")
+    assert program_version.__wrapped__() != now
 
 
 def _key_elsewhere(_: int) -> str:
