@@ -1,6 +1,6 @@
 """Replicas that come and go: `AutoscalingSpec`, and `FailuresSpec`."""
 
-__all__ = ["AutoscalingSpec", "FailureEvent", "FailuresSpec"]
+__all__ = ["AutoscalingSpec", "FailureEvent", "FailuresSpec", "Slowdown"]
 
 from typing import Annotated, Literal
 
@@ -61,8 +61,18 @@ class FailureEvent(Spec):
     down_s: Annotated[Seconds, Field(ge=0)] | None = None
 
 
+class Slowdown(Spec):
+    """Steps of this replica in this pool (from 0) take `factor` times as long from `at_s` on, for `for_s` or always."""
+
+    factor: Annotated[float, Field(gt=1)]
+    pool: NonNegativeInt = 0
+    replica: NonNegativeInt = 0
+    at_s: Annotated[Seconds, Field(ge=0)] = 0.0
+    for_s: Annotated[Seconds, Field(gt=0)] | None = None
+
+
 class FailuresSpec(Spec):
-    """Replicas die, and what they had in hand and in their KV caches with them.
+    """Replicas die, and what they had in hand and in their KV caches with them; `slowdowns` of some make stragglers.
 
     mtbf_s:      mean time between failures of one replica, exponentially distributed
     repair_s:    until it may start again
@@ -76,9 +86,10 @@ class FailuresSpec(Spec):
     start_s: Annotated[Seconds, Field(ge=0)] = 60.0
     detection_s: Annotated[Seconds, Field(ge=0)] = 0.0
     events: tuple[FailureEvent, ...] = ()
+    slowdowns: tuple[Slowdown, ...] = ()
 
     @model_validator(mode="after")
     def _says_when(self) -> "FailuresSpec":
-        if self.mtbf_s is None and not self.events:
-            raise ValueError("needs `mtbf_s`, or `events` with the times")
+        if self.mtbf_s is None and not (self.events or self.slowdowns):
+            raise ValueError("needs `mtbf_s`, or `events` with the times, or `slowdowns`")
         return self

@@ -82,14 +82,17 @@ class ClusterSpec(Spec):
 
     def _check_failures(self) -> None:
         pools = self.pools or (PoolSpec(replicas=self.replicas, autoscaling=self.autoscaling),)
-        for event in self.failures.events if self.failures is not None else ():
+        failures = self.failures or FailuresSpec(mtbf_s=1.0)
+        for what, event in [("failure", each) for each in failures.events] + [
+            ("slowdown", each) for each in failures.slowdowns
+        ]:
             if event.pool >= len(pools) or event.replica >= pools[event.pool].most_replicas:
                 raise ValueError(
-                    f"found a failure of replica {event.replica} in pool {event.pool}; both count from 0, and there "
+                    f"found a {what} of replica {event.replica} in pool {event.pool}; both count from 0, and there "
                     f"are {', '.join(str(pool.most_replicas) for pool in pools)} replicas"
                 )
             if pools[event.pool].shadow:
-                raise ValueError(f"found a failure in pool {event.pool}, a shadow; nobody waits for its answers")
+                raise ValueError(f"found a {what} in pool {event.pool}, a shadow; nobody waits for its answers")
 
     @property
     def is_dynamic(self) -> bool:

@@ -43,6 +43,16 @@ scalings = st.none() | st.fixed_dictionaries(
 )
 
 
+slowdowns = st.fixed_dictionaries(
+    {
+        "factor": st.sampled_from([1.3, 4.0]),
+        "pool": st.integers(0, 1),
+        "at_s": st.sampled_from([0, 1]),
+        "for_s": st.sampled_from([None, 0.5, 2]),
+    }
+)
+
+
 @st.composite
 def deployments(draw: st.DrawFn, roles: tuple[str, ...]) -> list[dict[str, Any]]:
     pools = []
@@ -68,6 +78,7 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
             "repair_s": st.sampled_from([0, 1]),
             "start_s": st.sampled_from([0, 1]),
             "detection_s": st.sampled_from([0, 0.3, 2]),
+            "slowdowns": st.lists(slowdowns, max_size=2),
         }
     )
     transfer = {"layerwise": draw(st.booleans()), "shared": draw(st.booleans())}

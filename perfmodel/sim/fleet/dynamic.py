@@ -13,6 +13,7 @@ from perfmodel.sim.fleet.entrance import Entrance
 from perfmodel.sim.fleet.fleet import Fleet
 from perfmodel.sim.fleet.gateway import Gateway, LostRequest, RequestServer
 from perfmodel.sim.fleet.pool import OnFinished, OnStep, Pool
+from perfmodel.sim.fleet.stragglers import add_stragglers
 from perfmodel.sim.replica.replica import Replica
 from perfmodel.sim.traffic.shares import Shares
 from perfmodel.specs.gateway import GatewaySpec
@@ -139,6 +140,7 @@ class DynamicCluster:
         if failures is not None:
             fleets = {n: self.fleets[n] for n in sorted(self.fleets) if not self.fleets[n].pool.spec.shadow}
             Failures(self._env, failures, fleets, self._scenario.seed, self._is_over)
+            add_stragglers(self._env, failures.slowdowns, fleets)
 
     def _is_over(self) -> bool:
         return self.is_sent() and not self.gateway.has_requests

@@ -99,6 +99,7 @@ class Lockstep:
         self._num_steps = 1
         self._started = 0
         self._priority = STEP_PRIORITY
+        self.slowdown = 1.0  # steps that begin from now on take so many times as long
 
     def join(self, rank: Rank) -> None:
         """`rank` steps with the others from the beginning."""
@@ -128,6 +129,11 @@ class Lockstep:
             self._pending = self._alarm(0, self._start)
         elif self._run is not None:
             self._cut(self._run)
+
+    def slow_down(self, factor: float) -> None:
+        """Steps take `factor` times as long from the next one on."""
+        self.slowdown = factor
+        self.look_again()
 
     def _cut(self, run: Run) -> None:
         """End the leap with the step that is in progress now."""
@@ -173,11 +179,14 @@ class Lockstep:
         if self._leaper is not None and num_steps > 1:
             foresee = self._leaper.foresee
             self._runs = [foresee(plan, rank.loop.leap_growth, num_steps) for rank, plan in active]
-            self._run = run = self._runs[0] if len(active) == 1 else _SlowestRun(self._runs, num_steps)
+            is_plain = len(active) == 1 and self.slowdown == 1
+            self._run = run = self._runs[0] if is_plain else _SlowestRun(self._runs, num_steps, self.slowdown)
             duration = run.duration(num_steps)
         else:
             self._outcomes = [self.backend.execute(plan) for _, plan in active]
             duration = max([outcome.duration for outcome in self._outcomes])
+            if self.slowdown != 1:
+                duration = round(duration * self.slowdown)
         self._pending = self._alarm(duration, self._end)
 
     def _wait(self, now: int) -> None:
@@ -238,10 +247,13 @@ class Lockstep:
 
 
 class _SlowestRun:
-    """Steps of several ranks side by side, each as long as the slowest rank needs for it."""
+    """Steps of ranks side by side, each as long as the slowest rank needs for it, times `slowdown`."""
 
-    def __init__(self, runs: Sequence[Run], num_steps: int) -> None:
-        slowest = map(max, *(run.step_durations(num_steps) for run in runs))
+    def __init__(self, runs: Sequence[Run], num_steps: int, slowdown: float) -> None:
+        each = [run.step_durations(num_steps) for run in runs]
+        slowest = map(max, *each) if len(each) > 1 else each[0]
+        if slowdown != 1:
+            slowest = (round(duration * slowdown) for duration in slowest)
         self._ends: list[int] = list(accumulate(slowest, initial=0))
 
     @property

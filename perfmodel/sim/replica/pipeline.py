@@ -91,6 +91,8 @@ class Pipeline(Lockstep):
         """Send plans that start together on their way: when they are back."""
         each = [self.staged.pass_through(plan) for _, plan in active]
         times = each[0] if len(each) == 1 else _slowest(each)
+        if self.slowdown != 1:
+            times = _slowed(times, self.slowdown)
         start = max(now, self._host_end)
         end, ends = start + times.serial, self._ends
         self._host_end = end + times.hidden
@@ -113,6 +115,11 @@ class Pipeline(Lockstep):
         for rank, record, finished in ended:
             rank.end_step(record, finished)
         self._begin()
+
+
+def _slowed(times: StageTimes, factor: float) -> StageTimes:
+    serial, hidden, stages = times
+    return StageTimes(round(serial * factor), round(hidden * factor), tuple(round(each * factor) for each in stages))
 
 
 def _slowest(each: Sequence[StageTimes]) -> StageTimes:

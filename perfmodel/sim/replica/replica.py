@@ -164,6 +164,10 @@ class Replica:
         self._lockstep.settle()
         return self.loop.scheduler.blocks.num_used
 
+    def slow_down(self, factor: float) -> None:
+        """Its steps take `factor` times as long from the next one on."""
+        self._lockstep.slow_down(factor)
+
     def reserve(self, request: Request) -> bool:
         """Give `request`, still on its way, the KV blocks it needs to join; False if it has to be asked for again."""
         if self.is_dead or not self._lockstep.free_blocks_for(self, request):

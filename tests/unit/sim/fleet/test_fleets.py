@@ -97,6 +97,37 @@ def test_requests_are_lost_to_replicas_that_are_dead_and_not_known_to_be() -> No
     assert result.summary["failed"] / 15_000 == pytest.approx(2.5 / (5 + 2.5), rel=0.03)
 
 
+@pytest.mark.parametrize("engine", ["max_num_seqs=64", "pipeline_parallel_size=2", "data_parallel_size=2"])
+def test_a_replica_that_is_slower_by_a_factor_stretches_time_by_it(engine: str) -> None:
+    """With requests as much rarer as steps are longer all latencies are as much longer, to a tick a step."""
+    constant = ("traffic.arrivals.process=constant", "engine.profile=datasheet", f"engine.{engine}")
+    slow = "cluster.failures={slowdowns: [{factor: 2}]}"
+    stretched = run(*constant, "traffic.arrivals.rate=10", slow).requests
+    plain = run(*constant, "traffic.arrivals.rate=20").requests
+    assert stretched is not None
+    assert plain is not None
+    assert (stretched.request_id == plain.request_id).all()
+    for name in ("ttft_s", "e2el_s"):
+        assert getattr(stretched, name) == pytest.approx(2 * getattr(plain, name), rel=1e-9)
+
+
+def test_a_straggler_is_slow_for_its_time_only_and_a_router_that_looks_avoids_it() -> None:
+    """From 10 s to 20 s the first of two replicas is four times slower."""
+    slow = "cluster.failures={slowdowns: [{factor: 4, at_s: 10, for_s: 10}]}"
+    tpot, share = {}, {}
+    for router in ("round_robin", "least_outstanding"):
+        result = run("cluster.replicas=2", "traffic.arrivals.rate=10", slow, f"cluster.router={router}").requests
+        assert result is not None
+        during = (result.arrival_s > 10) & (result.arrival_s < 16)
+        later = result.arrival_s > 22
+        first = result.replica == 0
+        tpot[router] = [result.tpot_s[some & first].mean() for some in (during, later)]
+        share[router] = first[during].mean()
+    assert tpot["round_robin"][0] > 3 * tpot["round_robin"][1]
+    assert share["round_robin"] == pytest.approx(0.5, abs=0.02)
+    assert share["least_outstanding"] < 0.4
+
+
 SCALED = (
     "cluster.autoscaling={target: 8, min_replicas: 0, max_replicas: 6, interval_s: 5, scale_down_delay_s: 20, "
     "cold_start_s: 10}"
@@ -155,6 +186,7 @@ def test_a_shadow_changes_nothing_but_the_bill() -> None:
         ("cluster.pools=[{shadow: true, share: 0.5}]", "shadow pools only"),
         ("cluster.failures={events: [{at_s: 1, replica: 3}]}", "replica 3 in pool 0"),
         ("cluster.failures={repair_s: 3}", "needs `mtbf_s`, or `events`"),
+        ("cluster.failures={slowdowns: [{factor: 2, pool: 1}]}", "a slowdown of replica 0 in pool 1"),
         ("cluster.replicas=0", "found 0 replicas"),
     ],
 )
