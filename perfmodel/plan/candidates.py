@@ -144,10 +144,21 @@ class Candidate:
             parts.append(f"{self.ratio[0]}P:{self.ratio[1]}D")
         parts.append(f"seqs {self.max_num_seqs} tokens {self.max_num_batched_tokens}")
         if self.prefill is not None:
-            tokens = f"seqs {self.prefill.max_num_seqs} tokens {self.prefill.max_num_batched_tokens}"
-            parts.append(f"(prefill {self.prefill.layout.label} {tokens})")
+            parts.append(f"(prefill {self._prefill_label(self.prefill)})")
         if not self.enable_chunked_prefill:
             parts.append("unchunked")
+        return " ".join(parts)
+
+    def _prefill_label(self, own: PrefillEngine) -> str:
+        """What it has of its own: `h200-sxm TP2 tokens 16384`."""
+        mine, its = self.layout.label.split(), own.layout.label.split()
+        parts = its if its[0] != mine[0] else [part for part in its if part not in mine]
+        if not parts and its != mine:
+            parts = its
+        if own.max_num_seqs != self.max_num_seqs:
+            parts = [*parts, f"seqs {own.max_num_seqs}"]
+        if own.max_num_batched_tokens != self.max_num_batched_tokens:
+            parts = [*parts, f"tokens {own.max_num_batched_tokens}"]
         return " ".join(parts)
 
     def choices(self, replicas: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ what each rung of a ladder gains. `pareto_svg`: one metric over another, with th
 __all__ = ["Bar", "Dot", "Line", "Panel", "bars_svg", "document", "lines_svg", "pareto_svg", "text_width"]
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from math import isfinite
 
@@ -113,21 +113,27 @@ def lines_svg(
 
 
 def bars_svg(groups: Mapping[str, Sequence[Bar]], title: str, x_title: str, is_log: bool = False) -> str:
-    """Horizontal bars by group, each with its value at its end."""
+    """Horizontal bars by group, each with its value at its end; long names stand over their bars, not before them."""
     bars = [bar for group in groups.values() for bar in group]
     left = 24 + max(text_width(bar.name) for bar in bars)
+    is_over = left > _WIDTH / 2
+    left = 12 if is_over else left
+    right = _WIDTH - 24 - max(66.0, *(text_width(bar.text) for bar in bars))
     ends = [end for bar in bars for end in bar.interval or () if isfinite(end)]
-    x = scale_over([*(bar.value for bar in bars if bar.value), *ends], left, _WIDTH - 90, is_log, from_zero=True)
+    x = scale_over([*(bar.value for bar in bars if bar.value), *ends], left, right, is_log, from_zero=True)
     parts, at = [], 44.0
     for name, group in groups.items():
         if name:
             parts.append(f'<text x="12" y="{at + 4:.0f}" font-weight="600">{escape(name)}</text>')
             at += 20
         for bar in group:
+            if is_over:
+                parts.append(f'<text x="{left}" y="{at + 12:.1f}">{escape(bar.name)}</text>')
+                bar, at = replace(bar, name=""), at + 18
             parts += _bar(bar, x, at)
-            at += 22
+            at += 28 if is_over else 22
         at += 10
-    parts.append(f'<text x="{(left + _WIDTH - 90) / 2:.0f}" y="{at + 12:.0f}" text-anchor="middle" fill="{GREY}">')
+    parts.append(f'<text x="{(left + right) / 2:.0f}" y="{at + 12:.0f}" text-anchor="middle" fill="{GREY}">')
     parts.append(f"{escape(x_title)}</text>")
     return document(parts, title, _WIDTH, at + 26)
 
@@ -209,7 +215,8 @@ def _end_labels(lines: Sequence[Line], x: Scale, y: Scale) -> Iterator[str]:
 
 
 def _bar(bar: Bar, x: Scale, at: float) -> Iterator[str]:
-    yield f'<text x="{x.start - 8:.1f}" y="{at + 12:.1f}" text-anchor="end">{escape(bar.name)}</text>'
+    if bar.name:
+        yield f'<text x="{x.start - 8:.1f}" y="{at + 12:.1f}" text-anchor="end">{escape(bar.name)}</text>'
     if bar.value is None:
         yield f'<text x="{x.start + 4:.1f}" y="{at + 12:.1f}" fill="{GREY}">{escape(bar.text or "none")}</text>'
         return

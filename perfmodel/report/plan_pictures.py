@@ -2,10 +2,14 @@
 
 __all__ = ["plan_pictures"]
 
+from math import isfinite
+
 from perfmodel.plan.finalist import Finalist
 from perfmodel.plan.plan_result import PlanResult
 from perfmodel.plan.plan_words import OBJECTIVE_WORDS
 from perfmodel.report.charts import COLOURS, Bar, Dot, bars_svg, pareto_svg
+
+_WIDE = 5  # times the lowest latency: then the highest needs a logarithmic axis beside it
 
 
 def plan_pictures(result: PlanResult) -> dict[str, str]:
@@ -24,9 +28,10 @@ def _finalists(result: PlanResult) -> str:
     for each in (*result.ranked, *result.missed):
         group = "" if each.attained >= result.spec.attainment else "Miss the SLO at the wanted rate"
         figure, colour = result.figure(each), COLOURS[0 if each is result.winner else 1]
-        bar = Bar(each.label, figure, colour, f"{figure:.3g}", result.interval(each))
+        low, high = (f"{end:.3g}" if isfinite(end) else "no end" for end in result.interval(each))
+        bar = Bar(each.label, figure, colour, f"{figure:.3g} [{low}..{high}]", result.interval(each))
         groups.setdefault(group, []).append(bar)
-    heading = f"{result.scenario.name}: finalists, best first; lines are 80 % intervals"
+    heading = f"{result.scenario.name}: finalists, best first [80 % intervals]"
     return bars_svg(groups, heading, OBJECTIVE_WORDS[result.spec.objective])
 
 
@@ -45,8 +50,10 @@ def _front(result: PlanResult) -> str:
     legend = [f"{number}: {point.label}" for number, point in numbered]
     if len(dots) > len(numbered):
         legend.append("\u25cb: other finalists")
+    heights = [dot.y for dot in dots]
+    log = ("y",) if max(heights) > _WIDE * min(heights) else ()
     y_title = "latency over its limit (1: just met)"
-    return pareto_svg({"": dots}, heading, x_title, y_title, ("y",), legend)
+    return pareto_svg({"": dots}, heading, x_title, y_title, log, legend)
 
 
 def _cost(finalist: Finalist) -> float:
