@@ -11,6 +11,7 @@ from perfmodel.cost.datasheet import datasheet
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.registry import FormFit, time_work
+from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.power_cap import Load, PowerCap
 from perfmodel.ops.work import Work
 from perfmodel.specs.hardware import HardwareSpec
@@ -78,10 +79,14 @@ class OperatorTimer:
             return None
         sizes = work.extent.get
         rate = work.message.kind if work.message else work.rate
-        key = (work.family, rate, work.format, *(sizes(name) for name in _PICKED_BY))
+        leaves_node = work.message is not None and self.device.spread(work.message).num_nodes > 1
+        key = (work.family, rate, work.format, leaves_node, *(sizes(name) for name in _PICKED_BY))
         fit = self._fits.get(key)
         if fit is None:
-            fit = self._fits[key] = self.calibration.fit(work.family, rate, work.extent, work.format)
+            fit = self.calibration.fit(work.family, rate, work.extent, work.format)
+            if leaves_node:  # nobody timed it there: how well it is known within a node says nothing
+                fit = fit.model_copy(update={"residuals": Residuals()})
+            self._fits[key] = fit
         return fit
 
 
