@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 
 from perfmodel import sim
 from perfmodel.cost import step_costs
@@ -54,7 +53,7 @@ class Record:
     origin:  of the times: datasheet, calibrated, measured
     """
 
-    values: Mapping[str, float | None] = field(default_factory=lambda: MappingProxyType({}))
+    values: Mapping[str, float | None] = field(default_factory=dict)
     problem: str = ""
     clock: str = "simulated"
     origin: str = ""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from perfmodel.errors import PerfmodelError
@@ -134,11 +135,10 @@ def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
         while True:
             item = pipe.recv()
             try:
-                answer = function(item)
-            except Exception as error:
+                answer = ForkingPickler.dumps((function(item), None))
+            except Exception as error:  # the function's, or of an answer that cannot be sent
                 error.add_note(traceback.format_exc())
-                pipe.send((None, error))
-            else:
-                pipe.send((answer, None))
+                answer = ForkingPickler.dumps((None, error))
+            pipe.send_bytes(answer)
     except (EOFError, BrokenPipeError):
         return

@@ -4,8 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from pickle import PickleError
 
 import pytest
 
@@ -23,6 +24,10 @@ def refused(item: int) -> int:
     if item == 3:
         raise SpecError("three is refused.")
     return item
+
+
+def unsendable(item: int) -> object:
+    return (lambda: None) if item == 3 else item
 
 
 def killed_each_time(item: int) -> int:
@@ -136,6 +141,20 @@ def test_a_chain_goes_on_where_it_lost_a_worker_and_ends_where_it_lost_two(tmp_p
 def test_what_the_function_raises_is_raised():
     with pytest.raises(SpecError, match=r"three is refused\."):
         spread(refused, range(6), said, workers=2)
+
+
+def test_an_answer_that_cannot_be_sent_is_an_error_and_no_lost_worker():
+    with pytest.raises((AttributeError, PickleError), match=r"(?i)pickle"):
+        spread(unsendable, range(6), said, workers=2)
+
+
+def test_a_point_that_does_not_fit_is_told_by_its_worker():
+    points = [replace(point, overrides=("engine.gpu_memory_utilization=0.01",)) for point in small_points()[:1]]
+    points += small_points()[1:3]
+    found = sweep([replace(points[0], scenario="llama-3.1-70b-h100-tp4"), *points[1:]], workers=2)
+    assert "lost" not in found[0].problem
+    assert found[0].problem
+    assert not found[1].problem
 
 
 def test_a_lost_point_is_a_record_with_the_problem(monkeypatch):
