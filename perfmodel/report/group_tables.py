@@ -48,6 +48,7 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _name(number: int, row: Mapping[str, Any]) -> str:
-    """What a row is called: its own name, else its role."""
-    name = str(row.get("name") or row.get("role") or number)
+    """What a row is called: its own name, else its deployment and its role."""
+    place = " ".join(str(row[key]) for key in ("deployment", "role") if row.get(key))
+    name = str(row.get("name") or place or number)
     return f"{name} (shadow)" if row.get("shadow") else name
