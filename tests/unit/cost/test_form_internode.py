@@ -11,7 +11,7 @@ from perfmodel.ops.collectives import all_gather, all_reduce, all_to_all, reduce
 from perfmodel.ops.exchange import Exchange, distinct_nodes, distinct_ranks
 from perfmodel.ops.ranks import RankGroup
 from perfmodel.specs.model.architecture import MoEFFN
-from perfmodel.specs.scenario_file import load_hardware
+from perfmodel.specs.scenario_file import list_hardware, load_hardware
 
 COLLECTIVES = [all_reduce, all_gather, reduce_scatter, all_to_all]
 
@@ -108,6 +108,21 @@ def test_more_bytes_and_smaller_shares_of_cards_never_take_less(collective, payl
     one, two = (some.time(collective(size, num_ranks)).duration_s for size in (payload, 2 * payload))
     assert one <= two
     assert one >= timer("nics_per_node=8").time(collective(payload, num_ranks)).duration_s
+
+
+@pytest.mark.parametrize("device", list_hardware())
+@pytest.mark.parametrize("profile", ["vllm", "sglang", "datasheet"])
+def test_on_any_device_more_bytes_never_take_less_and_leaving_a_node_is_never_faster(device, profile):
+    any_timer = timer(device=device, profile=profile)
+    per_node = any_timer.device.devices_per_node
+    for collective in COLLECTIVES:
+        for num_ranks in (2, per_node, 2 * per_node) if per_node <= 1024 else (2, 64):
+            times = [any_timer.time(collective(10.0**size, num_ranks)).duration_s for size in range(10)]
+            assert times == sorted(times)
+    if 1 < per_node <= 1024:
+        for payload in (1e3, 1e6, 1e9):
+            on_node, on_two = (any_timer.time(all_reduce(payload, k * per_node)).duration_s for k in (1, 2))
+            assert on_node < on_two
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
