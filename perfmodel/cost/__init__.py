@@ -15,7 +15,7 @@ __all__ = [
     "Residuals",
     "ServerFit",
     "SpeculationTimer",
-    "StageTimes",
+    "StageTicks",
     "StepCosts",
     "StepEstimate",
     "StepTables",
@@ -52,7 +52,7 @@ from perfmodel.cost.energy import energy_j, energy_split_j
 from perfmodel.cost.estimate import OperatorEstimate, StepEstimate, estimate_step, host_fit
 from perfmodel.cost.footprint import kv_bytes_per_token, state_bytes_per_sequence
 from perfmodel.cost.memory import MemoryPlan, plan_memory
-from perfmodel.cost.pipeline_timer import PipelineTimer, StageTimes, step_timer
+from perfmodel.cost.pipeline_timer import PipelineTimer, StageTicks, step_timer
 from perfmodel.cost.price import usd_per_hour, usd_per_million_tokens
 from perfmodel.cost.rates import peak_flops_per_s, ridge_point
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.cost.calibration import HostFit
 from perfmodel.cost.datasheet import EAGER_LAUNCH_S, EAGER_OPERATOR_S
-from perfmodel.cost.flow_line import plan_of_round, round_time
+from perfmodel.cost.flow_line import StageTimes, plans_of_round, round_time
 from perfmodel.cost.rates import peak_flops_per_s
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
 from perfmodel.ops.graph import StepGraph
@@ -77,7 +77,7 @@ class OperatorEstimate:
 class PipelineEstimate:
     """A step that is shared out to plans which pass several stages.
 
-    num_plans:    how many; stage_s: seconds of one of them in each stage
+    num_plans:    how many; stage_s: seconds of one of them, the longest, in each stage
     latency_s:    of a plan that meets no other: a sequence that decodes alone waits as long for each token
     bubble_share: of the time of all devices in the round, what they do nothing in
     """
@@ -175,28 +175,36 @@ def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> 
 
 def _in_stages(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
     """A step in steady state: the round of the plans that `shape` is shared out to."""
-    plan, num_plans = plan_of_round(shape, len(graph.stages))
-    stage_s = tuple(_estimate(stage, timer, plan).duration_s for stage in graph.stages)
-    once = _estimate(graph, timer, plan)
-    share = num_plans / len(stage_s)  # of what one plan does on its whole way, for a device on the average
-    rows = tuple(replace(row, count=share * row.count) for row in once.rows)
-    serial, hidden = once.serial_host_s, once.hidden_host_s
-    duration, busy = round_time(serial, hidden, stage_s, num_plans), share * sum(stage_s)
-    per_round = share / duration if duration else 0.0
-    return replace(
-        once,
-        rows=rows,
+    num_stages = len(graph.stages)
+    rows: list[OperatorEstimate] = []
+    plans: dict[StageTimes, int] = {}
+    at_peak = busy = 0.0
+    for plan, count in plans_of_round(shape, num_stages).items():
+        once = _estimate(graph, timer, plan)
+        stage_s = tuple(_estimate(stage, timer, plan).duration_s for stage in graph.stages)
+        times, share = StageTimes(once.serial_host_s, once.hidden_host_s, stage_s), count / num_stages
+        plans[times] = plans.get(times, 0) + count
+        rows += [replace(row, count=share * row.count) for row in once.rows]  # of a device on the average
+        at_peak += share * once.mfu * once.duration_s
+        busy += share * sum(stage_s)
+    duration, longest = round_time(plans), max(plans, key=lambda times: times.latency)
+    device, num_bytes = sum(row.duration_s for row in rows), sum(row.hbm_bytes for row in rows)
+    return StepEstimate(
+        rows=tuple(rows),
         duration_s=duration,
-        device_s=share * once.device_s,
-        flops=share * once.flops,
-        hbm_bytes=share * once.hbm_bytes,
-        mfu=once.mfu * once.duration_s * per_round,
-        mbu=once.mbu * once.duration_s * per_round,
-        bound_share=bound_share(list(rows), busy, share * once.device_s),
+        device_s=device,
+        serial_host_s=longest.serial,
+        hidden_host_s=longest.hidden,
+        flops=sum(row.flops for row in rows),
+        hbm_bytes=num_bytes,
+        mfu=at_peak / duration if duration else 0.0,
+        mbu=num_bytes / timer.hardware.memory_bandwidth / duration if duration else 0.0,
+        bound_share=bound_share(rows, busy, device),
+        origin=timer.calibration.origin,
         pipeline=PipelineEstimate(
-            num_plans,
-            stage_s,
-            latency_s=serial + max(hidden, sum(stage_s)),
+            num_plans=sum(plans.values()),
+            stage_s=longest.stages,
+            latency_s=longest.latency,
             bubble_share=1.0 - busy / duration if duration else 0.0,
         ),
     )

@@ -1,12 +1,12 @@
 """`PipelineTimer`: what plans take in each pipeline stage, as the simulator asks for it."""
 
-__all__ = ["PipelineTimer", "StageTimes", "step_timer"]
+__all__ = ["PipelineTimer", "StageTicks", "step_timer"]
 
 from typing import NamedTuple
 
 from perfmodel.cost.draws import Draw
 from perfmodel.cost.estimate import host_fit
-from perfmodel.cost.flow_line import plan_of_round, round_time
+from perfmodel.cost.flow_line import StageTimes, plans_of_round, round_time
 from perfmodel.cost.step_tables import PS_PER_S, StepTables
 from perfmodel.cost.step_timer import StepTimer
 from perfmodel.cost.usage import Usage
@@ -15,7 +15,7 @@ from perfmodel.ops.work import BatchShape
 Prefills = tuple[tuple[int, int], ...]
 
 
-class StageTimes(NamedTuple):
+class StageTicks(NamedTuple):
     """Picoseconds of one plan: of the host before it starts, and beside it, then of each stage in turn."""
 
     serial: int
@@ -56,7 +56,7 @@ class PipelineTimer:
         decode_context: int,
         decode_windowed: tuple[int, ...] = (),
         group_tokens: int = 0,
-    ) -> StageTimes:
+    ) -> StageTicks:
         """Of one plan (the arguments are the fields of a BatchShape)."""
         times = [
             timer.step(num_tokens, num_samples, prefills, num_decodes, decode_context, decode_windowed, group_tokens)
@@ -69,7 +69,7 @@ class PipelineTimer:
         )
         if prefills and num_tokens > host.captured_tokens:
             serial += self._prompt_factor * host.prompt_step_s
-        return StageTimes(
+        return StageTicks(
             round(serial * PS_PER_S), round(hidden * PS_PER_S), tuple([times[index] for index in self._order])
         )
 
@@ -87,17 +87,19 @@ class PipelineTimer:
         shape = BatchShape(
             num_tokens, num_samples, prefills, num_decodes, decode_context, decode_windowed, group_tokens
         )
-        plan, num_plans = plan_of_round(shape, self.num_stages)
-        times = self.stage_times(
-            plan.num_tokens,
-            plan.num_samples,
-            plan.prefills,
-            plan.num_decodes,
-            plan.decode_context,
-            plan.decode_windowed,
-            plan.group_tokens,
-        )
-        return round(round_time(*times, num_plans))
+        found: dict[StageTimes, int] = {}
+        for plan, count in plans_of_round(shape, self.num_stages).items():
+            times = self.stage_times(
+                plan.num_tokens,
+                plan.num_samples,
+                plan.prefills,
+                plan.num_decodes,
+                plan.decode_context,
+                plan.decode_windowed,
+                plan.group_tokens,
+            )
+            found[StageTimes(*times)] = found.get(StageTimes(*times), 0) + count
+        return round(round_time(found))
 
     def usage(self) -> Usage:
         """Totals over all plans so far, of a device on the average of the stages."""

@@ -93,6 +93,7 @@ class RunningRequests:
         chunks = self._chunks(budget, decodes)
         if chunks is None:
             plan.resumed.clear()
+            cohort.dissolve()
             return self._grant_in_order(plan, budget, decodes)
         if chunks:
             budget -= self._grant_chunks(chunks, plan)
@@ -196,32 +197,34 @@ class RunningRequests:
 
     def _grant_in_order(self, plan: StepPlan, budget: int, decodes: bool) -> int:
         """`grant`, a request at a time, when budget or blocks do not suffice for all."""
-        self.cohort.dissolve()
-        index, before, blocks = plan.index, self._index_before(plan), self._blocks
+        index, before, blocks, running = plan.index, self._index_before(plan), self._blocks, RequestStatus.RUNNING
+        block_size = blocks.block_size
         for request in self._in_turn():
-            if not request.num_remaining_tokens or request.status is not RequestStatus.RUNNING:
+            promised, computed = request.num_promised_tokens, request.num_computed_tokens
+            if promised == request.max_output_tokens or request.status is not running:
                 continue  # its last token is in flight, or it was preempted a moment ago
-            computed = request.num_computed_tokens
-            missing = request.num_tokens - computed
-            if missing == 1 and not decodes:
+            missing = request.num_prompt_tokens + promised - computed
+            is_decode = missing == 1
+            if is_decode and not decodes:
                 continue
             if budget <= 0:
                 plan.is_complete = False
                 continue
-            if missing > 1:
+            if not is_decode:
                 missing = self.chunk(missing, budget)
-            if blocks.num_needed(request, computed + missing) > 0:
-                given_back = self._make_room(request, computed + missing, plan)
+            wanted = computed + missing
+            if wanted > len(request.block_ids) * block_size and blocks.num_needed(request, wanted) > 0:
+                given_back = self._make_room(request, wanted, plan)
                 if given_back is None:
                     continue  # the request itself was the one to give way
                 budget += given_back
-                blocks.allocate(request, computed + missing)
+                blocks.allocate(request, wanted)
             budget -= missing
-            if missing == 1 and computed + 1 == request.num_tokens:
-                if not request.num_promised_tokens or request.last_step != before:
+            if is_decode:
+                if not promised or request.last_step != before:
                     plan.resumed.append(request)
-                request.num_computed_tokens += 1
-                request.num_promised_tokens += 1
+                request.num_computed_tokens = computed + 1
+                request.num_promised_tokens = promised + 1
                 request.last_step = index
                 plan.decodes.append(request)
             else:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost import StageTimes, step_costs
-from perfmodel.cost.flow_line import round_time
+from perfmodel.cost import StageTicks, step_costs
+from perfmodel.cost.flow_line import StageTimes, round_time
 from perfmodel.engine import Outcome, Request, SchedulerConfig, StepPlan, StepRecord
 from perfmodel.ops import decode_shape
 from perfmodel.sim import simulate
@@ -26,10 +26,10 @@ class ScriptedStages:
     """Every plan takes the same in a stage."""
 
     def __init__(self, *stages: int, serial: int = 0, hidden: int = 0) -> None:
-        self.times = StageTimes(serial, hidden, stages)
+        self.times = StageTicks(serial, hidden, stages)
         self.num_stages = len(stages)
 
-    def pass_through(self, plan: StepPlan) -> StageTimes:
+    def pass_through(self, plan: StepPlan) -> StageTicks:
         return self.times
 
     def execute(self, plan: StepPlan) -> Outcome:
@@ -80,7 +80,7 @@ def test_plans_that_go_round_take_the_round_in_closed_form(
     requests = [Request(i, 0, CHUNK, outputs) for i in range(num_plans)]
     _, _, finished = serve(ScriptedStages(*stages, serial=serial, hidden=hidden), *requests)
     each = {((r.finished_at or 0) - (r.first_token_at or 0)) / (outputs - 1) for r in finished}
-    expected = round_time(serial, hidden, stages, num_plans)
+    expected = round_time({StageTimes(serial, hidden, tuple(stages)): num_plans})
     assert len(finished) == num_plans
     for tpot in each:
         assert tpot == pytest.approx(expected, rel=0.01)
@@ -100,8 +100,8 @@ def on_the_clock(case: Case, is_pipeline: bool) -> list[tuple[int, ...]]:
     class Backend:
         num_stages = case.config.pipeline_parallel_size
 
-        def pass_through(self, plan: StepPlan) -> StageTimes:
-            return StageTimes(0, 0, tuple(stages_of(plan, self.num_stages)))
+        def pass_through(self, plan: StepPlan) -> StageTicks:
+            return StageTicks(0, 0, tuple(stages_of(plan, self.num_stages)))
 
         def execute(self, plan: StepPlan) -> Outcome:
             return Outcome(1 + duration_of(plan))

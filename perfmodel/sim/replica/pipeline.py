@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 from simpy.events import Event
 
-from perfmodel.cost.pipeline_timer import StageTimes
+from perfmodel.cost.pipeline_timer import StageTicks
 from perfmodel.engine import Backend, Request, StepPlan, StepRecord
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.replica.lockstep import Lockstep, Rank
@@ -35,7 +35,7 @@ class StagedBackend(Backend, Protocol):
     @property
     def num_stages(self) -> int: ...
 
-    def pass_through(self, plan: StepPlan) -> StageTimes:
+    def pass_through(self, plan: StepPlan) -> StageTicks:
         """What `plan` takes, in ticks."""
         ...
 
@@ -117,14 +117,14 @@ class Pipeline(Lockstep):
         self._begin()
 
 
-def _slowed(times: StageTimes, factor: float) -> StageTimes:
+def _slowed(times: StageTicks, factor: float) -> StageTicks:
     serial, hidden, stages = times
-    return StageTimes(round(serial * factor), round(hidden * factor), tuple(round(each * factor) for each in stages))
+    return StageTicks(round(serial * factor), round(hidden * factor), tuple(round(each * factor) for each in stages))
 
 
-def _slowest(each: Sequence[StageTimes]) -> StageTimes:
+def _slowest(each: Sequence[StageTicks]) -> StageTicks:
     """Of ranks that step together: each stage as long as the slowest of them needs."""
-    return StageTimes(
+    return StageTicks(
         max([times.serial for times in each]),
         max([times.hidden for times in each]),
         tuple(map(max, zip(*(times.stages for times in each), strict=True))),

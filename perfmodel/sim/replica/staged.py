@@ -5,7 +5,7 @@ __all__ = ["PipelinedBackend"]
 from dataclasses import replace
 
 from perfmodel.cost.offload import RestoreCost
-from perfmodel.cost.pipeline_timer import PipelineTimer, StageTimes
+from perfmodel.cost.pipeline_timer import PipelineTimer, StageTicks
 from perfmodel.engine import Outcome, StepPlan
 from perfmodel.sim.replica.prompt_time import PromptTime, others
 from perfmodel.sim.replica.restoring import restoring
@@ -33,7 +33,7 @@ class PipelinedBackend:
         serial, hidden, stages = self.pass_through(plan)
         return Outcome(serial + max(hidden, sum(stages)))
 
-    def pass_through(self, plan: StepPlan) -> StageTimes:
+    def pass_through(self, plan: StepPlan) -> StageTicks:
         num_decodes = len(plan.decodes)
         times = self.timer.stage_times(
             num_decodes + plan.num_chunk_tokens,
