@@ -29,7 +29,7 @@ from perfmodel.plan.surfaces import StepSurface, step_surface
 from perfmodel.specs.scenario import Scenario
 
 Floats = NDArray[np.float64]
-Grid = tuple[float, float, int, int]  # the arguments of `step_surface` beside the scenario
+Grid = tuple[float, float, int, int, int]  # the arguments of `step_surface` beside the scenario
 
 NUM_DRAWS = 256
 

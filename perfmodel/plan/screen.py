@@ -17,7 +17,7 @@ from perfmodel.cost import load_engine_profile
 from perfmodel.errors import SpecError
 from perfmodel.plan.candidates import Candidate, Layout
 from perfmodel.plan.demand import Demand, demand_of
-from perfmodel.plan.draws import NUM_DRAWS, Drawn, SharedScores, drawn_surfaces
+from perfmodel.plan.draws import NUM_DRAWS, Drawn, Grid, SharedScores, drawn_surfaces
 from perfmodel.plan.service import Served, Service, repeated, serve
 from perfmodel.plan.surfaces import Surfaces, step_surface
 from perfmodel.sim.fleet.kv_transfer import transfer_cost
@@ -25,6 +25,8 @@ from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.slo import SLO
 
 Floats = NDArray[np.float64]
+Engine = tuple[Layout, int]  # and the tokens of its plans
+Key = tuple[int, int]
 
 _AT_ONCE = 400  # candidates: as many rows as stay in a processor's cache
 _HALVINGS = 10
@@ -65,13 +67,23 @@ class Screen:
 
     def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, attainment: float) -> None:
         self._limits, self._attainment = _limits(scenario.slo), attainment
-        self.demand = demand = demand_of(scenario)
+        self.demand = demand_of(scenario)
         self._candidates = candidates
         batches = max((candidate.max_num_seqs for candidate in candidates), default=1)
         chunk = max((max(c.max_num_batched_tokens, _budget(c)) for c in candidates), default=1)
-        layouts = {id(layout): layout for candidate in candidates for layout, _ in candidate.counts}
-        self._grid = (demand.context, demand.mean_prompt, batches, chunk)
-        self._surfaces = {key: step_surface(layout.scenario, *self._grid) for key, layout in layouts.items()}
+        self._most = batches, chunk
+        engines = {self._key(engine): engine for candidate in candidates for engine in _engines(candidate)}
+        self._surfaces = {
+            key: step_surface(layout.scenario, *self._grid(layout, tokens)) for key, (layout, tokens) in engines.items()
+        }
+
+    def _grid(self, layout: Layout, tokens: int) -> Grid:
+        """What a layout's steps are asked for; only where plans pass stages does it matter how large one may be."""
+        has_stages = layout.scenario.engine.pipeline_parallel_size > 1
+        return (self.demand.context, self.demand.mean_prompt, *self._most, tokens if has_stages else 0)
+
+    def _key(self, engine: Engine) -> Key:
+        return id(engine[0]), self._grid(*engine)[-1]
 
     def all(self) -> list[Screened]:
         """Every candidate, in order."""
@@ -100,13 +112,12 @@ class Screen:
 
     def _under_draws(self, candidate: Candidate, rate: float, known: SharedScores) -> Drawn:
         plain = self._service([candidate])
-        layouts = {id(layout): layout.scenario for layout, _ in candidate.counts}
-        found = {
-            key: drawn_surfaces(scenario, self._grid, known.of(scenario), candidate.ratio is not None)
-            for key, scenario in layouts.items()
-        }
+        found, is_apart = {}, candidate.ratio is not None
+        for engine in _engines(candidate):
+            scenario = engine[0].scenario
+            found[self._key(engine)] = drawn_surfaces(scenario, self._grid(*engine), known.of(scenario), is_apart)
         read = {key: Surfaces(surfaces, np.arange(NUM_DRAWS)) for key, (surfaces, _) in found.items()}
-        decode, prompts = id(candidate.layout), id(candidate.prefill_layout)
+        decode, prompts = (self._key(engine) for engine in _engines(candidate))
         drawn = repeated(plain, NUM_DRAWS, read[decode], read[prompts], found[prompts][1])
         base = self._latencies(serve(plain, self.demand, np.array([[rate]])))
         each = self._latencies(serve(drawn, self.demand, np.full((NUM_DRAWS, 1), rate)))
@@ -124,21 +135,21 @@ class Screen:
         }
 
     def _service(self, candidates: Sequence[Candidate]) -> Service:
-        surfaces = self._read([candidate.layout for candidate in candidates])
+        surfaces = self._read([_engines(candidate)[0] for candidate in candidates])
         prompts = surfaces
         if any(candidate.prefill is not None for candidate in candidates):
-            prompts = self._read([candidate.prefill_layout for candidate in candidates])
+            prompts = self._read([_engines(candidate)[1] for candidate in candidates])
         return _service(candidates, surfaces, prompts, self.demand)
 
-    def _read(self, layouts: Sequence[Layout]) -> Surfaces:
-        """The surfaces of so many candidates' layouts."""
-        used = {id(layout): self._surfaces[id(layout)] for layout in layouts}
-        place = {key: index for index, key in enumerate(used)}
-        return Surfaces(list(used.values()), np.array([place[id(layout)] for layout in layouts], np.intp))
+    def _read(self, engines: Sequence[Engine]) -> Surfaces:
+        """The surfaces of so many candidates' engines."""
+        keys = [self._key(engine) for engine in engines]
+        place = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+        return Surfaces([self._surfaces[key] for key in place], np.array([place[key] for key in keys], np.intp))
 
     def _origin(self, candidate: Candidate) -> str:
         """Of the step times; the datasheet where any of them is its."""
-        origins = [self._surfaces[id(layout)].origin for layout, _ in candidate.counts]
+        origins = [self._surfaces[self._key(engine)].origin for engine in _engines(candidate)]
         return "datasheet" if "datasheet" in origins else origins[0]
 
     def _highest(self, service: Service) -> Floats:
@@ -207,9 +218,16 @@ def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfa
     )
 
 
+def _engines(candidate: Candidate) -> tuple[Engine, Engine]:
+    """Of its replicas that decode, and of those that compute prompts (the same, unless they are apart)."""
+    of_prompts = candidate.prefill or candidate
+    return (candidate.layout, candidate.max_num_batched_tokens), (of_prompts.layout, of_prompts.max_num_batched_tokens)
+
+
 def _budget(candidate: Candidate) -> int:
-    """Tokens of a step of the engines that compute prompts."""
-    return (candidate.prefill or candidate).max_num_batched_tokens
+    """Tokens of a step of the engines that compute prompts: of a plan for each stage."""
+    layout, tokens = _engines(candidate)[1]
+    return layout.scenario.engine.pipeline_parallel_size * tokens
 
 
 def _ranks(layout: Layout) -> int:

@@ -49,22 +49,34 @@ class StepSurface:
 
 
 def step_surface(
-    scenario: Scenario, context: float, prompt: float, batches: int, chunk: int, draw: Draw | None = None
+    scenario: Scenario,
+    context: float,
+    prompt: float,
+    batches: int,
+    chunk: int,
+    plan_tokens: int = 0,
+    draw: Draw | None = None,
 ) -> StepSurface:
     """The surface of a scenario with one replica.
 
     context: mean KV length of a decoding sequence; prompt: mean length of a prompt
     batches, chunk: no larger batch, and no more prompt tokens in a step, will be asked for
+    plan_tokens: of several plans under way, the most of each: prompts come in parts that leave room for the decodes
     draw: factors on what the calibration says
     """
     calibration, profile = scenario_fits(scenario)
     tables = step_tables_of(scenario, calibration, profile)
     drafts = draft_tables_of(scenario, calibration, profile, tables)
     timer = step_timer(tables, draw)
-    spans = scenario.model.attention_spans
+    spans, num_stages = scenario.model.attention_spans, scenario.engine.pipeline_parallel_size
 
     def step(batch: float, tokens: float = 0, cached: int = 0) -> float:
-        decodes, prefills = int(batch), _prompts(int(tokens), prompt, cached)
+        part, most = prompt, num_stages * plan_tokens - batch
+        if 0 < most < tokens:  # never asked for, but read between: in proportion
+            return step(batch, most, cached) * tokens / most
+        if plan_tokens:
+            part = max(min(prompt, most / num_stages), 1.0)
+        decodes, prefills = int(batch), _prompts(int(tokens), part, cached)
         summed, windowed = round(decodes * context), tuple(round(decodes * min(context, span)) for span in spans)
         return _PS * timer.step(
             decodes + int(tokens), decodes + len(prefills), prefills, decodes, summed, windowed if decodes else ()
