@@ -15,6 +15,7 @@ import argparse
 import random
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, exp, log
@@ -164,15 +165,23 @@ def lines(solved: Sequence[Solved]) -> list[str]:
     others = [each for each in asked if each not in within]
     ratios = np.array([ratio for each in asked for ratio in each.ratios])
     off = np.exp(np.median(np.abs(np.log(ratios)))) - 1
+    places = Counter(each.place or 0 for each in asked)
     found = [
-        f"{len(asked)} problems with an answer, {sum(each.num_candidates for each in asked)} candidates simulated.",
+        f"{len(solved)} problems, {len(asked)} of them with an answer (in the others no candidate meets the SLO); "
+        f"{sum(each.num_candidates for each in asked)} candidates simulated.",
         f"The simulated best is among the screen's first {_TOP} in {len(within)} of {len(asked)} "
-        f"({len(within) / len(asked):.0%}), first in {len(first)} ({len(first) / len(asked):.0%}).",
+        f"({len(within) / len(asked):.0%}), first in {len(first)} ({len(first) / len(asked):.0%}). Its place: "
+        f"{', '.join(f'{place} in {count}' for place, count in sorted(places.items()))}. Of several that are best "
+        f"alike, as cheap ones that need as many replicas, the screen's first counts.",
         f"Screened over simulated rate: median {np.median(ratios):.2f}, 10th to 90th percentile "
         f"{np.quantile(ratios, 0.1):.2f} to {np.quantile(ratios, 0.9):.2f}; off by {off:.0%} in the median.",
-        f"Of the others, a plan would have told {sum(each.better < SURE for each in others)} of {len(others)} as "
-        f"in doubt; lost by simulating five only: {max((each.loss for each in others), default=0.0):.1%} at most.",
     ]
+    if others:
+        in_doubt, lost = sum(each.better < SURE for each in others), max(each.loss for each in others)
+        found.append(
+            f"Of the others, a plan would have told {in_doubt} of {len(others)} as in doubt; lost by simulating five "
+            f"only: {lost:.1%} at most."
+        )
     for each in others:
         found.append(
             f"Not among them: problem {each.problem.number} ({each.problem.objective}; {each.problem.label}): best "
