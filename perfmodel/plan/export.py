@@ -4,6 +4,7 @@ __all__ = ["device_files", "export_plan", "scenario_yaml", "serve_commands"]
 
 import json
 import shlex
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,22 @@ def serve_commands(result: PlanResult, finalist: Finalist) -> list[str]:
     for pool in scenario.pools:
         hardware = (pool.hardware or scenario.hardware).name
         words = ["vllm", "serve", scenario.model.hf_id or scenario.model.name, *_arguments(pool.engine)]
+        num_nodes = ceil(pool.engine.num_devices / (pool.hardware or scenario.hardware).devices_per_node)
+        words += _across_nodes(pool.engine) if num_nodes > 1 else []
         if pool.role in _KV_ROLES:
             config = f'{{"kv_connector": "NixlConnector", "kv_role": "{_KV_ROLES[pool.role]}"}}'
             words += ["--kv-transfer-config", config]
         what = f"{pool.replicas} x {pool.role} on {pool.engine.num_devices} x {hardware}"
+        what += f", {num_nodes} nodes that a Ray cluster joins" if num_nodes > 1 else ""
         lines += [f"# {what}", shlex.join(words)]
     return lines
+
+
+def _across_nodes(engine: EngineSpec) -> list[str]:
+    """What starts ranks on other nodes. Source: vLLM's documentation, "Parallelism and Scaling", "Data Parallel
+    Deployment"."""
+    words = ["--distributed-executor-backend", "ray"]
+    return [*words, "--data-parallel-backend", "ray"] if engine.data_parallel_size > 1 else words
 
 
 def _arguments(engine: EngineSpec) -> list[str]:

@@ -158,6 +158,8 @@ def suspects(scenario: Scenario) -> list[str]:
         if link is not None and exchanges:
             names += [f"{link.name}.bandwidth"]
         found += [f"{prefix}.{name}" for name in names]
+    if scenario.num_nodes > 1:
+        found.append("cluster.network.bandwidth_bytes_per_s")
     found += ["overheads.kernels", "overheads.host"]
     arrivals = scenario.traffic.arrivals
     if arrivals.rate is not None and not scenario.traffic.trace:

@@ -22,12 +22,15 @@ _WORDS = {
     "rate": "arrival rate",
     "concurrency": "concurrency",
 }
+_OF_NETWORKS = {"bandwidth_bytes_per_s": "network bandwidth", "latency_s": "network latency"}
 _NAMES = {"hbm": "HBM", "nvlink": "NVLink", "pcie": "PCIe", "infinity_fabric": "Infinity Fabric", "ici": "ICI"}
 
 
 def path_words(path: str) -> str:
     """`HBM bandwidth` for hardware.hbm.bandwidth; paths that have no words stay as they are."""
     parts = path.split(".")
+    if parts[:2] == ["cluster", "network"] and parts[-1] in _OF_NETWORKS:
+        return _OF_NETWORKS[parts[-1]]
     if parts[:2] == ["cluster", "pools"] and "hardware" in parts:
         return f"{path_words('.'.join(parts[3:]))} of pool {parts[2]}"
     word = _WORDS.get(parts[-1])

@@ -25,6 +25,8 @@ from perfmodel.specs.model.layer_formats import with_layer_formats
 from perfmodel.specs.model.quantization import with_dtype, with_quantization
 from perfmodel.specs.model.spec import ChangedFrom, ModelSpec
 from perfmodel.specs.model_changes import ModelChanges
+from perfmodel.specs.network import DEFAULT_NETWORK
+from perfmodel.specs.network_file import find_network
 from perfmodel.specs.overrides import (
     Override,
     apply_override,
@@ -62,7 +64,7 @@ def load_scenario(
     for change in changes:
         _refuse_model_fields(change)
         if (len(change.path) == 1 or change.path[0] not in ("hardware", "traffic")) and not _is_of_pool(change):
-            apply_override(change, data, change.path, positions, partial(default_at, Scenario))
+            apply_override(change, data, change.path, positions, partial(_present, data))
     complete_for_published(data)
     shared = data.get("hardware")
     _resolve_hardware(data, positions, path.parent, [c for c in changes if _is_inside("hardware", c)])
@@ -90,6 +92,16 @@ def load_traffic(name_or_path: str | pathlib.Path) -> Traffic:
     """The traffic of a file in workloads/traffic by name, or of a path."""
     loaded = load_yaml(find_file("traffic", name_or_path))
     return _traffic(loaded, pathlib.Path(loaded.positions.file).parent)
+
+
+def _present(data: dict[str, Any], path: Path) -> Any:
+    """What is multiplied where the file has nothing at `path`: a field's default, or what a named network says."""
+    around: Any = data
+    for key in ("cluster", "network", "link") if path[:2] == ("cluster", "network") else ():
+        around = around.get(key) if isinstance(around, dict) else None
+    network = find_network(around or DEFAULT_NETWORK) if path[:2] == ("cluster", "network") else None
+    found = getattr(network, str(path[-1]), None)
+    return default_at(Scenario, path) if found is None else found
 
 
 def _is_inside(field: str, change: Override) -> bool:

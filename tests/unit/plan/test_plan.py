@@ -192,6 +192,20 @@ def test_disaggregated_choices_name_the_connector(store: Path) -> None:
     assert Base("llama-3.1-8b-a100").load().plan is None
 
 
+def test_replicas_on_several_nodes_are_started_over_ray(store: Path) -> None:
+    """Nodes of one device: TP2 spans two of them, TP1 none."""
+    from perfmodel.plan.export import serve_commands
+
+    for tp, most in ((1, 1), (2, 2)):
+        space = f"plan.space={{tensor_parallel_size: [{tp}]}}"
+        small = ("cluster.network.devices_per_node=1", f"plan.link_domain={most}", "plan.finalists=1", "plan.seeds=1")
+        found = make_plan("llama-3.1-8b-a100", (*SHORT, *small, space), store, workers=1)
+        assert found.winner is not None
+        lines = "\n".join(serve_commands(found, found.winner))
+        assert ("--distributed-executor-backend ray" in lines) == (tp > 1)
+        assert ("2 nodes" in lines) == (tp > 1)
+
+
 ONE_DEVICE = SPACE.replace("hardware: [a100-sxm-80gb, h100-sxm-80gb], ", "")
 UNEQUAL = SPACE.replace(
     "max_num_seqs",

@@ -48,6 +48,8 @@ def test_the_suspects_are_there_and_links_only_where_devices_talk():
         axis_of(text, SCENARIO if text in alone else DISAGGREGATED)
     assert not any("nvlink" in text for text in alone)
     assert any("nvlink" in text for text in together)
+    assert not any("network" in text for text in together)
+    assert any("cluster.network" in text for text in suspects(load_scenario("deepseek-v3-2x8-h100")))
 
 
 @pytest.mark.parametrize(

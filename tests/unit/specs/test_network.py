@@ -42,6 +42,17 @@ def test_numbers_do_without_a_file():
     assert other.name == "infiniband-ndr"
 
 
+@pytest.mark.parametrize(("link", "card"), [("", 50e9), ("cluster.network.link=roce-100", 12.5e9)])
+def test_what_a_named_network_says_can_be_multiplied(link, card):
+    """The one that is assumed without a name as well."""
+    overrides = [each for each in (link, "cluster.network.bandwidth_bytes_per_s=0.5x") if each]
+    network = load_scenario(SCENARIO, overrides).hardware.network_link
+    assert network.bandwidth_bytes_per_s == pytest.approx(0.5 * card)
+    assert network.latency_s == 5e-6
+    slower = load_scenario(SCENARIO, [*overrides, "cluster.network.latency_s=3x"]).hardware.network_link
+    assert slower.latency_s == pytest.approx(15e-6)
+
+
 def test_a_scenarios_network_is_that_of_all_its_hardware():
     name = "llama-3.1-70b-h100-disaggregated"
     scenario = load_scenario(name, ["cluster.network.link=roce-200", "cluster.pools.decode.hardware=h200-sxm"])
