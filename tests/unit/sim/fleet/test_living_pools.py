@@ -90,6 +90,21 @@ def test_pools_follow_the_load_each_on_its_own() -> None:
     assert result.summary["gpu_hours"] < 0.7 * fixed.summary["gpu_hours"]
 
 
+def test_as_many_replicas_as_the_kv_in_flight_fills_to_their_target() -> None:
+    """Of 64 requests in flight each holds 500 tokens of prompt and what it has of its answer. Answers are uniform up to
+    600, so one that is met by chance is E[x^2] / (2 E[x]) = 200 long so far (inspection paradox): 64 x 44 blocks of
+    16, which fill 2.8 decode replicas to a half of their 2,000."""
+    closed = ("traffic.arrivals={process: closed_loop, concurrency: 64}", "traffic.num_requests=3000")
+    lengths = (
+        "traffic.output_tokens={distribution: uniform, low: 2, high: 600}",
+        "engine.num_gpu_blocks_override=2000",
+    )
+    scaling = "metric: kv_cache_usage, target: 0.5, max_replicas: 8, interval_s: 2, cold_start_s: 1"
+    decode = f"{{role: decode, replicas: 3, autoscaling: {{{scaling}, scale_down_delay_s: 0}}}}"
+    summary = run(f"cluster.pools=[{{role: prefill, replicas: 4}}, {decode}]", *closed, *lengths).summary
+    assert summary["pools"][1]["gpu_hours"] * 3600 / summary["duration"] == pytest.approx(3, rel=0.05)
+
+
 def test_a_disaggregated_canary_leaves_the_others_alone() -> None:
     """What has 0.8 of the requests answers them as if the rest had a unified replica of their own, or none."""
     beside = "{share: 0.2, role: prefill}, {role: decode}", "{share: 0.2}"
@@ -117,6 +132,16 @@ def test_several_models_have_prefill_and_decode_pools_each() -> None:
     ]
     assert rows[1]["completed"] + rows[3]["completed"] == 400
     assert result.summary["kv_transfer"]["transfers"] == 400
+
+
+def test_unified_pools_of_a_deployment_share_its_requests() -> None:
+    """Half of the requests for one pool, half for two behind one router."""
+    both = "{deployment: both, share: 0.5}, {deployment: both, engine: {max_num_seqs: 16}}"
+    result = run(f"cluster.pools=[{{share: 0.5}}, {both}]")
+    alone, first, second = (row["completed"] for row in result.summary["pools"])
+    assert alone + first + second == 400
+    assert alone == pytest.approx(200, abs=40)
+    assert abs(first - second) <= 1  # in turn
 
 
 def test_a_disaggregated_shadow_changes_nothing_but_the_bill() -> None:
