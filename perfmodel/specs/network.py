@@ -31,10 +31,10 @@ class NetworkSpec(GivenLink):
     devices_per_node: PositiveInt | None = None
     nics_per_node: PositiveInt | None = None
 
-    @property
-    def is_assumed(self) -> bool:
-        """Whether nobody said what joins the nodes."""
-        return self.link is None and self.bandwidth_bytes_per_s is None
+    def is_assumed(self, hardware: "HardwareSpec") -> bool:
+        """Whether nobody said what joins nodes of `hardware`."""
+        is_given = self.link is not None or self.bandwidth_bytes_per_s is not None
+        return not is_given and hardware.link(_SCALE_OUT) is None
 
     def share_of(self, hardware: "HardwareSpec") -> Link:
         """The network as one device of `hardware` has it, when all of its node talk. Raises ValueError for a link
@@ -45,10 +45,10 @@ class NetworkSpec(GivenLink):
                 f"found devices_per_node={self.devices_per_node}; the scale-up link of {hardware.name} joins {most} at "
                 f"most (max_devices in its file), give that or fewer"
             )
-        name = self.link
-        if name is None and self.bandwidth_bytes_per_s is None:
-            name = _SCALE_OUT if hardware.link(_SCALE_OUT) else DEFAULT_NETWORK
-        port = self.model_copy(update={"link": name or "network"}).link_of(hardware)
+        name = self.link or ("network" if self.bandwidth_bytes_per_s is not None else _SCALE_OUT)
+        port = self.model_copy(update={"link": DEFAULT_NETWORK if self.is_assumed(hardware) else name}).link_of(
+            hardware
+        )
         update: dict[str, float] = {}
         if self.latency_s is None and not port.latency_s:
             update["latency_s"] = _LATENCY_S

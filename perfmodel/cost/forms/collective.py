@@ -217,16 +217,17 @@ def custom_time(work: Work, fit: CustomAllReduceFit, device: DeviceFacts) -> Ope
 
 
 def _nccl_seconds(message: Message, fit: CollectiveFit, device: DeviceFacts) -> float:
-    """NCCL's time within a node or between nodes; of a pipeline's sends the mean of both."""
+    """NCCL's time within a node or between nodes; of a pipeline's sends, some of which stay, the mean."""
     spread, link = device.spread(message), device.link
-    away = 0.0
-    if spread.crossing and spread.num_nodes > 1:
+    leaving = float(spread.num_nodes > 1) if message.kind != "send_recv" else spread.crossing
+    seconds = 0.0
+    if leaving:
         hop_s = fit.hop_s * _slower(fit.link_latency_s, link)
-        away = nccl_between_nodes(message, spread, fit, hop_s, device)
-        if message.kind != "send_recv" or spread.crossing == 1.0:
-            return away
-    on_node = float(collective_seconds(_sizes(message), fit, device, link, SCALARS).duration)
-    return spread.crossing * away + (1.0 - spread.crossing) * on_node if away else on_node
+        seconds = leaving * nccl_between_nodes(message, spread, fit, hop_s, device)
+    if leaving < 1.0:
+        on_node = collective_seconds(_sizes(message), fit, device, link, SCALARS)
+        seconds += (1.0 - leaving) * float(on_node.duration)
+    return seconds
 
 
 def _sizes(message: Message) -> CollectiveSizes:

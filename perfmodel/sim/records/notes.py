@@ -9,6 +9,7 @@ from perfmodel.ops.capacity import dropped_share
 from perfmodel.ops.routing import popularity_of
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.specs.model.architecture import MoEFFN
+from perfmodel.specs.network import NetworkSpec
 from perfmodel.specs.prices import stale_price_notes
 from perfmodel.specs.scenario import Scenario
 
@@ -33,7 +34,7 @@ def network_notes(scenario: Scenario) -> list[str]:
     for pool in scenario.pools:
         hardware, num_devices = pool.hardware or scenario.hardware, pool.engine.num_devices
         per_node = hardware.devices_per_node
-        if num_devices <= per_node or (hardware.network is not None and not hardware.network.is_assumed):
+        if num_devices <= per_node or not (hardware.network or NetworkSpec()).is_assumed(hardware):
             continue
         link = hardware.network_link
         notes.append(

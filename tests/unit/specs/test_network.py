@@ -4,7 +4,7 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.sim.records.notes import network_notes
-from perfmodel.specs.catalog import list_names
+from perfmodel.specs.catalog import find_file, list_names
 from perfmodel.specs.network import DEFAULT_NETWORK
 from perfmodel.specs.network_file import load_network
 from perfmodel.specs.scenario_file import load_hardware, load_scenario
@@ -81,6 +81,16 @@ def test_what_was_assumed_is_said():
     assert not network_notes(load_scenario(SCENARIO, [TP16, "cluster.network.link=hdr"]))
     (small,) = network_notes(load_scenario(SCENARIO, ["cluster.network.devices_per_node=2"]))
     assert "2 nodes of 2" in small
+
+
+def test_a_device_may_declare_its_own_link_between_nodes(tmp_path):
+    """`scale_out` among the links of its file: nothing is assumed."""
+    text = find_file("hardware", "h100-sxm-80gb").read_text(encoding="utf-8")
+    own = "  links:\n    - {name: scale_out, bandwidth_bytes_per_s: 12e9, latency_s: 8e-6}\n"
+    (tmp_path / "mine.yaml").write_text(text.replace("  links:\n", own), encoding="utf-8")
+    scenario = load_scenario(SCENARIO, [TP16, f"hardware={tmp_path / 'mine.yaml'}"])
+    assert scenario.hardware.network_link.bandwidth_bytes_per_s == 12e9
+    assert not network_notes(scenario)
 
 
 def test_kv_goes_over_a_named_network_as_well():
