@@ -6,12 +6,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_leaps import ScriptedBackend
 
-from perfmodel.engine import Request, RequestStatus, SchedulerConfig, StepRecord
+from perfmodel.cost import StageTicks
+from perfmodel.engine import Request, RequestStatus, SchedulerConfig, StepPlan, StepRecord
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment
 from perfmodel.sim.replica.lockstep import Lockstep
+from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.sim.replica.replica import Replica
 from perfmodel.sim.traffic.clients import OpenLoopClient
-from workloads import BLOCK_SIZE, MAX_MODEL_LEN, Case, cases, duration_of, judged, speculating_cases
+from workloads import (
+    BLOCK_SIZE,
+    MAX_MODEL_LEN,
+    Case,
+    cases,
+    duration_of,
+    judged,
+    pipelined_cases,
+    speculating_cases,
+    stages_of,
+)
 
 
 def serve_with_aborts(
@@ -62,7 +74,17 @@ def test_each_request_is_done_or_gave_up_and_no_block_is_lost(case: Case, seed: 
     assert all(r.status is RequestStatus.ABORTED and not r.block_ids and not r.buffer_ids for r in gone)
 
 
-def run(case: Case, aborts: list[tuple[int, int]], can_leap: bool) -> tuple[list[tuple[int | None, ...]], list[int]]:
+class ScriptedStages(ScriptedBackend):
+    def __init__(self, num_stages: int) -> None:
+        self.num_stages = num_stages
+
+    def pass_through(self, plan: StepPlan) -> StageTicks:
+        return StageTicks(1, 3, tuple(stages_of(plan, self.num_stages)))
+
+
+def run(
+    case: Case, aborts: list[tuple[int, int]], can_leap: bool, has_stages: bool = False
+) -> tuple[list[tuple[int | None, ...]], list[int]]:
     """(rows of those who are done, numbers of those who gave up) where request i gives up at a tick, for each pair."""
     env, rows, gone = TickEnvironment(), [], []
     requests = case.requests()
@@ -77,7 +99,10 @@ def run(case: Case, aborts: list[tuple[int, int]], can_leap: bool) -> tuple[list
         if request.status is not RequestStatus.ABORTED and replica.abort(request):
             gone.append(request.request_id)
 
-    replica = Replica(Lockstep(env, ScriptedBackend(), can_leap), 0, case.loop(), on_finished, on_step)
+    clock = Lockstep(env, ScriptedBackend(), can_leap)
+    if has_stages:
+        clock = Pipeline(env, ScriptedStages(case.config.pipeline_parallel_size))
+    replica = Replica(clock, 0, case.loop(), on_finished, on_step)
     for number, after in aborts:
         request = requests[number % len(requests)]
         Alarm(env, request.arrival + after, lambda _, r=request: give_up(r), ARRIVAL_PRIORITY)  # type: ignore[misc]
@@ -96,6 +121,15 @@ def test_leaps_change_nothing_about_who_gives_up_and_when_the_others_are_done(
     stepped = run(case, aborts, False)
     assert run(case, aborts, True) == stepped
     assert len(stepped[0]) + len(stepped[1]) == len(case.rows)
+
+
+@given(pipelined_cases(), st.lists(st.tuples(st.integers(0, 24), st.integers(1, 3000)), max_size=12))
+@settings(max_examples=150, deadline=None)
+def test_each_request_is_done_or_gave_up_with_plans_in_several_stages(
+    case: Case, aborts: list[tuple[int, int]]
+) -> None:
+    rows, gone = run(case, aborts, False, has_stages=True)
+    assert sorted([*(row[0] for row in rows), *gone]) == list(range(len(case.rows)))
 
 
 def test_aborts_find_requests_that_wait_run_and_are_preempted() -> None:
