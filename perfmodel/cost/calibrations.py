@@ -22,7 +22,7 @@ from perfmodel.cost.unmeasured import with_unmeasured
 from perfmodel.errors import SpecError
 from perfmodel.specs.catalog import data_dir, find_file
 from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.hardware import Declared, HardwareSpec
+from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario_file import load_hardware
 from perfmodel.specs.validation import parse
 from perfmodel.specs.yaml_loader import load_yaml
@@ -99,22 +99,27 @@ def _parsed(file: Path, _written_at: int) -> Calibration:
 
 
 def _architecture(device: str) -> str | None:
+    return _listed(device).declared.architecture
+
+
+def _listed(device: str) -> HardwareSpec:
+    """A device as its file has it. Raises SpecError for one without a file."""
     file = find_file("hardware", device)
-    return _declared(file, file.stat().st_mtime_ns).architecture
+    return _loaded(file, file.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=64)
-def _declared(hardware_file: Path, _written_at: int) -> Declared:
-    return load_hardware(hardware_file).declared
+def _loaded(hardware_file: Path, _written_at: int) -> HardwareSpec:
+    return load_hardware(hardware_file)
 
 
 def _as_declared(own: Calibration, hardware: HardwareSpec) -> Calibration:
     """`own`; for other facts than the device's file has (a what-if) as a sibling's: its fractions stay, less sure."""
     try:
-        file = find_file("hardware", hardware.name)
+        listed = _listed(hardware.name)
     except SpecError:
         return own
-    if _declared(file, file.stat().st_mtime_ns) == hardware.declared:
+    if listed.declared == hardware.declared:
         return own
     source = f"{PASSED_ON} {own.device} as its file declares it: {own.source}"
     return own.model_copy(update={"source": source, "spread": own.spread * SPREAD_SIBLING})
@@ -163,7 +168,7 @@ def _passed_on(file: Path, hardware: HardwareSpec, generation: GenerationFit | N
         generation = load_generation(architecture)
     if generation is not None and _architecture(found.device) != generation.architecture:
         found = generation.applied_to(found)
-    source, target = load_hardware(found.device).scale_up_link, hardware.scale_up_link
+    source, target = _listed(found.device).scale_up_link, hardware.scale_up_link
     if source is None or target is None or source.name == target.name:
         return found
     families = {key: over_link(fit, source, target) for key, fit in found.families.items()}

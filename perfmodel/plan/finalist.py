@@ -105,7 +105,7 @@ class FrontPoint:
     usd_per_hour: float | None
     tightness: float
     attained: float
-    screened_tightness: float | None = None
+    screened_tightness: float
 
     @property
     def cost(self) -> float:

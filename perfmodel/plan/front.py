@@ -55,7 +55,6 @@ def simulated_front(
 
     simulated: by label, as at the wanted rate
     """
-    expected = {label_of(each): each.tightness for each in screened}
     points = {
         label: FrontPoint(
             label,
@@ -63,7 +62,7 @@ def simulated_front(
             each.usd_per_hour,
             tightness(records, slo, quantile),
             attained(records),
-            expected.get(label),
+            each.tightness,
         )
         for label, (each, records) in simulated.items()
     }
@@ -73,7 +72,8 @@ def simulated_front(
         if each.cost not in best or each.tightness < best[each.cost].tightness:
             best[each.cost] = each
     front = set(pareto_front({each.label: (each.cost, each.tightness) for each in best.values()}, (True, True)))
-    not_serving = [points[label] for label in expected if label in points and points[label] not in serving]
+    labels = [label_of(each) for each in screened]
+    not_serving = [points[label] for label in labels if label in points and points[label] not in serving]
     return [each for each in best.values() if each.label in front], not_serving
 
 

@@ -100,7 +100,7 @@ def _front(result: PlanResult) -> PlanTable:
             str(point.num_devices),
             _number(point.usd_per_hour, ".2f"),
             f"{point.tightness:.2f}",
-            _number(point.screened_tightness, ".2f"),
+            f"{point.screened_tightness:.2f}" if isfinite(point.screened_tightness) else "no end",
             f"{point.attained:.1%}",
         )
 

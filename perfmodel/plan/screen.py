@@ -19,7 +19,7 @@ from perfmodel.plan.candidates import Candidate, Layout
 from perfmodel.plan.demand import Demand, demand_of
 from perfmodel.plan.draws import NUM_DRAWS, Drawn, Grid, SharedScores, drawn_surfaces
 from perfmodel.plan.service import Served, Service, repeated, serve
-from perfmodel.plan.surfaces import Surfaces, step_surface
+from perfmodel.plan.surfaces import StepSurface, Surfaces, step_basis, step_surface
 from perfmodel.sim.fleet.kv_transfer import transfer_cost
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.slo import SLO
@@ -73,9 +73,14 @@ class Screen:
         chunk = max((max(c.max_num_batched_tokens, _budget(c)) for c in candidates), default=1)
         self._most = batches, chunk
         engines = {self._key(engine): engine for candidate in candidates for engine in _engines(candidate)}
-        self._surfaces = {
-            key: step_surface(layout.scenario, *self._grid(layout, tokens)) for key, (layout, tokens) in engines.items()
-        }
+        self._surfaces: dict[Key, StepSurface] = {}
+        layouts = {id(layout): layout for layout, _ in engines.values()}
+        for layout in layouts.values():
+            basis = step_basis(layout.scenario)
+            mine = [engine for engine in engines.values() if engine[0] is layout]
+            for each in mine:
+                grid = self._grid(*each)
+                self._surfaces[self._key(each)] = step_surface(layout.scenario, *grid, basis=basis)
 
     def _grid(self, layout: Layout, tokens: int) -> Grid:
         """What a layout's steps are asked for; only where plans pass stages does it matter how large one may be."""

@@ -70,7 +70,7 @@ def make_plan(
     with shown("at the rate") as progress:
         done = _drawn(screen, run.at_the_rate(settled, progress), rate)
     with shown("what more money buys") as progress:
-        simulated = _with_front(run, settled, front, progress)
+        simulated = _with_front(run, screen, settled, front, progress)
     serve, do_not = simulated_front(simulated, front, spec, scenario.slo, quantile_name(spec.attainment))
     result = PlanResult(
         base,
@@ -98,7 +98,7 @@ def _drawn(screen: Screen, done: Sequence[Finalist], rate: float) -> list[Finali
 
 
 def _with_front(
-    run: Runs, settled: Sequence[Settled], front: Sequence[Deployment], progress: Progress | None
+    run: Runs, screen: Screen, settled: Sequence[Settled], front: Sequence[Deployment], progress: Progress | None
 ) -> dict[str, tuple[Deployment, Records]]:
     """All deployments that were simulated at the rate, and those of the front now; by label."""
     found: dict[str, tuple[Deployment, Records]] = {}
@@ -108,7 +108,13 @@ def _with_front(
             found[label_of(each)] = each, records
     missing = [each for each in front if label_of(each) not in found]
     records_of = run.at_rate([(each, each.replicas) for each in missing], progress)
-    return found | {label_of(each): (each, known) for each, known in zip(missing, records_of, strict=True)}
+    found |= {label_of(each): (each, known) for each, known in zip(missing, records_of, strict=True)}
+    whole = [each for each, _ in found.values()]
+    near = screen.tightness([each.screened for each in whole], [run.rate / each.replicas for each in whole])
+    return {
+        label: (replace(each, tightness=value), known)
+        for (label, (each, known)), value in zip(found.items(), near, strict=True)
+    }
 
 
 def _completed(result: PlanResult, simulated: Mapping[str, tuple[Deployment, Records]]) -> PlanResult:

@@ -4,15 +4,25 @@ The grid is asked once for each layout; thousands of ways to schedule on it then
 and prompt tokens have knots that are equal for all layouts, so that one array holds all of them.
 """
 
-__all__ = ["BATCHES", "CHUNKS", "StepSurface", "Surfaces", "step_surface"]
+__all__ = ["BATCHES", "CHUNKS", "StepBasis", "StepSurface", "Surfaces", "step_basis", "step_surface"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost import SpeculationTimer, host_fit, scenario_fits, step_timer
+from perfmodel.cost import (
+    Calibration,
+    DraftTables,
+    EngineProfile,
+    SpeculationTimer,
+    StepTables,
+    host_fit,
+    scenario_fits,
+    step_timer,
+)
 from perfmodel.cost.draws import Draw
 from perfmodel.sim.replica.step_costs import draft_tables_of, step_tables_of
 from perfmodel.specs.scenario import Scenario
@@ -48,6 +58,22 @@ class StepSurface:
     origin: str
 
 
+class StepBasis(NamedTuple):
+    """What all surfaces of a scenario rest on."""
+
+    calibration: Calibration
+    profile: EngineProfile
+    tables: StepTables
+    drafts: DraftTables | None
+
+
+def step_basis(scenario: Scenario) -> StepBasis:
+    """The basis of a scenario with one replica."""
+    calibration, profile = scenario_fits(scenario)
+    tables = step_tables_of(scenario, calibration, profile)
+    return StepBasis(calibration, profile, tables, draft_tables_of(scenario, calibration, profile, tables))
+
+
 def step_surface(
     scenario: Scenario,
     context: float,
@@ -56,6 +82,7 @@ def step_surface(
     chunk: int,
     plan_tokens: int = 0,
     draw: Draw | None = None,
+    basis: StepBasis | None = None,
 ) -> StepSurface:
     """The surface of a scenario with one replica.
 
@@ -63,10 +90,9 @@ def step_surface(
     batches, chunk: no larger batch, and no more prompt tokens in a step, will be asked for
     plan_tokens: of several plans under way, the most of each: prompts come in parts that leave room for the decodes
     draw: factors on what the calibration says
+    basis: that of the scenario, where it is known
     """
-    calibration, profile = scenario_fits(scenario)
-    tables = step_tables_of(scenario, calibration, profile)
-    drafts = draft_tables_of(scenario, calibration, profile, tables)
+    calibration, _, tables, drafts = basis or step_basis(scenario)
     timer = step_timer(tables, draw)
     spans, num_stages = scenario.model.attention_spans, scenario.engine.pipeline_parallel_size
 

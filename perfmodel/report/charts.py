@@ -240,7 +240,7 @@ def _dots(dots: Sequence[Dot], x: Scale, y: Scale, lift: float = 0) -> Iterator[
             left -= 16 + width
         right = left + width
         while any(abs(at - other) < _LINE - 2 and left < end and right > start for start, end, other in taken):
-            at += 2
+            at += -2 if lift else 2
         if dot.name:
             taken.append((left, right, at))
         fill = dot.colour if dot.is_front else "#FFFFFF"

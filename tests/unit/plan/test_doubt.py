@@ -12,6 +12,7 @@ from perfmodel.plan.candidates import Base
 from perfmodel.plan.draws import NUM_DRAWS, Drawn
 from perfmodel.plan.finalist import Finalist
 from perfmodel.plan.plan_result import PlanResult
+from perfmodel.plan.plan_words import plan_words
 from perfmodel.plan.points import Record
 from perfmodel.plan.screen import Screened
 from perfmodel.specs import load_scenario
@@ -95,3 +96,32 @@ def test_latencies_are_as_far_off_as_their_draws() -> None:
     found = finalist(10.0, 0.3 * normal(6)).latency_interval("p90", "ttft")
     assert found is not None
     assert np.log(np.array(found) / 400.0) == pytest.approx([-0.3 * 1.2816, 0.3 * 1.2816], abs=0.06)
+
+
+@pytest.mark.parametrize(("margin", "is_doubtful"), [(0.05, True), (2.0, False)])
+def test_words_say_in_how_many_draws_and_whether_that_is_enough(margin: float, is_doubtful: bool) -> None:
+    """Independent errors of 40 %: 5 % is in doubt, three times as much is not."""
+    one, other = finalist(10.0 * (1 + margin), 0.4 * normal(1)), finalist(10.0, 0.4 * normal(2))
+    plan = result("goodput_per_gpu", one, other)
+    text = " ".join(plan_words(plan))
+    assert f"In {round(100 * plan.better_share(one, other))} of 100 draws" in text
+    assert ("in doubt" in text) == is_doubtful
+    assert "80 % interval" in text
+
+
+def test_words_say_what_would_do_in_nearly_all_draws() -> None:
+    """Three replicas serve 5 % more than is wanted, errors of 20 %: one more does in Phi(log 1.4 / 0.2) = 95 %."""
+    three = finalist(10.5, 0.2 * normal(3), replicas=3)
+    text = " ".join(plan_words(result("cheapest", three)))
+    assert "measure one before the rest is bought" in text
+    assert "4 x one (4 GPUs, 8.00 USD per hour, 5,840 USD per month) would do in 90 of 100 draws" in text
+
+
+def test_words_say_what_the_simulator_did_not_confirm() -> None:
+    """What the screen took to be cheaper, and what one replica fewer comes to."""
+    dear, cheap = finalist(13.0, 0.1 * normal(1), usd=5.0), finalist(9.0, 0.1 * normal(2), usd=2.0)
+    missed = replace(cheap, records=(Record({"request_goodput": 0.42, "request_throughput": 1.0}),))
+    plan = replace(result("cheapest", dear), missed=[missed], fewer={"0 x one": 0.7})
+    text = " ".join(plan_words(plan))
+    assert "not so when simulated: 1 x one, with 42.0% of requests within the SLO" in text
+    assert "0 x one, simulated, keeps 70.0% of requests within the SLO" in text
