@@ -25,6 +25,7 @@ from perfmodel import sim
 from perfmodel.errors import SpecError
 from perfmodel.plan import search
 from perfmodel.plan.ask import ask_whatif
+from perfmodel.plan.jobs.result import JobPlan
 from perfmodel.plan.plan_result import PlanResult
 from perfmodel.plan.points import Point, Record
 from perfmodel.plan.sweep import sweep as sweep_points
@@ -230,14 +231,17 @@ def make_plan(
     store: Path | None = None,
     workers: int | None = None,
     engine: str = "local",
-) -> Plan:
-    """The deployment that serves a scenario's rate within its SLO: as `perfmodel plan`; also called as `pm.plan(...)`.
+) -> Plan | JobPlan:
+    """The deployment that serves a scenario's rate within its SLO, or does its job by an offline objective: as
+    `perfmodel plan`; also called as `pm.plan(...)`.
 
     overrides: `{"plan.objective": "fewest_gpus", "traffic.arrivals.rate": 50}`
     store:     file with points that are already known, and for those evaluated now; default: the user's
     workers:   processes; in a script, start them below `if __name__ == "__main__":`
     """
     result = search.make_plan(str(scenario), _texts(overrides), store, workers, engine)
+    if isinstance(result, JobPlan):
+        return result
     return Plan(**{field.name: getattr(result, field.name) for field in fields(result)})
 
 

@@ -42,7 +42,7 @@ def plan(
     engine: EngineName = "local",
 ) -> None:
     """Find the deployment that serves a scenario's rate within its SLO: cheapest, fewest GPUs, most goodput per GPU, or
-    lowest latency.
+    lowest latency; or that does its offline job: for the least money before a deadline, or first.
 
     The scenario's `plan` block says what to look for, and where (`--set plan.objective=fewest_gpus`,
     `--set plan.space.hardware=[a100-sxm-80gb, h100-sxm-80gb]`). Candidates are screened in closed form, the best are
@@ -60,6 +60,10 @@ def plan(
             say(f"Written to {written}")
     if export is not None:
         from perfmodel.plan.export import export_plan
+        from perfmodel.plan.plan_result import PlanResult
+
+        if not isinstance(result, PlanResult):
+            raise SpecError(f"--export {export}: writes what serves a rate; of a job the answer has the command.")
 
         for written in export_plan(result, export):
             say(f"Written to {written}")

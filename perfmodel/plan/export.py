@@ -1,6 +1,6 @@
 """A deployment as something to start: `vllm serve` command lines and a scenario file."""
 
-__all__ = ["device_files", "export_plan", "scenario_yaml", "serve_commands"]
+__all__ = ["device_files", "engine_arguments", "export_plan", "scenario_yaml", "serve_commands"]
 
 import json
 import shlex
@@ -44,7 +44,7 @@ def serve_commands(result: PlanResult, finalist: Finalist) -> list[str]:
     lines = []
     for pool in scenario.pools:
         hardware = (pool.hardware or scenario.hardware).name
-        words = ["vllm", "serve", scenario.model.hf_id or scenario.model.name, *_arguments(pool.engine)]
+        words = ["vllm", "serve", scenario.model.hf_id or scenario.model.name, *engine_arguments(pool.engine)]
         num_nodes = ceil(pool.engine.num_devices / (pool.hardware or scenario.hardware).devices_per_node)
         words += _across_nodes(pool.engine) if num_nodes > 1 else []
         if pool.role in _KV_ROLES:
@@ -63,7 +63,8 @@ def _across_nodes(engine: EngineSpec) -> list[str]:
     return [*words, "--data-parallel-backend", "ray"] if engine.data_parallel_size > 1 else words
 
 
-def _arguments(engine: EngineSpec) -> list[str]:
+def engine_arguments(engine: EngineSpec) -> list[str]:
+    """What vLLM is started with, where it differs from its defaults."""
     words = []
     for name in _ARGUMENTS:
         value, default = getattr(engine, name), EngineSpec.model_fields[name].default

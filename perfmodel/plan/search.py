@@ -21,6 +21,8 @@ from perfmodel.plan.choice import Deployment, deployed, finalists, objective_key
 from perfmodel.plan.finalist import Finalist, attained
 from perfmodel.plan.findings import TIE
 from perfmodel.plan.front import label_of, screened_front, simulated_front
+from perfmodel.plan.jobs.result import JobPlan
+from perfmodel.plan.jobs.search import plan_job
 from perfmodel.plan.plan_result import PlanResult, quantile_name
 from perfmodel.plan.runs import Records, Runs, Settled
 from perfmodel.plan.screen import Screen, Screened
@@ -46,8 +48,9 @@ def make_plan(
     workers: int | None = None,
     engine: str = "local",
     stages: Stages | None = None,
-) -> PlanResult:
-    """The plan of the scenario at `path` (a name or a file), with its `plan` block or the defaults of one.
+) -> PlanResult | JobPlan:
+    """The plan of the scenario at `path` (a name or a file), with its `plan` block or the defaults of one; of an
+    offline job where its objective says so.
 
     store:   file with points that are already known, and for those evaluated now; default: the user's
     workers, engine: as for `perfmodel.plan.sweep`
@@ -57,6 +60,8 @@ def make_plan(
     base, shown = Base(path, tuple(overrides)), stages or (lambda _: nullcontext())
     scenario = base.load()
     spec = scenario.plan or PlanSpec()
+    if spec.is_offline:
+        return plan_job(base, scenario, spec, store or default_store(), workers, engine, shown)
     rate = wanted_rate(scenario, spec)
     with shown("screening"):
         space = enumerate_space(base, spec)
@@ -159,6 +164,11 @@ def wanted_rate(scenario: Scenario, spec: PlanSpec) -> float:
         return spec.rate
     if arrivals.stages:
         return max(stage.rate for stage in arrivals.stages)
+    if scenario.traffic.is_offline:
+        raise SpecError(
+            "a burst has no rate to serve: it is a job; set plan.objective to cheapest_job or shortest_job, or give "
+            "plan.rate in requests per second."
+        )
     if arrivals.rate is None:
         raise SpecError(
             f"a plan needs a rate to serve; arrivals of process {arrivals.process} have none, give plan.rate in "

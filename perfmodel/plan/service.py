@@ -25,7 +25,7 @@ is the mean life; what prompts add to it is compound Poisson, as a gamma distrib
 Disaggregated, prompts have engines of their own (n = 0), and decodes are never held up.
 """
 
-__all__ = ["Served", "Service", "repeated", "serve"]
+__all__ = ["Served", "Service", "mean_context", "repeated", "serve"]
 
 from dataclasses import dataclass, replace
 
@@ -261,7 +261,7 @@ def _mean_steps(service: Service, demand: Demand, rate: Floats) -> Floats:
     alone, _ = service.surfaces.at_batches
     budget = np.maximum(service.budget - batches, 1.0)
     mean = demand.mean_prompt
-    context = _mean_context(service.surfaces, demand, budget)
+    context = mean_context(service.surfaces, demand, budget)
     found = alone
     for _ in range(_ROUNDS):
         share = np.maximum(1.0 - np.exp(-rate * found), 1e-12)
@@ -273,7 +273,7 @@ def _mean_steps(service: Service, demand: Demand, rate: Floats) -> Floats:
     return found
 
 
-def _mean_context(surfaces: Surfaces, demand: Demand, budget: Floats) -> Floats:
+def mean_context(surfaces: Surfaces, demand: Demand, budget: Floats) -> Floats:
     """Mean seconds that a prompt's attention to what is in the cache already takes, at each budget."""
     prompt, cached, _ = demand.typical
     lead = budget[:, :1]

@@ -1,6 +1,6 @@
 """`PlanSpec`: what `perfmodel plan` looks for, the `plan` block of a scenario, and the space that it looks in."""
 
-__all__ = ["OBJECTIVES", "Objective", "PlanSpace", "PlanSpec", "PoolSpace", "ratio_of"]
+__all__ = ["JOB_OBJECTIVES", "OBJECTIVES", "Objective", "PlanSpace", "PlanSpec", "PoolSpace", "ratio_of"]
 
 import re
 from typing import Any, Literal, get_args
@@ -8,9 +8,11 @@ from typing import Any, Literal, get_args
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from perfmodel.specs.base import Spec
+from perfmodel.specs.units import Seconds
 
-Objective = Literal["cheapest", "goodput_per_gpu", "fewest_gpus", "lowest_latency"]
+Objective = Literal["cheapest", "goodput_per_gpu", "fewest_gpus", "lowest_latency", "cheapest_job", "shortest_job"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
+JOB_OBJECTIVES = ("cheapest_job", "shortest_job")
 _RATIO = re.compile(r"([1-9]\d*):([1-9]\d*)")
 _UNIFIED = "none"
 
@@ -89,7 +91,10 @@ class PlanSpec(Spec):
     """What is wanted, and what may be spent.
 
     objective:  cheapest: fewest USD per hour; goodput_per_gpu: highest rate under the SLO for each device;
-                fewest_gpus; lowest_latency: furthest below the limits of the SLO
+                fewest_gpus; lowest_latency: furthest below the limits of the SLO;
+                of offline jobs (arrivals of process burst), without an SLO: cheapest_job: fewest USD for all of it,
+                which are most tokens per USD; shortest_job: done first
+    deadline_s: within which an offline job is to be done
     attainment: the share of requests that must meet every limit of the scenario's `slo`
     rate:       requests per second to be served; by default the traffic's own
     max_gpus:   devices of all replicas together
@@ -104,11 +109,26 @@ class PlanSpec(Spec):
     rate: PositiveFloat | None = None
     max_gpus: PositiveInt = 16
     budget_usd_per_hour: PositiveFloat | None = None
+    deadline_s: Seconds | None = Field(default=None, gt=0)
     link_domain: PositiveInt | None = None
     finalists: PositiveInt = 6
     seeds: PositiveInt = 3
     num_requests: PositiveInt | None = None
     space: PlanSpace = PlanSpace()
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether it is for a job that is there at once, and not for a rate."""
+        return self.objective in JOB_OBJECTIVES
+
+    @model_validator(mode="after")
+    def _deadlines_are_of_jobs(self) -> "PlanSpec":
+        if self.deadline_s is not None and not self.is_offline:
+            raise ValueError(
+                f"found deadline_s={self.deadline_s:g} with objective {self.objective}; jobs have deadlines, set "
+                f"objective to {' or '.join(JOB_OBJECTIVES)}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _replicas_can_be_placed(self) -> "PlanSpec":

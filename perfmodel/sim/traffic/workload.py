@@ -73,19 +73,21 @@ class Workload:
 
         Raises WorkloadError for a prompt that does not fit max_model_len.
         """
-        for number, draft in enumerate(self.drafts()):
+        for number, draft in enumerate(self._in_order()):
             yield self._request(number, draft)
 
     def drafts(self) -> Iterator[RequestDraft]:
-        """The same, before limits of the engine are applied."""
+        """The same, before limits of the engine are applied, as they are drawn."""
         drafts = self._traced() if self.traffic.trace is not None else self._drawn()
         if self._ratio is not None:
             ratio = self._ratio
             drafts = (compressed(draft, ratio) for draft in drafts)
-        drafts = islice(drafts, self.traffic.num_requests)
-        if (length := _LENGTHS.get(self.traffic.arrivals.order)) is not None:
-            drafts = iter(sorted(drafts, key=length, reverse=True))
-        return drafts
+        return islice(drafts, self.traffic.num_requests)
+
+    def _in_order(self) -> Iterator[RequestDraft]:
+        """As they stand in line."""
+        length = _LENGTHS.get(self.traffic.arrivals.order)
+        return self.drafts() if length is None else iter(sorted(self.drafts(), key=length, reverse=True))
 
     def _request(self, number: int, draft: RequestDraft) -> Request:
         limit = self.max_model_len
