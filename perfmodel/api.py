@@ -60,7 +60,8 @@ class Result(RunResult):
         records = self.requests if of == "requests" else self.steps
         if records is None:
             raise SpecError(f"columns({of!r}): this run kept none; simulate with keep_steps=True, and without `out`.")
-        found: Columns = {field.name: getattr(records, field.name) for field in fields(records)}
+        columns = {field.name: getattr(records, field.name) for field in fields(records)}
+        found: Columns = {name: column for name, column in columns.items() if column is not None}
         if isinstance(records, RequestColumns):
             found |= {"ttft_s": records.ttft_s, "tpot_s": records.tpot_s, "e2el_s": records.e2el_s}
         else:
