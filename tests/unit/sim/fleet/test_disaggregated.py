@@ -37,6 +37,7 @@ class System:
         decode_seqs: int = 16,
         prefill_seqs: int = 16,
         policy: str = "fcfs",
+        router: str = "round_robin",
         front_end: FrontEnd | None = None,
         on_step: Callable[[Replica], None] = lambda replica: None,
     ) -> None:
@@ -70,7 +71,7 @@ class System:
         )
         self.server = DisaggregatedServer(
             env,
-            FleetRouter("round_robin", [(prefill,) for prefill in self.prefills]),
+            FleetRouter(router, [(prefill,) for prefill in self.prefills]),
             FleetRouter("round_robin", [(self.decode,)]),
             lambda source, target: cost,
             lambda _, request: self.done.append(request),
@@ -233,3 +234,15 @@ def test_who_waits_for_blocks_waits_until_the_failure_that_keeps_them_is_noticed
     assert system.run() == [first, second]
     assert times(second) == (9 + 10 + 1, 9 + 10 + 2)
     assert (system.server.transfers.num_transfers, system.server.transfers.num_abandoned) == (1, 1)
+
+
+def test_a_session_stays_with_its_prefill_replica() -> None:
+    """Twelve requests of three sessions: each replica has all of a session, or none."""
+    system = System(link(), num_prefill=4, router="session_affinity")
+    for number in range(12):
+        request = Request(number, 0, 12, 3)
+        request.session = f"user {number % 3}"
+        system.server.add(request)
+    assert sum(prefill.num_outstanding for prefill in system.prefills) == 12
+    assert all(prefill.num_outstanding % 4 == 0 for prefill in system.prefills)
+    assert len(system.run()) == 12
