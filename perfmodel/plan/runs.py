@@ -115,20 +115,26 @@ class Runs:
         """Change the replicas of `one` to the next that are to be tried; False where it has what it is to have."""
         first = next(iter(one.runs))
         serving = [count for count, records in one.runs.items() if self._serves(records, count < first)]
+        others = [] if self.spec.objective == "lowest_latency" else self._allowed(one)
         if not serving:
-            more = one.replicas + 1
-            is_worth_it = more - min(one.runs) <= _MOST_MORE and may_have(one.deployment.screened, self.spec, more)
-            one.replicas = more if is_worth_it and self.spec.objective != "lowest_latency" else one.replicas
-            return one.replicas not in one.runs
+            more = [count for count in others if count > one.replicas]
+            if not more or len(one.runs) > _MOST_MORE:
+                return False
+            one.replicas = more[0]
+            return True
         one.replicas = min(serving)
-        fewer = one.replicas - 1
-        might_do = fewer * one.rate / one.tried_with >= _NEARLY * self.rate
-        if self.spec.objective == "lowest_latency" or fewer in one.runs or not might_do:
+        fewer = [count for count in others if count < one.replicas][-1:]
+        might_do = [count for count in fewer if count * one.rate / one.tried_with >= _NEARLY * self.rate]
+        if not might_do or might_do[0] in one.runs:
             return False
-        if fewer < 1 or not may_have(one.deployment.screened, self.spec, fewer):
-            return False
-        one.replicas = fewer
+        one.replicas = might_do[0]
         return True
+
+    def _allowed(self, one: Settled) -> list[int]:
+        """The numbers of replicas that the plan allows, in order."""
+        screened, spec = one.deployment.screened, self.spec
+        counts = sorted(spec.space.replicas) or range(1, spec.max_gpus + 1)
+        return [count for count in counts if may_have(screened, spec, count)]
 
     def _serves(self, records: Records, in_all_seeds: bool) -> bool:
         """Fewer replicas than the highest rate asks for have to do in each seed, not only in all together."""

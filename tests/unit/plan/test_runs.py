@@ -86,3 +86,18 @@ def test_not_more_than_is_allowed() -> None:
     assert found is not None
     assert found.attained < 0.9
     assert max(asked) == 4
+
+
+def test_only_as_many_as_the_space_lists() -> None:
+    """Two, four or eight: four miss the SLO as a whole, so eight; six would do."""
+    found, asked = settle(lambda count: 7.0 * count, 8.0, space={"replicas": (2, 4, 8)})
+    assert found is not None
+    assert found.replicas == 8
+    assert set(asked) <= {2, 4, 8}
+
+
+def test_for_the_lowest_latency_all_that_are_allowed_stay() -> None:
+    found, asked = settle(lambda count: 10.0 * count, 10.0, objective="lowest_latency", max_gpus=6)
+    assert found is not None
+    assert found.replicas == 6
+    assert asked == [6]
