@@ -115,9 +115,9 @@ def speculating_cases(draw: st.DrawFn) -> Case:
 
 @st.composite
 def pipelined_cases(draw: st.DrawFn) -> Case:
-    """As `cases`, with one to four pipeline stages."""
-    case = draw(cases())
-    return replace(case, config=replace(case.config, pipeline_parallel_size=draw(st.integers(1, 4))))
+    """As `cases`, with one to four pipeline stages, and limits on the sequences of a plan or none."""
+    case, num_stages, most = draw(cases()), draw(st.integers(1, 4)), draw(st.sampled_from([0, 0, 1, 3]))
+    return replace(case, config=replace(case.config, pipeline_parallel_size=num_stages, max_plan_seqs=most))
 
 
 def judged(case: Case, plan: StepPlan, seed: int = 0) -> list[int] | None:

@@ -22,6 +22,7 @@ class SchedulerConfig:
     spans:            the model's limits on how far a query sees; plans sum the decodes' context under each
     speculation:      requests that decode draft tokens, too; only without planning ahead (`ServeLoop`)
     pipeline_parallel_size: stages of the device that plans pass one after another: so many may be under way at once
+    max_plan_seqs:    with several stages, sequences of one plan; 0: as many as there are
     record_positions: plans carry the token positions and block tables that a backend with real tensors needs
     """
 
@@ -44,4 +45,5 @@ class SchedulerConfig:
     spans: tuple[int, ...] = ()
     speculation: Speculation | None = None
     pipeline_parallel_size: int = 1
+    max_plan_seqs: int = 0
     record_positions: bool = False

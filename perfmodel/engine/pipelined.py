@@ -3,7 +3,8 @@
 A request whose next token is being computed by one of them is granted nothing until that has come back: the first
 stage needs it. What it still lacks of its prompt may follow in the next plan at once, since counts advance when a plan
 is made. So requests that were once granted their token together stay together, and nobody moves them from one plan to
-another to make plans equal, as in vLLM v1.
+another to make plans equal, as in vLLM v1; other engines limit the sequences of a plan (`max_plan_seqs`), so that those
+beyond them go into the next.
 
 Which requests a plan finds is different from plan to plan, so there is no cohort: each is looked at when it is back.
 """
@@ -30,8 +31,13 @@ class PipelinedRequests(RunningRequests):
         self, config: SchedulerConfig, blocks: KVBlockManager, key: Policy, on_preempted: Callable[[Request], None]
     ) -> None:
         super().__init__(config, blocks, key, on_preempted)
+        self._most_in_plan = config.max_plan_seqs or config.max_num_seqs
         self._ready: dict[Request, None] = {}  # those that lack something, and wait for no token that is under way
         self._last_back = -1  # index of the last plan that came back
+
+    def has_place(self, plan: StepPlan, most: int) -> bool:
+        in_plan = len(plan.decodes) + len(plan.singles) + len(plan.chunks)
+        return in_plan < self._most_in_plan and super().has_place(plan, most)
 
     def admit(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
         super().admit(request, num_new_tokens, plan)
@@ -58,7 +64,7 @@ class PipelinedRequests(RunningRequests):
                     self._ready[request] = None
 
     def _in_turn(self) -> Iterable[Request]:
-        return sorted(self._ready, key=_ADMISSION)
+        return sorted(self._ready, key=_ADMISSION)[: self._most_in_plan]
 
     def _index_before(self, plan: StepPlan) -> int:
         return self._last_back

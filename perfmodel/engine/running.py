@@ -43,6 +43,10 @@ class RunningRequests:
     def __len__(self) -> int:
         return len(self.requests)
 
+    def has_place(self, plan: StepPlan, most: int) -> bool:
+        """Whether another request may run, of `most` at once, and be in `plan`."""
+        return len(self.requests) < most
+
     def chunk(self, missing: int, budget: int) -> int:
         """How many of the `missing` tokens of a prompt a step takes."""
         if 0 < self._threshold < missing:

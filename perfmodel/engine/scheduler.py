@@ -222,7 +222,7 @@ class Scheduler:
     def _admit(self, plan: StepPlan, budget: int, now: int) -> None:
         """Let waiting requests in, in policy order, until the first that does not fit."""
         blocks, config, host = self.blocks, self.config, self.blocks.host
-        while self._waiting and budget > 0 and len(self._running) < self._max_batch:
+        while self._waiting and budget > 0 and self._running.has_place(plan, self._max_batch):
             request = self._waiting[0][1]
             if request.num_promised_tokens > request.num_output_tokens:
                 break  # preempted while a plan computes its next token, which it needs to go on
@@ -257,7 +257,7 @@ class Scheduler:
 
     def _admit_transferred(self, plan: StepPlan, budget: int, now: int) -> None:
         """Let in, in their order, requests whose KV has come from elsewhere: each decodes its next token."""
-        while self._transferred and budget > 0 and len(self._running) < self._max_batch:
+        while self._transferred and budget > 0 and self._running.has_place(plan, self._max_batch):
             request = self._transferred.popleft()
             if request.first_scheduled_at is None:
                 request.first_scheduled_at = now

@@ -167,6 +167,25 @@ def test_many_balanced_requests_decode_at_the_rate_of_the_closed_form(pp: int) -
     assert result.summary["mean_tpot_ms"] == pytest.approx(1e3 * estimate.duration_s, rel=0.02)
 
 
+def test_short_prompts_at_once_end_up_in_one_plan_of_vllm_and_in_even_ones_of_sglang() -> None:
+    """64 prompts that fit one plan's budget together: three of four stages idle, or a quarter of them on each."""
+    burst = [
+        "traffic.num_requests=64",
+        "traffic.arrivals={process: closed_loop, concurrency: 64}",
+        "traffic.input_tokens={distribution: fixed, value: 16}",
+        "traffic.output_tokens={distribution: fixed, value: 400}",
+        "engine.max_num_seqs=64",
+        "hardware=a100-sxm-80gb",
+    ]
+    one, even = (run(4, *burst, f"engine.profile={profile}") for profile in ("datasheet", "sglang"))
+    assert one.steps is not None
+    assert even.steps is not None
+    assert set(one.steps.num_decodes[one.steps.num_chunks == 0]) == {64}
+    assert max(even.steps.num_decodes) == 16
+    assert one.summary["pipeline_bubble_share"] > 0.7
+    assert even.summary["pipeline_bubble_share"] < 0.35
+
+
 def test_shares_and_energy_add_up_with_stages() -> None:
     """Bubbles and work make up the time in which plans were under way; idle devices draw what idle ones draw."""
     one, four = run(1, "traffic.num_requests=60"), run(4, "traffic.num_requests=60")

@@ -46,6 +46,8 @@ def test_nobody_has_two_tokens_under_way_and_limits_hold_for_each_plan(case: Cas
         ids = [r.request_id for r in plan.decodes] + [g.request.request_id for g in plan.chunks]
         assert len(set(ids)) == len(ids)
         assert len(ids) <= min(config.max_num_seqs, discipline.max_batch or config.max_num_seqs)
+        if config.max_plan_seqs and config.pipeline_parallel_size > 1:
+            assert len(ids) <= config.max_plan_seqs
         if discipline.uses_budget:
             assert plan.num_tokens <= config.max_num_batched_tokens
 

@@ -8,7 +8,7 @@ its slot back when N is over; then N+1, planned, starts, and N+2 is planned, the
 stays empty for one whole step, N+1. Without it N+1 is planned after N, and the slot is filled at once.
 """
 
-__all__ = ["EngineRules", "rules_of"]
+__all__ = ["EngineRules", "rules_of", "sequence_limits"]
 
 from dataclasses import dataclass
 
@@ -45,3 +45,17 @@ def rules_of(engine: EngineSpec) -> EngineRules:
         if "enable_chunked_prefill" in engine.model_fields_set
         else own.chunks_prompts and engine.enable_chunked_prefill,
     )
+
+
+def sequence_limits(engine: EngineSpec) -> tuple[int, int]:
+    """Sequences that run at once, and those of one plan on pipeline stages (0: no limit of its own).
+
+    vLLM: `max_num_seqs` in all, however they come together. SGLang: as many in all, an even share in each micro-batch
+    (pp_max_micro_batch_size by default). TensorRT-LLM: `max_batch_size` in each, max_batch_size * pp_size in all.
+    """
+    most, num_stages = engine.max_num_seqs, engine.pipeline_parallel_size
+    if num_stages > 1 and engine.profile == "sglang":
+        return most, max(most // num_stages, 1)
+    if num_stages > 1 and engine.profile == "trtllm":
+        return most * num_stages, most
+    return most, 0

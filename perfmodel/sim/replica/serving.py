@@ -9,7 +9,7 @@ from perfmodel.engine import Backend, HostBlocks, KVBlockManager, Scheduler, Sch
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.graph import StepGraph
 from perfmodel.sim.clock import TickEnvironment, to_ticks
-from perfmodel.sim.replica.engine_rules import rules_of
+from perfmodel.sim.replica.engine_rules import rules_of, sequence_limits
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.sim.replica.prompt_balance import PromptBalance
@@ -30,9 +30,9 @@ def scheduler_config(
     """
     engine, model = scenario.engine, served_model(scenario.model, scenario.engine)
     is_contiguous = engine.kv_cache == "contiguous"
-    rules = rules_of(engine)
+    rules, (max_num_seqs, max_plan_seqs) = rules_of(engine), sequence_limits(engine)
     return SchedulerConfig(
-        max_num_seqs=engine.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_model_len=engine.max_model_len or model.max_position_embeddings,
         block_size=engine.block_size,
@@ -51,6 +51,7 @@ def scheduler_config(
         spans=model.attention_spans,
         speculation=speculation_of(scenario, timer),
         pipeline_parallel_size=engine.pipeline_parallel_size,
+        max_plan_seqs=max_plan_seqs,
         record_positions=record_positions,
     )
 
