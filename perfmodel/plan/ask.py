@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
-from perfmodel.cost import step_costs
+from perfmodel.cost import plan_memory, step_costs
 from perfmodel.errors import DoesNotFitError, SpecError
 from perfmodel.plan.crossovers import BoundChange, Payoff, bound_changes, payoffs
 from perfmodel.plan.metrics import batch_shape
 from perfmodel.plan.points import Point, load_point
-from perfmodel.plan.typical_step import choose_step
+from perfmodel.plan.typical_step import choose_step, engine_of_step
 from perfmodel.plan.vary import axis_of, suspects
 from perfmodel.plan.whatif import WhatIf, WhatIfAnswers, answer, default_metrics
 from perfmodel.plan.workers import Progress
@@ -29,6 +29,7 @@ class WhatIfResult:
 
     step:   the decode step that bounds are of (and metrics of steps); `step_label` in words
     bounds: along the varied values, and along the batch
+    largest_batch: of such sequences that an engine can have, and what limits it; 0 where they do not decode
     """
 
     answers: WhatIfAnswers
@@ -37,6 +38,8 @@ class WhatIfResult:
     step_bound: str
     bounds: tuple[BoundChange, ...] = ()
     payoffs: tuple[Payoff, ...] = ()
+    largest_batch: int = 0
+    largest_by: str = ""
 
 
 def ask_whatif(
@@ -76,8 +79,10 @@ def ask_whatif(
     if against:
         with watch("looking for crossovers"):
             turns = [turn for name in base.metrics for turn in payoffs(answers, name, workers, engine)]
-    bound = step_costs(loaded).estimate(batch_shape(step, loaded)).bound
-    return WhatIfResult(answers, step, label, bound, tuple(_bounds(question, loaded)), tuple(turns))
+    taker = engine_of_step(loaded, is_prompt=not step.batch)
+    bound = step_costs(taker).estimate(batch_shape(step, taker)).bound
+    largest = _largest_batch(taker, step)
+    return WhatIfResult(answers, step, label, bound, tuple(_bounds(question, loaded)), tuple(turns), *largest)
 
 
 def _without_step(overrides: Sequence[str]) -> tuple[str, ...]:
@@ -85,11 +90,23 @@ def _without_step(overrides: Sequence[str]) -> tuple[str, ...]:
     return tuple(text for text in overrides if not text.startswith(_STEP))
 
 
+def _largest_batch(taker: Scenario, step: StepShape) -> tuple[int, str]:
+    if not step.batch:
+        return 0, ""
+    try:
+        held = plan_memory(taker.model, taker.hardware, taker.engine).max_batch(max(step.context or 1, 1))
+    except DoesNotFitError:  # the points say so
+        return 0, ""
+    limit = taker.engine.max_num_seqs
+    return (held, "the KV cache") if held < limit else (limit, "max_num_seqs")
+
+
 def _typical(scenario: Scenario) -> tuple[StepShape, str]:
-    costs = step_costs(scenario)
+    costs = step_costs(engine_of_step(scenario))
     choice = choose_step(scenario, lambda shape: costs.estimate(shape).duration_s / costs.tokens_per_decode(shape))
     batch = max(choice.shape.num_decodes, 1)
-    return StepShape(batch=batch, context=max(choice.shape.decode_context // batch, 1)), choice.label
+    where = " on a decode replica" if scenario.cluster.is_disaggregated else ""
+    return StepShape(batch=batch, context=max(choice.shape.decode_context // batch, 1)), choice.label + where
 
 
 def _bounds(question: WhatIf, scenario: Scenario) -> list[BoundChange]:

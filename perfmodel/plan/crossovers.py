@@ -16,6 +16,7 @@ from perfmodel.cost.estimate import StepEstimate
 from perfmodel.plan.findings import crossings
 from perfmodel.plan.metrics import batch_shape
 from perfmodel.plan.points import Point, evaluate, load_point
+from perfmodel.plan.typical_step import engine_of_step
 from perfmodel.plan.vary import Axis
 from perfmodel.plan.whatif import WhatIf, WhatIfAnswers
 from perfmodel.plan.workers import spread
@@ -166,7 +167,8 @@ def _cores() -> int:
 def _estimates(base: Point, axis: Axis) -> Callable[[float], StepEstimate]:
     """The estimate of the point's step at each value of the axis."""
     if axis.path.startswith("step."):
-        scenario, _ = load_point(base)
+        scenario, of_base = load_point(base)
+        scenario = engine_of_step(scenario, is_prompt=of_base is not None and not of_base.batch)
         costs = step_costs(scenario)
 
         def of_step(x: float) -> StepEstimate:
@@ -179,6 +181,7 @@ def _estimates(base: Point, axis: Axis) -> Callable[[float], StepEstimate]:
     def of_scenario(x: float) -> StepEstimate:
         scenario, step = load_point(replace(base, overrides=(*base.overrides, axis.override(x))))
         assert step is not None  # bounds are asked for of points with a step
+        scenario = engine_of_step(scenario, is_prompt=not step.batch)
         return step_costs(scenario).estimate(batch_shape(step, scenario))
 
     return lru_cache(maxsize=4096)(of_scenario)

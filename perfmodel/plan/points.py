@@ -16,6 +16,7 @@ from perfmodel.cost import step_costs
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.plan.capacity import max_request_rate
 from perfmodel.plan.metrics import batch_shape, memory_metric, run_metric, step_metrics
+from perfmodel.plan.typical_step import engine_of_step
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import apply_override, parse_override
@@ -119,6 +120,7 @@ def _of_step(scenario: Scenario, step: StepShape | None, names: list[str]) -> di
         raise SpecError(
             f"{names[0]} is of a step: give `step: {{batch: 1, context: 1024}}` or `step: {{prefill: 512}}`."
         )
+    scenario = engine_of_step(scenario, is_prompt=not step.batch)
     shape = batch_shape(step, scenario)
     found = step_metrics(scenario, step_costs(scenario).estimate(shape), shape)
     return {name: found[name] for name in names}

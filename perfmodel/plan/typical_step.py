@@ -5,7 +5,7 @@ times the time each spends decoding, `B = rate * output tokens * t_step(B)`. The
 from 1; traffic that no batch can keep up with ends at `max_num_seqs`, which is then what would be seen.
 """
 
-__all__ = ["StepChoice", "choose_step", "mean_length", "typical_step"]
+__all__ = ["StepChoice", "choose_step", "engine_of_step", "mean_length", "typical_step"]
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,6 +51,15 @@ def typical_step(scenario: Scenario, step_s: Callable[[BatchShape], float]) -> S
     return StepChoice(decode_shape(batch, context, spans), f"{_decode_label(batch, context)} ({reason})")
 
 
+def engine_of_step(scenario: Scenario, is_prompt: bool = False) -> Scenario:
+    """The scenario as a replica sees it that takes a decode step, or (`is_prompt`) one of prompts alone: they are of
+    different pools in a disaggregated cluster, and of any replica elsewhere."""
+    if not scenario.cluster.is_disaggregated:
+        return scenario
+    role = "prefill" if is_prompt else "decode"
+    return scenario.of_pool(next(pool for pool in scenario.pools if pool.role == role))
+
+
 def mean_length(lengths: Lengths) -> float:
     """The mean of a length distribution before clipping."""
     if lengths.mean is not None:
@@ -77,8 +86,9 @@ def _mean_context(scenario: Scenario) -> float:
 
 
 def _mean_batch(scenario: Scenario, step_s: Callable[[int], float]) -> tuple[int, str]:
-    arrivals, limit = scenario.traffic.arrivals, scenario.engine.max_num_seqs
-    replicas = max(scenario.cluster.replicas, 1) * scenario.engine.data_parallel_size
+    arrivals, limit = scenario.traffic.arrivals, engine_of_step(scenario).engine.max_num_seqs
+    decoding = [pool for pool in scenario.pools if pool.role != "prefill" and not pool.shadow]
+    replicas = sum(max(pool.replicas, 1) * pool.engine.data_parallel_size for pool in decoding)
     if arrivals.process == "closed_loop" and arrivals.concurrency:
         return max(1, min(limit, round(arrivals.concurrency / replicas))), "as many as the closed loop holds"
     rate = arrivals.rate or _mean_stage_rate(scenario)

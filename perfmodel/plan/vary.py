@@ -160,6 +160,8 @@ def suspects(scenario: Scenario) -> list[str]:
         found += [f"{prefix}.{name}" for name in names]
     if scenario.num_nodes > 1:
         found.append("cluster.network.bandwidth_bytes_per_s")
+    if scenario.cluster.is_disaggregated and scenario.cluster.kv_transfer.bandwidth_bytes_per_s is not None:
+        found.append("cluster.kv_transfer.bandwidth_bytes_per_s")
     found += ["overheads.kernels", "overheads.host"]
     arrivals = scenario.traffic.arrivals
     if arrivals.rate is not None and not scenario.traffic.trace:

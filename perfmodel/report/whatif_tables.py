@@ -33,6 +33,8 @@ def path_words(path: str) -> str:
         return _OF_NETWORKS[parts[-1]]
     if parts[:2] == ["cluster", "pools"] and "hardware" in parts:
         return f"{path_words('.'.join(parts[3:]))} of pool {parts[2]}"
+    if path == "cluster.kv_transfer.bandwidth_bytes_per_s":
+        return "KV link bandwidth"
     word = _WORDS.get(parts[-1])
     if word is None or parts[0] not in ("hardware", "overheads", "traffic"):
         return path
@@ -81,6 +83,7 @@ def _sensitivity(each: Sensitivity) -> list[str]:
     axis = each.axis
     low, high = (x_words(x, axis.unit) for x in (axis.xs[0], axis.xs[-1]))
     elasticity = _MISSING if each.elasticity is None else f"{each.elasticity:+.2f}"
+    elasticity = "0.00" if elasticity in ("+0.00", "-0.00") else elasticity
     return [path_words(axis.path), low, value_words(each.low), high, value_words(each.high), elasticity]
 
 

@@ -58,6 +58,22 @@ def _bounds(result: WhatIfResult) -> Iterator[str]:
         turns.setdefault((change.after, change.at), []).append(change.what)
     for (after, batch), names in sorted(turns.items(), key=lambda turn: turn[0][1]):
         yield f"From batch {short_number(batch)} on {after}-bound: {', '.join(names)}."
+    yield from _batches(result)
+
+
+def _batches(result: WhatIfResult) -> Iterator[str]:
+    """Whether batches get as large as is looked at, and the step as a whole turns."""
+    along = [change for change in result.bounds if change.path == "step.batch"]
+    if not result.step.batch or not along:
+        return
+    turns = [change.after for change in along if change.what == "step"]
+    if (turns[-1] if turns else result.step_bound) == "memory" and result.step.context:
+        yield (
+            f"No batch makes the step as a whole compute-bound: each sequence brings {result.step.context:,} tokens of "
+            f"KV cache that are read for it alone."
+        )
+    if result.largest_batch and max(change.at for change in along) > result.largest_batch:
+        yield f"Batches of such sequences end at {result.largest_batch:,} here, by {result.largest_by}."
 
 
 def _payoff(each: Payoff, alternative: str) -> str:
