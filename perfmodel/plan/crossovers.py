@@ -1,7 +1,7 @@
 """Where an answer turns: the bound of a step along an axis, and where an alternative begins to pay.
 
-Both are found by bisection, not by interpolation between the values of the axis: the first on the cost model alone, the
-second by simulating both sides with the same requests (common random numbers), for several seeds.
+Both are bracketed until nothing is between, not interpolated between the values of the axis: the first on the cost
+model alone, the second by simulating both sides with the same requests (common random numbers), for several seeds.
 """
 
 __all__ = ["BoundChange", "Payoff", "bound_changes", "payoffs"]
@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from math import log
 
 from perfmodel.cost import step_costs
 from perfmodel.cost.estimate import StepEstimate
@@ -126,27 +127,52 @@ def _place(asked: _Crossing) -> tuple[float, bool] | None:
     axis = asked.axis
 
     @cache
-    def better(x: float) -> bool | None:
-        return _is_better(asked, x)
+    def gain(x: float) -> float | None:
+        return _gain(asked, x)
 
     low, high = asked.low, asked.high
-    sides = better(low), better(high)
-    if sides[0] is None or sides[1] is None or sides[0] == sides[1]:
-        inner = [x for x in axis.xs if better(x) is not None]
-        pairs = [(a, b) for a, b in itertools.pairwise(inner) if better(a) != better(b)]
+    sides = gain(low), gain(high)
+    if sides[0] is None or sides[1] is None or (sides[0] > 0) == (sides[1] > 0):
+        inner = [(x, there) for x in axis.xs if (there := gain(x)) is not None]
+        pairs = [(a, b) for (a, one), (b, other) in itertools.pairwise(inner) if (one > 0) != (other > 0)]
         if not pairs:
             return None
         low, high = min(pairs, key=lambda pair: abs(pair[0] - asked.low))
-    begins = bool(better(high))
-    while high - low > _PRECISION * abs(low):
-        middle = axis.middle(low, high)
-        if middle is None or better(middle) is None:
-            break
-        low, high = (low, middle) if better(middle) == begins else (middle, high)
+    begins = (gain(high) or 0.0) > 0
+    low, high = _narrowed(axis, gain, low, high)
     return (high if axis.is_whole else (low + high) / 2), begins
 
 
-def _is_better(asked: _Crossing, x: float) -> bool | None:
+def _narrowed(axis: Axis, gain: Callable[[float], float | None], low: float, high: float) -> tuple[float, float]:
+    """Neighbouring places, `_PRECISION` apart, between which the gain changes its sign.
+
+    Halved twice; then where a straight line (over the axis' logarithm) through the ends has its zero, a little above it
+    and a little below, so that both ends close in; and so on. On smooth lines five or six looks instead of eight.
+    """
+    above = (gain(high) or 0.0) > 0
+    beyond, turn = 1.0, itertools.cycle((True, True, False, False))
+    while high - low > _PRECISION * abs(low):
+        is_middle = next(turn) or axis.is_whole or low <= 0
+        x = axis.middle(low, high) if is_middle else _zero(gain, low, high, beyond)
+        there = None if x is None else gain(x)
+        if x is None or there is None:
+            break
+        is_low = (there > 0) != above
+        low, high = (x, high) if is_low else (low, x)
+        beyond = 1.0 if is_low else -1.0
+    return low, high
+
+
+def _zero(gain: Callable[[float], float | None], low: float, high: float, beyond: float) -> float:
+    """Where the gain is zero by a straight line, a little (`beyond`: 1 or -1) above or below, within the two."""
+    one, other = gain(low) or 0.0, gain(high) or 0.0
+    share = one / (one - other) if one != other else 0.5
+    at = low * float((high / low) ** share) * (1 + 0.45 * beyond * _PRECISION)
+    return min(max(at, low * (1 + 0.1 * _PRECISION)), high * (1 - 0.1 * _PRECISION))
+
+
+def _gain(asked: _Crossing, x: float) -> float | None:
+    """The logarithm of how many times better the alternative is at `x`."""
     text = (asked.axis.override(x), f"seed={asked.seed}")
     values = []
     for alternative in (False, True):
@@ -155,7 +181,11 @@ def _is_better(asked: _Crossing, x: float) -> bool | None:
     base, other = values
     if base is None or other is None:
         return None
-    return other < base if study_metric(asked.metric).is_better_low else other > base
+    if base <= 0 or other <= 0:  # nothing to divide: only which is larger
+        ratio = float((base > other) - (base < other))
+    else:
+        ratio = log(base / other)
+    return ratio if study_metric(asked.metric).is_better_low else -ratio
 
 
 def _cores() -> int:

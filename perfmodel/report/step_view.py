@@ -21,7 +21,7 @@ import numpy as np
 from perfmodel.cost import MemoryPlan, StepEstimate, plan_memory, step_costs
 from perfmodel.errors import PerfmodelError
 from perfmodel.ops import BatchShape
-from perfmodel.plan.typical_step import StepChoice, choose_step
+from perfmodel.plan.typical_step import StepChoice, choose_step, engine_of_step
 from perfmodel.sim.records.columns import StepColumns
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.hardware import HardwareSpec
@@ -79,7 +79,7 @@ def estimate_choice(
     scenario: Scenario, batch: int | None = None, context: int | None = None, prefill: int | None = None
 ) -> StepReport:
     """The step asked for, or the scenario's typical one, estimated as the simulator times it."""
-    costs = step_costs(scenario)
+    costs = step_costs(engine_of_step(scenario, is_prompt=prefill is not None))
     choice = choose_step(
         scenario,
         lambda shape: costs.estimate(shape).duration_s / costs.tokens_per_decode(shape),
