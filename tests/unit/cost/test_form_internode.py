@@ -81,6 +81,18 @@ def test_forwarded_exchanges_take_what_deepep_reports(num_ranks, direction):
     assert predicted == pytest.approx(published, rel=0.25 if num_ranks == 16 else 0.1)
 
 
+@pytest.mark.parametrize(("num_nodes", "tree_hops"), [(2, 2), (4, 4), (5, 6), (16, 8)])
+def test_small_all_reduces_take_the_hops_of_nccls_table(num_nodes, tree_hops):
+    """NCCL, src/graph/tuning.cc, in microseconds: a launch, 2 (M - 1) hops within and 2 log2 N (here rounded up) of 5.0
+    between in a tree, 2 (k - N) within (1.0 at least) and 2 (N - 1) of 2.7 between in a ring."""
+    fit = CollectiveFit(launch_s=7e-6, hop_s=8e-7)
+    families = {"collective/all_reduce": fit}
+    nccl = OperatorTimer(NDR.hardware, Calibration(device="h100", engine="test", families=families))
+    tree = 7 + 14 * 1.0 + tree_hops * 5.0
+    ring = 7 + 2 * 7 * num_nodes * 1.0 + 2 * (num_nodes - 1) * 2.7
+    assert nccl.time(all_reduce(8.0, 8 * num_nodes)).duration_s == pytest.approx(min(tree, ring) * 1e-6, rel=1e-3)
+
+
 def test_messages_between_nodes_are_less_sure():
     """Nobody timed them: as of any kernel without a table, 20 %, instead of the residuals within a node."""
     within, between = (NDR.fit(all_reduce(1e6, k)).residuals for k in (8, 16))
