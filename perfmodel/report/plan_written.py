@@ -97,6 +97,11 @@ def _table(table: PlanTable) -> list[str]:
     return [*lines, *(f"| {' | '.join(row)} |" for row in table.rows), "", table.note, ""]
 
 
+def _with_number(row: Sequence[str], left: int) -> list[str]:
+    """A row whose cells of text are one: a page has one column of them."""
+    return [": ".join(cell for cell in row[:left] if cell), *row[left:]]
+
+
 def _html(result: PlanResult | JobPlan, command: str, pictures: Sequence[str]) -> str:
     from perfmodel.report.page import Page
 
@@ -105,7 +110,8 @@ def _html(result: PlanResult | JobPlan, command: str, pictures: Sequence[str]) -
     for svg in pictures:
         page.picture(svg)
     for table in answer.tables:
-        page.table(table.title, list(table.head), [list(row) for row in table.rows], table.note)
+        head, *rows = [_with_number(row, table.left) for row in (table.head, *table.rows)]
+        page.table(table.title, head, rows, table.note)
     if answer.commands:
         page.list("To start it", answer.commands)
     page.list("What was looked at", answer.looked)
