@@ -42,7 +42,23 @@ def network_notes(scenario: Scenario) -> list[str]:
             f"{hardware.name}; the network between them is assumed to be {link.name}, "
             f"{link.bandwidth_bytes_per_s / 1e9:g} GB/s one way for each device. Say which it is with cluster.network."
         )
-    return list(dict.fromkeys(notes))
+    return [*dict.fromkeys(notes), *_kv_notes(scenario)]
+
+
+def _kv_notes(scenario: Scenario) -> list[str]:
+    """Of KV that is taken to move over a scale-up link, between engines too large for the devices that it joins."""
+    transfer, by_role = scenario.cluster.kv_transfer, {"prefill": 0, "decode": 0}
+    if not scenario.cluster.is_disaggregated or transfer.link or transfer.bandwidth_bytes_per_s is not None:
+        return []
+    for role in by_role:
+        by_role[role] = min(pool.engine.num_devices for pool in scenario.pools if pool.role == role)
+    together, per_node = sum(by_role.values()), scenario.hardware.devices_per_node
+    if together <= per_node:
+        return []
+    return [
+        f"KV is taken to move over {transfer.link_of(scenario.hardware).name}, which joins {per_node} devices, and a "
+        f"prefill and a decode engine have {together}. Say what joins their nodes with cluster.kv_transfer.link."
+    ]
 
 
 def _dropped(scenario: Scenario, requests: RequestColumns, num_steps: int) -> list[str]:

@@ -96,3 +96,13 @@ def test_a_device_may_declare_its_own_link_between_nodes(tmp_path):
 def test_kv_goes_over_a_named_network_as_well():
     scenario = load_scenario("llama-3.1-70b-h100-disaggregated", ["cluster.kv_transfer={link: infiniband-hdr}"])
     assert scenario.cluster.kv_transfer.link_of(scenario.hardware).bandwidth_bytes_per_s == 25e9
+
+
+def test_kv_between_nodes_over_a_scale_up_link_is_told():
+    """Engines of four and four fit on a node of eight; of four and eight they do not."""
+    name, unsaid = "llama-3.1-70b-h100-disaggregated", "cluster.kv_transfer={}"
+    assert not network_notes(load_scenario(name))
+    assert not network_notes(load_scenario(name, [unsaid, "cluster.pools.decode.engine={tensor_parallel_size: 4}"]))
+    (note,) = network_notes(load_scenario(name, [unsaid]))
+    assert "nvlink, which joins 8 devices" in note
+    assert "have 12" in note
