@@ -25,6 +25,7 @@ class Kind(StrEnum):
     serving = "serving"
     steady_state = "steady-state"
     per_request = "per-request"
+    throughput = "throughput"
     executor = "executor"
     published = "published"
     techniques = "techniques"
@@ -37,6 +38,7 @@ _READERS = {
     Kind.published: "perfmodel.validate.published:validate_published",
     Kind.serving: "perfmodel.validate.serving:validate_serving",
     Kind.steady_state: "perfmodel.validate.steady_state:validate_steady_state",
+    Kind.throughput: "perfmodel.validate.throughput:validate_throughput",
 }
 Progress = Callable[[int, int | None], None]
 

@@ -22,7 +22,7 @@ from perfmodel.validate.rows import ErrorStats, Rows
 _HEADLINES = (
     *("latency", "e2el_mean", "itl_mean", "tpot_mean", "ttft_mean", "ttft", "tpot", "e2el", "step"),
     *("kernels", "steps", "systems", "system ratios", "memory"),  # of published figures
-    "speedup",
+    *("speedup", "throughput", "static_throughput"),
 )
 _HEAD = ("rows", "median", "mean", "p90", "bias", "in 80 % interval")
 _MOST_NOTES = 40

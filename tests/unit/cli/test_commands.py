@@ -145,7 +145,7 @@ def test_schema(run, kind):
     assert json.loads(run("schema", kind).stdout)["$schema"].startswith("https://json-schema.org")
 
 
-@pytest.mark.parametrize("kind", ["operators", "serving", "steady-state", "per-request"])
+@pytest.mark.parametrize("kind", ["operators", "serving", "steady-state", "per-request", "throughput"])
 def test_validate_of_what_is_not_there_is_one_sentence(run, kind):
     result = run("validate", kind, "somewhere")
     assert result.exit_code == 2
