@@ -1,5 +1,7 @@
 """The step timer says what the step estimate says, only faster."""
 
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -104,7 +106,7 @@ def test_usage_adds_up_to_the_steps_it_came_from() -> None:
 
 
 def test_memory_of_prefill_shapes_is_bounded_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfmodel.cost.step_timer._MAX_PREFILL_ENTRIES", 10)
+    monkeypatch.setattr(sys.modules[StepTimer.__module__], "_MAX_PREFILL_ENTRIES", 10)
     graph, timer = graph_and_timer("llama-3.1-8b", "datasheet")
     bounded = StepTimer(StepTables(graph, timer))
     for length in range(2, 102):
