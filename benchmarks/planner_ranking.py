@@ -23,15 +23,15 @@ from pathlib import Path
 
 import numpy as np
 
-from perfmodel.plan.candidates import Base
-from perfmodel.plan.choice import Deployment
-from perfmodel.plan.finalist import Finalist
-from perfmodel.plan.plan_result import SURE, PlanResult
-from perfmodel.plan.points import Record
-from perfmodel.plan.screen import Screen, Screened
-from perfmodel.plan.space import enumerate_space
-from perfmodel.plan.trials import Trial, try_rates
-from perfmodel.plan.workers import spread
+from perfmodel.plan.deployments.choice import Deployment
+from perfmodel.plan.deployments.finalist import Finalist
+from perfmodel.plan.deployments.result import SURE, PlanResult
+from perfmodel.plan.deployments.trials import Trial, try_rates
+from perfmodel.plan.screening.candidates import Base
+from perfmodel.plan.screening.screen import Screen, Screened
+from perfmodel.plan.screening.space import enumerate_space
+from perfmodel.plan.sweeps.points import Record
+from perfmodel.plan.sweeps.workers import spread
 from perfmodel.specs.plan import PlanSpec
 
 _MODELS = ("llama-3.1-8b", "qwen3-14b", "qwen3-30b-a3b", "mixtral-8x7b", "llama-3.1-70b", "llama-3.1-70b-fp8")

@@ -49,9 +49,9 @@ def main() -> None:
 
 
 def screen() -> None:
-    from perfmodel.plan.candidates import Base
-    from perfmodel.plan.screen import Screen
-    from perfmodel.plan.space import enumerate_space
+    from perfmodel.plan.screening.candidates import Base
+    from perfmodel.plan.screening.screen import Screen
+    from perfmodel.plan.screening.space import enumerate_space
     from perfmodel.specs.plan import PlanSpec
 
     imported = time.process_time()

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from perfmodel import sim
 from perfmodel.errors import SpecError
 from perfmodel.plan import search
-from perfmodel.plan.ask import ask_whatif
+from perfmodel.plan.deployments.result import PlanResult
 from perfmodel.plan.jobs.result import JobPlan
-from perfmodel.plan.plan_result import PlanResult
-from perfmodel.plan.points import Point, Record
-from perfmodel.plan.sweep import sweep as sweep_points
-from perfmodel.plan.whatif import default_metrics
+from perfmodel.plan.sensitivity.ask import ask_whatif
+from perfmodel.plan.sensitivity.whatif import default_metrics
+from perfmodel.plan.sweeps.points import Point, Record
+from perfmodel.plan.sweeps.sweep import sweep as sweep_points
 from perfmodel.report.plan_printed import print_plan
 from perfmodel.report.shown import as_html, as_text
 from perfmodel.report.tables import print_summary, rows_table

@@ -59,8 +59,8 @@ def plan(
         for written in write_plan(result, report_file, _command(scenario, overrides, report_file)):
             say(f"Written to {written}")
     if export is not None:
-        from perfmodel.plan.export import export_plan
-        from perfmodel.plan.plan_result import PlanResult
+        from perfmodel.plan.deployments.export import export_plan
+        from perfmodel.plan.deployments.result import PlanResult
 
         if not isinstance(result, PlanResult):
             raise SpecError(f"--export {export}: writes what serves a rate; of a job the answer has the command.")

@@ -13,7 +13,7 @@ from perfmodel.cli.terminal import print_json, progress_bar, say, stdout
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
-    from perfmodel.plan.study import Answers, StudyPoints
+    from perfmodel.plan.studies.study import Answers, StudyPoints
     from perfmodel.report.study_written import StudyPart, StudyReport
     from perfmodel.specs.study_file import StudyFile
 
@@ -52,8 +52,8 @@ def study(
     """
     if report_file is not None and report_file.suffix not in (".md", ".html"):
         raise SpecError(f"--report {report_file}: allowed a file ending in .md or .html.")
-    from perfmodel.plan.study import executed_points, simulated_points
-    from perfmodel.plan.study import quick as quickened
+    from perfmodel.plan.studies.study import executed_points, simulated_points
+    from perfmodel.plan.studies.study import quick as quickened
     from perfmodel.report.study_written import StudyReport, write_study
     from perfmodel.specs.study_file import load_study
 
@@ -90,8 +90,8 @@ def _measure_quality(file: "StudyFile", model: str) -> None:
 
 
 def _simulated(file: "StudyFile", points: "StudyPoints", engine: str) -> "StudyPart":
-    from perfmodel.plan.quality import with_quality
-    from perfmodel.plan.sweep import sweep
+    from perfmodel.plan.studies.quality import with_quality
+    from perfmodel.plan.sweeps.sweep import sweep
     from perfmodel.report.facts import headline
     from perfmodel.report.study_written import StudyPart
 
@@ -103,7 +103,7 @@ def _simulated(file: "StudyFile", points: "StudyPoints", engine: str) -> "StudyP
 
 
 def _executed(points: "StudyPoints") -> "StudyPart":
-    from perfmodel.plan.quality import with_quality
+    from perfmodel.plan.studies.quality import with_quality
     from perfmodel.report.facts import headline
     from perfmodel.report.study_written import StudyPart
     from perfmodel.validate.executed_study import execute_study
@@ -116,7 +116,7 @@ def _executed(points: "StudyPoints") -> "StudyPart":
 
 
 def _notes(file: "StudyFile", execute: bool) -> list[str]:
-    from perfmodel.plan.quality import quality_note
+    from perfmodel.plan.studies.quality import quality_note
 
     part = file.study.executed
     of_quality = [note] if (note := quality_note(file)) else []

@@ -1,18 +1,13 @@
-"""Many scenarios at once, and the numbers that are asked of each.
+"""Many scenarios at once, and the numbers that are asked of each. Each room imports those before it only.
 
-    metrics.py    one number of a scenario, by name: of a run, of a step, of memory
-    capacity.py   the highest arrival rate that meets an SLO
-    points.py     a scenario with overrides, and the metrics wanted of it -> a record
-    workers.py    any function over many items: in processes (processes.py) or on Ray (on_ray.py), in a fixed order
-    sweep.py      the same for points
-    vary.py       a path of a scenario and values for it; whatif.py, crossovers.py, ask.py: what they do to metrics
-    space.py      the candidates of a plan (candidates.py), and why others are none
-    screen.py     their highest rates in closed form: demand.py, surfaces.py (step times), service.py (queues)
-    search.py     the plan: choice.py, the simulator on finalists (runs.py, trials.py, store.py), what more money buys
-                  (front.py), errors that candidates share (draws.py), plan_result.py and its words, tables, export.py
-    study.py      a study's file -> its points; their records by variant and axis
-    quality.py    measured quality beside them
-    findings.py   who is best where, crossings, gains of a ladder, Pareto fronts
+    sweeps       a scenario with overrides and the metrics wanted of it -> a record (points.py, metrics.py), for many of
+                 them, in processes or on Ray (workers.py), kept on disk (store.py); findings of many records
+    studies      a study's file -> its points; their records by variant and axis
+    sensitivity  a path of a scenario and values for it: what they do to metrics, where orders change
+    screening    the candidates of a plan and why others are none (space.py), their highest rates in closed form
+    deployments  the simulator on finalists (runs.py, trials.py), the choice, its doubt, its words, tables and files
+    jobs         the same for offline jobs, which have a deadline and no rate
+    search.py    the plan: which of the two, and the steps from a space to an answer
 
 A point knows nothing of what asks for it.
 """

@@ -16,19 +16,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from perfmodel.errors import SpecError
-from perfmodel.plan.candidates import Base, at_rate
-from perfmodel.plan.choice import Deployment, deployed, finalists, objective_key, shortfalls
-from perfmodel.plan.finalist import Finalist, attained
-from perfmodel.plan.findings import TIE
-from perfmodel.plan.front import label_of, screened_front, simulated_front
+from perfmodel.plan.deployments.choice import Deployment, deployed, finalists, objective_key, shortfalls
+from perfmodel.plan.deployments.finalist import Finalist, attained
+from perfmodel.plan.deployments.front import label_of, screened_front, simulated_front
+from perfmodel.plan.deployments.result import PlanResult, quantile_name
+from perfmodel.plan.deployments.runs import Records, Runs, Settled
 from perfmodel.plan.jobs.result import JobPlan
 from perfmodel.plan.jobs.search import plan_job
-from perfmodel.plan.plan_result import PlanResult, quantile_name
-from perfmodel.plan.runs import Records, Runs, Settled
-from perfmodel.plan.screen import Screen, Screened
-from perfmodel.plan.space import enumerate_space
-from perfmodel.plan.store import default_store
-from perfmodel.plan.workers import Progress
+from perfmodel.plan.screening.candidates import Base, at_rate
+from perfmodel.plan.screening.screen import Screen, Screened
+from perfmodel.plan.screening.space import enumerate_space
+from perfmodel.plan.sweeps.findings import TIE
+from perfmodel.plan.sweeps.store import default_store
+from perfmodel.plan.sweeps.workers import Progress
 from perfmodel.sim import simulate
 from perfmodel.specs.plan import PlanSpec
 from perfmodel.specs.prices import price_lines, stale_price_notes
@@ -53,7 +53,7 @@ def make_plan(
     offline job where its objective says so.
 
     store:   file with points that are already known, and for those evaluated now; default: the user's
-    workers, engine: as for `perfmodel.plan.sweep`
+    workers, engine: as for `perfmodel.plan.sweeps.sweep`
 
     Raises SpecError for a scenario without an SLO or a rate, or with a mistake in it.
     """

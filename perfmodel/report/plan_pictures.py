@@ -4,9 +4,9 @@ __all__ = ["plan_pictures"]
 
 from math import isfinite
 
-from perfmodel.plan.finalist import Finalist
-from perfmodel.plan.plan_result import PlanResult
-from perfmodel.plan.plan_words import OBJECTIVE_WORDS
+from perfmodel.plan.deployments.finalist import Finalist
+from perfmodel.plan.deployments.result import PlanResult
+from perfmodel.plan.deployments.words import OBJECTIVE_WORDS
 from perfmodel.report.charts import COLOURS, Bar, Dot, bars_svg, pareto_svg
 
 _WIDE = 5  # times the lowest latency: then the highest needs a logarithmic axis beside it

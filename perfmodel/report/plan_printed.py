@@ -5,12 +5,12 @@ __all__ = ["print_plan"]
 from rich.console import Console
 from rich.text import Text
 
-from perfmodel.plan.export import serve_commands
+from perfmodel.plan.deployments.export import serve_commands
+from perfmodel.plan.deployments.result import PlanResult
+from perfmodel.plan.deployments.tables import plan_tables
+from perfmodel.plan.deployments.words import plan_words, ruled_out_words
 from perfmodel.plan.jobs.result import JobPlan
 from perfmodel.plan.jobs.words import batch_command, job_table, job_words, looked_at
-from perfmodel.plan.plan_result import PlanResult
-from perfmodel.plan.plan_tables import plan_tables
-from perfmodel.plan.plan_words import plan_words, ruled_out_words
 from perfmodel.report.tables import rows_table
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from perfmodel import __version__
 from perfmodel.errors import SpecError
-from perfmodel.plan.export import serve_commands
-from perfmodel.plan.finalist import Finalist
+from perfmodel.plan.deployments.export import serve_commands
+from perfmodel.plan.deployments.finalist import Finalist
+from perfmodel.plan.deployments.result import PlanResult
+from perfmodel.plan.deployments.tables import PlanTable, plan_tables
+from perfmodel.plan.deployments.words import OBJECTIVE_WORDS, plan_words, ruled_out_words
 from perfmodel.plan.jobs.result import JobPlan
 from perfmodel.plan.jobs.words import batch_command, job_question, job_table, job_words, looked_at
-from perfmodel.plan.plan_result import PlanResult
-from perfmodel.plan.plan_tables import PlanTable, plan_tables
-from perfmodel.plan.plan_words import OBJECTIVE_WORDS, plan_words, ruled_out_words
 from perfmodel.report.plan_pictures import plan_pictures
 
 

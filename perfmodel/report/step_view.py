@@ -21,7 +21,7 @@ import numpy as np
 from perfmodel.cost import MemoryPlan, StepEstimate, plan_memory, step_costs
 from perfmodel.errors import PerfmodelError
 from perfmodel.ops import BatchShape
-from perfmodel.plan.typical_step import StepChoice, choose_step, engine_of_step
+from perfmodel.plan.sweeps.typical_step import StepChoice, choose_step, engine_of_step
 from perfmodel.sim.records.columns import StepColumns
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.hardware import HardwareSpec

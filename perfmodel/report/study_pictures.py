@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 
-from perfmodel.plan.findings import better_by, ladder_gains, pareto_front
-from perfmodel.plan.study import Answers, Label
+from perfmodel.plan.studies.study import Answers, Label
+from perfmodel.plan.sweeps.findings import better_by, ladder_gains, pareto_front
 from perfmodel.report.charts import COLOURS, Bar, Dot, Line, Panel, bars_svg, lines_svg, pareto_svg
 from perfmodel.report.metric_labels import capital, metric_label, metric_unit
 from perfmodel.report.study_words import place_words

@@ -5,8 +5,8 @@ __all__ = ["StudyTable", "markdown_table", "problems_of", "study_tables"]
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfmodel.plan.findings import better_by
-from perfmodel.plan.study import Answers, Label
+from perfmodel.plan.studies.study import Answers, Label
+from perfmodel.plan.sweeps.findings import better_by
 from perfmodel.report.chart_axes import short_number
 from perfmodel.report.metric_labels import capital, metric_label, metric_unit
 from perfmodel.report.study_words import place_words, times

@@ -1,13 +1,13 @@
 """A study's answer in sentences: who is best where, where a variant stops paying, what a ladder gains, who is on a
-front. Numbers come from `perfmodel.plan.findings`."""
+front. Numbers come from `perfmodel.plan.sweeps.findings`."""
 
 __all__ = ["agreement_words", "answer_words", "place_words", "times"]
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from perfmodel.plan.findings import Stretch, best_at, better_by, crossings, ladder_gains, pareto_front, stretches
-from perfmodel.plan.study import Answers, Label
+from perfmodel.plan.studies.study import Answers, Label
+from perfmodel.plan.sweeps.findings import Stretch, best_at, better_by, crossings, ladder_gains, pareto_front, stretches
 from perfmodel.report.chart_axes import short_number
 from perfmodel.report.metric_labels import capital, metric_label
 from perfmodel.specs.study import PlotSpec

@@ -12,7 +12,7 @@ from typing import Any
 
 from perfmodel import __version__
 from perfmodel.errors import SpecError
-from perfmodel.plan.study import Answers
+from perfmodel.plan.studies.study import Answers
 from perfmodel.report.study_pictures import study_pictures
 from perfmodel.report.study_tables import StudyTable, markdown_table, problems_of, study_tables
 from perfmodel.report.study_words import agreement_words, answer_words

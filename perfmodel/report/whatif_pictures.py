@@ -5,8 +5,8 @@ __all__ = ["heat_svg", "tornado_svg", "whatif_pictures"]
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from perfmodel.plan.vary import Axis
-from perfmodel.plan.whatif import Sensitivity, WhatIfAnswers
+from perfmodel.plan.sensitivity.vary import Axis
+from perfmodel.plan.sensitivity.whatif import Sensitivity, WhatIfAnswers
 from perfmodel.report.chart_axes import Scale, scale_over
 from perfmodel.report.charts import Line, Panel, document, lines_svg, text_width
 from perfmodel.report.metric_labels import capital, metric_label, metric_unit

@@ -4,9 +4,9 @@ __all__ = ["path_words", "place_words", "value_words", "whatif_tables", "x_words
 
 from collections.abc import Iterator
 
-from perfmodel.plan.points import Record
-from perfmodel.plan.vary import Axis
-from perfmodel.plan.whatif import Sensitivity, WhatIfAnswers
+from perfmodel.plan.sensitivity.vary import Axis
+from perfmodel.plan.sensitivity.whatif import Sensitivity, WhatIfAnswers
+from perfmodel.plan.sweeps.points import Record
 from perfmodel.report.chart_axes import short_number
 from perfmodel.report.metric_labels import capital, metric_label, metric_unit
 from perfmodel.report.study_tables import StudyTable

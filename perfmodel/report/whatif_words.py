@@ -4,9 +4,9 @@ __all__ = ["whatif_words"]
 
 from collections.abc import Iterator
 
-from perfmodel.plan.ask import WhatIfResult
-from perfmodel.plan.crossovers import Payoff
-from perfmodel.plan.whatif import Sensitivity
+from perfmodel.plan.sensitivity.ask import WhatIfResult
+from perfmodel.plan.sensitivity.crossovers import Payoff
+from perfmodel.plan.sensitivity.whatif import Sensitivity
 from perfmodel.report.chart_axes import short_number
 from perfmodel.report.metric_labels import capital, metric_label, metric_unit
 from perfmodel.report.whatif_tables import path_words, place_words, x_words

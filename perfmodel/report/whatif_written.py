@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from perfmodel import __version__
-from perfmodel.plan.ask import WhatIfResult
-from perfmodel.plan.points import Record
+from perfmodel.plan.sensitivity.ask import WhatIfResult
+from perfmodel.plan.sweeps.points import Record
 from perfmodel.report.facts import headline
 from perfmodel.report.shown import as_html, as_text
 from perfmodel.report.study_tables import StudyTable, markdown_table

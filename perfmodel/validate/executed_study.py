@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import median
 
-from perfmodel.plan.metrics import run_metric
-from perfmodel.plan.points import Record, load_point
-from perfmodel.plan.study import Answers, StudyPoints
+from perfmodel.plan.studies.study import Answers, StudyPoints
+from perfmodel.plan.sweeps.metrics import run_metric
+from perfmodel.plan.sweeps.points import Record, load_point
 from perfmodel.sim.records.result import RunResult
 from perfmodel.validate.executor_bridge import Progress, load_executor
 

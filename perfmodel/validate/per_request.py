@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.serving.request_logs import RequestLog, read_request_log
 from perfmodel.cost import EngineProfile, ServerFit, load_engine_profile
-from perfmodel.plan.typical_step import StepChoice
+from perfmodel.plan.sweeps.typical_step import StepChoice
 from perfmodel.report.step_view import mean_step
 from perfmodel.sim import RequestColumns, simulate
 from perfmodel.validate.basis import basis_of

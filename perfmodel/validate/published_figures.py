@@ -9,8 +9,15 @@ from pathlib import Path
 from perfmodel import sim
 from perfmodel.cost import OperatorEstimate, StepEstimate, step_costs
 from perfmodel.errors import SpecError, did_you_mean
-from perfmodel.plan.capacity import max_request_rate
-from perfmodel.plan.metrics import batch_shape, memory_metric, roofline_s, run_metric, shares_in_words, step_metrics
+from perfmodel.plan.sweeps.capacity import max_request_rate
+from perfmodel.plan.sweeps.metrics import (
+    batch_shape,
+    memory_metric,
+    roofline_s,
+    run_metric,
+    shares_in_words,
+    step_metrics,
+)
 from perfmodel.specs import load_scenario
 from perfmodel.specs.published import Published
 from perfmodel.specs.scenario import Scenario

@@ -8,10 +8,10 @@ elasticities of time to all resources add up to -1.
 import pytest
 
 from perfmodel.cost.rates import peak_flops_per_s
-from perfmodel.plan.crossovers import bound_changes
-from perfmodel.plan.points import Point
-from perfmodel.plan.vary import axis_of
-from perfmodel.plan.whatif import WhatIf, answer
+from perfmodel.plan.sensitivity.crossovers import bound_changes
+from perfmodel.plan.sensitivity.vary import axis_of
+from perfmodel.plan.sensitivity.whatif import WhatIf, answer
+from perfmodel.plan.sweeps.points import Point
 from perfmodel.specs import load_scenario
 from perfmodel.specs.published import StepShape
 

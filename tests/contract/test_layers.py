@@ -2,6 +2,8 @@
 
 import sys
 
+import pytest
+
 BELOW = {
     "errors": set(),
     "specs": {"errors"},
@@ -16,8 +18,11 @@ BELOW = {
     "api": {"validate", "calibrate", "report", "plan", "sim", "engine", "cost", "ops", "specs", "errors"},
     "cli": {"validate", "calibrate", "report", "plan", "sim", "engine", "cost", "ops", "specs", "errors"},
 }
-# The rooms within perfmodel.sim, lowest first: each may import those before it. `simulate` itself joins them all.
-WITHIN_SIM = ("clock", "traffic", "replica", "fleet", "records", "driver")
+# Rooms within rooms, lowest first: each may import those before it.
+WITHIN = {
+    "sim": ("clock", "traffic", "replica", "fleet", "records", "driver"),
+    "plan": ("sweeps", "studies", "sensitivity", "screening", "deployments", "jobs", "search"),
+}
 # Third parties that only some rooms may use.
 HOMES = {
     "torch": {"perfmodel_executors"},
@@ -56,13 +61,14 @@ def test_imports_point_one_way(modules):
     assert not wrong
 
 
-def test_imports_within_the_simulator_point_one_way(modules):
+@pytest.mark.parametrize("outer", WITHIN)
+def test_imports_within_a_room_point_one_way(modules, outer):
     wrong = []
     for module in modules:
         parts = module.name.split(".")
-        if parts[:2] != ["perfmodel", "sim"] or len(parts) == 2:
+        if parts[:2] != ["perfmodel", outer] or len(parts) == 2:
             continue
-        allowed = WITHIN_SIM[: WITHIN_SIM.index(parts[2]) + 1]
+        allowed = WITHIN[outer][: WITHIN[outer].index(parts[2]) + 1]
         for name in module.imports(at_run_time_only=False):
             there = name.split(".")
             if there[:2] == parts[:2] and (len(there) < 3 or there[2] not in allowed):

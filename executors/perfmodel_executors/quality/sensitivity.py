@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
-from perfmodel.plan.mixed_precision import BlockLoss, Unit, choose_blocks, rules_of
+from perfmodel.plan.studies.mixed_precision import BlockLoss, Unit, choose_blocks, rules_of
 from perfmodel.specs.layer_quantization import BLOCKS, LayerQuantization
 from perfmodel.specs.model.layer_formats import bits_per_weight, with_layer_formats
 from perfmodel.specs.model.params import layer_parameters

@@ -27,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from perfmodel.plan.demand import Demand
-from perfmodel.plan.service import mean_context
-from perfmodel.plan.surfaces import Surfaces
+from perfmodel.plan.screening.demand import Demand
+from perfmodel.plan.screening.service import mean_context
+from perfmodel.plan.screening.surfaces import Surfaces
 
 Floats = NDArray[np.float64]
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.plan.candidates import Base, Candidate
-from perfmodel.plan.draws import NUM_DRAWS
-from perfmodel.plan.finalist import Interval, interval_of, mean, seed_draws
-from perfmodel.plan.points import Record
+from perfmodel.plan.deployments.finalist import Interval, interval_of, mean, seed_draws
+from perfmodel.plan.screening.candidates import Base, Candidate
+from perfmodel.plan.screening.draws import NUM_DRAWS
+from perfmodel.plan.sweeps.points import Record
 from perfmodel.specs.plan import PlanSpec
 from perfmodel.specs.scenario import Scenario
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.plan.candidates import Candidate
-from perfmodel.plan.demand import demand_of
-from perfmodel.plan.draws import NUM_DRAWS, SharedScores, drawn_surfaces
 from perfmodel.plan.jobs.closed_form import job_times
 from perfmodel.plan.jobs.result import Job
-from perfmodel.plan.surfaces import Surfaces, step_surface
+from perfmodel.plan.screening.candidates import Candidate
+from perfmodel.plan.screening.demand import demand_of
+from perfmodel.plan.screening.draws import NUM_DRAWS, SharedScores, drawn_surfaces
+from perfmodel.plan.screening.surfaces import Surfaces, step_surface
 from perfmodel.specs.plan import PlanSpec
 from perfmodel.specs.scenario import Scenario
 

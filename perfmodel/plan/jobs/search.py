@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfmodel.errors import SpecError
-from perfmodel.plan.candidates import Base
 from perfmodel.plan.jobs.result import Job, JobPlan
 from perfmodel.plan.jobs.screen import JobScreen
-from perfmodel.plan.points import Point, Record, evaluate_timed
-from perfmodel.plan.space import enumerate_space
-from perfmodel.plan.store import Store, key_of_point
-from perfmodel.plan.workers import Progress, spread
+from perfmodel.plan.screening.candidates import Base
+from perfmodel.plan.screening.space import enumerate_space
+from perfmodel.plan.sweeps.points import Point, Record, evaluate_timed
+from perfmodel.plan.sweeps.store import Store, key_of_point
+from perfmodel.plan.sweeps.workers import Progress, spread
 from perfmodel.sim import simulate
 from perfmodel.specs.plan import PlanSpec
 from perfmodel.specs.prices import price_lines, stale_price_notes

@@ -5,11 +5,11 @@ __all__ = ["batch_command", "job_json", "job_question", "job_table", "job_text",
 import shlex
 from typing import Any
 
-from perfmodel.plan.export import engine_arguments
+from perfmodel.plan.deployments.export import engine_arguments
+from perfmodel.plan.deployments.result import SURE
+from perfmodel.plan.deployments.tables import PlanTable, aligned
 from perfmodel.plan.jobs.result import Job, JobPlan
-from perfmodel.plan.metrics import shares_in_words
-from perfmodel.plan.plan_result import SURE
-from perfmodel.plan.plan_tables import PlanTable, aligned
+from perfmodel.plan.sweeps.metrics import shares_in_words
 
 
 def job_words(plan: JobPlan) -> list[str]:

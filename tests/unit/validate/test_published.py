@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.plan.capacity import highest
+from perfmodel.plan.sweeps.capacity import highest
 from perfmodel.specs import data_dir, load_hardware, load_scenario
 from perfmodel.validate.published import validate_published
 from perfmodel.validate.published_figures import predict

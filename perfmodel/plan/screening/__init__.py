@@ -1,0 +1,1 @@
+"""All candidates of a plan in closed form: the space, its demand, steps and queues, errors drawn in common."""

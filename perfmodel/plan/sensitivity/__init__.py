@@ -1,0 +1,1 @@
+"""What if: values varied one at a time or on a grid, elasticities, crossovers."""
