@@ -65,7 +65,9 @@ def _bars(each: Sensitivity, base: float, x: Scale, top: float, left: float) -> 
         yield (
             f'<rect x="{start:.1f}" y="{y:.1f}" width="{max(end - start, 1):.1f}" height="{height:g}" fill="{colour}"/>'
         )
-        is_right = value > base or (value == base and number == 1)
+        other = sides[1 - number][0]
+        beside = number == 1 if other is None or other == base else other < base  # where the other bar is not
+        is_right = value > base or (value == base and beside)
         place = (end + 6, "start") if is_right else (start - 6, "end")
         text = escape(x_words(at, each.axis.unit))
         shift = (10 if number else 1) if same_side else 6

@@ -2,7 +2,7 @@
 
 __all__ = ["whatif_words"]
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from perfmodel.plan.sensitivity.ask import WhatIfResult
 from perfmodel.plan.sensitivity.crossovers import Payoff
@@ -12,6 +12,7 @@ from perfmodel.report.metric_labels import capital, metric_label, metric_unit
 from perfmodel.report.whatif_tables import path_words, place_words, x_words
 
 _SMALL = 0.02  # an elasticity below is told as none
+_FAR = 0.1  # of a metric's logarithm over a whole axis: told where no elasticity is
 _MOST = 3  # values that are named in a sentence
 _PHYSICAL = ("compute", "memory", "communication")
 
@@ -34,10 +35,23 @@ def _counts(result: WhatIfResult, metric: str) -> Iterator[str]:
         return
     name = f"{capital(metric_label(metric))} ({short_number(base)} {metric_unit(metric)})".replace(" )", ")")
     if not telling:
-        yield f"{name}: nothing that was varied moves it (elasticities below {_SMALL:g})."
+        yield f"{name}: no small change of what was varied moves it (elasticities below {_SMALL:g}){_far(found)}."
         return
     words = "; ".join(_percent(each) for each in telling[:_MOST])
     yield f"{name}: {words}."
+
+
+def _far(found: Sequence[Sensitivity]) -> str:
+    """What large changes do where small ones do nothing."""
+    moving = [each for each in found if each.swing >= _FAR and each.axis.xs and each.low and each.high]
+    if not moving:
+        return ""
+    each = max(moving, key=lambda one: one.swing)
+    low, high = (x_words(x, each.axis.unit) for x in (each.axis.xs[0], each.axis.xs[-1]))
+    assert each.low is not None  # of those that move
+    assert each.high is not None
+    ends = f"{short_number(each.low)} to {short_number(each.high)}"
+    return f"; from {low} to {high}, {path_words(each.axis.path)} takes it from {ends}"
 
 
 def _percent(each: Sensitivity) -> str:
@@ -53,6 +67,8 @@ def _bounds(result: WhatIfResult) -> Iterator[str]:
             at = place_words(change.path, change.at, change.unit)
             yield f"The step is {change.after}-bound from {at} on, {change.before}-bound below."
     operators = [c for c in result.bounds if c.what != "step" and c.before in _PHYSICAL and c.after in _PHYSICAL]
+    if result.largest_batch:  # batches far beyond those that can be are not worth a sentence
+        operators = [change for change in operators if change.at <= 2 * result.largest_batch]
     turns: dict[tuple[str, float], list[str]] = {}
     for change in operators:
         turns.setdefault((change.after, change.at), []).append(change.what)

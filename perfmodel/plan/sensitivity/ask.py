@@ -20,6 +20,7 @@ from perfmodel.specs.scenario import Scenario
 
 _LARGEST_BATCH = 8192  # up to which the batch is looked for at which the bound of a decode step changes
 _STEP = "step."
+_TELLING = 0.01  # share of the step that an operator takes whose bound is told
 Watch = Callable[[str], AbstractContextManager[Progress | None]]  # a progress bar for what is under way
 
 
@@ -80,9 +81,10 @@ def ask_whatif(
         with watch("looking for crossovers"):
             turns = [turn for name in base.metrics for turn in payoffs(answers, name, workers, engine)]
     taker = engine_of_step(loaded, is_prompt=not step.batch)
-    bound = step_costs(taker).estimate(batch_shape(step, taker)).bound
-    largest = _largest_batch(taker, step)
-    return WhatIfResult(answers, step, label, bound, tuple(_bounds(question, loaded)), tuple(turns), *largest)
+    estimate = step_costs(taker).estimate(batch_shape(step, taker))
+    named = {"step", *(row.name for row in estimate.rows if row.duration_s >= _TELLING * estimate.duration_s)}
+    bounds = tuple(change for change in _bounds(question, loaded) if change.what in named)
+    return WhatIfResult(answers, step, label, estimate.bound, bounds, tuple(turns), *_largest_batch(taker, step))
 
 
 def _without_step(overrides: Sequence[str]) -> tuple[str, ...]:

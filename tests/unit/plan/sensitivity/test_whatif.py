@@ -57,6 +57,15 @@ def test_the_two_sides_of_a_crossover_differ_in_who_is_better():
     assert not is_better(turn.at * 1.03)
 
 
+def test_what_only_large_changes_move_is_told_so():
+    """A limit of 64 is never reached at 4 req/s, one of 4 is: the elasticity is zero and the answer is not."""
+    found = ask_whatif(NAME, ["engine.max_num_seqs=4..128:3"], FEW, ("mean_ttft_ms",), workers=1)
+    (sensitivity,) = found.answers.sensitivities
+    assert sensitivity.elasticity == 0
+    assert "no small change of what was varied moves it" in whatif_words(found)[0]
+    assert "from 4 to 128, engine.max_num_seqs takes it from" in whatif_words(found)[0]
+
+
 def test_the_overrides_of_an_axis_stand_above_the_alternatives():
     against = ("traffic.arrivals.rate=1",)
     found = ask_whatif(NAME, ["traffic.arrivals.rate=2,4"], FEW, ("mean_tpot_ms",), against=against, workers=1)
