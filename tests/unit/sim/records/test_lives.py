@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost import Calibration, EngineProfile, FamilyFit, Residuals, ServerFit
+from perfmodel.cost.draws import COMMON
 from perfmodel.sim import simulate
 from perfmodel.sim.records.ensemble import MOST, Ensemble
 from perfmodel.sim.records.lives import Lives
@@ -39,13 +40,16 @@ def calibration(kernels: float = 0.0) -> Calibration:
     return Calibration(device="h100-sxm-80gb", engine="test", default=fit)
 
 
-def run(found: Scenario, steps: float = SIGMA, kernels: float = 0.0) -> RunResult:
-    """Simulated with residuals of known size of steps and of kernels, and of nothing else."""
+def profile(steps: float) -> EngineProfile:
     left = residuals(steps)
-    engine = EngineProfile(
+    return EngineProfile(
         engine="test", server=ServerFit(), latency_residuals=left, tpot_residuals=left, ttft_residuals=left
     )
-    return simulate(found, calibration=calibration(kernels), profile=engine, intervals=True)
+
+
+def run(found: Scenario, steps: float = SIGMA, kernels: float = 0.0) -> RunResult:
+    """Simulated with residuals of known size of steps and of kernels, and of nothing else."""
+    return simulate(found, calibration=calibration(kernels), profile=profile(steps), intervals=True)
 
 
 def ends(result: RunResult, metric: str) -> tuple[float, float]:
@@ -139,6 +143,40 @@ def whole_lives(result: RunResult, steps: float, kernels: float) -> Ensemble:
         found = run(result.scenario, steps, kernels).ensemble
     assert isinstance(found, Ensemble)
     return found
+
+
+def test_the_interval_covers_four_in_five_of_lives_whose_truth_is_drawn() -> None:
+    """'Measured' lives of devices that differ from the fits by as much as the residuals say: their own kernels and
+    steps, and so their own starts and stops of replicas. Of 30, 24 are expected; 18 to 29 is 2.5 deviations."""
+    steps, kernels = 0.06, 0.4
+    stages = (
+        "traffic.arrivals.stages=[{rate: 4, duration_s: 10}, {rate: 24, duration_s: 15}, {rate: 4, duration_s: 10}]"
+    )
+    scaling = "{target: 12, min_replicas: 1, max_replicas: 6, cold_start_s: 5, interval_s: 5, scale_down_delay_s: 10}"
+    found = scenario(stages, f"cluster={{autoscaling: {scaling}}}")
+    families = {name: calibration(kernels).default for name in ("gemm", "attention_decode", "attention_prefill")}
+    fits = calibration().model_copy(update={"families": families})
+    engine = profile(steps)
+    predicted = simulate(found, calibration=fits, profile=engine, intervals=True)
+    assert isinstance(predicted.ensemble, Lives)
+    rng = np.random.default_rng(11)
+    covered = dict.fromkeys(("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms"), 0)
+    for _ in range(30):
+        whole = rng.normal(0, steps)
+        truth = {name: slowed(fit, rng.normal(0, COMMON * kernels) + whole) for name, fit in families.items()}
+        other = fits.model_copy(update={"families": truth, "default": slowed(fits.default, whole)})
+        measured = simulate(found, calibration=other, profile=profile(0.0), keep_steps=False).summary
+        for metric in covered:
+            low, high = predicted.summary["interval"][metric]
+            covered[metric] += low <= measured[metric] <= high
+    assert all(18 <= count <= 29 for count in covered.values()), covered
+
+
+def slowed(fit: FamilyFit, log_factor: float) -> FamilyFit:
+    """`fit` with every time exp(log_factor) times as long."""
+    factor = exp(log_factor)
+    update = {"compute_fraction": fit.compute_fraction / factor, "memory_fraction": fit.memory_fraction / factor}
+    return fit.model_copy(update=update | {"overhead_s": fit.overhead_s * factor})
 
 
 def test_intervals_change_nothing_else() -> None:
