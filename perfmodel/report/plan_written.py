@@ -41,9 +41,7 @@ def write_plan(result: PlanResult | JobPlan, path: Path, command: str) -> list[P
 
 
 def _question(result: PlanResult) -> str:
-    slo = result.scenario.slo
-    limits = {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms, "E2E latency": slo.e2el_ms}
-    given = " and ".join(f"{name} <= {limit:g} ms" for name, limit in limits.items() if limit is not None)
+    given = " and ".join(result.scenario.slo.limits_in_words)
     return (
         f"What serves {result.scenario.model.name} at {result.rate:g} requests/s, {result.spec.attainment:.0%} of them "
         f"with {given}, best by {OBJECTIVE_WORDS[result.spec.objective]}, on at most {result.spec.max_gpus} GPUs?"

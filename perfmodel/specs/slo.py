@@ -2,11 +2,15 @@
 
 __all__ = ["SLO", "WORDS_PER_TOKEN"]
 
+from math import inf
+from typing import Any
+
 from pydantic import Field, PositiveFloat, model_validator
 
 from perfmodel.specs.base import Spec
 from perfmodel.specs.units import Milliseconds
 
+Amounts = Any  # a number, or an array of them
 WORDS_PER_TOKEN = 0.75  # of English text (OpenAI, "What are tokens and how to count them?": 100 tokens, 75 words)
 
 
@@ -75,6 +79,19 @@ class SLO(Spec):
         limit: float | None = self.tpot_limit_ms if metric == "tpot" else getattr(self, f"{metric}_ms", None)
         return limit
 
+    def ttft_limit_ms(self, num_prompt_tokens: Amounts) -> Amounts:
+        """Until the first token, for prompts of so many tokens; needs a limit on TTFT."""
+        each = self.ttft_ms_per_input_token or 0.0
+        return (self.ttft_ms or 0.0) + each * num_prompt_tokens
+
+    def planned_ms(self, metric: str) -> float | None:
+        """As `limit_ms`; a reader's speed counts as a TPOT, as the nearest to it that single tokens need not be known
+        for."""
+        limit = self.limit_ms(metric)
+        if metric != "tpot" or self.reading_speed is None:
+            return limit
+        return min(1e3 / self.reading_speed, limit or inf)
+
     @property
     def has_ttft_limit(self) -> bool:
         return self.ttft_ms is not None or self.ttft_ms_per_input_token is not None
@@ -86,21 +103,21 @@ class SLO(Spec):
 
     @property
     def limits_in_words(self) -> tuple[str, ...]:
-        """`TTFT 500 ms`, `reading at 5 tokens/s`: each limit."""
+        """`TTFT <= 500 ms`, `reading at 5 tokens/s`: each limit."""
         found = []
         if self.has_ttft_limit:
             parts = [f"{self.ttft_ms:g} ms"] if self.ttft_ms is not None else []
             if self.ttft_ms_per_input_token is not None:
                 parts.append(f"{self.ttft_ms_per_input_token:g} ms per input token")
-            found.append(f"TTFT {' + '.join(parts)}")
+            found.append(f"TTFT <= {' + '.join(parts)}")
         if self.tpot_ms is not None:
-            found.append(f"TPOT {self.tpot_ms:g} ms")
+            found.append(f"TPOT <= {self.tpot_ms:g} ms")
         if self.min_tokens_per_s is not None:
             found.append(f"at least {self.min_tokens_per_s:g} tokens/s")
         if self.max_itl_ms is not None:
-            found.append(f"longest gap {self.max_itl_ms:g} ms")
+            found.append(f"longest gap <= {self.max_itl_ms:g} ms")
         if self.e2el_ms is not None:
-            found.append(f"E2E latency {self.e2el_ms:g} ms")
+            found.append(f"E2E latency <= {self.e2el_ms:g} ms")
         if self.reading_speed is not None:
             wait = f", waiting {self.reading_wait_ms:g} ms in all" if self.reading_wait_ms else ""
             found.append(f"reading at {self.reading_speed:.3g} tokens/s{wait}")

@@ -130,7 +130,7 @@ class PlanResult:
     def _tightness_draws(self, finalist: Finalist) -> Floats:
         found = []
         for name in ("ttft", "tpot", "e2el"):
-            draws, limit = finalist.latency_draws(self.quantile, name), self.scenario.slo.limit_ms(name)
+            draws, limit = finalist.latency_draws(self.quantile, name), self.scenario.slo.planned_ms(name)
             if limit is not None and draws is not None:
                 found.append(draws / limit)
         return np.max(found, axis=0) if found else np.full(len(finalist.rate_draws), inf)

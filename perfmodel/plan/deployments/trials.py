@@ -36,7 +36,11 @@ METRICS = (
     "request_goodput",
     "request_throughput",
     "output_throughput",
-    *(f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "e2el") for statistic in ("median", "p90", "p95", "p99")),
+    *(
+        f"{statistic}_{name}_ms"
+        for name in ("ttft", "tpot", "max_itl", "e2el")
+        for statistic in ("median", "p90", "p95", "p99")
+    ),
     "usd_per_million_output_tokens",
     "usd_per_million_input_tokens_split",
     "usd_per_million_output_tokens_split",

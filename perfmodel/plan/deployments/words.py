@@ -21,6 +21,8 @@ OBJECTIVE_WORDS = {
 _BINDS = {
     "ttft": "the time to the first token",
     "tpot": "the time per output token",
+    "max_itl": "the longest gap between tokens",
+    "reading": "the reader's speed",
     "e2el": "the end-to-end latency",
     "KV cache": "memory (the KV cache holds no more sequences)",
     "max_num_seqs": "max_num_seqs",

@@ -26,12 +26,14 @@ class Demand:
     typical:         (tokens to compute, tokens cached, tokens to generate) of requests that stand for all: one from
                      each of NUM_TYPICAL equal parts by prompt length
     context:         mean KV length of a sequence while it decodes
+    reading_speed:   tokens a second of those who read the answers, if the SLO has any
     """
 
     prompt: Floats
     outputs: Floats
     typical: tuple[Floats, Floats, Floats]
     context: float
+    reading_speed: float | None = None
 
     @property
     def mean_prompt(self) -> float:
@@ -63,7 +65,8 @@ def demand_of(scenario: Scenario) -> Demand:
     places = ((np.arange(NUM_TYPICAL) + 0.5) / NUM_TYPICAL * len(order)).astype(np.intp)
     chosen = order[places]
     context = float(((whole + outputs / 2) * outputs).sum() / outputs.sum())
-    return Demand(prompt, outputs, (prompt[chosen], cached[chosen], outputs[chosen]), context)
+    typical = prompt[chosen], cached[chosen], outputs[chosen]
+    return Demand(prompt, outputs, typical, context, scenario.slo.reading_speed)
 
 
 def _cached(prompts: list[tuple[int, ...]], block_size: int) -> Floats:

@@ -18,7 +18,7 @@ from perfmodel.errors import SpecError
 from perfmodel.plan.screening.candidates import Candidate, Layout
 from perfmodel.plan.screening.demand import Demand, demand_of
 from perfmodel.plan.screening.draws import NUM_DRAWS, Drawn, Grid, SharedScores, drawn_surfaces
-from perfmodel.plan.screening.service import Served, Service, repeated, serve
+from perfmodel.plan.screening.service import Served, Service, reader_wait, repeated, serve
 from perfmodel.plan.screening.surfaces import StepSurface, Surfaces, step_basis, step_surface
 from perfmodel.sim.fleet.kv_transfer import transfer_cost
 from perfmodel.specs.scenario import Scenario
@@ -40,7 +40,7 @@ class Screened:
     """What the screen has found of a candidate: one group of it (a replica, unless disaggregated).
 
     rate:         requests per second at which the wanted share of them meets the SLO; 0 if there is no such rate
-    binds:        what is missed first above `rate`: ttft, tpot, e2el, or what holds too few sequences: KV cache,
+    binds:        what is missed first above `rate`: ttft, tpot, max_itl, reading, e2el, or what holds too few sequences: KV cache,
                   max_num_seqs
     batch:        mean sequences that decode on an engine at `rate`
     usd_per_hour: of its devices; None without a price
@@ -66,8 +66,8 @@ class Screen:
     """
 
     def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, attainment: float) -> None:
-        self._limits, self._attainment = _limits(scenario.slo), attainment
         self.demand = demand_of(scenario)
+        self._limits, self._attainment = _limits(scenario.slo, self.demand), attainment
         self._candidates = candidates
         batches = max((candidate.max_num_seqs for candidate in candidates), default=1)
         chunk = max((max(c.max_num_batched_tokens, _budget(c)) for c in candidates), default=1)
@@ -179,15 +179,18 @@ class Screen:
         ]
 
 
-def _limits(slo: SLO) -> dict[str, float]:
-    """Seconds, by metric."""
-    if slo.needs_token_times or slo.ttft_ms_per_input_token is not None:
-        raise SpecError(
-            f"a plan's screen knows limits on TTFT, TPOT, E2E latency and min_tokens_per_s; found "
-            f"{', '.join(slo.limits_in_words)}: leave the others out, and simulate what the plan finds with them."
-        )
-    given = {"ttft": slo.ttft_ms, "tpot": slo.tpot_limit_ms, "e2el": slo.e2el_ms}
-    limits = {name: limit / 1e3 for name, limit in given.items() if limit is not None}
+def _limits(slo: SLO, demand: Demand) -> dict[str, Floats]:
+    """Seconds, by metric, a column for each typical request."""
+    prompt, cached, _ = demand.typical
+    whole = slo.ttft_ms if slo.ttft_ms_per_input_token is None else slo.ttft_limit_ms(prompt + cached)
+    given = {"ttft": whole, "tpot": slo.tpot_limit_ms, "max_itl": slo.max_itl_ms, "e2el": slo.e2el_ms}
+    if slo.reading_speed is not None:
+        given["reading"] = slo.reading_wait_ms + 1e3 / slo.reading_speed
+    limits = {
+        name: np.broadcast_to(np.asarray(limit, np.float64) / 1e3, (1, len(prompt)))
+        for name, limit in given.items()
+        if limit is not None
+    }
     if not limits:
         raise SpecError("a plan needs limits to meet: give the scenario an slo, as in {ttft_ms: 500, tpot_ms: 50}.")
     return limits
@@ -250,7 +253,7 @@ def _transfer(candidate: Candidate) -> tuple[float, float]:
     return none, (some - none) / 10_000
 
 
-def _highest(service: Service, demand: Demand, limits: dict[str, float], attainment: float) -> Floats:
+def _highest(service: Service, demand: Demand, limits: dict[str, Floats], attainment: float) -> Floats:
     """The highest rate of each candidate at which the share `attainment` of requests meets all limits; 0 if none."""
     step = service.surfaces.decode(service.slots) / service.surfaces.tokens(service.slots)
     high = service.decodes * service.slots / (demand.mean_outputs * step)
@@ -263,7 +266,7 @@ def _highest(service: Service, demand: Demand, limits: dict[str, float], attainm
     return np.where(is_ever, low, 0.0)
 
 
-def _attained(served: Served, demand: Demand, limits: dict[str, float]) -> Floats:
+def _attained(served: Served, demand: Demand, limits: dict[str, Floats]) -> Floats:
     """The share of typical requests that meets all limits."""
     good = np.ones(served.ttft.shape, dtype=bool)
     for name, limit in limits.items():
@@ -279,11 +282,16 @@ def _seconds(served: Served, demand: Demand, metric: str) -> Floats:
         return served.ttft
     if metric == "tpot":
         return np.where(later > 0, served.tpot, 0.0)
+    if metric == "reading":  # until the next token is there to be read, at worst
+        speed = demand.reading_speed or np.inf
+        return reader_wait(served, demand.typical[2][None, :], speed) + 1.0 / speed
+    if metric == "max_itl":
+        return np.where(later > 0, served.gap, 0.0)
     return served.ttft + later * served.tpot
 
 
 def _binding(
-    candidates: Sequence[Candidate], service: Service, beyond: Served, demand: Demand, limits: dict[str, float]
+    candidates: Sequence[Candidate], service: Service, beyond: Served, demand: Demand, limits: dict[str, Floats]
 ) -> list[str]:
     """What is missed most often a little above the highest rate."""
     names = list(limits)
@@ -292,7 +300,7 @@ def _binding(
     found = []
     for index, candidate in enumerate(candidates):
         name = names[most[index]]
-        if name != "tpot" and beyond.slot_wait[index, 0] > _MUCH * limits[name]:
+        if name in ("ttft", "e2el") and beyond.slot_wait[index, 0] > _MUCH * limits[name].mean():
             name = "max_num_seqs" if service.slots[index, 0] >= candidate.max_num_seqs else "KV cache"
         found.append(name)
     return found

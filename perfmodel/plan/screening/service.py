@@ -19,19 +19,21 @@ Waiting. For a slot: with probability P(n >= N), then exponential with the mean 
 servers busy). For the step in progress: its remainder, and one planned ahead. For other prompts: work in front of an
 M/G/1 queue that is served by full steps, by Pollaczek and Khinchine, taken to be exponential (Kleinrock 1975).
 
+Longest gap. The step with the largest of the prompts that come while a request decodes (`_longest_gap`).
+
 TPOT. T of the batch that a request meets, averaged over its life as an Ornstein-Uhlenbeck process would be whose memory
 is the mean life; what prompts add to it is compound Poisson, as a gamma distribution of its mean and variance.
 
 Disaggregated, prompts have engines of their own (n = 0), and decodes are never held up.
 """
 
-__all__ = ["Served", "Service", "mean_context", "repeated", "serve"]
+__all__ = ["Served", "Service", "mean_context", "reader_wait", "repeated", "serve"]
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 
 from perfmodel.plan.screening.demand import NUM_TYPICAL, Demand
 from perfmodel.plan.screening.surfaces import BATCHES, Surfaces
@@ -100,11 +102,19 @@ class Served:
 
     batch:     mean sequences that decode on an engine
     slot_wait: mean wait for a slot
+    gap:       the longest between two tokens
+    pace:      between two tokens that no prompt holds up
+    held:      (share of steps that prompts hold up, mean and mean square of by how much)
+    at_once:   chance that the steps after the first token are: prompts came while the own one was computed
     is_stable: whether queues stay finite; latencies are infinite where not
     """
 
     ttft: Floats
     tpot: Floats
+    gap: Floats
+    pace: Floats
+    held: tuple[Floats, Floats, Floats]
+    at_once: Floats
     batch: Floats
     slot_wait: Floats
     is_stable: Bools
@@ -145,6 +155,10 @@ def serve(service: Service, demand: Demand, rate: Floats) -> Served:
     return Served(
         np.where(is_bad, np.inf, ttft),
         np.where(is_bad, np.inf, tpot / brought),
+        np.where(is_bad, np.inf, _longest_gap(service, demand, beside_rate, met, step, own + found, outputs)),
+        np.where(is_bad, np.inf, surfaces.decode(met) / brought),
+        _held_steps(beside_rate * step, work),
+        1.0 - np.exp(-beside_rate * (own + service.gates * step)),
         chain.mean,
         batch.full * batch.wait,
         ~is_bad,
@@ -245,6 +259,51 @@ def _held_up(
     quantile = ndtri(np.clip((score - none) / (1 - none), 1e-6, 1 - 1e-6))
     held = np.where(score > none, of_some * _gamma_quantile(of_some**2 / variance, quantile), 0.0)
     found: Floats = alone + np.minimum(held / later, np.maximum(full - alone, 0.0))
+    return found
+
+
+def _held_steps(arrived: Floats, work: _Work) -> tuple[Floats, Floats, Floats]:
+    """Of steps in which so many prompts arrive, Poisson: how many have any, what these add, and its mean square."""
+    share = np.maximum(1.0 - np.exp(-arrived), 1e-12)
+    mean = work.extra.mean(axis=1, keepdims=True) * arrived / share
+    return share, mean, work.square * arrived / share + mean**2 * np.maximum(arrived / share - 1.0, 0.0)
+
+
+def reader_wait(served: Served, outputs: Floats, speed: float) -> Floats:
+    """Seconds that a reader of so many tokens a second waits for each typical request, in all.
+
+    Each token puts r = 1 / speed - pace by, and a step that prompts hold up by w takes w from it. With q, the share of
+    such steps, the walk never falls below where it began with probability (1 - q w / r) / (1 - q) (steps down by one
+    unit only: Feller 1968, section XIV.9), and what it falls by is a waiting time of M/G/1 (duality), exponential with
+    the mean of Pollaczek and Khinchine. Prompts that came while the own one was computed hold up the first tokens, for
+    which next to nothing is put by (r for each of two). At least what the last token is late.
+    """
+    share, mean, square = served.held
+    spare = 1.0 / speed - served.pace
+    load = share * mean / np.maximum(spare, 1e-12)
+    falls = np.clip(1.0 - (1.0 - load) / (1.0 - share), 0.0, 1.0)
+    depth = square / np.maximum(2 * mean * (1.0 - np.minimum(load, 0.99)), 1e-12)
+    spread = np.sqrt(np.log(np.maximum(square / mean**2, 1.01)))  # of a lognormal of this mean and mean square
+    early = served.at_once * ndtr(np.log(mean / np.maximum(2 * spare, 1e-12)) / spread - spread / 2)
+    waits = _exponential(_SCORES[0][None, :], early + (1.0 - early) * falls, np.maximum(depth, early * mean))
+    later = np.maximum(outputs - 1, 0.0)
+    found: Floats = np.where(later > 0, np.maximum(waits, later * (served.tpot - 1.0 / speed)), 0.0)
+    return found
+
+
+def _longest_gap(
+    service: Service, demand: Demand, rate: Floats, batch: Floats, step: Floats, long: Floats, outputs: Floats
+) -> Floats:
+    """Seconds of the longest step that a request meets while it decodes: with the largest of the prompts that come in
+    its life, L of them on average, which is at most m with probability exp(-L P(prompt > m)), and those that came in
+    the `long` seconds of steps with prompts before."""
+    prompts = np.maximum(rate * np.maximum(outputs - 1, 0.0) * step, 1e-12)
+    share = 1.0 + np.log(_SCORES[0][None, :]) / prompts  # of prompts that are at most as large
+    lengths = np.sort(demand.prompt)
+    largest = np.interp(share, (np.arange(len(lengths)) + 0.5) / len(lengths), lengths)
+    tokens = np.minimum(largest + rate * long * demand.mean_prompt, np.maximum(service.budget - batch, 1.0))
+    alone = service.surfaces.decode(batch)
+    found: Floats = np.where(share > 0, np.maximum(service.surfaces.beside(batch, tokens), alone), alone)
     return found
 
 

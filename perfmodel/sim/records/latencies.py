@@ -45,9 +45,7 @@ def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
     """
     found: dict[str, Bools] = {}
     if slo.has_ttft_limit:
-        each = slo.ttft_ms_per_input_token
-        limit = (slo.ttft_ms or 0.0) + (0.0 if each is None else each * requests.num_prompt_tokens)
-        found["ttft"] = requests.ttft_s * 1e3 > limit
+        found["ttft"] = requests.ttft_s * 1e3 > slo.ttft_limit_ms(requests.num_prompt_tokens)
     if slo.tpot_limit_ms is not None:
         found["tpot"] = requests.tpot_s * 1e3 > slo.tpot_limit_ms
     if slo.max_itl_ms is not None and requests.max_itl_s is not None:
