@@ -26,13 +26,15 @@ class Demand:
     typical:         (tokens to compute, tokens cached, tokens to generate) of requests that stand for all: one from
                      each of NUM_TYPICAL equal parts by prompt length
     context:         mean KV length of a sequence while it decodes
-    reading_speed:   tokens a second of those who read the answers, if the SLO has any
+    asks_for_tokens: whether limits of the SLO are on single tokens; reading_speed: tokens a second of those who read
+                     the answers, if it has any
     """
 
     prompt: Floats
     outputs: Floats
     typical: tuple[Floats, Floats, Floats]
     context: float
+    asks_for_tokens: bool = False
     reading_speed: float | None = None
 
     @property
@@ -66,7 +68,7 @@ def demand_of(scenario: Scenario) -> Demand:
     chosen = order[places]
     context = float(((whole + outputs / 2) * outputs).sum() / outputs.sum())
     typical = prompt[chosen], cached[chosen], outputs[chosen]
-    return Demand(prompt, outputs, typical, context, scenario.slo.reading_speed)
+    return Demand(prompt, outputs, typical, context, scenario.slo.needs_token_times, scenario.slo.reading_speed)
 
 
 def _cached(prompts: list[tuple[int, ...]], block_size: int) -> Floats:

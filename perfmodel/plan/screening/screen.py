@@ -18,7 +18,7 @@ from perfmodel.errors import SpecError
 from perfmodel.plan.screening.candidates import Candidate, Layout
 from perfmodel.plan.screening.demand import Demand, demand_of
 from perfmodel.plan.screening.draws import NUM_DRAWS, Drawn, Grid, SharedScores, drawn_surfaces
-from perfmodel.plan.screening.service import Served, Service, reader_wait, repeated, serve
+from perfmodel.plan.screening.service import Served, Service, repeated, serve
 from perfmodel.plan.screening.surfaces import StepSurface, Surfaces, step_basis, step_surface
 from perfmodel.sim.fleet.kv_transfer import transfer_cost
 from perfmodel.specs.scenario import Scenario
@@ -40,8 +40,8 @@ class Screened:
     """What the screen has found of a candidate: one group of it (a replica, unless disaggregated).
 
     rate:         requests per second at which the wanted share of them meets the SLO; 0 if there is no such rate
-    binds:        what is missed first above `rate`: ttft, tpot, max_itl, reading, e2el, or what holds too few sequences: KV cache,
-                  max_num_seqs
+    binds:        what is missed first above `rate`: ttft, tpot, max_itl, reading, e2el, or what holds too few
+                  sequences: KV cache, max_num_seqs
     batch:        mean sequences that decode on an engine at `rate`
     usd_per_hour: of its devices; None without a price
     origin:       of the step times
@@ -282,12 +282,14 @@ def _seconds(served: Served, demand: Demand, metric: str) -> Floats:
         return served.ttft
     if metric == "tpot":
         return np.where(later > 0, served.tpot, 0.0)
-    if metric == "reading":  # until the next token is there to be read, at worst
-        speed = demand.reading_speed or np.inf
-        return reader_wait(served, demand.typical[2][None, :], speed) + 1.0 / speed
+    if metric == "e2el":
+        return served.ttft + later * served.tpot
+    assert served.single is not None  # the demand has asked for it
     if metric == "max_itl":
-        return np.where(later > 0, served.gap, 0.0)
-    return served.ttft + later * served.tpot
+        return np.where(later > 0, np.where(served.is_stable, served.single.gap, np.inf), 0.0)
+    speed = demand.reading_speed or np.inf  # reading: until the next token is there to be read, at worst
+    wait = np.maximum(served.single.reader_wait(speed), later * (served.tpot - 1.0 / speed))
+    return np.where(later > 0, wait, 0.0) + 1.0 / speed
 
 
 def _binding(

@@ -19,7 +19,7 @@ Waiting. For a slot: with probability P(n >= N), then exponential with the mean 
 servers busy). For the step in progress: its remainder, and one planned ahead. For other prompts: work in front of an
 M/G/1 queue that is served by full steps, by Pollaczek and Khinchine, taken to be exponential (Kleinrock 1975).
 
-Longest gap. The step with the largest of the prompts that come while a request decodes (`_longest_gap`).
+Single tokens, where the SLO asks for them: the longest gap, and how long readers wait (`single_tokens`).
 
 TPOT. T of the batch that a request meets, averaged over its life as an Ornstein-Uhlenbeck process would be whose memory
 is the mean life; what prompts add to it is compound Poisson, as a gamma distribution of its mean and variance.
@@ -27,24 +27,22 @@ is the mean life; what prompts add to it is compound Poisson, as a gamma distrib
 Disaggregated, prompts have engines of their own (n = 0), and decodes are never held up.
 """
 
-__all__ = ["Served", "Service", "mean_context", "reader_wait", "repeated", "serve"]
+__all__ = ["Served", "Service", "mean_context", "repeated", "serve"]
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtri
 
-from perfmodel.plan.screening.demand import NUM_TYPICAL, Demand
+from perfmodel.plan.screening.demand import Demand
+from perfmodel.plan.screening.single_tokens import SCORES, SingleTokens, exponential, held_steps, longest_gap
 from perfmodel.plan.screening.surfaces import BATCHES, Surfaces
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 _ROUNDS = 6  # of the fixed point of T
-# Even, independent-looking places in the unit cube for each typical request: an additive recurrence (Roberts 2018).
-_PHI = 1.2207440846057596  # the root of x^4 = x + 1: three dimensions
-_SCORES = np.array([(0.5 + (np.arange(NUM_TYPICAL) + 1) * _PHI**-k) % 1.0 for k in (1, 2, 3, 4)])
 
 
 def _between_batches() -> Floats:
@@ -102,22 +100,16 @@ class Served:
 
     batch:     mean sequences that decode on an engine
     slot_wait: mean wait for a slot
-    gap:       the longest between two tokens
-    pace:      between two tokens that no prompt holds up
-    held:      (share of steps that prompts hold up, mean and mean square of by how much)
-    at_once:   chance that the steps after the first token are: prompts came while the own one was computed
     is_stable: whether queues stay finite; latencies are infinite where not
+    single:    what single tokens meet, where the demand asks for it
     """
 
     ttft: Floats
     tpot: Floats
-    gap: Floats
-    pace: Floats
-    held: tuple[Floats, Floats, Floats]
-    at_once: Floats
     batch: Floats
     slot_wait: Floats
     is_stable: Bools
+    single: SingleTokens | None = None
 
 
 def serve(service: Service, demand: Demand, rate: Floats) -> Served:
@@ -134,7 +126,7 @@ def serve(service: Service, demand: Demand, rate: Floats) -> Served:
     held_up = np.where(is_apart, 0.0, 1.0 - alone / mean_step)  # share of the time that prompts take from decodes
     batch = _batch(service, chain, held_up, work)
     prompt, cached, outputs = (values[None, :] for values in demand.typical)
-    for_gate, for_slot, for_batch, for_queue = (scores[None, :] for scores in _SCORES)
+    for_gate, for_slot, for_batch, for_queue = (scores[None, :] for scores in SCORES)
     life = outputs / demand.mean_outputs
     smoothed = 2 * (life - 1 + np.exp(-life)) / life**2
     met = np.clip(batch.mean + batch.deviation * np.sqrt(smoothed) * ndtri(for_batch), 1.0, service.slots)
@@ -145,23 +137,26 @@ def serve(service: Service, demand: Demand, rate: Floats) -> Served:
     start_of = np.clip(for_gate / np.maximum(is_busy, 1e-9), 0.0, 1.0)  # of the step that is found running
     ahead = service.gates * np.where(is_apart, found, mean_step)
     waits = np.where(for_gate < is_busy, start_of * found + ahead, 0.0)
-    waits = waits + _exponential(for_queue, work.chance, work.wait) + _exponential(for_slot, batch.full, batch.wait)
+    waits = waits + exponential(for_queue, work.chance, work.wait) + exponential(for_slot, batch.full, batch.wait)
     fixed, per_token, per_sequence = service.front_end
     ttft = fixed + per_token * (prompt + cached) + per_sequence * chain.mean + waits + own
     start, each = service.transfer
     ttft = ttft + np.where(is_apart, start + each * (prompt + cached) + (0.5 + service.gates) * step, 0.0)
     is_bad = ~(chain.is_stable & work.is_stable)
     brought = surfaces.tokens(met)
+    single = None
+    if demand.asks_for_tokens:
+        met_by = beside_rate * step, work.extra.mean(axis=1, keepdims=True), work.square
+        gap = longest_gap(surfaces, service.budget, demand, beside_rate, met, step, own + found)
+        at_once = 1.0 - np.exp(-beside_rate * (own + service.gates * step))
+        single = SingleTokens(gap, surfaces.decode(met) / brought, held_steps(*met_by), at_once)
     return Served(
         np.where(is_bad, np.inf, ttft),
         np.where(is_bad, np.inf, tpot / brought),
-        np.where(is_bad, np.inf, _longest_gap(service, demand, beside_rate, met, step, own + found, outputs)),
-        np.where(is_bad, np.inf, surfaces.decode(met) / brought),
-        _held_steps(beside_rate * step, work),
-        1.0 - np.exp(-beside_rate * (own + service.gates * step)),
         chain.mean,
         batch.full * batch.wait,
         ~is_bad,
+        single,
     )
 
 
@@ -220,10 +215,10 @@ def _first_step(
     biased = mixed + np.maximum(square - added**2, 0.0) / mixed
     busy = share * mixed
     in_mixed = busy / np.maximum(busy + (1 - share) * alone, 1e-12)
-    found = np.where(_SCORES[1][None, :] < in_mixed, biased, alone)
+    found = np.where(SCORES[1][None, :] < in_mixed, biased, alone)
     is_busy = np.where(is_apart, np.minimum(rate * gap, 1.0), 1.0 - np.exp(-np.maximum(decodes, rate * gap)))
     found = np.where(is_apart, biased, found)
-    whole = prompt + rate * found * np.where(_SCORES[0][None, :] < is_busy, 1.0, 0.0) * demand.mean_prompt
+    whole = prompt + rate * found * np.where(SCORES[0][None, :] < is_busy, 1.0, 0.0) * demand.mean_prompt
     own = surfaces.beside(beside, np.minimum(whole, budget)) * np.maximum(whole / budget, 1.0)
     return own + _contexts(surfaces, prompt, cached, budget), found, is_busy
 
@@ -259,51 +254,6 @@ def _held_up(
     quantile = ndtri(np.clip((score - none) / (1 - none), 1e-6, 1 - 1e-6))
     held = np.where(score > none, of_some * _gamma_quantile(of_some**2 / variance, quantile), 0.0)
     found: Floats = alone + np.minimum(held / later, np.maximum(full - alone, 0.0))
-    return found
-
-
-def _held_steps(arrived: Floats, work: _Work) -> tuple[Floats, Floats, Floats]:
-    """Of steps in which so many prompts arrive, Poisson: how many have any, what these add, and its mean square."""
-    share = np.maximum(1.0 - np.exp(-arrived), 1e-12)
-    mean = work.extra.mean(axis=1, keepdims=True) * arrived / share
-    return share, mean, work.square * arrived / share + mean**2 * np.maximum(arrived / share - 1.0, 0.0)
-
-
-def reader_wait(served: Served, outputs: Floats, speed: float) -> Floats:
-    """Seconds that a reader of so many tokens a second waits for each typical request, in all.
-
-    Each token puts r = 1 / speed - pace by, and a step that prompts hold up by w takes w from it. With q, the share of
-    such steps, the walk never falls below where it began with probability (1 - q w / r) / (1 - q) (steps down by one
-    unit only: Feller 1968, section XIV.9), and what it falls by is a waiting time of M/G/1 (duality), exponential with
-    the mean of Pollaczek and Khinchine. Prompts that came while the own one was computed hold up the first tokens, for
-    which next to nothing is put by (r for each of two). At least what the last token is late.
-    """
-    share, mean, square = served.held
-    spare = 1.0 / speed - served.pace
-    load = share * mean / np.maximum(spare, 1e-12)
-    falls = np.clip(1.0 - (1.0 - load) / (1.0 - share), 0.0, 1.0)
-    depth = square / np.maximum(2 * mean * (1.0 - np.minimum(load, 0.99)), 1e-12)
-    spread = np.sqrt(np.log(np.maximum(square / mean**2, 1.01)))  # of a lognormal of this mean and mean square
-    early = served.at_once * ndtr(np.log(mean / np.maximum(2 * spare, 1e-12)) / spread - spread / 2)
-    waits = _exponential(_SCORES[0][None, :], early + (1.0 - early) * falls, np.maximum(depth, early * mean))
-    later = np.maximum(outputs - 1, 0.0)
-    found: Floats = np.where(later > 0, np.maximum(waits, later * (served.tpot - 1.0 / speed)), 0.0)
-    return found
-
-
-def _longest_gap(
-    service: Service, demand: Demand, rate: Floats, batch: Floats, step: Floats, long: Floats, outputs: Floats
-) -> Floats:
-    """Seconds of the longest step that a request meets while it decodes: with the largest of the prompts that come in
-    its life, L of them on average, which is at most m with probability exp(-L P(prompt > m)), and those that came in
-    the `long` seconds of steps with prompts before."""
-    prompts = np.maximum(rate * np.maximum(outputs - 1, 0.0) * step, 1e-12)
-    share = 1.0 + np.log(_SCORES[0][None, :]) / prompts  # of prompts that are at most as large
-    lengths = np.sort(demand.prompt)
-    largest = np.interp(share, (np.arange(len(lengths)) + 0.5) / len(lengths), lengths)
-    tokens = np.minimum(largest + rate * long * demand.mean_prompt, np.maximum(service.budget - batch, 1.0))
-    alone = service.surfaces.decode(batch)
-    found: Floats = np.where(share > 0, np.maximum(service.surfaces.beside(batch, tokens), alone), alone)
     return found
 
 
@@ -403,11 +353,6 @@ def _batch(service: Service, chain: _Chain, held_up: Floats, work: _Work) -> _Ba
     counts = np.arange(chain.weights.shape[1], dtype=np.float64)[None, :]
     full = np.where(counts >= reach, chain.weights, 0.0).sum(axis=1, keepdims=True) + chain.beyond
     return _Batch(chain.mean, chain.deviation * np.sqrt(wider), full, chain.wait * wider)
-
-
-def _exponential(score: Floats, chance: Floats, mean: Floats) -> Floats:
-    """A wait that is nothing but with a chance, and then exponential, at a score between 0 and 1."""
-    return np.where(score < chance, -mean * np.log(np.maximum(score / np.maximum(chance, 1e-12), 1e-12)), 0.0)
 
 
 def _at(values: Floats, batch: Floats) -> Floats:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.plan.candidates import Base, at_rate
-from perfmodel.plan.capacity import highest
-from perfmodel.plan.plan_result import PlanResult
-from perfmodel.plan.screen import Screen
+from perfmodel.plan.deployments.result import PlanResult
+from perfmodel.plan.screening.candidates import Base, at_rate
+from perfmodel.plan.screening.screen import Screen
+from perfmodel.plan.screening.space import enumerate_space
 from perfmodel.plan.search import make_plan
-from perfmodel.plan.space import enumerate_space
+from perfmodel.plan.sweeps.capacity import highest
 from perfmodel.sim import simulate
 from perfmodel.specs.plan import PlanSpec
 from perfmodel.specs.study_file import as_overrides
