@@ -1,6 +1,6 @@
 """What single tokens of an answer meet, in closed form: the longest gap, and how long a reader waits.
 
-For `perfmodel.plan.screening.service`, whose arrays these are: a row for each candidate, a column for each typical request.
+Arrays are those of `service`: a row for each candidate, a column for each typical request.
 """
 
 __all__ = ["SCORES", "SingleTokens", "exponential", "held_steps", "longest_gap"]
