@@ -35,6 +35,10 @@ class PipelinedRequests(RunningRequests):
         self._ready: dict[Request, None] = {}  # those that lack something, and wait for no token that is under way
         self._last_back = -1  # index of the last plan that came back
 
+    @property
+    def has_ready(self) -> bool:
+        return bool(self._ready)
+
     def has_place(self, plan: StepPlan, most: int) -> bool:
         in_plan = len(plan.decodes) + len(plan.singles) + len(plan.chunks)
         return in_plan < self._most_in_plan and super().has_place(plan, most)

@@ -43,6 +43,11 @@ class RunningRequests:
     def __len__(self) -> int:
         return len(self.requests)
 
+    @property
+    def has_ready(self) -> bool:
+        """Whether anybody who runs might be granted something."""
+        return bool(self.requests)
+
     def has_place(self, plan: StepPlan, most: int) -> bool:
         """Whether another request may run, of `most` at once, and be in `plan`."""
         return len(self.requests) < most

@@ -77,8 +77,7 @@ class Scheduler:
 
     def counts(self) -> tuple[int, int, int]:
         """Requests that run, requests that wait, and blocks in use, as step records have them."""
-        blocks = self.blocks
-        num_waiting = len(self._waiting) + len(self._transferred)
+        num_waiting, blocks = len(self._waiting) + len(self._transferred), self.blocks
         return len(self._running.requests), num_waiting, blocks.num_blocks - blocks.num_free
 
     @property
@@ -176,6 +175,8 @@ class Scheduler:
     def plan(self, now: int, admits: bool = True) -> StepPlan:
         """The next step at time `now`; an empty plan when nothing can run. Without `admits`, nobody is let in."""
         plan, budget = StepPlan(self._next_index), self._budget
+        if not (self._running.has_ready or self._waiting or self._transferred):
+            return plan
         is_polled = plan.index % self.config.poll_every == 0 or not self._running.requests
         exclusive = self.config.prefill_exclusive
         budget = self._running.grant(plan, budget, decodes=not exclusive)
@@ -360,9 +361,8 @@ class Scheduler:
         repeats = cohort.num_steps_unchanged
         if self._may_admit and self.num_waiting:  # up to the plan in which they are looked at
             repeats = min(repeats, -self._next_index % self.config.poll_every)
-        num_free = self.blocks.num_free
-        if self.most_blocks(repeats) > num_free:
-            repeats = num_free // len(cohort.joined) * self.blocks.block_size
+        if self.most_blocks(repeats) > self.blocks.num_free:
+            repeats = self.blocks.num_free // len(cohort.joined) * self.blocks.block_size
         return repeats
 
     def most_blocks(self, repeats: int) -> int:

@@ -27,6 +27,7 @@ from perfmodel.plan.screening.candidates import Base, at_rate
 from perfmodel.plan.screening.screen import Screen, Screened
 from perfmodel.plan.screening.space import enumerate_space
 from perfmodel.plan.sweeps.findings import TIE
+from perfmodel.plan.sweeps.metrics import device_shares
 from perfmodel.plan.sweeps.store import default_store
 from perfmodel.plan.sweeps.workers import Progress
 from perfmodel.sim import simulate
@@ -144,7 +145,7 @@ def _completed(result: PlanResult, simulated: Mapping[str, tuple[Deployment, Rec
         for label, (each, records) in simulated.items()
         if each.screened is result.winner.deployment.screened and each.replicas < result.winner.replicas
     }
-    return replace(result, bound_share=run.summary["bound_share"], notes=notes, fewer=fewer)
+    return replace(result, bound_share=device_shares(run.summary), notes=notes, fewer=fewer)
 
 
 def _prices(result: PlanResult) -> Iterator[str]:

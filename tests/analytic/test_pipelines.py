@@ -10,6 +10,7 @@ from perfmodel.cost import StageTicks, step_costs
 from perfmodel.cost.flow_line import StageTimes, round_time
 from perfmodel.engine import Outcome, Request, SchedulerConfig, StepPlan, StepRecord
 from perfmodel.ops import decode_shape
+from perfmodel.plan.sweeps.metrics import device_shares
 from perfmodel.sim import simulate
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.replica.lockstep import Lockstep
@@ -200,6 +201,8 @@ def test_shares_and_energy_add_up_with_stages() -> None:
     active = [r.summary["energy_j"] - n * idle * r.summary["duration"] for r, n in ((one, 1), (four, 4))]
     assert active[0] == pytest.approx(active[1], rel=0.05)
     assert 0.5 < four.summary["pipeline_bubble_share"] < 0.8
+    for result in (one, four):
+        assert sum(device_shares(result.summary).values()) == pytest.approx(1.0)
 
 
 def test_ranks_of_a_mixture_of_experts_pass_the_stages_together() -> None:
@@ -237,3 +240,12 @@ def test_prompts_in_chunks_fill_the_pipeline_as_sarathi_found() -> None:
     assert parts["output_throughput"] / whole["output_throughput"] == pytest.approx(1.91, rel=0.25)
     bubbles = [summary["pipeline_bubble_share"] * summary["duration"] for summary in (whole, parts)]
     assert bubbles[0] > 6.29 * bubbles[1]
+
+
+def test_nothing_depends_on_whether_steps_may_be_advanced_together() -> None:
+    scenario = load_scenario(BASE, ["engine.pipeline_parallel_size=3", "traffic.num_requests=40"])
+    rows = [simulate(scenario, can_leap=can_leap).requests for can_leap in (True, False)]
+    assert rows[0] is not None
+    assert rows[1] is not None
+    for name in ("request_id", "first_token_s", "finished_s"):
+        assert (getattr(rows[0], name) == getattr(rows[1], name)).all()

@@ -18,6 +18,7 @@ from perfmodel.plan.jobs.result import Job, JobPlan
 from perfmodel.plan.jobs.screen import JobScreen
 from perfmodel.plan.screening.candidates import Base
 from perfmodel.plan.screening.space import enumerate_space
+from perfmodel.plan.sweeps.metrics import device_shares
 from perfmodel.plan.sweeps.points import Point, Record, evaluate_timed
 from perfmodel.plan.sweeps.store import Store, key_of_point
 from perfmodel.plan.sweeps.workers import Progress, spread
@@ -202,7 +203,7 @@ def _completed(plan: JobPlan, screen: JobScreen) -> JobPlan:
     if screen.origin(plan.winner.candidate) == "datasheet":
         notes.append("Step times are the datasheet's, nobody measured this device.")
     notes = list(dict.fromkeys([*notes, *_prices(plan)]))
-    return replace(plan, bound_share=run.summary["bound_share"], notes=notes)
+    return replace(plan, bound_share=device_shares(run.summary), notes=notes)
 
 
 def _prices(plan: JobPlan) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 __all__ = [
     "batch_shape",
+    "device_shares",
     "mean_batch",
     "memory_metric",
     "roofline_s",
@@ -113,6 +114,15 @@ def mean_batch(result: RunResult) -> float | None:
         return None
     duration = steps.end_s - steps.start_s
     return float(np.dot(duration, steps.num_decodes + steps.num_chunks) / duration.sum())
+
+
+def device_shares(summary: Mapping[str, Any]) -> dict[str, float]:
+    """What the devices' time goes to in a run: what bounds their work, and pipeline bubbles where there are stages."""
+    bubbles = summary.get("pipeline_bubble_share")
+    shares: dict[str, float] = dict(summary["bound_share"])
+    if bubbles is None:
+        return shares
+    return {**{bound: share * (1.0 - bubbles) for bound, share in shares.items()}, "pipeline bubbles": bubbles}
 
 
 def shares_in_words(shares: Mapping[str, Any]) -> str:
