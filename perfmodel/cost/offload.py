@@ -58,10 +58,10 @@ def least_restored_tokens(scenario: Scenario, offload: KvOffload, graph: StepGra
     if offload.rule != "faster":
         return 1 if offload.rule == "restore" else longest + 1
     cost, block = restore_cost(scenario, offload, graph), scenario.engine.block_size
-    tokens = block
+    tokens, num_stages = block, max(len(graph.stages), 1)  # that compute a prompt one after another
     while tokens <= longest:
         recomputed = estimate_step(graph, timer, BatchShape(tokens, 1, ((tokens, 0),))).device_s
-        if cost.alone_s(tokens, tokens / block) < recomputed:
+        if cost.alone_s(tokens, tokens / block) < num_stages * recomputed:
             return tokens
         tokens *= 2
     return longest + 1

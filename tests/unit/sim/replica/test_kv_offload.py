@@ -102,3 +102,15 @@ def test_layer_by_layer_hides_what_the_step_is_longer_than(step):
     assert max(step, alone) < together < max(step, alone) * (1 + 1 / 32) + 1e-12
     one_by_one = RestoreCost(1e-6, 30e9, 131_072, 0)
     assert one_by_one.added_s(step, 4096, 256) == alone
+
+
+def test_stages_compute_a_prompt_in_turn_but_fetch_it_side_by_side():
+    """So with a link on which it never pays on one device, it may on four."""
+    least = []
+    for stages in (1, 4):
+        overrides = [tier("faster", ", bandwidth_bytes_per_s: 1e8"), f"engine.pipeline_parallel_size={stages}"]
+        scenario = load_scenario("llama-3.1-8b-a100", overrides)
+        costs = step_costs(scenario, load_calibration(scenario.hardware, "vllm"))
+        assert scenario.engine.kv_offload is not None
+        least.append(least_restored_tokens(scenario, scenario.engine.kv_offload, costs.graph, costs.timer))
+    assert least[1] < least[0]
