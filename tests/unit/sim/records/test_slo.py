@@ -132,3 +132,24 @@ def test_a_leap_is_its_steps(durations: list[int], pace: int, idle: int) -> None
         assert request.token_times is not None
         found.append((request.token_times.reader_wait, request.token_times.longest_gap))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("engine.pipeline_parallel_size=2",),
+        ("engine.data_parallel_size=2", "traffic.arrivals.rate=16"),
+        ("cluster.gateway={max_outstanding: 60, max_queue: 20, timeout_s: 8, retries: {max: 2, backoff_s: 0.2}}",),
+        ("cluster.replicas=2", "cluster.failures={events: [{at_s: 4, pool: 0, replica: 1, down_s: 3}], start_s: 1}"),
+    ],
+    ids=["stages", "ranks", "gateway", "failure"],
+)
+def test_leaps_change_nothing_for_readers_wherever_requests_go(settings: tuple[str, ...]) -> None:
+    overrides = ["traffic.num_requests=120", "traffic.arrivals.rate=12", "slo.reading_tokens_per_s=45", *settings]
+    scenario = load_scenario("llama-3.1-8b-a100", overrides)
+    leapt, stepped = (columns(simulate(scenario, can_leap=can_leap)) for can_leap in (True, False))
+    order, other = np.argsort(leapt.request_id), np.argsort(stepped.request_id)
+    assert leapt.reader_wait_s is not None
+    assert (leapt.reader_wait_s > 0).any()
+    for name in ("request_id", "reader_wait_s", "max_itl_s"):
+        assert np.array_equal(getattr(leapt, name)[order], getattr(stepped, name)[other])
