@@ -5,7 +5,7 @@ __all__ = ["OfflinePair", "simulate_offline_runs"]
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 
 import numpy as np
@@ -17,6 +17,7 @@ from perfmodel.sim import RequestColumns, simulate
 from perfmodel.specs import Scenario, Traffic
 
 Progress = Callable[[int, int], None]
+_KV_OF_FREE = 0.9  # kv_cache_free_gpu_mem_fraction's default
 _ROUNDS = 3  # of requests: one that begins together, one counted, one that still runs
 
 
@@ -55,6 +56,7 @@ def _server(scenario: Scenario) -> tuple[str, str, str, int]:
 
 def _simulated(row: OfflineRun) -> OfflinePair:
     try:
+        row = replace(row, scenario=_with_kv_of_the_free(row.scenario))
         if row.is_saturated:
             return _of_a_queue(row, _most_together(row.scenario))
         return _of_a_batch(row)
@@ -97,6 +99,14 @@ def _run(scenario: Scenario, profile: EngineProfile | None = None) -> tuple[Requ
 def _inverse(interval: tuple[float, float]) -> tuple[float, float]:
     low, high = interval
     return 1 / high, 1 / low
+
+
+def _with_kv_of_the_free(scenario: Scenario) -> Scenario:
+    """KV gets a share of what weights and activations leave free, as in TensorRT-LLM, not of the whole memory."""
+    whole = scenario.engine.model_copy(update={"gpu_memory_utilization": 1.0})
+    plan = plan_memory(scenario.model, scenario.hardware, whole)
+    used = 1 - (1 - _KV_OF_FREE) * plan.kv_bytes / plan.visible_bytes
+    return scenario.model_copy(update={"engine": whole.model_copy(update={"gpu_memory_utilization": used})})
 
 
 def _with_requests(scenario: Scenario, count: int) -> Traffic:
