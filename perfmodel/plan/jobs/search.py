@@ -18,9 +18,9 @@ from perfmodel.plan.jobs.result import Job, JobPlan
 from perfmodel.plan.jobs.screen import JobScreen
 from perfmodel.plan.screening.candidates import Base
 from perfmodel.plan.screening.space import enumerate_space
+from perfmodel.plan.sweeps.kept import Kept, remembered
 from perfmodel.plan.sweeps.metrics import device_shares
-from perfmodel.plan.sweeps.points import Point, Record, evaluate_timed
-from perfmodel.plan.sweeps.store import Store, key_of_point
+from perfmodel.plan.sweeps.points import Point, Record
 from perfmodel.plan.sweeps.workers import Progress, spread
 from perfmodel.sim import simulate
 from perfmodel.specs.plan import PlanSpec
@@ -174,24 +174,15 @@ class _Runs:
         return [replace(job, records=tuple(found[i * count : (i + 1) * count])) for i, job in enumerate(jobs)]
 
     def _records(self, points: Sequence[Point], progress: Progress | None) -> list[Record]:
-        """From the store; what is new goes there."""
-        store = Store(self.store)
-        try:
-            keys = [key_of_point(point) for point in points]
-            found = {key: known for key in keys if (known := store.get(key)) is not None}
-            missing = {key: point for key, point in zip(keys, points, strict=True) if key not in found}
-            items = list(missing.values())
-            answers = spread(evaluate_timed, items, _lost, progress, self.workers, self.engine) if items else []
-            for key, (record, seconds) in zip(missing, answers, strict=True):
-                store.put(key, record, seconds)
-                found[key] = record
-            return [found[key] for key in keys]
-        finally:
-            store.close()
+        """From the store; what is new goes there as soon as it is known."""
+        items = [Kept(point, str(self.store)) for point in dict.fromkeys(points)]
+        records = spread(remembered, items, _lost, progress, self.workers, self.engine) if items else []
+        found = {kept.point: record for kept, record in zip(items, records, strict=True)}
+        return [found[point] for point in points]
 
 
-def _lost(_: Point, reason: str) -> tuple[Record, float]:
-    return Record(problem=f"{reason}."), 0.0
+def _lost(_: Kept, reason: str) -> Record:
+    return Record(problem=f"{reason}.")
 
 
 def _completed(plan: JobPlan, screen: JobScreen) -> JobPlan:
