@@ -102,8 +102,7 @@ def _connected(address: str | None, workers: int | None) -> Any:
     try:
         ray.init(address or "local", log_to_driver=False, include_dashboard=None, logging_level="ERROR", **size)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
-        where = f"the cluster at {address} lets nobody in" if address else "Ray does not start on this machine"
-        raise PerfmodelError(f"--engine ray: {where} ({_first_line(error)}); {_way_in(address)}.") from None
+        raise PerfmodelError(f"--engine ray: {_trouble(address)} ({_first_line(error)}); {_way_in(address)}.") from None
     return ray
 
 
@@ -115,10 +114,18 @@ def _knock(address: str | None) -> None:
     socket.create_connection((host, int(port)), timeout=_PATIENCE_S).close()
 
 
+def _trouble(address: str | None) -> str:
+    if address is None:
+        return "Ray does not start on this machine"
+    return "no Ray cluster to be used here" if address == "auto" else f"the cluster at {address} lets nobody in"
+
+
 def _way_in(address: str | None) -> str:
     """What may be wrong where somebody listens, but Ray does not get in."""
     if address is None:
         return "use --engine local"
+    if address == "auto":
+        return "start one with `ray start --head`, or use --engine ray"
     if "RAY_AUTH_MODE" not in os.environ:  # a head started where there is a token asks for it, drivers do not send it
         return "if it asks for tokens, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as it has them"
     return "it must have the same versions of Ray and Python, and, with RAY_AUTH_MODE=token, the same token"

@@ -153,6 +153,39 @@ def test_a_node_with_another_perfmodel_is_told_from_one_that_may_answer(
         spread(squared, range(3), said, engine="ray")
 
 
+@pytest.mark.parametrize(
+    ("address", "mode", "says"),
+    [
+        ("auto", None, r"no Ray cluster to be used here \(not found\); start one with `ray start --head`"),
+        (
+            "ray://somewhere",
+            None,
+            r"somewhere lets nobody in \(not found\); if it asks for tokens, set RAY_AUTH_MODE=token",
+        ),
+        (
+            "ray://somewhere",
+            "token",
+            r"the same versions of Ray and Python, and, with RAY_AUTH_MODE=token, the same token",
+        ),
+        (None, None, r"Ray does not start on this machine \(not found\); use --engine local"),
+    ],
+)
+def test_a_cluster_that_lets_nobody_in_is_told_with_the_way_in(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, address: str | None, mode: str | None, says: str
+) -> None:
+    def init(*_: Any, **__: Any) -> None:
+        raise ConnectionError("not found.\nand a page about it")
+
+    ray: Any = sys.modules["ray"]
+    ray.is_initialized, ray.init = (lambda: False), init
+    monkeypatch.setattr(on_ray, "_knock", lambda _: None)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if mode is not None:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    with pytest.raises(PerfmodelError, match=says):
+        on_ray.run_on_ray(squared, [(0, 1)], lambda *_: [], None, address)
+
+
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
 def test_without_ray_the_extra_is_named() -> None:
     with pytest.raises(MissingExtraError, match=r"pip install 'perfmodel\[ray\]'"):
