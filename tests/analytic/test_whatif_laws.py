@@ -77,6 +77,40 @@ def test_the_batch_at_which_a_matrix_turns_compute_bound_is_the_ridge_points():
     assert found.get("attention_decode") is None or found["attention_decode"].after != "compute"
 
 
+@pytest.mark.parametrize(
+    ("matrix", "k", "n"),
+    [("qkv_proj", 8192, 10240 // 4), ("gate_up_proj", 8192, 2 * 28672 // 4), ("down_proj", 28672 // 4, 8192)],
+)
+def test_a_quarter_of_a_matrix_turns_compute_bound_later(matrix: str, k: int, n: int):
+    """Llama-3.1-70B over four H100 (989 TFLOP/s, 3.35 TB/s: a ridge of 295): the same equation for a quarter of each
+    matrix, by hand 348, 313 and 320, where whole ones turn at 308 to 316."""
+    name = "llama-3.1-70b-h100-tp4"
+    found = _turns(name, "step.batch=1..4096:4")
+    by_hand = {"qkv_proj": 348, "gate_up_proj": 313, "down_proj": 320}[matrix]
+    assert k * n / (3.35 * k * n / 989 - (k + n)) == pytest.approx(by_hand, abs=2)
+    assert found[matrix] == pytest.approx(by_hand, abs=2)
+
+
+def test_experts_turn_compute_bound_where_each_has_a_ridge_of_tokens_and_carries_its_activations():
+    """Qwen3-30B-A3B on an H100: 128 experts of 3 x 2048 x 768 weights, 8 of them for each token.
+
+    FLOPs: 6 x 8 x 2048 x 768 a token. Bytes: 6 x 128 x 2048 x 768 of weights; for each token and expert 2 x (2048 and
+    1536 in and out of the first product, 1536 and 768 of the activation, 768 and 2048 of the second, 2048 and 2048 / 8
+    to sum up). Without activations the turn would be at 295 x 128 / 8 = 4,724 sequences; with them it is at 15,174."""
+    weights, per_token = 6 * 2048 * 768, 8 * 2 * (2048 + 1536 + 1536 + 768 + 768 + 2048 + 2048 + 256)
+    by_hand = 128 * weights / (3.35 / 989 * 8 * weights - per_token)
+    assert by_hand == pytest.approx(15174, rel=2e-3)
+    assert _turns("qwen3-30b-a3b-h100", "step.batch=1..65536:6")["experts"] == pytest.approx(by_hand, rel=2e-3)
+
+
+def _turns(name: str, axis_text: str) -> dict[str, float]:
+    """Where operators turn from memory- to compute-bound on the datasheet."""
+    step = StepShape(batch=1, context=16)
+    axis = axis_of(axis_text, load_scenario(name, DATASHEET), step)
+    changes = bound_changes(Point(name, ("step_ms",), DATASHEET, (), step), axis, with_operators=True)
+    return {change.what: change.at for change in changes if (change.before, change.after) == ("memory", "compute")}
+
+
 def test_the_rate_at_which_a_matrix_turns_memory_bound_is_found_between_grid_points():
     """The same equation, solved for the bandwidth: peak (K N + B (K + N)) / (B K N)."""
     step = StepShape(batch=64, context=16)
