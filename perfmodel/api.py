@@ -30,10 +30,10 @@ from perfmodel.plan.sensitivity.ask import ask_whatif
 from perfmodel.plan.sensitivity.whatif import default_metrics
 from perfmodel.plan.sweeps.points import Point, Record
 from perfmodel.plan.sweeps.sweep import sweep as sweep_points
-from perfmodel.report.plan_printed import print_plan
-from perfmodel.report.shown import as_html, as_text
-from perfmodel.report.tables import print_summary, rows_table
-from perfmodel.report.whatif_written import WhatIfReport
+from perfmodel.report.drawing.shown import as_html, as_text
+from perfmodel.report.plans.printed import print_plan
+from perfmodel.report.runs.tables import print_summary, rows_table
+from perfmodel.report.whatifs.written import WhatIfReport
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario

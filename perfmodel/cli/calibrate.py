@@ -115,7 +115,7 @@ def _print_calibration(calibration: "Calibration") -> None:
 
     from rich.text import Text
 
-    from perfmodel.report.tables import rows_table
+    from perfmodel.report.runs.tables import rows_table
 
     fits = {**calibration.families, "all others": calibration.default}
     rows = [(family, ", ".join(_described(fit.model_dump(exclude={"residuals"})))) for family, fit in fits.items()]

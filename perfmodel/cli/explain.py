@@ -11,7 +11,7 @@ from perfmodel.cli.terminal import print_json, progress_bar, stdout
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
-    from perfmodel.report.step_view import StepReport
+    from perfmodel.report.runs.step_view import StepReport
     from perfmodel.specs.scenario import Scenario
 
 Batch = Annotated[int | None, typer.Option("--batch", min=1, help="Decode this many sequences.", show_default=False)]
@@ -55,7 +55,7 @@ def explain(
     if whole_run:
         _explain_run(loaded, as_json)
         return
-    from perfmodel.report.step_view import estimate_choice
+    from perfmodel.report.runs.step_view import estimate_choice
 
     report = estimate_choice(loaded, batch, context, prefill)
     if occupancy:
@@ -68,9 +68,9 @@ def explain(
 
 
 def _print_step(scenario: "Scenario", report: "StepReport") -> None:
-    from perfmodel.report.facts import headline
-    from perfmodel.report.step_table import step_table
-    from perfmodel.report.tables import bound_line
+    from perfmodel.report.runs.facts import headline
+    from perfmodel.report.runs.step_table import step_table
+    from perfmodel.report.runs.tables import bound_line
 
     console, estimate = stdout(), report.estimate
     console.print(f"[bold]{headline(scenario)}[/bold]: {report.label}, per device", highlight=False)
@@ -82,7 +82,7 @@ def _print_step(scenario: "Scenario", report: "StepReport") -> None:
         highlight=False,
     )
     if estimate.pipeline is not None:
-        from perfmodel.report.step_table import pipeline_line
+        from perfmodel.report.runs.step_table import pipeline_line
 
         console.print(pipeline_line(estimate.pipeline), highlight=False)
 
@@ -131,9 +131,9 @@ def _explain_run(scenario: "Scenario", as_json: bool) -> None:
     from dataclasses import asdict
 
     from perfmodel import sim
-    from perfmodel.report.facts import headline
-    from perfmodel.report.step_table import kinds_of_steps, kinds_table
-    from perfmodel.report.tables import bound_line
+    from perfmodel.report.runs.facts import headline
+    from perfmodel.report.runs.step_table import kinds_of_steps, kinds_table
+    from perfmodel.report.runs.tables import bound_line
 
     with progress_bar("simulating") as progress:
         result = sim.simulate(scenario, progress=progress)
@@ -149,7 +149,7 @@ def _explain_run(scenario: "Scenario", as_json: bool) -> None:
 
 
 def _explain_occupancy(scenario: "Scenario", report: "StepReport", as_json: bool) -> None:
-    from perfmodel.report.occupancy_table import occupancy_table
+    from perfmodel.report.runs.occupancy_table import occupancy_table
     from perfmodel.validate.executor_bridge import explain_occupancy
 
     with progress_bar("compiling") as progress:

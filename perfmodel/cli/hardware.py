@@ -51,7 +51,7 @@ def show_device(name: DeviceName, as_json: JsonFlag = False) -> None:
 
 
 def _facts(device: "HardwareSpec") -> dict[str, object]:
-    from perfmodel.report.step_view import ridge_points
+    from perfmodel.report.runs.step_view import ridge_points
 
     return {
         "name": device.name,
@@ -67,8 +67,8 @@ def _facts(device: "HardwareSpec") -> dict[str, object]:
 
 def _device_table(devices: list["HardwareSpec"]) -> "Table":
     from perfmodel.cost import peak_flops_per_s, ridge_point
-    from perfmodel.report.fields import format_number, format_si
-    from perfmodel.report.tables import rows_table
+    from perfmodel.report.drawing.fields import format_number, format_si
+    from perfmodel.report.runs.tables import rows_table
 
     rows = [
         (
@@ -89,8 +89,8 @@ def _device_table(devices: list["HardwareSpec"]) -> "Table":
 
 def _network_table() -> "Table":
     from perfmodel import specs
-    from perfmodel.report.fields import format_number, format_si
-    from perfmodel.report.tables import rows_table
+    from perfmodel.report.drawing.fields import format_number, format_si
+    from perfmodel.report.runs.tables import rows_table
 
     rows = [
         (network.name, format_si(network.bandwidth_bytes_per_s, "B/s"), format_number(network.latency_s * 1e6, 1))
@@ -102,7 +102,7 @@ def _network_table() -> "Table":
 def _show_network(network: "NetworkFile", as_json: bool) -> None:
     from rich.text import Text
 
-    from perfmodel.report.fields import format_si
+    from perfmodel.report.drawing.fields import format_si
 
     if as_json:
         print_json(network.model_dump(mode="json"))
@@ -117,8 +117,8 @@ def _show_network(network: "NetworkFile", as_json: bool) -> None:
 def _print_device(device: "HardwareSpec") -> None:
     from rich.text import Text
 
-    from perfmodel.report.fields import format_number, format_si
-    from perfmodel.report.tables import rows_table
+    from perfmodel.report.drawing.fields import format_number, format_si
+    from perfmodel.report.runs.tables import rows_table
 
     console, declared = stdout(), device.declared
     console.print(Text.assemble((device.name, "bold"), f", {device.kind}, {declared.architecture or 'other'}"))

@@ -27,8 +27,8 @@ def list_cards(as_json: JsonFlag = False) -> None:
     if as_json:
         print_json(facts)
         return
-    from perfmodel.report.fields import format_number
-    from perfmodel.report.tables import rows_table
+    from perfmodel.report.drawing.fields import format_number
+    from perfmodel.report.runs.tables import rows_table
 
     rows = [
         (
@@ -97,8 +97,8 @@ def _layer(layer: Any) -> dict[str, Any]:
 def _print_card(facts: dict[str, Any], layers: list[dict[str, Any]], source: str) -> None:
     from rich.text import Text
 
-    from perfmodel.report.fields import format_number, format_si
-    from perfmodel.report.tables import rows_table
+    from perfmodel.report.drawing.fields import format_number, format_si
+    from perfmodel.report.runs.tables import rows_table
 
     console = stdout()
     console.print(Text.assemble((facts["name"], "bold"), f", {facts['model_type']} {facts['hf_id'] or ''}"))

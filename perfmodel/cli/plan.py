@@ -54,7 +54,7 @@ def plan(
 
     result = make_plan(scenario, overrides or (), store, None, engine, progress_bar)
     if report_file is not None:
-        from perfmodel.report.plan_written import write_plan
+        from perfmodel.report.plans.written import write_plan
 
         for written in write_plan(result, report_file, _command(scenario, overrides, report_file)):
             say(f"Written to {written}")
@@ -70,7 +70,7 @@ def plan(
     if as_json:
         print_json(result.to_json())
     else:
-        from perfmodel.report.plan_printed import print_plan
+        from perfmodel.report.plans.printed import print_plan
 
         print_plan(result, stdout())
 

@@ -31,10 +31,10 @@ def roofline(
     Which step: as for `explain`.
     """
     loaded = load(scenario, overrides)
-    from perfmodel.report.html import render_step, write_text
-    from perfmodel.report.step_table import step_table
-    from perfmodel.report.step_view import estimate_choice, ridge_points
-    from perfmodel.report.tables import rows_table
+    from perfmodel.report.runs.html import render_step, write_text
+    from perfmodel.report.runs.step_table import step_table
+    from perfmodel.report.runs.step_view import estimate_choice, ridge_points
+    from perfmodel.report.runs.tables import rows_table
 
     report = estimate_choice(loaded, batch, context, prefill)
     ridges = ridge_points(loaded.hardware)

@@ -58,7 +58,7 @@ def present(result: "RunResult", folder: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(result.to_json())
         return
-    from perfmodel.report.tables import print_summary
+    from perfmodel.report.runs.tables import print_summary
 
     console = stdout()
     print_summary(result, console)
@@ -72,9 +72,9 @@ def _write_files(result: "RunResult", folder: Path) -> None:
     import json
 
     from perfmodel.cli.terminal import to_jsonable
-    from perfmodel.report.html import render_report, write_text
-    from perfmodel.report.step_view import view_of_run
-    from perfmodel.report.timeline import write_timeline
+    from perfmodel.report.runs.html import render_report, write_text
+    from perfmodel.report.runs.step_view import view_of_run
+    from perfmodel.report.runs.timeline import write_timeline
 
     result = _with_records(result, folder)
     write_text(folder / "result.json", json.dumps(to_jsonable(result.to_json()), indent=2) + "\n")
@@ -84,7 +84,7 @@ def _write_files(result: "RunResult", folder: Path) -> None:
 
 def _with_records(result: "RunResult", folder: Path) -> "RunResult":
     """`result` with its step records in memory, unless they are too many to draw."""
-    from perfmodel.report.records import read_steps
+    from perfmodel.report.runs.records import read_steps
 
     streamed = folder / "steps.csv"
     if result.steps is not None or not streamed.exists():

@@ -14,7 +14,7 @@ from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
     from perfmodel.plan.studies.study import Answers, StudyPoints
-    from perfmodel.report.study_written import StudyPart, StudyReport
+    from perfmodel.report.studies.written import StudyPart, StudyReport
     from perfmodel.specs.study_file import StudyFile
 
 StudyName = Annotated[
@@ -54,7 +54,7 @@ def study(
         raise SpecError(f"--report {report_file}: allowed a file ending in .md or .html.")
     from perfmodel.plan.studies.study import executed_points, simulated_points
     from perfmodel.plan.studies.study import quick as quickened
-    from perfmodel.report.study_written import StudyReport, write_study
+    from perfmodel.report.studies.written import StudyReport, write_study
     from perfmodel.specs.study_file import load_study
 
     file = load_study(name, overrides or ())
@@ -92,8 +92,8 @@ def _measure_quality(file: "StudyFile", model: str) -> None:
 def _simulated(file: "StudyFile", points: "StudyPoints", engine: str) -> "StudyPart":
     from perfmodel.plan.studies.quality import with_quality
     from perfmodel.plan.sweeps.sweep import sweep
-    from perfmodel.report.facts import headline
-    from perfmodel.report.study_written import StudyPart
+    from perfmodel.report.runs.facts import headline
+    from perfmodel.report.studies.written import StudyPart
 
     scenario = points.check()
     with progress_bar("simulating") as progress:
@@ -104,8 +104,8 @@ def _simulated(file: "StudyFile", points: "StudyPoints", engine: str) -> "StudyP
 
 def _executed(points: "StudyPoints") -> "StudyPart":
     from perfmodel.plan.studies.quality import with_quality
-    from perfmodel.report.facts import headline
-    from perfmodel.report.study_written import StudyPart
+    from perfmodel.report.runs.facts import headline
+    from perfmodel.report.studies.written import StudyPart
     from perfmodel.validate.executed_study import execute_study
 
     scenario = points.check()
@@ -142,7 +142,7 @@ def _command(name: str, execute: bool, quick: bool, overrides: Sequence[str] | N
 def _print(report: "StudyReport") -> None:
     from rich.text import Text
 
-    from perfmodel.report.tables import rows_table
+    from perfmodel.report.runs.tables import rows_table
 
     console = stdout()
     console.print(Text(f"\n{report.study.question.strip()}", style="bold"))

@@ -50,7 +50,7 @@ def _of_family(rows: "list[TechniqueStatus]", family: str | None) -> "list[Techn
 def _print(rows: "list[TechniqueStatus]") -> None:
     from rich.text import Text
 
-    from perfmodel.report.tables import rows_table
+    from perfmodel.report.runs.tables import rows_table
 
     columns = ("technique", "simulated", "executed", "validated: predicted / published")
     for family in dict.fromkeys(row.family for row in rows):

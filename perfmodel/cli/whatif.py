@@ -61,7 +61,7 @@ def whatif(
     if report_file is not None and report_file.suffix not in (".md", ".html"):
         raise SpecError(f"--report {report_file}: allowed a file ending in .md or .html.")
     from perfmodel.plan.sensitivity.ask import ask_whatif
-    from perfmodel.report.whatif_written import WhatIfReport, write_whatif
+    from perfmodel.report.whatifs.written import WhatIfReport, write_whatif
 
     result = ask_whatif(
         scenario,

@@ -1,15 +1,11 @@
-"""What a person reads: tables, plots, an HTML report, a timeline, and the records on disk.
+"""What a person reads: tables, plots, pages, a timeline, and records on disk. Each room imports those before it only.
 
-    fields.py    what each number of the summary is called, its unit and how many digits it deserves
-    facts.py     a scenario in words: model, hardware, engine, traffic, targets
-    tables.py    rich tables for a terminal
-    style.py     colours and the plotly template, one place for all figures
-    series.py    records -> curves small enough to draw
-    plots.py     figures of a run
-    roofline.py  figures of one step: the roofline, its operators, the memory layout
-    html.py      one self-contained file, readable without a network
-    timeline.py  a trace for Perfetto or chrome://tracing
-    records.py   requests.csv, requests.jsonl and steps.csv: written, and read back even when cut short
+    drawing   what each number is called, its unit and its digits (fields.py, metric_labels.py); charts as SVG, one
+              style for all figures, the frame of a page
+    runs      a run in words and tables (facts.py, tables.py), as curves small enough to draw (series.py, plots.py), as
+              one page that is readable without a network (html.py), for Perfetto (timeline.py), as files that can be
+              read back even when cut short (records.py); one step and its roofline (step_table.py, roofline.py)
+    studies, whatifs, plans   words, tables, pictures and the page of each
 
 Nothing is imported here: a table does not pay for plotly.
 """

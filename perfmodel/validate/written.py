@@ -13,7 +13,7 @@ from typing import Any
 
 from perfmodel import __version__
 from perfmodel.errors import SpecError
-from perfmodel.report.svg import Series, ecdf_svg, scatter_svg
+from perfmodel.report.drawing.svg import Series, ecdf_svg, scatter_svg
 from perfmodel.validate.groups import NOT_APPLICABLE, Comparison
 from perfmodel.validate.report import ValidationReport
 from perfmodel.validate.rows import ErrorStats, Rows

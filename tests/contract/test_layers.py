@@ -21,6 +21,7 @@ BELOW = {
 # Rooms within rooms, lowest first: each may import those before it.
 WITHIN = {
     "sim": ("clock", "traffic", "replica", "fleet", "records", "driver"),
+    "report": ("drawing", "runs", "studies", "whatifs", "plans"),
     "plan": ("sweeps", "studies", "sensitivity", "screening", "deployments", "jobs", "search"),
 }
 # Third parties that only some rooms may use.

@@ -9,7 +9,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.ops import StepGraph
 from perfmodel.ops.sampling import BYTES_PER_LOGIT, sample
 from perfmodel.ops.work import decode_shape
-from perfmodel.report.step_view import estimate_choice
+from perfmodel.report.runs.step_view import estimate_choice
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
 from perfmodel.specs.sampling import SamplingMethod

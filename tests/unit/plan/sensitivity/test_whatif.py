@@ -10,8 +10,8 @@ from perfmodel.errors import SpecError
 from perfmodel.plan.sensitivity.ask import ask_whatif
 from perfmodel.plan.sensitivity.crossovers import payoffs
 from perfmodel.plan.sweeps.points import evaluate
-from perfmodel.report.whatif_pictures import whatif_pictures
-from perfmodel.report.whatif_words import whatif_words
+from perfmodel.report.whatifs.pictures import whatif_pictures
+from perfmodel.report.whatifs.words import whatif_words
 
 NAME = "llama-3.1-8b-a100"
 FEW = ("traffic.num_requests=60",)

@@ -8,7 +8,7 @@ from perfmodel.plan.sensitivity.vary import suspects
 from perfmodel.plan.sweeps.metrics import batch_shape
 from perfmodel.plan.sweeps.points import Point, evaluate
 from perfmodel.plan.sweeps.typical_step import engine_of_step, typical_step
-from perfmodel.report.whatif_words import whatif_words
+from perfmodel.report.whatifs.words import whatif_words
 from perfmodel.specs import load_scenario
 from perfmodel.specs.published import StepShape
 

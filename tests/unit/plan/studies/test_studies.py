@@ -12,8 +12,8 @@ from perfmodel.plan.studies.study import executed_points, quick, simulated_point
 from perfmodel.plan.sweeps.findings import crossings
 from perfmodel.plan.sweeps.points import Point, Record, evaluate
 from perfmodel.plan.sweeps.sweep import sweep
-from perfmodel.report.study_pictures import study_pictures
-from perfmodel.report.study_words import answer_words
+from perfmodel.report.studies.pictures import study_pictures
+from perfmodel.report.studies.words import answer_words
 from perfmodel.specs.study_file import as_overrides, list_studies, load_study
 
 SMALL = """

@@ -25,7 +25,7 @@ from perfmodel.plan.sweeps.points import Point
 from perfmodel.plan.sweeps.store import Store
 from perfmodel.plan.sweeps.sweep import sweep
 from perfmodel.plan.sweeps.workers import spread
-from perfmodel.report.whatif_written import WhatIfReport
+from perfmodel.report.whatifs.written import WhatIfReport
 from perfmodel.specs.study_file import load_study
 
 HAS_RAY = importlib.util.find_spec("ray") is not None

@@ -1,0 +1,1 @@
+"""Plans: on a terminal, pictures, the page."""

@@ -1,0 +1,1 @@
+"""Studies: words, tables, pictures, the page."""

@@ -1,0 +1,1 @@
+"""What-ifs: words, tables, pictures, the page."""

@@ -1,0 +1,56 @@
+"""The plots are well-formed documents whose marks lie where the values say."""
+
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+from perfmodel.report.drawing.svg import Series, ecdf_svg, scatter_svg
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def series(name: str, ratio: float, count: int = 50) -> Series:
+    measured = np.geomspace(1e-5, 1e-1, count)
+    return Series(name, measured * ratio, measured)
+
+
+def test_perfect_predictions_lie_on_the_diagonal() -> None:
+    root = ET.fromstring(scatter_svg([series("exact <1>", 1.0)], "s", "a & b"))
+    title = root.find(f"{SVG}title")
+    assert title is not None
+    assert title.text == "a & b"
+    dots = [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in root.iter(f"{SVG}circle")]
+    assert len(dots) == 50
+    diagonal = next(root.iter(f"{SVG}line"), None)
+    assert diagonal is not None
+    slopes = {round((b[1] - a[1]) / (b[0] - a[0]), 1) for a, b in zip(dots[:-1:7], dots[7::7], strict=False)}
+    assert len(slopes) == 1
+
+
+def test_too_optimistic_predictions_lie_below_it() -> None:
+    """SVG's y grows downwards."""
+
+    def heights(ratio: float) -> list[float]:
+        both = [series("anchor", 1.0), series("judged", ratio)]
+        groups = list(ET.fromstring(scatter_svg(both, "s", "t")).iter(f"{SVG}g"))
+        return [float(circle.attrib["cy"]) for circle in groups[1]]
+
+    assert all(low > high for low, high in zip(heights(0.5), heights(0.9), strict=True))
+
+
+def test_many_rows_are_sampled_and_many_series_pooled() -> None:
+    many = [series(f"kernel {i}", 1.1, 2000 + i) for i in range(12)]
+    text = scatter_svg(many, "s", "t")
+    root = ET.fromstring(text)
+    assert 2000 < len(list(root.iter(f"{SVG}circle"))) <= 3010
+    assert "7 others" in text
+
+
+@pytest.mark.parametrize("ratio", [0.7, 1.0, 1.4])
+def test_a_distribution_ends_at_all_rows(ratio: float) -> None:
+    root = ET.fromstring(ecdf_svg([series("x", ratio)], "t"))
+    (line,) = root.iter(f"{SVG}polyline")
+    heights = [float(point.split(",")[1]) for point in line.attrib["points"].split()]
+    assert heights == sorted(heights, reverse=True)
+    assert heights[-1] == 24.0  # the top of the axes: all rows lie within 200 %
