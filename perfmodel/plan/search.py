@@ -190,6 +190,8 @@ def _deployments(screen: Screen, screened: Sequence[Screened], spec: PlanSpec, r
 
 def _nearest(screened: Sequence[Screened], rate: float) -> str:
     """What would serve the rate with the fewest devices, were they allowed."""
+    if not screened:
+        return "None of the candidates can run at all, for the reasons below: widen plan.space where they are."
     able = [each for each in screened if each.rate > 0]
     if not able:
         return "No candidate meets the SLO for a single user: allow more time in it, or faster devices in the space."

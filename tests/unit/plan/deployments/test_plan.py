@@ -151,6 +151,10 @@ def test_an_slo_beyond_reach_says_what_comes_nearest(store: Path) -> None:
     assert "would do" in str(found)
     with_no_hope = make_plan("llama-3.1-8b-a100", (*SHORT, "slo={tpot_ms: 0.1}", SPACE), store, workers=1)
     assert "for a single user" in str(with_no_hope)
+    odd = "plan.space.tensor_parallel_size=[3]"
+    with_no_candidate = make_plan("llama-3.1-8b-a100", (*SHORT, SPACE, odd), store, workers=1)
+    assert "None of the candidates can run" in str(with_no_candidate)
+    assert "attention heads do not divide" in str(with_no_candidate)
 
 
 def test_from_the_command_line_to_files_that_serve(tmp_path: Path, store: Path, result: PlanResult) -> None:
