@@ -2,6 +2,8 @@
 
 import ast
 import re
+from collections import Counter
+from pathlib import Path
 
 MOST_LINES = 400
 SCHEDULER_METHODS = {"plan", "apply"}
@@ -105,3 +107,9 @@ def test_there_is_one_kv_block_manager(modules):
         if isinstance(node, ast.ClassDef) and "BlockManager" in node.name
     ]
     assert found == ["perfmodel.engine.kv_blocks.KVBlockManager"]
+
+
+def test_test_files_have_names_of_their_own():
+    """Folders of tests are no packages: pytest cannot collect two files of one name."""
+    names = Counter(path.name for path in Path(__file__).parents[1].rglob("test_*.py"))
+    assert not [name for name, count in names.items() if count > 1]
