@@ -7,7 +7,7 @@
 All that stage two evaluates is in a store on disk: a plan that was stopped goes on where it was.
 """
 
-__all__ = ["Stages", "make_plan", "wanted_rate"]
+__all__ = ["Stages", "make_plan"]
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from perfmodel.errors import SpecError
 from perfmodel.plan.deployments.choice import Deployment, deployed, finalists, objective_key, shortfalls
 from perfmodel.plan.deployments.finalist import Finalist, attained
 from perfmodel.plan.deployments.front import label_of, screened_front, simulated_front
@@ -23,7 +22,8 @@ from perfmodel.plan.deployments.result import PlanResult, quantile_name
 from perfmodel.plan.deployments.runs import Records, Runs, Settled
 from perfmodel.plan.jobs.result import JobPlan
 from perfmodel.plan.jobs.search import plan_job
-from perfmodel.plan.screening.candidates import Base, at_rate
+from perfmodel.plan.screening.candidates import Base
+from perfmodel.plan.screening.rates import at_rate, wanted_rate
 from perfmodel.plan.screening.screen import Screen, Screened
 from perfmodel.plan.screening.space import enumerate_space
 from perfmodel.plan.sweeps.findings import TIE
@@ -33,7 +33,6 @@ from perfmodel.plan.sweeps.workers import Progress
 from perfmodel.sim import simulate
 from perfmodel.specs.plan import PlanSpec
 from perfmodel.specs.prices import price_lines, stale_price_notes
-from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.study_file import as_overrides
 
 Stages = Callable[[str], AbstractContextManager[Progress | None]]  # a stage's name -> what shows how far it is
@@ -139,6 +138,8 @@ def _completed(result: PlanResult, simulated: Mapping[str, tuple[Deployment, Rec
     run = simulate(result.base.load(as_overrides({**choices, **traffic})), keep_steps=False)
     origin = result.winner.deployment.screened.origin
     notes = [*run.notes, *(["Step times are the datasheet's, nobody measured this device."] * (origin == "datasheet"))]
+    if result.scenario.traffic.arrivals.process == "trace":
+        notes.append("Arrivals are the trace's own, at other rates the same with longer or shorter gaps.")
     notes = list(dict.fromkeys([*notes, *_prices(result)]))
     fewer = {
         label: attained(records)
@@ -156,26 +157,6 @@ def _prices(result: PlanResult) -> Iterator[str]:
     for sentences in (price_lines, stale_price_notes):
         for scenario in scenarios:
             yield from sentences(scenario)
-
-
-def wanted_rate(scenario: Scenario, spec: PlanSpec) -> float:
-    """Requests per second that the plan is for. Raises SpecError where nothing says so."""
-    arrivals = scenario.traffic.arrivals
-    if spec.rate is not None:
-        return spec.rate
-    if arrivals.stages:
-        return max(stage.rate for stage in arrivals.stages)
-    if scenario.traffic.is_offline:
-        raise SpecError(
-            "a burst has no rate to serve: it is a job; set plan.objective to cheapest_job or shortest_job, or give "
-            "plan.rate in requests per second."
-        )
-    if arrivals.rate is None:
-        raise SpecError(
-            f"a plan needs a rate to serve; arrivals of process {arrivals.process} have none, give plan.rate in "
-            f"requests per second, as in --set plan.rate=10."
-        )
-    return arrivals.rate
 
 
 def _deployments(screen: Screen, screened: Sequence[Screened], spec: PlanSpec, rate: float) -> list[Deployment]:

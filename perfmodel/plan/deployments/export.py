@@ -11,7 +11,7 @@ from typing import Any
 from perfmodel.errors import SpecError
 from perfmodel.plan.deployments.finalist import Finalist
 from perfmodel.plan.deployments.result import PlanResult
-from perfmodel.plan.screening.candidates import at_rate
+from perfmodel.plan.screening.rates import at_rate
 from perfmodel.specs.catalog import find_file
 from perfmodel.specs.engine import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec

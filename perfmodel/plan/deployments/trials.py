@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from math import log
 from pathlib import Path
 
-from perfmodel.plan.screening.candidates import Base, at_rate
+from perfmodel.plan.screening.candidates import Base
+from perfmodel.plan.screening.rates import at_rate
 from perfmodel.plan.sweeps.points import Point, Record, evaluate_timed
 from perfmodel.plan.sweeps.store import Store, key_of_point
 from perfmodel.plan.sweeps.workers import Stepwise

@@ -4,7 +4,7 @@ A candidate is one replica (disaggregated: one group of prefill and decode repli
 the rate. It is text that `--set` takes, so that it can be simulated, stored and written down as a scenario.
 """
 
-__all__ = ["Base", "Candidate", "Layout", "PrefillEngine", "at_rate"]
+__all__ = ["Base", "Candidate", "Layout", "PrefillEngine"]
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
@@ -15,8 +15,6 @@ from perfmodel.specs import load_scenario
 from perfmodel.specs.cluster import KvTransferSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.study_file import as_overrides
-
-_RATED = ("constant", "poisson", "poisson_fixed_count", "gamma")
 
 
 @dataclass(frozen=True)
@@ -202,15 +200,3 @@ class Candidate:
                 engine[name] = getattr(self.prefill, name)
         hardware = {"hardware": own["hardware"]} if own.get("hardware") != mine.get("hardware") else {}
         return {**hardware, **({"engine": engine} if engine else {})}
-
-
-def at_rate(scenario: Scenario, rate: float, num_requests: int) -> dict[str, Any]:
-    """The fields of `scenario`'s traffic that let so many requests arrive at `rate`, by its own process if it has one
-    that takes a rate, else as a Poisson stream."""
-    arrivals = scenario.traffic.arrivals
-    process: dict[str, Any] = {"process": "poisson"}
-    if arrivals.process in _RATED:
-        process = arrivals.model_dump(mode="json", include={"process", "cv"}, exclude_defaults=True)
-        process.setdefault("process", arrivals.process)
-    found = {"traffic.arrivals": {**process, "rate": rate}, "traffic.num_requests": num_requests}
-    return found | ({"traffic.duration_s": None} if scenario.traffic.duration_s is not None else {})

@@ -14,8 +14,9 @@ from perfmodel.errors import SpecError
 from perfmodel.plan.deployments.choice import deployed, finalists, objective_key, pick_replicas, shortfalls
 from perfmodel.plan.deployments.result import PlanResult
 from perfmodel.plan.screening.candidates import Base
+from perfmodel.plan.screening.rates import wanted_rate
 from perfmodel.plan.screening.screen import Screened
-from perfmodel.plan.search import make_plan, wanted_rate
+from perfmodel.plan.search import make_plan
 from perfmodel.specs import load_scenario
 from perfmodel.specs.plan import PlanSpec
 
@@ -233,7 +234,7 @@ def test_what_is_exported_simulates_to_the_plans_own_answer(
     """Of a device with changed facts, of unequal pools, with drafts: the same requests, the same answer."""
     from perfmodel import sim
     from perfmodel.plan.deployments.export import export_plan, serve_commands
-    from perfmodel.plan.screening.candidates import at_rate
+    from perfmodel.plan.screening.rates import at_rate
     from perfmodel.specs.study_file import as_overrides
 
     found = make_plan("llama-3.1-8b-a100", (*SHORT, *overrides, space), store, workers=1)

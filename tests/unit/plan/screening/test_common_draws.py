@@ -8,8 +8,9 @@ import pytest
 
 from perfmodel.plan.deployments.finalist import seed_draws
 from perfmodel.plan.deployments.trials import highest_on_lattice, lattice
-from perfmodel.plan.screening.candidates import Base, at_rate
+from perfmodel.plan.screening.candidates import Base
 from perfmodel.plan.screening.draws import NUM_DRAWS, SharedScores
+from perfmodel.plan.screening.rates import at_rate
 from perfmodel.plan.screening.screen import Screen, Screened
 from perfmodel.plan.screening.space import enumerate_space
 from perfmodel.sim.driver import _serve_drawn

@@ -8,8 +8,9 @@ import pytest
 from perfmodel import sim
 from perfmodel.cost import StepTimer, scenario_fits
 from perfmodel.errors import SpecError
-from perfmodel.plan.screening.candidates import Base, at_rate
+from perfmodel.plan.screening.candidates import Base
 from perfmodel.plan.screening.demand import demand_of
+from perfmodel.plan.screening.rates import at_rate
 from perfmodel.plan.screening.screen import Screen, Screened
 from perfmodel.plan.screening.space import enumerate_space
 from perfmodel.plan.screening.surfaces import Surfaces, step_surface

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from perfmodel.plan.deployments.result import PlanResult
-from perfmodel.plan.screening.candidates import Base, at_rate
+from perfmodel.plan.screening.candidates import Base
+from perfmodel.plan.screening.rates import at_rate
 from perfmodel.plan.screening.screen import Screen
 from perfmodel.plan.screening.space import enumerate_space
 from perfmodel.plan.search import make_plan

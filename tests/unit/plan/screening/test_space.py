@@ -6,7 +6,8 @@ import pytest
 
 from perfmodel.cost import plan_memory
 from perfmodel.errors import SpecError
-from perfmodel.plan.screening.candidates import Base, at_rate
+from perfmodel.plan.screening.candidates import Base
+from perfmodel.plan.screening.rates import at_rate
 from perfmodel.plan.screening.space import enumerate_space
 from perfmodel.specs import load_scenario
 from perfmodel.specs.plan import PlanSpec
