@@ -2,15 +2,14 @@
 
 __all__ = ["OfflinePair", "simulate_offline_runs"]
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from math import nan
 
 import numpy as np
 
 from perfmodel.calibrate.offline.runs import OfflineRun
+from perfmodel.calibrate.over_cores import over_cores
 from perfmodel.cost import EngineProfile, ServerFit, load_engine_profile, plan_memory
 from perfmodel.errors import PerfmodelError
 from perfmodel.sim import RequestColumns, simulate
@@ -38,15 +37,7 @@ class OfflinePair:
 
 def simulate_offline_runs(rows: Sequence[OfflineRun], progress: Progress | None = None) -> list[OfflinePair]:
     """Predictions of all rows, over the cores of this machine."""
-    order = sorted(range(len(rows)), key=lambda i: _server(rows[i].scenario))  # neighbours share the costs of steps
-    pairs = {}
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        found = pool.map(_simulated, [rows[i] for i in order], chunksize=min(8, max(len(rows) // 32, 1)))
-        for done, (i, pair) in enumerate(zip(order, found, strict=True), 1):
-            pairs[i] = pair
-            if progress is not None:
-                progress(done, len(rows))
-    return [pairs[i] for i in range(len(rows))]
+    return over_cores(_simulated, rows, lambda row: _server(row.scenario), progress)
 
 
 def _server(scenario: Scenario) -> tuple[str, str, str, int]:

@@ -2,12 +2,11 @@
 
 __all__ = ["SteadyStatePair", "simulate_steady_states"]
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
+from perfmodel.calibrate.over_cores import over_cores
 from perfmodel.calibrate.steady.shortened import shortened, weighted_means
 from perfmodel.calibrate.steady.slices import num_slices, slice_of
 from perfmodel.calibrate.steady.states import SteadyState
@@ -55,17 +54,8 @@ def simulate_steady_states(
     profile, generation: instead of the committed ones
     intervals:           of the rows that can be taken at face value; what is not told of a run has no 80 %
     """
-    # Neighbours run the same steps as often as can be, and share what these cost.
-    order = sorted(range(len(rows)), key=lambda i: _server(rows[i].scenario))
     work = partial(_simulate_row, profile=profile, generation=generation, intervals=intervals)
-    pairs = {}
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        found = pool.map(work, [rows[i] for i in order], chunksize=min(16, max(len(rows) // 32, 1)))
-        for done, (i, pair) in enumerate(zip(order, found, strict=True), 1):
-            pairs[i] = pair
-            if progress is not None:
-                progress(done, len(rows))
-    return [pairs[i] for i in range(len(rows))]
+    return over_cores(work, rows, lambda row: _server(row.scenario), progress)
 
 
 def _server(scenario: Scenario) -> tuple[str, ...]:
