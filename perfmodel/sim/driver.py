@@ -30,6 +30,7 @@ from perfmodel.specs.scenario import Scenario
 
 Progress = Callable[[int, int | None], None]
 _MOST_STEPS_KEPT = 300_000  # requests whose step records are kept in memory by default
+_MOST_LIVED = 50_000  # requests of a run that is simulated twice more for its intervals
 
 
 def simulate(
@@ -80,6 +81,12 @@ def simulate(
     summary = summarize(scenario, collector, device_totals(cluster, collector), used, ensemble)
     num_blocks = max(pool.memory.num_kv_blocks for pool in cluster.pools)
     notes = run_notes(scenario, used, requests, collector.num_steps)
+    if intervals and len(requests) and ensemble is None:
+        notes = (
+            *notes,
+            f"No intervals: where replicas come and go they take two more runs, of {len(requests):,} "
+            f"requests here; up to {_MOST_LIVED:,} they are found.",
+        )
     return RunResult(scenario, "simulated", summary, requests, collector.steps(), num_blocks, notes, ensemble)
 
 
@@ -142,11 +149,14 @@ def _way_in(
 
 def _intervals_of(
     scenario: Scenario, requests: RequestColumns, cluster: Cluster, serve: Serve, one_of: int
-) -> Ensemble | Lives:
-    """What intervals come from; where replicas came and went, a shorter run would have another part of their life."""
+) -> Ensemble | Lives | None:
+    """What intervals come from; where replicas came and went, a shorter run would have another part of their life, and
+    of a long one whole lives would take too long."""
     fleets = {} if cluster.dynamic is None else cluster.dynamic.fleets
     if not fleets:
         return run_ensemble(scenario, requests, serve)
+    if len(requests) > _MOST_LIVED:
+        return None
     end = to_ticks(float(requests.finished_s.max()))
     used = {number: fleet.used_s(end) / max(end / TICKS_PER_S, 1e-9) for number, fleet in fleets.items()}
     sizes = {number: max(round(mean), 1) * one_of for number, mean in used.items()}

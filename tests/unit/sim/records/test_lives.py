@@ -185,3 +185,13 @@ def test_intervals_change_nothing_else() -> None:
     with_intervals = simulate(found, intervals=True).summary
     assert with_intervals["interval"].keys() >= {"mean_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "mean_e2el_ms"}
     assert plain == with_intervals | {"interval": {}}
+
+
+def test_a_life_too_long_to_be_lived_twice_more_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfmodel.sim.driver._MOST_LIVED", 50)
+    living = scenario("traffic.num_requests=60", f"cluster={{replicas: 2, {IDLE}}}")
+    result = simulate(living, intervals=True)
+    assert result.ensemble is None
+    assert "interval" not in result.summary or not result.summary["interval"]
+    assert any(note.startswith("No intervals") for note in result.notes)
+    assert not any("No intervals" in note for note in simulate(living).notes)
