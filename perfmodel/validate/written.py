@@ -13,6 +13,7 @@ from typing import Any
 
 from perfmodel import __version__
 from perfmodel.errors import SpecError
+from perfmodel.report.drawing.files import write_files
 from perfmodel.report.drawing.svg import Series, ecdf_svg, scatter_svg
 from perfmodel.validate.groups import NOT_APPLICABLE, Comparison
 from perfmodel.validate.report import ValidationReport
@@ -39,13 +40,7 @@ def write_report(report: ValidationReport, path: Path, command: str) -> list[Pat
     texts = {path.with_suffix(f".{name}.svg"): svg for name, svg in plots.items()}
     texts[path.with_suffix(".json")] = json.dumps(_plain(report.to_json()), indent=1, ensure_ascii=False) + "\n"
     texts[path] = report_markdown(report, command, [f"{path.stem}.{name}.svg" for name in plots])
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for file, text in texts.items():
-            file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"--report {path}: cannot be written: {error.strerror}.") from None
-    return [path, *(file for file in texts if file != path)]
+    return write_files(path, texts)
 
 
 def report_markdown(report: ValidationReport, command: str, plots: Sequence[str] = ()) -> str:

@@ -3,13 +3,12 @@
 __all__ = ["write_plan"]
 
 import datetime
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from perfmodel import __version__
-from perfmodel.errors import SpecError
 from perfmodel.plan.deployments.export import serve_commands
 from perfmodel.plan.deployments.finalist import Finalist
 from perfmodel.plan.deployments.result import PlanResult
@@ -17,27 +16,20 @@ from perfmodel.plan.deployments.tables import PlanTable, plan_tables
 from perfmodel.plan.deployments.words import OBJECTIVE_WORDS, plan_words, ruled_out_words
 from perfmodel.plan.jobs.result import JobPlan
 from perfmodel.plan.jobs.words import batch_command, job_question, job_table, job_words, looked_at
+from perfmodel.report.drawing.files import write_document
 from perfmodel.report.plans.pictures import plan_pictures
 
 
 def write_plan(result: PlanResult | JobPlan, path: Path, command: str) -> list[Path]:
     """Write FILE.md with FILE.json and FILE.*.svg, or FILE.html with FILE.json; returns the files."""
     pictures = plan_pictures(result) if isinstance(result, PlanResult) else {}
-    texts = {path.with_suffix(".json"): json.dumps(result.to_json(), indent=1, ensure_ascii=False, default=str) + "\n"}
-    if path.suffix == ".md":
-        texts |= {path.with_suffix(f".{name}.svg"): svg for name, svg in pictures.items()}
-        texts[path] = _markdown(result, command, [f"{path.stem}.{name}.svg" for name in pictures])
-    elif path.suffix == ".html":
-        texts[path] = _html(result, command, list(pictures.values()))
-    else:
-        raise SpecError(f"--report {path}: allowed a file ending in .md or .html; its .json gets the same name.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for file, text in texts.items():
-            file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"--report {path}: cannot be written: {error.strerror}.") from None
-    return [path, *(file for file in texts if file != path)]
+    return write_document(
+        path,
+        result.to_json(),
+        pictures,
+        partial(_markdown, result, command),
+        partial(_html, result, command, list(pictures.values())),
+    )
 
 
 def _question(result: PlanResult) -> str:

@@ -1,18 +1,17 @@
 """A study as a document: Markdown with pictures beside it, or one HTML page; and its JSON."""
 
-__all__ = ["StudyPart", "StudyReport", "write_document", "write_study"]
+__all__ = ["StudyPart", "StudyReport", "write_study"]
 
 import datetime
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from perfmodel import __version__
-from perfmodel.errors import SpecError
 from perfmodel.plan.studies.study import Answers
+from perfmodel.report.drawing.files import write_document
 from perfmodel.report.studies.pictures import study_pictures
 from perfmodel.report.studies.tables import StudyTable, markdown_table, problems_of, study_tables
 from perfmodel.report.studies.words import agreement_words, answer_words
@@ -86,31 +85,6 @@ def write_study(report: StudyReport, path: Path) -> list[Path]:
     return write_document(
         path, report.to_json(), pictures, partial(_markdown, report), partial(_html, report, pictures)
     )
-
-
-def write_document(
-    path: Path,
-    document: Any,
-    pictures: Mapping[str, str],
-    markdown: Callable[[Sequence[str]], str],
-    html: Callable[[], str],
-) -> list[Path]:
-    """Write FILE.md (`markdown` of its pictures' files) with FILE.*.svg, or FILE.html, and FILE.json beside it."""
-    if path.suffix not in (".md", ".html"):
-        raise SpecError(f"--report {path}: allowed a file ending in .md or .html; its .json gets the same name.")
-    texts = {path.with_suffix(".json"): json.dumps(document, indent=1, ensure_ascii=False) + "\n"}
-    if path.suffix == ".md":
-        texts |= {path.with_suffix(f".{name}.svg"): svg for name, svg in pictures.items()}
-        texts[path] = markdown([f"{path.stem}.{name}.svg" for name in pictures])
-    else:
-        texts[path] = html()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for file, text in texts.items():
-            file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"--report {path}: cannot be written: {error.strerror}.") from None
-    return [path, *(file for file in texts if file != path)]
 
 
 def _metrics(study: Study) -> list[str]:

@@ -17,11 +17,11 @@ from rich.text import Text
 from perfmodel import __version__
 from perfmodel.plan.sensitivity.ask import WhatIfResult
 from perfmodel.plan.sweeps.points import Record
+from perfmodel.report.drawing.files import write_document
 from perfmodel.report.drawing.shown import as_html, as_text
 from perfmodel.report.runs.facts import headline
 from perfmodel.report.runs.tables import rows_table
 from perfmodel.report.studies.tables import StudyTable, markdown_table
-from perfmodel.report.studies.written import write_document
 from perfmodel.report.whatifs.pictures import whatif_pictures
 from perfmodel.report.whatifs.tables import whatif_tables
 from perfmodel.report.whatifs.words import whatif_words
