@@ -9,7 +9,7 @@ from perfmodel.engine import Request
 from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
 from perfmodel.sim.fleet.pool import FleetRouter, Pool
 from perfmodel.sim.traffic.clients import Server
-from perfmodel.specs.deployment import Deployment
+from perfmodel.specs.pools import Deployment
 
 
 class Deployed(NamedTuple):
