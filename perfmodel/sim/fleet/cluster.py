@@ -15,8 +15,7 @@ from perfmodel.sim.fleet.pool_basis import BasisOf
 from perfmodel.sim.replica.front_end import FrontEnd
 from perfmodel.sim.replica.replica import Replica
 from perfmodel.sim.traffic.clients import Server
-from perfmodel.specs.deployment import Deployment, deployments
-from perfmodel.specs.pool import PoolSpec
+from perfmodel.specs.pools import Deployment, PoolSpec, deployments
 from perfmodel.specs.scenario import Scenario
 
 if TYPE_CHECKING:  # what most clusters lack is loaded by those that have it

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from perfmodel.engine import Request
 from perfmodel.sim.fleet.pool import FleetRouter, Pool
 from perfmodel.sim.traffic.clients import Server
-from perfmodel.specs.deployment import Deployment
+from perfmodel.specs.pools import Deployment
 
 if TYPE_CHECKING:
     from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
