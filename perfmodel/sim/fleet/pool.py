@@ -33,7 +33,7 @@ from perfmodel.sim.replica.serving import build_locksteps, build_serve_loop, sch
 from perfmodel.sim.replica.speculating import SpeculatingBackend
 from perfmodel.sim.replica.staged import PipelinedBackend
 from perfmodel.sim.replica.step_costs import draft_tables_of, step_tables_of
-from perfmodel.specs.pool import PoolSpec
+from perfmodel.specs.pools import PoolSpec
 from perfmodel.specs.scenario import Scenario
 
 OnFinished = Callable[[Replica, Request], None]
