@@ -140,6 +140,8 @@ def _model_at(model_class: type[BaseModel], path: Path) -> type[BaseModel] | Non
             kind = next((arg for arg in get_args(kind) if arg is not Ellipsis), None)
         elif isinstance(kind, type) and issubclass(kind, BaseModel) and key in kind.model_fields:
             kind = kind.model_fields[key].annotation
+        elif get_origin(kind) is dict:
+            kind = get_args(kind)[1]
         else:
             return None
         kind = _unwrapped(kind)

@@ -25,6 +25,7 @@ from perfmodel.models.formats.kv_cache import with_eviction
 from perfmodel.models.formats.quantization import with_dtype, with_quantization
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ChangedFrom, ModelSpec
+from perfmodel.specs.engine.reading import resolve_engine
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import DEFAULT_NETWORK, find_network
@@ -67,6 +68,7 @@ def load_scenario(
     complete_for_published(data)
     shared = data.get("hardware")
     _resolve_hardware(data, positions, path.parent, [c for c in changes if _is_inside("hardware", c)])
+    resolve_engine(data.get("engine"), positions, path.parent, ("engine",))
     _resolve_speculation(data.get("engine"), positions, path.parent, ("engine",))
     _resolve_pools(data, positions, path.parent, shared, changes)
     _resolve_traffic(data, positions, path.parent, [c for c in changes if _is_inside("traffic", c)])
@@ -164,6 +166,7 @@ def _resolve_pools(
         _resolve_hardware(pool, positions, folder, own, ("cluster", "pools", index))
         if pool.get("model") is not None:
             _resolve_model(pool, positions, folder, ("cluster", "pools", index))
+        resolve_engine(pool.get("engine"), positions, folder, ("cluster", "pools", index, "engine"))
         _resolve_speculation(pool.get("engine"), positions, folder, ("cluster", "pools", index, "engine"))
         mine, common = pool.get("engine", {}), data.get("engine", {})
         if isinstance(mine, dict) and isinstance(common, dict):

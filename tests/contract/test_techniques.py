@@ -58,6 +58,7 @@ NO_TECHNIQUE = {
     "engine.scheduler_reserve_full_isl": ENGINE,
     "engine.scheduling_policy": "who goes first, at no cost to the whole",
     "engine.profile": ENGINE,
+    "engine.version": ENGINE,
     "engine.poll_every": ENGINE,
     "engine.attention_dp_timeout_iters": ENGINE,
     "routing.alpha": "belongs to power_law",
