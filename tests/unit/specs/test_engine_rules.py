@@ -8,7 +8,7 @@ from perfmodel.specs import load_hardware, load_scenario
 from perfmodel.specs.engine.spec import EngineSpec
 
 
-# vLLM v1: prompts and decodes together, prompts in chunks. SGLang: extends go first, alone. TensorRT-LLM: prompts whole,
+# vLLM v1: prompts and decodes together, prompts in chunks. SGLang: extends first, alone. TensorRT-LLM: prompts whole,
 # and room for all that a request may generate (guaranteed no evict).
 @pytest.mark.parametrize(
     ("profile", "rules"),
