@@ -16,10 +16,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from perfmodel.errors import SpecError
-from perfmodel.models.architecture import Attention, DenseFFN, GatedDeltaNet, LatentAttention, Layer, Mamba, MoEFFN
+from perfmodel.models.architecture import (
+    Attention,
+    DenseFFN,
+    GatedDeltaNet,
+    LatentAttention,
+    Layer,
+    Mamba,
+    MoEFFN,
+    QuantizationSpec,
+)
 from perfmodel.models.architecture import LinearAttention as _Linear
 from perfmodel.models.formats.quantization import with_quantization
-from perfmodel.models.spec import ModelSpec, QuantizationSpec
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.collectives import all_gather
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.gemm import gemm
@@ -116,7 +125,6 @@ def rejection(num_drafted: float, vocab_size: int, method: str, has_distribution
         rate="vector",
         activation_bytes=per_logit * num_drafted * vocab_size + 8.0 * num_drafted,
         num_kernels=2 if num_drafted else 0,
-        extent={"samples": num_drafted, "vocab": vocab_size},
     )
 
 

@@ -5,7 +5,7 @@ __all__ = ["MMA_SYNC_RATE", "SPARSE_RATE", "LinearFormat", "linear_format", "on_
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import SpecError
-from perfmodel.models.architecture import LatentAttention
+from perfmodel.models.architecture import LatentAttention, QuantizationSpec
 from perfmodel.models.formats.by_layer import with_layer_formats
 from perfmodel.models.formats.kv_cache import with_eviction
 from perfmodel.models.formats.quantization import (
@@ -18,7 +18,7 @@ from perfmodel.models.formats.quantization import (
     with_quantization,
 )
 from perfmodel.models.params import SPARSE_COMPONENTS, sparse_bytes
-from perfmodel.models.spec import ModelSpec, QuantizationSpec
+from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.base import default_at
+from perfmodel.files.blocks import complete_blocks
 from perfmodel.files.catalog import find_file, list_names
 from perfmodel.files.validation import parse, show_value
 from perfmodel.files.yaml_loader import LoadedYaml, Path, Positions, load_yaml
@@ -37,7 +38,6 @@ from perfmodel.specs.overrides import (
     list_position,
     parse_override,
 )
-from perfmodel.specs.published import complete_for_published
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Traffic
 
@@ -65,7 +65,7 @@ def load_scenario(
         _refuse_model_fields(change)
         if (len(change.path) == 1 or change.path[0] not in ("hardware", "traffic")) and not _is_of_pool(change):
             apply_override(change, data, change.path, positions, partial(_present, data))
-    complete_for_published(data)
+    complete_blocks(data)
     shared = data.get("hardware")
     _resolve_hardware(data, positions, path.parent, [c for c in changes if _is_inside("hardware", c)])
     resolve_engine(data.get("engine"), positions, path.parent, ("engine",))

@@ -21,8 +21,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from perfmodel.errors import SpecError, did_you_mean
-from perfmodel.models.architecture import MoEFFN
-from perfmodel.models.spec import ModelSpec, QuantizationSpec
+from perfmodel.models.architecture import MoEFFN, QuantizationSpec
+from perfmodel.models.spec import ModelSpec
 from perfmodel.models.weights.gguf import GGML_BLOCKS
 from perfmodel.models.weights.gguf_mixes import GGUF_MIXES, component_bits
 
