@@ -20,7 +20,7 @@ from perfmodel.plan.screening.demand import Demand, demand_of
 from perfmodel.plan.screening.draws import NUM_DRAWS, Drawn, Grid, SharedScores, drawn_surfaces
 from perfmodel.plan.screening.service import Served, Service, repeated, serve
 from perfmodel.plan.screening.surfaces import StepSurface, Surfaces, step_basis, step_surface
-from perfmodel.sim.fleet.kv_transfer import transfer_cost
+from perfmodel.sim.fleet.disaggregation.kv_transfer import transfer_cost
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.slo import SLO
 

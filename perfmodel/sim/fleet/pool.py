@@ -23,7 +23,7 @@ from perfmodel.cost.offload import least_restored_tokens, restore_cost
 from perfmodel.engine import HostBlocks, Request, StepRecord
 from perfmodel.errors import SpecError
 from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment
-from perfmodel.sim.fleet.router import ROUTERS, LeastOutstanding, Router
+from perfmodel.sim.fleet.routing.router import ROUTERS, LeastOutstanding, Router
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
 from perfmodel.sim.replica.front_end import FrontEnd
 from perfmodel.sim.replica.lockstep import Lockstep

@@ -15,7 +15,7 @@ from perfmodel.sim.records.device_totals import DeviceTotals
 from perfmodel.sim.records.latencies import latencies, ratio
 
 if TYPE_CHECKING:
-    from perfmodel.sim.fleet.kv_transfer import KvTransfers
+    from perfmodel.sim.fleet.disaggregation.kv_transfer import KvTransfers
 
 
 def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:

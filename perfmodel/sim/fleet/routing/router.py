@@ -24,8 +24,8 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from perfmodel.engine import Request
-from perfmodel.sim.fleet.hash_ring import HashRing
-from perfmodel.sim.fleet.least_loaded import LeastLoaded
+from perfmodel.sim.fleet.routing.hash_ring import HashRing
+from perfmodel.sim.fleet.routing.least_loaded import LeastLoaded
 from perfmodel.sim.traffic.hashes import hashed
 
 
