@@ -8,7 +8,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from perfmodel.cost.estimate import OperatorEstimate, PipelineEstimate, StepEstimate
+from perfmodel.cost.steps.explain import OperatorEstimate, PipelineEstimate, StepEstimate
 from perfmodel.report.drawing.fields import format_number
 from perfmodel.report.runs.tables import BOUND_STYLES, rows_table
 from perfmodel.sim.records.columns import StepColumns

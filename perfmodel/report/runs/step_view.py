@@ -20,7 +20,7 @@ import numpy as np
 
 from perfmodel.cost import MemoryPlan, StepEstimate, plan_memory, step_costs
 from perfmodel.errors import PerfmodelError
-from perfmodel.ops import BatchShape
+from perfmodel.ops import BatchShape, decode_shape
 from perfmodel.plan.sweeps.typical_step import StepChoice, choose_step, engine_of_step
 from perfmodel.sim.records.columns import StepColumns
 from perfmodel.sim.records.result import RunResult
@@ -104,8 +104,8 @@ def mean_step(steps: StepColumns, spans: tuple[int, ...]) -> StepChoice | None:
     batch = max(1, round(float(np.dot(weights, steps.num_decodes)) / total * _num_under_way(steps)))
     tokens = float(np.dot(steps.num_steps, steps.decode_context)) / float(np.dot(steps.num_steps, steps.num_decodes))
     context = max(1, round(tokens))
-    shape = BatchShape(batch, batch, (), batch, batch * context, tuple(batch * min(context, span) for span in spans))
-    return StepChoice(shape, f"Decode of {batch:,} sequences with {context:,} tokens each (the run's mean batch)")
+    label = f"Decode of {batch:,} sequences with {context:,} tokens each (the run's mean batch)"
+    return StepChoice(decode_shape(batch, context, spans), label)
 
 
 def _num_under_way(steps: StepColumns) -> float:
