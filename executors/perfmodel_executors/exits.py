@@ -3,8 +3,8 @@
 __all__ = ["DrawnExits"]
 
 from perfmodel.engine import Request
+from perfmodel.models.spec import ExitSpec
 from perfmodel.sim.replica.acceptance import uniform_draws
-from perfmodel.specs.model.spec import ExitSpec
 
 
 class DrawnExits:

@@ -18,13 +18,13 @@ from perfmodel.cost import plan_memory, step_costs, usd_per_hour
 from perfmodel.cost.calibration import Calibration
 from perfmodel.engine import Backend, Request, StepRecord
 from perfmodel.errors import PerfmodelError, WorkloadError
+from perfmodel.models.spec import ModelSpec
 from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, build_serve_loop, simulate, summarize
 from perfmodel.sim.clock import to_ticks
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
 from perfmodel.sim.replica.backend import SimulatedBackend
-from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.specs.engine.speculation import Acceptance
 from perfmodel.specs.scenario import Scenario
-from perfmodel.specs.speculation import Acceptance
 from perfmodel.validate.executor import ExecutorComparison, ShadowedBackend, StepPair, report_executor
 from perfmodel.validate.report import ValidationReport
 from perfmodel_executors.backend import ExecutedBackend

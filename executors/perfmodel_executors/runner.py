@@ -10,9 +10,9 @@ from typing import Protocol
 import torch
 
 from perfmodel.errors import PerfmodelError
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel_executors.device import default_kernels, interprets_triton
 from perfmodel_executors.graphs import Capture, CudaCapture, DecodeGraphs
 from perfmodel_executors.kernels import load_kernels

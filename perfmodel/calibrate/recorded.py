@@ -20,7 +20,7 @@ from perfmodel.cost import Calibration, EngineProfile, load_engine_profile, save
 from perfmodel.cost.calibrations import HEADER
 from perfmodel.cost.generations import GenerationFit, save_generation
 from perfmodel.errors import SpecError
-from perfmodel.specs.catalog import data_dir
+from perfmodel.files.catalog import data_dir
 
 Progress = Callable[[int, int | None], None]
 

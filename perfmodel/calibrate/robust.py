@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.forms.residuals import Residuals
-from perfmodel.specs.base import Spec
+from perfmodel.files.base import Spec
 
 Floats = NDArray[np.float64]
 FitT = TypeVar("FitT", bound=Spec)

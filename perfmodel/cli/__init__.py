@@ -10,6 +10,7 @@ Commands import what they need when they run, so that `perfmodel --help` loads n
 __all__ = ["app", "main"]
 
 import gc
+import os
 
 import typer
 
@@ -73,4 +74,6 @@ def main() -> None:
     # A simulation makes many objects that live on and hardly a cycle: looking for those after every 700 takes a tenth
     # of its time.
     gc.set_threshold(100_000, 20, 20)
+    # No plugin of pydantic has a part in the command, and to look for them it reads what every installed package says.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     app(prog_name="perfmodel")

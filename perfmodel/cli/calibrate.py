@@ -14,7 +14,7 @@ from perfmodel.cli.terminal import print_json, progress_bar, say, stdout
 
 if TYPE_CHECKING:
     from perfmodel.cost.calibration import Calibration
-    from perfmodel.specs.base import Spec
+    from perfmodel.files.base import Spec
 
 
 class Device(StrEnum):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from perfmodel.specs.hardware import HardwareSpec
-    from perfmodel.specs.network_file import NetworkFile
+    from perfmodel.specs.networks import NetworkFile
 
 hardware_app = typer.Typer(help="List the known devices, or show one.", no_args_is_help=True)
 

@@ -65,7 +65,7 @@ def show_card(name: ModelName, as_json: JsonFlag = False) -> None:
 
 
 def _facts(model: Any) -> dict[str, Any]:
-    from perfmodel.specs.model.params import count_parameters, weight_bytes
+    from perfmodel.models.params import count_parameters, weight_bytes
 
     counts = count_parameters(model)
     return {

@@ -35,7 +35,7 @@ def techniques(family: Family = None, as_json: JsonFlag = False) -> None:
 
 def _of_family(rows: "list[TechniqueStatus]", family: str | None) -> "list[TechniqueStatus]":
     from perfmodel.errors import SpecError, did_you_mean
-    from perfmodel.specs.catalog import normal_name
+    from perfmodel.files.catalog import normal_name
 
     if family is None:
         return rows

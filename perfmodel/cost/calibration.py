@@ -19,8 +19,8 @@ from perfmodel.cost.forms.registry import FormFit
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.roofline import FamilyFit
 from perfmodel.cost.rates import FALLBACKS
+from perfmodel.files.base import Spec
 from perfmodel.ops.formats import MMA_SYNC_RATE, SPARSE_RATE
-from perfmodel.specs.base import Spec
 
 # Multiplied by the tensor units that multiply 16 bits: where they were not measured, they reach the same share of
 # their own peak.

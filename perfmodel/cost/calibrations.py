@@ -20,12 +20,12 @@ from perfmodel.cost.forms.collective import over_link
 from perfmodel.cost.generations import GenerationFit, load_generation
 from perfmodel.cost.unmeasured import with_unmeasured
 from perfmodel.errors import SpecError
-from perfmodel.specs.catalog import data_dir, find_file
-from perfmodel.specs.engine import EngineSpec
+from perfmodel.files.catalog import data_dir, find_file
+from perfmodel.files.validation import parse
+from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario_file import load_hardware
-from perfmodel.specs.validation import parse
-from perfmodel.specs.yaml_loader import load_yaml
 
 HEADER = "# Written by `perfmodel calibrate`, not by hand: measured or fitted factors, never declared facts.\n"
 

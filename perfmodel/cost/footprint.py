@@ -20,14 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
-from perfmodel.ops.attention_prefill import SCORE_SUM_BYTES
-from perfmodel.ops.formats import linear_format
-from perfmodel.ops.linear_attention import linear_heads
-from perfmodel.ops.scan import STATE_BYTES
-from perfmodel.ops.scan_layer import conv_channels, state_shape
-from perfmodel.ops.sharding import Sharding
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.architecture import (
+from perfmodel.models.architecture import (
     Attention,
     DenseFFN,
     FeedForward,
@@ -39,10 +32,17 @@ from perfmodel.specs.model.architecture import (
     Mixer,
     MoEFFN,
 )
-from perfmodel.specs.model.kv_cache import kv_surplus
-from perfmodel.specs.model.params import layer_parameters
-from perfmodel.specs.model.quantization import bytes_per_weight, kv_element_bytes
-from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
+from perfmodel.models.formats.kv_cache import kv_surplus
+from perfmodel.models.formats.quantization import bytes_per_weight, kv_element_bytes
+from perfmodel.models.params import layer_parameters
+from perfmodel.models.spec import ModelSpec, QuantizationSpec
+from perfmodel.ops.attention_prefill import SCORE_SUM_BYTES
+from perfmodel.ops.formats import linear_format
+from perfmodel.ops.linear_attention import linear_heads
+from perfmodel.ops.scan import STATE_BYTES
+from perfmodel.ops.scan_layer import conv_channels, state_shape
+from perfmodel.ops.sharding import Sharding
+from perfmodel.specs.engine.spec import EngineSpec
 
 _INDEX_KEY_BYTES = 1.0  # the indexer caches fp8 keys
 _INDEX_SCALE_BYTES = 4.0  # and one fp32 scale per token

@@ -16,10 +16,10 @@ import yaml
 from pydantic import Field
 
 from perfmodel.cost.calibration import Calibration
-from perfmodel.specs.base import Spec
-from perfmodel.specs.catalog import data_dir
-from perfmodel.specs.validation import parse
-from perfmodel.specs.yaml_loader import load_yaml
+from perfmodel.files.base import Spec
+from perfmodel.files.catalog import data_dir
+from perfmodel.files.validation import parse
+from perfmodel.files.yaml_loader import load_yaml
 
 _OF_COMPUTE = ("compute_fraction", "tensor_fraction")
 _OF_MEMORY = ("memory_fraction",)

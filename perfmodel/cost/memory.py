@@ -22,13 +22,13 @@ from perfmodel.cost.footprint import (
     weights,
 )
 from perfmodel.errors import DoesNotFitError
+from perfmodel.models.architecture import Attention, LatentAttention, Layer
+from perfmodel.models.formats.kv_cache import surplus_tokens
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import on_device, served_model
 from perfmodel.ops.sharding import Sharding, stages
-from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.model.architecture import Attention, LatentAttention, Layer
-from perfmodel.specs.model.kv_cache import surplus_tokens
-from perfmodel.specs.model.spec import ModelSpec
 
 # Libraries' workspaces, and NCCL buffers with more than one device: what vLLM 0.15 runs leave beside the computed
 # activations is 0.05 to 0.4 GB on one device and 0.4 GB more under tensor parallelism.

@@ -17,7 +17,7 @@ from perfmodel.cost.steps.stages import estimate_step
 from perfmodel.ops.graph import StepGraph
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape
-from perfmodel.specs.kv import KvOffload
+from perfmodel.specs.engine.kv import KvOffload
 from perfmodel.specs.scenario import Scenario
 
 

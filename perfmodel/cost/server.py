@@ -17,12 +17,12 @@ from perfmodel.cost.calibration import Calibration, HostFit
 from perfmodel.cost.calibrations import HEADER
 from perfmodel.cost.forms.experts import GroupedExpertsFit
 from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.files.base import Spec
+from perfmodel.files.catalog import data_dir
+from perfmodel.files.validation import parse
+from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.moe import EXPERT_KERNELS
-from perfmodel.specs.base import Spec
-from perfmodel.specs.catalog import data_dir
-from perfmodel.specs.model.spec import ModelSpec
-from perfmodel.specs.validation import parse
-from perfmodel.specs.yaml_loader import load_yaml
 
 
 class ServerFit(Spec):

@@ -5,6 +5,8 @@ __all__ = ["attention_heads", "attention_nodes"]
 from collections.abc import Sequence
 from functools import partial
 
+from perfmodel.models.architecture import Attention
+from perfmodel.models.formats.kv_cache import kv_surplus, unpack_operations
 from perfmodel.ops.activation import gate
 from perfmodel.ops.attention_decode import attention_decode
 from perfmodel.ops.attention_mixed import mixed_attention
@@ -15,8 +17,6 @@ from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_mixed,
 from perfmodel.ops.norm import rms_norm
 from perfmodel.ops.rope import rope
 from perfmodel.ops.work import Work
-from perfmodel.specs.model.architecture import Attention
-from perfmodel.specs.model.kv_cache import kv_surplus, unpack_operations
 
 
 def attention_heads(mixer: Attention, context: LayerContext) -> Heads:

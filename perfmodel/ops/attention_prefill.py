@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from perfmodel.models.formats.kv_cache import Surplus
 from perfmodel.ops.formats import MMA_SYNC_RATE
 from perfmodel.ops.norm import FP32_BYTES
 from perfmodel.ops.spans import tile_pairs, visible_keys, visible_pairs
 from perfmodel.ops.work import Work
-from perfmodel.specs.model.kv_cache import Surplus
 
 SCORE_SUM_BYTES = 4.0  # of the scores that eviction accumulates for each cached token and query head
 _TILE = 128  # rows of a query tile and of a key tile (FlashAttention-2 and -3 use 64 to 192)

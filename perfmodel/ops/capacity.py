@@ -15,8 +15,8 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.routing import TILE_ROWS, ExpertLoad, Routing
-from perfmodel.specs.model.architecture import MoEFFN
 
 
 def capacity_rows(ffn: MoEFFN, num_tokens: int, factor: float) -> int:

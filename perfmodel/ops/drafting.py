@@ -16,6 +16,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from perfmodel.errors import SpecError
+from perfmodel.models.architecture import Attention, DenseFFN, GatedDeltaNet, LatentAttention, Layer, Mamba, MoEFFN
+from perfmodel.models.architecture import LinearAttention as _Linear
+from perfmodel.models.formats.quantization import with_quantization
+from perfmodel.models.spec import ModelSpec, QuantizationSpec
 from perfmodel.ops.collectives import all_gather
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.gemm import gemm
@@ -25,12 +29,8 @@ from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sampling import sample
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import Work
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.architecture import Attention, DenseFFN, GatedDeltaNet, LatentAttention, Layer, Mamba, MoEFFN
-from perfmodel.specs.model.architecture import LinearAttention as _Linear
-from perfmodel.specs.model.quantization import with_quantization
-from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
-from perfmodel.specs.speculation import SpeculativeConfig
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.speculation import SpeculativeConfig
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import comb
 from typing import Literal
 
-from perfmodel.specs.model.architecture import MoEFFN
+from perfmodel.models.architecture import MoEFFN
 
 Route = Literal["node", "rank", "expert"]
 

@@ -17,12 +17,12 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
+from perfmodel.models.architecture import Attention, LatentAttention, Mixer
 from perfmodel.ops.attention_layer import attention_heads
 from perfmodel.ops.gemm import gemm
 from perfmodel.ops.linear import linear_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode, on_tokens
 from perfmodel.ops.work import BatchShape, Depends, Work
-from perfmodel.specs.model.architecture import Attention, LatentAttention, Mixer
 
 
 def leaving_node(node: OperatorNode, reach: Sequence[float]) -> OperatorNode:

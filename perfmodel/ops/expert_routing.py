@@ -4,7 +4,7 @@ __all__ = ["routing_of"]
 
 from perfmodel.ops.capacity import with_capacity
 from perfmodel.ops.routing import Routing, power_law_routing, recorded_routing, slowest_uniform_routing
-from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.traffic import ExpertRouting
 
 

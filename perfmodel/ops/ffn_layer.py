@@ -4,10 +4,10 @@ __all__ = ["dense_ffn_nodes", "mlp_nodes"]
 
 from functools import partial
 
+from perfmodel.models.architecture import DenseFFN
 from perfmodel.ops.activation import activation
 from perfmodel.ops.linear import linear_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode, on_tokens
-from perfmodel.specs.model.architecture import DenseFFN
 
 
 def dense_ffn_nodes(ffn: DenseFFN, context: LayerContext) -> list[OperatorNode]:

@@ -5,13 +5,10 @@ __all__ = ["MMA_SYNC_RATE", "SPARSE_RATE", "LinearFormat", "linear_format", "on_
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import SpecError
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.model.architecture import LatentAttention
-from perfmodel.specs.model.kv_cache import with_eviction
-from perfmodel.specs.model.layer_formats import with_layer_formats
-from perfmodel.specs.model.params import SPARSE_COMPONENTS, sparse_bytes
-from perfmodel.specs.model.quantization import (
+from perfmodel.models.architecture import LatentAttention
+from perfmodel.models.formats.by_layer import with_layer_formats
+from perfmodel.models.formats.kv_cache import with_eviction
+from perfmodel.models.formats.quantization import (
     BITS_PER_WEIGHT,
     bytes_per_weight,
     component_bytes,
@@ -19,7 +16,10 @@ from perfmodel.specs.model.quantization import (
     with_dtype,
     with_quantization,
 )
-from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
+from perfmodel.models.params import SPARSE_COMPONENTS, sparse_bytes
+from perfmodel.models.spec import ModelSpec, QuantizationSpec
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
 
 MMA_SYNC_RATE = "@mma_sync"  # behind the name of a rate: by the instructions that came before WGMMA
 SPARSE_RATE = "@2:4"  # behind the name of a rate: at `sparsity_speedup` times that, FLOPs counted as if dense

@@ -18,6 +18,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from perfmodel.models.architecture import MoEFFN
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.layers import embedding_nodes, head_nodes, layer_nodes, passing_on_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode
@@ -25,9 +27,7 @@ from perfmodel.ops.ragged import ContextSpread
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding, stages
 from perfmodel.ops.work import Depends
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.architecture import MoEFFN
-from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.specs.engine.spec import EngineSpec
 
 
 @dataclass(frozen=True)

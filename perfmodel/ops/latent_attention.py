@@ -19,11 +19,11 @@ __all__ = [
 from collections.abc import Sequence
 from dataclasses import replace
 
+from perfmodel.models.architecture import Indexer, LatentAttention
 from perfmodel.ops.attention_decode import attention_decode
 from perfmodel.ops.attention_prefill import Heads, flash_prefill
 from perfmodel.ops.spans import visible_keys, visible_pairs
 from perfmodel.ops.work import Work
-from perfmodel.specs.model.architecture import Indexer, LatentAttention
 
 
 def expanded_heads(mixer: LatentAttention, num_heads: int, dtype: str, element_bytes: float) -> Heads:

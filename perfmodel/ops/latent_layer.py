@@ -5,6 +5,7 @@ __all__ = ["latent_nodes"]
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from perfmodel.models.architecture import Indexer, LatentAttention
 from perfmodel.ops.attention_prefill import flash_prefill, standard_prefill
 from perfmodel.ops.gemm import gemm
 from perfmodel.ops.kv_write import kv_concat, kv_write
@@ -21,7 +22,6 @@ from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_prefil
 from perfmodel.ops.norm import rms_norm
 from perfmodel.ops.rope import rope
 from perfmodel.ops.work import Work
-from perfmodel.specs.model.architecture import Indexer, LatentAttention
 
 
 def latent_nodes(mixer: LatentAttention, context: LayerContext) -> list[OperatorNode]:

@@ -7,6 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from perfmodel.models.architecture import (
+    Attention,
+    DenseFFN,
+    FeedForward,
+    GatedDeltaNet,
+    LatentAttention,
+    Layer,
+    LinearAttention,
+    Mixer,
+)
+from perfmodel.models.spec import QuantizationSpec
 from perfmodel.ops.attention_layer import attention_nodes
 from perfmodel.ops.collectives import all_gather, all_reduce, send_recv
 from perfmodel.ops.embedding import embedding
@@ -21,17 +32,6 @@ from perfmodel.ops.norm import residual_add, rms_norm
 from perfmodel.ops.sampling import sample
 from perfmodel.ops.scan_layer import delta_net_nodes, mamba_nodes
 from perfmodel.ops.work import Depends
-from perfmodel.specs.model.architecture import (
-    Attention,
-    DenseFFN,
-    FeedForward,
-    GatedDeltaNet,
-    LatentAttention,
-    Layer,
-    LinearAttention,
-    Mixer,
-)
-from perfmodel.specs.model.spec import QuantizationSpec
 
 Block = TypeVar("Block", Mixer, FeedForward)
 Formats = tuple[tuple[str, QuantizationSpec], ...]

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from perfmodel.models.architecture import LinearAttention
 from perfmodel.ops.linear import linear_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_prefills, on_tokens
 from perfmodel.ops.rope import rope
 from perfmodel.ops.scan import STATE_BYTES
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import Work
-from perfmodel.specs.model.architecture import LinearAttention
 
 _CHUNK = 128  # tokens
 

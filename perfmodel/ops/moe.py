@@ -4,10 +4,10 @@ __all__ = ["EXPERT_KERNELS", "experts", "route"]
 
 from math import ceil
 
+from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.routing import TILE_ROWS, ExpertLoad
 from perfmodel.ops.work import Work
-from perfmodel.specs.model.architecture import MoEFFN
 
 EXPERT_KERNELS = 5  # sort by expert (align), grouped gate-up, activation, grouped down, weighted sum
 # Of each expert that has tokens: find them, gather them, gate, up, activation, product, down; gather and

@@ -19,6 +19,7 @@ __all__ = ["moe_nodes"]
 from functools import partial
 from math import ceil
 
+from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.activation import gate
 from perfmodel.ops.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from perfmodel.ops.exchange import Exchange, distinct_ranks
@@ -27,7 +28,6 @@ from perfmodel.ops.gemm import gemm
 from perfmodel.ops.moe import experts, route
 from perfmodel.ops.node import LayerContext, OperatorNode, on_group, on_tokens
 from perfmodel.ops.work import Work
-from perfmodel.specs.model.architecture import MoEFFN
 
 
 def moe_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:

@@ -14,13 +14,13 @@ __all__ = [
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from perfmodel.models.formats.quantization import bytes_per_weight, kv_element_bytes
+from perfmodel.models.spec import ModelSpec, QuantizationSpec
 from perfmodel.ops.formats import LinearFormat, linear_format
 from perfmodel.ops.ragged import ContextSpread
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, Depends, Work
-from perfmodel.specs.model.quantization import bytes_per_weight, kv_element_bytes
-from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.placement import Placement, consecutive_experts, place_experts
-from perfmodel.specs.model.architecture import MoEFFN
 from perfmodel.specs.traffic import ExpertRouting
 
 Values = NDArray[np.float64]

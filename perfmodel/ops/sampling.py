@@ -18,7 +18,7 @@ def sample(num_samples: float, vocab_size: int, method: str = "greedy", bytes_pe
 
     Every tensor-parallel rank holds the gathered logits and samples for itself. Source: BYTES_PER_LOGIT.
 
-    Raises SpecError for a method that is none of perfmodel.specs.sampling.SamplingMethod.
+    Raises SpecError for a method that is none of perfmodel.models.spec.SamplingMethod.
     """
     if method not in BYTES_PER_LOGIT:
         raise SpecError(f"sampling: found {method!r}, allowed {', '.join(BYTES_PER_LOGIT)}.")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from math import ceil
 
+from perfmodel.models.architecture import GatedDeltaNet, Mamba
 from perfmodel.ops.activation import gate
 from perfmodel.ops.collectives import all_reduce
 from perfmodel.ops.gemm import gemm
@@ -20,7 +21,6 @@ from perfmodel.ops.scan import (
     state_update,
 )
 from perfmodel.ops.work import Work
-from perfmodel.specs.model.architecture import GatedDeltaNet, Mamba
 
 
 def state_shape(mixer: Mamba | GatedDeltaNet, tp: int, dtype: str, element_bytes: float) -> StateShape:

@@ -10,7 +10,7 @@ from math import ceil
 
 from perfmodel.ops.exchange import Route
 from perfmodel.ops.ranks import RankGroup
-from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.engine.spec import EngineSpec
 
 # How tokens reach their experts. DeepEP (README, "normal" and "low-latency" kernels): the first sends a token once to
 # each node and hands it on over NVLink, the second to each expert's rank over the network; pplx-kernels as the second.

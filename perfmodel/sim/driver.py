@@ -5,6 +5,7 @@ __all__ = ["simulate"]
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.draws import Scores
@@ -12,21 +13,22 @@ from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment, to_ticks
 from perfmodel.sim.fleet.cluster import Cluster
-from perfmodel.sim.fleet.gateway import LostRequest
 from perfmodel.sim.fleet.pool_basis import BasisOf, remembered_basis
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.sim.records.ensemble import Ensemble, Serve, run_ensemble
-from perfmodel.sim.records.lives import Lives, run_lives
 from perfmodel.sim.records.notes import run_notes
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.records.summary import summarize
 from perfmodel.sim.records.totals import device_totals
 from perfmodel.sim.replica.replica import Replica
 from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient, Server
-from perfmodel.sim.traffic.compressor import Compressor
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.scenario import Scenario
+
+if TYPE_CHECKING:
+    from perfmodel.sim.fleet.gateway import LostRequest
+    from perfmodel.sim.records.lives import Lives
 
 Progress = Callable[[int, int | None], None]
 _MOST_STEPS_KEPT = 300_000  # requests whose step records are kept in memory by default
@@ -111,7 +113,7 @@ def _serve(
         if progress is not None and collector.num_finished % report_every == 0:
             progress(collector.num_finished, workload.num_requests)
 
-    def on_lost(lost: LostRequest) -> None:
+    def on_lost(lost: "LostRequest") -> None:
         collector.add_lost(lost)
         client.on_finished(lost.request)
 
@@ -141,6 +143,8 @@ def _way_in(
     shortening = scenario.prompt_compression
     if shortening is None or shortening.model is None:
         return cluster.route
+    from perfmodel.sim.traffic.compressor import Compressor
+
     entrance = cluster.pools[0].scenario  # prefill pools come first
     basis = basis_of(entrance)
     compressor = Compressor.of(env, entrance, shortening.model, (basis.calibration, basis.profile), cluster.route)
@@ -149,7 +153,7 @@ def _way_in(
 
 def _intervals_of(
     scenario: Scenario, requests: RequestColumns, cluster: Cluster, serve: Serve, one_of: int
-) -> Ensemble | Lives | None:
+) -> "Ensemble | Lives | None":
     """What intervals come from; where replicas came and went, a shorter run would have another part of their life, and
     of a long one whole lives would take too long."""
     fleets = {} if cluster.dynamic is None else cluster.dynamic.fleets
@@ -157,6 +161,8 @@ def _intervals_of(
         return run_ensemble(scenario, requests, serve)
     if len(requests) > _MOST_LIVED:
         return None
+    from perfmodel.sim.records.lives import run_lives
+
     end = to_ticks(float(requests.finished_s.max()))
     used = {number: fleet.used_s(end) / max(end / TICKS_PER_S, 1e-9) for number, fleet in fleets.items()}
     sizes = {number: max(round(mean), 1) * one_of for number, mean in used.items()}

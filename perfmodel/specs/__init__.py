@@ -62,77 +62,75 @@ __all__ = [
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perfmodel.specs.base import Spec
-    from perfmodel.specs.catalog import data_dir, find_file, list_names
+    from perfmodel.files.base import Spec
+    from perfmodel.files.catalog import data_dir, find_file, list_names
+    from perfmodel.files.validation import parse
+    from perfmodel.files.yaml_loader import LoadedYaml, Positions, load_yaml
+    from perfmodel.models.cards import list_models, load_model
+    from perfmodel.models.spec import ModelSpec, QuantizationSpec
     from perfmodel.specs.cluster import ClusterSpec, KvTransferSpec
-    from perfmodel.specs.engine import EngineSpec
+    from perfmodel.specs.engine.spec import EngineSpec
+    from perfmodel.specs.engine.speculation import Acceptance, Lookahead, MeasuredAcceptance, SpeculativeConfig
     from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel, Price
     from perfmodel.specs.json_schema import SCHEMA_KINDS, scenario_schema, schema
-    from perfmodel.specs.link import Link
-    from perfmodel.specs.model.cards import list_models, load_model
-    from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
-    from perfmodel.specs.network import NetworkSpec
-    from perfmodel.specs.network_file import NetworkFile, find_network, list_networks, load_network
+    from perfmodel.specs.networks import Link, NetworkFile, NetworkSpec, find_network, list_networks, load_network
     from perfmodel.specs.plan import PlanSpace, PlanSpec
     from perfmodel.specs.scenario import PriceOverride, Scenario
     from perfmodel.specs.scenario_file import list_hardware, load_hardware, load_scenario, load_traffic
     from perfmodel.specs.slo import SLO
-    from perfmodel.specs.speculation import Acceptance, Lookahead, MeasuredAcceptance, SpeculativeConfig
     from perfmodel.specs.traffic import Arrivals, ExpertRouting, Lengths, Prefix, Sampling, Stage, Trace, Traffic
-    from perfmodel.specs.validation import parse
-    from perfmodel.specs.yaml_loader import LoadedYaml, Positions, load_yaml
 
 _HOMES = {
-    "SCHEMA_KINDS": "json_schema",
-    "SLO": "slo",
-    "Acceptance": "speculation",
-    "Arrivals": "traffic",
-    "ClusterSpec": "cluster",
-    "Declared": "hardware",
-    "EngineSpec": "engine",
-    "HardwareSpec": "hardware",
-    "KvTransferSpec": "cluster",
-    "Lengths": "traffic",
-    "Link": "link",
-    "LoadedYaml": "yaml_loader",
-    "Lookahead": "speculation",
-    "MeasuredAcceptance": "speculation",
-    "MemoryLevel": "hardware",
-    "ModelSpec": "model.spec",
-    "NetworkFile": "network_file",
-    "NetworkSpec": "network",
-    "PlanSpace": "plan",
-    "PlanSpec": "plan",
-    "PoolSpec": "pool",
-    "Positions": "yaml_loader",
-    "Prefix": "traffic",
-    "Price": "hardware",
-    "PriceOverride": "scenario",
-    "QuantizationSpec": "model.spec",
-    "ExpertRouting": "traffic",
-    "Sampling": "traffic",
-    "Scenario": "scenario",
-    "Spec": "base",
-    "SpeculativeConfig": "speculation",
-    "Stage": "traffic",
-    "Trace": "traffic",
-    "Traffic": "traffic",
-    "data_dir": "catalog",
-    "find_file": "catalog",
-    "find_network": "network_file",
-    "list_hardware": "scenario_file",
-    "list_models": "model.cards",
-    "list_names": "catalog",
-    "list_networks": "network_file",
-    "load_hardware": "scenario_file",
-    "load_model": "model.cards",
-    "load_network": "network_file",
-    "load_scenario": "scenario_file",
-    "load_traffic": "scenario_file",
-    "load_yaml": "yaml_loader",
-    "parse": "validation",
-    "scenario_schema": "json_schema",
-    "schema": "json_schema",
+    "SCHEMA_KINDS": "perfmodel.specs.json_schema",
+    "SLO": "perfmodel.specs.slo",
+    "Acceptance": "perfmodel.specs.engine.speculation",
+    "Arrivals": "perfmodel.specs.traffic",
+    "ClusterSpec": "perfmodel.specs.cluster",
+    "Declared": "perfmodel.specs.hardware",
+    "EngineSpec": "perfmodel.specs.engine.spec",
+    "ExpertRouting": "perfmodel.specs.traffic",
+    "HardwareSpec": "perfmodel.specs.hardware",
+    "KvTransferSpec": "perfmodel.specs.cluster",
+    "Lengths": "perfmodel.specs.traffic",
+    "Link": "perfmodel.specs.networks",
+    "LoadedYaml": "perfmodel.files.yaml_loader",
+    "Lookahead": "perfmodel.specs.engine.speculation",
+    "MeasuredAcceptance": "perfmodel.specs.engine.speculation",
+    "MemoryLevel": "perfmodel.specs.hardware",
+    "ModelSpec": "perfmodel.models.spec",
+    "NetworkFile": "perfmodel.specs.networks",
+    "NetworkSpec": "perfmodel.specs.networks",
+    "PlanSpace": "perfmodel.specs.plan",
+    "PlanSpec": "perfmodel.specs.plan",
+    "PoolSpec": "perfmodel.specs.pools",
+    "Positions": "perfmodel.files.yaml_loader",
+    "Prefix": "perfmodel.specs.traffic",
+    "Price": "perfmodel.specs.hardware",
+    "PriceOverride": "perfmodel.specs.scenario",
+    "QuantizationSpec": "perfmodel.models.spec",
+    "Sampling": "perfmodel.specs.traffic",
+    "Scenario": "perfmodel.specs.scenario",
+    "Spec": "perfmodel.files.base",
+    "SpeculativeConfig": "perfmodel.specs.engine.speculation",
+    "Stage": "perfmodel.specs.traffic",
+    "Trace": "perfmodel.specs.traffic",
+    "Traffic": "perfmodel.specs.traffic",
+    "data_dir": "perfmodel.files.catalog",
+    "find_file": "perfmodel.files.catalog",
+    "find_network": "perfmodel.specs.networks",
+    "list_hardware": "perfmodel.specs.scenario_file",
+    "list_models": "perfmodel.models.cards",
+    "list_names": "perfmodel.files.catalog",
+    "list_networks": "perfmodel.specs.networks",
+    "load_hardware": "perfmodel.specs.scenario_file",
+    "load_model": "perfmodel.models.cards",
+    "load_network": "perfmodel.specs.networks",
+    "load_scenario": "perfmodel.specs.scenario_file",
+    "load_traffic": "perfmodel.specs.scenario_file",
+    "load_yaml": "perfmodel.files.yaml_loader",
+    "parse": "perfmodel.files.validation",
+    "scenario_schema": "perfmodel.specs.json_schema",
+    "schema": "perfmodel.specs.json_schema",
 }
 
 
@@ -142,7 +140,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'perfmodel.specs' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"perfmodel.specs.{home}"), name)
+    value = getattr(import_module(home), name)
     globals()[name] = value
     return value
 

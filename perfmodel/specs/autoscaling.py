@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from perfmodel.specs.base import Spec
-from perfmodel.specs.units import BytesPerSecond, Seconds
+from perfmodel.files.base import Spec
+from perfmodel.files.units import BytesPerSecond, Seconds
 
 
 class AutoscalingSpec(Spec):

@@ -1,17 +1,51 @@
-"""`ClusterSpec`: which engines serve the traffic together: equal replicas, or pools of them, and the link between."""
+"""`ClusterSpec`: replicas or pools of them, the router and gateway before them, KV between them."""
 
-__all__ = ["ClusterSpec", "KvTransferSpec"]
+__all__ = ["ClusterSpec", "GatewaySpec", "KvTransferSpec", "RateLimit", "Retries"]
 
-from pydantic import Field, NonNegativeInt, field_validator, model_validator
+from typing import Annotated
 
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from perfmodel.files.base import Spec
+from perfmodel.files.units import BytesPerSecond, Seconds
 from perfmodel.specs.autoscaling import AutoscalingSpec, FailuresSpec
-from perfmodel.specs.base import Spec
-from perfmodel.specs.deployment import Deployment, completed, deployments
-from perfmodel.specs.gateway import GatewaySpec
-from perfmodel.specs.given_link import GivenLink
-from perfmodel.specs.network import NetworkSpec
-from perfmodel.specs.pool import PoolSpec, RouterName
-from perfmodel.specs.units import BytesPerSecond
+from perfmodel.specs.networks import GivenLink, NetworkSpec
+from perfmodel.specs.pools import Deployment, PoolSpec, RouterName, completed, deployments
+
+
+class RateLimit(Spec):
+    """A token bucket: `requests_per_s` on average, at most `burst` at once. What comes above it is refused."""
+
+    requests_per_s: PositiveFloat
+    burst: PositiveInt = 1
+
+
+class Retries(Spec):
+    """A request that was refused, or whose replica failed, is sent again at most `max` times.
+
+    Before the n-th time it waits backoff_s x factor^(n-1) x (1 - jitter x u), u uniform in [0, 1): a jitter of 1 is
+    what is called full jitter.
+    """
+
+    max: PositiveInt = 3
+    backoff_s: Annotated[Seconds, Field(ge=0)] = 0.5
+    factor: Annotated[float, Field(ge=1)] = 2.0
+    jitter: Annotated[float, Field(ge=0, le=1)] = 0.5
+
+
+class GatewaySpec(Spec):
+    """Limits and patience; each is without effect unless given.
+
+    max_outstanding: requests that the replicas have in hand at most; what comes above it waits in the gateway, by
+                     priority, if it still holds fewer than `max_queue`, and is refused if not
+    timeout_s:       how long a client waits for the whole answer, retries included; what is left of it is aborted
+    """
+
+    rate_limit: RateLimit | None = None
+    max_outstanding: PositiveInt | None = None
+    max_queue: NonNegativeInt = 0
+    timeout_s: Annotated[Seconds, Field(gt=0)] | None = None
+    retries: Retries | None = None
 
 
 class KvTransferSpec(GivenLink):

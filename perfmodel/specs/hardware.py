@@ -7,11 +7,10 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from perfmodel.specs.base import Spec
-from perfmodel.specs.catalog import normal_name
-from perfmodel.specs.link import Link
-from perfmodel.specs.network import NetworkSpec
-from perfmodel.specs.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz
+from perfmodel.files.base import Spec
+from perfmodel.files.catalog import normal_name
+from perfmodel.files.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz
+from perfmodel.specs.networks import Link, NetworkSpec
 
 _ANY_NUMBER = 1 << 20
 
@@ -129,6 +128,16 @@ class HardwareSpec(Spec):
     def level(self, name: str) -> MemoryLevel | None:
         """The memory level called `name`, or None."""
         return next((m for m in self.declared.memory if m.level == name), None)
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """Its declared links."""
+        return self.declared.links
+
+    @property
+    def max_devices(self) -> int:
+        """Devices that the scale-up link can join."""
+        return self.declared.max_devices
 
     def link(self, name: str) -> Link | None:
         """The link called `name`, or None."""

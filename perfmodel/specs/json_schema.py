@@ -5,9 +5,9 @@ __all__ = ["SCHEMA_KINDS", "scenario_schema", "schema"]
 from typing import Any
 
 from perfmodel.errors import SpecError, did_you_mean
-from perfmodel.specs.catalog import list_names
+from perfmodel.files.catalog import list_names
+from perfmodel.models.cards import Card
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.model.cards import Card
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.study import Study
 from perfmodel.specs.traffic import Traffic

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.errors import SpecError, did_you_mean
+from perfmodel.files.validation import show_value
+from perfmodel.files.yaml_loader import Path, Positions, parse_value
 from perfmodel.specs.hardware import Declared, HardwareSpec, Link, MemoryLevel
-from perfmodel.specs.validation import show_value
-from perfmodel.specs.yaml_loader import Path, Positions, parse_value
 
 _FACTOR = re.compile(r"(\d+(?:\.\d*)?|\.\d+)x")
 _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S.*)?")

@@ -7,8 +7,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from perfmodel.specs.base import Spec
-from perfmodel.specs.units import Seconds
+from perfmodel.files.base import Spec
+from perfmodel.files.units import Seconds
 
 Objective = Literal["cheapest", "goodput_per_gpu", "fewest_gpus", "lowest_latency", "cheapest_job", "shortest_job"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-from perfmodel.specs.catalog import data_dir
+from perfmodel.files.catalog import data_dir
 from perfmodel.specs.hardware import HardwareSpec, Price
 from perfmodel.specs.scenario import Scenario
 

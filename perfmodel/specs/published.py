@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from perfmodel.specs.base import Spec
+from perfmodel.files.base import Spec
 from perfmodel.specs.published_metrics import ALIASES, RATIOS, Basis, Metric, metric_named, needs_no_run
 from perfmodel.specs.published_units import factor_of_unit
 

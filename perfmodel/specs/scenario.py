@@ -1,30 +1,39 @@
-"""`Scenario`: model + hardware + engine + traffic + SLO, the file that users copy (design section 3.1)."""
+"""`Scenario`: model + hardware + engine + traffic + SLO, the file that users copy."""
 
-__all__ = ["PriceOverride", "Scenario"]
+__all__ = ["Overheads", "PriceOverride", "Scenario"]
 
 from math import ceil
 from typing import Annotated
 
-from pydantic import PositiveFloat, model_validator
+from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
-from perfmodel.specs.base import Spec
+from perfmodel.files.base import Resolved, Spec
+from perfmodel.models.model_changes import ModelChanges
+from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.cluster import ClusterSpec
-from perfmodel.specs.deployment import Deployment
-from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.engine.kv import PromptCompression
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.units import refuse_missing_units
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.kv import PromptCompression
-from perfmodel.specs.model.spec import ModelSpec
-from perfmodel.specs.model_changes import ModelChanges
-from perfmodel.specs.network import NetworkSpec
-from perfmodel.specs.overheads import Overheads
+from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.plan import PlanSpec
-from perfmodel.specs.pool import PoolSpec
+from perfmodel.specs.pools import Deployment, PoolSpec
 from perfmodel.specs.published import Published
-from perfmodel.specs.resolved import Resolved
 from perfmodel.specs.slo import SLO
 from perfmodel.specs.technique import Technique
 from perfmodel.specs.traffic import ExpertRouting, Sampling, Traffic
-from perfmodel.specs.unit_rules import refuse_missing_units
+
+
+class Overheads(Spec):
+    """Multiples of overheads, which no datasheet declares; 1 leaves them as they are, 0.5 halves them.
+
+    kernels: what a kernel costs beside its bytes and FLOPs: launch, ramp-up, drain
+    host:    the engine's own time per step, launches without CUDA graphs, and the front end's (HTTP, tokenisation)
+    """
+
+    kernels: NonNegativeFloat = 1.0
+    host: NonNegativeFloat = 1.0
+
 
 # Of engines that exchange KV.
 _SHARED = (

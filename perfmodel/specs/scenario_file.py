@@ -14,19 +14,20 @@ from functools import partial
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.specs.catalog import find_file, list_names
-from perfmodel.specs.defaults import default_at
-from perfmodel.specs.engine import EngineSpec
+from perfmodel.files.base import default_at
+from perfmodel.files.catalog import find_file, list_names
+from perfmodel.files.validation import parse, show_value
+from perfmodel.files.yaml_loader import LoadedYaml, Path, Positions, load_yaml
+from perfmodel.models.cards import load_model
+from perfmodel.models.changes import CHANGES
+from perfmodel.models.formats.by_layer import with_layer_formats
+from perfmodel.models.formats.kv_cache import with_eviction
+from perfmodel.models.formats.quantization import with_dtype, with_quantization
+from perfmodel.models.model_changes import ModelChanges
+from perfmodel.models.spec import ChangedFrom, ModelSpec
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.model.cards import load_model
-from perfmodel.specs.model.changes import CHANGES
-from perfmodel.specs.model.kv_cache import with_eviction
-from perfmodel.specs.model.layer_formats import with_layer_formats
-from perfmodel.specs.model.quantization import with_dtype, with_quantization
-from perfmodel.specs.model.spec import ChangedFrom, ModelSpec
-from perfmodel.specs.model_changes import ModelChanges
-from perfmodel.specs.network import DEFAULT_NETWORK
-from perfmodel.specs.network_file import find_network
+from perfmodel.specs.networks import DEFAULT_NETWORK, find_network
 from perfmodel.specs.overrides import (
     Override,
     apply_override,
@@ -38,8 +39,6 @@ from perfmodel.specs.overrides import (
 from perfmodel.specs.published import complete_for_published
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Traffic
-from perfmodel.specs.validation import parse, show_value
-from perfmodel.specs.yaml_loader import LoadedYaml, Path, Positions, load_yaml
 
 _HAS_PLACE = re.compile(r"\S+:\d+: ")
 

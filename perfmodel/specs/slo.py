@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from perfmodel.specs.base import Spec
-from perfmodel.specs.units import Milliseconds
+from perfmodel.files.base import Spec
+from perfmodel.files.units import Milliseconds
 
 Amounts = Any  # a number, or an array of them
 WORDS_PER_TOKEN = 0.75  # of English text (OpenAI, "What are tokens and how to count them?": 100 tokens, 75 words)

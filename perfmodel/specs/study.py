@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from perfmodel.errors import did_you_mean
-from perfmodel.specs.base import Spec
+from perfmodel.files.base import Spec
 from perfmodel.specs.published import StepShape
 from perfmodel.specs.published_metrics import ALIASES, Metric, study_metric
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.specs.catalog import find_file, list_names
+from perfmodel.files.catalog import find_file, list_names
+from perfmodel.files.validation import parse
+from perfmodel.files.yaml_loader import Path, Positions, load_yaml
 from perfmodel.specs.study import Setting, Study
-from perfmodel.specs.validation import parse
-from perfmodel.specs.yaml_loader import Path, Positions, load_yaml
 
 
 @dataclass(frozen=True, slots=True)

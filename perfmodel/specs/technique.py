@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from perfmodel.specs.base import Spec
+from perfmodel.files.base import Spec
 from perfmodel.specs.published_metrics import ALIASES, Metric, metric_named
 
 

@@ -10,11 +10,11 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from perfmodel.specs.base import Spec
-from perfmodel.specs.catalog import find_file, list_names
+from perfmodel.files.base import Spec
+from perfmodel.files.catalog import find_file, list_names
+from perfmodel.files.validation import parse
+from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.specs.published import StepShape
-from perfmodel.specs.validation import parse
-from perfmodel.specs.yaml_loader import load_yaml
 
 
 class Move(Spec):

@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from perfmodel.specs.base import Spec
-from perfmodel.specs.sampling import SamplingMethod
+from perfmodel.files.base import Spec
+from perfmodel.files.units import Seconds
+from perfmodel.models.spec import SamplingMethod
 from perfmodel.specs.slo import SLO
-from perfmodel.specs.units import Seconds
 
 
 class Stage(Spec):

@@ -27,9 +27,9 @@ from typing import Any, Protocol, cast
 
 from perfmodel.cost.calibration import Calibration
 from perfmodel.errors import MissingExtraError
+from perfmodel.models.formats.by_layer import LayerQuantization
 from perfmodel.ops.work import BatchShape
 from perfmodel.sim.records.result import RunResult
-from perfmodel.specs.layer_quantization import LayerQuantization
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.report import ValidationReport
 from perfmodel.validate.technique_runs import TechniqueRun

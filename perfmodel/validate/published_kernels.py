@@ -6,6 +6,15 @@ from dataclasses import replace
 
 from perfmodel.cost import OperatorTime, OperatorTimer, load_calibration
 from perfmodel.errors import SpecError
+from perfmodel.models.architecture import MoEFFN
+from perfmodel.models.formats.quantization import (
+    BITS_PER_WEIGHT,
+    bytes_per_weight,
+    format_of_dtype,
+    with_dtype,
+    with_quantization,
+)
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.attention_decode import attention_decode
 from perfmodel.ops.attention_prefill import Heads, flash_prefill, standard_prefill
 from perfmodel.ops.collectives import all_reduce
@@ -14,15 +23,6 @@ from perfmodel.ops.formats import LinearFormat, linear_format
 from perfmodel.ops.gemm import gemm
 from perfmodel.ops.moe import experts
 from perfmodel.ops.work import Work
-from perfmodel.specs.model.architecture import MoEFFN
-from perfmodel.specs.model.quantization import (
-    BITS_PER_WEIGHT,
-    bytes_per_weight,
-    format_of_dtype,
-    with_dtype,
-    with_quantization,
-)
-from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.published import KernelShape
 from perfmodel.specs.scenario import Scenario
 

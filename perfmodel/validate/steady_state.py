@@ -13,7 +13,7 @@ import numpy as np
 from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
 from perfmodel.calibrate.steady.slices import num_slices
 from perfmodel.calibrate.steady.states import read_steady_states
-from perfmodel.specs.pool import PoolSpec
+from perfmodel.specs.pools import PoolSpec
 from perfmodel.specs.traffic import Lengths
 from perfmodel.validate.basis import basis_of
 from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled, worst_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from perfmodel.specs.catalog import data_dir
+from perfmodel.files.catalog import data_dir
 from perfmodel.specs.techniques import TechniqueEntry, load_techniques
 
 WANTED = 0.25  # a median farther than this from the published one is a miss; it stays in the table

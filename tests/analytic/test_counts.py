@@ -3,10 +3,10 @@
 import pytest
 
 from perfmodel.cost.footprint import kv_bytes_per_token
+from perfmodel.models.cards import list_models, load_model
+from perfmodel.models.params import count_parameters
 from perfmodel.ops import BatchShape, Sharding, build_graph, decode_shape
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.cards import list_models, load_model
-from perfmodel.specs.model.params import count_parameters
+from perfmodel.specs.engine.spec import EngineSpec
 
 MATRIX = ("gemm", "moe")
 ATTENTION = ("attention_prefill", "attention_decode")

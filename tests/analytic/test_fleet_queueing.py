@@ -21,7 +21,7 @@ from perfmodel.sim.replica.lockstep import LeapingBackend, Lockstep
 from perfmodel.sim.replica.replica import Replica
 from perfmodel.sim.traffic.clients import OpenLoopClient
 from perfmodel.specs import load_scenario
-from perfmodel.specs.gateway import GatewaySpec
+from perfmodel.specs.cluster import GatewaySpec
 
 Times = NDArray[np.float64]
 

@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import OperatorTimer, estimate_step, peak_flops_per_s, plan_memory, ridge_point
+from perfmodel.models.cards import load_model
 from perfmodel.ops import BatchShape, build_graph, decode_shape
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.cards import load_model
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario_file import load_hardware
 
 A100 = load_hardware("a100-sxm-80gb")

@@ -16,10 +16,10 @@ from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.calibrations import HEADER
 from perfmodel.cost.forms.registry import FormFit
 from perfmodel.cost.generations import GenerationFit
+from perfmodel.files.catalog import data_dir, find_file
+from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.models.cards import load_card
 from perfmodel.specs import list_models
-from perfmodel.specs.catalog import data_dir, find_file
-from perfmodel.specs.model.cards import load_card
-from perfmodel.specs.yaml_loader import load_yaml
 
 FILES = sorted(data_dir("calibrations").glob("*.yaml"))
 KINDS = {"engine": EngineProfile, "generation": GenerationFit}  # others are calibrations of a device

@@ -47,6 +47,35 @@ def test_help_loads_nothing_heavy(loaded):
     assert names.isdisjoint(NOT_FOR_HELP)
 
 
+# What a simulation of one pool that stays as it is has no use for: other rooms, and what other clusters have.
+NOT_FOR_A_PLAIN_SIMULATION = (
+    "numpy.ma",
+    "perfmodel.api",
+    "perfmodel.calibrate",
+    "perfmodel.plan",
+    "perfmodel.report",
+    "perfmodel.sim.fleet.autoscaler",
+    "perfmodel.sim.fleet.disaggregated",
+    "perfmodel.sim.fleet.dynamic",
+    "perfmodel.sim.fleet.gateway",
+    "perfmodel.sim.fleet.kv_transfer",
+    "perfmodel.sim.records.lives",
+    "perfmodel.validate",
+    "rich",
+)
+
+
+def test_a_plain_simulation_loads_no_other_room(loaded):
+    names = loaded(RUN_CLI, "simulate", "llama-3.1-8b-a100", "--json", "--set", "traffic.num_requests=5")
+    assert names.isdisjoint(NOT_FOR_A_PLAIN_SIMULATION)
+
+
+def test_specs_build_their_validators_when_they_are_first_read(run_python):
+    """Building takes a millisecond or two for each of some hundred specs, of which a run reads a third."""
+    code = "from perfmodel.specs.plan import PlanSpec; print(PlanSpec.__pydantic_complete__)"
+    assert run_python(code).split() == ["False"]
+
+
 @pytest.mark.parametrize("command", ["simulate", "explain", "memory"])
 def test_commands_of_the_core_load_no_torch(loaded, command):
     extra = ["--set", "traffic.num_requests=5"] if command == "simulate" else []

@@ -12,13 +12,13 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from perfmodel.errors import PerfmodelError
+from perfmodel.models.model_changes import LinearChange, ModelChanges, Prune, SparseAttention
 from perfmodel.specs import load_scenario
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model_changes import LinearChange, ModelChanges, Prune, SparseAttention
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.speculation import SpeculativeConfig
 from perfmodel.specs.overrides import parse_override
 from perfmodel.specs.published_metrics import metric_named, needs_no_run
 from perfmodel.specs.scenario import Scenario
-from perfmodel.specs.speculation import SpeculativeConfig
 from perfmodel.specs.techniques import load_techniques
 from perfmodel.specs.traffic import ExpertRouting
 from perfmodel.validate.published_figures import predict

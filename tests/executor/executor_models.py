@@ -4,8 +4,8 @@ __all__ = ["MODELS", "attention", "tiny"]
 
 from dataclasses import replace
 
-from perfmodel.specs.model.architecture import Attention, DenseFFN, FeedForward, Layer, MoEFFN
-from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.models.architecture import Attention, DenseFFN, FeedForward, Layer, MoEFFN
+from perfmodel.models.spec import ModelSpec
 
 
 def attention(**changes: object) -> Attention:

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 from executor_models import MODELS  # noqa: E402
 
 from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop  # noqa: E402
-from perfmodel.specs.model.changes.attention import with_window  # noqa: E402
-from perfmodel.specs.model_changes import ModelChanges  # noqa: E402
+from perfmodel.models.changes.attention import with_window  # noqa: E402
+from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
 from perfmodel_executors.driver import serve  # noqa: E402
 from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402

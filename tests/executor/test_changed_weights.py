@@ -10,11 +10,11 @@ from executor_models import attention, tiny  # noqa: E402
 from test_loading import random_decoder, write_safetensors  # noqa: E402
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
+from perfmodel.models.architecture import DenseFFN  # noqa: E402
+from perfmodel.models.changes import CHANGES  # noqa: E402
+from perfmodel.models.model_changes import ModelChanges  # noqa: E402
+from perfmodel.models.spec import ChangedFrom  # noqa: E402
 from perfmodel.specs import EngineSpec, load_model, load_scenario  # noqa: E402
-from perfmodel.specs.model.architecture import DenseFFN  # noqa: E402
-from perfmodel.specs.model.changes import CHANGES  # noqa: E402
-from perfmodel.specs.model.spec import ChangedFrom  # noqa: E402
-from perfmodel.specs.model_changes import ModelChanges  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import LowRankWeight, Sparse24Weight, dequantize  # noqa: E402
 from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
 from perfmodel_executors.models.changed import changed_weights  # noqa: E402

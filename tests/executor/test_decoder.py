@@ -10,7 +10,7 @@ functional = torch.nn.functional
 from executor_models import MODELS, attention, tiny  # noqa: E402
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
-from perfmodel.specs.model.architecture import DenseFFN, Layer, Mamba, MoEFFN  # noqa: E402
+from perfmodel.models.architecture import DenseFFN, Layer, Mamba, MoEFFN  # noqa: E402
 from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 

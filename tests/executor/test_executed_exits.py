@@ -15,13 +15,13 @@ from test_decoder import BLOCK, dense_attention, dense_block, rms  # noqa: E402
 
 from perfmodel.calibrate.whole_steps import features  # noqa: E402
 from perfmodel.errors import PerfmodelError  # noqa: E402
+from perfmodel.models.architecture import DenseFFN  # noqa: E402
+from perfmodel.models.changes.attention import with_window  # noqa: E402
+from perfmodel.models.model_changes import ModelChanges  # noqa: E402
+from perfmodel.models.spec import ExitSpec, QuantizationSpec  # noqa: E402
 from perfmodel.ops.graph import build_graph  # noqa: E402
 from perfmodel.ops.work import BatchShape  # noqa: E402
 from perfmodel.specs import load_hardware, load_scenario  # noqa: E402
-from perfmodel.specs.model.architecture import DenseFFN  # noqa: E402
-from perfmodel.specs.model.changes.attention import with_window  # noqa: E402
-from perfmodel.specs.model.spec import ExitSpec, QuantizationSpec  # noqa: E402
-from perfmodel.specs.model_changes import ModelChanges  # noqa: E402
 from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.run import execute_scenario  # noqa: E402

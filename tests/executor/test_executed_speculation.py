@@ -13,9 +13,9 @@ from test_backend import alone  # noqa: E402
 
 from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop, Speculation  # noqa: E402
 from perfmodel.errors import PerfmodelError  # noqa: E402
-from perfmodel.specs.engine import EngineSpec  # noqa: E402
-from perfmodel.specs.model.spec import QuantizationSpec  # noqa: E402
-from perfmodel.specs.speculation import MeasuredAcceptance, SpeculativeConfig  # noqa: E402
+from perfmodel.models.spec import QuantizationSpec  # noqa: E402
+from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402
+from perfmodel.specs.engine.speculation import MeasuredAcceptance, SpeculativeConfig  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
 from perfmodel_executors.driver import serve  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402

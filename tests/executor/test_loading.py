@@ -12,8 +12,8 @@ from executor_models import attention, tiny  # noqa: E402
 
 from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop  # noqa: E402
 from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError  # noqa: E402
+from perfmodel.models.architecture import DenseFFN, MoEFFN  # noqa: E402
 from perfmodel.specs import EngineSpec, load_model, load_scenario  # noqa: E402
-from perfmodel.specs.model.architecture import DenseFFN, MoEFFN  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
 from perfmodel_executors.driver import serve  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder, load_decoder  # noqa: E402

@@ -11,9 +11,9 @@ from executor_models import MODELS  # noqa: E402
 from perfmodel.calibrate.whole_steps import PARAMETERS, features, fit_steps  # noqa: E402
 from perfmodel.cost import OperatorTimer, estimate_step  # noqa: E402
 from perfmodel.cost.calibration import Calibration, FamilyFit  # noqa: E402
+from perfmodel.models.spec import QuantizationSpec  # noqa: E402
 from perfmodel.ops import build_graph  # noqa: E402
 from perfmodel.specs import EngineSpec, load_hardware, load_model  # noqa: E402
-from perfmodel.specs.model.spec import QuantizationSpec  # noqa: E402
 from perfmodel_executors.measure.bench import StepBench, StepShape  # noqa: E402
 from perfmodel_executors.measure.cpu_steps import StepRange, calibration_grid  # noqa: E402
 from perfmodel_executors.measure.drift import DriftMeter  # noqa: E402

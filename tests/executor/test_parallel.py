@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 from executor_models import MODELS, attention, tiny  # noqa: E402
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
+from perfmodel.models.architecture import DenseFFN  # noqa: E402
 from perfmodel.specs import EngineSpec  # noqa: E402
-from perfmodel.specs.model.architecture import DenseFFN  # noqa: E402
 from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.parallel.ranks import open_ranks  # noqa: E402

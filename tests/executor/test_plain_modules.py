@@ -16,6 +16,7 @@ from plain_modules import (  # noqa: E402
     sum_of_experts,
 )
 
+from perfmodel.models.architecture import MoEFFN  # noqa: E402
 from perfmodel.ops import BatchShape, Work, build_graph, decode_shape  # noqa: E402
 from perfmodel.ops.activation import activation, gate  # noqa: E402
 from perfmodel.ops.attention_decode import attention_decode  # noqa: E402
@@ -27,7 +28,6 @@ from perfmodel.ops.norm import residual_add, rms_norm  # noqa: E402
 from perfmodel.ops.rope import rope  # noqa: E402
 from perfmodel.ops.routing import ExpertLoad  # noqa: E402
 from perfmodel.specs import EngineSpec, load_model  # noqa: E402
-from perfmodel.specs.model.architecture import MoEFFN  # noqa: E402
 
 N, D, DIM = 48, 1024, 64  # tokens, width, of a head
 PLAIN = EngineSpec(enforce_eager=True, fused_kernels=False, attention="standard", dtype="bfloat16")

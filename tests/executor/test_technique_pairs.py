@@ -7,9 +7,9 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 from executor_models import MODELS  # noqa: E402
 
 from perfmodel.cost import plan_memory, step_costs  # noqa: E402
+from perfmodel.files.catalog import data_dir  # noqa: E402
 from perfmodel.ops.work import BatchShape  # noqa: E402
 from perfmodel.specs import load_scenario  # noqa: E402
-from perfmodel.specs.catalog import data_dir  # noqa: E402
 from perfmodel_executors.measure.protocol import PairedCases, measure_together  # noqa: E402
 from perfmodel_executors.techniques import measure_technique  # noqa: E402
 

@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 pytest.importorskip("triton", reason="Triton kernels need triton")
 
+from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN  # noqa: E402
 from perfmodel.specs import EngineSpec, load_model  # noqa: E402
-from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer, MoEFFN  # noqa: E402
 from perfmodel_executors.graphs import no_capture  # noqa: E402
 from perfmodel_executors.models.batch import Segment  # noqa: E402
 from perfmodel_executors.runner import RunnerSetup, build_runner  # noqa: E402

@@ -106,6 +106,6 @@ def test_prefix_cache_never_hits_more_than_was_asked_and_leaves_a_token_to_compu
 
 @pytest.mark.parametrize("name", sorted(DISCIPLINES))
 def test_every_discipline_is_reachable_from_a_scenario(name: str) -> None:
-    from perfmodel.specs.engine import EngineSpec
+    from perfmodel.specs.engine.spec import EngineSpec
 
     assert EngineSpec(batching=name).batching == name  # type: ignore[arg-type]

@@ -5,10 +5,10 @@ from itertools import product
 import pytest
 
 from perfmodel.cost import OperatorTimer, load_calibration
+from perfmodel.files.catalog import data_dir
 from perfmodel.ops import build_graph
 from perfmodel.ops.work import BatchShape
 from perfmodel.specs import EngineSpec, list_models, load_hardware, load_model
-from perfmodel.specs.catalog import data_dir
 
 _CALIBRATIONS = sorted(
     file.stem

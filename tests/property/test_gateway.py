@@ -19,7 +19,7 @@ from perfmodel.sim.fleet.router import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.replica import Replica
 from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient
-from perfmodel.specs.gateway import GatewaySpec, RateLimit, Retries
+from perfmodel.specs.cluster import GatewaySpec, RateLimit, Retries
 from workloads import BLOCK_SIZE, Case, cases
 
 TICK = 1e-12

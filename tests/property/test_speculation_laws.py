@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perfmodel.engine import DISCIPLINES, KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop, Speculation
 from perfmodel.engine import StepPlan as Plan
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
-from perfmodel.specs.speculation import SpeculativeConfig
+from perfmodel.specs.engine.speculation import SpeculativeConfig
 from workloads import BLOCK_SIZE, Case, Served, cases, serve_stepwise, speculating_cases
 
 

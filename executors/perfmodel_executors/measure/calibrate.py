@@ -29,15 +29,15 @@ import torch
 from perfmodel.calibrate.whole_steps import FitResult, features, fit_steps
 from perfmodel.cost import Calibration, save_calibration
 from perfmodel.errors import DoesNotFitError, SpecError
+from perfmodel.files.catalog import data_dir
+from perfmodel.models.params import count_parameters
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.drafting import drafter_of
 from perfmodel.ops.formats import on_device
 from perfmodel.ops.graph import StepGraph, build_graph
 from perfmodel.specs import load_hardware, load_model
-from perfmodel.specs.catalog import data_dir
-from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.model.params import count_parameters
-from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.measure.bench import StepBench, StepShape
 from perfmodel_executors.measure.ceilings import measure_ceilings

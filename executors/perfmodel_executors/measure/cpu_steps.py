@@ -5,7 +5,7 @@ __all__ = ["REFERENCE", "REFERENCE_WITHOUT_CACHE", "StepRange", "calibration_gri
 import math
 from dataclasses import dataclass
 
-from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Lengths
 from perfmodel_executors.measure.bench import StepShape

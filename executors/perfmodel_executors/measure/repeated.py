@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perfmodel.errors import PerfmodelError
+from perfmodel.models.spec import ModelSpec
 from perfmodel.sim import RunResult, simulate
-from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.measure.calibrate import CalibratedMachine, calibrate_machine
 from perfmodel_executors.run import execute_scenario

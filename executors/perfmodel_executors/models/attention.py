@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
-from perfmodel.specs.model.architecture import Attention
-from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.models.architecture import Attention
+from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels import Kernels
 from perfmodel_executors.kernels.apply_linear import apply_linear, rows_of
 from perfmodel_executors.kernels.attention_sinks.ring import Ring

@@ -11,11 +11,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from perfmodel.models.architecture import Attention, DenseFFN, MoEFFN
+from perfmodel.models.params import weight_bytes
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.architecture import Attention, DenseFFN, MoEFFN
-from perfmodel.specs.model.params import weight_bytes
-from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel_executors.kernels import Kernels, load_kernels
 from perfmodel_executors.kernels.apply_linear import apply_linear
 from perfmodel_executors.kernels.kv_pages import KVPages

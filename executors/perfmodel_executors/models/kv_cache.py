@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from perfmodel.specs.model.architecture import Attention
-from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.models.architecture import Attention
+from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels.kv_pages import KVPages, Packing, empty_pages
 from perfmodel_executors.models.support import CPU, check_memory
 

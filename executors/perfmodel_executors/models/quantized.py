@@ -15,9 +15,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
-from perfmodel.specs.model.architecture import Layer, MoEFFN
-from perfmodel.specs.model.quantization import METHODS
-from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
+from perfmodel.models.architecture import Layer, MoEFFN
+from perfmodel.models.formats.quantization import METHODS
+from perfmodel.models.spec import ModelSpec, QuantizationSpec
 from perfmodel_executors.kernels.weight_formats import (
     OUTLIER_THRESHOLD,
     LowRankWeight,

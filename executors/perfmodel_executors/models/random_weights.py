@@ -13,8 +13,8 @@ import math
 import torch
 from torch import Tensor
 
-from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer, MoEFFN
-from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN
+from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels.weight_formats import LowRankWeight, Weight
 from perfmodel_executors.models.quantized import layer_quantizer
 from perfmodel_executors.models.support import CPU

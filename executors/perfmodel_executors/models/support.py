@@ -19,9 +19,9 @@ from dataclasses import replace
 import torch
 
 from perfmodel.errors import DoesNotFitError, PerfmodelError
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer, MoEFFN
-from perfmodel.specs.model.spec import ModelSpec, QuantizationSpec
+from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN
+from perfmodel.models.spec import ModelSpec, QuantizationSpec
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel_executors.kernels.kv_pages import FP8, Packing
 from perfmodel_executors.kernels.swiglu.reference import ACTIVATIONS
 from perfmodel_executors.models.quantized import check_quantization

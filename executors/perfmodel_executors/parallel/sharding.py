@@ -16,9 +16,9 @@ from torch import Tensor
 
 from perfmodel.cost.footprint import shard_layer
 from perfmodel.errors import PerfmodelError
+from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.sharding import Sharding
-from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer, MoEFFN
-from perfmodel.specs.model.spec import ModelSpec
 from perfmodel_executors.kernels.weight_formats import ExpertWeight, LowRankWeight, Weight
 from perfmodel_executors.models.weights import AttentionWeights, FFNWeights, LayerWeights, MoEWeights
 from perfmodel_executors.parallel.group import TensorGroup

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
+from perfmodel.models.formats.by_layer import BLOCKS, LayerQuantization, bits_per_weight, with_layer_formats
+from perfmodel.models.formats.quantization import with_quantization
+from perfmodel.models.params import layer_parameters
+from perfmodel.models.spec import ModelSpec
 from perfmodel.plan.studies.mixed_precision import BlockLoss, Unit, choose_blocks, rules_of
-from perfmodel.specs.layer_quantization import BLOCKS, LayerQuantization
-from perfmodel.specs.model.layer_formats import bits_per_weight, with_layer_formats
-from perfmodel.specs.model.params import layer_parameters
-from perfmodel.specs.model.quantization import with_quantization
-from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.models.quantized import check_quantization, layer_quantizer
 from perfmodel_executors.models.support import with_plain_weights

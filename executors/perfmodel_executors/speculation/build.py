@@ -3,10 +3,10 @@
 __all__ = ["build_speculator", "check_speculation"]
 
 from perfmodel.errors import PerfmodelError
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.architecture import Attention
-from perfmodel.specs.model.spec import ModelSpec
-from perfmodel.specs.speculation import SpeculativeConfig
+from perfmodel.models.architecture import Attention
+from perfmodel.models.spec import ModelSpec
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.speculation import SpeculativeConfig
 from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.runner import StepRunner

@@ -8,10 +8,10 @@ from math import gcd
 from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
+from perfmodel.models.architecture import Layer
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.architecture import Layer
-from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.models.quantized import check_quantization, layer_quantizer
 from perfmodel_executors.models.weights import DecoderWeights

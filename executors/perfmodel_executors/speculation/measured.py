@@ -5,8 +5,8 @@ __all__ = ["AcceptanceCounts"]
 from collections.abc import Sequence
 from pathlib import Path
 
+from perfmodel.specs.engine.speculation import Acceptance, MeasuredAcceptance
 from perfmodel.specs.scenario import Scenario
-from perfmodel.specs.speculation import Acceptance, MeasuredAcceptance
 from perfmodel_executors.speculation.tree import DraftTree
 
 

@@ -19,9 +19,9 @@ from perfmodel.cost.calibration import FamilyFit
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.roofline import roofline_time
 from perfmodel.errors import SpecError
+from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.ops import BatchShape, StepGraph, Work, build_graph
 from perfmodel.specs import EngineSpec, HardwareSpec, Sampling, load_hardware, load_model
-from perfmodel.specs.yaml_loader import load_yaml
 
 # The profile's layers -> operators of the step graph, and what their size counts.
 _GEMMS = {"qkv_proj": "qkv_proj", "o_proj": "o_proj", "gate_up_proj": "gate_up_proj", "down_proj": "down_proj"}

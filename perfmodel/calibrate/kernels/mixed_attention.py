@@ -24,10 +24,10 @@ from perfmodel.cost.forms.attention_prefill import FlashPrefillFit, PrefillSizes
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.domain import Domain
 from perfmodel.cost.forms.mixed_attention import MixedAttentionFit, MixedSizes, mixed_seconds
+from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.models.architecture import Attention
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs import EngineSpec, load_model
-from perfmodel.specs.model.architecture import Attention
-from perfmodel.specs.yaml_loader import load_yaml
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]

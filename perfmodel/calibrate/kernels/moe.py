@@ -240,8 +240,8 @@ def _num_gates(table: KernelTable) -> Floats:
 @lru_cache(maxsize=1)
 def _known_gates() -> Mapping[tuple[Any, ...], bool]:
     """Whether experts have a gate, by (width, intermediate size, top k, number of experts), of all model cards."""
-    from perfmodel.specs.model.architecture import MoEFFN
-    from perfmodel.specs.model.cards import list_models, load_model
+    from perfmodel.models.architecture import MoEFFN
+    from perfmodel.models.cards import list_models, load_model
 
     found = {}
     for name in list_models():

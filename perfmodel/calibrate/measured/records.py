@@ -31,8 +31,8 @@ from typing import Any
 from pydantic import Field, PositiveFloat, ValidationError
 
 from perfmodel.errors import SpecError
+from perfmodel.files.base import Spec
 from perfmodel.ops.work import BatchShape
-from perfmodel.specs.base import Spec
 
 FILES = ("suite.json", "kernels.json", "steps.json", "serving.json")
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.models.formats.quantization import with_quantization
+from perfmodel.models.spec import ModelSpec
 from perfmodel.specs import Arrivals, EngineSpec, HardwareSpec, Lengths, Scenario, Traffic, load_hardware, load_model
-from perfmodel.specs.model.quantization import with_quantization
-from perfmodel.specs.model.spec import ModelSpec
 
 Entry = Mapping[str, str]
 

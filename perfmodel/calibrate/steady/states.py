@@ -19,8 +19,8 @@ from pathlib import Path
 
 from perfmodel.calibrate.steady.disaggregated import disaggregated_scenario, is_disaggregated
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.models.formats.quantization import with_quantization
 from perfmodel.specs import Arrivals, EngineSpec, Lengths, Scenario, Traffic, load_hardware, load_model
-from perfmodel.specs.model.quantization import with_quantization
 
 Entry = Mapping[str, str]
 

@@ -40,8 +40,8 @@ from perfmodel.cost.forms.internode import nccl_between_nodes
 from perfmodel.cost.forms.operator_time import OperatorTime
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.scalars import SCALARS
+from perfmodel.files.base import Spec
 from perfmodel.ops.work import Message, Work
-from perfmodel.specs.base import Spec
 from perfmodel.specs.hardware import Link
 
 Values = Any  # floats, or arrays of them

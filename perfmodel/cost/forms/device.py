@@ -9,7 +9,7 @@ from perfmodel.cost.rates import peak_flops_per_s
 from perfmodel.ops.ranks import RankGroup, Spread, spread_over
 from perfmodel.ops.work import Message
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.link import Link
+from perfmodel.specs.networks import Link
 
 # Cache to assume where a file declares none: forms only ask whether something fits in it.
 _SMALLEST_L2_BYTES = 4e6

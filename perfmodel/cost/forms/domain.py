@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import log2
 from typing import Any
 
-from perfmodel.specs.base import Spec
+from perfmodel.files.base import Spec
 
 # What it costs to be out of a domain, in doublings of the head size: another kernel is worse than another size.
 _OTHER_FORMAT = 4.0

@@ -23,8 +23,8 @@ from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.internode import exchange_between_nodes
 from perfmodel.cost.forms.operator_time import OperatorTime
 from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.files.base import Spec
 from perfmodel.ops.work import Work
-from perfmodel.specs.base import Spec
 
 
 class ExchangeFit(Spec):

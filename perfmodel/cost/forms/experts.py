@@ -27,9 +27,9 @@ from perfmodel.cost.forms.domain import Domain
 from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.tiles import TileStep, Values, k_step_s, knee_of, tile_allowed, waves
+from perfmodel.files.base import Spec
 from perfmodel.ops.routing import TILE_ROWS
 from perfmodel.ops.work import Work
-from perfmodel.specs.base import Spec
 
 _TILE_COLUMNS = (32, 64, 128, 256)
 _TILES = tuple((m, n) for m in TILE_ROWS for n in _TILE_COLUMNS if 512 <= m * n <= 32768)

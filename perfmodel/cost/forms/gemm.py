@@ -28,9 +28,9 @@ from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.tiles import TileStep, Values, k_step_s, knee_of, tile_allowed, waves
+from perfmodel.files.base import Spec
 from perfmodel.ops.formats import SPARSE_RATE
 from perfmodel.ops.work import Work
-from perfmodel.specs.base import Spec
 
 # Tiles that cuBLAS and CUTLASS ship for tensor cores, and the k splits they are launched with.
 _TILES = ((16, 64), (16, 128), (32, 64), (64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128))

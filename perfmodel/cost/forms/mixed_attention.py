@@ -29,8 +29,8 @@ from perfmodel.cost.forms.domain import Domain
 from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.scalars import SCALARS
+from perfmodel.files.base import Spec
 from perfmodel.ops.work import Work
-from perfmodel.specs.base import Spec
 
 Values = Any  # floats, or arrays of them
 

@@ -2,7 +2,7 @@
 
 __all__ = ["Residuals"]
 
-from perfmodel.specs.base import Spec
+from perfmodel.files.base import Spec
 
 
 class Residuals(Spec):

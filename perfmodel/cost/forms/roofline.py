@@ -22,8 +22,8 @@ from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.links import collective_time, network_time
+from perfmodel.files.base import Spec
 from perfmodel.ops.work import Message, Work
-from perfmodel.specs.base import Spec
 
 _CACHE_SHARE = 0.7  # of L2 that one kernel's operands can count on
 _ITEMS = {"attention_prefill": "seqs", "attention_decode": "seqs", "moe": "distinct_experts"}

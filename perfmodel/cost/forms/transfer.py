@@ -10,7 +10,7 @@ __all__ = ["transferred"]
 from typing import Any, TypeVar
 
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.specs.base import Spec
+from perfmodel.files.base import Spec
 
 FitT = TypeVar("FitT", bound=Spec)
 

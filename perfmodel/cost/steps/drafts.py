@@ -13,14 +13,14 @@ from perfmodel.cost.calibration import Calibration, HostFit
 from perfmodel.cost.datasheet import EAGER_LAUNCH_S
 from perfmodel.cost.roofline import OperatorTimer
 from perfmodel.cost.steps.tables import StepTables
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.drafting import Drafter, drafter_of, skipping_parts
 from perfmodel.ops.graph import StepGraph, build_graph
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.work import BatchShape, windowed_contexts
-from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.speculation import SpeculativeConfig
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.model.spec import ModelSpec
-from perfmodel.specs.speculation import SpeculativeConfig
 
 # Launches between two passes that no CUDA graph holds: the chosen token, positions, cache slots, lengths [assumed].
 _LAUNCHES_BETWEEN = 8

@@ -23,8 +23,7 @@ from perfmodel.ops.formats import on_device
 from perfmodel.ops.graph import StepGraph, build_graph
 from perfmodel.ops.ragged import ContextSpread
 from perfmodel.ops.work import BatchShape
-from perfmodel.specs.overheads import Overheads
-from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.scenario import Overheads, Scenario
 
 
 @dataclass(frozen=True)

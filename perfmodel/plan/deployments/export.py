@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import SpecError
+from perfmodel.files.catalog import find_file
+from perfmodel.files.yaml_loader import Positions, dump_yaml, load_yaml
 from perfmodel.plan.deployments.finalist import Finalist
 from perfmodel.plan.deployments.result import PlanResult
 from perfmodel.plan.screening.rates import at_rate
-from perfmodel.specs.catalog import find_file
-from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.overrides import apply_override, parse_override
 from perfmodel.specs.study_file import as_overrides
-from perfmodel.specs.yaml_loader import Positions, dump_yaml, load_yaml
 
 # Engine arguments that are vLLM's own, in the order in which they are written. Those at vLLM's default are left out.
 _ARGUMENTS = (

@@ -15,9 +15,9 @@ from typing import Any
 from perfmodel.cost import MemoryPlan, plan_memory, usd_per_hour
 from perfmodel.cost.memory import heads_divide
 from perfmodel.errors import DoesNotFitError, SpecError
+from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.formats import linear_format
 from perfmodel.plan.screening.candidates import Base, Candidate, Layout, PrefillEngine
-from perfmodel.specs.model.architecture import MoEFFN
 from perfmodel.specs.plan import PlanSpace, PlanSpec, PoolSpace, ratio_of
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.study_file import as_overrides

@@ -14,6 +14,8 @@ from functools import partial
 from perfmodel import sim
 from perfmodel.cost import step_costs
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.files.validation import parse
+from perfmodel.files.yaml_loader import Positions
 from perfmodel.plan.sweeps.capacity import max_request_rate
 from perfmodel.plan.sweeps.metrics import batch_shape, memory_metric, run_metric, step_metrics
 from perfmodel.plan.sweeps.typical_step import engine_of_step
@@ -23,8 +25,6 @@ from perfmodel.specs.overrides import apply_override, parse_override
 from perfmodel.specs.published import StepShape
 from perfmodel.specs.published_metrics import basis_by_name
 from perfmodel.specs.scenario import Scenario
-from perfmodel.specs.validation import parse
-from perfmodel.specs.yaml_loader import Positions
 
 Run = Callable[[Scenario], RunResult]  # serves a scenario's traffic, on either clock
 _STEP = "step."  # overrides that begin so are of the point's own step

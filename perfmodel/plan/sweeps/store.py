@@ -23,8 +23,8 @@ from pydantic import BaseModel
 import perfmodel
 from perfmodel.cost import scenario_fits
 from perfmodel.errors import PerfmodelError
+from perfmodel.files.catalog import Kind, data_dir
 from perfmodel.plan.sweeps.points import Point, Record, load_point
-from perfmodel.specs.catalog import Kind, data_dir
 from perfmodel.specs.scenario import Scenario
 
 _PATIENCE_S = 60.0  # for another process's commit

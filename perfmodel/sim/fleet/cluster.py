@@ -3,24 +3,25 @@
 __all__ = ["Cluster"]
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from perfmodel.cost import Calibration, EngineProfile, ServerFit
 from perfmodel.cost.draws import Draw, Scores, Uncertainty
 from perfmodel.engine import Request
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.fleet.deployed import Deployed
-from perfmodel.sim.fleet.dynamic import DynamicCluster
-from perfmodel.sim.fleet.gateway import LostRequest
-from perfmodel.sim.fleet.kv_transfer import KvTransfers
 from perfmodel.sim.fleet.pool import FleetRouter, OnFinished, OnStep, Pool, build_pool
 from perfmodel.sim.fleet.pool_basis import BasisOf
-from perfmodel.sim.fleet.prefill_decode import PrefillDecode, kv_transfers
 from perfmodel.sim.replica.front_end import FrontEnd
 from perfmodel.sim.replica.replica import Replica
 from perfmodel.sim.traffic.clients import Server
-from perfmodel.specs.deployment import Deployment, deployments
-from perfmodel.specs.pool import PoolSpec
+from perfmodel.specs.pools import Deployment, PoolSpec, deployments
 from perfmodel.specs.scenario import Scenario
+
+if TYPE_CHECKING:  # what most clusters lack is loaded by those that have it
+    from perfmodel.sim.fleet.dynamic import DynamicCluster
+    from perfmodel.sim.fleet.gateway import LostRequest
+    from perfmodel.sim.fleet.kv_transfer import KvTransfers
 
 
 class Cluster:
@@ -42,7 +43,7 @@ class Cluster:
         can_leap: bool,
         one_of: int = 1,
         scores: Scores | None = None,
-        on_lost: Callable[[LostRequest], None] = lambda _: None,
+        on_lost: "Callable[[LostRequest], None]" = lambda _: None,
     ) -> None:
         self.scenario = scenario
         self.pools: list[Pool] = []
@@ -51,9 +52,11 @@ class Cluster:
         self._env, self._basis_of, self._can_leap = env, basis_of, can_leap
         self._one_of, self._scores = one_of, scores
         if scenario.cluster.is_dynamic:
-            self.dynamic = dynamic = DynamicCluster(env, scenario, on_finished, on_step, on_lost)
+            self.dynamic = dynamic = _dynamic_cluster(env, scenario, on_finished, on_step, on_lost)
             on_finished = dynamic.on_finished
         if scenario.cluster.is_disaggregated:
+            from perfmodel.sim.fleet.prefill_decode import kv_transfers
+
             self.transfers = kv_transfers(env, scenario)
         deployed = [self._deploy(deployment, on_finished, on_step) for deployment in _deployments(scenario)]
         self.servers = [each.server for each in deployed if each.server is not None]
@@ -108,6 +111,8 @@ class Cluster:
 
     def _disaggregated(self, deployment: Deployment, on_finished: OnFinished, on_step: OnStep) -> Deployed:
         """Prefill pools come first."""
+        from perfmodel.sim.fleet.prefill_decode import PrefillDecode
+
         assert self.transfers is not None
         stages, pools, specs = PrefillDecode(on_step), dict[int, Pool](), self.scenario.pools
         for number in sorted(deployment.pools, key=lambda number: specs[number].role != "prefill"):
@@ -126,6 +131,18 @@ class Cluster:
 def _deployments(scenario: Scenario) -> tuple[Deployment, ...]:
     """The cluster's deployments; equal replicas are one."""
     return scenario.cluster.deployments or deployments(scenario.pools)
+
+
+def _dynamic_cluster(
+    env: TickEnvironment,
+    scenario: Scenario,
+    on_finished: OnFinished,
+    on_step: OnStep,
+    on_lost: "Callable[[LostRequest], None]",
+) -> "DynamicCluster":
+    from perfmodel.sim.fleet.dynamic import DynamicCluster
+
+    return DynamicCluster(env, scenario, on_finished, on_step, on_lost)
 
 
 def _drawn_server(profile: EngineProfile, draw: Draw | None) -> ServerFit:

@@ -3,13 +3,15 @@
 __all__ = ["Deployed"]
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from perfmodel.engine import Request
-from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
 from perfmodel.sim.fleet.pool import FleetRouter, Pool
 from perfmodel.sim.traffic.clients import Server
-from perfmodel.specs.deployment import Deployment
+from perfmodel.specs.pools import Deployment
+
+if TYPE_CHECKING:
+    from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
 
 
 class Deployed(NamedTuple):
@@ -18,7 +20,7 @@ class Deployed(NamedTuple):
     spec: Deployment
     pools: Mapping[int, Pool]
     router: FleetRouter | None
-    server: DisaggregatedServer | None
+    server: "DisaggregatedServer | None"
 
     @property
     def route(self) -> Callable[[Request], Server]:

@@ -16,7 +16,7 @@ from perfmodel.sim.fleet.pool import OnFinished, OnStep, Pool
 from perfmodel.sim.fleet.stragglers import add_stragglers
 from perfmodel.sim.replica.replica import Replica
 from perfmodel.sim.traffic.shares import Shares
-from perfmodel.specs.gateway import GatewaySpec
+from perfmodel.specs.cluster import GatewaySpec
 from perfmodel.specs.scenario import Scenario
 
 OnFailed = Callable[[tuple[Replica, ...]], None]

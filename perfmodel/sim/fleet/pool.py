@@ -31,7 +31,7 @@ from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.sim.replica.replica import Replica
 from perfmodel.sim.replica.serving import build_locksteps, build_serve_loop, scheduler_config
 from perfmodel.sim.replica.step_costs import shared_step_costs
-from perfmodel.specs.pool import PoolSpec
+from perfmodel.specs.pools import PoolSpec
 from perfmodel.specs.scenario import Scenario
 
 OnFinished = Callable[[Replica, Request], None]

@@ -10,15 +10,17 @@ from array import array
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clock import TICKS_PER_S
-from perfmodel.sim.fleet.gateway import Fate, LostRequest
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.gaps import GapHistogram
+
+if TYPE_CHECKING:
+    from perfmodel.sim.fleet.gateway import Fate, LostRequest
 
 REQUEST_COLUMNS = tuple(f.name for f in fields(RequestColumns) if f.default is MISSING)
 _TOKEN_COLUMNS = tuple(f.name for f in fields(RequestColumns) if f.default is not MISSING)
@@ -127,11 +129,11 @@ class Collector:
             )
         )
 
-    def add_lost(self, lost: LostRequest) -> None:
+    def add_lost(self, lost: "LostRequest") -> None:
         """A request that will not be answered."""
         self.lost.append((lost.request.request_id, lost.fate))
 
-    def num_lost(self, fate: Fate) -> int:
+    def num_lost(self, fate: "Fate") -> int:
         """How many requests ended so."""
         return sum(why == fate for _, why in self.lost)
 

@@ -29,6 +29,7 @@ __all__ = [
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, exp, isfinite
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -219,7 +220,7 @@ def interval_of(logs: Floats, aside: float = 0.0) -> Interval:
     aside: standard deviation of what the pairs leave out, independent of it
     The mean that was predicted always lies within: where the model is known to be off, towards one end.
     """
-    centre = float(np.median(logs))
+    centre = median(logs.ravel().tolist())
     up, down = (
         np.hypot(np.sqrt(np.mean(np.square(end - centre))), aside) for end in (logs.max(axis=1), logs.min(axis=1))
     )

@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.engine.batching import DISCIPLINES
+from perfmodel.models.formats.kv_cache import kv_surplus, surplus_tokens
+from perfmodel.models.formats.quantization import kv_element_bytes
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.sim.replica.engine_rules import rules_of
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.kv_cache import kv_surplus, surplus_tokens
-from perfmodel.specs.model.quantization import kv_element_bytes
-from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
 
 Floats = NDArray[np.float64]

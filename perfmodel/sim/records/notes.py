@@ -5,11 +5,11 @@ __all__ = ["network_notes", "run_notes"]
 from math import ceil
 
 from perfmodel.cost import Calibration
+from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.capacity import dropped_share
 from perfmodel.ops.routing import popularity_of
 from perfmodel.sim.records.columns import RequestColumns
-from perfmodel.specs.model.architecture import MoEFFN
-from perfmodel.specs.network import NetworkSpec
+from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.prices import stale_price_notes
 from perfmodel.specs.scenario import Scenario
 

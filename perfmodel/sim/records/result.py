@@ -3,12 +3,14 @@
 __all__ = ["RunResult"]
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.ensemble import Ensemble
-from perfmodel.sim.records.lives import Lives
 from perfmodel.specs.scenario import Scenario
+
+if TYPE_CHECKING:
+    from perfmodel.sim.records.lives import Lives
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class RunResult:
     steps: StepColumns | None = None
     num_blocks: int = 0  # KV blocks of one replica
     notes: tuple[str, ...] = field(default=())
-    ensemble: Ensemble | Lives | None = None  # what the intervals came from
+    ensemble: "Ensemble | Lives | None" = None  # what the intervals came from
 
     def to_json(self) -> dict[str, Any]:
         """The document that `--json` prints."""

@@ -3,7 +3,7 @@
 __all__ = ["summarize"]
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.cost.calibration import Calibration
 from perfmodel.sim.records.collector import Collector
@@ -14,8 +14,10 @@ from perfmodel.sim.records.gaps import GapHistogram
 from perfmodel.sim.records.groups import class_summaries
 from perfmodel.sim.records.kv_waste import kv_cache_waste
 from perfmodel.sim.records.latencies import attained, finite, latencies, missed, num_good, ratio, tail, token_latencies
-from perfmodel.sim.records.lives import Lives
 from perfmodel.specs.scenario import Scenario
+
+if TYPE_CHECKING:
+    from perfmodel.sim.records.lives import Lives
 
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
@@ -25,7 +27,7 @@ def summarize(
     collector: Collector,
     totals: DeviceTotals,
     calibration: Calibration | None = None,
-    ensemble: Ensemble | Lives | None = None,
+    ensemble: "Ensemble | Lives | None" = None,
 ) -> dict[str, Any]:
     """The summary of what `collector` has seen. Latencies in ms; null where there is nothing to tell.
 
@@ -114,7 +116,7 @@ def _gap_latencies(gaps: GapHistogram) -> dict[str, float | None]:
     return {f"{statistic}_itl_ms": finite(value * 1e3) for statistic, value in values.items()}
 
 
-def _intervals(summary: Mapping[str, Any], ensemble: Ensemble | Lives | None) -> dict[str, list[float]]:
+def _intervals(summary: Mapping[str, Any], ensemble: "Ensemble | Lives | None") -> dict[str, list[float]]:
     """80 % prediction intervals of the means, in ms; none of what has no mean, or was measured."""
     factors = {} if ensemble is None else ensemble.factors()
     named = {f"mean_{metric}_ms": ends for metric, ends in factors.items()}

@@ -3,16 +3,19 @@
 __all__ = ["device_totals"]
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from perfmodel.cost import Usage, usd_per_hour
 from perfmodel.sim.fleet.cluster import Cluster
-from perfmodel.sim.fleet.kv_transfer import KvTransfers
 from perfmodel.sim.fleet.pool import Pool
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.device_totals import DeviceTotals
 from perfmodel.sim.records.latencies import latencies, ratio
+
+if TYPE_CHECKING:
+    from perfmodel.sim.fleet.kv_transfer import KvTransfers
 
 
 def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
@@ -175,7 +178,7 @@ def _dynamics(cluster: Cluster, number: int, engine_s: float, collector: Collect
     }
 
 
-def _transfers(cluster: Cluster, transfers: KvTransfers, duration: float) -> dict[str, float]:
+def _transfers(cluster: Cluster, transfers: "KvTransfers", duration: float) -> dict[str, float]:
     count = max(transfers.num_transfers, 1)
     return {
         "transfers": transfers.num_transfers,

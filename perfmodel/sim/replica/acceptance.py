@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.engine import Request, StepPlan
-from perfmodel.specs.speculation import SpeculativeConfig
+from perfmodel.specs.engine.speculation import SpeculativeConfig
 
 _MOST_REMEMBERED = 20_000  # requests
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -12,7 +12,7 @@ __all__ = ["EngineRules", "rules_of", "sequence_limits"]
 
 from dataclasses import dataclass
 
-from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.engine.spec import EngineSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from math import ceil
 
 from perfmodel.cost import SpeculativePricer
 from perfmodel.engine import HostBlocks, KVBlockManager, Scheduler, SchedulerConfig, ServeLoop
+from perfmodel.models.formats.kv_cache import surplus_tokens
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.graph import StepGraph
 from perfmodel.sim.clock import TickEnvironment, to_ticks
@@ -16,8 +17,7 @@ from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.sim.replica.prompt_balance import PromptBalance
 from perfmodel.sim.replica.token_times import token_watch
 from perfmodel.sim.traffic.draft_lengths import speculation_of
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.kv_cache import surplus_tokens
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
 
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 from perfmodel.cost import Calibration, EngineProfile, step_costs
 from perfmodel.engine import Request
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.work import BatchShape
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
 from perfmodel.sim.traffic.clients import Server
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
 
 if TYPE_CHECKING:

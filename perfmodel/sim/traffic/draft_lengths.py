@@ -12,8 +12,8 @@ from math import prod
 from perfmodel.cost import SpeculativePricer, step_costs
 from perfmodel.engine import Speculation
 from perfmodel.sim.traffic.workload import Workload
+from perfmodel.specs.engine.speculation import SpeculativeConfig
 from perfmodel.specs.scenario import Scenario
-from perfmodel.specs.speculation import SpeculativeConfig
 
 _REQUESTS_LOOKED_AT = 1000
 _NUM_ESTIMATES = 20  # rows of the table: equal parts of [0, 1]

@@ -14,12 +14,12 @@ from perfmodel.cost.calibration import Calibration
 from perfmodel.cost.forms import DeviceFacts
 from perfmodel.cost.forms.experts import GroupedExpertsFit
 from perfmodel.cost.forms.gemm import TiledGemmFit
+from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.gemm import gemm as gemm_work
 from perfmodel.ops.moe import experts
 from perfmodel.ops.routing import ExpertLoad
 from perfmodel.specs import load_hardware
-from perfmodel.specs.model.architecture import MoEFFN
 
 H100 = DeviceFacts.of(load_hardware("h100-sxm-80gb"))
 TRUTH = Path(__file__).resolve().parents[4] / "shared" / "truth" / "ops"

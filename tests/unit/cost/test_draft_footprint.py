@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from perfmodel.cost import kv_bytes_per_token, plan_memory
+from perfmodel.models.params import count_parameters
 from perfmodel.ops import Sharding
 from perfmodel.specs import load_hardware, load_model
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.params import count_parameters
-from perfmodel.specs.speculation import Lookahead, SpeculativeConfig
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.speculation import Lookahead, SpeculativeConfig
 
 H100 = load_hardware("h100-sxm-80gb")
 LLAMA, SMALL = load_model("llama-3.1-8b"), load_model("qwen3-0.6b")

@@ -4,9 +4,9 @@ import pytest
 
 from perfmodel.cost import Calibration, FamilyFit, HostFit, OperatorTimer, estimate_step, host_fit
 from perfmodel.cost.datasheet import EAGER_LAUNCH_S
+from perfmodel.models.cards import load_model
 from perfmodel.ops import BatchShape, build_graph, decode_shape
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.cards import load_model
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario_file import load_hardware
 
 A100 = load_hardware("a100-sxm-80gb")

@@ -11,11 +11,11 @@ from perfmodel.cost.forms import DeviceFacts
 from perfmodel.cost.forms.experts import GroupedExpertsFit, expert_seconds, time_experts
 from perfmodel.cost.forms.experts import _sizes as sizes_of_work
 from perfmodel.cost.forms.tiles import TileStep
+from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.moe import experts
 from perfmodel.ops.routing import power_law_routing, slowest_uniform_routing, uniform_routing
 from perfmodel.specs import load_hardware
-from perfmodel.specs.model.architecture import MoEFFN
 
 DEVICES = [DeviceFacts.of(load_hardware(name)) for name in ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm")]
 BLOCKS = [MoEFFN(8, 2, 14336), MoEFFN(128, 8, 768), MoEFFN(256, 8, 2048), MoEFFN(128, 6, 1856, gated=False)]

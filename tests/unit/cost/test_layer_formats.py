@@ -5,11 +5,11 @@ import pytest
 from perfmodel.cost import plan_memory
 from perfmodel.cost.step_costs import step_costs
 from perfmodel.errors import SpecError
+from perfmodel.models.formats.by_layer import bits_per_weight
+from perfmodel.models.params import weight_bytes
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.work import BatchShape, decode_shape
 from perfmodel.specs import load_scenario
-from perfmodel.specs.model.layer_formats import bits_per_weight
-from perfmodel.specs.model.params import weight_bytes
 
 DECODE = decode_shape(8, 1024)
 PROMPT = BatchShape(num_tokens=1024, num_samples=1, prefills=((1024, 0),))

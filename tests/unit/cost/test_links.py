@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from perfmodel.cost.links import DEFAULT_LINK, collective_time, link_for
 from perfmodel.ops import Message
 from perfmodel.specs.hardware import Link
-from perfmodel.specs.network import DEFAULT_NETWORK
+from perfmodel.specs.networks import DEFAULT_NETWORK
 from perfmodel.specs.scenario_file import load_hardware
 
 NVLINK = Link(name="nvlink", bandwidth_bytes_per_s=300e9, latency_s=1e-6)

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from perfmodel.cost import plan_memory
 from perfmodel.cost.memory import smallest_fitting_tp
 from perfmodel.errors import DoesNotFitError
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.cards import list_models, load_model
-from perfmodel.specs.model.params import weight_bytes
+from perfmodel.models.cards import list_models, load_model
+from perfmodel.models.params import weight_bytes
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario_file import load_hardware
 
 

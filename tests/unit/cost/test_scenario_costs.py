@@ -6,13 +6,13 @@ import pytest
 
 from perfmodel.cost import EngineProfile, HostFit, step_costs
 from perfmodel.errors import PerfmodelError
+from perfmodel.models.spec import SamplingMethod
 from perfmodel.ops import StepGraph
 from perfmodel.ops.sampling import BYTES_PER_LOGIT, sample
 from perfmodel.ops.work import decode_shape
 from perfmodel.report.runs.step_view import estimate_choice
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
-from perfmodel.specs.sampling import SamplingMethod
 
 ONE_REQUEST = [
     "traffic.num_requests=1",

@@ -22,8 +22,8 @@ from perfmodel.errors import SpecError
 from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.ops.drafting import drafter_of
 from perfmodel.specs import load_hardware, load_model, load_scenario
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.speculation import Acceptance, Lookahead, SpeculativeConfig
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.speculation import Acceptance, Lookahead, SpeculativeConfig
 
 H100 = load_hardware("h100-sxm-80gb")
 LLAMA, SMALL, MIXTRAL = load_model("llama-3.1-8b"), load_model("qwen3-0.6b"), load_model("mixtral-8x7b")

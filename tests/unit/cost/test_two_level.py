@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.links import collective_time, network_time
 from perfmodel.cost.two_level import two_level, ways_of
+from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.exchange import Exchange, distinct_ranks
 from perfmodel.ops.ranks import RankGroup, spread_over
 from perfmodel.ops.work import Message
-from perfmodel.specs.link import Link
-from perfmodel.specs.model.architecture import MoEFFN
+from perfmodel.specs.networks import Link
 
 NVLINK = Link(name="nvlink", bandwidth_bytes_per_s=450e9, latency_s=1e-6)
 NETWORK = Link(name="infiniband-ndr", bandwidth_bytes_per_s=50e9, latency_s=5e-6)

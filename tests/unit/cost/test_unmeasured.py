@@ -6,10 +6,10 @@ from perfmodel.cost import Calibration, OperatorTimer, load_calibration
 from perfmodel.cost.forms.gemm import TiledGemmFit
 from perfmodel.cost.forms.roofline import FamilyFit
 from perfmodel.cost.unmeasured import with_unmeasured
+from perfmodel.models.formats.quantization import with_quantization
 from perfmodel.ops.formats import linear_format, served_model
 from perfmodel.ops.gemm import gemm
 from perfmodel.specs import EngineSpec, load_hardware, load_model
-from perfmodel.specs.model.quantization import with_quantization
 
 STATIC = TiledGemmFit(launch_s=2e-6)
 MODEL = with_quantization(load_model("llama-3.1-8b"), "nvfp4")

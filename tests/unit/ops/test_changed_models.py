@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from perfmodel.cost import OperatorTimer, estimate_step, plan_memory
+from perfmodel.models.changes import CHANGES
+from perfmodel.models.model_changes import ModelChanges
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops import build_graph
 from perfmodel.ops.work import BatchShape, Work, decode_shape
 from perfmodel.specs import EngineSpec, load_hardware, load_model
-from perfmodel.specs.model.changes import CHANGES
-from perfmodel.specs.model.spec import ModelSpec
-from perfmodel.specs.model_changes import ModelChanges
 
 LLAMA = "llama-3.1-8b"
 D, KV_WIDTH, LAYERS, VOCABULARY = 4096, 1024, 32, 128256

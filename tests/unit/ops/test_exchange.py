@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.exchange import distinct_nodes, distinct_ranks
-from perfmodel.specs.model.architecture import MoEFFN
 
 
 def simulated(ffn, num_nodes, runs=4000):

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.errors import SpecError
+from perfmodel.models.cards import load_model
 from perfmodel.ops.formats import LinearFormat, linear_format, served_model
 from perfmodel.ops.gemm import gemm
 from perfmodel.ops.linear import linear_nodes
 from perfmodel.ops.work import BatchShape
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.cards import load_model
+from perfmodel.specs.engine.spec import EngineSpec
 
 
 def served(**engine):

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from perfmodel.models.cards import list_models, load_model
 from perfmodel.ops import BatchShape, Depends, build_graph, decode_shape
 from perfmodel.ops.routing import uniform_routing
 from perfmodel.ops.sharding import stages
-from perfmodel.specs.engine import EngineSpec
-from perfmodel.specs.model.cards import list_models, load_model
+from perfmodel.specs.engine.spec import EngineSpec
 
 MODELS = [
     "llama-3.1-8b",

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.exchange import distinct_ranks
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.moe import experts
 from perfmodel.ops.routing import distinct_experts, uniform_routing
-from perfmodel.specs.model.architecture import MoEFFN
 
 BF16 = LinearFormat("bf16", 2.0, 2.0, 2.0)
 MIXTRAL = MoEFFN(8, 2, 14336)

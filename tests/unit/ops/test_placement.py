@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import plan_memory
+from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.capacity import capacity_rows, dropped_share, with_capacity
 from perfmodel.ops.placement import place_experts
 from perfmodel.ops.routing import TILE_ROWS, popularity_of, power_law_routing, uniform_routing
 from perfmodel.specs import EngineSpec, ExpertRouting, load_hardware, load_model
-from perfmodel.specs.model.architecture import MoEFFN
 
 BLOCK = MoEFFN(64, 6, 1408)
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.expert_routing import routing_of
 from perfmodel.ops.routing import (
     TILE_ROWS,
@@ -15,7 +16,6 @@ from perfmodel.ops.routing import (
     uniform_routing,
 )
 from perfmodel.specs import ExpertRouting
-from perfmodel.specs.model.architecture import MoEFFN
 
 BLOCK = MoEFFN(64, 6, 1408)
 

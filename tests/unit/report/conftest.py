@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from perfmodel.models.architecture import Attention, DenseFFN, Layer
+from perfmodel.models.spec import ModelSpec
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult
-from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel
-from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer
-from perfmodel.specs.model.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.slo import SLO
 from perfmodel.specs.traffic import Arrivals, Lengths, Traffic

@@ -4,7 +4,7 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.specs import load_scenario
-from perfmodel.specs.engine import EngineSpec
+from perfmodel.specs.engine.spec import EngineSpec
 
 DISAGGREGATED = "llama-3.1-70b-h100-disaggregated"
 

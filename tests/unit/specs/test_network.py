@@ -3,10 +3,9 @@
 import pytest
 
 from perfmodel.errors import SpecError
+from perfmodel.files.catalog import find_file, list_names
 from perfmodel.sim.records.notes import network_notes
-from perfmodel.specs.catalog import find_file, list_names
-from perfmodel.specs.network import DEFAULT_NETWORK
-from perfmodel.specs.network_file import load_network
+from perfmodel.specs.networks import DEFAULT_NETWORK, load_network
 from perfmodel.specs.scenario_file import load_hardware, load_scenario
 
 SCENARIO = "llama-3.1-70b-h100-tp4"

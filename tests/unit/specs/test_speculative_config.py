@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from perfmodel.errors import SpecError
 from perfmodel.specs import EngineSpec, load_model, load_scenario
-from perfmodel.specs.speculation import Acceptance, Lookahead, MeasuredAcceptance, SpeculativeConfig
+from perfmodel.specs.engine.speculation import Acceptance, Lookahead, MeasuredAcceptance, SpeculativeConfig
 
 
 def chain(**fields: Any) -> SpeculativeConfig:

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from perfmodel.errors import SpecError
+from perfmodel.files.catalog import data_dir
 from perfmodel.specs import load_scenario
-from perfmodel.specs.catalog import data_dir
 from perfmodel.specs.technique import Technique
 
 FILES = sorted((data_dir("scenarios") / "techniques").glob("*.yaml"))

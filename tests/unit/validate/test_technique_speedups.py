@@ -5,7 +5,7 @@ import json
 import pytest
 
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.specs.catalog import data_dir
+from perfmodel.files.catalog import data_dir
 from perfmodel.validate.technique_journal import Journal
 from perfmodel.validate.technique_runs import Sides, TechniqueRun
 from perfmodel.validate.techniques import validate_techniques

@@ -6,7 +6,7 @@ import math
 import random
 from functools import lru_cache
 
-from perfmodel.specs.model.architecture import BlockSparsity
+from perfmodel.models.architecture import BlockSparsity
 
 
 @lru_cache(maxsize=65536)

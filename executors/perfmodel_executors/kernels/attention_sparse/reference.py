@@ -8,7 +8,7 @@ __all__ = ["attention_sparse_decode", "attention_sparse_prefill"]
 import torch
 from torch import Tensor
 
-from perfmodel.specs.model.architecture import BlockSparsity
+from perfmodel.models.architecture import BlockSparsity
 from perfmodel_executors.kernels.attention_prefill.reference import attend_masked
 from perfmodel_executors.kernels.attention_sparse.blocks import seen_blocks
 from perfmodel_executors.kernels.kv_pages import KVPages

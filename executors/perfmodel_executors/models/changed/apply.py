@@ -7,9 +7,9 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from perfmodel.errors import PerfmodelError
-from perfmodel.specs.model.changes import CHANGES
-from perfmodel.specs.model.spec import ChangedFrom, ModelSpec
-from perfmodel.specs.model_changes import ModelChanges
+from perfmodel.models.changes import CHANGES
+from perfmodel.models.model_changes import ModelChanges
+from perfmodel.models.spec import ChangedFrom, ModelSpec
 from perfmodel_executors.models.changed.pruning import pruned
 from perfmodel_executors.models.changed.sizes import with_kv_heads, with_low_rank, with_shared_layers, with_tied_table
 from perfmodel_executors.models.weights import DecoderWeights

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.prune import L1Unstructured
 
-from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer
-from perfmodel.specs.model.changes.pruning import kept_layers
-from perfmodel.specs.model.spec import ModelSpec
-from perfmodel.specs.model_changes import ModelChanges
+from perfmodel.models.architecture import Attention, DenseFFN, Layer
+from perfmodel.models.changes.pruning import kept_layers
+from perfmodel.models.model_changes import ModelChanges
+from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels.weight_formats import dequantize, sparsify_24
 from perfmodel_executors.models.changed.matrices import with_matrices
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer
-from perfmodel.specs.model.spec import ModelSpec
-from perfmodel.specs.model_changes import ModelChanges
+from perfmodel.models.architecture import Attention, DenseFFN, Layer
+from perfmodel.models.model_changes import ModelChanges
+from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels.weight_formats import LowRankWeight, Weight
 from perfmodel_executors.models.weights import (
     AttentionWeights,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.specs.model.architecture import Attention, DenseFFN, Layer
-from perfmodel.specs.model.spec import ModelSpec
+from perfmodel.models.architecture import Attention, DenseFFN, Layer
+from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.models.changed import changed_weights
 from perfmodel_executors.models.loading.files import TensorFile, open_tensors
 from perfmodel_executors.models.quantized import layer_quantizer

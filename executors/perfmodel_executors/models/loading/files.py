@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from perfmodel.errors import MissingExtraError, SpecError
-from perfmodel.specs.model.headers import weight_files
+from perfmodel.models.weights.headers import weight_files
 from perfmodel_executors.models.loading.names import NAMES
 
 

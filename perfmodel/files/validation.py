@@ -1,0 +1,154 @@
+"""From a mapping to a spec, or to one clear sentence per mistake: `file:line: field: found X, allowed Y`."""
+
+__all__ = ["parse", "show_value"]
+
+import types
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from perfmodel.errors import SpecError, did_you_mean
+from perfmodel.files.yaml_loader import Path, Positions
+
+_S = TypeVar("_S", bound=BaseModel)
+_MOST_SHOWN = 5
+
+# pydantic's error type -> what is allowed instead, with the limits of the error's context.
+_ALLOWED = {
+    "greater_than": "a number above {gt}",
+    "greater_than_equal": "a number of at least {ge}",
+    "less_than": "a number below {lt}",
+    "less_than_equal": "a number of at most {le}",
+    "too_short": "at least {min_length} of them",
+    "too_long": "at most {max_length} of them",
+    "finite_number": "a finite number",
+    "int_from_float": "a whole number",
+}
+_ALLOWED_BY_STEM = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "tuple": "a list",
+    "list": "a list",
+    "dict": "a mapping",
+    "date": "a date such as 2026-03-10",
+}
+
+
+def parse(model_class: type[_S], data: Any, positions: Positions) -> _S:
+    """An instance of `model_class` from the mapping of one document.
+
+    Raises SpecError with one line per mistake, each with its place, at most five of them and the number of the others.
+    """
+    try:
+        return model_class.model_validate(data)
+    except ValidationError as error:
+        by_line = sorted(_sentences(error, model_class, data, positions), key=lambda found: found[0])
+        lines = list(dict.fromkeys(sentence for _, sentence in by_line))
+    more = [f"... and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
+    raise SpecError("\n".join(lines[:_MOST_SHOWN] + more))
+
+
+def show_value(value: Any) -> str:
+    """`value` as a person would recognise it in the file, shortened."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, (list, tuple)):
+        return f"a list of {len(value)}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = repr(value) if isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _sentences(
+    error: ValidationError, model_class: type[BaseModel], data: Any, positions: Positions
+) -> Iterator[tuple[int, str]]:
+    """Line and sentence of each mistake."""
+    for item in error.errors(include_url=False):
+        if item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]:
+            continue  # pydantic counts only the items without mistakes, and these have their own sentences
+        path = _path_in_data(item["loc"], data, item["type"])
+        parts = [positions.where(path), ".".join(map(str, path)), _sentence(item, path, model_class)]
+        sentence = ": ".join(part for part in parts if part)
+        yield positions.line(path) or 0, sentence if sentence.endswith("?") else f"{sentence}."
+
+
+def _path_in_data(loc: tuple[str | int, ...], data: Any, kind: str) -> Path:
+    """`loc` without the parts that pydantic adds for unions and functions: what is not in the data is not a place."""
+    path: list[str | int] = []
+    for position, key in enumerate(loc):
+        is_last = position == len(loc) - 1
+        if _has(data, key):
+            data = data[key]
+        elif not (is_last and kind == "missing"):
+            continue
+        path.append(key)
+    return tuple(path)
+
+
+def _has(data: Any, key: str | int) -> bool:
+    if isinstance(data, (list, tuple)):
+        return isinstance(key, int) and key < len(data)
+    return isinstance(data, Mapping) and key in data
+
+
+def _sentence(item: Any, path: Path, model_class: type[BaseModel]) -> str:
+    """What was found and what is allowed, without the place."""
+    kind: str = item["type"]
+    context: dict[str, Any] = item.get("ctx", {})
+    found = show_value(item["input"])
+    if kind == "missing":
+        return "is missing and has no default"
+    if kind == "extra_forbidden":
+        return _unknown_key(str(path[-1]), _model_at(model_class, path[:-1]))
+    if kind in ("value_error", "assertion_error"):
+        return str(context["error"]).rstrip(".")
+    if kind in ("literal_error", "enum"):
+        near = did_you_mean(str(item["input"]), context["expected"].replace("'", "").replace(" or ", ", ").split(", "))
+        return f"found {found}, allowed {context['expected']}" + (f".{near}" if near else "")
+    if kind in _ALLOWED:
+        return f"found {found}, allowed {_ALLOWED[kind].format(**context)}"
+    if kind in ("model_type", "model_attributes_type", "dataclass_type"):
+        model = _model_at(model_class, path)
+        keys = f" of {', '.join(model.model_fields)}" if model else ""
+        return f"found {found}, allowed a mapping{keys}"
+    allowed = _ALLOWED_BY_STEM.get(kind.split("_")[0])
+    if allowed is not None:
+        return f"found {found}, allowed {allowed}"
+    message: str = item["msg"]
+    return f"found {found}: {message[:1].lower()}{message[1:]}"
+
+
+def _unknown_key(key: str, model: type[BaseModel] | None) -> str:
+    known = list(model.model_fields) if model is not None else []
+    near = did_you_mean(key, known)
+    if near:
+        return f"unknown key {key!r}.{near}"
+    return f"unknown key {key!r}, allowed {', '.join(known)}" if known else f"unknown key {key!r}"
+
+
+def _model_at(model_class: type[BaseModel], path: Path) -> type[BaseModel] | None:
+    """The spec that describes the mapping at `path`."""
+    kind: Any = model_class
+    for key in path:
+        if isinstance(key, int):
+            kind = next((arg for arg in get_args(kind) if arg is not Ellipsis), None)
+        elif isinstance(kind, type) and issubclass(kind, BaseModel) and key in kind.model_fields:
+            kind = kind.model_fields[key].annotation
+        else:
+            return None
+        kind = _unwrapped(kind)
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _unwrapped(kind: Any) -> Any:
+    """The one interesting member of an optional or annotated type."""
+    while get_origin(kind) in (Annotated, Union, types.UnionType):
+        members = [arg for arg in get_args(kind) if arg is not type(None)]
+        kind = members[0]
+    return kind

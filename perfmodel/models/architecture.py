@@ -1,0 +1,193 @@
+"""What a decoder-only model is made of: mixers, feed-forward blocks, layers.
+
+The one structural description that everything reads: parameter counts, the step graph of the cost
+model, the memory plan and the torch decoder. A Hugging Face `config.json` is normalised into it by
+`hf_config.py`; nothing below that file knows a model family by name.
+
+A layer is a *mixer* (attention of some kind, a state-space scan, or none) followed by a *feed-forward*
+block (dense, mixture of experts, or none), each behind its own pre-norm with a residual connection.
+Hybrids such as Nemotron-H, where one layer holds only one of the two, use None for the other.
+All sizes are in elements and before any sharding.
+"""
+
+__all__ = [
+    "Attention",
+    "BlockSparsity",
+    "DenseFFN",
+    "FeedForward",
+    "GatedDeltaNet",
+    "Indexer",
+    "LatentAttention",
+    "Layer",
+    "LinearAttention",
+    "Mamba",
+    "Mixer",
+    "MoEFFN",
+]
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from perfmodel.models.spec import QuantizationSpec
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSparsity:
+    """A query's block sees `num_blocks` blocks of `block` tokens, or the share `fraction` of those up to its own.
+
+    num_globals, num_random: how many of them are the first ones, and lie anywhere; the others are the nearest
+    """
+
+    block: int
+    num_blocks: int | None = None
+    fraction: float | None = None
+    num_globals: int = 0
+    num_random: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Softmax attention with `num_heads` query heads sharing `num_kv_heads` key/value heads (MHA, GQA, MQA)."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    window: int | None = None  # a query sees the last `window` tokens (sliding window)
+    chunk: int | None = None  # a query sees its own chunk of this many tokens (Llama 4)
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    qk_norm_width: str = "head"  # head: one weight of head_dim | all_heads: weights over all heads | none: no weight
+    output_gate: bool = False  # a gate as wide as the output, projected beside q (Qwen3-Next, Qwen3.5)
+    sinks: bool = False  # one learned sink logit per head (gpt-oss)
+    use_rope: bool = True
+    num_sink_tokens: int = 0  # first tokens that a query sees beside its window (StreamingLLM)
+    is_rolling: bool = False  # keys that left the window are overwritten
+    sparsity: BlockSparsity | None = None
+    qkv_rank: int | None = None  # of the projections, where they are products of two thin matrices
+    out_rank: int | None = None
+    evicts_to: int | None = None  # tokens that eviction by score leaves of a sequence
+
+    @property
+    def span(self) -> int | None:
+        """The most tokens that a query sees, however long the context is; of a prompt's, those computed before it."""
+        if self.evicts_to is not None:
+            return self.evicts_to
+        if self.window is not None:
+            return self.window + self.num_sink_tokens
+        if self.chunk is None and self.sparsity is not None and self.sparsity.num_blocks is not None:
+            return self.sparsity.block * self.sparsity.num_blocks
+        return self.chunk
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAttention:
+    """Attention with a state of `size` rows per KV head instead of a growing cache.
+
+    performer: `size` random features of a key, times its value and summed; linformer: keys and values projected to
+    `size` rows
+    """
+
+    kind: str
+    size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    qkv_bias: bool = False
+    out_bias: bool = False
+    use_rope: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """The lightning indexer of DeepSeek sparse attention: scores all tokens, keeps `top_k` for attention."""
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (MLA): the cache holds `kv_lora_rank + qk_rope_head_dim` elements a token."""
+
+    num_heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    indexer: Indexer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNet:
+    """Linear attention with a gated delta rule (Qwen3-Next, Qwen3.5): a state of key_dim x value_dim per value head."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba:
+    """A selective state-space mixer: Mamba-2; Mamba-1 is `num_heads = d_inner, head_dim = 1` with dt_rank."""
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    conv_kernel: int
+    chunk_size: int = 256
+    dt_rank: int | None = None
+    conv_bias: bool = True
+    proj_bias: bool = False
+    inner_norm: bool = True  # a gated norm before the output projection (Mamba-2), norms on dt, B, C (Jamba)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseFFN:
+    """`intermediate_size` wide; gated (SwiGLU-like: gate, up, down) or plain (up, down)."""
+
+    intermediate_size: int
+    gated: bool = True
+    activation: str = "silu"
+    bias: bool = False
+    up_rank: int | None = None  # of gate and up together, where they are products of two thin matrices
+    down_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MoEFFN:
+    """Routed experts of `intermediate_size`, `top_k` per token, plus shared experts seen by every token."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    shared_intermediate_size: int = 0  # all shared experts together
+    shared_gate: bool = False  # a sigmoid gate on the shared expert (Qwen)
+    gated: bool = True
+    activation: str = "silu"
+    bias: bool = False
+    router_bias: bool = False
+    num_groups: int = 1  # group-limited routing: top_k experts out of `top_k_groups` groups
+    top_k_groups: int = 1
+    latent_size: int | None = None  # experts work in a projected space of this width (Nemotron-3 Super)
+
+
+Mixer = Attention | LatentAttention | LinearAttention | GatedDeltaNet | Mamba
+FeedForward = DenseFFN | MoEFFN
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer; equal layers compare equal, so a model is a short list of (layer, how many)."""
+
+    mixer: Mixer | None
+    ffn: FeedForward | None
+    formats: tuple[tuple[str, "QuantizationSpec"], ...] = ()  # of components that have others than the model's

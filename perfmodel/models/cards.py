@@ -1,0 +1,94 @@
+"""Model cards: `load_model` finds a model by name, alias, Hugging Face id or path, whatever kind of file it is.
+
+A card is a YAML file in `workloads/models/`: who says so, what was published, and a `config` block with Hugging Face
+field names, read exactly as a config.json is.
+"""
+
+__all__ = ["Card", "list_models", "load_card", "load_model"]
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat
+
+from perfmodel.errors import SpecError
+from perfmodel.files.base import Spec
+from perfmodel.files.catalog import find_file, list_names
+from perfmodel.files.validation import parse
+from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.models.hf.config import load_config, model_from_config
+from perfmodel.models.spec import ModelSpec, SamplingMethod
+
+
+class Card(Spec):
+    """One model: facts about it, and its architecture under Hugging Face field names.
+
+    published_params: parameters as its makers or the hub state them, never computed here
+    published_covers: whether that counts the text decoder alone or the vision tower (`extra_params`) too
+    sampling:         what the repository's generation_config makes a server do by default
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    hf_id: str | None = None
+    source: str
+    published_params: PositiveFloat | None = None
+    published_params_note: str | None = None
+    published_covers: Literal["decoder", "decoder and vision"] = "decoder"
+    sampling: SamplingMethod = "greedy"
+    extra_params: NonNegativeFloat = 0.0
+    notes: str | None = None
+    config: dict[str, Any]
+
+
+def list_models() -> list[str]:
+    """The names of all cards, sorted; no file is opened."""
+    return list_names("models")
+
+
+def load_model(name_or_path: str | Path) -> ModelSpec:
+    """The model called so, or described by the file at a path.
+
+    Names, aliases and Hugging Face ids are looked up among the cards. Paths may lead to a card (.yaml), a config.json
+    or a folder that holds one, a .gguf file, or .safetensors files or their index.
+
+    Raises SpecError: an unknown name with the nearest known ones, or what is wrong with the file.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.is_dir() and (path / "config.json").is_file():
+        path = path / "config.json"
+    is_file = path.is_file()
+    if (is_file and path.suffix in (".gguf", ".safetensors")) or path.name.endswith(".safetensors.index.json"):
+        from perfmodel.models.weights.headers import load_header
+
+        return load_header(path)
+    if is_file and path.suffix == ".json":
+        return load_config(path)
+    file = find_file("models", name_or_path)
+    return _load_card_file(file, file.stat().st_mtime_ns)
+
+
+def load_card(path: str | Path) -> Card:
+    """The card in a YAML file, its `config` not yet normalised."""
+    loaded = load_yaml(path)
+    return parse(Card, loaded.data, loaded.positions)
+
+
+@lru_cache(maxsize=256)
+def _load_card_file(path: Path, modified_ns: int) -> ModelSpec:
+    """The model of a card; `modified_ns` makes a changed file a new entry of the cache."""
+    card = load_card(path)
+    if "model_type" not in card.config:
+        raise SpecError(f"{path}: config.model_type is missing; a card says which architecture its fields belong to.")
+    return model_from_config(
+        card.config,
+        card.name,
+        source=str(path),
+        sampling=card.sampling,
+        hf_id=card.hf_id,
+        aliases=card.aliases,
+        published_params=card.published_params,
+        extra_params=card.extra_params,
+        origin=card.source,
+    )

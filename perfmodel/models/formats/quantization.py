@@ -1,0 +1,246 @@
+"""Number formats: how many bytes a weight takes, and what an engine's `quantization` or `dtype` argument means.
+
+Knows formats and methods by name; nothing of kernels or of how a checkpoint writes its settings (`hf/quantization.py`).
+"""
+
+__all__ = [
+    "BITS_PER_WEIGHT",
+    "GROUPED_FORMATS",
+    "METHODS",
+    "bytes_per_weight",
+    "component_bytes",
+    "format_of_dtype",
+    "kv_element_bytes",
+    "matmul_rate",
+    "with_dtype",
+    "with_quantization",
+]
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from perfmodel.errors import SpecError, did_you_mean
+from perfmodel.models.architecture import MoEFFN
+from perfmodel.models.spec import ModelSpec, QuantizationSpec
+from perfmodel.models.weights.gguf import GGML_BLOCKS
+from perfmodel.models.weights.gguf_mixes import GGUF_MIXES, component_bits
+
+# Bits of one element without its scales; mxfp4, mxfp8, nvfp4 and nf4 with the scales that their definition fixes:
+# mxfp4 4 + 8/32, nvfp4 4 + 8/16 (OCP MX 1.0; NVIDIA Blackwell), nf4 4 + 8/64 + 32/16384 (double quantization).
+BITS_PER_WEIGHT = MappingProxyType(
+    {
+        "fp32": 32.0,
+        "tf32": 32.0,
+        "bf16": 16.0,
+        "fp16": 16.0,
+        "fp8": 8.0,
+        "int8": 8.0,
+        "fp6": 6.0,
+        "int4": 4.0,
+        "fp4": 4.0,
+        "int3": 3.0,
+        "int2": 2.0,
+        "mxfp8": 8.25,
+        "mxfp4": 4.25,
+        "nvfp4": 4.5,
+        "nf4": 4.127,
+        # BitNet: log2(3) bits a ternary weight at best (b1.58), 1 bit a binary one; one scale per tensor, not counted
+        "ternary": 1.58,
+        "binary": 1.0,
+        # llama.cpp's block formats, scales included
+        **{name: 8 * size / elements for name, elements, size in GGML_BLOCKS.values() if elements > 1},
+    }
+)
+
+# Bits of one scale (and zero point) per group, where `group_size` says how long a group is.
+_SCALE_BITS = MappingProxyType({"fp8": 32.0, "int8": 16.0, "int4": 16.0, "int3": 16.0, "int2": 16.0, "fp4": 16.0})
+
+GROUPED_FORMATS = ("int8", "int4", "int3", "int2")  # elements may share scales in groups of any size
+
+# The peak rate (a key of `peak_flops_per_s`) that multiplies operands of a format.
+_MATMUL_RATE = MappingProxyType({"mxfp4": "fp4", "nvfp4": "fp4", "mxfp8": "fp8", "nf4": "bf16"})
+
+_DTYPES = MappingProxyType(
+    {
+        "bfloat16": "bf16",
+        "bf16": "bf16",
+        "float16": "fp16",
+        "fp16": "fp16",
+        "half": "fp16",
+        "float32": "fp32",
+        "fp32": "fp32",
+        "float": "fp32",
+        "float8_e4m3fn": "fp8",
+        "float8_e5m2": "fp8",
+        "fp8": "fp8",
+    }
+)
+
+# Dettmers et al. 2022: more than 99.9 % of the values are multiplied in INT8 at the threshold of 6.
+_OUTLIER_SHARE = 0.001
+
+_W4A16 = QuantizationSpec(method="awq", weights="int4", group_size=128)
+
+# What an engine's `quantization` argument makes of an unquantized checkpoint: vLLM's names and the short ones.
+METHODS = MappingProxyType(
+    {
+        "none": QuantizationSpec(),
+        "fp8": QuantizationSpec(method="fp8", weights="fp8", activations="fp8"),
+        "w8a8_fp8": QuantizationSpec(method="fp8", weights="fp8", activations="fp8"),
+        "fp8_block": QuantizationSpec(method="fp8", weights="fp8", activations="fp8", group_size=128, group_rows=128),
+        "fp8_w8a16": QuantizationSpec(method="fp8_w8a16", weights="fp8"),
+        "mxfp8": QuantizationSpec(method="mxfp8", weights="mxfp8", activations="mxfp8", group_size=32),
+        "int8": QuantizationSpec(method="int8", weights="int8", activations="int8"),
+        "w8a8": QuantizationSpec(method="int8", weights="int8", activations="int8"),
+        "w8a8_int8": QuantizationSpec(method="int8", weights="int8", activations="int8"),
+        "w8a16": QuantizationSpec(method="w8a16", weights="int8"),
+        "awq": _W4A16,
+        "awq_marlin": _W4A16,
+        "gptq": replace(_W4A16, method="gptq"),
+        "gptq_marlin": replace(_W4A16, method="gptq"),
+        "int4": replace(_W4A16, method="w4a16"),
+        "w4a16": replace(_W4A16, method="w4a16"),
+        "w4a8": replace(_W4A16, method="w4a8", activations="fp8"),
+        "mxfp4": QuantizationSpec(method="mxfp4", weights="mxfp4", group_size=32),
+        "nvfp4": QuantizationSpec(method="nvfp4", weights="nvfp4", activations="nvfp4", group_size=16),
+        "fp4": QuantizationSpec(method="nvfp4", weights="nvfp4", activations="nvfp4", group_size=16),
+        "modelopt": QuantizationSpec(method="fp8", weights="fp8", activations="fp8"),
+        "modelopt_fp4": QuantizationSpec(method="nvfp4", weights="nvfp4", activations="nvfp4", group_size=16),
+        "int3": replace(_W4A16, method="gptq", weights="int3"),
+        "w3a16": replace(_W4A16, method="gptq", weights="int3"),
+        "w4a8_int8": replace(_W4A16, method="w4a8", activations="int8"),
+        "smoothquant": QuantizationSpec(
+            method="smoothquant", weights="int8", activations="int8", inputs_come_quantized=True
+        ),
+        "ternary": QuantizationSpec(method="bitnet", weights="ternary", activations="int8"),
+        "binary": QuantizationSpec(method="bitnet", weights="binary", activations="int8"),
+        "llm_int8": QuantizationSpec(
+            method="llm_int8", weights="int8", activations="int8", outlier_share=_OUTLIER_SHARE
+        ),
+        "bitsandbytes": QuantizationSpec(method="bitsandbytes", weights="nf4", group_size=64),
+    }
+)
+
+
+def bytes_per_weight(format: str, group_size: int = 0, group_rows: int = 1) -> float:
+    """Bytes of one stored weight, its share of the group's scale included.
+
+    bytes = (bits + scale_bits / (group_size * group_rows)) / 8; formats that fix their scales (mxfp4, nvfp4, ...) carry
+    them in `bits`. int4 in groups of 128 with a 16-bit scale: (4 + 16/128)/8 = 0.515625. A scale per tensor or channel
+    (group_size 0) is not counted.
+    """
+    bits = BITS_PER_WEIGHT.get(format)
+    if bits is None:
+        raise SpecError(
+            f"unknown number format {format!r}; known: {', '.join(BITS_PER_WEIGHT)}."
+            f"{did_you_mean(format, BITS_PER_WEIGHT)}"
+        )
+    scale = _SCALE_BITS.get(format, 0.0) / (group_size * group_rows) if group_size else 0.0
+    return (bits + scale) / 8
+
+
+def kv_element_bytes(format: str, group_size: int = 0) -> float:
+    """Bytes of one cached key or value element, its share of the group's scale and zero point (16 bits each) included.
+
+    (bits + 2 * 16 / group) / 8 for integers in groups; other formats have a scale per tensor or token, not counted.
+    Source: KIVI (Liu et al. 2024), asymmetric quantization in groups.
+    """
+    plain = bytes_per_weight(format)
+    return plain + 2 * 16 / group_size / 8 if group_size and format in GROUPED_FORMATS else plain
+
+
+def matmul_rate(format: str) -> str:
+    """The key of `peak_flops_per_s` at which operands of `format` are multiplied (nvfp4 and mxfp4: fp4)."""
+    return _MATMUL_RATE.get(format, format)
+
+
+def format_of_dtype(dtype: str) -> str:
+    """ "bfloat16" or "torch.bfloat16" -> "bf16"; our own names pass through."""
+    found = _DTYPES.get(dtype.removeprefix("torch.").lower())
+    if found is None:
+        raise SpecError(f"dtype: found {dtype!r}, allowed: bfloat16, float16, float32.{did_you_mean(dtype, _DTYPES)}")
+    return found
+
+
+def with_dtype(model: ModelSpec, dtype: str) -> ModelSpec:
+    """The model with `dtype` for everything that is not quantized; "auto" keeps the checkpoint's.
+
+    As in vLLM, a float32 checkpoint under "auto" is the caller's to narrow; here nothing changes.
+    """
+    return model if dtype == "auto" else replace(model, dtype=format_of_dtype(dtype))
+
+
+def with_quantization(model: ModelSpec, method: str | None, group_size: int | None = None) -> ModelSpec:
+    """The model as an engine's `quantization` argument has it; None or "auto" keeps the checkpoint's own.
+
+    group_size: integer weights that share a scale, -1 for one per output channel; None: the method's own
+
+    The same format asked of a checkpoint already in it changes nothing; another format stands for the checkpoint
+    published in that one. Embedding, LM head, router and norms stay in the model's dtype. In 4-bit float formats the
+    attention of a mixture-of-experts model stays too, as in the published NVFP4 and MXFP4 checkpoints of DeepSeek-V3,
+    Kimi-K2.5, MiniMax-M2.5, Qwen3.5 and gpt-oss.
+    """
+    if method is None or method.lower() == "auto":
+        return model
+    key = method.lower().replace("-", "_")
+    if group_size is not None and (key in GGUF_MIXES or key in METHODS):
+        _refuse_groups(key, group_size)
+    if key in GGUF_MIXES:
+        return replace(model, quantization=_as_gguf(model, key))
+    wanted = METHODS.get(key)
+    if wanted is None:
+        known = (*METHODS, *GGUF_MIXES)
+        raise SpecError(
+            f"engine.quantization: found {method!r}, allowed: {', '.join(known)}.{did_you_mean(key, known)}"
+        )
+    if group_size is not None:
+        wanted = replace(wanted, group_size=max(group_size, 0))
+    have = model.quantization
+    is_same = (have.weights, have.activations) == (wanted.weights, wanted.activations)
+    is_same = is_same and have.outlier_share == wanted.outlier_share
+    is_same = is_same and (group_size is None or have.group_size == wanted.group_size)
+    if wanted.weights is not None and is_same and have.inputs_come_quantized >= wanted.inputs_come_quantized:
+        return model
+    if wanted.weights in ("mxfp4", "nvfp4") and any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers):
+        wanted = replace(wanted, kept=wanted.kept | {"attention", "linear_attention"})
+    kept = replace(wanted, kv_cache=have.kv_cache, kv_group_size=have.kv_group_size, kv_recent=have.kv_recent)
+    return replace(model, quantization=kept)
+
+
+def _refuse_groups(key: str, group_size: int) -> None:
+    weights = None if key in GGUF_MIXES else METHODS[key].weights
+    if weights not in GROUPED_FORMATS:
+        names = ", ".join(name for name, spec in METHODS.items() if spec.weights in GROUPED_FORMATS)
+        raise SpecError(
+            f"engine.quantization_group_size: found {group_size} with quantization={key}, whose scales are as its "
+            f"definition has them; allowed with {names}."
+        )
+
+
+def component_bytes(quantization: QuantizationSpec, component: str) -> float:
+    """Bytes of one stored weight of a quantized component: a mean over its tensors where these are in several formats.
+
+    The quantization has a format for weights.
+    """
+    assert quantization.weights is not None
+    bits = dict(quantization.bits).get(component)
+    if bits is not None:
+        return bits / 8
+    return bytes_per_weight(quantization.weights, quantization.group_size, quantization.group_rows)
+
+
+def _as_gguf(model: ModelSpec, name: str) -> QuantizationSpec:
+    """As llama.cpp's quantizer writes the model: embedding and LM head, too."""
+    bits = component_bits(model, name, BITS_PER_WEIGHT)
+    kept = frozenset({"router", "norms"})
+    main = GGUF_MIXES[name].main
+    have = model.quantization
+    return QuantizationSpec(
+        "gguf",
+        main,
+        kept=kept,
+        bits=bits,
+        kv_cache=have.kv_cache,
+        kv_group_size=have.kv_group_size,
+        kv_recent=have.kv_recent,
+    )

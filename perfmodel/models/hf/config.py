@@ -1,0 +1,130 @@
+"""A Hugging Face `config.json` as a ModelSpec: any decoder-only text model, or the text part of a multimodal one.
+
+Rules are driven by fields; what a family fixes in its code stands in `hf/families.py`. An unknown `model_type` with
+recognised fields loads as a Llama-like decoder. Fields that do not concern the architecture are ignored.
+"""
+
+__all__ = ["load_config", "model_from_config"]
+
+import json
+from collections.abc import Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import SpecError
+from perfmodel.models.architecture import Attention, LatentAttention, Layer
+from perfmodel.models.formats.quantization import format_of_dtype
+from perfmodel.models.hf.families import CLASS_DEFAULTS, Family, family_of, refuse_unless_decoder
+from perfmodel.models.hf.fields import Fields, Json
+from perfmodel.models.hf.layouts import decoder_layers
+from perfmodel.models.hf.quantization import quantization_from_config
+from perfmodel.models.spec import ModelSpec
+
+_UNLIMITED_POSITIONS = 1 << 20  # scans without positions have no limit of their own
+
+
+def model_from_config(
+    config: Json, name: str, *, source: str = "config.json", origin: str = "", **about: Any
+) -> ModelSpec:
+    """Normalises a config.json. `source` names the file in errors.
+
+    `origin` (who says so) and `about` (other fields of ModelSpec that a card adds) go into the result as they are.
+
+    Raises SpecError in one sentence: the file, the field, and what is missing or wrong.
+    """
+    fields = Fields(config, source, CLASS_DEFAULTS)
+    refuse_unless_decoder(fields)
+    family = family_of(fields)
+    layers = decoder_layers(fields, family)
+    is_parallel = _is_parallel(fields, family)
+    rope_theta, rope_scaling = _rope(fields)
+    return ModelSpec(
+        name=name,
+        model_type=fields.model_type,
+        hidden_size=fields.integer("hidden_size"),
+        vocab_size=fields.integer("vocab_size"),
+        max_position_embeddings=fields.integer("max_position_embeddings", _default_positions(family, layers)),
+        layers=_runs(layers),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", family.tied),
+        dtype=format_of_dtype(fields.text("dtype", "bfloat16")),
+        quantization=quantization_from_config(fields, layers),
+        norm_bias=family.norm_bias,
+        post_norms=family.post_norms,
+        parallel_blocks=is_parallel,
+        shared_block_norm=is_parallel and family.shared_norm and not _has_two_norms(fields),
+        num_learned_positions=_num_learned_positions(fields, family),
+        lm_head_bias=fields.flag("lm_head_bias", family.lm_head_bias),
+        norm_eps=fields.number("norm_eps", ModelSpec.norm_eps),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+        source=origin,
+        **about,
+    )
+
+
+def load_config(path: str | Path, name: str | None = None) -> ModelSpec:
+    """The ModelSpec of a config.json file; modelopt's `hf_quant_config.json` beside it is read too."""
+    path = Path(path)
+    config = _read_json(path)
+    quant_path = path.with_name("hf_quant_config.json")
+    if isinstance(config, dict) and "quantization_config" not in config and quant_path.is_file():
+        config = {**config, "quantization_config": _read_json(quant_path)}
+    return model_from_config(config, name or _name_of(path), source=str(path))
+
+
+def _runs(layers: list[Layer]) -> tuple[tuple[Layer, int], ...]:
+    """Equal consecutive layers together: ((layer, how many), ...)."""
+    return tuple((layer, sum(1 for _ in group)) for layer, group in groupby(layers))
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read ({error.strerror}).") from None
+    except ValueError as error:
+        raise SpecError(f"{path}: is not valid JSON ({error}).") from None
+
+
+def _name_of(path: Path) -> str:
+    """The folder's name for `.../Llama-3.1-8B/config.json`, else the file's."""
+    stem = path.parent.name if path.stem == "config" and path.parent.name else path.stem
+    return stem.rsplit("--", 1)[-1].lower()
+
+
+def _rope(fields: Fields) -> tuple[float, str | None]:
+    """(base, scaling) of the rotary frequencies: beside the other fields, or in the block that says how they scale.
+
+    A block per kind of layer (Gemma 3) has no one base; it counts as a scaling of its own.
+    """
+    block = fields.get("rope_parameters")
+    block = block if isinstance(block, Mapping) else {}
+    theta = block.get("rope_theta") or fields.number("rope_theta", ModelSpec.rope_theta)
+    if any(isinstance(value, Mapping) for value in block.values()):
+        return float(theta), "per layer"
+    kind = block.get("rope_type") or block.get("type") or "default"
+    if fields.number("partial_rotary_factor", 1.0) != 1.0:
+        kind = "partial"
+    return float(theta), None if kind == "default" else str(kind)
+
+
+def _default_positions(family: Family, layers: list[Layer]) -> int | None:
+    """The context limit of a file that states none: the family's, or none at all for pure scans."""
+    is_scan = not any(isinstance(layer.mixer, Attention | LatentAttention) for layer in layers)
+    return _UNLIMITED_POSITIONS if is_scan else family.max_positions
+
+
+def _is_parallel(fields: Fields, family: Family) -> bool:
+    return fields.flag("parallel_attn", fields.flag("use_parallel_residual", family.parallel))
+
+
+def _has_two_norms(fields: Fields) -> bool:
+    """Falcon's newer layout has a norm for each of the parallel blocks unless it says one."""
+    return fields.integer("num_ln_in_parallel_attn", 2 if fields.flag("new_decoder_architecture") else 1) == 2
+
+
+def _num_learned_positions(fields: Fields, family: Family) -> int:
+    if family.position_offset is None:
+        return 0
+    return fields.integer("max_position_embeddings") + family.position_offset

@@ -1,0 +1,193 @@
+"""What a model family does that its config.json does not say: biases, norms, gating, tied embeddings.
+
+A family that is not listed is read by its fields with the defaults of a Llama-like decoder. Sources: the modelling
+files of transformers 4.57 and 5, and of the repositories that carry their own (deepseek_v3, kimi_k2, mimo_v2_flash,
+minimax_m2, nemotron-nas).
+"""
+
+__all__ = ["CLASS_DEFAULTS", "Family", "family_of", "refuse_unless_decoder"]
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from perfmodel.errors import SpecError
+from perfmodel.models.hf.fields import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Defaults that the class of a model type fixes; None leaves the question to the fields."""
+
+    qkv_bias: bool | None = None
+    out_bias: bool | None = None
+    ffn_bias: bool = False
+    gated_ffn: bool | None = None
+    qk_norm: bool = False
+    qk_norm_width: str = "head"
+    tied: bool = False
+    norm_bias: bool = False
+    post_norms: bool = False
+    parallel: bool = False
+    shared_norm: bool = False
+    lm_head_bias: bool = False
+    position_offset: int | None = None  # a learned position table of max_position_embeddings + this many rows
+    sinks: bool = False
+    sliding_window_pattern: int | None = None  # every n-th layer is full attention
+    head_dim: int | None = None
+    max_positions: int | None = None  # where the file need not say
+
+
+_GPT2 = Family(
+    qkv_bias=True, out_bias=True, ffn_bias=True, gated_ffn=False, tied=True, norm_bias=True, position_offset=0
+)
+_PHI = Family(
+    qkv_bias=True,
+    out_bias=True,
+    ffn_bias=True,
+    gated_ffn=False,
+    norm_bias=True,
+    parallel=True,
+    shared_norm=True,
+    lm_head_bias=True,
+)
+_QWEN2 = Family(qkv_bias=True, out_bias=False)
+_QWEN3 = Family(qk_norm=True)
+_QKV_ONLY = Family(out_bias=False)
+_GEMMA3 = Family(tied=True, gated_ffn=True, qk_norm=True, post_norms=True, sliding_window_pattern=6, head_dim=256)
+
+_FAMILIES = MappingProxyType(
+    {
+        "gpt2": _GPT2,
+        "gpt_bigcode": _GPT2,
+        "gpt_neo": Family(
+            qkv_bias=False,
+            out_bias=True,
+            ffn_bias=True,
+            gated_ffn=False,
+            tied=True,
+            norm_bias=True,
+            position_offset=0,
+        ),
+        "gptj": Family(
+            qkv_bias=False,
+            out_bias=False,
+            ffn_bias=True,
+            gated_ffn=False,
+            norm_bias=True,
+            parallel=True,
+            shared_norm=True,
+            lm_head_bias=True,
+        ),
+        "gpt_neox": Family(qkv_bias=True, out_bias=True, ffn_bias=True, gated_ffn=False, norm_bias=True, parallel=True),
+        "opt": Family(
+            qkv_bias=True, out_bias=True, ffn_bias=True, gated_ffn=False, tied=True, norm_bias=True, position_offset=2
+        ),
+        "bloom": Family(
+            qkv_bias=True, out_bias=True, ffn_bias=True, gated_ffn=False, tied=True, norm_bias=True, max_positions=2048
+        ),
+        "falcon": Family(
+            gated_ffn=False, tied=True, norm_bias=True, parallel=True, shared_norm=True, max_positions=2048
+        ),
+        "mpt": Family(gated_ffn=False, tied=True),
+        "phi": _PHI,
+        "starcoder2": Family(qkv_bias=True, out_bias=True, ffn_bias=True, gated_ffn=False, tied=True, norm_bias=True),
+        "stablelm": Family(out_bias=False, norm_bias=True),
+        "nemotron": Family(gated_ffn=False, norm_bias=True),
+        "cohere": Family(tied=True, parallel=True, shared_norm=True),
+        "cohere2": Family(tied=True, parallel=True, shared_norm=True, sliding_window_pattern=4),
+        "gemma": Family(tied=True, gated_ffn=True, head_dim=256),
+        "gemma2": Family(tied=True, gated_ffn=True, post_norms=True, sliding_window_pattern=2, head_dim=256),
+        "gemma3": _GEMMA3,
+        "gemma3_text": _GEMMA3,
+        "qwen": _QWEN2,
+        "qwen2": _QWEN2,
+        "qwen2_moe": _QWEN2,
+        "qwen2_vl": _QWEN2,
+        "qwen2_5_vl": _QWEN2,
+        "qwen2_vl_text": _QWEN2,
+        "qwen2_5_vl_text": _QWEN2,
+        "mimo": _QWEN2,
+        "qwen3": _QWEN3,
+        "qwen3_moe": _QWEN3,
+        "qwen3_next": _QWEN3,
+        "qwen3_vl": _QWEN3,
+        "qwen3_vl_text": _QWEN3,
+        "qwen3_vl_moe": _QWEN3,
+        "qwen3_vl_moe_text": _QWEN3,
+        "qwen3_5": _QWEN3,
+        "qwen3_5_text": _QWEN3,
+        "qwen3_5_moe": _QWEN3,
+        "qwen3_5_moe_text": _QWEN3,
+        "hunyuan_v1_dense": _QWEN3,
+        "hunyuan_v1_moe": _QWEN3,
+        "olmo2": Family(qk_norm=True, qk_norm_width="all_heads"),
+        "olmo3": Family(qk_norm=True, qk_norm_width="all_heads"),
+        "olmoe": Family(qk_norm=True, qk_norm_width="all_heads"),
+        "glm": _QKV_ONLY,
+        "glm4": Family(out_bias=False, post_norms=True),
+        "glm4_moe": _QKV_ONLY,
+        "chatglm": _QKV_ONLY,
+        "gpt_oss": Family(
+            qkv_bias=True, out_bias=True, ffn_bias=True, gated_ffn=True, sinks=True, sliding_window_pattern=2
+        ),
+        "llama4_text": Family(qk_norm_width="none"),
+        "mamba": Family(tied=True),
+        "mamba2": Family(tied=False),
+    }
+)
+
+# What the classes of nested text parts fill in (the files of Gemma 3 and LLaVA leave most of it out).
+CLASS_DEFAULTS = MappingProxyType(
+    {
+        "gemma3_text": {
+            "vocab_size": 262208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "sliding_window": 4096,
+            "max_position_embeddings": 131072,
+        },
+        "llama": {
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "max_position_embeddings": 2048,
+        },
+        "mistral": {
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+        },
+    }
+)
+
+_NO_DECODER = ("bert", "electra", "clip", "siglip", "vit", "whisper", "wav2vec", "hubert", "bart", "pegasus", "t5")
+
+
+def family_of(fields: Fields) -> Family:
+    """The family's fixed choices; an unknown model type gets a Llama-like decoder's."""
+    return _FAMILIES.get(fields.model_type, Family())
+
+
+def refuse_unless_decoder(fields: Fields) -> None:
+    """Raises SpecError for encoder-decoder, encoder-only and text-free models: they are served in another way."""
+    kind, outer = fields.model_type, str(fields.outer.get("model_type") or "")
+    is_pair = bool(fields.get("is_encoder_decoder")) or fields.has("encoder_layers", "num_decoder_layers")
+    masked = any(str(a).endswith("ForMaskedLM") for a in fields.items("architectures"))
+    is_known = any(kind.startswith(word) or outer.startswith(word) or "bert" in kind for word in _NO_DECODER)
+    if is_pair:
+        raise SpecError(
+            f"{fields.source}: {kind} is an encoder-decoder model; only decoder-only text models are modelled."
+        )
+    if masked or is_known:
+        raise SpecError(f"{fields.source}: {kind} is not a decoder-only text model; only those are modelled.")
+    if not fields.has("vocab_size"):
+        raise SpecError(
+            f"{fields.source}: vocab_size is missing, so this is no text model's config.json "
+            f"(of a multimodal model, the text part stands under text_config)."
+        )

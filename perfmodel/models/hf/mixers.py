@@ -1,0 +1,156 @@
+"""Mixers from fields: softmax attention, latent attention, gated delta nets, state-space scans."""
+
+__all__ = ["attention", "gated_delta_net", "latent_attention", "mamba"]
+
+import math
+
+from perfmodel.errors import SpecError
+from perfmodel.models.architecture import Attention, GatedDeltaNet, Indexer, LatentAttention, Mamba
+from perfmodel.models.hf.families import Family
+from perfmodel.models.hf.fields import Fields
+
+
+def attention(
+    fields: Fields,
+    family: Family,
+    *,
+    window: int | None = None,
+    chunk: int | None = None,
+    use_rope: bool = True,
+    num_kv_heads: int | None = None,
+) -> Attention:
+    """Softmax attention. A sliding layer takes the `swa_*` sizes where the file has its own for them (MiMo-V2)."""
+    prefix = "swa_" if window is not None and fields.has("swa_num_attention_heads") else ""
+    num_heads = fields.integer(f"{prefix}num_attention_heads")
+    head_dim = _head_dim(fields, family, num_heads, prefix)
+    if num_kv_heads is None:
+        num_kv_heads = _num_kv_heads(fields, num_heads, prefix)
+    if num_heads % num_kv_heads:
+        raise SpecError(
+            f"{fields.source}: num_key_value_heads: found {num_kv_heads}, which does not divide "
+            f"num_attention_heads {num_heads}."
+        )
+    stated = fields.flag("attention_bias", fields.flag("bias"))
+    qkv_bias = family.qkv_bias if family.qkv_bias is not None else stated
+    qk_norm, width = _qk_norm(fields, family)
+    return Attention(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        v_head_dim=fields.integer(f"{prefix}v_head_dim", head_dim),
+        window=window,
+        chunk=chunk,
+        qkv_bias=qkv_bias,
+        out_bias=family.out_bias if family.out_bias is not None else stated,
+        qk_norm=qk_norm,
+        qk_norm_width=width,
+        output_gate=_output_gate(fields),
+        sinks=_sinks(fields, family, window),
+        use_rope=use_rope and family.position_offset is None,
+    )
+
+
+def latent_attention(fields: Fields) -> LatentAttention:
+    """MLA, by its ranks; a file's `head_dim` is the rotary part and is not read."""
+    indexer = None
+    if fields.has("index_topk"):
+        indexer = Indexer(
+            fields.integer("index_n_heads"), fields.integer("index_head_dim"), fields.integer("index_topk")
+        )
+    return LatentAttention(
+        num_heads=fields.integer("num_attention_heads"),
+        q_lora_rank=fields.optional("q_lora_rank"),
+        kv_lora_rank=fields.integer("kv_lora_rank"),
+        qk_nope_head_dim=fields.integer("qk_nope_head_dim"),
+        qk_rope_head_dim=fields.integer("qk_rope_head_dim"),
+        v_head_dim=fields.integer("v_head_dim"),
+        indexer=indexer,
+    )
+
+
+def gated_delta_net(fields: Fields) -> GatedDeltaNet:
+    """The linear attention of Qwen3-Next and Qwen3.5."""
+    return GatedDeltaNet(
+        num_key_heads=fields.integer("linear_num_key_heads"),
+        num_value_heads=fields.integer("linear_num_value_heads"),
+        key_head_dim=fields.integer("linear_key_head_dim"),
+        value_head_dim=fields.integer("linear_value_head_dim"),
+        conv_kernel=fields.integer("linear_conv_kernel_dim", 4),
+    )
+
+
+def mamba(fields: Fields) -> Mamba:
+    """Mamba-2 where the file has scan heads, else Mamba-1 (mamba, jamba, falcon_mamba)."""
+    d = fields.integer("hidden_size")
+    state = fields.integer("mamba_state_size")
+    kernel = fields.integer("mamba_conv_kernel", 4)
+    biases = {"conv_bias": fields.flag("mamba_conv_bias", True), "proj_bias": fields.flag("mamba_proj_bias")}
+    is_pure = fields.model_type == "mamba2"
+    if not (fields.has("mamba_num_heads") or is_pure):
+        inner = int(fields.number("mamba_expand", 2) * d)
+        is_auto = fields.get("mamba_dt_rank", "auto") == "auto"
+        return Mamba(
+            num_heads=inner,
+            head_dim=1,
+            state_size=state,
+            num_groups=1,
+            conv_kernel=kernel,
+            dt_rank=math.ceil(d / 16) if is_auto else fields.integer("mamba_dt_rank"),
+            inner_norm=fields.model_type == "jamba",
+            **biases,
+        )
+    num_heads = fields.integer("num_heads" if is_pure else "mamba_num_heads")
+    head_name = "head_dim" if is_pure else "mamba_head_dim"
+    is_auto = fields.get(head_name, "auto") == "auto"
+    inner = fields.optional("mamba_d_ssm") or int(fields.number("mamba_expand", 2) * d)
+    return Mamba(
+        num_heads=num_heads,
+        head_dim=max(inner // num_heads, 1) if is_auto else fields.integer(head_name),
+        state_size=state,
+        num_groups=fields.integer("mamba_num_groups", 1),
+        conv_kernel=kernel,
+        chunk_size=fields.integer("mamba_chunk_size", 256),
+        inner_norm=fields.flag("mamba_rms_norm", True),
+        **biases,
+    )
+
+
+def _head_dim(fields: Fields, family: Family, num_heads: int, prefix: str) -> int:
+    stated = fields.optional(f"{prefix}head_dim") or fields.optional("head_dim") or family.head_dim
+    if stated is not None:
+        return stated
+    d = fields.integer("hidden_size")
+    if d % num_heads:
+        raise SpecError(
+            f"{fields.source}: head_dim is missing and hidden_size {d} "
+            f"is no multiple of num_attention_heads {num_heads}."
+        )
+    return d // num_heads
+
+
+def _num_kv_heads(fields: Fields, num_heads: int, prefix: str) -> int:
+    """Key/value heads; Falcon and StarCoder say `multi_query` instead, unless Falcon's newer layout counts them."""
+    is_multi_query = fields.flag("multi_query", fields.model_type in ("falcon", "gpt_bigcode"))
+    if is_multi_query and not fields.flag("new_decoder_architecture"):
+        return fields.integer("multi_query_group_num", 1)
+    nested = fields.get("attn_config")  # MPT, DBRX
+    if isinstance(nested, dict) and nested.get("kv_n_heads"):
+        return int(nested["kv_n_heads"])
+    return fields.integer(f"{prefix}num_key_value_heads", num_heads)
+
+
+def _qk_norm(fields: Fields, family: Family) -> tuple[bool, str]:
+    """Whether queries and keys are normalised, and how wide the weights are."""
+    has_norm = fields.flag("use_qk_norm", fields.flag("qk_layernorm", family.qk_norm))
+    width = {"per_layer": "all_heads", "per_head": "head"}.get(str(fields.get("qk_norm_type")), family.qk_norm_width)
+    return has_norm or family.qk_norm, width
+
+
+def _output_gate(fields: Fields) -> bool:
+    """Qwen3-Next always gates; Qwen3.5 says so."""
+    return fields.flag("attn_output_gate", fields.model_type == "qwen3_next")
+
+
+def _sinks(fields: Fields, family: Family, window: int | None) -> bool:
+    name = "add_full_attention_sink_bias" if window is None else "add_swa_attention_sink_bias"
+    return fields.flag(name, family.sinks)

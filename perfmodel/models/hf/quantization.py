@@ -1,0 +1,252 @@
+"""`quantization_config` of a checkpoint as a QuantizationSpec: which format, which groups, which components are kept.
+
+Reads fp8, gptq, awq, compressed-tensors, mxfp4, modelopt and bitsandbytes settings. Lists of modules that stay
+unquantized are matched against the module names that Hugging Face checkpoints use.
+"""
+
+__all__ = ["quantization_from_config"]
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import translate
+from types import MappingProxyType
+from typing import Any
+
+from perfmodel.errors import SpecError
+from perfmodel.models.architecture import Attention, DenseFFN, LatentAttention, Layer, MoEFFN
+from perfmodel.models.formats.quantization import BITS_PER_WEIGHT
+from perfmodel.models.hf.fields import Fields
+from perfmodel.models.spec import QuantizationSpec
+
+_KEPT = QuantizationSpec().kept
+_IGNORE_KEYS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "llm_int8_skip_modules")
+
+# (weights, activations, group_size, group_rows)
+_Formats = tuple[str, str | None, int, int]
+
+# Module names of each component as checkpoints write them; `0` stands for any number.
+_MODULES = MappingProxyType(
+    {
+        "attention": (("self_attn", "q_proj", "q_b_proj", "o_proj"), ("mixer", "q_proj")),
+        "linear_attention": (
+            ("linear_attn", "in_proj_qkv", "in_proj_qkvz"),
+            ("mixer", "in_proj"),
+            ("mamba", "in_proj"),
+        ),
+        "dense_ffn": (("mlp", "down_proj"), ("mixer", "down_proj"), ("feed_forward", "down_proj")),
+        "experts": (
+            ("mlp.experts.0", "down_proj"),
+            ("mlp.experts", "down_proj"),
+            ("block_sparse_moe.experts.0", "w2"),
+            ("mixer.experts.0", "down_proj"),
+            ("feed_forward.experts", "down_proj"),
+        ),
+        "shared_experts": (
+            ("mlp.shared_experts", "down_proj"),
+            ("mlp.shared_expert", "down_proj"),
+            ("mixer.shared_experts", "down_proj"),
+            ("feed_forward.shared_expert", "down_proj"),
+        ),
+    }
+)
+
+
+def quantization_from_config(fields: Fields, layers: Sequence[Layer]) -> QuantizationSpec:
+    """The checkpoint's number formats; the default spec where nothing is quantized. `layers`: the model's, in order."""
+    settings = _settings(fields)
+    if not settings:
+        return QuantizationSpec()
+    try:
+        found = _from_settings(fields, settings, layers)
+    except (TypeError, ValueError, ArithmeticError, KeyError, AttributeError, re.error) as error:
+        raise SpecError(f"{fields.source}: quantization_config: holds a value of the wrong kind ({error}).") from None
+    for format in (found.weights, found.activations, found.kv_cache):
+        if format is not None and format not in BITS_PER_WEIGHT:
+            raise SpecError(f"{fields.source}: quantization_config: {format!r} is no known number format.")
+    if found.group_size < 0 or found.group_rows < 1:
+        raise SpecError(
+            f"{fields.source}: quantization_config: found groups of {found.group_rows} x {found.group_size}, "
+            f"allowed are positive sizes."
+        )
+    return found
+
+
+def _from_settings(fields: Fields, settings: Mapping[str, Any], layers: Sequence[Layer]) -> QuantizationSpec:
+    method = _method(settings)
+    kept = _KEPT | _kept(_ignored(settings), layers)
+    kv_cache = _kv_cache(settings)
+    if isinstance(settings.get("config_groups"), Mapping) and settings["config_groups"]:
+        return _from_groups(fields, method, settings, kept, kv_cache)
+    readers: dict[str, Callable[[Mapping[str, Any]], _Formats]] = {
+        "fp8": _fp8,
+        "fbgemm_fp8": _fp8,
+        "gptq": _integer_groups,
+        "awq": _integer_groups,
+        "auto_round": _integer_groups,
+        "mxfp4": _mxfp4,
+        "modelopt": _modelopt,
+        "bitsandbytes": _bitsandbytes,
+        "gguf": _gguf,
+    }
+    if method not in readers:
+        raise SpecError(
+            f"{fields.source}: quantization_config.quant_method: found {method!r}, "
+            f"allowed: {', '.join([*(r for r in readers if r != 'gguf'), 'compressed-tensors'])}."
+        )
+    weights, activations, group_size, group_rows = readers[method](settings)
+    return QuantizationSpec(method, weights, activations, group_size, group_rows, kv_cache, kept)
+
+
+def _settings(fields: Fields) -> dict[str, Any]:
+    """The settings wherever they stand; modelopt's own file nests them under `quantization`."""
+    for name in ("quantization_config", "compression_config", "quantization"):
+        found = fields.get(name)
+        if isinstance(found, Mapping):
+            nested = found.get("quantization")
+            return {**found, **nested} if isinstance(nested, Mapping) else dict(found)
+    return {}
+
+
+def _method(settings: Mapping[str, Any]) -> str:
+    method = str(settings.get("quant_method") or "").lower()
+    if method:
+        return {"nvfp4": "modelopt", "modelopt_fp4": "modelopt", "auto-round": "auto_round"}.get(method, method)
+    if settings.get("quant_algo"):
+        return "modelopt"
+    if settings.get("load_in_4bit") or settings.get("load_in_8bit"):
+        return "bitsandbytes"
+    return "compressed-tensors" if settings.get("config_groups") else "unknown"
+
+
+def _fp8(settings: Mapping[str, Any]) -> _Formats:
+    block = settings.get("weight_block_size")
+    rows, columns = (int(block[0]), int(block[1])) if isinstance(block, list) and len(block) == 2 else (1, 0)
+    return "fp8", "fp8", columns, rows
+
+
+def _integer_groups(settings: Mapping[str, Any]) -> _Formats:
+    """Weight-only integers; group_size -1 is one scale per channel."""
+    bits = settings.get("bits", settings.get("w_bit", 4))
+    group_size = settings.get("group_size", settings.get("q_group_size", 128))
+    return f"int{bits}", None, max(int(group_size), 0), 1
+
+
+def _modelopt(settings: Mapping[str, Any]) -> _Formats:
+    algorithm = str(settings.get("quant_algo") or "FP8").upper()
+    if "NVFP4" in algorithm or "MIXED" in algorithm:
+        return "nvfp4", "nvfp4", int(settings.get("group_size") or 16), 1
+    if "W4A16" in algorithm or "AWQ" in algorithm:
+        activations = "fp8" if "W4A8" in algorithm else None
+        return "int4", activations, int(settings.get("group_size") or 128), 1
+    if "MXFP8" in algorithm:
+        return "mxfp8", "mxfp8", 32, 1
+    return ("int8", "int8", 0, 1) if "INT8" in algorithm else ("fp8", "fp8", 0, 1)
+
+
+def _bitsandbytes(settings: Mapping[str, Any]) -> _Formats:
+    return ("nf4", None, 64, 1) if settings.get("load_in_4bit") else ("int8", "int8", 0, 1)
+
+
+def _mxfp4(_: Mapping[str, Any]) -> _Formats:
+    return "mxfp4", None, 32, 1
+
+
+def _gguf(settings: Mapping[str, Any]) -> _Formats:
+    """What `gguf.py` found to be the commonest block format; its name carries the scales."""
+    return str(settings.get("format", "q4_0")), None, 0, 1
+
+
+def _from_groups(
+    fields: Fields, method: str, settings: Mapping[str, Any], kept: frozenset[str], kv_cache: str | None
+) -> QuantizationSpec:
+    """compressed-tensors and modelopt: the first group's weights and input activations."""
+    group = next(iter(settings["config_groups"].values()))
+    weights = group.get("weights") if isinstance(group, Mapping) else None
+    if not isinstance(weights, Mapping) or "num_bits" not in weights:
+        raise SpecError(
+            f"{fields.source}: quantization_config.config_groups: found no weights.num_bits in the first group."
+        )
+    size = int(weights.get("group_size") or 0)
+    rows = 1
+    block = weights.get("block_structure")
+    if weights.get("strategy") == "block" and isinstance(block, list) and len(block) == 2:
+        rows, size = int(block[0]), int(block[1])
+    inputs = group.get("input_activations")
+    return QuantizationSpec(
+        method=method,
+        weights=_group_format(weights),
+        activations=_group_format(inputs) if isinstance(inputs, Mapping) else None,
+        group_size=max(size, 0),
+        group_rows=rows,
+        kv_cache=kv_cache,
+        kept=kept,
+    )
+
+
+def _group_format(part: Mapping[str, Any]) -> str:
+    bits, size = int(part.get("num_bits", 8)), int(part.get("group_size") or 0)
+    if part.get("type", "int") == "float":
+        if bits == 4:
+            return {16: "nvfp4", 32: "mxfp4"}.get(size, "fp4")
+        return "mxfp8" if size == 32 else f"fp{bits}"
+    return f"int{bits}"
+
+
+def _kv_cache(settings: Mapping[str, Any]) -> str | None:
+    scheme = settings.get("kv_cache_scheme") or settings.get("kv_cache_quant_algo")
+    if isinstance(scheme, Mapping):
+        return _group_format(scheme)
+    name = str(scheme or "auto").lower()
+    if name in ("auto", "none"):
+        return None
+    return "fp8" if name.startswith("fp8") else name  # fp8_e4m3 and fp8_e5m2 cost the same
+
+
+def _ignored(settings: Mapping[str, Any]) -> list[str]:
+    for key in _IGNORE_KEYS:
+        value = settings.get(key)
+        if isinstance(value, list):
+            return [str(entry) for entry in value]
+    return []
+
+
+def _kept(ignored: Iterable[str], layers: Sequence[Layer]) -> frozenset[str]:
+    """Components whose modules are ignored in at least half of the layers that have them (five layers are looked at).
+
+    Lists name modules (`model.layers.3.self_attn.q_proj`), globs (`model.layers.3.self_attn*`) or regular
+    expressions (`re:.*self_attn.*`), per layer or for all.
+    """
+    patterns = [_compiled(entry) for entry in dict.fromkeys(ignored)]
+    kept = set()
+    for component, spellings in _MODULES.items():
+        having = [index for index, layer in enumerate(layers) if component in _components(layer)]
+        sample = having[:: max(len(having) // 5, 1)]
+        hits = 0
+        for index in sample:
+            names = [f"model.layers.{index}.{parent}.{leaf}" for parent, *leaves in spellings for leaf in leaves]
+            hits += any(pattern.search(name) for pattern in patterns for name in names)
+        if hits and 2 * hits >= len(sample):
+            kept.add(component)
+    return frozenset(kept)
+
+
+def _components(layer: Layer) -> set[str]:
+    """The quantizable components of a layer."""
+    found = set()
+    if layer.mixer is not None:
+        found.add("attention" if isinstance(layer.mixer, Attention | LatentAttention) else "linear_attention")
+    if isinstance(layer.ffn, DenseFFN):
+        found.add("dense_ffn")
+    elif isinstance(layer.ffn, MoEFFN):
+        found |= {"experts", "shared_experts"}
+    return found
+
+
+def _compiled(entry: str) -> re.Pattern[str]:
+    """A regular expression as it stands; a glob or a name must end where a module name ends."""
+    if entry.startswith("re:"):
+        return re.compile(entry[3:])
+    # Prefixes differ between files (`model.language_model.`, `language_model.model.`): compare from `layers.` on.
+    tail = entry[entry.index("layers.") :] if "layers." in entry else entry
+    body = translate(tail).removesuffix("\\Z").removesuffix("\\z")
+    return re.compile(rf"(?:^|\.){body}(?:\.|$)")

@@ -1,0 +1,217 @@
+"""`ModelChanges`: what a scenario changes in its model before it is served: other attention, fewer or shared weights.
+
+Each field is one technique of the literature (docs/techniques has a page for each); what is left out changes nothing.
+The changes themselves are functions in `perfmodel.models.changes`.
+"""
+
+__all__ = [
+    "EarlyExit",
+    "Experts",
+    "LatentChange",
+    "LinearChange",
+    "LowRank",
+    "ModelChanges",
+    "Moefy",
+    "Prune",
+    "SparseAttention",
+    "SsmLayers",
+]
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from perfmodel.files.base import Spec
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class LatentChange(Spec):
+    """Multi-head latent attention with the model's own number of heads; sizes left out are the model's head size."""
+
+    kv_lora_rank: PositiveInt
+    qk_rope_head_dim: PositiveInt = 64
+    qk_nope_head_dim: PositiveInt | None = None
+    v_head_dim: PositiveInt | None = None
+    q_lora_rank: PositiveInt | None = None
+
+
+class SparseAttention(Spec):
+    """Block-sparse attention: a query's block sees some blocks of `block` tokens before it.
+
+    windows, globals, random: blocks next to it, at the beginning, anywhere; BigBird's and Longformer's patterns
+    fraction:                 instead of counts: this share of the blocks that it could see
+    """
+
+    pattern: Literal["bigbird", "longformer"] = "bigbird"
+    block: PositiveInt = 64
+    windows: PositiveInt | None = None
+    globals: NonNegativeInt | None = None
+    random: NonNegativeInt | None = None
+    fraction: Share | None = None
+
+    @model_validator(mode="after")
+    def _one_way_to_say_it(self) -> "SparseAttention":
+        counts = [name for name in ("windows", "globals", "random") if getattr(self, name) is not None]
+        if self.fraction is not None and counts:
+            raise ValueError(f"found fraction beside {', '.join(counts)}; give a share of the blocks or their counts")
+        if self.fraction is None and self.windows is None:
+            raise ValueError("found neither fraction nor windows; give a share of the blocks or their counts")
+        if self.pattern == "longformer" and self.random:
+            raise ValueError(f"found random={self.random} with longformer, which has none; use bigbird or leave it out")
+        return self
+
+
+class LinearChange(Spec):
+    """Attention whose state does not grow: Performer's random features, or Linformer's projected keys and values.
+
+    size: features (Performer) or projected rows (Linformer) per head
+    """
+
+    kind: Literal["performer", "linformer"]
+    size: PositiveInt = 256
+
+
+class SsmLayers(Spec):
+    """Mamba-2 instead of attention in all layers, or in all but every `attention_every`-th (Jamba: 8)."""
+
+    attention_every: Annotated[int, Field(ge=2)] | None = None
+    state_size: PositiveInt = 128
+    head_dim: PositiveInt = 64
+    expand: PositiveInt = 2
+    num_groups: PositiveInt = 1
+    conv_kernel: PositiveInt = 4
+    chunk_size: PositiveInt = 256
+
+
+class Prune(Spec):
+    """Weights that are left out.
+
+    unstructured: single weights; `storage: sparse` stores the others with an index each, else the zeros stay
+    structured:   heads and feed-forward columns; 2:4: half of every four, for sparse tensor cores
+    layers:       whole layers, evenly spaced
+    """
+
+    kind: Literal["unstructured", "structured", "layers", "2:4"]
+    fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
+    storage: Literal["dense", "sparse"] = "dense"
+
+    @model_validator(mode="after")
+    def _kind_and_fraction_fit(self) -> "Prune":
+        if self.kind == "2:4" and self.fraction not in (None, 0.5):
+            raise ValueError(f"found fraction={self.fraction:g} with 2:4, which is 0.5; leave it out")
+        if self.kind != "2:4" and self.fraction is None:
+            raise ValueError(f"found no fraction with {self.kind}; give the share that is left out, as in 0.25")
+        if self.kind != "unstructured" and self.storage == "sparse":
+            raise ValueError(f"found storage=sparse with {self.kind}; only unstructured pruning has a choice")
+        return self
+
+
+class LowRank(Spec):
+    """Two thin matrices for each: inputs to `rank`, `rank` to outputs; or that keep `fraction` of the weights."""
+
+    rank: PositiveInt | None = None
+    fraction: Share | None = None
+    components: tuple[Literal["attention", "dense_ffn"], ...] = ("attention", "dense_ffn")
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "LowRank":
+        if (self.rank is None) == (self.fraction is None):
+            found = "both rank and fraction" if self.rank is not None else "neither rank nor fraction"
+            raise ValueError(f"found {found}; give one of them")
+        return self
+
+
+class EarlyExit(Spec):
+    """A token leaves the model once it is sure enough of what comes next (decodes only; prompts pass all layers).
+
+    expected_share:     layers that a token passes on average, as a share; it leaves each with equal probability
+    exit_probabilities: instead: for each layer, the share of all tokens that leave behind it (the rest stays)
+    confidence:         how it knows: a small classifier (no cost is counted), or the LM head after every layer
+    """
+
+    expected_share: Share | None = None
+    exit_probabilities: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = None
+    confidence: Literal["classifier", "softmax"] = "classifier"
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "EarlyExit":
+        if (self.expected_share is None) == (self.exit_probabilities is None):
+            found = "both" if self.expected_share is not None else "neither"
+            raise ValueError(f"found {found} of expected_share and exit_probabilities; give one of them")
+        total = sum(self.exit_probabilities or ())
+        if total > 1 + 1e-9:
+            raise ValueError(f"found exit_probabilities that sum to {total:g}; shares of all tokens sum to at most 1")
+        return self
+
+
+class Moefy(Spec):
+    """Dense feed-forward blocks split into experts of equal width."""
+
+    num_experts: Annotated[int, Field(ge=2)]
+    top_k: PositiveInt
+
+    @model_validator(mode="after")
+    def _chooses_among_experts(self) -> "Moefy":
+        if self.top_k > self.num_experts:
+            raise ValueError(f"found top_k={self.top_k} above num_experts={self.num_experts}; lower it")
+        return self
+
+
+class Experts(Spec):
+    """Mixtures of experts of another shape; what is left out stays.
+
+    top_k: experts per token; num_experts: of each block; split: each expert as so many of a part of its width, as many
+    times more per token (fine-grained experts, DeepSeekMoE); shared_intermediate_size: width of the shared experts
+    """
+
+    top_k: PositiveInt | None = None
+    num_experts: PositiveInt | None = None
+    split: Annotated[int, Field(ge=2)] | None = None
+    shared_intermediate_size: NonNegativeInt | None = None
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> "Experts":
+        if not self.model_dump(exclude_none=True):
+            raise ValueError("found no field; give top_k, num_experts, split or shared_intermediate_size")
+        return self
+
+
+class ModelChanges(Spec):
+    """Applied from the first to the last field, whatever their order in the file.
+
+    num_kv_heads: key/value heads that the query heads share
+    latent:       MLA instead
+    window:       a query sees this many tokens; in every `window_every`-th layer, and `sinks` first tokens beside them
+    sparse:       block-sparse attention
+    linear:       linear attention instead
+    ssm_layers:   Mamba-2 instead of attention
+    prune, low_rank, moefy: fewer weights, or fewer per token
+    experts:      more, fewer or finer experts
+    share_layers: this many distinct layers, used in turn
+    tie_embeddings: whether the LM head is the embedding table
+    early_exit:   tokens leave before the last layer
+    """
+
+    num_kv_heads: PositiveInt | None = None
+    latent: LatentChange | None = None
+    window: PositiveInt | None = None
+    window_every: PositiveInt = 1
+    sinks: NonNegativeInt = 0
+    sparse: SparseAttention | None = None
+    linear: LinearChange | None = None
+    ssm_layers: SsmLayers | None = None
+    prune: Prune | None = None
+    low_rank: LowRank | None = None
+    moefy: Moefy | None = None
+    experts: Experts | None = None
+    share_layers: PositiveInt | None = None
+    tie_embeddings: bool | None = None
+    early_exit: EarlyExit | None = None
+
+    @model_validator(mode="after")
+    def _window_has_a_size(self) -> "ModelChanges":
+        for name in ("sinks", "window_every"):
+            if name in self.model_fields_set and self.window is None:
+                raise ValueError(f"found {name}={getattr(self, name)} without window; give the window, too")
+        return self

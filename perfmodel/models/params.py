@@ -1,0 +1,297 @@
+"""How many parameters a model has, component by component, and how many bytes they take.
+
+Every count is a closed form in the sizes of `architecture.py`; symbols: d hidden size, H query heads, K key/value
+heads, h head size, f intermediate size, E experts, k experts per token, V vocabulary. Biases are counted with the
+matrix they belong to, all norm weights under "norms".
+"""
+
+__all__ = [
+    "SPARSE_COMPONENTS",
+    "ParameterCount",
+    "count_parameters",
+    "layer_parameters",
+    "sparse_bytes",
+    "stored_bytes",
+    "weight_bytes",
+]
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from perfmodel.models.architecture import (
+    Attention,
+    DenseFFN,
+    GatedDeltaNet,
+    LatentAttention,
+    Layer,
+    LinearAttention,
+    Mamba,
+    Mixer,
+    MoEFFN,
+)
+from perfmodel.models.formats.quantization import bytes_per_weight, component_bytes
+from perfmodel.models.spec import COMPONENTS, ModelSpec
+
+# The linear layers that weight sparsity leaves weights out of.
+SPARSE_COMPONENTS = frozenset({"attention", "linear_attention", "dense_ffn", "experts", "shared_experts"})
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterCount:
+    """Parameters by component.
+
+    stored: what the checkpoint holds; a tied LM head is stored once, under "embedding"
+    active: what one token multiplies with: k of E experts, the LM head (also when tied), no embedding row
+    """
+
+    stored: Mapping[str, int]
+    active_by_component: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """All stored parameters of the text decoder (no vision tower, no multi-token-prediction layers)."""
+        return sum(self.stored.values())
+
+    @property
+    def active(self) -> int:
+        """Parameters used per token, counted as gpt-oss and DeepSeek count theirs: without the embedding table."""
+        return sum(self.active_by_component.values())
+
+    @property
+    def embedding(self) -> int:
+        return self.stored["embedding"]
+
+    @property
+    def lm_head(self) -> int:
+        return self.stored["lm_head"]
+
+    def __str__(self) -> str:
+        rows = [f"{name:<17}{count:>20,}" for name, count in self.stored.items() if count]
+        return "\n".join([*rows, f"{'total':<17}{self.total:>20,}", f"{'active per token':<17}{self.active:>20,}"])
+
+
+def count_parameters(model: ModelSpec) -> ParameterCount:
+    """Exact parameter counts of the text decoder.
+
+    total = V d (embedding) + V d (LM head, unless tied) + d (final norm) + sum over layers; Llama-2-7B:
+    2 * 32000 * 4096 + 4096 + 32 * (4 * 4096^2 + 3 * 4096 * 11008 + 2 * 4096) = 6,738,415,616.
+    """
+    d, vocab = model.hidden_size, model.vocab_size
+    stored = dict.fromkeys(COMPONENTS, 0)
+    active = dict.fromkeys(COMPONENTS, 0)
+    for layer in list(model.iter_layers())[: model.num_distinct_layers]:
+        for name, params in layer_parameters(model, layer).items():
+            stored[name] += params
+    for layer, count in model.layers:
+        for name, params in layer_parameters(model, layer).items():
+            used = _active_experts(layer, params) if name == "experts" else params
+            active[name] += used * count
+    head_bias = vocab if model.lm_head_bias else 0
+    stored["embedding"] += (vocab + model.num_learned_positions) * d
+    stored["lm_head"] += (0 if model.tie_word_embeddings else vocab * d) + head_bias
+    active["lm_head"] += vocab * d + head_bias
+    for counts in (stored, active):
+        counts["norms"] += _norm_width(model)
+    return ParameterCount(stored, active)
+
+
+def layer_parameters(model: ModelSpec, layer: Layer) -> dict[str, int]:
+    """Parameters of one layer by component; only components that the layer has.
+
+    Norms: one of d per block (two with post-norms, one in all where the blocks share it), LayerNorms with a bias
+    twice that, and the mixer's own (q/k norms, MLA's latent norms, the gated norm of a scan).
+    """
+    d = model.hidden_size
+    counts: dict[str, int] = {}
+    num_blocks = (layer.mixer is not None) + (layer.ffn is not None)
+    num_norms = num_blocks * (2 if model.post_norms else 1)
+    if model.shared_block_norm:
+        num_norms = min(num_norms, 1)
+    if layer.mixer is not None:
+        is_softmax = isinstance(layer.mixer, Attention | LatentAttention)
+        counts["attention" if is_softmax else "linear_attention"] = _mixer(layer.mixer, d)
+    if isinstance(layer.ffn, DenseFFN):
+        counts["dense_ffn"] = _dense_ffn(layer.ffn, d)
+    elif isinstance(layer.ffn, MoEFFN):
+        counts |= _moe(layer.ffn, d)
+    counts["norms"] = num_norms * _norm_width(model) + _mixer_norms(layer.mixer)
+    return counts
+
+
+def weight_bytes(model: ModelSpec) -> dict[str, float]:
+    """Bytes of the stored weights by component, before sharding; `extra_params` (a vision tower) is not in them.
+
+    Components that the quantization keeps, and norms always, are in the model's dtype; the others in its format with
+    their share of the group scales, and those of sparse linear layers with their indices. Biases and convolutions go
+    with their component (less than 0.1 % of it).
+    """
+    sizes = {
+        name: count * sparse_bytes(model, name, stored_bytes(model, name))
+        for name, count in count_parameters(model).stored.items()
+    }
+    for layer, count in model.layers:
+        params = layer_parameters(model, layer)
+        for name, _ in layer.formats:
+            own, common = (sparse_bytes(model, name, stored_bytes(model, name, of)) for of in (layer, None))
+            sizes[name] += count * params[name] * (own - common)
+    return sizes
+
+
+def stored_bytes(model: ModelSpec, component: str, layer: Layer | None = None) -> float:
+    """Bytes of a stored weight of `component`, in `layer` where that has a format of its own."""
+    own = dict(layer.formats).get(component) if layer is not None else None
+    quantization = own or model.quantization
+    if quantization.weights is None or component in quantization.kept or component == "norms":
+        return bytes_per_weight(model.dtype)
+    return component_bytes(quantization, component)
+
+
+def sparse_bytes(model: ModelSpec, component: str, per_weight: float) -> float:
+    """Bytes of a weight of `component`, those left out included: density (w + index), or w in what stays dense."""
+    sparsity = model.weight_sparsity
+    if sparsity is None or component not in SPARSE_COMPONENTS:
+        return per_weight
+    return sparsity.density * (per_weight + sparsity.index_bits / 8)
+
+
+def _norm_width(model: ModelSpec) -> int:
+    return model.hidden_size * (2 if model.norm_bias else 1)
+
+
+def _active_experts(layer: Layer, params: int) -> int:
+    assert isinstance(layer.ffn, MoEFFN)  # only such a layer has experts
+    return params * min(layer.ffn.top_k, layer.ffn.num_experts) // layer.ffn.num_experts
+
+
+def _mixer(mixer: Mixer, d: int) -> int:
+    if isinstance(mixer, Attention):
+        return _attention(mixer, d)
+    if isinstance(mixer, LatentAttention):
+        return _latent_attention(mixer, d)
+    if isinstance(mixer, LinearAttention):
+        return _linear_attention(mixer, d)
+    if isinstance(mixer, GatedDeltaNet):
+        return _gated_delta_net(mixer, d)
+    return _mamba(mixer, d)
+
+
+def _attention(m: Attention, d: int) -> int:
+    """q d*H*h (plus a gate d*H*h_v), k d*K*h, v d*K*h_v, o H*h_v*d; biases as wide as their outputs; H sinks."""
+    q = m.num_heads * m.head_dim + (m.num_heads * m.v_head_dim if m.output_gate else 0)
+    qkv = q + m.num_kv_heads * (m.head_dim + m.v_head_dim)
+    out = m.num_heads * m.v_head_dim
+    biases = (qkv if m.qkv_bias else 0) + (d if m.out_bias else 0)
+    return _matrix(d, qkv, m.qkv_rank) + _matrix(out, d, m.out_rank) + biases + (m.num_heads if m.sinks else 0)
+
+
+def _linear_attention(m: LinearAttention, d: int) -> int:
+    """As `_attention`, and the projections: Performer's features, m*h per head; Linformer's positions, r*r per KV head.
+
+    Linformer projects all positions of a context; a decoder that cannot see them ahead has them in periods of r.
+    """
+    qkv = m.num_heads * m.head_dim + m.num_kv_heads * (m.head_dim + m.v_head_dim)
+    out = m.num_heads * m.v_head_dim
+    biases = (qkv if m.qkv_bias else 0) + (d if m.out_bias else 0)
+    projection = m.num_heads * m.size * m.head_dim if m.kind == "performer" else m.num_kv_heads * m.size * m.size
+    return d * qkv + out * d + biases + projection
+
+
+def _matrix(num_in: int, num_out: int, rank: int | None) -> int:
+    """in*out, or r*(in + out) where it is a product of two."""
+    return num_in * num_out if rank is None else rank * (num_in + num_out)
+
+
+def _latent_attention(m: LatentAttention, d: int) -> int:
+    """MLA: q_a d*r_q and q_b r_q*H*(n+r) (or q d*H*(n+r)), kv_a d*(r_kv+r), kv_b r_kv*H*(n+v), o H*v*d.
+
+    n, r, v: no-position, rotary and value head sizes; r_q, r_kv: ranks. The indexer adds q r_q*H_i*h_i, k d*h_i, and
+    one weight per head d*H_i.
+    """
+    q_dim = m.num_heads * (m.qk_nope_head_dim + m.qk_rope_head_dim)
+    query_input = m.q_lora_rank or d
+    q = query_input * q_dim + (d * m.q_lora_rank if m.q_lora_rank else 0)
+    kv_a = d * (m.kv_lora_rank + m.qk_rope_head_dim)
+    kv_b = m.kv_lora_rank * m.num_heads * (m.qk_nope_head_dim + m.v_head_dim)
+    out = m.num_heads * m.v_head_dim * d
+    indexer = 0
+    if m.indexer is not None:
+        i = m.indexer
+        indexer = query_input * i.num_heads * i.head_dim + d * i.head_dim + d * i.num_heads
+    return q + kv_a + kv_b + out + indexer
+
+
+def _gated_delta_net(m: GatedDeltaNet, d: int) -> int:
+    """q, k, v and gate z d*(2*D_k + 2*D_v); a and b 2*d*H_v; convolution over q, k, v; A and dt 2*H_v; out D_v*d."""
+    key_dim = m.num_key_heads * m.key_head_dim
+    value_dim = m.num_value_heads * m.value_head_dim
+    projections = d * (2 * key_dim + 2 * value_dim) + d * 2 * m.num_value_heads
+    convolution = (2 * key_dim + value_dim) * m.conv_kernel
+    return projections + convolution + 2 * m.num_value_heads + value_dim * d
+
+
+def _mamba(m: Mamba, d: int) -> int:
+    """Mamba-2: in d*(2 D + 2 G N + H), convolution over D + 2 G N, A, D and dt per head, out D*d.
+
+    Mamba-1 (dt_rank R): in d*2D, convolution over D, x D*(R+2N), dt R*D + D, A D*N, skip D, out D*d.
+    """
+    inner = m.num_heads * m.head_dim
+    if m.dt_rank is not None:
+        conv = inner * (m.conv_kernel + (1 if m.conv_bias else 0))
+        scan = inner * (m.dt_rank + 2 * m.state_size) + (m.dt_rank + 1) * inner + inner * m.state_size + inner
+        biases = 2 * inner + d if m.proj_bias else 0
+        return d * 2 * inner + conv + scan + inner * d + biases
+    conv_dim = inner + 2 * m.num_groups * m.state_size
+    in_dim = inner + conv_dim + m.num_heads
+    conv = conv_dim * (m.conv_kernel + (1 if m.conv_bias else 0))
+    biases = in_dim + d if m.proj_bias else 0
+    return d * in_dim + conv + 3 * m.num_heads + inner * d + biases
+
+
+def _mixer_norms(mixer: Mixer | None) -> int:
+    """Norm weights inside a mixer."""
+    if isinstance(mixer, Attention) and mixer.qk_norm:
+        heads = {"head": 2, "all_heads": mixer.num_heads + mixer.num_kv_heads, "none": 0}[mixer.qk_norm_width]
+        return heads * mixer.head_dim
+    if isinstance(mixer, LatentAttention):
+        indexer = 2 * mixer.indexer.head_dim if mixer.indexer else 0  # a LayerNorm: weight and bias
+        return (mixer.q_lora_rank or 0) + mixer.kv_lora_rank + indexer
+    if isinstance(mixer, GatedDeltaNet):
+        return mixer.value_head_dim
+    if isinstance(mixer, Mamba) and mixer.inner_norm:
+        # Mamba-2 gates and normalises its output; Mamba-1 with norms (Jamba) has them on dt, B and C.
+        return mixer.num_heads * mixer.head_dim if mixer.dt_rank is None else mixer.dt_rank + 2 * mixer.state_size
+    return 0
+
+
+def _ffn(d: int, intermediate: int, gated: bool, bias: bool) -> int:
+    """3*d*f gated (gate, up, down), 2*d*f plain (up, down); biases f per input matrix and d."""
+    inputs = 2 if gated else 1
+    return (inputs + 1) * d * intermediate + (inputs * intermediate + d if bias else 0)
+
+
+def _dense_ffn(m: DenseFFN, d: int) -> int:
+    """`_ffn`, or of gate and up together and of down the products of two."""
+    ups = m.intermediate_size * (2 if m.gated else 1)
+    biases = ups + d if m.bias else 0
+    return _matrix(d, ups, m.up_rank) + _matrix(m.intermediate_size, d, m.down_rank) + biases
+
+
+def _moe(m: MoEFFN, d: int) -> dict[str, int]:
+    """Router d*E (+E), experts E*ffn(f), shared experts ffn(f_shared) (+d for their gate).
+
+    Experts that work in a latent space of width l are ffn on l; the two projections d*l and l*d, which every token
+    passes, count with the shared experts.
+    """
+    width = m.latent_size or d
+    shared = _ffn(d, m.shared_intermediate_size, m.gated, False) if m.shared_intermediate_size else 0
+    if m.shared_gate and m.shared_intermediate_size:
+        shared += d
+    if m.latent_size:
+        shared += 2 * d * m.latent_size
+    counts = {
+        "router": d * m.num_experts + (m.num_experts if m.router_bias else 0),
+        "experts": m.num_experts * _ffn(width, m.intermediate_size, m.gated, m.bias),
+    }
+    if shared:
+        counts["shared_experts"] = shared
+    return counts

@@ -1,0 +1,180 @@
+"""`ModelSpec`: one model as everything else sees it, structure and number formats, no time and no hardware."""
+
+__all__ = ["COMPONENTS", "ChangedFrom", "ExitSpec", "ModelSpec", "QuantizationSpec", "SamplingMethod", "WeightSparsity"]
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from perfmodel.models.architecture import Attention, LatentAttention, Layer
+from perfmodel.models.model_changes import ModelChanges
+
+# How tokens are drawn, cheapest first. random: from the whole distribution (a temperature alone); top_k, top_p: from a
+# part of it, which sorts it.
+SamplingMethod = Literal["greedy", "random", "top_k", "top_p"]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationSpec:
+    """Number formats of the linear layers.
+
+    weights:     format of quantized weights ("bf16", "fp8", "int8", "int4", "fp4", "mxfp4", ...)
+    activations: format the matrix multiplication reads; None keeps the model's dtype (weight-only)
+    group_size:  weights per scale along the input; 0 = one scale per tensor or channel
+    group_rows:  output rows that share those scales: 128 for the 128 x 128 blocks of DeepSeek's FP8, else 1
+    kept:        component names left in the model's dtype, among COMPONENTS; norms always are
+    outlier_share: of the inputs, multiplied apart in the model's dtype (LLM.int8)
+    bits: (component, bits of a stored weight) where its tensors are in several formats, a mean over them
+    inputs_come_quantized: the operator before a linear layer writes its input in that format, with scales known ahead
+    kv_cache:    format of keys and values; None: the model's dtype
+    kv_group_size: of its elements that share a scale and a zero point of 16 bits each; 0: too many to count
+    kv_recent:   (tokens, format) of the newest tokens of a sequence, newest first, where those differ
+    """
+
+    method: str = "none"
+    weights: str | None = None
+    activations: str | None = None
+    group_size: int = 0
+    group_rows: int = 1
+    kv_cache: str | None = None
+    kept: frozenset[str] = frozenset({"embedding", "lm_head", "router", "norms"})
+    inputs_come_quantized: bool = False
+    kv_group_size: int = 0
+    kv_recent: tuple[tuple[int, str], ...] = ()
+    bits: tuple[tuple[str, float], ...] = ()
+    outlier_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSparsity:
+    """Linear layers (not embedding, LM head, router) that store `density` of their weights, with an index each.
+
+    is_2_4: two of every four, which sparse tensor cores multiply at `sparsity_speedup` times the dense rate
+    """
+
+    density: float
+    index_bits: float
+    is_2_4: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExitSpec:
+    """Tokens that are decoded may leave early: `reach[i]` of them come to layer i.
+
+    asks_lm_head: each layer's output goes through the LM head to see whether its token may leave
+    """
+
+    reach: tuple[float, ...]
+    asks_lm_head: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedFrom:
+    """The model that a changed one was made of, whose weights are in a file, and what was changed."""
+
+    original: "ModelSpec"
+    changes: ModelChanges
+
+
+COMPONENTS = (
+    "embedding",
+    "lm_head",
+    "attention",
+    "linear_attention",
+    "dense_ffn",
+    "experts",
+    "shared_experts",
+    "router",
+    "norms",
+)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A decoder-only model. Sizes in elements, before sharding.
+
+    name:         as people say it ("llama-3.1-8b")
+    layers:       runs of equal consecutive layers, in order: ((layer, how many), ...)
+    dtype:        format of weights and activations that are not quantized
+    sampling:     the card's generation_config: "greedy", "top_p", ... (what a server applies by default)
+    extra_params: parameters outside the text decoder that are loaded with it (a vision tower), if known
+    norm_bias:    norms are LayerNorms with a bias (GPT-2, OPT, Falcon) instead of RMSNorms
+    post_norms:   a second norm after each block (Gemma 2 and 3, GLM-4)
+    parallel_blocks:   mixer and feed-forward read the same input: one all-reduce a layer (GPT-NeoX, Falcon, Phi)
+    shared_block_norm: ... behind one norm (Falcon-7B, Phi)
+    num_learned_positions: rows of a learned position table (GPT-2, OPT); 0 with rotary or no positions
+    norm_eps:     added to the mean square in norms     } of no weight in a simulation; the values that a file leaves
+    rope_theta:   base of the rotary frequencies        } open are those of transformers' LlamaConfig
+    rope_scaling: how frequencies are stretched for contexts beyond the trained one ("llama3", "yarn", ...), if they are
+    weights_path: the file with the weights themselves, where the model was read from one (.gguf, .safetensors)
+    num_distinct_layers: layers with weights of their own, used in turn (ALBERT: 1); None: each has its own
+    weight_sparsity, exits: of changed models, see there
+    dtype_rate:   the peak rate that multiplies operands in `dtype` in linear layers, where it is not the format's own:
+                  tf32 for fp32, fp16_acc16 for fp16
+    changed_from: of a changed model whose original has a file with weights: a run makes its weights of those
+    """
+
+    name: str
+    model_type: str
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    layers: tuple[tuple[Layer, int], ...]
+    tie_word_embeddings: bool = False
+    dtype: str = "bf16"
+    quantization: QuantizationSpec = QuantizationSpec()
+    sampling: SamplingMethod = "greedy"
+    hf_id: str | None = None
+    aliases: tuple[str, ...] = ()
+    published_params: float | None = None
+    extra_params: float = 0.0
+    source: str = ""
+    norm_bias: bool = False
+    post_norms: bool = False
+    parallel_blocks: bool = False
+    shared_block_norm: bool = False
+    num_learned_positions: int = 0
+    lm_head_bias: bool = False
+    norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    rope_scaling: str | None = None
+    weights_path: str | None = None
+    num_distinct_layers: int | None = None
+    weight_sparsity: WeightSparsity | None = None
+    exits: ExitSpec | None = None
+    dtype_rate: str | None = None
+    changed_from: ChangedFrom | None = None
+
+    @property
+    def weights_origin(self) -> str | None:
+        """The file that a run's weights are made of: `weights_path`, or that of the model before it was changed."""
+        return (self.changed_from.original if self.changed_from else self).weights_path
+
+    @property
+    def num_layers(self) -> int:
+        return sum(count for _, count in self.layers)
+
+    def iter_layers(self) -> Iterator[Layer]:
+        """Each layer in order."""
+        for layer, count in self.layers:
+            for _ in range(count):
+                yield layer
+
+    @cached_property
+    def attention_spans(self) -> tuple[int, ...]:
+        """The distinct limits on what a query sees (windows, chunks, blocks), ascending; full attention adds none."""
+        mixers = (layer.mixer for layer, _ in self.layers)
+        spans = {mixer.span for mixer in mixers if isinstance(mixer, Attention) and mixer.span is not None}
+        return tuple(sorted(spans))
+
+    @cached_property
+    def rolling_span(self) -> int | None:
+        """The tokens whose KV a sequence holds at most, where every layer with a cache overwrites what it left behind.
+
+        None where some layer keeps all, so that blocks are handed out for whole sequences.
+        """
+        cached = [layer.mixer for layer, _ in self.layers if isinstance(layer.mixer, Attention | LatentAttention)]
+        spans = [mixer.span for mixer in cached if isinstance(mixer, Attention) and mixer.is_rolling]
+        longest = max((span for span in spans if span is not None), default=None)
+        return longest if len(spans) == len(cached) else None

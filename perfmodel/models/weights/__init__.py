@@ -1,0 +1,1 @@
+"""Models read from the headers of files with weights (GGUF, safetensors)."""

@@ -1,0 +1,141 @@
+"""A ModelSpec from the header of a weights file: .gguf, or .safetensors beside its config.json or by names and shapes.
+
+Only headers are read, never weights; standard library only.
+"""
+
+__all__ = ["load_header", "weight_files"]
+
+import json
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import SpecError
+from perfmodel.models.hf.config import load_config, model_from_config
+from perfmodel.models.spec import ModelSpec
+from perfmodel.models.weights.gguf import config_from_gguf, read_gguf
+
+_LONGEST_HEADER = 100_000_000  # the safetensors library refuses longer ones too
+_ASSUMED_POSITIONS = 131072
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
+_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F8_E4M3": "float8_e4m3fn"}
+
+
+def load_header(path: str | Path) -> ModelSpec:
+    """The model in a .gguf file, a .safetensors file or a `model.safetensors.index.json`.
+
+    Beside a config.json the safetensors files add nothing but the name. Raises SpecError for damaged files and for
+    architectures that names and shapes do not tell.
+    """
+    path = Path(path).expanduser()
+    if path.suffix == ".gguf":
+        header = read_gguf(path)
+        name = str(header.metadata.get("general.name") or path.stem).lower().replace(" ", "-")
+        return model_from_config(
+            config_from_gguf(header, path),
+            name,
+            source=str(path),
+            origin=f"GGUF header {path.name}",
+            weights_path=str(path),
+        )
+    name = _name_of(path)
+    beside = path.with_name("config.json")
+    if beside.is_file():
+        return replace(load_config(beside, name), weights_path=str(path))
+    tensors = _all_tensors(path)
+    origin = f"tensor shapes in {path.name}; context limit of {_ASSUMED_POSITIONS} assumed"
+    config = _config_from_shapes(tensors, path)
+    return model_from_config(config, name, source=str(path), origin=origin, weights_path=str(path))
+
+
+def _name_of(path: Path) -> str:
+    stem = path.name.removesuffix(".index.json").removesuffix(".safetensors")
+    return (path.parent.name if stem.startswith("model") and path.parent.name else stem).lower()
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files that `path` stands for: for an index, and for one file of several, all there are."""
+    if path.name.endswith(".index.json"):
+        try:
+            weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+            names = sorted(set(weight_map.values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            raise SpecError(f"{path}: is no safetensors index (a JSON object with weight_map).") from None
+        return [path.with_name(str(name)) for name in names]
+    shards = re.sub(r"-\d+-of-(\d+)\.safetensors$", r"-*-of-\1.safetensors", path.name)
+    return sorted(path.parent.glob(shards)) or [path]
+
+
+def _all_tensors(path: Path) -> dict[str, Any]:
+    """Every tensor's entry in all the files."""
+    tensors: dict[str, Any] = {}
+    for file in weight_files(path):
+        tensors |= _read_safetensors(file)
+    return tensors
+
+
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    """The JSON header: 8 bytes of length, little-endian, then the object."""
+    try:
+        with path.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > _LONGEST_HEADER:
+                raise SpecError(f"{path}: is not a safetensors file (its header would be {length} bytes long).")
+            header = json.loads(stream.read(length))
+    except (struct.error, ValueError):
+        raise SpecError(f"{path}: the safetensors header is cut off or damaged.") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read ({error.strerror}).") from None
+    if not isinstance(header, dict):
+        raise SpecError(f"{path}: the safetensors header is cut off or damaged.")
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+
+
+def _config_from_shapes(tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """config.json fields of a Llama-like dense decoder. The head size is the q-norm's width, else assumed 128 or 64."""
+    layers: dict[int, dict[str, tuple[int, ...]]] = {}
+    others: dict[str, tuple[int, ...]] = {}
+    for name, entry in tensors.items():
+        match = _LAYER.search(name)
+        shape = tuple(entry["shape"])
+        if match:
+            layers.setdefault(int(match[1]), {})[match[2]] = shape
+        else:
+            others[name.rsplit("embed_tokens", 1)[-1] if "embed_tokens" in name else name] = shape
+    first = layers.get(0, {})
+    embedding = others.get(".weight")
+    needed = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "mlp.gate_proj.weight")
+    missing = [name for name in needed if name not in first]
+    if embedding is None or missing:
+        what = "embed_tokens.weight" if embedding is None else f"layers.0.{missing[0]}"
+        raise SpecError(f"{path}: no tensor {what}; put the model's config.json beside it to say what it is.")
+    q, k = first["self_attn.q_proj.weight"][0], first["self_attn.k_proj.weight"][0]
+    head_dim = first.get("self_attn.q_norm.weight", (0,))[0] or (128 if q % 128 == 0 and k % 128 == 0 else 64)
+    dtype = tensors[next(name for name in tensors if name.endswith("layers.0.self_attn.q_proj.weight"))]["dtype"]
+    config: dict[str, Any] = {
+        "model_type": "qwen2" if _has_qkv_bias_only(first) else "llama",
+        "vocab_size": embedding[0],
+        "hidden_size": embedding[1],
+        "num_hidden_layers": max(layers) + 1,
+        "num_attention_heads": q // head_dim,
+        "num_key_value_heads": k // head_dim,
+        "head_dim": head_dim,
+        "intermediate_size": first["mlp.gate_proj.weight"][0],
+        "max_position_embeddings": _ASSUMED_POSITIONS,
+        "use_qk_norm": "self_attn.q_norm.weight" in first,
+        "attention_bias": "self_attn.o_proj.bias" in first,
+        "mlp_bias": "mlp.down_proj.bias" in first,
+        "tie_word_embeddings": "lm_head.weight" not in others,
+    }
+    if dtype == "F8_E4M3":
+        return config | {"dtype": "bfloat16", "quantization_config": {"quant_method": "fp8"}}
+    if dtype not in _DTYPES:
+        raise SpecError(f"{path}: tensors of type {dtype} need the config.json that says how they are quantized.")
+    return config | {"dtype": _DTYPES[dtype]}
+
+
+def _has_qkv_bias_only(first: Mapping[str, Any]) -> bool:
+    return "self_attn.q_proj.bias" in first and "self_attn.o_proj.bias" not in first

@@ -1,0 +1,221 @@
+"""`EngineSpec`: how the model is served, with vLLM's engine-argument names, meanings and defaults."""
+
+__all__ = ["EngineSpec", "EplbConfig", "refuse_kv_conflicts"]
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from perfmodel.files.base import Spec
+from perfmodel.files.units import Milliseconds
+from perfmodel.models.formats.by_layer import LayerQuantization
+from perfmodel.models.formats.quantization import GROUPED_FORMATS
+from perfmodel.specs.engine.kv import KvEviction, KvOffload, KvTier
+from perfmodel.specs.engine.speculation import SpeculativeConfig
+
+
+class EplbConfig(Spec):
+    """vLLM's: how many copies of popular experts there are beside one of each."""
+
+    num_redundant_experts: NonNegativeInt = 0
+
+
+class EngineSpec(Spec):
+    """vLLM's arguments first, ours (batching, profile, ...) last."""
+
+    tensor_parallel_size: PositiveInt = 1
+    pipeline_parallel_size: PositiveInt = 1
+    data_parallel_size: PositiveInt = 1
+    enable_expert_parallel: bool = False
+    enable_eplb: bool = False  # experts placed, and popular ones copied, so that ranks are loaded alike
+    eplb_config: EplbConfig = EplbConfig()
+    # How tokens of data-parallel ranks get to the experts of others: gathered on all ranks and reduced afterwards, or
+    # sent to the ranks of their experts and back (all others); None: as the profile's engine does by default
+    all2all_backend: (
+        Literal[
+            "allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency", "flashinfer_all2allv", "pplx"
+        ]
+        | None
+    ) = None
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    # How FP32 operands are multiplied in linear layers (torch.set_float32_matmul_precision): highest: as FP32; high: as
+    # TF32, on tensor units that round them to 10 bits of mantissa
+    float32_matmul_precision: Literal["highest", "high"] = "highest"
+    # Whether FP16 products are summed in FP16 (torch.backends.cuda.matmul.allow_fp16_accumulation), which GeForce cards
+    # do at twice the rate of sums in FP32
+    allow_fp16_accumulation: bool = False
+    quantization: str | None = None
+    # Integer weights that share a scale, along the inputs of a layer; -1: one scale per output channel; None: as many
+    # as the method's checkpoints have (128)
+    quantization_group_size: Literal[-1, 32, 64, 128, 256] | None = None
+    quantization_by_layer: tuple[LayerQuantization, ...] = ()  # layers or blocks in other formats than the rest
+    # paged: blocks as tokens come; contiguous: one run of max_model_len tokens for each request (with reserve_output,
+    # of its prompt and answer); off: nothing is kept, every step computes all tokens of each sequence
+    kv_cache: Literal["paged", "contiguous", "off"] = "paged"
+    kv_cache_dtype: str = "auto"
+    kv_cache_group_size: PositiveInt | None = None  # elements that share a scale and zero point; None: 32 below 8 bits
+    kv_cache_residual_tokens: int = Field(default=0, ge=0)  # the newest tokens of a sequence stay in the model's dtype
+    kv_tiers: tuple[KvTier, ...] = ()  # precisions by age, newest first; instead of kv_cache_dtype
+    kv_eviction: KvEviction | None = None
+    kv_offload: KvOffload | None = None
+    max_num_seqs: PositiveInt = 256
+    max_num_batched_tokens: PositiveInt = 2048
+    max_model_len: PositiveInt | None = None
+    block_size: PositiveInt = 16
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    num_gpu_blocks_override: PositiveInt | None = None
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = Field(default=0, ge=0)
+    scheduler_reserve_full_isl: bool = True  # admit a prompt only when KV blocks for all of it are free
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = False
+    scheduling_policy: Literal["fcfs", "priority", "shortest-first"] = "fcfs"
+    async_scheduling: bool = True
+    batching: Literal["continuous", "iteration", "dynamic", "static", "none"] = "continuous"
+    batch_timeout_ms: Milliseconds = Field(
+        default=100.0, ge=0
+    )  # dynamic batching: start a partial batch after this wait
+    profile: str = "vllm"
+    prefill_exclusive: bool | None = None  # steps of prompts or of decodes, never both; None: as the profile's engine
+    # Admit with KV blocks for the whole answer, or for its length rounded up to a power of two; None: as the profile's
+    reserve_output: bool | Literal["pow2"] | None = None
+    poll_every: PositiveInt = 1  # steps between looks at arrivals while busy (SGLang's scheduler_recv_interval)
+    # Steps that a prompt on one data-parallel rank waits for the others to have one, too; 0: it does not wait
+    # (TensorRT-LLM's attention_dp_config with enable_balance: timeout_iters)
+    attention_dp_timeout_iters: int = Field(default=0, ge=0)
+    split_kv: bool = True  # decode attention split over the KV length (flash-decoding)
+    attention: Literal["flash", "standard"] = "flash"
+    # Generation of FlashAttention (vLLM's attention_config.flash_attn_version); None: that of the calibrated kernels
+    flash_attn_version: Literal[1, 2, 3] | None = None
+    fused_kernels: bool = True
+    inference_mode: bool = True  # no gradients: activations are dropped at once; costs memory, not time, without
+    speculative_config: SpeculativeConfig | None = None  # with it no step is planned ahead: async_scheduling is off
+
+    @model_validator(mode="after")
+    def _budget_holds_a_batch(self) -> "EngineSpec":
+        # vLLM refuses this too: a running batch must fit the budget with one token each.
+        if self.batching == "continuous" and self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}; "
+                f"raise the first or lower the second"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_are_of_something(self) -> "EngineSpec":
+        if self.quantization_group_size is not None and self.quantization is None:
+            raise ValueError(
+                f"found quantization_group_size={self.quantization_group_size} without quantization; name the format "
+                f"whose weights share scales, as in w4a16"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _flash_has_the_version(self) -> "EngineSpec":
+        if self.flash_attn_version is not None and self.attention != "flash":
+            raise ValueError(
+                f"found flash_attn_version={self.flash_attn_version} with attention={self.attention}; set that to "
+                f"flash, or leave the version out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _speculation_has_one_stage(self) -> "EngineSpec":
+        if self.speculative_config is not None and self.pipeline_parallel_size > 1:
+            raise ValueError(
+                f"found speculative_config with pipeline_parallel_size={self.pipeline_parallel_size}; drafts are "
+                f"verified by one stage at a time and would leave the others idle, which is not modelled: set it to 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _kv_fields_fit_together(self) -> "EngineSpec":
+        refuse_kv_conflicts(self)
+        return self
+
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether the next step is planned while one runs: not when it depends on how many drafted tokens are right."""
+        return self.async_scheduling and self.speculative_config is None
+
+    @model_validator(mode="after")
+    def _balances_what_is_shared_out(self) -> "EngineSpec":
+        copies = self.eplb_config.num_redundant_experts
+        if self.enable_eplb and not self.enable_expert_parallel:
+            raise ValueError("found enable_eplb without enable_expert_parallel; experts are whole only with the latter")
+        if copies and not self.enable_eplb:
+            raise ValueError(f"found num_redundant_experts={copies} without enable_eplb; set that, or leave it out")
+        return self
+
+    @property
+    def gathers_tokens(self) -> bool:
+        """Whether experts shared out over data-parallel ranks get the tokens of all ranks, chosen by them or not.
+
+        vLLM's default since 0.11 ("Expert Parallel Deployment" in its documentation: allgather_reducescatter).
+        """
+        default = "allgather_reducescatter" if self.profile == "vllm" else None
+        return (self.all2all_backend or default) == "allgather_reducescatter"
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of one replica."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+
+def refuse_kv_conflicts(engine: "EngineSpec") -> None:
+    """Raises ValueError with one sentence for the first conflict."""
+    for sentence in _conflicts(engine):
+        raise ValueError(sentence)
+
+
+def _conflicts(engine: "EngineSpec") -> Iterator[str]:
+    used = [name for name in ("kv_tiers", "kv_eviction", "kv_offload") if getattr(engine, name)]
+    used += ["kv_cache_residual_tokens"] if engine.kv_cache_residual_tokens else []
+    if engine.kv_cache == "off" and used:
+        yield f"found {used[0]} with kv_cache=off, which keeps no keys and values; leave one of them out"
+    if engine.kv_cache == "contiguous" and engine.kv_offload:
+        yield (
+            "found kv_offload with kv_cache=contiguous, whose requests keep their reservation until they are done, so "
+            "that nothing would ever be moved; use kv_cache=paged"
+        )
+    yield from _conflicts_with_drafts(engine)
+    if engine.kv_tiers:
+        yield from _conflicts_of_tiers(engine)
+    elif engine.kv_cache_residual_tokens and engine.kv_cache_dtype == "auto":
+        yield (
+            f"found kv_cache_residual_tokens={engine.kv_cache_residual_tokens} with kv_cache_dtype=auto, where all "
+            f"tokens are in the model's dtype; name the format of the older ones, as in int4"
+        )
+    formats = [tier.dtype for tier in engine.kv_tiers] or [engine.kv_cache_dtype]
+    if engine.kv_cache_group_size is not None and not any(name in GROUPED_FORMATS for name in formats):
+        yield (
+            f"found kv_cache_group_size={engine.kv_cache_group_size} with kv_cache_dtype={formats[-1]}, which has no "
+            f"scales in groups; leave it out, or use one of {', '.join(GROUPED_FORMATS)}"
+        )
+
+
+def _conflicts_with_drafts(engine: "EngineSpec") -> Iterator[str]:
+    if engine.speculative_config is None:
+        return
+    if engine.kv_cache == "off":
+        yield (
+            "found speculative_config with kv_cache=off, where every step computes all tokens of a sequence, drafted "
+            "ones with them; keep the KV cache"
+        )
+    if engine.kv_eviction is not None:
+        yield (
+            "found speculative_config with kv_eviction; a drafted token that turns out wrong has evicted others and "
+            "counted in their scores by then, which cannot be taken back: leave one of them out"
+        )
+
+
+def _conflicts_of_tiers(engine: "EngineSpec") -> Iterator[str]:
+    if engine.kv_cache_dtype != "auto" or engine.kv_cache_residual_tokens:
+        other = "kv_cache_residual_tokens" if engine.kv_cache_residual_tokens else "kv_cache_dtype"
+        yield f"found kv_tiers beside {other}, which say the same in two ways; leave {other} out"
+    *newer, oldest = engine.kv_tiers
+    if oldest.tokens is not None:
+        yield f"kv_tiers: found tokens={oldest.tokens} in the last tier, which takes all older tokens; leave it out"
+    if any(tier.tokens is None for tier in newer):
+        yield "kv_tiers: found a tier without tokens before the last; only the last takes all older tokens"

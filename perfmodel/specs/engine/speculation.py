@@ -1,0 +1,286 @@
+"""`SpeculativeConfig`: tokens drafted cheaply and verified together, in one step of the model (vLLM's name).
+
+What a draft costs follows from the method (`perfmodel.cost.steps.speculation`); how many of its tokens are right is
+`Acceptance`, which the simulator draws from and an executed run measures.
+"""
+
+__all__ = ["Acceptance", "Lookahead", "MeasuredAcceptance", "SpeculativeConfig"]
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+
+from perfmodel.errors import SpecError
+from perfmodel.files.base import Resolved, Spec
+from perfmodel.models.spec import ModelSpec
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+_MOST_NODES = 4096  # of a tree, beside the token that it grows from
+
+# Fields that belong to a method: (field, methods that may have it, whether they must)
+_OWN_FIELDS = (
+    ("model", ("draft_model",), True),
+    ("quantization", ("self_quantized", "draft_model"), False),
+    ("draft_layers", ("self_skip",), True),
+    ("prompt_lookup_max", ("ngram",), False),
+    ("prompt_lookup_min", ("ngram",), False),
+    ("lookahead", ("lookahead",), True),
+    ("tree", ("draft_model", "self_skip", "self_quantized", "medusa", "eagle"), False),
+    ("pipelined", ("draft_model",), False),
+)
+
+
+class MeasuredAcceptance(Spec):
+    """What an executed run writes and `acceptance.measured` reads: a JSON file.
+
+    examined: for each depth, how often a token drafted there came to be judged: all before it were right
+    accepted: how many of those were right
+    by_rank:  for each depth, how many of `accepted` were the first, second ... candidate (trees)
+    method, model: what was executed, for the reader
+    """
+
+    method: str = ""
+    model: str = ""
+    examined: tuple[NonNegativeInt, ...] = Field(min_length=1)
+    accepted: tuple[NonNegativeInt, ...] = Field(min_length=1)
+    by_rank: tuple[tuple[NonNegativeInt, ...], ...] | None = None
+
+    @model_validator(mode="after")
+    def _counts_fit_together(self) -> "MeasuredAcceptance":
+        if len(self.examined) != len(self.accepted):
+            raise ValueError(
+                f"found {len(self.examined)} depths in examined and {len(self.accepted)} in accepted; give both"
+            )
+        for depth, (examined, accepted) in enumerate(zip(self.examined, self.accepted, strict=True), 1):
+            if accepted > examined:
+                raise ValueError(f"depth {depth}: found {accepted} accepted of {examined} examined; at most all are")
+        if not self.examined[0]:
+            raise ValueError("found no token examined at depth 1; write a run that has drafted something")
+        if self.by_rank is not None and tuple(map(sum, self.by_rank)) != self.accepted:
+            raise ValueError("found by_rank that does not sum to accepted at each depth; leave it out, or mend it")
+        return self
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Conditional acceptance by depth, as far as anything was examined."""
+        return tuple(a / n for a, n in zip(self.accepted, self.examined, strict=True) if n)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "MeasuredAcceptance":
+        """The counts in a file. Raises SpecError where there are none."""
+        try:
+            return cls.model_validate_json(Path(path).read_bytes())
+        except OSError as error:
+            raise SpecError(f"{path}: the measured acceptance cannot be read: {error.strerror}.") from None
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"])) or "the file"
+            raise SpecError(
+                f"{path}: {place}: {first['msg'].removeprefix('Value error, ')}; `perfmodel execute` of a scenario "
+                f"with speculation writes such a file."
+            ) from None
+
+
+class Acceptance(Spec):
+    """How likely a drafted token is right, given that all before it were; one of four ways to say it.
+
+    rate:         the same everywhere
+    per_position: by depth; the last repeats
+    per_rank:     by depth, then by candidate: that the r-th candidate is the right one (so they sum to at most 1); the
+                  last depth repeats
+    measured:     path of a JSON file that an executed run wrote (`MeasuredAcceptance`)
+    """
+
+    rate: Probability | None = None
+    per_position: tuple[Probability, ...] | None = Field(default=None, min_length=1)
+    per_rank: tuple[tuple[Probability, ...], ...] | None = Field(default=None, min_length=1)
+    measured: str | None = None
+
+    @model_validator(mode="after")
+    def _one_way_to_say_it(self) -> "Acceptance":
+        ways = ("rate", "per_position", "per_rank", "measured")
+        given = [name for name in ways if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"found {' and '.join(given) or 'nothing'}; give one of {', '.join(ways)}")
+        for depth, ranks in enumerate(self.per_rank or (), 1):
+            if not ranks or sum(ranks) > 1 + 1e-9:
+                raise ValueError(
+                    f"per_rank, depth {depth}: found {len(ranks)} candidates that sum to {sum(ranks):g}; only one of "
+                    f"them can be right, so give at least one and a sum of at most 1"
+                )
+        return self
+
+    def rates(self, depth: int, widths: tuple[int, ...] | None = None) -> tuple[float, ...]:
+        """For each of `depth` positions, the probability that one of its candidates is right, given all before.
+
+        widths: candidates by depth; one each unless given. Where candidates are not told apart (`rate`,
+        `per_position`, a measured file without ranks), the probability is that of all candidates together.
+
+        Raises SpecError for a measured file that cannot be read.
+        """
+        if self.rate is not None:
+            known: tuple[float, ...] = (self.rate,)
+        elif self.per_position is not None:
+            known = self.per_position
+        else:
+            known = self._by_rank(depth, widths)
+        return tuple(known[min(i, len(known) - 1)] for i in range(depth))
+
+    def _by_rank(self, depth: int, widths: tuple[int, ...] | None) -> tuple[float, ...]:
+        if self.per_rank is None:
+            assert self.measured is not None
+            counts = MeasuredAcceptance.read(self.measured)
+            if counts.by_rank is None:
+                return counts.rates
+            ranks = [
+                [a / examined for a in counts.by_rank[i]] for i, examined in enumerate(counts.examined) if examined
+            ]
+        else:
+            ranks = [list(row) for row in self.per_rank]
+        widths = widths or (1,) * depth
+        rows = [ranks[min(i, len(ranks) - 1)] for i in range(depth)]
+        return tuple(min(sum(row[:width]), 1.0) for row, width in zip(rows, widths, strict=True))
+
+
+class Lookahead(Spec):
+    """Lookahead decoding (Fu et al. 2024): `window` columns of Jacobi iteration, n-grams of `ngram` tokens collected
+    from them, and up to `guesses` of these verified in the same step."""
+
+    window: PositiveInt = 15
+    ngram: Annotated[int, Field(ge=2)] = 5
+    guesses: PositiveInt = 15
+
+
+class SpeculativeConfig(Spec):
+    """vLLM's `speculative_config`, as far as names exist there.
+
+    method:       who drafts: a smaller model; n-grams of the text so far; the model's own first layers (LayerSkip), or
+                  with quantized weights; extra heads (Medusa); a small network over its features (EAGLE); Jacobi
+                  iterations beside the step (lookahead)
+    num_speculative_tokens: how deep a draft goes; of a tree or of lookahead it is the shape that says so
+    model:        the draft model                                          (draft_model)
+    quantization: what the drafter's weights are quantized to              (self_quantized; draft_model)
+    draft_layers: the first layers that draft                              (self_skip)
+    prompt_lookup_max, prompt_lookup_min: longest and shortest n-gram looked for; vLLM's default is 5    (ngram)
+    tree:         candidates by depth: every node of a depth has so many children, all verified under a tree mask
+    lookahead:    its window and guesses                                   (lookahead)
+    adaptive:     the draft length is chosen for each step: what gives most tokens per second with so many sequences
+    disable_by_batch_size: steps with more decoding sequences than this draft nothing
+    pipelined:    the next round is drafted while this one is verified     (draft_model)
+    acceptance:   how many tokens are right: needed to simulate, measured when executed
+    """
+
+    method: Literal["draft_model", "ngram", "self_skip", "self_quantized", "medusa", "eagle", "lookahead"]
+    num_speculative_tokens: PositiveInt | None = None
+    model: Annotated[ModelSpec, Resolved("A name in workloads/models, or a path: the draft model")] | None = None
+    quantization: str | None = None
+    draft_layers: PositiveInt | None = None
+    prompt_lookup_max: PositiveInt | None = None
+    prompt_lookup_min: PositiveInt | None = None
+    tree: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1)
+    lookahead: Lookahead | None = None
+    adaptive: bool = False
+    disable_by_batch_size: PositiveInt | None = None
+    pipelined: bool = False
+    acceptance: Acceptance | None = None
+
+    @model_validator(mode="after")
+    def _method_has_its_fields(self) -> "SpeculativeConfig":
+        for name, methods, is_needed in _OWN_FIELDS:
+            is_given = bool(getattr(self, name))
+            if is_given and self.method not in methods:
+                raise ValueError(f"found {name} with method={self.method}; it belongs to {', '.join(methods)}")
+            if is_needed and not is_given and self.method in methods:
+                raise ValueError(f"found no {name} with method={self.method}, which needs it")
+        if self.method == "self_quantized" and self.quantization is None:
+            raise ValueError("found no quantization with method=self_quantized, which needs it, as in w4a16")
+        if (self.prompt_lookup_min or 1) > (self.prompt_lookup_max or 5):
+            raise ValueError(
+                f"found prompt_lookup_min={self.prompt_lookup_min} above prompt_lookup_max="
+                f"{self.prompt_lookup_max or 5}; lower the first or raise the second"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_one_depth(self) -> "SpeculativeConfig":
+        shape = len(self.tree) if self.tree else self.lookahead.ngram - 1 if self.lookahead else None
+        given = self.num_speculative_tokens
+        if shape is None and given is None:
+            raise ValueError("found no num_speculative_tokens; give the number of tokens to draft, as in 4")
+        if None not in (shape, given) and shape != given:
+            of = f"a tree of {shape} levels" if self.tree else f"n-grams that give {shape}"
+            raise ValueError(f"found num_speculative_tokens={given} beside {of}; leave one of them out")
+        if self.nodes_by_depth[-1] > _MOST_NODES:
+            raise ValueError(
+                f"found {self.nodes_by_depth[-1]} tokens to verify at once for each sequence, allowed {_MOST_NODES}; "
+                f"narrow the tree"
+            )
+        if self.pipelined and self.tree:
+            raise ValueError("found pipelined with a tree, whose next round has no single place to start; use a chain")
+        return self
+
+    @model_validator(mode="after")
+    def _acceptance_has_ranks_for_a_tree_only(self) -> "SpeculativeConfig":
+        ranks = self.acceptance.per_rank if self.acceptance is not None else None
+        if ranks is None:
+            return self
+        if self.tree is None and self.lookahead is None:
+            raise ValueError("found acceptance.per_rank without a tree; give per_position, or the tree")
+        for depth, width in enumerate(self.tree or (), 1):
+            row = ranks[min(depth, len(ranks)) - 1]
+            if len(row) < width:
+                raise ValueError(
+                    f"acceptance.per_rank has {len(row)} candidates at depth {depth}, where the tree has {width}; "
+                    f"give as many"
+                )
+        return self
+
+    @property
+    def depth(self) -> int:
+        """How many drafted tokens a step can bring at most."""
+        if self.tree is not None:
+            return len(self.tree)
+        if self.lookahead is not None:
+            return self.lookahead.ngram - 1
+        assert self.num_speculative_tokens is not None
+        return self.num_speculative_tokens
+
+    @cached_property
+    def nodes_by_depth(self) -> tuple[int, ...]:
+        """Tokens verified beside a sequence's newest one when it drafts 0, 1, 2 ... deep.
+
+        A chain has one per depth, a tree all nodes down to there. Lookahead always runs all its (W + G) (N - 1) tokens,
+        the newest one among them.
+        """
+        if self.lookahead is not None:
+            all_of_it = (self.lookahead.window + self.lookahead.guesses) * self.depth - 1
+            return (0, *(all_of_it for _ in range(self.depth)))
+        widths = self.tree or (1,) * self.depth
+        return tuple(accumulate((prod(widths[: i + 1]) for i in range(len(widths))), initial=0))
+
+    def expected_tokens(self, depth: int | None = None, rates: Sequence[float] | None = None) -> float:
+        """Tokens that a step brings a sequence on average, 1 included, drafting so deep (all the way unless given).
+
+        rates: acceptance by depth; by default what `acceptance`, which must be given, says
+
+        Leviathan et al. 2023 (eq. 1) for a rate a: (1 - a^(k+1)) / (1 - a); for trees 1 plus the sum over nodes of the
+        products of acceptances on the path, as in Medusa (Cai et al. 2024).
+
+        Pipelined, a step has a draft to verify if all was right in the one before, the guess of the model's own token
+        included; else it brings one token. With probability p = p a_1 ... a_(k+1) + (1 - p) a_1 it has one.
+        """
+        if rates is None:
+            assert self.acceptance is not None
+            rates = self.acceptance.rates(self.depth, self.tree)
+        depth = self.depth if depth is None else depth
+        tokens = 1 + sum(prod(rates[: i + 1]) for i in range(depth))
+        if not self.pipelined or not depth:
+            return tokens
+        stays = prod(rates[:depth]) * rates[min(depth, len(rates) - 1)]
+        has_draft = rates[0] / (1 + rates[0] - stays)
+        return has_draft * tokens + 1 - has_draft

@@ -1,0 +1,190 @@
+"""Links of a device, networks between nodes by name (hardware_specs/networks), and what a scenario says of either."""
+
+__all__ = [
+    "DEFAULT_NETWORK",
+    "GivenLink",
+    "Link",
+    "LinkedDevice",
+    "NetworkFile",
+    "NetworkSpec",
+    "find_network",
+    "list_networks",
+    "load_network",
+]
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, Protocol
+
+from pydantic import Field, PositiveInt
+
+from perfmodel.errors import SpecError
+from perfmodel.files.base import Spec
+from perfmodel.files.catalog import find_file, list_names
+from perfmodel.files.units import BytesPerSecond, Seconds
+from perfmodel.files.validation import parse
+from perfmodel.files.yaml_loader import load_yaml
+
+
+class Link(Spec):
+    """A connection to other devices or to the host; bandwidth is one way, per device."""
+
+    name: str  # nvlink | pcie | infinity_fabric | ici | scale_out ...
+    bandwidth_bytes_per_s: BytesPerSecond = Field(gt=0)
+    direction: Literal["one_way"] = "one_way"
+    latency_s: Seconds = Field(default=0.0, ge=0)
+    topology: str | None = None
+
+    @property
+    def has_switch(self) -> bool:
+        """Whether devices talk through a switch of the fabric's own, as their file's `topology` says."""
+        return "switch" in (self.topology or "").lower()
+
+
+class LinkedDevice(Protocol):
+    """What links and networks ask of a device.
+
+    max_devices:      that its scale-up link can join; devices_per_node: that it does join
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def links(self) -> tuple[Link, ...]: ...
+
+    @property
+    def max_devices(self) -> int: ...
+
+    @property
+    def devices_per_node(self) -> int: ...
+
+    @property
+    def scale_up_link(self) -> Link | None: ...
+
+    def link(self, name: str) -> Link | None:
+        """The link called `name`, or None."""
+        ...
+
+
+class NetworkFile(Spec):
+    """What a vendor or a standard says of a network, and where.
+
+    bandwidth_bytes_per_s: one way, of one port: the line rate
+    latency_s:             of one hop of a collective: from device to device, with what the library does in between
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    source: str
+    bandwidth_bytes_per_s: BytesPerSecond = Field(gt=0)
+    latency_s: Seconds = Field(ge=0)
+    latency_source: str
+
+    @property
+    def link(self) -> Link:
+        """One port, as a link."""
+        return Link(name=self.name, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s, latency_s=self.latency_s)
+
+
+def load_network(name_or_path: str | Path) -> NetworkFile:
+    """The network of a file by name, alias or path. Raises SpecError for one that is missing or malformed."""
+    file = find_file("networks", name_or_path)
+    return _read(file, file.stat().st_mtime_ns)
+
+
+def find_network(name: str) -> Link | None:
+    """One port of the network called so, or None."""
+    try:
+        file = find_file("networks", name)
+    except SpecError:
+        return None
+    return _read(file, file.stat().st_mtime_ns).link
+
+
+def list_networks() -> list[str]:
+    """Names of the networks in hardware_specs/networks, sorted."""
+    return list_names("networks")
+
+
+@lru_cache(maxsize=64)
+def _read(file: Path, _written_at: int) -> NetworkFile:
+    loaded = load_yaml(file)
+    return parse(NetworkFile, loaded.data, loaded.positions)
+
+
+class GivenLink(Spec):
+    """A link of the hardware file, the scale-up link unless given, or a network of hardware_specs/networks; another
+    name needs a bandwidth.
+
+    bandwidth_bytes_per_s: one way, per device; the hardware file's unless given
+    latency_s:             from request to first byte; the link's own unless given
+    """
+
+    link: str | None = None
+    bandwidth_bytes_per_s: BytesPerSecond | None = Field(default=None, gt=0)
+    latency_s: Seconds | None = Field(default=None, ge=0)
+
+    def link_of(self, hardware: LinkedDevice) -> Link:
+        """The link as a device of `hardware` has it. Raises ValueError for one that nobody describes."""
+        declared = hardware.scale_up_link if self.link is None else hardware.link(self.link) or find_network(self.link)
+        if declared is None and self.bandwidth_bytes_per_s is None:
+            known = ", ".join(link.name for link in hardware.links) or "none"
+            raise ValueError(
+                f"{hardware.name} has no link {self.link or 'at all'} (its links: {known}), and no network is "
+                f"called so ({', '.join(list_names('networks'))}); name one of them, or give bandwidth_bytes_per_s"
+            )
+        given = {
+            "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
+            "latency_s": self.latency_s,
+        }
+        update = {name: value for name, value in given.items() if value is not None}
+        if declared is not None:
+            return declared.model_copy(update=update)
+        return Link.model_validate({"name": self.link or "link", **update})
+
+
+DEFAULT_NETWORK = "infiniband-ndr"  # assumed if nothing is said: what a DGX H100, H200 or B200 has, a port per GPU
+_SCALE_OUT = "scale_out"  # the name of a link between nodes in a hardware file
+_LATENCY_S = 5e-6  # of a network that nobody gave one for: that of the files with RDMA
+
+
+class NetworkSpec(GivenLink):
+    """The network between nodes, and the nodes.
+
+    link:                  of hardware_specs/networks, or a name of one's own with a bandwidth; unless given the
+                           hardware file's `scale_out` link, or DEFAULT_NETWORK
+    latency_s:             of one hop of a collective, 5 us where neither a file nor a scenario says
+    bandwidth_bytes_per_s: one way, of one network card (port)
+    devices_per_node:      of those that the scale-up link can join, which is all unless given
+    nics_per_node:         network cards of a node, which its devices share evenly; one for each device unless given
+    """
+
+    devices_per_node: PositiveInt | None = None
+    nics_per_node: PositiveInt | None = None
+
+    def is_assumed(self, hardware: LinkedDevice) -> bool:
+        """Whether nobody said what joins nodes of `hardware`."""
+        is_given = self.link is not None or self.bandwidth_bytes_per_s is not None
+        return not is_given and hardware.link(_SCALE_OUT) is None
+
+    def share_of(self, hardware: LinkedDevice) -> Link:
+        """The network as one device of `hardware` has it, when all of its node talk. Raises ValueError for a link
+        that nobody describes."""
+        most = hardware.max_devices
+        if self.devices_per_node is not None and self.devices_per_node > most:
+            raise ValueError(
+                f"found devices_per_node={self.devices_per_node}; the scale-up link of {hardware.name} joins {most} at "
+                f"most (max_devices in its file), give that or fewer"
+            )
+        name = self.link or ("network" if self.bandwidth_bytes_per_s is not None else _SCALE_OUT)
+        port = self.model_copy(update={"link": DEFAULT_NETWORK if self.is_assumed(hardware) else name}).link_of(
+            hardware
+        )
+        update: dict[str, float] = {}
+        if self.latency_s is None and not port.latency_s:
+            update["latency_s"] = _LATENCY_S
+        if self.nics_per_node is not None:
+            share = self.nics_per_node / hardware.devices_per_node
+            update["bandwidth_bytes_per_s"] = share * port.bandwidth_bytes_per_s
+        return port.model_copy(update=update) if update else port

@@ -1,0 +1,121 @@
+"""Cards: found by every name people use, equal to the config.json they were taken from."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from perfmodel.errors import SpecError
+from perfmodel.files.catalog import data_dir
+from perfmodel.models import Attention, ModelSpec, MoEFFN, list_models, load_config, load_model
+from perfmodel.models.cards import load_card
+
+CONFIGS = Path(__file__).resolve().parents[5] / "shared" / "model_configs"
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("meta-llama/Llama-3.1-70B-Instruct", "llama-3.1-70b"),
+        ("meta-llama/Meta-Llama-3.1-8B", "llama-3.1-8b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("Llama-2-7b-hf", "llama-2-7b"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("QWEN3-32B", "qwen3-32b"),
+        ("zhipuai/GLM-5", "glm-5"),
+        ("nvidia/DeepSeek-V3.1-NVFP4", "deepseek-v3.1-nvfp4"),
+        ("LLaMA v3.1 405B", "llama-3.1-405b"),
+        ("codellama/CodeLlama-34b-Instruct-hf", "codellama-34b"),
+        ("openai/gpt-oss-120b", "gpt-oss-120b"),
+    ],
+)
+def test_aliases_lead_to_the_card(said: str, name: str) -> None:
+    assert load_model(said).name == name
+
+
+def test_every_card_is_called_as_its_file_and_no_alias_is_taken_twice() -> None:
+    seen: dict[str, str] = {}
+    for name in list_models():
+        card = load_card(data_dir("models") / f"{name}.yaml")
+        assert card.name == name
+        assert name == name.lower()
+        for alias in {alias.lower() for alias in card.aliases} | {name}:
+            assert seen.setdefault(alias, name) == name, f"{alias} means {seen[alias]} and {name}"
+
+
+def test_an_unknown_name_offers_the_nearest() -> None:
+    with pytest.raises(SpecError, match=r"llama-3\.1-8b"):
+        load_model("llama-3.1-8bb")
+
+
+def test_a_card_with_a_misspelt_key_says_file_line_and_field(tmp_path: Path) -> None:
+    card = tmp_path / "mine.yaml"
+    card.write_text("name: mine\nsource: me\nsamplng: greedy\nconfig: {model_type: llama}\n")
+    with pytest.raises(SpecError, match=r"mine\.yaml:3: samplng: unknown key 'samplng'.*sampling"):
+        load_model(card)
+
+
+def test_a_card_without_a_size_says_which_field_is_missing(tmp_path: Path) -> None:
+    card = tmp_path / "mine.yaml"
+    card.write_text("name: mine\nsource: me\nconfig: {model_type: llama, vocab_size: 100, hidden_size: 64}\n")
+    with pytest.raises(SpecError, match=r"mine\.yaml: num_hidden_layers .* is missing"):
+        load_model(card)
+
+
+def test_a_card_at_a_path_loads_without_being_installed(tmp_path: Path) -> None:
+    card = tmp_path / "mine.yaml"
+    original = (data_dir("models") / "tiny-llama.yaml").read_text()
+    card.write_text(original.replace("name: tiny-llama", "name: mine"))
+    assert load_model(card).layers == load_model("tiny-llama").layers
+    card.write_text(original.replace("num_hidden_layers: 8", "num_hidden_layers: 4"))
+    assert load_model(card).num_layers == 4  # a changed file is read again
+
+
+def test_the_small_models_that_a_cpu_executes() -> None:
+    llama, moe, swa = (load_model(name) for name in ("tiny-llama", "tiny-moe", "tiny-swa"))
+    assert (llama.num_layers, llama.hidden_size, llama.vocab_size) == (8, 512, 8192)
+    ffn = moe.layers[0][0].ffn
+    assert isinstance(ffn, MoEFFN)
+    assert (ffn.num_experts, ffn.top_k, ffn.intermediate_size) == (8, 2, 704)
+    assert swa.attention_spans == (256,)
+    windows = [layer.mixer.window for layer in swa.iter_layers() if isinstance(layer.mixer, Attention)]
+    assert windows == [256, None] * 4
+
+
+def test_loading_a_card_is_cheap() -> None:
+    """Far below 10 ms each; the limit leaves room for a machine ten times slower."""
+    load_model("tiny-llama")
+    names = list_models()
+    start = time.process_time()
+    for name in names:
+        load_model(name)
+    assert (time.process_time() - start) / len(names) < 0.010
+
+
+@pytest.mark.skipif(not CONFIGS.is_dir(), reason="the original config.json files are not beside this checkout")
+def test_every_config_has_a_card_with_the_same_architecture() -> None:
+    for path in sorted(CONFIGS.glob("*.json")):
+        from_file = load_config(path)
+        card = load_model(path.stem.replace("--", "/"))
+        config = json.loads(path.read_text())
+        assert card.layers == from_file.layers, path.name
+        for name in ("hidden_size", "vocab_size", "max_position_embeddings", "tie_word_embeddings", "dtype"):
+            assert getattr(card, name) == getattr(from_file, name), f"{path.name}: {name}"
+        if _is_whole(config) and "quantization_config" in config:
+            assert card.quantization == from_file.quantization, path.name
+
+
+def _is_whole(config: object) -> bool:
+    """Whether the file's list of unquantized modules was not shortened."""
+    return "more entries dropped" not in json.dumps(config)
+
+
+def test_sampling_follows_the_generation_config() -> None:
+    def sampling(name: str) -> str:
+        model: ModelSpec = load_model(name)
+        return model.sampling
+
+    assert {sampling(n) for n in ("llama-3.1-8b", "llama-2-7b", "qwen3-14b", "llama-4-scout-fp8")} == {"top_p"}
+    assert {sampling(n) for n in ("codellama-34b", "mixtral-8x7b", "mistral-nemo")} == {"greedy"}

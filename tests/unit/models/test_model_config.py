@@ -1,0 +1,334 @@
+"""config.json: old and new field names, patterns of layers, and one sentence for what cannot be read."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.errors import SpecError
+from perfmodel.files.catalog import data_dir
+from perfmodel.models import (
+    Attention,
+    DenseFFN,
+    GatedDeltaNet,
+    LatentAttention,
+    Layer,
+    Mamba,
+    MoEFFN,
+    count_parameters,
+    load_config,
+    load_model,
+    model_from_config,
+    weight_bytes,
+)
+from perfmodel.models.cards import load_card
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "rope_theta": 500000.0,
+}
+
+
+def card_config(name: str) -> dict[str, Any]:
+    return copy.deepcopy(load_card(data_dir("models") / f"{name}.yaml").config)
+
+
+def layers(config: dict[str, Any], **changes: Any) -> list[Layer]:
+    return list(model_from_config(config | changes, "x").iter_layers())
+
+
+def test_old_and_new_field_names_mean_the_same() -> None:
+    new = {key: value for key, value in LLAMA.items() if key not in ("torch_dtype", "rope_theta")}
+    new |= {"dtype": "bfloat16", "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}, "head_dim": None}
+    assert model_from_config(new, "x") == model_from_config(LLAMA, "x")
+
+
+def test_the_number_of_experts_has_three_names() -> None:
+    config = card_config("qwen3-30b-a3b")
+    count = config.pop("num_experts")
+    models = {
+        model_from_config(config | {name: count}, "x")
+        for name in ("num_experts", "num_local_experts", "n_routed_experts")
+    }
+    assert len(models) == 1
+
+
+def test_a_nested_text_part_is_the_model() -> None:
+    text = {key: value for key, value in LLAMA.items() if key != "tie_word_embeddings"}
+    nested = {"model_type": "some_vl", "text_config": text, "tie_word_embeddings": True, "vision_config": {"depth": 2}}
+    assert model_from_config(nested, "x") == model_from_config(LLAMA | {"tie_word_embeddings": True}, "x")
+
+
+def test_unknown_model_types_and_fields_load() -> None:
+    strange = LLAMA | {"model_type": "brand-new", "flux_capacitor": {"gigawatts": 1.21}, "id2label": {"0": "x"}}
+    assert layers(strange) == layers(LLAMA)
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size"])
+def test_a_missing_field_is_one_sentence(name: str) -> None:
+    config = {key: value for key, value in LLAMA.items() if key != name}
+    with pytest.raises(SpecError, match=rf"^some/config\.json: {name}.* is missing[^\n]*\.$"):
+        model_from_config(config, "x", source="some/config.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": "wide"}, "hidden_size: found 'wide', expected a whole number"),
+        ({"num_hidden_layers": -3}, "num_hidden_layers: found -3"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads: found 5, which does not divide"),
+        ({"num_attention_heads": 33}, "head_dim is missing"),
+        ({"torch_dtype": "float17"}, "dtype: found 'float17'"),
+        ({"layer_types": ["full_attention"] * 3}, "layer_types has 3 entries, but num_hidden_layers is 32"),
+        ({"layer_types": ["conv"] * 32}, "layer_types: found 'conv', which is not modelled"),
+        ({"num_local_experts": 8}, "num_experts_per_tok or .* is missing"),
+        ({"num_local_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok: found 9, but there are 8"),
+        ({"hybrid_override_pattern": "MX"}, "hybrid_override_pattern: found 'MX'"),
+        ({"block_configs": [{"attention": {}}]}, "block_configs: found"),
+        ({"linear_attn_config": {"kda_layers": [1]}}, "linear_attn_config: Kimi delta attention is not modelled"),
+        ({"quantization_config": {"quant_method": "abacus"}}, "quant_method: found 'abacus'"),
+        ({"tie_word_embeddings": "maybe"}, "tie_word_embeddings: found 'maybe'"),
+    ],
+)
+def test_a_wrong_value_is_one_sentence(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        model_from_config(LLAMA | changes, "x")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "t5", "is_encoder_decoder": True, "d_model": 512, "vocab_size": 32128, "num_layers": 6},
+        {"model_type": "bert", "hidden_size": 768, "vocab_size": 30522, "num_hidden_layers": 12},
+        {"model_type": "roberta", "architectures": ["RobertaForMaskedLM"], "vocab_size": 50265},
+        {"model_type": "clip", "text_config": {"model_type": "clip_text_model", "vocab_size": 49408}},
+        {"model_type": "dinov2", "hidden_size": 768, "num_hidden_layers": 12, "patch_size": 14},
+        {"model_type": "whisper", "is_encoder_decoder": True, "vocab_size": 51865},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_models_that_are_no_text_decoders_are_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match=r"decoder|text model"):
+        model_from_config(config, "x")
+
+
+def test_files_that_are_no_config_are_one_sentence(tmp_path: Path) -> None:
+    broken = tmp_path / "config.json"
+    broken.write_text("{")
+    with pytest.raises(SpecError, match="not valid JSON"):
+        load_model(broken)
+    broken.write_text("[1, 2]")
+    with pytest.raises(SpecError, match="expected a JSON object"):
+        load_model(tmp_path)
+    with pytest.raises(SpecError):
+        load_config(tmp_path / "absent.json")
+
+
+def test_a_folder_with_a_config_is_called_as_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "My-Llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    assert load_model(folder).name == "my-llama"
+    assert load_model(str(folder)).layers == load_model("llama-3.1-8b").layers
+
+
+def test_modelopt_settings_in_their_own_file_count(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    settings = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(settings))
+    quantization = load_model(tmp_path).quantization
+    assert (quantization.weights, quantization.activations, quantization.kv_cache) == ("fp8", "fp8", "fp8")
+
+
+VARIED = (
+    "llama-4-scout-fp8",
+    "deepseek-v3.2-nvfp4",
+    "gpt-oss-20b",
+    "qwen3.5-35b-a3b",
+    "mimo-v2-flash",
+    "minimax-m2.5",
+    "nemotron-3-nano-30b-a3b",
+    "nemotron-super-49b",
+    "kimi-k2.5",
+    "falcon-180b",
+    "gpt-j-6b",
+)
+STRANGE = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**30), 10**30),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.one_of(st.none(), st.integers(-2, 2), st.text(max_size=3)), max_size=4),
+    st.dictionaries(st.text(max_size=3), st.integers(-2, 2), max_size=2),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(VARIED), st.data())
+def test_any_value_in_any_field_loads_or_is_one_sentence(name: str, data: st.DataObject) -> None:
+    config = card_config(name)
+    block = config
+    if "quantization_config" in config and data.draw(st.booleans()):
+        block = config["quantization_config"]
+    block[data.draw(st.sampled_from(sorted(block)))] = data.draw(STRANGE)
+    try:
+        model = model_from_config(config, "x")
+    except SpecError as error:
+        assert "\n" not in str(error).strip()  # noqa: PT017
+    else:
+        assert count_parameters(model).total > 0
+        assert all(size >= 0 for size in weight_bytes(model).values())
+
+
+# How the layers of each family are told apart.
+
+
+def mixer_of(layer: Layer) -> Attention:
+    assert isinstance(layer.mixer, Attention)
+    return layer.mixer
+
+
+def test_deepseek_has_dense_layers_first_and_no_prediction_layer() -> None:
+    config = card_config("deepseek-v3") | {"head_dim": 64}  # some files state the rotary part as head_dim
+    found = layers(config)
+    assert len(found) == 61
+    assert [isinstance(layer.ffn, DenseFFN) for layer in found[:4]] == [True, True, True, False]
+    mixer, moe = found[3].mixer, found[3].ffn
+    assert isinstance(mixer, LatentAttention)
+    assert (mixer.kv_lora_rank, mixer.qk_rope_head_dim, mixer.indexer) == (512, 64, None)
+    assert isinstance(moe, MoEFFN)
+    assert (moe.shared_intermediate_size, moe.num_groups, moe.top_k_groups) == (2048, 8, 4)
+
+
+def test_deepseek_v3_2_has_an_indexer() -> None:
+    mixer = load_model("deepseek-v3.2").layers[0][0].mixer
+    assert isinstance(mixer, LatentAttention)
+    assert mixer.indexer is not None
+    assert mixer.indexer.top_k == 2048
+
+
+def test_gpt_oss_alternates_windows_and_has_sinks_and_biases() -> None:
+    config = card_config("gpt-oss-20b")
+    written = layers(config)
+    del config["layer_types"]
+    assert layers(config) == written  # the class's default pattern
+    assert [mixer_of(layer).window for layer in written[:3]] == [128, None, 128]
+    assert mixer_of(written[0]).sinks
+    assert mixer_of(written[0]).out_bias
+    moe = written[0].ffn
+    assert isinstance(moe, MoEFFN)
+    assert moe.bias
+    assert moe.router_bias
+
+
+def test_llama_4_has_chunks_but_for_every_fourth_layer_and_a_shared_expert() -> None:
+    found = list(load_model("llama-4-maverick").iter_layers())
+    assert [mixer_of(layer).chunk for layer in found[:4]] == [8192, 8192, 8192, None]
+    assert [mixer_of(layer).use_rope for layer in found[:4]] == [True, True, True, False]
+    dense, moe = found[0].ffn, found[1].ffn
+    assert isinstance(dense, DenseFFN)
+    assert dense.intermediate_size == 16384
+    assert isinstance(moe, MoEFFN)
+    assert (moe.top_k, moe.shared_intermediate_size, moe.shared_gate) == (1, 8192, False)
+    written = card_config("llama-4-maverick") | {"no_rope_layers": [1, 1, 1, 0] * 12}
+    assert layers(written) == found
+
+
+def test_mimo_v2_has_other_heads_in_its_sliding_layers() -> None:
+    found = list(load_model("mimo-v2-flash").iter_layers())
+    full, sliding = mixer_of(found[0]), mixer_of(found[1])
+    assert (full.window, full.num_kv_heads, full.head_dim, full.v_head_dim, full.sinks) == (None, 4, 192, 128, False)
+    assert (sliding.window, sliding.num_kv_heads, sliding.sinks) == (128, 8, True)
+    assert isinstance(found[0].ffn, DenseFFN)
+    assert isinstance(found[1].ffn, MoEFFN)
+
+
+def test_qwen_3_5_mixes_delta_nets_and_gated_attention() -> None:
+    config = card_config("qwen3.5-35b-a3b")
+    found = layers(config)
+    assert [isinstance(layer.mixer, GatedDeltaNet) for layer in found[:4]] == [True, True, True, False]
+    assert mixer_of(found[3]).output_gate
+    moe = found[0].ffn
+    assert isinstance(moe, MoEFFN)
+    assert moe.shared_gate
+    kinds = ["linear_attention"] * 3 + ["full_attention"]
+    del config["full_attention_interval"]
+    assert layers(config, layer_types=kinds * 10) == found
+
+
+def test_nemotron_h_layers_hold_one_block_each() -> None:
+    found = list(load_model("nemotron-3-super-120b-a12b-fp8").iter_layers())
+    assert len(found) == 88
+    assert isinstance(found[0].mixer, Mamba)
+    assert found[0].ffn is None
+    assert found[1].mixer is None
+    moe = found[1].ffn
+    assert isinstance(moe, MoEFFN)
+    assert (moe.latent_size, moe.gated, moe.top_k) == (1024, False, 22)
+    assert isinstance(found[7].mixer, Attention)
+
+
+def test_nemotron_nas_blocks_may_lack_attention_and_round_their_width() -> None:
+    """ffn_mult 5.25: int(2 * 5.25 * 8192 / 3) = 28672 = 112 * 256; 1.3125: 7168 = 28 * 256; 0.5: 2730 -> 2816."""
+    found = list(load_model("nemotron-super-49b").iter_layers())
+    assert sum(layer.mixer is None for layer in found) == 31
+    widths = {layer.ffn.intermediate_size for layer in found if isinstance(layer.ffn, DenseFFN)}
+    assert {28672, 7168, 2816} <= widths
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"model_type": "mistral", "sliding_window": 4096}, [4096] * 4),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, [None] * 4),
+        (
+            {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 2},
+            [None, None, 4096, 4096],
+        ),
+        ({"sliding_window": 1 << 20}, [None] * 4),  # wider than the context: no limit
+        ({"model_type": "gemma2", "sliding_window": 4096}, [4096, None, 4096, None]),
+        ({"sliding_window": 64, "sliding_window_pattern": 4}, [64, 64, 64, None]),
+    ],
+)
+def test_which_layers_slide(changes: dict[str, Any], windows: list[int | None]) -> None:
+    found = layers(LLAMA, **{"num_hidden_layers": 4, **changes})
+    assert [mixer_of(layer).window for layer in found] == windows
+
+
+# Field names of transformers 4 and 5, and of configs on the hub.
+@pytest.mark.parametrize(
+    ("fields", "theta", "scaling"),
+    [
+        ({}, 500000.0, None),
+        ({"rope_scaling": None}, 500000.0, None),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 500000.0, "llama3"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 500000.0, "yarn"),
+        ({"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}, 1e6, None),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, 500000.0, "per layer"),
+        ({"partial_rotary_factor": 0.5}, 500000.0, "partial"),
+    ],
+)
+def test_rotary_frequencies_by_any_names(fields: dict[str, Any], theta: float, scaling: str | None) -> None:
+    model = model_from_config(LLAMA | fields, "x")
+    assert (model.rope_theta, model.rope_scaling) == (theta, scaling)
+
+
+@pytest.mark.parametrize("name", ["rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"])
+def test_the_epsilon_of_norms_by_any_name(name: str) -> None:
+    assert model_from_config(LLAMA | {name: 1e-5}, "x").norm_eps == 1e-5
+    assert model_from_config(LLAMA, "x").norm_eps == 1e-6  # LlamaConfig's own
