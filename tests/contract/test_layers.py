@@ -5,7 +5,20 @@ import sys
 import pytest
 
 # Each room may import those before it, but for what stands beside it.
-ORDER = ("errors", "files", "models", "specs", "ops", "cost", "engine", "sim", "plan", "report", "calibrate", "validate")
+ORDER = (
+    "errors",
+    "files",
+    "models",
+    "specs",
+    "ops",
+    "cost",
+    "engine",
+    "sim",
+    "plan",
+    "report",
+    "calibrate",
+    "validate",
+)
 NOT_FOR = {
     "engine": {"files", "models", "specs", "ops", "cost"},
     "calibrate": {"plan", "report"},
