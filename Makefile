@@ -2,6 +2,7 @@
 #
 #   make demo    install, simulate Llama-3.1-8B on an A100, write the report
 #   make test    install what the tests need (torch for CPUs, triton) and run them all
+#   make test-deep   property tests on new examples, twenty times as many: what a night is for
 #   make check   ruff, its formatter, mypy --strict on both packages
 #   make bench   how fast the simulator is
 #
@@ -18,7 +19,7 @@ WORKERS ?= 2
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: demo test check bench clean
+.PHONY: demo test test-deep check bench clean
 
 demo: $(VENV)/.core
 	$(BIN)/perfmodel simulate llama-3.1-8b-a100 --out out/demo
@@ -27,6 +28,9 @@ demo: $(VENV)/.core
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) tests/interpreted
+
+test-deep: $(VENV)/.test
+	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n $(WORKERS) tests/property
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -52,7 +52,7 @@ def screen() -> None:
     from perfmodel.plan.screening.candidates import Base
     from perfmodel.plan.screening.screen import Screen
     from perfmodel.plan.screening.space import enumerate_space
-    from perfmodel.specs.plan import PlanSpec
+    from perfmodel.plan.spec import PlanSpec
 
     imported = time.process_time()
     base, spec = Base("llama-3.1-70b-h100-tp4"), PlanSpec.model_validate({"space": SPACE})

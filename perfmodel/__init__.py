@@ -36,6 +36,8 @@ __all__ = [
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import DoesNotFitError, MissingExtraError, PerfmodelError, SpecError, WorkloadError
+from perfmodel.files.blocks import register_block
+from perfmodel.version import __version__
 
 if TYPE_CHECKING:
     from perfmodel.api import Plan, Result, make_plan, simulate, sweep, whatif
@@ -44,7 +46,11 @@ if TYPE_CHECKING:
     from perfmodel.sim import RunResult
     from perfmodel.specs import Scenario, load_hardware, load_model, load_scenario
 
-__version__ = "0.1.0"
+# Blocks of files that rooms above `specs` answer.
+register_block("plan", "perfmodel.plan.spec:PlanSpec")
+register_block("study", "perfmodel.plan.studies.spec:Study")
+register_block("published", "perfmodel.validate.published.spec:Published", "perfmodel.validate.published.spec:complete")
+register_block("technique", "perfmodel.validate.techniques.spec:Technique")
 
 _HOMES = {
     "Plan": "perfmodel.api",

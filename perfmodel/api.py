@@ -37,9 +37,8 @@ from perfmodel.report.whatifs.written import WhatIfReport
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
-from perfmodel.specs.overrides import parse_override
+from perfmodel.specs.overrides import as_overrides, parse_override
 from perfmodel.specs.scenario import Scenario
-from perfmodel.specs.study_file import as_overrides
 
 Overrides = Mapping[str, Any] | Sequence[str]
 Progress = Callable[[int, int | None], None]

@@ -1,6 +1,31 @@
-"""Shared by all tests: the helper modules beside this file can be imported by name."""
+"""Shared by all tests: the helper modules beside this file can be imported by name, and how far hypothesis looks.
 
+Usually it tries the same examples in every run, so that what passed once passes again. The profile `deep`
+(`HYPOTHESIS_PROFILE=deep`, `make test-deep`) draws new ones, HYPOTHESIS_DEPTH times as many (20) as each test asks for.
+"""
+
+import os
 import sys
 from pathlib import Path
 
+import pytest
+from hypothesis import HealthCheck, settings
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+_IS_DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
+_DEPTH = int(os.environ.get("HYPOTHESIS_DEPTH", "20"))
+
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("deep", max_examples=100 * _DEPTH, deadline=None, suppress_health_check=list(HealthCheck))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What a test asks for by itself overrides its profile, so that is multiplied, too."""
+    name = "_hypothesis_internal_use_settings"
+    tests = {item.obj for item in items if isinstance(item, pytest.Function) and hasattr(item.obj, name)}
+    for test in tests if _IS_DEEP else ():
+        own: settings = getattr(test, name)
+        if own.max_examples != 100 * _DEPTH:  # the profile's own
+            setattr(test, name, settings(own, max_examples=own.max_examples * _DEPTH, deadline=None))

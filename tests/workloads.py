@@ -171,7 +171,9 @@ def serve_stepwise(
         now, served.busy = now + step, served.busy + step
         while coming and coming[0].arrival <= now:
             loop.add(coming.pop(0))
-        served.requests += loop.finish_step(plan, now - step, now, judged(case, plan))[0]
+        finished, record = loop.finish_step(plan, now - step, now, judged(case, plan))
+        served.requests += finished
+        served.records.append(record)
         after_step(loop, plan)
     served.end = now
     assert loop.scheduler.blocks.num_free == case.num_blocks

@@ -25,7 +25,7 @@ from perfmodel.sim.replica.acceptance import SimulatedAcceptance
 from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.specs.engine.speculation import Acceptance
 from perfmodel.specs.scenario import Scenario
-from perfmodel.validate.executor import ExecutorComparison, ShadowedBackend, StepPair, report_executor
+from perfmodel.validate.executed.compare import ExecutorComparison, ShadowedBackend, StepPair, report_executor
 from perfmodel.validate.report import ValidationReport
 from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.device import DeviceClock, device_name, find_device, memory_as_a_sentence

@@ -12,8 +12,8 @@ from perfmodel.plan.sweeps.metrics import run_metric
 from perfmodel.sim import simulate
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.scenario import Scenario
-from perfmodel.validate.executor import StepPair
-from perfmodel.validate.technique_runs import Sides, TechniqueRun
+from perfmodel.validate.executed.compare import StepPair
+from perfmodel.validate.techniques.runs import Sides, TechniqueRun
 from perfmodel_executors.measure.calibrate import (
     ENGINE,
     ServedModel,

@@ -63,7 +63,7 @@ app.command()(guarded(schema))
 @app.callback(invoke_without_command=True)
 def _top(version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
     if version:
-        from perfmodel import __version__
+        from perfmodel.version import __version__
 
         typer.echo(f"perfmodel {__version__}")
         raise typer.Exit

@@ -79,7 +79,7 @@ def calibrate(
         named = engine or ("perfmodel" if (measurements / "suite.json").is_file() else "vllm")
         _fit_recorded(measurements, named, generation, out, as_json)
         return
-    from perfmodel.validate.executor_bridge import calibrate_cpu
+    from perfmodel.validate.executed.bridge import calibrate_cpu
 
     with progress_bar("measuring") as progress:
         calibration, path = calibrate_cpu(models=model, out=out, progress=progress)

@@ -35,7 +35,7 @@ def execute(
     time, so queueing replays as if the machine did nothing else.
     """
     loaded = load(scenario, overrides, seed)
-    from perfmodel.validate.executor_bridge import execute_scenario
+    from perfmodel.validate.executed.bridge import execute_scenario
 
     run_to_folder(
         "executing",

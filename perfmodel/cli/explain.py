@@ -150,7 +150,7 @@ def _explain_run(scenario: "Scenario", as_json: bool) -> None:
 
 def _explain_occupancy(scenario: "Scenario", report: "StepReport", as_json: bool) -> None:
     from perfmodel.report.runs.occupancy_table import occupancy_table
-    from perfmodel.validate.executor_bridge import explain_occupancy
+    from perfmodel.validate.executed.bridge import explain_occupancy
 
     with progress_bar("compiling") as progress:
         rows = explain_occupancy(scenario, report.shape, progress)

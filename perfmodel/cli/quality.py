@@ -96,7 +96,7 @@ def quality(
     if bits is not None or out is not None or group_size is not None or blocks:
         raise SpecError("--bits, --blocks, --group-size and --out belong to --sensitivity FORMAT; add it.")
     other = load(scenario, [*(overrides or ()), *against], seed) if against else None
-    from perfmodel.validate.executor_bridge import measure_quality
+    from perfmodel.validate.executed.bridge import measure_quality
 
     measured = measure_quality(loaded, other, text, chunk)
     if as_json:
@@ -117,7 +117,7 @@ def _sensitivity(
 ) -> None:
     if out is not None and bits is None:
         raise SpecError("--out writes the mix that --bits asks for; give a number of bits a weight.")
-    from perfmodel.validate.executor_bridge import measure_sensitivity
+    from perfmodel.validate.executed.bridge import measure_sensitivity
 
     with progress_bar("layers", enabled=not as_json) as progress:
         found = measure_sensitivity(scenario, method, group_size, bits, text, by_block, progress)

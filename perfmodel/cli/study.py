@@ -13,9 +13,9 @@ from perfmodel.cli.terminal import print_json, progress_bar, say, stdout
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
+    from perfmodel.plan.studies.file import StudyFile
     from perfmodel.plan.studies.study import Answers, StudyPoints
     from perfmodel.report.studies.written import StudyPart, StudyReport
-    from perfmodel.specs.study_file import StudyFile
 
 StudyName = Annotated[
     str, typer.Argument(metavar="STUDY", help="A study's name, or a path to a study file.", show_default=False)
@@ -52,10 +52,10 @@ def study(
     """
     if report_file is not None and report_file.suffix not in (".md", ".html"):
         raise SpecError(f"--report {report_file}: allowed a file ending in .md or .html.")
+    from perfmodel.plan.studies.file import load_study
     from perfmodel.plan.studies.study import executed_points, simulated_points
     from perfmodel.plan.studies.study import quick as quickened
     from perfmodel.report.studies.written import StudyReport, write_study
-    from perfmodel.specs.study_file import load_study
 
     file = load_study(name, overrides or ())
     if quality_model is not None:
@@ -82,7 +82,7 @@ def study(
 
 
 def _measure_quality(file: "StudyFile", model: str) -> None:
-    from perfmodel.validate.study_quality import measure_study_quality
+    from perfmodel.validate.executed.study_quality import measure_study_quality
 
     with progress_bar("measuring perplexity") as progress:
         written = measure_study_quality(file, model, progress)
@@ -106,7 +106,7 @@ def _executed(points: "StudyPoints") -> "StudyPart":
     from perfmodel.plan.studies.quality import with_quality
     from perfmodel.report.runs.facts import headline
     from perfmodel.report.studies.written import StudyPart
-    from perfmodel.validate.executed_study import execute_study
+    from perfmodel.validate.executed.study import execute_study
 
     scenario = points.check()
     with progress_bar("executing") as progress:

@@ -10,7 +10,7 @@ from perfmodel.cli.options import JsonFlag
 from perfmodel.cli.terminal import print_json, stdout
 
 if TYPE_CHECKING:
-    from perfmodel.validate.technique_status import TechniqueStatus
+    from perfmodel.validate.techniques.status import TechniqueStatus
 
 Family = Annotated[
     str | None,
@@ -24,7 +24,7 @@ def techniques(family: Family = None, as_json: JsonFlag = False) -> None:
     Figures are those of the committed reports: predicted over published in the median, simulated over executed speedup.
     A technique is validated within 25 %; what is farther off is shown as missed.
     """
-    from perfmodel.validate.technique_status import read_status
+    from perfmodel.validate.techniques.status import read_status
 
     rows = _of_family(read_status(), family)
     if as_json:

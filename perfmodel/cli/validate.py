@@ -15,7 +15,7 @@ from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
     from perfmodel.validate.report import ValidationReport
-    from perfmodel.validate.technique_journal import Journal
+    from perfmodel.validate.techniques.journal import Journal
 
 
 class Kind(StrEnum):
@@ -35,7 +35,7 @@ class Kind(StrEnum):
 _READERS = {
     Kind.operators: "perfmodel.validate.operators:validate_operators",
     Kind.per_request: "perfmodel.validate.per_request:validate_per_request",
-    Kind.published: "perfmodel.validate.published:validate_published",
+    Kind.published: "perfmodel.validate.published.compare:validate_published",
     Kind.serving: "perfmodel.validate.serving:validate_serving",
     Kind.steady_state: "perfmodel.validate.steady_state:validate_steady_state",
     Kind.throughput: "perfmodel.validate.throughput:validate_throughput",
@@ -103,7 +103,7 @@ def validate(
     shown = _subject(kind, path, measured)
     with progress_bar("validating") as progress:
         if measured is not None:
-            from perfmodel.validate.measured import validate_measured
+            from perfmodel.validate.executed.measured import validate_measured
 
             report = validate_measured(measured, progress)
         elif kind is Kind.executor:
@@ -148,20 +148,20 @@ def _executor(
     scenario: str, overrides: list[str] | None, seed: int | None, repeat: int, progress: Progress | None
 ) -> "ValidationReport":
     loaded = load(scenario, overrides, seed)
-    from perfmodel.validate.executor_bridge import validate_executor
+    from perfmodel.validate.executed.bridge import validate_executor
 
     return validate_executor(loaded, repeats=repeat, progress=progress)
 
 
 def _techniques(path: str, repeat: int, progress: Progress | None, report_file: Path | None) -> "ValidationReport":
-    from perfmodel.validate.techniques import validate_techniques
+    from perfmodel.validate.techniques.compare import validate_techniques
 
     return validate_techniques(path, repeat, progress, journal=_journal(report_file), judged=lambda row: say(str(row)))
 
 
 def _journal(report_file: Path | None) -> "Journal":
     """Beside the report: the pairs that are finished, for the same command to go on with where it was cut off."""
-    from perfmodel.validate.technique_journal import Journal
+    from perfmodel.validate.techniques.journal import Journal
 
     return Journal(report_file.with_suffix(".partial.jsonl") if report_file else None)
 

@@ -31,11 +31,12 @@ from perfmodel.models.architecture import (
     Mamba,
     Mixer,
     MoEFFN,
+    QuantizationSpec,
 )
 from perfmodel.models.formats.kv_cache import kv_surplus
 from perfmodel.models.formats.quantization import bytes_per_weight, kv_element_bytes
 from perfmodel.models.params import layer_parameters
-from perfmodel.models.spec import ModelSpec, QuantizationSpec
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.attention_prefill import SCORE_SUM_BYTES
 from perfmodel.ops.formats import linear_format
 from perfmodel.ops.linear_attention import linear_heads

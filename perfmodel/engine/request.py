@@ -112,7 +112,7 @@ class Request:
         self.block_ids: list[int] = []
         self.buffer_ids: list[int] = []
         self.admission = -1
-        self.last_step = -1  # index of the last plan that granted it tokens
+        self.last_step = -1  # index of the last plan that granted it an output token, -1 since it was preempted
         self.first_scheduled_at: int | None = None
         self.first_token_at: int | None = None
         self.first_token_batch = 0

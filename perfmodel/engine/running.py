@@ -173,10 +173,10 @@ class RunningRequests:
         plan.chunks.append(Grant(request, request.num_computed_tokens, num_new_tokens))
         plan.num_chunk_tokens += num_new_tokens
         request.num_computed_tokens += num_new_tokens
-        request.last_step = plan.index
         if request.num_computed_tokens < request.num_tokens:
             return False
         request.num_promised_tokens += 1
+        request.last_step = plan.index
         plan.samples.append(request)
         return True
 
@@ -310,8 +310,6 @@ def _take_back(victim: Request, plan: StepPlan, nodes: tuple[int, ...]) -> int:
 
     nodes: tokens that drafts of each depth have
     """
-    if victim.last_step != plan.index:
-        return 0
     given_back = 0
     if victim in plan.decodes:
         place = plan.decodes.index(victim)

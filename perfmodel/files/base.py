@@ -1,6 +1,6 @@
 """The base of every specification read from a file, how a field names another file, and the default of a field."""
 
-__all__ = ["Resolved", "Spec", "default_at"]
+__all__ = ["Resolved", "Spec", "default_at", "model_in"]
 
 import typing
 from collections.abc import Sequence
@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticUndefined, core_schema
+
+from perfmodel.files.blocks import Block, block_class
 
 
 class Spec(BaseModel):
@@ -47,13 +49,17 @@ def default_at(model: type[BaseModel], path: Sequence[str | int]) -> Any:
         if field is None:  # a position in a list, or unknown
             continue
         value = None if field.default is PydanticUndefined else field.default
-        cls = _model_in(field.annotation)
+        cls = model_in(field.annotation)
     return value
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The one model that a field holds: itself, or null, or several of."""
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    """The one spec that a field's annotation holds: itself, or null, or several of; that of a block by its name."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    found = [model for each in typing.get_args(annotation) if (model := _model_in(each)) is not None]
+    arguments = typing.get_args(annotation)
+    block = next((each for each in arguments if isinstance(each, Block)), None)
+    if block is not None:
+        return block_class(block.name)
+    found = [model for each in arguments if (model := model_in(each)) is not None]
     return found[0] if len(found) == 1 else None

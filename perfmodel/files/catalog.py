@@ -15,12 +15,22 @@ from typing import Literal
 from perfmodel.errors import SpecError, did_you_mean
 
 Kind = Literal[
-    "models", "hardware", "networks", "traffic", "scenarios", "studies", "calibrations", "techniques", "reports"
+    "models",
+    "hardware",
+    "engines",
+    "networks",
+    "traffic",
+    "scenarios",
+    "studies",
+    "calibrations",
+    "techniques",
+    "reports",
 ]
 
 _FOLDERS: dict[Kind, str] = {
     "models": "workloads/models",
     "hardware": "hardware_specs",
+    "engines": "hardware_specs/engines",
     "networks": "hardware_specs/networks",
     "traffic": "workloads/traffic",
     "scenarios": "workloads/scenarios",
@@ -32,6 +42,7 @@ _FOLDERS: dict[Kind, str] = {
 _SINGULAR: dict[Kind, str] = {
     "models": "model",
     "hardware": "hardware",
+    "engines": "engine",
     "networks": "network",
     "traffic": "traffic",
     "scenarios": "scenario",

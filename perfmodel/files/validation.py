@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from perfmodel.errors import SpecError, did_you_mean
+from perfmodel.files.blocks import Block, block_class
 from perfmodel.files.yaml_loader import Path, Positions
 
 _S = TypeVar("_S", bound=BaseModel)
@@ -140,6 +141,8 @@ def _model_at(model_class: type[BaseModel], path: Path) -> type[BaseModel] | Non
             kind = next((arg for arg in get_args(kind) if arg is not Ellipsis), None)
         elif isinstance(kind, type) and issubclass(kind, BaseModel) and key in kind.model_fields:
             kind = kind.model_fields[key].annotation
+        elif get_origin(kind) is dict:
+            kind = get_args(kind)[1]
         else:
             return None
         kind = _unwrapped(kind)
@@ -150,5 +153,6 @@ def _unwrapped(kind: Any) -> Any:
     """The one interesting member of an optional or annotated type."""
     while get_origin(kind) in (Annotated, Union, types.UnionType):
         members = [arg for arg in get_args(kind) if arg is not type(None)]
-        kind = members[0]
+        block = next((arg for arg in members if isinstance(arg, Block)), None)
+        kind = members[0] if block is None else block_class(block.name)
     return kind

@@ -51,6 +51,16 @@ class Positions:
         line = self.line(path)
         return self.file if line is None else f"{self.file}:{line}"
 
+    def written(self, path: Path) -> str | None:
+        """The scalar at `path` as it was written, where `0.10` is not yet the number 0.1; None where there is none."""
+        if path in self.overridden:
+            return self.overridden[path].partition("=")[2].strip().strip("\"'")
+        node = self.root
+        for key in path:
+            found = None if node is None else _child(node, key)
+            node = None if found is None else found[1]
+        return node.value if isinstance(node, yaml.ScalarNode) else None
+
     def _has(self, path: Path) -> bool:
         node = self.root
         for key in path:

@@ -45,6 +45,7 @@ from perfmodel.models.architecture import (
     Mamba,
     Mixer,
     MoEFFN,
+    QuantizationSpec,
 )
 from perfmodel.models.cards import list_models, load_model
 from perfmodel.models.formats.quantization import (
@@ -56,5 +57,5 @@ from perfmodel.models.formats.quantization import (
 )
 from perfmodel.models.hf.config import load_config, model_from_config
 from perfmodel.models.params import ParameterCount, count_parameters, layer_parameters, weight_bytes
-from perfmodel.models.spec import COMPONENTS, ModelSpec, QuantizationSpec
+from perfmodel.models.spec import COMPONENTS, ModelSpec
 from perfmodel.models.weights.headers import load_header

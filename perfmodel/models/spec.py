@@ -1,49 +1,18 @@
 """`ModelSpec`: one model as everything else sees it, structure and number formats, no time and no hardware."""
 
-__all__ = ["COMPONENTS", "ChangedFrom", "ExitSpec", "ModelSpec", "QuantizationSpec", "SamplingMethod", "WeightSparsity"]
+__all__ = ["COMPONENTS", "ChangedFrom", "ExitSpec", "ModelSpec", "SamplingMethod", "WeightSparsity"]
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from perfmodel.models.architecture import Attention, LatentAttention, Layer
+from perfmodel.models.architecture import Attention, LatentAttention, Layer, QuantizationSpec
 from perfmodel.models.model_changes import ModelChanges
 
 # How tokens are drawn, cheapest first. random: from the whole distribution (a temperature alone); top_k, top_p: from a
 # part of it, which sorts it.
 SamplingMethod = Literal["greedy", "random", "top_k", "top_p"]
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizationSpec:
-    """Number formats of the linear layers.
-
-    weights:     format of quantized weights ("bf16", "fp8", "int8", "int4", "fp4", "mxfp4", ...)
-    activations: format the matrix multiplication reads; None keeps the model's dtype (weight-only)
-    group_size:  weights per scale along the input; 0 = one scale per tensor or channel
-    group_rows:  output rows that share those scales: 128 for the 128 x 128 blocks of DeepSeek's FP8, else 1
-    kept:        component names left in the model's dtype, among COMPONENTS; norms always are
-    outlier_share: of the inputs, multiplied apart in the model's dtype (LLM.int8)
-    bits: (component, bits of a stored weight) where its tensors are in several formats, a mean over them
-    inputs_come_quantized: the operator before a linear layer writes its input in that format, with scales known ahead
-    kv_cache:    format of keys and values; None: the model's dtype
-    kv_group_size: of its elements that share a scale and a zero point of 16 bits each; 0: too many to count
-    kv_recent:   (tokens, format) of the newest tokens of a sequence, newest first, where those differ
-    """
-
-    method: str = "none"
-    weights: str | None = None
-    activations: str | None = None
-    group_size: int = 0
-    group_rows: int = 1
-    kv_cache: str | None = None
-    kept: frozenset[str] = frozenset({"embedding", "lm_head", "router", "norms"})
-    inputs_come_quantized: bool = False
-    kv_group_size: int = 0
-    kv_recent: tuple[tuple[int, str], ...] = ()
-    bits: tuple[tuple[str, float], ...] = ()
-    outlier_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +59,9 @@ COMPONENTS = (
 )
 
 
+_NOT_QUANTIZED = QuantizationSpec()
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A decoder-only model. Sizes in elements, before sharding.
@@ -123,7 +95,7 @@ class ModelSpec:
     layers: tuple[tuple[Layer, int], ...]
     tie_word_embeddings: bool = False
     dtype: str = "bf16"
-    quantization: QuantizationSpec = QuantizationSpec()
+    quantization: QuantizationSpec = _NOT_QUANTIZED
     sampling: SamplingMethod = "greedy"
     hf_id: str | None = None
     aliases: tuple[str, ...] = ()

@@ -16,10 +16,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from perfmodel.errors import SpecError
-from perfmodel.models.architecture import Attention, DenseFFN, GatedDeltaNet, LatentAttention, Layer, Mamba, MoEFFN
+from perfmodel.models.architecture import (
+    Attention,
+    DenseFFN,
+    GatedDeltaNet,
+    LatentAttention,
+    Layer,
+    Mamba,
+    MoEFFN,
+    QuantizationSpec,
+)
 from perfmodel.models.architecture import LinearAttention as _Linear
 from perfmodel.models.formats.quantization import with_quantization
-from perfmodel.models.spec import ModelSpec, QuantizationSpec
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.collectives import all_gather
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.gemm import gemm

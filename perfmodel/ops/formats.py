@@ -5,19 +5,20 @@ __all__ = ["MMA_SYNC_RATE", "SPARSE_RATE", "LinearFormat", "linear_format", "on_
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import SpecError
-from perfmodel.models.architecture import LatentAttention
+from perfmodel.models.architecture import LatentAttention, QuantizationSpec
 from perfmodel.models.formats.by_layer import with_layer_formats
 from perfmodel.models.formats.kv_cache import with_eviction
 from perfmodel.models.formats.quantization import (
     BITS_PER_WEIGHT,
     bytes_per_weight,
     component_bytes,
+    kv_format,
     matmul_rate,
     with_dtype,
     with_quantization,
 )
 from perfmodel.models.params import SPARSE_COMPONENTS, sparse_bytes
-from perfmodel.models.spec import ModelSpec, QuantizationSpec
+from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -25,21 +26,6 @@ MMA_SYNC_RATE = "@mma_sync"  # behind the name of a rate: by the instructions th
 SPARSE_RATE = "@2:4"  # behind the name of a rate: at `sparsity_speedup` times that, FLOPs counted as if dense
 
 _KV_GROUP = 32  # elements of a scale below 8 bits unless the scenario says more (KIVI's group)
-_KV_DTYPES = {
-    "fp8_e4m3": "fp8",
-    "fp8_e5m2": "fp8",
-    "fp8_inc": "fp8",
-    "fp8_ds_mla": "fp8",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float32": "fp32",
-}
-
-
-# Engines whose norms, activations and attention write FP8 or NVFP4 for the multiplication that follows, with scales of
-# tensors found ahead of time: TensorRT-LLM (ModelOpt checkpoints; its all-reduce and norm write NVFP4 in one kernel:
-# technical blog 1, "Fused Kernels"). Others quantize the input in a kernel of its own.
-_QUANTIZES_BEFORE = frozenset({"trtllm"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +63,7 @@ def served_model(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
         served = replace(served, dtype_rate="tf32")
     if engine.allow_fp16_accumulation and served.dtype == "fp16":
         served = replace(served, dtype_rate="fp16_acc16")
-    if engine.profile in _QUANTIZES_BEFORE:
+    if engine.described.facts.quantizes_before:
         layers = tuple((replace(x, formats=tuple((n, _static(f)) for n, f in x.formats)), i) for x, i in served.layers)
         served = replace(served, quantization=_static(served.quantization), layers=layers)
     if engine.kv_cache_dtype != "auto" or engine.kv_tiers:
@@ -110,11 +96,7 @@ def _with_kv_formats(model: ModelSpec, engine: EngineSpec) -> QuantizationSpec:
 
 
 def _kv_format(name: str, model: ModelSpec) -> str:
-    if name == "auto":
-        return model.quantization.kv_cache or model.dtype
-    form = _KV_DTYPES.get(name, name)
-    bytes_per_weight(form)  # refuses an unknown format
-    return form
+    return (model.quantization.kv_cache or model.dtype) if name == "auto" else kv_format(name)
 
 
 def on_device(model: ModelSpec, hardware: HardwareSpec) -> ModelSpec:

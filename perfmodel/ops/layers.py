@@ -16,8 +16,8 @@ from perfmodel.models.architecture import (
     Layer,
     LinearAttention,
     Mixer,
+    QuantizationSpec,
 )
-from perfmodel.models.spec import QuantizationSpec
 from perfmodel.ops.attention_layer import attention_nodes
 from perfmodel.ops.collectives import all_gather, all_reduce, send_recv
 from perfmodel.ops.embedding import embedding

@@ -14,8 +14,9 @@ __all__ = [
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from perfmodel.models.architecture import QuantizationSpec
 from perfmodel.models.formats.quantization import bytes_per_weight, kv_element_bytes
-from perfmodel.models.spec import ModelSpec, QuantizationSpec
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import LinearFormat, linear_format
 from perfmodel.ops.ragged import ContextSpread
 from perfmodel.ops.routing import Routing, slowest_uniform_routing

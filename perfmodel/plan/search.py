@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from perfmodel.files.blocks import block_as
 from perfmodel.plan.deployments.choice import Deployment, deployed, finalists, objective_key, shortfalls
 from perfmodel.plan.deployments.finalist import Finalist, attained
 from perfmodel.plan.deployments.front import label_of, screened_front, simulated_front
@@ -26,14 +27,14 @@ from perfmodel.plan.screening.candidates import Base
 from perfmodel.plan.screening.rates import at_rate, wanted_rate
 from perfmodel.plan.screening.screen import Screen, Screened
 from perfmodel.plan.screening.space import enumerate_space
+from perfmodel.plan.spec import PlanSpec
 from perfmodel.plan.sweeps.findings import TIE
 from perfmodel.plan.sweeps.metrics import device_shares
 from perfmodel.plan.sweeps.store import default_store
 from perfmodel.plan.sweeps.workers import Progress
 from perfmodel.sim import simulate
-from perfmodel.specs.plan import PlanSpec
+from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.prices import price_lines, stale_price_notes
-from perfmodel.specs.study_file import as_overrides
 
 Stages = Callable[[str], AbstractContextManager[Progress | None]]  # a stage's name -> what shows how far it is
 
@@ -59,7 +60,7 @@ def make_plan(
     """
     base, shown = Base(path, tuple(overrides)), stages or (lambda _: nullcontext())
     scenario = base.load()
-    spec = scenario.plan or PlanSpec()
+    spec = block_as(scenario.plan, PlanSpec) or PlanSpec()
     if spec.is_offline:
         return plan_job(base, scenario, spec, store or default_store(), workers, engine, shown)
     rate = wanted_rate(scenario, spec)

@@ -26,8 +26,6 @@ __all__ = [
     "ModelSpec",
     "NetworkFile",
     "NetworkSpec",
-    "PlanSpace",
-    "PlanSpec",
     "PoolSpec",
     "Positions",
     "Prefix",
@@ -66,15 +64,15 @@ if TYPE_CHECKING:
     from perfmodel.files.catalog import data_dir, find_file, list_names
     from perfmodel.files.validation import parse
     from perfmodel.files.yaml_loader import LoadedYaml, Positions, load_yaml
+    from perfmodel.models.architecture import QuantizationSpec
     from perfmodel.models.cards import list_models, load_model
-    from perfmodel.models.spec import ModelSpec, QuantizationSpec
+    from perfmodel.models.spec import ModelSpec
     from perfmodel.specs.cluster import ClusterSpec, KvTransferSpec
     from perfmodel.specs.engine.spec import EngineSpec
     from perfmodel.specs.engine.speculation import Acceptance, Lookahead, MeasuredAcceptance, SpeculativeConfig
     from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel, Price
     from perfmodel.specs.json_schema import SCHEMA_KINDS, scenario_schema, schema
     from perfmodel.specs.networks import Link, NetworkFile, NetworkSpec, find_network, list_networks, load_network
-    from perfmodel.specs.plan import PlanSpace, PlanSpec
     from perfmodel.specs.scenario import PriceOverride, Scenario
     from perfmodel.specs.scenario_file import list_hardware, load_hardware, load_scenario, load_traffic
     from perfmodel.specs.slo import SLO
@@ -100,14 +98,12 @@ _HOMES = {
     "ModelSpec": "perfmodel.models.spec",
     "NetworkFile": "perfmodel.specs.networks",
     "NetworkSpec": "perfmodel.specs.networks",
-    "PlanSpace": "perfmodel.specs.plan",
-    "PlanSpec": "perfmodel.specs.plan",
     "PoolSpec": "perfmodel.specs.pools",
     "Positions": "perfmodel.files.yaml_loader",
     "Prefix": "perfmodel.specs.traffic",
     "Price": "perfmodel.specs.hardware",
     "PriceOverride": "perfmodel.specs.scenario",
-    "QuantizationSpec": "perfmodel.models.spec",
+    "QuantizationSpec": "perfmodel.models.architecture",
     "Sampling": "perfmodel.specs.traffic",
     "Scenario": "perfmodel.specs.scenario",
     "Spec": "perfmodel.files.base",

@@ -5,11 +5,11 @@ __all__ = ["SCHEMA_KINDS", "scenario_schema", "schema"]
 from typing import Any
 
 from perfmodel.errors import SpecError, did_you_mean
+from perfmodel.files.blocks import block_class
 from perfmodel.files.catalog import list_names
 from perfmodel.models.cards import Card
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
-from perfmodel.specs.study import Study
 from perfmodel.specs.traffic import Traffic
 
 SCHEMA_KINDS = ("hardware", "model", "scenario", "study", "traffic")
@@ -25,7 +25,7 @@ def schema(kind: str) -> dict[str, Any]:
     if kind == "hardware":
         return _titled(HardwareSpec.model_json_schema(), "perfmodel hardware file")
     if kind == "study":
-        return _titled(Study.model_json_schema(), "perfmodel study file")
+        return _titled(block_class("study").model_json_schema(), "perfmodel study file")
     if kind == "traffic":
         return _titled(Traffic.model_json_schema(), "perfmodel traffic file")
     if kind == "model":

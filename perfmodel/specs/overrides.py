@@ -10,6 +10,7 @@ role (`cluster.pools.decode.hardware.hbm.bandwidth=2x`).
 __all__ = [
     "Override",
     "apply_override",
+    "as_overrides",
     "hardware_path",
     "hardware_places",
     "is_removed_link",
@@ -17,6 +18,7 @@ __all__ = [
     "parse_override",
 ]
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -71,6 +73,26 @@ def parse_override(text: str) -> Override:
     if factor is not None:
         return Override(text, path, factor=float(factor[1]))
     return Override(text, path, value=parse_value(value, f"--set {text}"))
+
+
+def as_overrides(setting: Mapping[str, Any]) -> tuple[str, ...]:
+    """`{"engine.batching": "static"}` as `--set` would be given it; factors stay factors (`2x`)."""
+    return tuple(f"{field}={_as_text(value)}" for field, value in setting.items())
+
+
+def _as_text(value: Any) -> str:
+    """A value as YAML on one line: JSON, but for words, which need no quotes unless they read as something else."""
+    if isinstance(value, str) and value.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        return json.dumps(value) if value.lower() in ("true", "false", "null") or _is_number(value) else value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def apply_override(

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
 from perfmodel.files.base import Resolved, Spec
+from perfmodel.files.blocks import Block
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.cluster import ClusterSpec
@@ -16,11 +17,8 @@ from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.units import refuse_missing_units
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import NetworkSpec
-from perfmodel.specs.plan import PlanSpec
 from perfmodel.specs.pools import Deployment, PoolSpec
-from perfmodel.specs.published import Published
 from perfmodel.specs.slo import SLO
-from perfmodel.specs.technique import Technique
 from perfmodel.specs.traffic import ExpertRouting, Sampling, Traffic
 
 
@@ -81,9 +79,11 @@ class Scenario(Spec):
     price: PriceOverride | None = None
     overheads: Overheads = Overheads()
     seed: int = 0
-    plan: PlanSpec | None = None  # what `perfmodel plan` looks for
-    published: Published | None = None  # a figure to compare with: `perfmodel validate published`
-    technique: Technique | None = None  # and the scenario without it: `perfmodel validate techniques`
+    # What `perfmodel plan` looks for; a figure that `validate published` compares with; what `validate techniques`
+    # takes out of the scenario to see what it gains
+    plan: Annotated[Spec, Block("plan")] | None = None
+    published: Annotated[Spec, Block("published")] | None = None
+    technique: Annotated[Spec, Block("technique")] | None = None
 
     @model_validator(mode="after")
     def _pools_fit_together(self) -> "Scenario":

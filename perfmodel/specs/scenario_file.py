@@ -15,6 +15,7 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.base import default_at
+from perfmodel.files.blocks import complete_blocks
 from perfmodel.files.catalog import find_file, list_names
 from perfmodel.files.validation import parse, show_value
 from perfmodel.files.yaml_loader import LoadedYaml, Path, Positions, load_yaml
@@ -25,6 +26,7 @@ from perfmodel.models.formats.kv_cache import with_eviction
 from perfmodel.models.formats.quantization import with_dtype, with_quantization
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ChangedFrom, ModelSpec
+from perfmodel.specs.engine.reading import resolve_engine
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import DEFAULT_NETWORK, find_network
@@ -36,7 +38,6 @@ from perfmodel.specs.overrides import (
     list_position,
     parse_override,
 )
-from perfmodel.specs.published import complete_for_published
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Traffic
 
@@ -64,9 +65,10 @@ def load_scenario(
         _refuse_model_fields(change)
         if (len(change.path) == 1 or change.path[0] not in ("hardware", "traffic")) and not _is_of_pool(change):
             apply_override(change, data, change.path, positions, partial(_present, data))
-    complete_for_published(data)
+    complete_blocks(data)
     shared = data.get("hardware")
     _resolve_hardware(data, positions, path.parent, [c for c in changes if _is_inside("hardware", c)])
+    resolve_engine(data.get("engine"), positions, path.parent, ("engine",))
     _resolve_speculation(data.get("engine"), positions, path.parent, ("engine",))
     _resolve_pools(data, positions, path.parent, shared, changes)
     _resolve_traffic(data, positions, path.parent, [c for c in changes if _is_inside("traffic", c)])
@@ -164,6 +166,7 @@ def _resolve_pools(
         _resolve_hardware(pool, positions, folder, own, ("cluster", "pools", index))
         if pool.get("model") is not None:
             _resolve_model(pool, positions, folder, ("cluster", "pools", index))
+        resolve_engine(pool.get("engine"), positions, folder, ("cluster", "pools", index, "engine"))
         _resolve_speculation(pool.get("engine"), positions, folder, ("cluster", "pools", index, "engine"))
         mine, common = pool.get("engine", {}), data.get("engine", {})
         if isinstance(mine, dict) and isinstance(common, dict):

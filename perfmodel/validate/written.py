@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perfmodel import __version__
 from perfmodel.errors import SpecError
 from perfmodel.report.drawing.files import write_files
 from perfmodel.report.drawing.svg import Series, ecdf_svg, scatter_svg
 from perfmodel.validate.groups import NOT_APPLICABLE, Comparison
 from perfmodel.validate.report import ValidationReport
 from perfmodel.validate.rows import ErrorStats, Rows
+from perfmodel.version import __version__
 
 # By metric: what stands for it in tables by group, where all metrics would be too many.
 _HEADLINES = (

@@ -11,15 +11,15 @@ from perfmodel.cost.rates import peak_flops_per_s
 from perfmodel.plan.sensitivity.crossovers import bound_changes
 from perfmodel.plan.sensitivity.vary import axis_of
 from perfmodel.plan.sensitivity.whatif import WhatIf, answer
+from perfmodel.plan.step import StepSpec
 from perfmodel.plan.sweeps.points import Point
 from perfmodel.specs import load_scenario
-from perfmodel.specs.published import StepShape
 
 NAME = "llama-3.1-8b-a100"
 DATASHEET = ("engine.profile=datasheet",)
 
 
-def elasticities(step: StepShape, *paths: str, more: tuple[str, ...] = ()) -> list[float]:
+def elasticities(step: StepSpec, *paths: str, more: tuple[str, ...] = ()) -> list[float]:
     base = Point(NAME, ("step_ms",), (*DATASHEET, *more), (), step)
     scenario = load_scenario(NAME, base.overrides)
     axes = tuple(axis_of(f"{path}=0.5x..2x:2", scenario, step) for path in paths)
@@ -29,7 +29,7 @@ def elasticities(step: StepShape, *paths: str, more: tuple[str, ...] = ()) -> li
 
 
 def test_a_memory_bound_decode_step_follows_the_bandwidth_and_not_the_flops():
-    step = StepShape(batch=8, context=1024)
+    step = StepSpec(batch=8, context=1024)
     bandwidth, flops = elasticities(
         step, "hardware.hbm.bandwidth", "hardware.peak_flops", more=("overheads.kernels=0",)
     )
@@ -38,7 +38,7 @@ def test_a_memory_bound_decode_step_follows_the_bandwidth_and_not_the_flops():
 
 
 def test_a_long_prefill_follows_the_flops():
-    step = StepShape(prefill=8192)
+    step = StepSpec(prefill=8192)
     bandwidth, flops = elasticities(
         step, "hardware.hbm.bandwidth", "hardware.peak_flops", more=("overheads.kernels=0",)
     )
@@ -47,9 +47,9 @@ def test_a_long_prefill_follows_the_flops():
 
 
 @pytest.mark.parametrize(
-    "step", [StepShape(batch=1, context=512), StepShape(batch=200, context=256), StepShape(prefill=700)]
+    "step", [StepSpec(batch=1, context=512), StepSpec(batch=200, context=256), StepSpec(prefill=700)]
 )
-def test_elasticities_of_all_resources_add_up_to_minus_one(step: StepShape):
+def test_elasticities_of_all_resources_add_up_to_minus_one(step: StepSpec):
     """Overheads are times, not rates: theirs counts the other way round."""
     bandwidth, flops, overheads = elasticities(
         step, "hardware.hbm.bandwidth", "hardware.peak_flops", "overheads.kernels"
@@ -64,7 +64,7 @@ def test_the_batch_at_which_a_matrix_turns_compute_bound_is_the_ridge_points():
         B = K N / (bandwidth K N / peak - (K + N))
 
     which is the ridge point (153 for an A100) where W is large against X and Y."""
-    step = StepShape(batch=1, context=16)
+    step = StepSpec(batch=1, context=16)
     base = Point(NAME, ("step_ms",), DATASHEET, (), step)
     scenario = load_scenario(NAME, DATASHEET)
     axis = axis_of("step.batch=1..4096:4", scenario, step)
@@ -105,7 +105,7 @@ def test_experts_turn_compute_bound_where_each_has_a_ridge_of_tokens_and_carries
 
 def _turns(name: str, axis_text: str) -> dict[str, float]:
     """Where operators turn from memory- to compute-bound on the datasheet."""
-    step = StepShape(batch=1, context=16)
+    step = StepSpec(batch=1, context=16)
     axis = axis_of(axis_text, load_scenario(name, DATASHEET), step)
     changes = bound_changes(Point(name, ("step_ms",), DATASHEET, (), step), axis, with_operators=True)
     return {change.what: change.at for change in changes if (change.before, change.after) == ("memory", "compute")}
@@ -113,7 +113,7 @@ def _turns(name: str, axis_text: str) -> dict[str, float]:
 
 def test_the_rate_at_which_a_matrix_turns_memory_bound_is_found_between_grid_points():
     """The same equation, solved for the bandwidth: peak (K N + B (K + N)) / (B K N)."""
-    step = StepShape(batch=64, context=16)
+    step = StepSpec(batch=64, context=16)
     base = Point(NAME, ("step_ms",), DATASHEET, (), step)
     scenario = load_scenario(NAME, DATASHEET)
     axis = axis_of("hardware.hbm.bandwidth=0.5x..8x:2", scenario, step)

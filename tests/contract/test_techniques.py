@@ -13,16 +13,16 @@ import pytest
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.model_changes import LinearChange, ModelChanges, Prune, SparseAttention
+from perfmodel.plan.metrics import metric_named, needs_no_run
 from perfmodel.specs import load_scenario
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import SpeculativeConfig
 from perfmodel.specs.overrides import parse_override
-from perfmodel.specs.published_metrics import metric_named, needs_no_run
 from perfmodel.specs.scenario import Scenario
-from perfmodel.specs.techniques import load_techniques
 from perfmodel.specs.traffic import ExpertRouting
-from perfmodel.validate.published_figures import predict
-from perfmodel.validate.technique_status import executed_quotients, published_ratios, read_status
+from perfmodel.validate.published.figures import predict
+from perfmodel.validate.techniques.registry import load_techniques
+from perfmodel.validate.techniques.status import executed_quotients, published_ratios, read_status
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs/techniques"
@@ -58,6 +58,7 @@ NO_TECHNIQUE = {
     "engine.scheduler_reserve_full_isl": ENGINE,
     "engine.scheduling_policy": "who goes first, at no cost to the whole",
     "engine.profile": ENGINE,
+    "engine.version": ENGINE,
     "engine.poll_every": ENGINE,
     "engine.attention_dp_timeout_iters": ENGINE,
     "routing.alpha": "belongs to power_law",
@@ -197,7 +198,7 @@ def test_newest_report_is_in_the_wheel(pattern):
 
 def test_quotients_come_from_the_report_of_pairs(tmp_path, monkeypatch):
     """The newest one; without any, what is executed is still executed."""
-    monkeypatch.setattr("perfmodel.validate.technique_status.data_dir", lambda name: tmp_path)
+    monkeypatch.setattr("perfmodel.validate.techniques.status.data_dir", lambda name: tmp_path)
     assert executed_quotients() == {}
     for month, quotient in ((202610, 2.0), (202611, 1.05)):
         rows = [{"file": "int8-kv.yaml", "quotient": quotient}]

@@ -50,6 +50,7 @@ def test_data_files_are_in_the_wheel(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     for wanted in (
         "perfmodel/_data/hardware_specs/a100-sxm-80gb.yaml",
+        "perfmodel/_data/hardware_specs/engines/vllm.yaml",
         "perfmodel/_data/workloads/models/llama-3.1-8b.yaml",
         "perfmodel/_data/workloads/scenarios/llama-3.1-8b-a100.yaml",
         "perfmodel/py.typed",

@@ -13,7 +13,7 @@ from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
 from perfmodel.validate import Rows
 from perfmodel.validate import executor_bridge as bridge
-from perfmodel.validate.executor import ExecutorComparison, ShadowedBackend, StepPair, report_executor
+from perfmodel.validate.executed.compare import ExecutorComparison, ShadowedBackend, StepPair, report_executor
 
 
 def test_error_statistics_by_hand():

@@ -12,7 +12,7 @@ from executor_models import MODELS  # noqa: E402
 from perfmodel.errors import DoesNotFitError, PerfmodelError  # noqa: E402
 from perfmodel.sim import simulate  # noqa: E402
 from perfmodel.specs import SLO, load_scenario  # noqa: E402
-from perfmodel.validate.executor_bridge import execute_scenario  # noqa: E402
+from perfmodel.validate.executed.bridge import execute_scenario  # noqa: E402
 from perfmodel_executors import calibrate_cpu  # noqa: E402
 from perfmodel_executors.models.support import check_memory  # noqa: E402
 from perfmodel_executors.run import execute_scenario as execute_live  # noqa: E402

@@ -36,8 +36,8 @@ class Server:
             watcher(self.index)
 
 
-def request(number: int, session: int | None = None) -> Request:
-    made = Request(number, 0, 1, 1)
+def request(number: int, session: int | None = None, prefix: int | None = None) -> Request:
+    made = Request(number, 0, 64, 1, () if prefix is None else ((prefix, 0), (prefix, 1)))
     made.session = session
     return made
 
@@ -82,6 +82,42 @@ def test_who_has_left_gets_nothing_until_it_is_back(name: str, count: int, seed:
         router.leave(server)
     router.join(servers[1])
     assert all(router(request(number, number % 7)) is servers[1] for number in range(50))
+
+
+@given(st.sampled_from(sorted(ROUTERS)), st.integers(1, 5), moves, st.integers(0, 2**40))
+def test_only_those_that_are_there_get_requests(
+    name: str, count: int, happenings: list[tuple[str, int]], seed: int
+) -> None:
+    """Whatever a router remembers of prompts and sessions, from before a server left or from before it came back."""
+    servers = [Server(i) for i in range(count)]
+    router, live, held = ROUTERS[name](servers, seed), list(servers), []
+    for number, (what, whom) in enumerate(happenings):
+        if what == "send" and live:
+            chosen = router(request(number, whom % 3 or None, None if whom == 9 else whom % 4))
+            assert chosen in live
+            chosen.add(1)
+            held.append(chosen)
+        elif what == "drop" and held:
+            held.pop(whom % len(held)).drop(1)
+        elif what == "fleet":
+            server = servers[whom % count]
+            (router.leave if server in live else router.join)(server)
+            (live.remove if server in live else live.append)(server)
+
+
+def test_prompts_that_begin_alike_go_where_the_first_went_until_it_leaves() -> None:
+    """The home of a prefix is the server that was least loaded when it came; another is found when that one has left,
+    and stays one when the first is back: its cache has gone with it."""
+    servers = [Server(0, num_outstanding=1), Server(1), Server(2, num_outstanding=2)]
+    router = ROUTERS["prefix_affinity"](servers)
+    assert router(request(0, prefix=7)) is servers[1]
+    servers[1].add(5)
+    assert router(request(1, prefix=7)) is servers[1]
+    assert router(request(2, prefix=8)) is servers[0]
+    router.leave(servers[1])
+    assert router(request(3, prefix=7)) is servers[0]
+    router.join(servers[1])
+    assert router(request(4, prefix=7)) is servers[0]
 
 
 @pytest.mark.parametrize("make", [RandomChoice, SessionAffinity, PowerOfTwo])

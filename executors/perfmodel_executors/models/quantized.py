@@ -15,9 +15,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
-from perfmodel.models.architecture import Layer, MoEFFN
+from perfmodel.models.architecture import Layer, MoEFFN, QuantizationSpec
 from perfmodel.models.formats.quantization import METHODS
-from perfmodel.models.spec import ModelSpec, QuantizationSpec
+from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels.weight_formats import (
     OUTLIER_THRESHOLD,
     LowRankWeight,

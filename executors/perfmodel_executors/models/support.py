@@ -19,8 +19,8 @@ from dataclasses import replace
 import torch
 
 from perfmodel.errors import DoesNotFitError, PerfmodelError
-from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN
-from perfmodel.models.spec import ModelSpec, QuantizationSpec
+from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN, QuantizationSpec
+from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel_executors.kernels.kv_pages import FP8, Packing
 from perfmodel_executors.kernels.swiglu.reference import ACTIVATIONS

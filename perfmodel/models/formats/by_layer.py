@@ -11,9 +11,10 @@ from pydantic import Field
 
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
+from perfmodel.models.architecture import QuantizationSpec
 from perfmodel.models.formats.quantization import with_quantization
 from perfmodel.models.params import layer_parameters, stored_bytes
-from perfmodel.models.spec import ModelSpec, QuantizationSpec
+from perfmodel.models.spec import ModelSpec
 
 Block = Literal["attention", "linear_attention", "dense_ffn", "experts", "shared_experts"]
 BLOCKS: tuple[Block, ...] = ("attention", "linear_attention", "dense_ffn", "experts", "shared_experts")

@@ -11,6 +11,7 @@ __all__ = [
     "component_bytes",
     "format_of_dtype",
     "kv_element_bytes",
+    "kv_format",
     "matmul_rate",
     "with_dtype",
     "with_quantization",
@@ -20,8 +21,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from perfmodel.errors import SpecError, did_you_mean
-from perfmodel.models.architecture import MoEFFN
-from perfmodel.models.spec import ModelSpec, QuantizationSpec
+from perfmodel.models.architecture import MoEFFN, QuantizationSpec
+from perfmodel.models.spec import ModelSpec
 from perfmodel.models.weights.gguf import GGML_BLOCKS
 from perfmodel.models.weights.gguf_mixes import GGUF_MIXES, component_bits
 
@@ -76,6 +77,18 @@ _DTYPES = MappingProxyType(
     }
 )
 
+_KV_DTYPES = MappingProxyType(
+    {
+        "fp8_e4m3": "fp8",
+        "fp8_e5m2": "fp8",
+        "fp8_inc": "fp8",
+        "fp8_ds_mla": "fp8",
+        "float16": "fp16",
+        "bfloat16": "bf16",
+        "float32": "fp32",
+    }
+)
+
 # Dettmers et al. 2022: more than 99.9 % of the values are multiplied in INT8 at the threshold of 6.
 _OUTLIER_SHARE = 0.001
 
@@ -120,6 +133,15 @@ METHODS = MappingProxyType(
         "bitsandbytes": QuantizationSpec(method="bitsandbytes", weights="nf4", group_size=64),
     }
 )
+
+
+def kv_format(name: str) -> str:
+    """The number format that an engine's `kv_cache_dtype` names. Raises SpecError for an unknown one."""
+    form = _KV_DTYPES.get(name, name)
+    if form not in BITS_PER_WEIGHT:
+        near = did_you_mean(name, ["auto", *_KV_DTYPES, *BITS_PER_WEIGHT])
+        raise SpecError(f"unknown format {name!r} of the KV cache, allowed auto, fp8, int8, int4 or another.{near}")
+    return form
 
 
 def bytes_per_weight(format: str, group_size: int = 0, group_rows: int = 1) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 
 from perfmodel.plan.screening.screen import Screened
-from perfmodel.specs.plan import PlanSpec
+from perfmodel.plan.spec import PlanSpec
 
 _ALIKE = 0.01  # rates of one layout that differ by less are one choice: one of them goes on
 _MOST_OF_LAYOUT = 2  # finalists that differ in scheduling only

@@ -16,8 +16,7 @@ from perfmodel.plan.deployments.result import PlanResult
 from perfmodel.plan.screening.rates import at_rate
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.overrides import apply_override, parse_override
-from perfmodel.specs.study_file import as_overrides
+from perfmodel.specs.overrides import apply_override, as_overrides, parse_override
 
 # Engine arguments that are vLLM's own, in the order in which they are written. Those at vLLM's default are left out.
 _ARGUMENTS = (

@@ -12,8 +12,8 @@ from perfmodel.plan.deployments.choice import Deployment, pick_replicas
 from perfmodel.plan.deployments.finalist import FrontPoint, attained, tightness
 from perfmodel.plan.deployments.runs import Records
 from perfmodel.plan.screening.screen import Screen
+from perfmodel.plan.spec import PlanSpec
 from perfmodel.plan.sweeps.findings import pareto_front
-from perfmodel.specs.plan import PlanSpec
 from perfmodel.specs.slo import SLO
 
 _MOST_LOOKED_AT = 60

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from perfmodel.plan.deployments.finalist import Finalist, FrontPoint, Interval, interval_of, tightness
 from perfmodel.plan.screening.candidates import Base
+from perfmodel.plan.spec import PlanSpec
 from perfmodel.plan.sweeps.findings import TIE
-from perfmodel.specs.plan import PlanSpec
 from perfmodel.specs.scenario import Scenario
 
 Floats = NDArray[np.float64]

@@ -15,9 +15,9 @@ from perfmodel.plan.deployments.choice import Deployment, may_have, pick_replica
 from perfmodel.plan.deployments.finalist import Finalist, attained
 from perfmodel.plan.deployments.trials import FIRST_STRIDE, Check, Checked, Trial, Tried, check, try_rates
 from perfmodel.plan.screening.candidates import Base
+from perfmodel.plan.spec import PlanSpec
 from perfmodel.plan.sweeps.points import Record
 from perfmodel.plan.sweeps.workers import Progress, spread
-from perfmodel.specs.plan import PlanSpec
 from perfmodel.specs.scenario import Scenario
 
 _FEWEST_REQUESTS, _MOST_REQUESTS = 400, 8000

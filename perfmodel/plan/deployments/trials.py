@@ -31,7 +31,7 @@ from perfmodel.plan.screening.rates import at_rate
 from perfmodel.plan.sweeps.points import Point, Record, evaluate_timed
 from perfmodel.plan.sweeps.store import Store, key_of_point
 from perfmodel.plan.sweeps.workers import Stepwise
-from perfmodel.specs.study_file import as_overrides
+from perfmodel.specs.overrides import as_overrides
 
 METRICS = (
     "request_goodput",

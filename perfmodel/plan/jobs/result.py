@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from perfmodel.plan.deployments.finalist import Interval, interval_of, mean, seed_draws
 from perfmodel.plan.screening.candidates import Base, Candidate
 from perfmodel.plan.screening.draws import NUM_DRAWS
+from perfmodel.plan.spec import PlanSpec
 from perfmodel.plan.sweeps.points import Record
-from perfmodel.specs.plan import PlanSpec
 from perfmodel.specs.scenario import Scenario
 
 Floats = NDArray[np.float64]

@@ -14,7 +14,7 @@ from perfmodel.plan.screening.candidates import Candidate
 from perfmodel.plan.screening.demand import demand_of
 from perfmodel.plan.screening.draws import NUM_DRAWS, SharedScores, drawn_surfaces
 from perfmodel.plan.screening.surfaces import Surfaces, step_surface
-from perfmodel.specs.plan import PlanSpec
+from perfmodel.plan.spec import PlanSpec
 from perfmodel.specs.scenario import Scenario
 
 Floats = NDArray[np.float64]

@@ -18,15 +18,15 @@ from perfmodel.plan.jobs.result import Job, JobPlan
 from perfmodel.plan.jobs.screen import JobScreen
 from perfmodel.plan.screening.candidates import Base
 from perfmodel.plan.screening.space import enumerate_space
+from perfmodel.plan.spec import PlanSpec
 from perfmodel.plan.sweeps.kept import Kept, remembered
 from perfmodel.plan.sweeps.metrics import device_shares
 from perfmodel.plan.sweeps.points import Point, Record
 from perfmodel.plan.sweeps.workers import Progress, spread
 from perfmodel.sim import simulate
-from perfmodel.specs.plan import PlanSpec
+from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.prices import price_lines, stale_price_notes
 from perfmodel.specs.scenario import Scenario
-from perfmodel.specs.study_file import as_overrides
 
 METRICS = (
     "duration",

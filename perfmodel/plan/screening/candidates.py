@@ -13,8 +13,8 @@ from typing import Any
 from perfmodel.cost import MemoryPlan, usd_per_hour
 from perfmodel.specs import load_scenario
 from perfmodel.specs.cluster import KvTransferSpec
+from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
-from perfmodel.specs.study_file import as_overrides
 
 
 @dataclass(frozen=True)

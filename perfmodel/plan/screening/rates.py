@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 from perfmodel.errors import SpecError
+from perfmodel.plan.spec import PlanSpec
 from perfmodel.sim.traffic.traces import read_trace
-from perfmodel.specs.plan import PlanSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Trace
 

@@ -18,9 +18,9 @@ from perfmodel.errors import DoesNotFitError, SpecError
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.formats import linear_format
 from perfmodel.plan.screening.candidates import Base, Candidate, Layout, PrefillEngine
-from perfmodel.specs.plan import PlanSpace, PlanSpec, PoolSpace, ratio_of
+from perfmodel.plan.spec import PlanSpace, PlanSpec, PoolSpace, ratio_of
+from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
-from perfmodel.specs.study_file import as_overrides
 
 # Choices that the times of steps depend on, and the fields of a scenario that they set.
 _LAYOUT_FIELDS = {

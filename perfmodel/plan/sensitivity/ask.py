@@ -11,11 +11,11 @@ from perfmodel.errors import DoesNotFitError, SpecError
 from perfmodel.plan.sensitivity.crossovers import BoundChange, Payoff, bound_changes, payoffs
 from perfmodel.plan.sensitivity.vary import axis_of, suspects
 from perfmodel.plan.sensitivity.whatif import WhatIf, WhatIfAnswers, answer, default_metrics
+from perfmodel.plan.step import StepSpec
 from perfmodel.plan.sweeps.metrics import batch_shape
 from perfmodel.plan.sweeps.points import Point, load_point
 from perfmodel.plan.sweeps.typical_step import choose_step, engine_of_step
 from perfmodel.plan.sweeps.workers import Progress
-from perfmodel.specs.published import StepShape
 from perfmodel.specs.scenario import Scenario
 
 _LARGEST_BATCH = 8192  # up to which the batch is looked for at which the bound of a decode step changes
@@ -34,7 +34,7 @@ class WhatIfResult:
     """
 
     answers: WhatIfAnswers
-    step: StepShape
+    step: StepSpec
     step_label: str
     step_bound: str
     bounds: tuple[BoundChange, ...] = ()
@@ -92,7 +92,7 @@ def _without_step(overrides: Sequence[str]) -> tuple[str, ...]:
     return tuple(text for text in overrides if not text.startswith(_STEP))
 
 
-def _largest_batch(taker: Scenario, step: StepShape) -> tuple[int, str]:
+def _largest_batch(taker: Scenario, step: StepSpec) -> tuple[int, str]:
     if not step.batch:
         return 0, ""
     try:
@@ -103,12 +103,12 @@ def _largest_batch(taker: Scenario, step: StepShape) -> tuple[int, str]:
     return (held, "the KV cache") if held < limit else (limit, "max_num_seqs")
 
 
-def _typical(scenario: Scenario) -> tuple[StepShape, str]:
+def _typical(scenario: Scenario) -> tuple[StepSpec, str]:
     costs = step_costs(engine_of_step(scenario))
     choice = choose_step(scenario, lambda shape: costs.estimate(shape).duration_s / costs.tokens_per_decode(shape))
     batch = max(choice.shape.num_decodes, 1)
     where = " on a decode replica" if scenario.cluster.is_disaggregated else ""
-    return StepShape(batch=batch, context=max(choice.shape.decode_context // batch, 1)), choice.label + where
+    return StepSpec(batch=batch, context=max(choice.shape.decode_context // batch, 1)), choice.label + where
 
 
 def _bounds(question: WhatIf, scenario: Scenario) -> list[BoundChange]:

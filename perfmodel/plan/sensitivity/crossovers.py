@@ -14,6 +14,7 @@ from math import log
 
 from perfmodel.cost import step_costs
 from perfmodel.cost.steps.explain import StepEstimate
+from perfmodel.plan.metrics import study_metric
 from perfmodel.plan.sensitivity.vary import Axis
 from perfmodel.plan.sensitivity.whatif import WhatIf, WhatIfAnswers
 from perfmodel.plan.sweeps.findings import crossings
@@ -21,7 +22,6 @@ from perfmodel.plan.sweeps.metrics import batch_shape
 from perfmodel.plan.sweeps.points import Point, evaluate, load_point
 from perfmodel.plan.sweeps.typical_step import engine_of_step
 from perfmodel.plan.sweeps.workers import spread
-from perfmodel.specs.published_metrics import study_metric
 
 _EXACT = 1e-6  # of bounds: the cost model has no noise
 _PRECISION = 0.02  # of simulated crossings

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import SpecError
+from perfmodel.plan.step import StepSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.overrides import hardware_path, list_position
-from perfmodel.specs.published import StepShape
 from perfmodel.specs.scenario import Scenario
 
 _NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(.*)")
@@ -90,7 +90,7 @@ class Axis:
         return f"{self.path}={_written(ratio, _MULTIPLE, False)}", ratio
 
 
-def axis_of(text: str, scenario: Scenario, step: StepShape | None = None) -> Axis:
+def axis_of(text: str, scenario: Scenario, step: StepSpec | None = None) -> Axis:
     """`PATH=lo..hi`, `PATH=lo..hi:n` or `PATH=a,b,c` for a scenario (and the step that is looked at).
 
     Raises SpecError for what cannot be read; whether the path exists is for the scenario to say.
@@ -118,13 +118,13 @@ def axis_of(text: str, scenario: Scenario, step: StepShape | None = None) -> Axi
     return Axis(path, tuple(_written(x, unit, is_whole) for x in xs), xs, unit, present, is_whole)
 
 
-def present_value(path: str, scenario: Scenario, step: StepShape | None = None) -> int | float | None:
+def present_value(path: str, scenario: Scenario, step: StepSpec | None = None) -> int | float | None:
     """The number that a scenario has at an override's path; None where it has none, or several."""
     first, *rest = path.split(".")
     if first == "hardware":
         return _hardware_value(tuple(rest), scenario.hardware, path)
     if first == "step":
-        return _number(getattr(step or StepShape(), rest[0], None)) if len(rest) == 1 else None
+        return _number(getattr(step or StepSpec(), rest[0], None)) if len(rest) == 1 else None
     if first == "cluster" and rest[:1] == ["pools"] and rest[2:3] == ["hardware"]:
         pools = [pool.model_dump(include={"role", "name"}) for pool in scenario.pools]
         index = list_position(pools, rest[1])

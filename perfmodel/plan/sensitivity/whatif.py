@@ -11,11 +11,11 @@ from itertools import product
 from math import log
 
 from perfmodel.errors import SpecError
+from perfmodel.plan.metrics import study_metric
 from perfmodel.plan.sensitivity.vary import Axis
 from perfmodel.plan.sweeps.points import Point, Record, load_point
 from perfmodel.plan.sweeps.sweep import sweep
 from perfmodel.plan.sweeps.workers import Progress
-from perfmodel.specs.published_metrics import study_metric
 from perfmodel.specs.scenario import Scenario
 
 NEAR = 1.1  # how far from the present value elasticities are taken, up and down: beyond a simulation's granularity

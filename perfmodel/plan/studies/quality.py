@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from perfmodel.errors import SpecError
+from perfmodel.plan.studies.file import StudyFile
 from perfmodel.plan.studies.study import Answers
-from perfmodel.specs.study_file import StudyFile
 
 
 def with_quality(answers: Answers, file: StudyFile) -> Answers:

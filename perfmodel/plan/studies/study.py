@@ -10,11 +10,12 @@ from typing import TypeVar
 
 from perfmodel.errors import SpecError
 from perfmodel.files.yaml_loader import Path
+from perfmodel.plan.metrics import basis_by_name
+from perfmodel.plan.studies.file import BaseScenario, StudyFile
+from perfmodel.plan.studies.spec import Axis, Setting, Study
 from perfmodel.plan.sweeps.points import Point, Record, load_point
-from perfmodel.specs.published_metrics import basis_by_name
+from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
-from perfmodel.specs.study import Axis, Setting, Study
-from perfmodel.specs.study_file import BaseScenario, StudyFile, as_overrides
 
 Label = int | float | str | bool
 At = tuple[Label, ...]  # a label for each axis, in the order of the axes

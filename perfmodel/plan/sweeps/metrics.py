@@ -1,4 +1,4 @@
-"""One number of a scenario, by the names of `perfmodel.specs.published_metrics`: of a run, of a step, of memory."""
+"""One number of a scenario, by the names of `perfmodel.plan.metrics`: of a run, of a step, of memory."""
 
 __all__ = [
     "batch_shape",
@@ -21,15 +21,15 @@ from perfmodel.cost.footprint import kv_bytes, kv_bytes_per_token, weights
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, Work, windowed_contexts
+from perfmodel.plan.step import StepSpec
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.published import StepShape
 from perfmodel.specs.scenario import Scenario
 
 Found = tuple[float, str]  # in the metric's own unit, and what it is made of
 
 
-def batch_shape(step: StepShape, scenario: Scenario) -> BatchShape:
+def batch_shape(step: StepSpec, scenario: Scenario) -> BatchShape:
     """The batch that a file's `step` block describes."""
     prompts = ((step.prefill, step.cached),) * step.prompts if step.prefill else ()
     spans, context = scenario.model.attention_spans, step.context or 0
@@ -67,7 +67,7 @@ def step_metrics(
     }
 
 
-def memory_metric(scenario: Scenario, metric: str, step: StepShape | None = None) -> Found:
+def memory_metric(scenario: Scenario, metric: str, step: StepSpec | None = None) -> Found:
     """A metric of memory; `step` says how many sequences of how many tokens where the metric asks for them.
 
     Raises DoesNotFitError where the metric is about what room is left, and there is none.

@@ -16,14 +16,14 @@ from perfmodel.cost import step_costs
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import Positions
+from perfmodel.plan.metrics import basis_by_name
+from perfmodel.plan.step import StepSpec
 from perfmodel.plan.sweeps.capacity import max_request_rate
 from perfmodel.plan.sweeps.metrics import batch_shape, memory_metric, run_metric, step_metrics
 from perfmodel.plan.sweeps.typical_step import engine_of_step
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import apply_override, parse_override
-from perfmodel.specs.published import StepShape
-from perfmodel.specs.published_metrics import basis_by_name
 from perfmodel.specs.scenario import Scenario
 
 Run = Callable[[Scenario], RunResult]  # serves a scenario's traffic, on either clock
@@ -34,7 +34,7 @@ _STEP = "step."  # overrides that begin so are of the point's own step
 class Point:
     """scenario: a file's path or name, `inside`: the keys of the block in it that is the scenario
     overrides:  as `--set` takes them; `step.batch=8` changes `step`
-    metrics:    names of perfmodel.specs.published_metrics, of runs, steps and memory
+    metrics:    names of perfmodel.plan.metrics, of runs, steps and memory
     step:       the step that metrics of steps and of memory are of
     """
 
@@ -42,7 +42,7 @@ class Point:
     metrics: tuple[str, ...]
     overrides: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
-    step: StepShape | None = None
+    step: StepSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Record:
     notes: tuple[str, ...] = ()
 
 
-def load_point(point: Point) -> tuple[Scenario, StepShape | None]:
+def load_point(point: Point) -> tuple[Scenario, StepSpec | None]:
     """The point's scenario and step with its overrides. Raises SpecError that names the override at fault."""
     own = [text for text in point.overrides if text.startswith(_STEP)]
     others = [text for text in point.overrides if not text.startswith(_STEP)]
@@ -85,7 +85,7 @@ def evaluate_timed(point: Point) -> tuple[Record, float]:
 
 
 def evaluate_scenario(
-    scenario: Scenario, step: StepShape | None, metrics: tuple[str, ...], run: Run | None = None
+    scenario: Scenario, step: StepSpec | None, metrics: tuple[str, ...], run: Run | None = None
 ) -> Record:
     """See `evaluate`."""
     serve = run or partial(sim.simulate, keep_steps="mean_batch" in metrics)
@@ -97,7 +97,7 @@ def evaluate_scenario(
         return Record(problem=str(error))
 
 
-def _measured(scenario: Scenario, step: StepShape | None, metrics: tuple[str, ...], serve: Run) -> Record:
+def _measured(scenario: Scenario, step: StepSpec | None, metrics: tuple[str, ...], serve: Run) -> Record:
     bases = {name: basis_by_name(name) for name in metrics}
     values: dict[str, float | None] = {}
     clock, origin = "simulated", ""
@@ -115,7 +115,7 @@ def _measured(scenario: Scenario, step: StepShape | None, metrics: tuple[str, ..
     return Record({name: values[name] for name in metrics}, "", clock, origin, notes)
 
 
-def _of_step(scenario: Scenario, step: StepShape | None, names: list[str]) -> dict[str, float]:
+def _of_step(scenario: Scenario, step: StepSpec | None, names: list[str]) -> dict[str, float]:
     if step is None:
         raise SpecError(
             f"{names[0]} is of a step: give `step: {{batch: 1, context: 1024}}` or `step: {{prefill: 512}}`."
@@ -126,10 +126,10 @@ def _of_step(scenario: Scenario, step: StepShape | None, names: list[str]) -> di
     return {name: found[name] for name in names}
 
 
-def _changed_step(step: StepShape | None, overrides: list[str]) -> StepShape:
+def _changed_step(step: StepSpec | None, overrides: list[str]) -> StepSpec:
     data = {"step": {} if step is None else step.model_dump(exclude_defaults=True)}
     positions = Positions("step")
     for text in overrides:
         change = parse_override(text)
         apply_override(change, data, change.path, positions)
-    return parse(StepShape, data["step"], positions)
+    return parse(StepSpec, data["step"], positions)

@@ -20,12 +20,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-import perfmodel
 from perfmodel.cost import scenario_fits
 from perfmodel.errors import PerfmodelError
 from perfmodel.files.catalog import Kind, data_dir
 from perfmodel.plan.sweeps.points import Point, Record, load_point
 from perfmodel.specs.scenario import Scenario
+from perfmodel.version import __version__
 
 _PATIENCE_S = 60.0  # for another process's commit
 _SPEAKS_OF_NOTHING = {"name", "plan", "published", "technique"}  # fields that no answer depends on
@@ -35,7 +35,7 @@ _PUT = """INSERT INTO points (key, record, seconds) VALUES (?, ?, ?)
     ON CONFLICT (key) DO UPDATE SET times = times + 1"""
 # What answers come from; the rest of the program may change and leave them as they are.
 _SOURCES = (
-    *("specs", "ops", "cost", "engine", "sim"),
+    *("files", "models", "specs", "ops", "cost", "engine", "sim", "plan/metrics.py", "plan/step.py"),
     *(f"plan/sweeps/{name}.py" for name in ("points", "metrics", "capacity", "typical_step")),
 )
 _DATA: tuple[Kind, ...] = ("hardware", "models", "traffic", "scenarios")
@@ -103,11 +103,11 @@ def key_of(scenario: Scenario, point: Point) -> str:
 @lru_cache(maxsize=1)
 def program_version() -> str:
     """The version, and a hash of the sources that answers come from, networks between nodes among them."""
-    root = Path(perfmodel.__file__).parent
+    root = Path(__file__).resolve().parents[2]
     rooms = [root / name for name in _SOURCES]
     files = [file for room in rooms for file in ([room] if room.suffix else sorted(room.rglob("*.py")))]
     files += sorted(data_dir("networks").glob("*.yaml"))  # a scenario that is resolved still names its networks
-    return f"{perfmodel.__version__}+{_hash_of(files)}"
+    return f"{__version__}+{_hash_of(files)}"
 
 
 @lru_cache(maxsize=1)

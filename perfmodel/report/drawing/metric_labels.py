@@ -2,7 +2,7 @@
 
 __all__ = ["capital", "metric_label", "metric_unit"]
 
-from perfmodel.specs.published_metrics import basis_by_name, study_metric
+from perfmodel.plan.metrics import basis_by_name, study_metric
 
 _WORDS = {
     "duration": "time of the whole run",

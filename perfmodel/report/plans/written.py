@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from perfmodel import __version__
 from perfmodel.plan.deployments.export import serve_commands
 from perfmodel.plan.deployments.finalist import Finalist
 from perfmodel.plan.deployments.result import PlanResult
@@ -18,6 +17,7 @@ from perfmodel.plan.jobs.result import JobPlan
 from perfmodel.plan.jobs.words import batch_command, job_question, job_table, job_words, looked_at
 from perfmodel.report.drawing.files import write_document
 from perfmodel.report.plans.pictures import plan_pictures
+from perfmodel.version import __version__
 
 
 def write_plan(result: PlanResult | JobPlan, path: Path, command: str) -> list[Path]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 
+from perfmodel.plan.studies.spec import PlotSpec, Study
 from perfmodel.plan.studies.study import Answers, Label
 from perfmodel.plan.sweeps.findings import better_by, ladder_gains, pareto_front
 from perfmodel.report.drawing.charts import COLOURS, Bar, Dot, Line, Panel, bars_svg, lines_svg, pareto_svg
@@ -13,7 +14,6 @@ from perfmodel.report.drawing.metric_labels import capital, metric_label, metric
 from perfmodel.report.drawing.style import BLUE, ORANGE, SKY
 from perfmodel.report.drawing.waterfall import Ladder, waterfall_svg
 from perfmodel.report.studies.words import place_words
-from perfmodel.specs.study import PlotSpec, Study
 
 _LADDER_COLOURS = (BLUE, ORANGE, SKY)
 

@@ -6,11 +6,11 @@ __all__ = ["agreement_words", "answer_words", "place_words", "times"]
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
+from perfmodel.plan.studies.spec import PlotSpec
 from perfmodel.plan.studies.study import Answers, Label
 from perfmodel.plan.sweeps.findings import Stretch, best_at, better_by, crossings, ladder_gains, pareto_front, stretches
 from perfmodel.report.drawing.chart_axes import short_number
 from perfmodel.report.drawing.metric_labels import capital, metric_label
-from perfmodel.specs.study import PlotSpec
 
 _EVEN = 0.02  # a gain below is told as none
 

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perfmodel import __version__
+from perfmodel.plan.studies.spec import Study
 from perfmodel.plan.studies.study import Answers
 from perfmodel.report.drawing.files import write_document
 from perfmodel.report.studies.pictures import study_pictures
 from perfmodel.report.studies.tables import StudyTable, markdown_table, problems_of, study_tables
 from perfmodel.report.studies.words import agreement_words, answer_words
-from perfmodel.specs.study import Study
+from perfmodel.version import __version__
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.text import Text
 
-from perfmodel import __version__
 from perfmodel.plan.sensitivity.ask import WhatIfResult
 from perfmodel.plan.sweeps.points import Record
 from perfmodel.report.drawing.files import write_document
@@ -25,6 +24,7 @@ from perfmodel.report.studies.tables import StudyTable, markdown_table
 from perfmodel.report.whatifs.pictures import whatif_pictures
 from perfmodel.report.whatifs.tables import whatif_tables
 from perfmodel.report.whatifs.words import whatif_words
+from perfmodel.version import __version__
 
 
 @dataclass(frozen=True, repr=False)

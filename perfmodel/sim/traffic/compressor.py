@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from math import ceil
-from typing import TYPE_CHECKING
 
 from perfmodel.cost import Calibration, EngineProfile, step_costs
 from perfmodel.engine import Request
@@ -21,14 +20,12 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.work import BatchShape
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
 from perfmodel.sim.traffic.clients import Server
+from perfmodel.sim.traffic.draft import RequestDraft
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
 
-if TYPE_CHECKING:
-    from perfmodel.sim.traffic.workload import RequestDraft
 
-
-def compressed(draft: "RequestDraft", ratio: float) -> "RequestDraft":
+def compressed(draft: RequestDraft, ratio: float) -> RequestDraft:
     """`draft` with the share `ratio` of its prompt, of which it remembers the length."""
     tokens = draft.num_prompt_tokens
     hashes = draft.block_hashes[: int(len(draft.block_hashes) * ratio)]

@@ -1,4 +1,4 @@
-"""`EngineSpec`: how the model is served, with vLLM's engine-argument names, meanings and defaults."""
+"""`EngineSpec`: how the model is served, with vLLM's engine-argument names and meanings."""
 
 __all__ = ["EngineSpec", "EplbConfig", "refuse_kv_conflicts"]
 
@@ -11,6 +11,7 @@ from perfmodel.files.base import Spec
 from perfmodel.files.units import Milliseconds
 from perfmodel.models.formats.by_layer import LayerQuantization
 from perfmodel.models.formats.quantization import GROUPED_FORMATS
+from perfmodel.specs.engine.description import DescribedEngine, describe_engine
 from perfmodel.specs.engine.kv import KvEviction, KvOffload, KvTier
 from perfmodel.specs.engine.speculation import SpeculativeConfig
 
@@ -22,7 +23,11 @@ class EplbConfig(Spec):
 
 
 class EngineSpec(Spec):
-    """vLLM's arguments first, ours (batching, profile, ...) last."""
+    """vLLM's arguments first, ours (batching, profile, ...) last.
+
+    Where a scenario gives none, `gpu_memory_utilization`, `max_num_seqs`, `max_num_batched_tokens`, `block_size` and
+    `async_scheduling` are those of the engine's version on the device (`perfmodel.specs.engine.defaults`).
+    """
 
     tensor_parallel_size: PositiveInt = 1
     pipeline_parallel_size: PositiveInt = 1
@@ -76,7 +81,8 @@ class EngineSpec(Spec):
     batch_timeout_ms: Milliseconds = Field(
         default=100.0, ge=0
     )  # dynamic batching: start a partial batch after this wait
-    profile: str = "vllm"
+    profile: str = "vllm"  # which engine: a name in hardware_specs/engines, whose facts and fits count
+    version: str | None = None  # of that engine, as its --version prints it; None: the newest described
     prefill_exclusive: bool | None = None  # steps of prompts or of decodes, never both; None: as the profile's engine
     # Admit with KV blocks for the whole answer, or for its length rounded up to a power of two; None: as the profile's
     reserve_output: bool | Literal["pow2"] | None = None
@@ -150,12 +156,14 @@ class EngineSpec(Spec):
 
     @property
     def gathers_tokens(self) -> bool:
-        """Whether experts shared out over data-parallel ranks get the tokens of all ranks, chosen by them or not.
+        """Whether experts shared out over data-parallel ranks get the tokens of all ranks, chosen by them or not."""
+        backend = self.all2all_backend or self.described.facts.defaults.all2all_backend
+        return backend == "allgather_reducescatter"
 
-        vLLM's default since 0.11 ("Expert Parallel Deployment" in its documentation: allgather_reducescatter).
-        """
-        default = "allgather_reducescatter" if self.profile == "vllm" else None
-        return (self.all2all_backend or default) == "allgather_reducescatter"
+    @property
+    def described(self) -> DescribedEngine:
+        """The engine that `profile` and `version` name, with the facts of its code. Raises SpecError for no engine."""
+        return describe_engine(self.profile, self.version)
 
     @property
     def num_devices(self) -> int:

@@ -50,6 +50,18 @@ def test_without_chunked_prefill_a_prompt_waits_until_it_fits_whole() -> None:
     assert turn(engine, 1) == {0: 1, 1: 10}
 
 
+@pytest.mark.parametrize("reserves", [True, False])
+def test_scheduler_reserve_full_isl_keeps_out_whom_there_is_no_room_for_in_whole(reserves: bool) -> None:
+    """10 blocks of 4. The first request holds 7, so three are free: room for 12 tokens of a prompt of 16. vLLM v1 waits
+    until all of it would fit; told not to reserve, it begins with what the budget and the blocks have room for."""
+    engine = scheduler(num_blocks=10, max_num_batched_tokens=13, scheduler_reserve_full_isl=reserves)
+    engine.add(Request(0, 0, 26, 2))
+    assert [turn(engine, 0), turn(engine, 1)] == [{0: 13}, {0: 13}]
+    engine.add(Request(1, 2, 16, 1))
+    assert turn(engine, 2) == ({0: 1} if reserves else {0: 1, 1: 12})
+    assert turn(engine, 3) == ({1: 13} if reserves else {1: 4})
+
+
 def test_long_prefill_token_threshold_caps_a_chunk() -> None:
     engine = scheduler(long_prefill_token_threshold=6)
     engine.add(Request(0, 0, 10, 2))

@@ -53,6 +53,29 @@ def test_written_quantities_read_back(number: float, unit: str) -> None:
     assert math.isclose(parse_quantity(f"{number!r} {unit}", "bytes"), number * one, rel_tol=1e-12)
 
 
+@pytest.mark.parametrize("dimension", ["bytes", "bytes/s"])
+def test_prefixes_are_powers_of_a_thousand_or_of_1024(dimension: str) -> None:
+    """SI and IEC 80000-13: each prefix is a thousand, or 1,024, times the one before."""
+    per = dimension.removeprefix("bytes")
+    for base, names in ((1000, ("B", "kB", "MB", "GB", "TB", "PB", "EB")), (1024, ("B", "KiB", "MiB", "GiB", "TiB"))):
+        for power, unit in enumerate(names):
+            assert parse_quantity(f"3 {unit}{per}", dimension) == 3 * base**power
+
+
+@pytest.mark.parametrize(("dimension", "unit"), [("FLOP/s", "FLOPS"), ("FLOP/s", "OP/s"), ("Hz", "Hz")])
+def test_rates_take_the_same_prefixes(dimension: str, unit: str) -> None:
+    for power, prefix in enumerate(("", "k", "M", "G", "T", "P", "E")):
+        assert parse_quantity(f"3 {prefix}{unit}", dimension) == 3 * 1000**power
+
+
+@pytest.mark.parametrize(
+    ("unit", "seconds"), [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1), ("min", 60), ("h", 3600)]
+)
+def test_times_are_in_seconds_or_in_milliseconds(unit: str, seconds: float) -> None:
+    assert parse_quantity(f"3 {unit}", "s") == pytest.approx(3 * seconds)
+    assert parse_quantity(f"3 {unit}", "ms") == pytest.approx(3000 * seconds)
+
+
 @given(st.one_of(st.integers(), st.floats(allow_nan=False)))
 def test_numbers_pass_through(number: float) -> None:
     assert parse_quantity(number, "bytes") is number

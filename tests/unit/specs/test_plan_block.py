@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import SpecError
+from perfmodel.plan.spec import PlanSpec, ratio_of
 from perfmodel.specs import load_scenario
-from perfmodel.specs.plan import PlanSpec, ratio_of
 
 _SCENARIO = """\
 model: llama-3.1-8b

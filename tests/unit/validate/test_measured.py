@@ -12,7 +12,7 @@ from perfmodel.cost import load_calibration
 from perfmodel.cost.calibration import HostFit
 from perfmodel.errors import SpecError
 from perfmodel.specs import load_hardware
-from perfmodel.validate.measured import halves, validate_measured
+from perfmodel.validate.executed.measured import halves, validate_measured
 
 DEVICE = "h100-sxm-80gb"
 HOST = HostFit(replays_graphs=True, serial_step_s=3e-4, serial_per_sequence_s=4e-6, hidden_prompt_layer_s=1.5e-4)

@@ -5,8 +5,8 @@ import pytest
 from perfmodel.errors import SpecError
 from perfmodel.plan.sweeps.capacity import highest
 from perfmodel.specs import data_dir, load_hardware, load_scenario
-from perfmodel.validate.published import validate_published
-from perfmodel.validate.published_figures import predict
+from perfmodel.validate.published.compare import validate_published
+from perfmodel.validate.published.figures import predict
 
 PUBLISHED = data_dir("scenarios") / "published"
 

@@ -6,9 +6,9 @@ import pytest
 
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.catalog import data_dir
-from perfmodel.validate.technique_journal import Journal
-from perfmodel.validate.technique_runs import Sides, TechniqueRun
-from perfmodel.validate.techniques import validate_techniques
+from perfmodel.validate.techniques.compare import validate_techniques
+from perfmodel.validate.techniques.journal import Journal
+from perfmodel.validate.techniques.runs import Sides, TechniqueRun
 from perfmodel.validate.written import report_markdown
 
 FOLDER = data_dir("scenarios") / "techniques"

@@ -14,9 +14,9 @@ from perfmodel.plan.deployments.words import plan_words
 from perfmodel.plan.screening.candidates import Base
 from perfmodel.plan.screening.draws import NUM_DRAWS, Drawn
 from perfmodel.plan.screening.screen import Screened
+from perfmodel.plan.spec import PlanSpec
 from perfmodel.plan.sweeps.points import Record
 from perfmodel.specs import load_scenario
-from perfmodel.specs.plan import PlanSpec
 
 GOOD = Record({"request_goodput": 0.95, "request_throughput": 1.0, "p90_ttft_ms": 400.0})
 

@@ -6,8 +6,8 @@ from typing import Any
 from perfmodel.plan.deployments.choice import Deployment
 from perfmodel.plan.deployments.front import label_of, simulated_front
 from perfmodel.plan.screening.screen import Screened
+from perfmodel.plan.spec import PlanSpec
 from perfmodel.plan.sweeps.points import Record
-from perfmodel.specs.plan import PlanSpec
 from perfmodel.specs.slo import SLO
 
 LIMITS = SLO(ttft_ms=1000)

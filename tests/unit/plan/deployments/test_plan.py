@@ -17,8 +17,8 @@ from perfmodel.plan.screening.candidates import Base
 from perfmodel.plan.screening.rates import wanted_rate
 from perfmodel.plan.screening.screen import Screened
 from perfmodel.plan.search import make_plan
+from perfmodel.plan.spec import PlanSpec
 from perfmodel.specs import load_scenario
-from perfmodel.specs.plan import PlanSpec
 
 SPACE = (
     "plan={finalists: 3, seeds: 2, num_requests: 200, max_gpus: 4, space: {hardware: [a100-sxm-80gb, h100-sxm-80gb], "
@@ -235,7 +235,7 @@ def test_what_is_exported_simulates_to_the_plans_own_answer(
     from perfmodel import sim
     from perfmodel.plan.deployments.export import export_plan, serve_commands
     from perfmodel.plan.screening.rates import at_rate
-    from perfmodel.specs.study_file import as_overrides
+    from perfmodel.specs.overrides import as_overrides
 
     found = make_plan("llama-3.1-8b-a100", (*SHORT, *overrides, space), store, workers=1)
     assert found.winner is not None

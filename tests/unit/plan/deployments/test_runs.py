@@ -10,9 +10,9 @@ from perfmodel.plan.deployments.finalist import Finalist
 from perfmodel.plan.deployments.runs import Runs
 from perfmodel.plan.screening.candidates import Base
 from perfmodel.plan.screening.screen import Screened
+from perfmodel.plan.spec import PlanSpec
 from perfmodel.plan.sweeps.points import Record
 from perfmodel.specs import load_scenario
-from perfmodel.specs.plan import PlanSpec
 
 WANTED = 30.0
 

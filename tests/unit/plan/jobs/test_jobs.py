@@ -12,9 +12,9 @@ from perfmodel.plan.jobs.screen import JobScreen
 from perfmodel.plan.screening.candidates import Base
 from perfmodel.plan.screening.space import enumerate_space
 from perfmodel.plan.search import make_plan
+from perfmodel.plan.spec import PlanSpec
 from perfmodel.plan.sweeps.store import Store
 from perfmodel.sim import simulate
-from perfmodel.specs.plan import PlanSpec
 
 SMALL = (
     "traffic.num_requests=600",

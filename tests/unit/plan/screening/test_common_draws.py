@@ -13,11 +13,11 @@ from perfmodel.plan.screening.draws import NUM_DRAWS, SharedScores
 from perfmodel.plan.screening.rates import at_rate
 from perfmodel.plan.screening.screen import Screen, Screened
 from perfmodel.plan.screening.space import enumerate_space
+from perfmodel.plan.spec import PlanSpec
 from perfmodel.sim.driver import _serve_drawn
 from perfmodel.sim.fleet.pool_basis import remembered_basis
 from perfmodel.specs import load_scenario
-from perfmodel.specs.plan import PlanSpec
-from perfmodel.specs.study_file import as_overrides
+from perfmodel.specs.overrides import as_overrides
 
 BASE = Base("llama-3.1-8b-a100")
 

@@ -7,10 +7,10 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.plan.screening.rates import at_rate, wanted_rate
+from perfmodel.plan.spec import PlanSpec
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs import load_scenario
-from perfmodel.specs.plan import PlanSpec
-from perfmodel.specs.study_file import as_overrides
+from perfmodel.specs.overrides import as_overrides
 
 TIMES = [0.0, 0.1, 0.2, 4.0, 4.1, 8.0]
 

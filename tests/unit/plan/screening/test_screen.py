@@ -15,11 +15,11 @@ from perfmodel.plan.screening.rates import at_rate
 from perfmodel.plan.screening.screen import Screen, Screened
 from perfmodel.plan.screening.space import enumerate_space
 from perfmodel.plan.screening.surfaces import Surfaces, step_surface
+from perfmodel.plan.spec import PlanSpec
 from perfmodel.plan.sweeps.capacity import highest
 from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs import load_scenario
-from perfmodel.specs.plan import PlanSpec
-from perfmodel.specs.study_file import as_overrides
+from perfmodel.specs.overrides import as_overrides
 
 BASE = Base("llama-3.1-8b-a100")
 ONE = {"tensor_parallel_size": (1,), "max_num_seqs": (128,), "max_num_batched_tokens": (2048,)}

@@ -10,10 +10,10 @@ from perfmodel.plan.screening.rates import at_rate
 from perfmodel.plan.screening.screen import Screen
 from perfmodel.plan.screening.space import enumerate_space
 from perfmodel.plan.search import make_plan
+from perfmodel.plan.spec import PlanSpec
 from perfmodel.plan.sweeps.capacity import highest
 from perfmodel.sim import simulate
-from perfmodel.specs.plan import PlanSpec
-from perfmodel.specs.study_file import as_overrides
+from perfmodel.specs.overrides import as_overrides
 
 ONE = (
     "plan.space.tensor_parallel_size=[1]",

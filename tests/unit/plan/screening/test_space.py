@@ -9,9 +9,9 @@ from perfmodel.errors import SpecError
 from perfmodel.plan.screening.candidates import Base
 from perfmodel.plan.screening.rates import at_rate
 from perfmodel.plan.screening.space import enumerate_space
+from perfmodel.plan.spec import PlanSpec
 from perfmodel.specs import load_scenario
-from perfmodel.specs.plan import PlanSpec
-from perfmodel.specs.study_file import as_overrides
+from perfmodel.specs.overrides import as_overrides
 
 BASE = Base("llama-3.1-70b-h100-tp4")
 

@@ -4,8 +4,8 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.plan.sensitivity.vary import axis_of, present_value, suspects
+from perfmodel.plan.step import StepSpec
 from perfmodel.specs import load_scenario
-from perfmodel.specs.published import StepShape
 
 SCENARIO = load_scenario("llama-3.1-8b-a100")
 DISAGGREGATED = load_scenario("llama-3.1-70b-h100-disaggregated")
@@ -35,7 +35,7 @@ def test_present_values_are_found_in_scenario_hardware_pools_and_step():
     assert present_value("hardware.hbm.bandwidth", SCENARIO) == 2039e9
     assert present_value("hardware.links.nvlink.bandwidth", SCENARIO) == 300e9
     assert present_value("overheads.host", SCENARIO) == 1.0
-    assert present_value("step.batch", SCENARIO, StepShape(batch=7, context=9)) == 7
+    assert present_value("step.batch", SCENARIO, StepSpec(batch=7, context=9)) == 7
     assert present_value("hardware.peak_flops", SCENARIO) is None
     assert present_value("engine.quantization", SCENARIO) is None
     bandwidth = present_value("cluster.pools.decode.hardware.hbm.bandwidth", DISAGGREGATED)

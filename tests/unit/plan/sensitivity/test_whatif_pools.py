@@ -5,18 +5,18 @@ import pytest
 from perfmodel.cost import plan_memory, step_costs
 from perfmodel.plan.sensitivity.ask import ask_whatif
 from perfmodel.plan.sensitivity.vary import suspects
+from perfmodel.plan.step import StepSpec
 from perfmodel.plan.sweeps.metrics import batch_shape
 from perfmodel.plan.sweeps.points import Point, evaluate
 from perfmodel.plan.sweeps.typical_step import engine_of_step, typical_step
 from perfmodel.report.whatifs.words import whatif_words
 from perfmodel.specs import load_scenario
-from perfmodel.specs.published import StepShape
 
 NAME = "llama-3.1-70b-h100-disaggregated"  # prompts on two replicas of TP4, decodes on one of TP8
 
 
-@pytest.mark.parametrize(("step", "devices"), [(StepShape(batch=16, context=4096), 8), (StepShape(prefill=8192), 4)])
-def test_a_step_is_of_the_pool_that_takes_it(step: StepShape, devices: int) -> None:
+@pytest.mark.parametrize(("step", "devices"), [(StepSpec(batch=16, context=4096), 8), (StepSpec(prefill=8192), 4)])
+def test_a_step_is_of_the_pool_that_takes_it(step: StepSpec, devices: int) -> None:
     alone = ("cluster={replicas: 1}", f"engine.tensor_parallel_size={devices}")
     here, there = (evaluate(Point(NAME, ("step_ms",), more, (), step)).values["step_ms"] for more in ((), alone))
     assert here == there
@@ -48,4 +48,4 @@ def test_batches_that_cannot_be_are_told() -> None:
     assert f"Batches of such sequences end at {found.largest_batch} here, by the KV cache." in words
     assert "No batch makes the step as a whole compute-bound" in words
     costs = step_costs(scenario)
-    assert costs.estimate(batch_shape(StepShape(batch=4096, context=8000), scenario)).bound == "memory"
+    assert costs.estimate(batch_shape(StepSpec(batch=4096, context=8000), scenario)).bound == "memory"

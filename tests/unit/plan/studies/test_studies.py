@@ -8,13 +8,14 @@ import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli import app
+from perfmodel.plan.studies.file import list_studies, load_study
 from perfmodel.plan.studies.study import executed_points, quick, simulated_points
 from perfmodel.plan.sweeps.findings import crossings
 from perfmodel.plan.sweeps.points import Point, Record, evaluate
 from perfmodel.plan.sweeps.sweep import sweep
 from perfmodel.report.studies.pictures import study_pictures
 from perfmodel.report.studies.words import answer_words
-from perfmodel.specs.study_file import as_overrides, list_studies, load_study
+from perfmodel.specs.overrides import as_overrides
 
 SMALL = """
 study: small

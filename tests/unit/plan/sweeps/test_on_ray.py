@@ -19,6 +19,7 @@ from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError
 from perfmodel.plan.deployments.result import PlanResult
 from perfmodel.plan.search import make_plan
 from perfmodel.plan.sensitivity.ask import ask_whatif
+from perfmodel.plan.studies.file import load_study
 from perfmodel.plan.studies.study import quick, simulated_points
 from perfmodel.plan.sweeps import on_ray
 from perfmodel.plan.sweeps.points import Point
@@ -26,7 +27,6 @@ from perfmodel.plan.sweeps.store import Store
 from perfmodel.plan.sweeps.sweep import sweep
 from perfmodel.plan.sweeps.workers import spread
 from perfmodel.report.whatifs.written import WhatIfReport
-from perfmodel.specs.study_file import load_study
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 FEW = ("traffic.num_requests=30",)

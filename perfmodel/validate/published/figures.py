@@ -9,6 +9,7 @@ from pathlib import Path
 from perfmodel import sim
 from perfmodel.cost import OperatorEstimate, StepEstimate, step_costs
 from perfmodel.errors import SpecError, did_you_mean
+from perfmodel.files.blocks import block_as
 from perfmodel.plan.sweeps.capacity import max_request_rate
 from perfmodel.plan.sweeps.metrics import (
     batch_shape,
@@ -19,9 +20,9 @@ from perfmodel.plan.sweeps.metrics import (
     step_metrics,
 )
 from perfmodel.specs import load_scenario
-from perfmodel.specs.published import Published
 from perfmodel.specs.scenario import Scenario
-from perfmodel.validate.published_kernels import kernel_time, kernel_work
+from perfmodel.validate.published.kernels import kernel_time, kernel_work
+from perfmodel.validate.published.spec import Published
 
 _S = 1e6  # microseconds
 _Value = tuple[float, str]  # in the metric's own unit, and what it is made of
@@ -40,14 +41,15 @@ def predict(scenario: Scenario, file: Path) -> Prediction:
 
     Raises PerfmodelError where there is nothing to predict: a model that does not fit, an operator that is not there.
     """
-    figure = scenario.published
+    figure = block_as(scenario.published, Published)
     if figure is None:
         raise SpecError(f"{file}: found no `published` block; see docs/published.md.")
     value, made_of = _metric(scenario, figure)
     if figure.baseline:
         changed = load_scenario(file, figure.baseline)
-        assert changed.published is not None
-        base, of_base = _metric(changed, changed.published)
+        of_changed = block_as(changed.published, Published)
+        assert of_changed is not None
+        base, of_base = _metric(changed, of_changed)
         value = _ratio(value, base, figure)
         made_of = f"{made_of}; baseline: {of_base}"
     return Prediction(value / figure.factor, made_of)

@@ -23,8 +23,8 @@ from perfmodel.ops.formats import LinearFormat, linear_format
 from perfmodel.ops.gemm import gemm
 from perfmodel.ops.moe import experts
 from perfmodel.ops.work import Work
-from perfmodel.specs.published import KernelShape
 from perfmodel.specs.scenario import Scenario
+from perfmodel.validate.published.spec import KernelShape
 
 _DTYPES = frozenset({"bf16", "bfloat16", "fp16", "float16", "fp32", "float32"})
 # Names that tables of kernels use -> the engine's `quantization`.

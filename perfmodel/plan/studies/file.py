@@ -1,10 +1,9 @@
 """From a study file to a `Study`: read, checked, and the file of its base scenario found."""
 
-__all__ = ["BaseScenario", "StudyFile", "as_overrides", "list_studies", "load_study"]
+__all__ = ["BaseScenario", "StudyFile", "list_studies", "load_study"]
 
-import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,8 @@ from perfmodel.errors import SpecError
 from perfmodel.files.catalog import find_file, list_names
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import Path, Positions, load_yaml
-from perfmodel.specs.study import Setting, Study
+from perfmodel.plan.studies.spec import Setting, Study
+from perfmodel.specs.overrides import as_overrides
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,26 +68,6 @@ def load_study(path_or_name: str | pathlib.Path, overrides: Sequence[str] = ()) 
             place = ("executed", "base")
             executed_base = _base(executed.base, executed.set, (), place, path, loaded.positions)
     return StudyFile(path, study, base, executed_base, loaded.positions)
-
-
-def as_overrides(setting: Mapping[str, Any]) -> tuple[str, ...]:
-    """`{"engine.batching": "static"}` as `--set` would be given it; factors stay factors (`2x`)."""
-    return tuple(f"{field}={_as_text(value)}" for field, value in setting.items())
-
-
-def _as_text(value: Any) -> str:
-    """A value as YAML on one line: JSON, but for words, which need no quotes unless they read as something else."""
-    if isinstance(value, str) and value.replace("-", "").replace("_", "").replace(".", "").isalnum():
-        return json.dumps(value) if value.lower() in ("true", "false", "null") or _is_number(value) else value
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _base(

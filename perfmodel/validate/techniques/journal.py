@@ -12,7 +12,7 @@ from pathlib import Path
 
 from perfmodel.errors import SpecError
 from perfmodel.specs.scenario import Scenario
-from perfmodel.validate.technique_runs import TechniqueRun
+from perfmodel.validate.techniques.runs import TechniqueRun
 
 
 class Journal:

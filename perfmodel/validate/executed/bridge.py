@@ -32,7 +32,7 @@ from perfmodel.ops.work import BatchShape
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.report import ValidationReport
-from perfmodel.validate.technique_runs import TechniqueRun
+from perfmodel.validate.techniques.runs import TechniqueRun
 
 Progress = Callable[[int, int | None], None]
 

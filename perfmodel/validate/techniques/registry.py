@@ -14,7 +14,7 @@ from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file, list_names
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
-from perfmodel.specs.published import StepShape
+from perfmodel.plan.step import StepSpec
 
 
 class Move(Spec):
@@ -22,7 +22,7 @@ class Move(Spec):
 
     metric: str
     direction: Literal["up", "down"]
-    step: StepShape | None = None
+    step: StepSpec | None = None
 
 
 class TechniqueEntry(Spec):

@@ -10,7 +10,7 @@ from perfmodel.plan.studies.study import Answers, StudyPoints
 from perfmodel.plan.sweeps.metrics import run_metric
 from perfmodel.plan.sweeps.points import Record, load_point
 from perfmodel.sim.records.result import RunResult
-from perfmodel.validate.executor_bridge import Progress, load_executor
+from perfmodel.validate.executed.bridge import Progress, load_executor
 
 
 def execute_study(points: StudyPoints, progress: Progress | None = None) -> dict[str, Answers]:

@@ -4,15 +4,16 @@ The block says which metric (of a whole run, of one step, of one operator in tha
 of memory), the value and its unit, where it stands, and, for ratios, what it is relative to. See docs/published.md.
 """
 
-__all__ = ["KernelShape", "Published", "StepShape", "complete_for_published"]
+__all__ = ["KernelShape", "Published", "complete"]
 
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from perfmodel.files.base import Spec
-from perfmodel.specs.published_metrics import ALIASES, RATIOS, Basis, Metric, metric_named, needs_no_run
-from perfmodel.specs.published_units import factor_of_unit
+from perfmodel.plan.metrics import ALIASES, RATIOS, Basis, Metric, metric_named, needs_no_run
+from perfmodel.plan.step import StepSpec
+from perfmodel.validate.published.units import factor_of_unit
 
 # What stands in where a figure needs no traffic and no model of its own.
 _NO_TRAFFIC = {
@@ -22,27 +23,6 @@ _NO_TRAFFIC = {
     "output_tokens": {"distribution": "fixed", "value": 128},
 }
 _NO_MODEL = "tiny-llama"
-
-
-class StepShape(Spec):
-    """One step: `batch` sequences that decode with `context` tokens each, and `prompts` prompts of `prefill` tokens.
-
-    cached: tokens that each prompt already has in the KV cache (an earlier chunk, a prefix)
-    """
-
-    batch: NonNegativeInt = 0
-    context: PositiveInt | None = None
-    prefill: NonNegativeInt = 0
-    prompts: PositiveInt = 1
-    cached: NonNegativeInt = 0
-
-    @model_validator(mode="after")
-    def _does_something(self) -> "StepShape":
-        if not self.batch and not self.prefill:
-            raise ValueError("needs `batch` and `context` (sequences that decode), `prefill` (a prompt), or both")
-        if bool(self.batch) != (self.context is not None):
-            raise ValueError("`batch` and `context` go together: so many sequences, so many tokens in each one's KV")
-        return self
 
 
 # operator -> (sizes that it needs, sizes that it may have)
@@ -123,7 +103,7 @@ class KernelShape(Spec):
 class Published(Spec):
     """A published figure, and how it is to be predicted.
 
-    metric:    see perfmodel.specs.published_metrics, or docs/published.md
+    metric:    see perfmodel.plan.metrics, or docs/published.md
     value:     a number in `unit`; [low, high] where the source gives a range
     technique: the family of techniques that the figure speaks of, any words; figures are grouped by it
     setup:     what the source says of how it was measured; note: why the prediction may differ from it
@@ -141,7 +121,7 @@ class Published(Spec):
     url: str = ""
     setup: str = ""
     note: str = ""
-    step: StepShape | None = None
+    step: StepSpec | None = None
     operator: tuple[str, ...] = ()
     kernel: KernelShape | None = None
     baseline: tuple[str, ...] = ()
@@ -219,7 +199,7 @@ class Published(Spec):
         return {"kernel": "kernels", "operator": "kernels", "step": "steps", "memory": "memory"}[self.basis]
 
 
-def complete_for_published(data: dict[str, Any]) -> None:
+def complete(data: dict[str, Any]) -> None:
     """Fill in what a figure of a step or of a kernel does not need: traffic, and for a kernel the model."""
     block = data.get("published")
     if not isinstance(block, dict):

@@ -10,14 +10,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.files.blocks import block_as
 from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario
-from perfmodel.validate.executor_bridge import measure_technique
+from perfmodel.validate.executed.bridge import measure_technique
 from perfmodel.validate.groups import Comparison, Dimension, pooled
 from perfmodel.validate.report import ValidationReport
 from perfmodel.validate.rows import Rows
-from perfmodel.validate.technique_journal import Journal
-from perfmodel.validate.technique_runs import TechniqueRun, TechniqueVerdict
+from perfmodel.validate.techniques.journal import Journal
+from perfmodel.validate.techniques.runs import TechniqueRun, TechniqueVerdict
+from perfmodel.validate.techniques.spec import Technique
 
 Progress = Callable[[int, int | None], None]
 Measure = Callable[[Scenario, Scenario, str, int], list[TechniqueRun]]
@@ -75,7 +77,7 @@ def _files(path: Path) -> list[Path]:
 
 def _judge(file: Path, repeats: int, measure: Measure, journal: Journal) -> TechniqueVerdict:
     scenario = load_scenario(file)
-    technique = scenario.technique
+    technique = block_as(scenario.technique, Technique)
     if technique is None:
         raise SpecError(f"{file}: found no `technique` block; give its name, baseline and metric.")
     baseline = load_scenario(file, technique.baseline)

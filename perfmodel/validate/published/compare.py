@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.files.blocks import block_as
 from perfmodel.specs import load_scenario
-from perfmodel.specs.published import Published
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.basis import basis_of
 from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled
-from perfmodel.validate.published_figures import Prediction, predict
+from perfmodel.validate.published.figures import Prediction, predict
+from perfmodel.validate.published.spec import Published
 from perfmodel.validate.report import ValidationReport
 from perfmodel.validate.rows import Rows
 
@@ -121,8 +122,9 @@ def _files(path: Path) -> list[Path]:
 def _judge(file: Path) -> _Judged:
     scenario = load_scenario(file)
     prediction = predict(scenario, file)
-    assert scenario.published is not None  # else nothing was predicted
-    return _Judged(file, scenario, scenario.published, prediction)
+    figure = block_as(scenario.published, Published)
+    assert figure is not None  # else nothing was predicted
+    return _Judged(file, scenario, figure, prediction)
 
 
 def _report(judged: Sequence[_Judged], reasons: Sequence[str]) -> ValidationReport:

@@ -30,8 +30,8 @@ from perfmodel.sim import simulate
 from perfmodel.specs import load_hardware, load_scenario
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
+from perfmodel.validate.executed.measured_rates import rate_notes
 from perfmodel.validate.groups import Comparison, Dimension, by_dimension, pooled
-from perfmodel.validate.measured_rates import rate_notes
 from perfmodel.validate.report import Basis, ValidationReport
 from perfmodel.validate.rows import Rows
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import SpecError
+from perfmodel.plan.studies.file import StudyFile
+from perfmodel.plan.studies.spec import Quality
 from perfmodel.specs import load_scenario
-from perfmodel.specs.study import Quality
-from perfmodel.specs.study_file import StudyFile, as_overrides
-from perfmodel.validate.executor_bridge import Progress, measure_quality
+from perfmodel.specs.overrides import as_overrides
+from perfmodel.validate.executed.bridge import Progress, measure_quality
 
 _TEXT = "pydoc"
 

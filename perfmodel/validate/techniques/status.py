@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from perfmodel.files.catalog import data_dir
-from perfmodel.specs.techniques import TechniqueEntry, load_techniques
+from perfmodel.validate.techniques.registry import TechniqueEntry, load_techniques
 
 WANTED = 0.25  # a median farther than this from the published one is a miss; it stays in the table
 

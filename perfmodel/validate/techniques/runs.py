@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
-from perfmodel.specs.technique import Technique
+from perfmodel.validate.techniques.spec import Technique
 
 
 class Sides(NamedTuple):

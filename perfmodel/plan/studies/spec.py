@@ -2,7 +2,7 @@
 
 A variant and a value of an axis are `--set` overrides of the base scenario (`engine.batching: static`), or of the
 study's own `step` block (`step.batch: 8`), which the metrics of steps and of memory are of. Files are read by
-`perfmodel.specs.study_file`.
+`perfmodel.plan.studies.file`.
 """
 
 __all__ = ["Axis", "ExecutedPart", "PlotSpec", "Quality", "QuickPart", "Setting", "Study"]
@@ -13,8 +13,8 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from perfmodel.errors import did_you_mean
 from perfmodel.files.base import Spec
-from perfmodel.specs.published import StepShape
-from perfmodel.specs.published_metrics import ALIASES, Metric, study_metric
+from perfmodel.plan.metrics import ALIASES, Metric, study_metric
+from perfmodel.plan.step import StepSpec
 
 Setting = dict[str, Any]  # dotted field -> value, as `--set` writes them
 
@@ -153,7 +153,7 @@ class Study(Spec):
     baseline: str | None = None
     axes: dict[str, Axis] = Field(default_factory=dict)
     metrics: tuple[str, ...] = Field(min_length=1)
-    step: StepShape | None = None
+    step: StepSpec | None = None
     plots: tuple[PlotSpec, ...] = ()
     quick: QuickPart = QuickPart()
     executed: ExecutedPart | None = None

@@ -1,0 +1,22 @@
+"""`RequestDraft`: a request as the traffic gives it, before the engine knows it."""
+
+__all__ = ["RequestDraft"]
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDraft:
+    """A request before it arrives; `arrival_s` is None in a closed loop, where the system's answers set the time.
+
+    num_source_tokens: of a prompt that was shortened, before that; 0 for one that was not
+    """
+
+    arrival_s: float | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    block_hashes: tuple[int, ...] = ()
+    priority: int = 0
+    num_source_tokens: int = 0
+    session: Hashable | None = None

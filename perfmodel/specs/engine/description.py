@@ -1,0 +1,264 @@
+"""What a serving engine is: facts of its code, and from which version on each holds (hardware_specs/engines).
+
+What is fitted to an engine (its host time, its server) is elsewhere: `hardware_specs/calibrations/engine@<name>.yaml`.
+"""
+
+__all__ = [
+    "BatchingRules",
+    "CaptureRange",
+    "DescribedEngine",
+    "EngineDefaults",
+    "EngineDescription",
+    "EngineFacts",
+    "FormatRow",
+    "FormatSupport",
+    "GraphRules",
+    "StepBudget",
+    "describe_engine",
+    "list_engines",
+    "load_engine_description",
+]
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
+
+from perfmodel.files.base import Spec
+from perfmodel.files.catalog import find_file, list_names
+from perfmodel.files.units import Bytes
+from perfmodel.files.validation import parse
+from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.specs.engine.versions import ChosenVersion, choose_version, parse_version
+from perfmodel.specs.hardware import HardwareSpec
+
+_S = TypeVar("_S", bound=Spec)
+
+Use = Literal["server", "offline"]
+FormatSupport = Literal["native", "emulated", "weight_only", "refused"]
+
+
+class BatchingRules(Spec):
+    """What a step may hold.
+
+    prefill_exclusive: prompts or decodes, prompts first; else both together
+    reserves_output:   a request is admitted with KV blocks for all that it may generate, so that none is preempted
+    chunks_prompts:    a prompt may be computed in several steps
+    whole_prompts_raise_budget: without chunks, the default token budget is at least max_model_len
+    sequences_on_stages: max_num_seqs is over all pipeline stages however sequences come together (shared), an even
+                       share of it is in each micro-batch (even_share), or as many are in each stage (each)
+    """
+
+    prefill_exclusive: bool = False
+    reserves_output: bool = False
+    chunks_prompts: bool = True
+    whole_prompts_raise_budget: bool = False
+    sequences_on_stages: Literal["shared", "even_share", "each"] = "shared"
+
+
+class EngineDefaults(Spec):
+    """Arguments where a scenario gives none, on every device. Names and meanings are those of `EngineSpec`."""
+
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    block_size: PositiveInt = 16
+    async_scheduling: bool = True
+    all2all_backend: str | None = None
+
+
+class StepBudget(Spec):
+    """The default size of a step on some devices: the first line of a list that fits counts.
+
+    kind:         of device; any unless given
+    least_memory: that a process sees of the device, bytes
+    named, not_named: parts of the device's name
+    use:          server, or offline: all requests are there at once; either unless given
+    per_device:   the sizes are those of each device of a replica
+    """
+
+    kind: Literal["gpu", "cpu", "tpu", "npu", "fpga"] | None = None
+    least_memory: Bytes = 0.0
+    named: tuple[str, ...] = ()
+    not_named: tuple[str, ...] = ()
+    use: Use | None = None
+    per_device: bool = False
+    max_num_batched_tokens: PositiveInt
+    max_num_seqs: PositiveInt
+
+    def fits(self, hardware: HardwareSpec, use: Use) -> bool:
+        """Whether it is for `hardware` in this `use`."""
+        return (
+            self.kind in (None, hardware.kind)
+            and hardware.visible_memory_bytes >= self.least_memory
+            and (not self.named or any(name in hardware.name for name in self.named))
+            and not any(name in hardware.name for name in self.not_named)
+            and self.use in (None, use)
+        )
+
+
+class CaptureRange(Spec):
+    """Sizes from `first` on, every `step`, up to where the next range begins."""
+
+    first: PositiveInt
+    step: PositiveInt
+
+
+class GraphRules(Spec):
+    """For which steps CUDA graphs are captured, by their tokens; one of another size runs the graph of the next larger.
+
+    sizes, ranges:     the smallest sizes one by one, then in ranges
+    most_tokens:       the largest size; 0: no graphs
+    per_sequence:      largest size for each of max_num_seqs, up to most_tokens; 0: it does not limit it
+    per_drafted_token: times one and the tokens drafted for a sequence
+    with_prompts:      steps with prompts are captured, too (in pieces around attention); else those that only decode
+    inside_memory_share: their memory counts inside gpu_memory_utilization; else it comes on top
+    """
+
+    sizes: tuple[PositiveInt, ...] = ()
+    ranges: tuple[CaptureRange, ...] = ()
+    most_tokens: NonNegativeInt = 0
+    per_sequence: NonNegativeInt = 0
+    per_drafted_token: bool = False
+    with_prompts: bool = False
+    inside_memory_share: bool = False
+
+    def most(self, max_num_seqs: int, max_num_batched_tokens: int, drafted: int = 0) -> int:
+        """Tokens of the largest step that is captured; `drafted`: tokens drafted for a sequence."""
+        most = min(self.most_tokens, max_num_batched_tokens)
+        if not self.per_sequence:
+            return most
+        return min(most, self.per_sequence * max_num_seqs * (1 + (drafted if self.per_drafted_token else 0)))
+
+    def sizes_up_to(self, most: int) -> tuple[int, ...]:
+        """All sizes of up to `most` tokens, ascending."""
+        found = [size for size in self.sizes if size <= most]
+        ends = [*(each.first for each in self.ranges[1:]), most + 1]
+        for each, end in zip(self.ranges, ends, strict=True):
+            found += range(each.first, min(end, most + 1), each.step)
+        return tuple(found)
+
+
+class FormatRow(Spec):
+    """What becomes of a number format on some generations of devices, and the kernel, where it is known.
+
+    native:      multiplied as it is stored
+    emulated:    converted before it is used, by instructions that no unit has for it
+    weight_only: stored so, multiplied in the 16 bits of the activations
+    refused:     the engine does not start
+    """
+
+    on: tuple[str, ...]
+    support: FormatSupport
+    kernel: str = ""
+
+
+class EngineFacts(Spec):
+    """The facts of an engine at one version; in a file, those that changed with it.
+
+    attention_contains: operators whose time is inside that of measured attention calls
+    quantizes_before:   norms, activations and attention write the format that the next multiplication reads, by scales
+                        known ahead; else a kernel of its own quantizes them
+    kv_block_sizes:     tokens of a KV block that the engine takes; none: any
+    weights, kv_cache:  by number format, then by generation; a format that is listed is refused on others
+    unconfirmed:        paths of facts that were recalled or derived, not read in the engine's source or documents
+    """
+
+    source: str = ""
+    batching: BatchingRules = BatchingRules()
+    defaults: EngineDefaults = EngineDefaults()
+    budgets: tuple[StepBudget, ...] = ()
+    graphs: GraphRules = GraphRules()
+    attention_contains: tuple[str, ...] = ()
+    quantizes_before: bool = False
+    kv_block_sizes: tuple[PositiveInt, ...] = ()
+    weights: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
+    kv_cache: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
+    unconfirmed: tuple[str, ...] = ()
+
+
+class EngineDescription(Spec):
+    """A file of hardware_specs/engines: facts of all versions described, then what changed with each."""
+
+    name: str
+    title: str
+    aliases: tuple[str, ...] = ()
+    source: str
+    facts: EngineFacts = EngineFacts()
+    versions: dict[str, EngineFacts] = Field(default_factory=dict)
+
+    @field_validator("versions")
+    @classmethod
+    def _are_releases(cls, versions: dict[str, EngineFacts]) -> dict[str, EngineFacts]:
+        for text in versions:
+            if parse_version(text)[1] != "release":
+                raise ValueError(f"found version {text!r}, allowed a release as in 0.21")
+        return dict(sorted(versions.items(), key=lambda item: parse_version(item[0])))
+
+    def at(self, version: str) -> EngineFacts:
+        """The facts at a described version: those of all versions, with the changes up to it."""
+        facts, last = self.facts, parse_version(version)[0] if version else ()
+        for text, changes in self.versions.items():
+            if parse_version(text)[0] <= last:
+                facts = _overlaid(facts, changes)
+        return facts
+
+    def choose(self, version: str | None) -> ChosenVersion:
+        """The described version that stands for `version`, the newest for None. Raises SpecError for no version."""
+        return choose_version(version, self.versions)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedEngine:
+    """An engine at one version."""
+
+    description: EngineDescription
+    version: ChosenVersion
+    facts: EngineFacts
+
+    @property
+    def label(self) -> str:
+        """`vllm 0.30`"""
+        return f"{self.description.name} {self.version.described}".strip()
+
+
+def load_engine_description(name_or_path: str | Path) -> EngineDescription:
+    """The engine of a file by name, alias or path. Raises SpecError for one that is missing or malformed."""
+    file = find_file("engines", name_or_path)
+    return _read(file, file.stat().st_mtime_ns)
+
+
+def list_engines() -> list[str]:
+    """Names of the engines that are described, sorted."""
+    return list_names("engines")
+
+
+@lru_cache(maxsize=256)
+def describe_engine(name_or_path: str, version: str | None = None) -> DescribedEngine:
+    """An engine, which of its described versions stands for `version`, and the facts at that.
+
+    Raises SpecError for an unknown engine, a malformed file, or what is no version.
+    """
+    description = load_engine_description(name_or_path)
+    chosen = description.choose(version)
+    return DescribedEngine(description, chosen, description.at(chosen.described))
+
+
+@lru_cache(maxsize=64)
+def _read(file: Path, _written_at: int) -> EngineDescription:
+    loaded = load_yaml(file)
+    return parse(EngineDescription, loaded.data, loaded.positions)
+
+
+def _overlaid(base: _S, changes: _S) -> _S:
+    """`base` with what `changes` gives: blocks and tables key by key, all else in place of what was there."""
+    update: dict[str, Any] = {}
+    for name in changes.model_fields_set:
+        old, new = getattr(base, name), getattr(changes, name)
+        if isinstance(old, Spec):
+            update[name] = _overlaid(old, new)
+        elif isinstance(old, dict):
+            update[name] = {**old, **new}
+        else:
+            update[name] = new
+    return base.model_copy(update=update)

@@ -1,0 +1,91 @@
+"""Versions of serving engines, as their own `--version` prints them, and which described version stands for one.
+
+Read as PEP 440 has them, as far as engines use it: `0.21`, `v0.11.1rc2.dev200+g250fb1b8e`, `0.5.9.post1`, `1.3.0rc5`; a
+nightly without a number (`nightly-5b8c30d`, `main`) is newer than every release.
+"""
+
+__all__ = ["ChosenVersion", "choose_version", "parse_version"]
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from perfmodel.errors import SpecError
+
+_NUMBERED = re.compile(
+    r"v?(?P<release>\d+(?:\.\d+)*)(?P<pre>(?:[-_.]?(?:a|b|c|rc|alpha|beta|pre|preview)[-_.]?\d*)*)"
+    r"(?P<post>[-_.]?post\d*)?(?P<dev>[-_.]?dev[-_.\w]*)?(?:\+[\w.]+)?",
+    re.IGNORECASE,
+)
+_NIGHTLY = re.compile(r"(nightly|main|latest|dev|HEAD)\b.*", re.IGNORECASE)
+
+Kind = Literal["release", "post-release", "pre-release", "nightly"]
+Age = Literal["described", "older", "newer"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenVersion:
+    """asked: as it was written; None where nothing was. described: the version of the file that stands for it, or ""
+    for an engine without versions. age: whether that is the right one, or the nearest of one older than the oldest or
+    newer than the newest. note: a sentence on what was taken for what, where it is not plain.
+    """
+
+    asked: str | None
+    described: str
+    age: Age = "described"
+    note: str = ""
+
+
+def parse_version(text: str) -> tuple[tuple[int, ...], Kind]:
+    """The release numbers, without trailing zeros, and the kind of a version.
+
+    Raises SpecError for what is no version.
+    """
+    found = _NUMBERED.fullmatch(text.strip())
+    if found is None:
+        if _NIGHTLY.fullmatch(text.strip()):
+            return (), "nightly"
+        raise SpecError(f"{text!r} is no version; write it as the engine's --version prints it, as in 0.21.0")
+    kind: Kind = "release"
+    if found["dev"]:
+        kind = "nightly"
+    elif found["pre"]:
+        kind = "pre-release"
+    elif found["post"]:
+        kind = "post-release"
+    return _numbers(found["release"]), kind
+
+
+def choose_version(asked: str | None, described: Iterable[str]) -> ChosenVersion:
+    """Which of the `described` versions stands for the one that is `asked` for: the last at or before it.
+
+    A pre-release has the code of its release, all but the last fixes, and is taken for it; so is a nightly, which is
+    taken for the newest described where it is newer. Patches of a described minor version change nothing that is
+    described here.
+
+    Raises SpecError for what is no version.
+    """
+    known = sorted(((_numbers(text), text) for text in described), key=lambda each: each[0])
+    if asked is None or not known:
+        if asked is not None:
+            parse_version(asked)
+        return ChosenVersion(asked, known[-1][1] if known else "")
+    release, kind = parse_version(asked)
+    newest, last = known[-1]
+    if kind == "nightly" and (not release or release[:2] > newest[:2]):
+        return ChosenVersion(asked, last, note=f"nightly build {asked} is taken for {last}, the newest described")
+    before = [text for numbers, text in known if numbers <= release]
+    if not before:
+        return ChosenVersion(asked, known[0][1], "older", f"{asked} is older than {known[0][1]}, the oldest described")
+    if release[:2] > newest[:2]:
+        return ChosenVersion(asked, last, "newer", f"{asked} is newer than {last}, the newest described")
+    note = "" if kind in ("release", "post-release") else f"{kind} {asked} is taken for its release"
+    return ChosenVersion(asked, before[-1], note=note)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    numbers = [int(part) for part in text.split(".")]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)
