@@ -8,8 +8,7 @@ datasheet calibration (`DATASHEET`) is the roofline itself: fractions of 1 and a
 __all__ = ["Calibration", "FamilyFit", "HostFit", "Residuals"]
 
 import datetime
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
@@ -20,12 +19,12 @@ from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.roofline import FamilyFit
 from perfmodel.cost.rates import FALLBACKS
 from perfmodel.files.base import Spec
+from perfmodel.ops.extents import KernelTraits
 from perfmodel.ops.formats import MMA_SYNC_RATE, SPARSE_RATE
 
 # Multiplied by the tensor units that multiply 16 bits: where they were not measured, they reach the same share of
 # their own peak.
 _SAME_UNITS = {"tf32": ("bf16", "fp16"), "fp16_acc16": ("fp16", "bf16")}
-_NO_SIZES: Mapping[str, Any] = {}
 
 
 class HostFit(Spec):
@@ -108,12 +107,12 @@ class Calibration(Spec):
             for fit in fits
         )
 
-    def fit(self, family: str, rate: str, extent: Mapping[str, Any] = _NO_SIZES, format: str = "") -> FormFit:
+    def fit(self, family: str, rate: str, traits: KernelTraits | None = None, format: str = "") -> FormFit:
         """The most specific fit: family and number format (where the rate does not tell it), family and rate, then
         family, then a rate that `rate` falls back to, then the default.
 
         Sparse tensor cores are taken to reach the dense ones' share of their peak.
-        Of several for one family and rate the one whose domain is nearest to the sizes in `extent`.
+        Of several for one family and rate the one whose domain is nearest to the `traits` of the work.
         """
         rate = rate.removesuffix(SPARSE_RATE).removesuffix(MMA_SYNC_RATE)
         rates = (*((format,) if format else ()), rate)
@@ -122,14 +121,14 @@ class Calibration(Spec):
             *names,
             *(f"{family}/{other}" for other in (*_SAME_UNITS.get(rate, ()), *FALLBACKS.get(rate, ()))),
         ):
-            found = self._nearest(name, extent)
+            found = self._nearest(name, traits)
             if found is not None:
                 return found
         return self.default
 
-    def _nearest(self, name: str, extent: Mapping[str, Any]) -> FormFit | None:
-        """The fit of `name`, or the one for some of its sizes, that suits `extent` best."""
+    def _nearest(self, name: str, traits: KernelTraits | None) -> FormFit | None:
+        """The fit of `name`, or the one for some of its sizes, that suits `traits` best."""
         found = [self.families[name]] if name in self.families else []
         if "/" in name:
             found += [fit for key, fit in self.families.items() if key.startswith(f"{name}/")]
-        return min(found, key=lambda fit: distance(fit, extent), default=None)
+        return min(found, key=lambda fit: distance(fit, traits), default=None)

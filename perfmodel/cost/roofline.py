@@ -16,17 +16,6 @@ from perfmodel.cost.power_cap import Load, PowerCap
 from perfmodel.ops.work import Work
 from perfmodel.specs.hardware import HardwareSpec
 
-_PICKED_BY = (
-    "head_dim",
-    "kv_element_bytes",
-    "heads",
-    "kv_heads",
-    "gates",
-    "experts",
-    "local_experts",
-)  # what `Domain` looks at
-
-
 _NOTHING = OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
 
 
@@ -77,13 +66,13 @@ class OperatorTimer:
         """What `work` is timed with; None for work that lies within another operator's measured time."""
         if work.name in self._contained:
             return None
-        sizes = work.extent.get
+        traits = work.extent.traits if work.extent is not None else None
         rate = work.message.kind if work.message else work.rate
         leaves_node = work.message is not None and self.device.spread(work.message).num_nodes > 1
-        key = (work.family, rate, work.format, leaves_node, *(sizes(name) for name in _PICKED_BY))
+        key = (work.family, rate, work.format, leaves_node, traits)
         fit = self._fits.get(key)
         if fit is None:
-            fit = self.calibration.fit(work.family, rate, work.extent, work.format)
+            fit = self.calibration.fit(work.family, rate, traits, work.format)
             if leaves_node:  # nobody timed it there: how well it is known within a node says nothing
                 fit = fit.model_copy(update={"residuals": Residuals()})
             self._fits[key] = fit

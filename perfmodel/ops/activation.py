@@ -27,7 +27,6 @@ def activation(
         rate="vector",
         activation_bytes=passes * elements * element_bytes,
         num_kernels=kernels,
-        extent={"tokens": num_tokens, "size": size},
     )
 
 
@@ -41,5 +40,4 @@ def gate(name: str, num_tokens: float, size: int, element_bytes: float, *, is_fu
         rate="vector",
         activation_bytes=(3 if is_fused else 5) * elements * element_bytes,
         num_kernels=1 if is_fused else 2,
-        extent={"tokens": num_tokens, "size": size},
     )

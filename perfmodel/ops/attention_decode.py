@@ -5,6 +5,7 @@ __all__ = ["attention_decode"]
 from math import ceil
 
 from perfmodel.ops.attention_prefill import SCORE_SUM_BYTES, Heads
+from perfmodel.ops.extents import DecodeExtent
 from perfmodel.ops.ragged import ContextSpread
 from perfmodel.ops.work import Work
 
@@ -34,9 +35,9 @@ def attention_decode(
     their rows lie with those of the group's heads in one tile, g q in all, and a mask hides what a query must not see,
     which is computed all the same. A window is as much longer as its last query is further.
 
-    Flash-decoding gives a thread block the heads of a group, `ctas` = B K ceil(g / 64) with g = H / K, and cuts the KV
-    length into `splits` pieces (at most one per 256 tokens); how many are used depends on the device, so the extent
-    carries `max_splits`. The kernel that combines them is launched in any case: a CUDA graph cannot leave it out when
+    Flash-decoding gives a thread block the heads of a group, B K ceil(g / 64) blocks with g = H / K, and cuts the KV
+    length into pieces (at most one per 256 tokens); how many are used depends on the device, so the extent counts them
+    all as `thread_blocks`. The kernel that combines them is launched in any case: a CUDA graph cannot leave it out when
     the contexts are short. Without it the prompts' kernel serves: a block for each sequence and query head, B H, that
     visits the whole context alone with a tile of rows of which the new tokens fill q; few sequences leave most of the
     machine idle, and the group's other reads of the same KV hit L2.
@@ -55,6 +56,7 @@ def attention_decode(
     max_splits = max(1.0, context / num_seqs / _SPLIT_TOKENS) if spreads else 1.0
     span = heads.window or heads.chunk or 0
     read = context + (queries - 1.0) * num_seqs if span and context >= num_seqs * span else context
+    blocks = num_seqs * (heads.num_kv_heads * ceil(group / _MAX_GROUP) if spreads else heads.num_heads)
     num_kernels, bytes_each = heads.module_scores if is_module else (3, 4.0 * heads.element_bytes)
     score_bytes = 0.0 if is_flash else bytes_each * heads.num_heads * queries * context
     if is_flash:
@@ -74,19 +76,13 @@ def attention_decode(
         kv_bytes=heads.cached_bytes(read, num_seqs),
         num_kernels=num_kernels,
         vector_ops=0.0 if heads.is_plain else heads.cached_ops(read, num_seqs),
-        extent={
-            "seqs": num_seqs,
-            "kv_tokens": context,
-            "heads": heads.num_heads,
-            "kv_heads": heads.num_kv_heads,
-            "head_dim": heads.head_dim,
-            "v_head_dim": heads.v_head_dim,
-            "kv_element_bytes": heads.kernel_element_bytes,
-            "window": span,
-            "queries": queries,
-            "ctas": num_seqs * (heads.num_kv_heads * ceil(group / _MAX_GROUP) if spreads else heads.num_heads),
-            "max_splits": max_splits,
-            "splits_kv": float(spreads),
-            "longest": context / num_seqs * (spread.longest(num_seqs) if spread else 1.0),
-        },
+        extent=DecodeExtent(
+            heads.extent,
+            num_seqs,
+            context,
+            queries,
+            longest=context / num_seqs * (spread.longest(num_seqs) if spread else 1.0),
+            splits_kv=spreads,
+            thread_blocks=blocks * max_splits,
+        ),
     )

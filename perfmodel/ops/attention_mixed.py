@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from perfmodel.ops.attention_decode import attention_decode
 from perfmodel.ops.attention_prefill import Heads, flash_prefill
+from perfmodel.ops.extents import DecodeExtent, MixedExtent, PrefillExtent
 from perfmodel.ops.ragged import ContextSpread
 from perfmodel.ops.work import Work
 
@@ -30,6 +31,8 @@ def mixed_attention(
         return Work(name, "attention_mixed", rate=heads.dtype, num_kernels=0)
     prompts = flash_prefill(prefills, heads)
     decodes = attention_decode(num_decodes, context, heads, queries=queries, spread=spread)
+    assert isinstance(prompts.extent, PrefillExtent)
+    assert isinstance(decodes.extent, DecodeExtent)
     return replace(
         prompts,
         name=name,
@@ -37,11 +40,5 @@ def mixed_attention(
         flops=prompts.flops + decodes.flops,
         activation_bytes=prompts.activation_bytes + decodes.activation_bytes,
         kv_bytes=prompts.kv_bytes + decodes.kv_bytes,
-        extent={
-            **prompts.extent,
-            "decodes": num_decodes,
-            "queries": queries,
-            "decode_tokens": decodes.extent["kv_tokens"],
-            "longest": decodes.extent["longest"],
-        },
+        extent=MixedExtent(prompts.extent, decodes.extent),
     )

@@ -1,7 +1,7 @@
 """Softmax attention of prompts: flash (tiled through SRAM) and standard (scores in HBM).
 
 Softmax arithmetic (an exponential and a few operations per score) is not counted as FLOPs; calibrated fractions of
-the tensor rate contain it. Masked positions inside a tile are counted as `tile_kv` in the extent, not as FLOPs.
+the tensor rate contain it. Masked positions inside a tile are no FLOPs.
 """
 
 __all__ = ["SCORE_SUM_BYTES", "Heads", "flash_prefill", "standard_prefill"]
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from perfmodel.models.formats.kv_cache import Surplus
+from perfmodel.ops.extents import HeadsExtent, PrefillExtent
 from perfmodel.ops.formats import MMA_SYNC_RATE
 from perfmodel.ops.norm import FP32_BYTES
 from perfmodel.ops.spans import tile_pairs, visible_keys, visible_pairs
@@ -99,6 +100,18 @@ class Heads:
         return min(num_keys, self.fraction * num_keys + num_queries * self.block / 2)
 
     @property
+    def extent(self) -> HeadsExtent:
+        """What the kernel's form and choice depend on."""
+        return HeadsExtent(
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.v_head_dim,
+            self.kernel_element_bytes,
+            self.window or self.chunk or 0,
+        )
+
+    @property
     def query_elements(self) -> int:
         """Elements of Q and O per token."""
         return self.num_heads * (self.head_dim + self.v_head_dim)
@@ -109,24 +122,19 @@ class Heads:
         return self.num_kv_heads * (self.head_dim + self.v_head_dim)
 
 
-def _extent(prefills: Sequence[tuple[int, int]], heads: Heads) -> dict[str, float]:
+def _extent(prefills: Sequence[tuple[int, int]], heads: Heads, *, has_block_per_head: bool = False) -> PrefillExtent:
     tokens = sum(t for t, _ in prefills)
     near = None if heads.keeps_all else heads.window
-    return {
-        "seqs": len(prefills),
-        "tokens": tokens,
-        "kv_tokens": sum(visible_keys(t, p, near, heads.chunk) for t, p in prefills),
-        "longest": max((t + p for t, p in prefills), default=0),
-        "heads": heads.num_heads,
-        "kv_heads": heads.num_kv_heads,
-        "head_dim": heads.head_dim,
-        "v_head_dim": heads.v_head_dim,
-        "kv_element_bytes": heads.kernel_element_bytes,
-        "window": heads.window or heads.chunk or 0,
-        "pairs": heads.visible(sum(visible_pairs(t, p, heads.window, heads.chunk) for t, p in prefills), tokens),
-        "ctas": heads.num_heads * sum(ceil(t / _TILE) for t, _ in prefills),
-        "tile_kv": heads.fraction * sum(tile_pairs(t, p, heads.window, heads.chunk, _TILE) for t, p in prefills),
-    }
+    blocks = len(prefills) if has_block_per_head else sum(ceil(t / _TILE) for t, _ in prefills)
+    return PrefillExtent(
+        heads.extent,
+        tuple(prefills),
+        tokens,
+        kv_tokens=sum(visible_keys(t, p, near, heads.chunk) for t, p in prefills),
+        pairs=heads.visible(sum(visible_pairs(t, p, heads.window, heads.chunk) for t, p in prefills), tokens),
+        thread_blocks=heads.num_heads * blocks,
+        has_block_per_head=has_block_per_head,
+    )
 
 
 def flash_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: str = "attention_prefill") -> Work:
@@ -145,24 +153,23 @@ def flash_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: str =
     """
     if not prefills:
         return Work(name, "attention_prefill", rate=heads.dtype, num_kernels=0)
-    extent = _extent(prefills, heads)
-    num_old = extent["kv_tokens"] - extent["tokens"]
-    query_bytes = extent["tokens"] * heads.query_elements * heads.element_bytes
-    if heads.flash_version == 1:
-        extent |= {"ctas": float(heads.num_heads * len(prefills)), "has_block_per_head": 1.0}
+    extent = _extent(prefills, heads, has_block_per_head=heads.flash_version == 1)
+    num_old = extent.kv_tokens - extent.tokens
+    query_bytes = extent.tokens * heads.query_elements * heads.element_bytes
+    tile_kv = heads.fraction * sum(tile_pairs(t, p, heads.window, heads.chunk, _TILE) for t, p in prefills)
+    if extent.has_block_per_head:
         visited = heads.num_heads * (heads.head_dim + 2 * heads.v_head_dim)
-        query_bytes = max(query_bytes, extent["tile_kv"] * visited * heads.element_bytes)
+        query_bytes = max(query_bytes, tile_kv * visited * heads.element_bytes)
     return Work(
         name,
         "attention_prefill",
-        flops=2.0 * extent["pairs"] * heads.query_elements,
+        flops=2.0 * extent.pairs * heads.query_elements,
         rate=heads.dtype + (MMA_SYNC_RATE if heads.flash_version in (1, 2) else ""),
         activation_bytes=query_bytes,
-        kv_bytes=heads.cached_bytes(extent["kv_tokens"], len(prefills)),
-        sram_bytes=query_bytes + extent["tile_kv"] * heads.query_elements * heads.kernel_element_bytes,
+        kv_bytes=heads.cached_bytes(extent.kv_tokens, len(prefills)),
+        sram_bytes=query_bytes + tile_kv * heads.query_elements * heads.kernel_element_bytes,
         vector_ops=0.0 if heads.is_plain else heads.cached_ops(num_old, len(prefills)),
         extent=extent,
-        prefills=tuple(prefills),
     )
 
 
@@ -216,5 +223,4 @@ def standard_prefill(
         num_kernels=num_kernels * len(prefills),
         vector_ops=0.0 if heads.is_plain else heads.cached_ops(sum(p for _, p in prefills), len(prefills)),
         extent=_extent(prefills, heads),
-        prefills=tuple(prefills),
     )

@@ -18,11 +18,10 @@ def _collective(
     name: str, kind: str, payload_bytes: float, ranks: Ranks, format: str = "", exchange: Exchange | None = None
 ) -> Work:
     num_ranks, group = (ranks, None) if isinstance(ranks, int) else (ranks.num_ranks, ranks)
-    extent = {"bytes": payload_bytes, "ranks": float(num_ranks)}
     if num_ranks <= 1 or payload_bytes == 0:
-        return Work(name, "collective", num_kernels=0, extent=extent)
+        return Work(name, "collective", num_kernels=0)
     message = Message(kind, payload_bytes, num_ranks, group, exchange)
-    return Work(name, "collective", message=message, extent=extent, format=format)
+    return Work(name, "collective", message=message, format=format)
 
 
 def all_reduce(payload_bytes: float, ranks: Ranks, name: str = "all_reduce") -> Work:

@@ -125,7 +125,6 @@ def rejection(num_drafted: float, vocab_size: int, method: str, has_distribution
         rate="vector",
         activation_bytes=per_logit * num_drafted * vocab_size + 8.0 * num_drafted,
         num_kernels=2 if num_drafted else 0,
-        extent={"samples": num_drafted, "vocab": vocab_size},
     )
 
 

@@ -18,5 +18,4 @@ def embedding(num_tokens: float, hidden_size: int, element_bytes: float, *, num_
         "embedding",
         weight_bytes=num_tables * num_tokens * row_bytes,
         activation_bytes=num_tokens * row_bytes,
-        extent={"tokens": num_tokens, "size": hidden_size},
     )

@@ -2,6 +2,7 @@
 
 __all__ = ["gemm", "quantize_bytes"]
 
+from perfmodel.ops.extents import GemmExtent
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.work import Work
 
@@ -23,22 +24,16 @@ def gemm(name: str, m: float, n: int, k: int, form: LinearFormat, *, has_bias: b
     Nothing is launched for m = 0.
     """
     if m == 0:
-        return Work(name, "gemm", rate=form.rate, num_kernels=0, extent={"m": 0, "n": n, "k": k})
+        return Work(name, "gemm", rate=form.rate, num_kernels=0)
+    quantized_bytes = quantize_bytes(m, k, form)
     return Work(
         name,
         "gemm",
         flops=2.0 * m * n * k,
         rate=form.rate,
         weight_bytes=n * k * form.weight_bytes + (n * form.output_bytes if has_bias else 0.0),
-        activation_bytes=m * k * form.input_bytes + m * n * form.output_bytes + quantize_bytes(m, k, form),
+        activation_bytes=m * k * form.input_bytes + m * n * form.output_bytes + quantized_bytes,
         num_kernels=2 if form.quantizes_input else 1,
-        extent={
-            "m": m,
-            "n": n,
-            "k": k,
-            "weight_bytes": form.weight_bytes,
-            "input_bytes": form.input_bytes,
-            "quantized_bytes": quantize_bytes(m, k, form),
-        },
+        extent=GemmExtent(m, n, k, form.weight_bytes, form.input_bytes, quantized_bytes),
         format=form.name,
     )

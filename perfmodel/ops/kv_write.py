@@ -23,7 +23,6 @@ def kv_write(
         kv_bytes=elements * kv_element_bytes,
         rate="vector",
         num_kernels=1 if is_fused else 2,
-        extent={"tokens": num_tokens, "size": num_elements},
     )
 
 

@@ -22,6 +22,7 @@ from dataclasses import replace
 from perfmodel.models.architecture import Indexer, LatentAttention
 from perfmodel.ops.attention_decode import attention_decode
 from perfmodel.ops.attention_prefill import Heads, flash_prefill
+from perfmodel.ops.extents import DecodeExtent, GemmExtent, HeadsExtent, PrefillExtent
 from perfmodel.ops.spans import visible_keys, visible_pairs
 from perfmodel.ops.work import Work
 
@@ -70,14 +71,7 @@ def absorb(name: str, num_tokens: float, num_heads: int, n: int, k: int, dtype: 
         rate=dtype,
         weight_bytes=num_heads * n * k * element_bytes,
         activation_bytes=num_tokens * num_heads * (n + k) * element_bytes,
-        extent={
-            "m": num_tokens,
-            "n": n,
-            "k": k,
-            "batch": num_heads,
-            "weight_bytes": element_bytes,
-            "input_bytes": element_bytes,
-        },
+        extent=GemmExtent(num_tokens, n, k, element_bytes, element_bytes, batch=num_heads),
     )
 
 
@@ -127,19 +121,7 @@ def index_prefill(prefills: Sequence[tuple[int, int]], indexer: Indexer) -> Work
         activation_bytes=8.0 * pairs + tokens * indexer.num_heads * indexer.head_dim,
         kv_bytes=float(keys * indexer.head_dim),
         num_kernels=2,
-        extent={
-            "seqs": len(prefills),
-            "tokens": tokens,
-            "kv_tokens": keys,
-            "pairs": pairs,
-            "heads": indexer.num_heads,
-            "kv_heads": 1,
-            "head_dim": indexer.head_dim,
-            "v_head_dim": 0,
-            "kv_element_bytes": 1.0,
-            "window": 0,
-        },
-        prefills=tuple(prefills),
+        extent=PrefillExtent(_index_heads(indexer), tuple(prefills), tokens, keys, pairs),
     )
 
 
@@ -155,13 +137,10 @@ def index_decode(num_seqs: int, context: float, indexer: Indexer, queries: float
         activation_bytes=8.0 * queries * context + queries * num_seqs * indexer.num_heads * indexer.head_dim,
         kv_bytes=context * indexer.head_dim,
         num_kernels=2,
-        extent={
-            "seqs": num_seqs,
-            "kv_tokens": context,
-            "queries": queries,
-            "heads": indexer.num_heads,
-            "kv_heads": 1,
-            "head_dim": indexer.head_dim,
-            "kv_element_bytes": 1.0,
-        },
+        extent=DecodeExtent(_index_heads(indexer), num_seqs, context, queries),
     )
+
+
+def _index_heads(indexer: Indexer) -> HeadsExtent:
+    """One fp8 key for all heads; no values are summed up."""
+    return HeadsExtent(indexer.num_heads, 1, indexer.head_dim, 0, kv_element_bytes=1.0)

@@ -85,7 +85,6 @@ def linear_decode(num_seqs: float, heads: LinearHeads, queries: float = 1.0) -> 
         activation_bytes=queries * num_seqs * heads.token_elements * heads.element_bytes,
         kv_bytes=(1.0 + queries) * num_seqs * heads.state_elements * STATE_BYTES,
         num_kernels=1 if num_seqs else 0,
-        extent=_extent(num_seqs, queries * num_seqs, heads),
     )
 
 
@@ -110,7 +109,6 @@ def linear_prefill(prefills: Sequence[tuple[int, int]], heads: LinearHeads) -> W
         activation_bytes=tokens * heads.token_elements * heads.element_bytes,
         kv_bytes=2.0 * chunks * heads.state_elements * STATE_BYTES,
         num_kernels=3,  # states of chunks, their running sum, outputs
-        extent=_extent(len(prefills), tokens, heads),
     )
 
 
@@ -133,13 +131,3 @@ def linear_attention_nodes(mixer: LinearAttention, context: LayerContext) -> lis
     nodes.append(on_decodes("linear_decode", lambda seqs, _, queries: linear_decode(seqs, heads, queries)))
     out = heads.num_heads * heads.v_head_dim
     return nodes + linear_nodes({"o_proj": context.hidden}, out, form, has_bias=mixer.out_bias)
-
-
-def _extent(num_seqs: float, num_tokens: float, heads: LinearHeads) -> dict[str, float]:
-    return {
-        "seqs": num_seqs,
-        "tokens": num_tokens,
-        "heads": heads.num_kv_heads,
-        "rows": heads.rows,
-        "columns": heads.columns,
-    }

@@ -5,8 +5,9 @@ __all__ = ["EXPERT_KERNELS", "experts", "route"]
 from math import ceil
 
 from perfmodel.models.architecture import MoEFFN
+from perfmodel.ops.extents import ExpertsExtent
 from perfmodel.ops.formats import LinearFormat
-from perfmodel.ops.routing import TILE_ROWS, ExpertLoad
+from perfmodel.ops.routing import ExpertLoad
 from perfmodel.ops.work import Work
 
 EXPERT_KERNELS = 5  # sort by expert (align), grouped gate-up, activation, grouped down, weighted sum
@@ -30,7 +31,6 @@ def route(num_tokens: float, num_experts: int, top_k: int, *, is_fused: bool = T
         rate="vector",
         activation_bytes=num_tokens * (4.0 * num_experts + 8.0 * top_k + extra),
         num_kernels=1 if is_fused else _EAGER_ROUTE_KERNELS,
-        extent={"tokens": num_tokens, "size": num_experts},
     )
 
 
@@ -76,20 +76,20 @@ def experts(
         weight_bytes=load.distinct * (gates + 1) * d * f * form.weight_bytes,
         activation_bytes=load.assignments * row_bytes + num_tokens * d * o,
         num_kernels=num_kernels,
-        extent={
-            "tokens": num_tokens,
-            "experts": ffn.num_experts,
-            "top_k": ffn.top_k,
-            "distinct_experts": load.distinct,
-            "assignments": load.assignments,
-            "hidden": d,
-            "intermediate": f,
-            "gates": gates,
-            "weight_bytes": form.weight_bytes,
-            "input_bytes": form.input_bytes,
-            "sum_bytes": num_tokens * d * o,
-            "local_experts": local_experts or ffn.num_experts,
-            **{f"tiles_{rows}": tiles for rows, tiles in zip(TILE_ROWS, load.tiles, strict=False)},
-        },
+        extent=ExpertsExtent(
+            tokens=num_tokens,
+            top_k=ffn.top_k,
+            num_experts=ffn.num_experts,
+            local_experts=local_experts or ffn.num_experts,
+            width=d,
+            inner=f,
+            gates=gates,
+            distinct=load.distinct,
+            assignments=load.assignments,
+            tiles=load.tiles,
+            sum_bytes=num_tokens * d * o,
+            weight_bytes=form.weight_bytes,
+            input_bytes=form.input_bytes,
+        ),
         format=form.name,
     )

@@ -43,7 +43,6 @@ def rms_norm(
         weight_bytes=size * element_bytes,
         activation_bytes=bytes_each * elements,
         num_kernels=num_kernels,
-        extent={"tokens": num_tokens, "size": size},
     )
 
 
@@ -56,5 +55,4 @@ def residual_add(name: str, num_tokens: float, size: int, element_bytes: float) 
         flops=elements,
         rate="vector",
         activation_bytes=3 * elements * element_bytes,
-        extent={"tokens": num_tokens, "size": size},
     )

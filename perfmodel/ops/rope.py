@@ -25,5 +25,4 @@ def rope(num_tokens: float, num_elements: int, element_bytes: float, *, is_fused
         rate="vector",
         activation_bytes=(2 if is_fused else _EAGER_PASSES) * elements * element_bytes,
         num_kernels=1 if is_fused else _EAGER_KERNELS,
-        extent={"tokens": num_tokens, "size": num_elements},
     )

@@ -31,5 +31,4 @@ def sample(num_samples: float, vocab_size: int, method: str = "greedy", bytes_pe
         rate="vector",
         activation_bytes=per_logit * logits,
         num_kernels=_KERNELS[method] if num_samples else 0,
-        extent={"samples": num_samples, "vocab": vocab_size},
     )

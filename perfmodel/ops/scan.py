@@ -56,7 +56,6 @@ def causal_conv(num_tokens: float, channels: int, kernel: int, element_bytes: fl
         rate="vector",
         weight_bytes=channels * kernel * element_bytes,
         activation_bytes=2 * elements * element_bytes,
-        extent={"tokens": num_tokens, "size": channels},
     )
 
 
@@ -121,13 +120,6 @@ def _prefill_scan(
         + 2.0 * num_chunks * state.state_elements * STATE_BYTES,
         kv_bytes=own,
         num_kernels=num_kernels if prefills else 0,
-        extent={
-            "seqs": len(prefills),
-            "tokens": tokens,
-            "heads": state.num_heads,
-            "rows": state.rows,
-            "columns": state.columns,
-        },
     )
 
 
@@ -154,11 +146,4 @@ def state_update(
         activation_bytes=queries * num_seqs * state.inputs * state.element_bytes,
         kv_bytes=(1.0 + queries) * num_seqs * state.state_elements * STATE_BYTES,
         num_kernels=1 if num_seqs else 0,
-        extent={
-            "seqs": num_seqs,
-            "tokens": queries * num_seqs,
-            "heads": state.num_heads,
-            "rows": state.rows,
-            "columns": state.columns,
-        },
     )

@@ -7,11 +7,12 @@ how long that takes is the business of `perfmodel.cost`.
 
 __all__ = ["BatchShape", "Depends", "Message", "Work", "decode_shape", "windowed_contexts"]
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from perfmodel.ops.exchange import Exchange
+from perfmodel.ops.extents import Extent
 from perfmodel.ops.ranks import RankGroup
 
 
@@ -158,8 +159,7 @@ class Work:
     vector_ops: instructions of the vector units beside the products: cached integers made into numbers
     message:    the collective, for operators that talk to other devices
     num_kernels: launches on the device
-    extent:     sizes that shape-dependent achieved fractions need, e.g. {"m": 8, "n": 4096, "k": 4096, "ctas": 32}
-    prefills:   (new tokens, cached tokens) of each prompt, for attention of prompts
+    extent:     sizes that the form of its family reads beside those figures; None: that has none
     """
 
     name: str
@@ -172,8 +172,7 @@ class Work:
     sram_bytes: float = 0.0
     message: Message | None = None
     num_kernels: int = 1
-    extent: dict[str, float] = field(default_factory=dict, compare=False)
-    prefills: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    extent: Extent | None = None
     format: str = ""
     vector_ops: float = 0.0
 

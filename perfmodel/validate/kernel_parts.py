@@ -5,7 +5,7 @@ Work is counted from the sizes that the forms use: FLOPs of kernels, payload byt
 
 __all__ = ["kernel_sizes", "row_breakdown"]
 
-from dataclasses import fields
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,13 @@ from perfmodel.cost.forms.collective import (
     collective_seconds,
     custom_seconds,
 )
+from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.experts import ExpertSizes, expert_seconds
 from perfmodel.cost.forms.gemm import GemmSizes, gemm_seconds
 from perfmodel.cost.forms.latent import LatentSizes
 from perfmodel.cost.links import link_for
+from perfmodel.ops.extents import DecodeExtent, HeadsExtent
 from perfmodel.validate.breakdown import kernel_breakdown, message_breakdown
 from perfmodel.validate.groups import NOT_APPLICABLE, Dimension, range_names
 
@@ -43,13 +45,14 @@ def kernel_sizes(sizes: Any) -> dict[str, Dimension]:
         found = {"work": _decades(2 * sizes.tokens * sizes.weights + _attention_flops(inner), "FLOP")}
         return found | {"M": range_names(sizes.tokens, _ROWS), "context": range_names(context, _CONTEXT, "tokens")}
     if isinstance(sizes, GemmSizes):
-        flops = 2 * sizes.m * sizes.n * sizes.k * sizes.batch
-        found = {"work": _decades(flops, "FLOP"), "M": range_names(sizes.m, _ROWS)}
-        return found | _without("context", like=sizes.m)
+        m, n, k, batch = sizes.extent.m, sizes.extent.n, sizes.extent.k, sizes.extent.batch
+        found = {"work": _decades(2 * m * n * k * batch, "FLOP"), "M": range_names(m, _ROWS)}
+        return found | _without("context", like=m)
     if isinstance(sizes, ExpertSizes):
-        flops = 2 * sizes.assignments * sizes.width * sizes.inner * (sizes.gates + 1)
-        found = {"work": _decades(flops, "FLOP"), "M": range_names(sizes.tokens, _ROWS)}
-        return found | _without("context", like=sizes.tokens)
+        extent = sizes.extent
+        flops = 2 * extent.assignments * extent.width * extent.inner * (extent.gates + 1)
+        found = {"work": _decades(flops, "FLOP"), "M": range_names(extent.tokens, _ROWS)}
+        return found | _without("context", like=extent.tokens)
     context = sizes.length if isinstance(sizes, DecodeSizes) else sizes.tokens + sizes.cached
     found = {"work": _decades(_attention_flops(sizes), "FLOP"), "context": range_names(context, _CONTEXT, "tokens")}
     return found | _without("M", like=context)
@@ -59,10 +62,11 @@ def row_breakdown(group: Group, row: int, fit: Any, device: DeviceFacts, predict
     """The parts of row number `row` of a group, timed as its table was; a module measured as one number has none."""
     measured, sizes = float(group.seconds[row]), group.sizes
     if isinstance(sizes, LatentSizes):
-        heads, lengths = sizes.attention.heads[row], _numbers(sizes.attention.take(np.array([row])))
+        lengths = _numbers(take(sizes.attention, np.array([row])))
+        heads = lengths["heads"]
         head = f"measured {measured / predicted:.2f}x predicted"
         return {"sizes": lengths, "why": f"{head}: projections and attention of {heads:g} heads in one number"}
-    one = sizes.take(np.array([row]))
+    one = take(sizes, np.array([row]))
     if isinstance(sizes, CollectiveSizes):
         seconds = custom_seconds if isinstance(fit, CustomAllReduceFit) else collective_seconds
         parts = seconds(one, fit, device, link_for(device.hardware, 2))
@@ -83,17 +87,33 @@ def row_breakdown(group: Group, row: int, fit: Any, device: DeviceFacts, predict
 
 
 def _numbers(sizes: Any) -> dict[str, float]:
-    """The sizes of a single row by their names."""
-    values = {each.name: np.ravel(getattr(sizes, each.name)) for each in fields(sizes) if each.name != "rate"}
+    """The sizes of a single row by their names, with those of the extents in them."""
+    values = {name: np.ravel(value) for name, value in _fields(sizes)}
     return {name: float(value[0]) for name, value in values.items() if value.size == 1}
+
+
+def _fields(sizes: Any) -> Iterator[tuple[str, Any]]:
+    for name, value in zip(sizes._fields, sizes, strict=True):
+        if isinstance(value, DecodeExtent):
+            yield from (("seqs", value.num_seqs), *_heads(value.heads))
+        elif isinstance(value, HeadsExtent):
+            yield from (*_heads(value), ("head_size", value.head_size))
+        elif hasattr(value, "_fields"):
+            yield from _fields(value)
+        elif name != "rate":
+            yield name, value
+
+
+def _heads(extent: HeadsExtent) -> tuple[tuple[str, Any], ...]:
+    return ("heads", extent.num_heads), ("kv_heads", extent.num_kv_heads), ("window", extent.window)
 
 
 def _attention_flops(sizes: DecodeSizes | PrefillSizes) -> NDArray[np.float64]:
     """Of the scores and their use, causal; windows are left out: this only sorts rows by size."""
     if isinstance(sizes, DecodeSizes):
-        return np.asarray(sizes.seqs * sizes.length * sizes.heads * sizes.flops_per_token)
+        return np.asarray(sizes.extent.num_seqs * sizes.length * sizes.extent.query_rows * sizes.flops_per_token)
     pairs = sizes.tokens * sizes.cached + sizes.tokens * (sizes.tokens + 1) / 2
-    return np.asarray(2.0 * sizes.count * pairs * sizes.heads * sizes.head_size)
+    return np.asarray(2.0 * sizes.count * pairs * sizes.heads.num_heads * sizes.heads.head_size)
 
 
 def _decades(values: NDArray[np.float64], unit: str) -> Dimension:

@@ -70,7 +70,8 @@ def graph_of(model: str, served: int) -> StepGraph:
 def peak(timer: OperatorTimer, work: Work) -> float:
     """Of the rate that the work is done at: its kernel's where the fit names one, else its own."""
     rate = work.message.kind if work.message else work.rate
-    fit = timer.calibration.fit(work.family, rate, work.extent, work.format)
+    traits = work.extent.traits if work.extent is not None else None
+    fit = timer.calibration.fit(work.family, rate, traits, work.format)
     return timer.device.peak(getattr(fit, "rate", None) or work.rate)
 
 
@@ -98,7 +99,7 @@ def beaten(timer: OperatorTimer, work: Work, duration_s: float | None = None) ->
     if not work.num_kernels or work.name in timer.calibration.contained:
         return ""
     device, seconds = timer.device, (duration_s or timer.time(work).duration_s) * ROUNDING
-    about = f"{work.name} ({work.family}/{work.rate} {work.format}) {work.extent} {work.prefills}"
+    about = f"{work.name} ({work.family}/{work.rate} {work.format}) {work.extent}"
     if work.flops > seconds * peak(timer, work):
         return f"{work.flops / seconds / peak(timer, work):.2f} of the peak rate: {about}"
     streamed = work.weight_bytes + work.kv_bytes

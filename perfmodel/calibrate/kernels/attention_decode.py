@@ -19,8 +19,10 @@ from perfmodel.calibrate.kernels.attention_columns import (
 from perfmodel.calibrate.kernels.tables import Group, KernelTable
 from perfmodel.calibrate.robust import fit_form, residuals_of
 from perfmodel.cost.forms.attention_decode import DecodeKernel, DecodeSizes, FlashDecodeFit, decode_seconds
+from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.domain import Domain
+from perfmodel.ops.extents import DecodeExtent, HeadsExtent
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -79,12 +81,14 @@ def sizes_of(table: KernelTable) -> DecodeSizes:
     kv_heads, head_dim = numbers(table, "num_key_value_heads"), numbers(table, "head_dim")
     kv_bytes = format_bytes(table, "kv_cache_dtype")
     new_token = kv_heads * head_dim * (2 + kv_bytes)  # read in 2 bytes, written into the cache
+    length = numbers(table, "step") + 1
     return DecodeSizes(
-        seqs=batch,
-        heads=heads,
-        kv_heads=kv_heads,
-        length=numbers(table, "step") + 1,
-        window=numbers(table, "window_size"),
+        DecodeExtent(
+            HeadsExtent(heads, kv_heads, head_dim, head_dim, kv_bytes, numbers(table, "window_size")),
+            num_seqs=batch,
+            kv_tokens=batch * length,
+        ),
+        length,
         kv_token_bytes=2 * kv_heads * head_dim * kv_bytes,
         io_bytes=batch * (2 * 2 * heads * head_dim + 2 * new_token),
         flops_per_token=4 * head_dim,
@@ -94,8 +98,9 @@ def sizes_of(table: KernelTable) -> DecodeSizes:
 def is_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.bool_]:
     """Rows whose KV, too large for L2, would have been read faster than the declared memory delivers."""
     sizes = sizes_of(table)
-    visible = np.where(sizes.window > 0, np.minimum(sizes.length, sizes.window), sizes.length)
-    kv_bytes = sizes.seqs * visible * sizes.kv_token_bytes
+    window = sizes.extent.heads.window
+    visible = np.where(window > 0, np.minimum(sizes.length, window), sizes.length)
+    kv_bytes = sizes.extent.num_seqs * visible * sizes.kv_token_bytes
     fastest = kv_bytes / (_MOST_BANDWIDTH * device.bandwidth)
     return np.asarray((kv_bytes > _BEYOND_CACHE * device.l2_bytes) & (table.seconds < fastest))
 
@@ -112,7 +117,7 @@ def fit(group: Group, device: DeviceFacts) -> FlashDecodeFit:
     start, free = _start(group.key)
 
     def seconds(candidate: FlashDecodeFit, rows: Rows) -> Floats:
-        return np.asarray(decode_seconds(sizes.take(rows), candidate, device, is_warm=True).duration)
+        return np.asarray(decode_seconds(take(sizes, rows), candidate, device, is_warm=True).duration)
 
     found = fit_form(seconds, start, group.seconds, free=free, starts=_STARTS, most_rows=2500)
     return found.model_copy(update={"residuals": residuals_of(predict(group, found, device), group.seconds)})

@@ -20,8 +20,10 @@ from perfmodel.calibrate.kernels.attention_columns import (
 from perfmodel.calibrate.kernels.tables import Group, KernelTable
 from perfmodel.calibrate.robust import fit_form, residuals_of
 from perfmodel.cost.forms.attention_prefill import FlashPrefillFit, PrefillKernel, PrefillSizes, prefill_seconds
+from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.domain import Domain
+from perfmodel.ops.extents import HeadsExtent
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -53,13 +55,10 @@ def sizes_of(table: KernelTable) -> PrefillSizes:
     heads, kv_heads = numbers(table, "num_heads"), numbers(table, "num_key_value_heads")
     head_dim, kv_bytes = numbers(table, "head_dim"), format_bytes(table, "kv_cache_dtype")
     return PrefillSizes(
+        HeadsExtent(heads, kv_heads, head_dim, head_dim, kv_bytes, numbers(table, "window_size")),
         tokens=numbers(table, "isl"),
         cached=numbers(table, "step"),
         count=numbers(table, "batch_size"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=2 * head_dim,
-        window=numbers(table, "window_size"),
         io_bytes=2 * 2 * head_dim * heads,
         kv_bytes=2 * kv_heads * head_dim * kv_bytes,
     )
@@ -68,11 +67,11 @@ def sizes_of(table: KernelTable) -> PrefillSizes:
 def is_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.bool_]:
     """Rows whose visible products alone would take longer at the declared peak."""
     sizes = sizes_of(table)
-    tokens, cached, window = sizes.tokens, sizes.cached, sizes.window
+    tokens, cached, window = sizes.tokens, sizes.cached, sizes.heads.window
     short = np.clip(window - cached, 0, tokens)
     windowed = short * (cached + (short + 1) / 2) + (tokens - short) * window
     pairs = np.where(window > 0, windowed, tokens * (cached + (tokens + 1) / 2))
-    flops = 2 * sizes.count * sizes.heads * sizes.head_size * pairs
+    flops = 2 * sizes.count * sizes.heads.num_heads * sizes.heads.head_size * pairs
     peak = np.array([device.peak(rate) for rate in tensor_rates(table)])
     return np.asarray(table.seconds < flops / peak)
 
@@ -94,7 +93,7 @@ def fit(group: Group, device: DeviceFacts) -> FlashPrefillFit:
     sizes: PrefillSizes = group.sizes
 
     def seconds(candidate: FlashPrefillFit, rows: Rows) -> Floats:
-        return np.asarray(prefill_seconds(sizes.take(rows), candidate, device).duration)
+        return np.asarray(prefill_seconds(take(sizes, rows), candidate, device).duration)
 
     found = fit_form(seconds, _start(group.key), group.seconds, free=_FREE, starts=_STARTS, most_rows=2500)
     return found.model_copy(update={"residuals": residuals_of(predict(group, found, device), group.seconds)})

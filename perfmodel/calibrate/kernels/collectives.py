@@ -20,6 +20,7 @@ from perfmodel.cost.forms.collective import (
     collective_seconds,
     custom_seconds,
 )
+from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.links import link_for
 from perfmodel.specs.hardware import Link
@@ -108,7 +109,7 @@ def _fit_nccl(group: Group, start: CollectiveFit, free: tuple[str, ...], device:
     sizes: CollectiveSizes = group.sizes
 
     def seconds(candidate: CollectiveFit, rows: Rows) -> Floats:
-        return np.asarray(collective_seconds(sizes.take(rows), candidate, device, _link(device)).duration)
+        return np.asarray(collective_seconds(take(sizes, rows), candidate, device, _link(device)).duration)
 
     starts = _STARTS if free == _FREE else ({},)
     return fit_form(seconds, start, group.seconds, free=free, starts=starts)
@@ -118,7 +119,7 @@ def _fit_custom(group: Group, start: CustomAllReduceFit, device: DeviceFacts) ->
     sizes: CollectiveSizes = group.sizes
 
     def seconds(candidate: CustomAllReduceFit, rows: Rows) -> Floats:
-        return np.asarray(custom_seconds(sizes.take(rows), candidate, device, _link(device)).duration)
+        return np.asarray(custom_seconds(take(sizes, rows), candidate, device, _link(device)).duration)
 
     free = _FREE_CUSTOM if start.eager_floor_s is None else ("eager_floor_s", *_FREE_CUSTOM[2:])
     return fit_form(seconds, start, group.seconds, free=free, starts=({}, {"one_shot_fraction": 0.2}))
@@ -137,7 +138,7 @@ def _start(device: DeviceFacts) -> CollectiveFit:
 
 
 def _part(group: Group, rows: NDArray[np.bool_]) -> Group:
-    return Group(group.engine, group.key, group.sizes.take(rows), group.seconds[rows], group.rows[rows])
+    return Group(group.engine, group.key, take(group.sizes, rows), group.seconds[rows], group.rows[rows])
 
 
 def _link(device: DeviceFacts) -> Link:

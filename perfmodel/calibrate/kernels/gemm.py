@@ -16,9 +16,11 @@ from perfmodel.calibrate.kernels.attention_columns import engine_name
 from perfmodel.calibrate.kernels.tables import Group, KernelTable
 from perfmodel.calibrate.kernels.weight_formats import WEIGHT_FORMATS, WeightFormat
 from perfmodel.calibrate.robust import fit_form, residuals_of
+from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.gemm import GemmSizes, TiledGemmFit, gemm_seconds
 from perfmodel.cost.forms.tiles import TileStep
+from perfmodel.ops.extents import GemmExtent
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -72,13 +74,14 @@ def sizes_of(table: KernelTable, form: WeightFormat) -> GemmSizes:
     """The sizes of rows of one number format."""
     m, n, k = (np.asarray(table[name], dtype=np.float64) for name in ("m", "n", "k"))
     moved = n * k * form.weight_bytes + m * k * form.input_bytes + m * n * 2.0
-    return GemmSizes(m, n, k, moved, m * k * form.quantized_bytes, form.rate, form.weight_bytes, form.input_bytes)
+    extent = GemmExtent(m, n, k, form.weight_bytes, form.input_bytes, m * k * form.quantized_bytes)
+    return GemmSizes(extent, moved, form.rate)
 
 
 def is_too_fast(group: Group, device: DeviceFacts) -> NDArray[np.bool_]:
     """Rows that beat the declared tensor rate or bandwidth: operands stayed in L2, or something else was timed."""
     sizes: GemmSizes = group.sizes
-    flops = 2.0 * sizes.m * sizes.n * sizes.k
+    flops = 2.0 * sizes.extent.m * sizes.extent.n * sizes.extent.k
     fastest = np.maximum(flops / device.peak(sizes.rate), sizes.moved_bytes / device.bandwidth)
     return np.asarray(group.seconds < fastest)
 
@@ -103,12 +106,12 @@ def groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
 def fit(group: Group, device: DeviceFacts) -> TiledGemmFit:
     """The parameters of one kernel, from the rows that do not beat the hardware."""
     usable = ~is_too_fast(group, device)
-    sizes: GemmSizes = group.sizes.take(usable)
+    sizes: GemmSizes = take(group.sizes, usable)
     measured = group.seconds[usable]
     start, free, starts = _start(group)
 
     def seconds(candidate: TiledGemmFit, rows: Rows) -> Floats:
-        return gemm_seconds(sizes.take(rows), candidate, device, is_eager=True).duration
+        return gemm_seconds(take(sizes, rows), candidate, device, is_eager=True).duration
 
     found = fit_form(seconds, start, measured, free=free, starts=starts, most_rows=_MOST_ROWS)
     return found.model_copy(update={"residuals": residuals_of(seconds(found, np.arange(len(measured))), measured)})
@@ -140,7 +143,7 @@ def _start(group: Group) -> tuple[TiledGemmFit, tuple[str, ...], tuple[dict[str,
     changes = {"launch_s": 0.9 * fastest}
     if not kernel.tile_rule:
         free = (*free, "split_s")
-    if group.sizes.quantized_bytes.any():
+    if group.sizes.extent.quantized_bytes.any():
         free = (*free, "quantize_fraction", "quantize_row_s")
     if kernel.is_eager:
         free = (*free[1:], "eager_launch_s", "eager_floor_s")

@@ -15,6 +15,7 @@ from perfmodel.calibrate.kernels.tables import Group, KernelTable
 from perfmodel.calibrate.robust import fit_form, residuals_of
 from perfmodel.cost.forms.attention_decode import DecodeKernel, DecodeSizes
 from perfmodel.cost.forms.attention_prefill import PrefillSizes
+from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.domain import Domain
 from perfmodel.cost.forms.latent import (
@@ -24,6 +25,7 @@ from perfmodel.cost.forms.latent import (
     latent_decode_seconds,
     latent_prefill_seconds,
 )
+from perfmodel.ops.extents import DecodeExtent, HeadsExtent
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -63,15 +65,13 @@ def sizes_of(table: KernelTable) -> LatentSizes:
 
 
 def _decode_sizes(table: KernelTable) -> DecodeSizes:
-    batch, heads = numbers(table, "batch_size"), numbers(table, "num_heads")
-    one = np.ones(len(table))
+    batch, one = numbers(table, "batch_size"), np.ones(len(table))
+    length, kv_bytes = numbers(table, "step") + 1, format_bytes(table, "kv_cache_dtype")
+    heads = HeadsExtent(numbers(table, "num_heads"), one, (_RANK + _ROPE) * one, _RANK * one, kv_bytes, 0 * one)
     return DecodeSizes(
-        seqs=batch,
-        heads=heads,
-        kv_heads=one,
-        length=numbers(table, "step") + 1,
-        window=0 * one,
-        kv_token_bytes=(_RANK + _ROPE) * format_bytes(table, "kv_cache_dtype"),
+        DecodeExtent(heads, num_seqs=batch, kv_tokens=batch * length),
+        length,
+        kv_token_bytes=(_RANK + _ROPE) * kv_bytes,
         io_bytes=0 * one,
         flops_per_token=2.0 * (2 * _RANK + _ROPE) * one,
     )
@@ -80,13 +80,10 @@ def _decode_sizes(table: KernelTable) -> DecodeSizes:
 def _prompt_sizes(table: KernelTable) -> PrefillSizes:
     heads, one = numbers(table, "num_heads"), np.ones(len(table))
     return PrefillSizes(
+        HeadsExtent(heads, heads, (_NOPE + _ROPE) * one, _VALUE * one, 2 * one, 0 * one),
         tokens=numbers(table, "isl"),
         cached=0 * one,
         count=numbers(table, "batch_size"),
-        heads=heads,
-        kv_heads=heads,
-        head_size=(_NOPE + _ROPE + _VALUE) * one,
-        window=0 * one,
         io_bytes=0 * one,
         kv_bytes=0 * one,
     )
@@ -122,14 +119,14 @@ def fit(group: Group, device: DeviceFacts) -> LatentDecodeFit | LatentPrefillFit
     if isinstance(sizes.attention, PrefillSizes):
 
         def prompts(candidate: LatentPrefillFit, rows: Rows) -> Floats:
-            return np.asarray(latent_prefill_seconds(sizes.take(rows), candidate, device))
+            return np.asarray(latent_prefill_seconds(take(sizes, rows), candidate, device))
 
         start = LatentPrefillFit(domain=domain)
         found = fit_form(prompts, start, group.seconds, free=_FREE_PREFILL, starts=starts)
     else:
 
         def decodes(candidate: LatentDecodeFit, rows: Rows) -> Floats:
-            return np.asarray(latent_decode_seconds(sizes.take(rows), candidate, device))
+            return np.asarray(latent_decode_seconds(take(sizes, rows), candidate, device))
 
         rows = _ROWS.get(kernel, _ROWS_ELSE)
         begin = LatentDecodeFit(kernel=DecodeKernel(heads_per_block=rows, rows=rows), domain=domain)

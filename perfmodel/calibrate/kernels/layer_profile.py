@@ -21,6 +21,7 @@ from perfmodel.cost.forms.roofline import roofline_time
 from perfmodel.errors import SpecError
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.ops import BatchShape, StepGraph, Work, build_graph
+from perfmodel.ops.extents import GemmExtent
 from perfmodel.specs import EngineSpec, HardwareSpec, Sampling, load_hardware, load_model
 
 # The profile's layers -> operators of the step graph, and what their size counts.
@@ -57,7 +58,8 @@ def read_layer_profile(folder: str | Path) -> LayerProfile:
             if name in _SMALL:
                 small.append((work, seconds))
             else:
-                gemms.append((work.extent["m"], work.extent["n"], work.extent["k"], seconds * 1e3))
+                assert isinstance(work.extent, GemmExtent)
+                gemms.append((work.extent.m, work.extent.n, work.extent.k, seconds * 1e3))
     if not gemms:
         raise SpecError(f"{root}: no folder tp<degree> with a dense.csv")
     version = f"vllm {meta.get('vllm_version', '')}"

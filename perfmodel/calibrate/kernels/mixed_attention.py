@@ -21,11 +21,13 @@ from perfmodel.calibrate.kernels.tables import Group
 from perfmodel.calibrate.robust import fit_form, residuals_of
 from perfmodel.cost.forms.attention_decode import DecodeSizes, FlashDecodeFit
 from perfmodel.cost.forms.attention_prefill import FlashPrefillFit, PrefillSizes
+from perfmodel.cost.forms.columns import joined, take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.domain import Domain
 from perfmodel.cost.forms.mixed_attention import MixedAttentionFit, MixedSizes, mixed_seconds
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.architecture import Attention
+from perfmodel.ops.extents import DecodeExtent, HeadsExtent
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs import EngineSpec, load_model
 
@@ -62,6 +64,12 @@ class Profile:
     def full(self, value: float) -> Floats:
         """A column of one value."""
         return np.full(len(self["time_us"]), float(value))
+
+    @property
+    def extent(self) -> HeadsExtent:
+        """The heads, the same in all rows."""
+        numbers = (self.heads, self.kv_heads, self.head_dim, self.head_dim, _ELEMENT_BYTES, 0)
+        return HeadsExtent(*(self.full(number) for number in numbers))
 
 
 def read_profiles(folder: str | Path) -> list[Profile]:
@@ -101,8 +109,8 @@ def groups(profiles: list[Profile], engine: str = "vllm") -> list[Group]:
         ("attention_prefill", prompt, np.flatnonzero(is_prompt & ~is_decode)),
         ("attention_mixed", mixed, np.flatnonzero(is_prompt)),
     ):
-        whole = _joined(parts)
-        found.append(Group(engine, f"{family}/bf16/kv_bf16/hd{head_dim}/flash2", whole.take(rows), seconds[rows], rows))
+        sizes, key = take(joined(parts), rows), f"{family}/bf16/kv_bf16/hd{head_dim}/flash2"
+        found.append(Group(engine, key, sizes, seconds[rows], rows))
     return found
 
 
@@ -115,9 +123,9 @@ def fit(group: Group, device: DeviceFacts) -> FlashDecodeFit | FlashPrefillFit |
     sizes: MixedSizes = group.sizes
 
     def seconds(candidate: MixedAttentionFit, rows: Rows) -> Floats:
-        return np.asarray(mixed_seconds(sizes.take(rows), candidate, device).duration)
+        return np.asarray(mixed_seconds(take(sizes, rows), candidate, device).duration)
 
-    head_dim = int(float(np.asarray(sizes.head_size)[0]) / 2)
+    head_dim = int(float(sizes.heads.head_dim[0]))
     start = MixedAttentionFit(domain=Domain(head_dim=head_dim), rate="bf16", softmax_ops=_SOFTMAX_OPS)
     found = fit_form(seconds, start, group.seconds, free=_FREE, starts=({}, {"tensor_fraction": 0.9}), most_rows=3000)
     return found.model_copy(update={"residuals": residuals_of(predict(group, found, device), group.seconds)})
@@ -135,12 +143,10 @@ def predict(group: Group, fit: FlashDecodeFit | FlashPrefillFit | MixedAttention
 def _decode_sizes(profile: Profile) -> DecodeSizes:
     batch, full = profile["n_decode"], profile.full
     new_token = profile.kv_heads * profile.head_dim * 2 * _ELEMENT_BYTES
+    length = profile["kv_decode"] + 1
     return DecodeSizes(
-        seqs=batch,
-        heads=full(profile.heads),
-        kv_heads=full(profile.kv_heads),
-        length=profile["kv_decode"] + 1,
-        window=full(0),
+        DecodeExtent(profile.extent, num_seqs=batch, kv_tokens=batch * length),
+        length,
         kv_token_bytes=full(new_token),
         io_bytes=batch * (2 * _ELEMENT_BYTES * profile.heads * profile.head_dim + 2 * new_token),
         flops_per_token=full(4 * profile.head_dim),
@@ -150,13 +156,10 @@ def _decode_sizes(profile: Profile) -> DecodeSizes:
 def _prompt_sizes(profile: Profile) -> PrefillSizes:
     full = profile.full
     return PrefillSizes(
+        profile.extent,
         tokens=profile["prefill_chunk"],
         cached=profile["kv_prefill"],
         count=full(1),
-        heads=full(profile.heads),
-        kv_heads=full(profile.kv_heads),
-        head_size=full(2 * profile.head_dim),
-        window=full(0),
         io_bytes=full(2 * _ELEMENT_BYTES * profile.head_dim * profile.heads),
         kv_bytes=full(2 * _ELEMENT_BYTES * profile.head_dim * profile.kv_heads),
     )
@@ -165,21 +168,11 @@ def _prompt_sizes(profile: Profile) -> PrefillSizes:
 def _mixed_sizes(profile: Profile) -> MixedSizes:
     full = profile.full
     return MixedSizes(
+        profile.extent,
         tokens=profile["prefill_chunk"],
         cached=profile["kv_prefill"],
         decodes=profile["n_decode"],
         length=profile["kv_decode"] + 1,
-        heads=full(profile.heads),
-        kv_heads=full(profile.kv_heads),
-        head_size=full(2 * profile.head_dim),
         kv_token_bytes=full(2 * _ELEMENT_BYTES * profile.head_dim * profile.kv_heads),
         longest=full(1.0),
     )
-
-
-def _joined(
-    parts: list[DecodeSizes] | list[PrefillSizes] | list[MixedSizes],
-) -> DecodeSizes | PrefillSizes | MixedSizes:
-    """The sizes of several tables, one after the other."""
-    kind = type(parts[0])
-    return kind(*(np.concatenate([getattr(part, name) for part in parts]) for name in kind.__slots__))

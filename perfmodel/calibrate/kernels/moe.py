@@ -20,10 +20,12 @@ from perfmodel.calibrate.kernels.expert_load import rank_load
 from perfmodel.calibrate.kernels.tables import Group, KernelTable
 from perfmodel.calibrate.kernels.weight_formats import WEIGHT_FORMATS, WeightFormat
 from perfmodel.calibrate.robust import fit_form, residuals_of
+from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.domain import Domain
 from perfmodel.cost.forms.experts import ExpertSizes, GroupedExpertsFit, expert_seconds
 from perfmodel.cost.forms.tiles import TileStep
+from perfmodel.ops.extents import ExpertsExtent
 from perfmodel.ops.routing import TILE_ROWS
 
 Floats = NDArray[np.float64]
@@ -127,7 +129,7 @@ def sizes_of(table: KernelTable, form: WeightFormat, kernel: _Kernel, gates: Flo
         tiles, tokens = tiles + np.ceil(masked[:, None] / np.array(TILE_ROWS)), local_tokens
     a = form.input_bytes
     row_bytes = (width * a + gates * inner * 2) + (gates * inner * 2 + inner * a) + (inner * a + width * 2) + width * 2
-    return ExpertSizes(
+    extent = ExpertsExtent(
         tokens=tokens,
         top_k=top_k,
         num_experts=experts,
@@ -137,21 +139,21 @@ def sizes_of(table: KernelTable, form: WeightFormat, kernel: _Kernel, gates: Flo
         gates=gates,
         distinct=distinct,
         assignments=assignments,
-        tiles=tiles,
-        row_bytes=row_bytes,
         sum_bytes=tokens * width * 2,
-        rate=form.rate,
+        tiles=tiles,
         weight_bytes=form.weight_bytes,
         input_bytes=form.input_bytes,
     )
+    return ExpertSizes(extent, row_bytes, form.rate)
 
 
 def is_too_fast(group: Group, device: DeviceFacts) -> NDArray[np.bool_]:
     """Rows that beat the declared tensor rate, or the bandwidth with the weights of the experts that are hit."""
     sizes: ExpertSizes = group.sizes
-    weights = (sizes.gates + 1) * sizes.width * sizes.inner
-    flops = 2.0 * sizes.assignments * weights
-    read = sizes.distinct * weights * sizes.weight_bytes
+    extent = sizes.extent
+    weights = (extent.gates + 1) * extent.width * extent.inner
+    flops = 2.0 * extent.assignments * weights
+    read = extent.distinct * weights * extent.weight_bytes
     fastest = np.maximum(flops / device.peak(sizes.rate), read / device.bandwidth)
     return np.asarray(group.seconds * _TOO_FAST < fastest)
 
@@ -179,19 +181,19 @@ def groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
 def fit(group: Group, device: DeviceFacts) -> GroupedExpertsFit:
     """The parameters of one kernel, from the rows that do not beat the hardware; a call measured twice counts once."""
     usable = np.flatnonzero(~is_too_fast(group, device))
-    calls = np.column_stack([getattr(group.sizes, name) for name in _ONE_CALL])[usable]
+    calls = np.column_stack([getattr(group.sizes.extent, name) for name in _ONE_CALL])[usable]
     usable = usable[np.sort(np.unique(calls, axis=0, return_index=True)[1])]
-    sizes: ExpertSizes = group.sizes.take(usable)
+    sizes: ExpertSizes = take(group.sizes, usable)
     measured = group.seconds[usable]
     start = fit_start(group.key, group.engine)
     free: tuple[str, ...] = _FREE
-    if np.count_nonzero(sizes.inner % 16) >= _LEAST_MISALIGNED:
+    if np.count_nonzero(sizes.extent.inner % 16) >= _LEAST_MISALIGNED:
         free = (*free, "misaligned")
         start = start.model_copy(update={"misaligned": 1.3})
     launch = max(4e-6, 0.7 * float(np.quantile(measured, 0.01)))
 
     def seconds(candidate: GroupedExpertsFit, rows: Rows) -> Floats:
-        return expert_seconds(sizes.take(rows), candidate, device).duration
+        return expert_seconds(take(sizes, rows), candidate, device).duration
 
     starts = tuple({"launch_s": launch, **each} for each in _STARTS)
     found = fit_form(seconds, start, measured, free=free, starts=starts, most_rows=_MOST_ROWS)

@@ -39,10 +39,9 @@ __all__ = ["DecodeKernel", "DecodeParts", "DecodeSizes", "FlashDecodeFit", "deco
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from perfmodel.cost.forms.device import DeviceFacts
@@ -51,9 +50,8 @@ from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.scalars import SCALARS
 from perfmodel.files.base import Spec
+from perfmodel.ops.extents import DecodeExtent, Values
 from perfmodel.ops.work import Work
-
-Values = Any  # floats, or arrays of them
 
 _NEVER_ZERO_S = 1e-12
 _SHORT = 64.0  # KV tokens up to which the context does not show
@@ -121,26 +119,18 @@ class FlashDecodeFit(Spec):
     residuals: Residuals = Residuals()
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeSizes:
-    """One decode batch, or many as arrays. `length`: KV tokens per sequence before a window (0: none) cuts them.
+class DecodeSizes(NamedTuple):
+    """One decode batch, or many as columns. `length`: KV tokens per sequence before a window cuts them.
 
     kv_token_bytes: of K and V per token, all KV heads; io_bytes: Q, O and the new K and V of the batch
     flops_per_token: of one query head and KV token, 2 (h_k + h_v)
     """
 
-    seqs: Values
-    heads: Values  # times the new tokens of a sequence
-    kv_heads: Values
+    extent: DecodeExtent
     length: Values
-    window: Values
     kv_token_bytes: Values
     io_bytes: Values
     flops_per_token: Values
-
-    def take(self, rows: NDArray[Any]) -> "DecodeSizes":
-        """The batches of an index array or a mask."""
-        return DecodeSizes(*(getattr(self, name)[rows] for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +157,11 @@ def decode_seconds(
     products of other warps, so that they show where they bind.
     """
     kernel, units = fit.kernel, device.compute_units
-    group = sizes.heads / sizes.kv_heads
+    seqs, kv_heads, window = sizes.extent.num_seqs, sizes.extent.heads.num_kv_heads, sizes.extent.heads.window
+    group = sizes.extent.query_rows / kv_heads
     reads = xp.ceil(group / kernel.heads_per_block)
-    first = sizes.seqs * sizes.kv_heads * reads
-    limit = xp.where(sizes.window > 0, sizes.window + kernel.window_overlap, np.inf)
+    first = seqs * kv_heads * reads
+    limit = xp.where(window > 0, window + kernel.window_overlap, np.inf)
     visible = xp.minimum(sizes.length, limit)
     length = sizes.length if kernel.splits_window else visible
     splits = _splits(length, first, group, kernel, units, xp)
@@ -178,13 +169,13 @@ def decode_seconds(
     fill = xp.minimum(1.0, fit.block_bandwidth * blocks / units)
 
     bandwidth = device.bandwidth * fit.memory_fraction
-    kv_bytes = sizes.seqs * visible * sizes.kv_token_bytes
+    kv_bytes = seqs * visible * sizes.kv_token_bytes
     memory = kv_bytes * reads * (1 + fit.group_traffic / 8 * (group - 1)) / (bandwidth * fill)
     if is_warm:
         hit = xp.minimum(1.0, xp.maximum(0.0, 2 - kv_bytes / (_CACHED_SHARE * device.l2_bytes)))
         memory = memory * (1 - hit + hit / fit.cache_speedup)
-    padded = xp.ceil(group / kernel.rows) * kernel.rows * sizes.kv_heads
-    flops = sizes.seqs * visible * padded * sizes.flops_per_token
+    padded = xp.ceil(group / kernel.rows) * kernel.rows * kv_heads
+    flops = seqs * visible * padded * sizes.flops_per_token
     compute = flops / (device.peak(fit.rate or rate) * fit.tensor_fraction * fill)
     memory = memory + sizes.io_bytes / bandwidth
     compute = xp.maximum(compute, unpack_ops * reads / (device.vector_instructions * fill))
@@ -195,11 +186,8 @@ def decode_seconds(
     high, low = xp.maximum(block, stream), xp.minimum(block, stream)
     duration = fit.launch_s + high * (1 + (low / xp.maximum(high, _NEVER_ZERO_S)) ** fit.knee) ** (1 / fit.knee)
     duration = duration + fit.doubling_s * xp.log2(xp.maximum(1.0, visible / _SHORT))
-    duration = (
-        duration
-        + fit.combine_s * (splits > 1.01)
-        + fit.swap_s * ((group > 1) & (sizes.seqs > 1) & (sizes.kv_heads > 1))
-    )
+    swaps = (group > 1) & (seqs > 1) & (kv_heads > 1)
+    duration = duration + fit.combine_s * (splits > 1.01) + fit.swap_s * swaps
     return DecodeParts(duration, compute, memory)
 
 
@@ -218,13 +206,15 @@ def decode_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> Operato
     """How long one run of `work` takes: KV from HBM."""
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
-    if not work.extent.get("splits_kv", True):
-        return _unsplit_time(work, fit, device)
-    sizes = _sizes(work, fit.kernel)
+    extent = work.extent
+    assert isinstance(extent, DecodeExtent)
+    sizes = _sizes(work, extent, fit.kernel)
+    if not extent.splits_kv:
+        return _unsplit_time(work, sizes, fit, device)
     parts = decode_seconds(sizes, fit, device, work.rate, unpack_ops=work.vector_ops, xp=SCALARS)
     duration, compute, memory = float(parts.duration), float(parts.compute), float(parts.memory)
-    longest = float(work.extent.get("longest") or sizes.length)
-    if longest > sizes.length and not 0 < sizes.window < sizes.length:
+    longest = float(extent.longest or sizes.length)
+    if longest > sizes.length and not 0 < extent.heads.window < sizes.length:
         if fit.kernel.split_share is not None:
             duration += _outlasting(longest, sizes, fit.kernel, device.compute_units) * max(memory, compute)
         elif not fit.kernel.is_balanced:
@@ -233,16 +223,16 @@ def decode_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> Operato
     return OperatorTime(duration, compute, memory, 0.0, overhead, bound_of(compute, memory, 0.0, overhead))
 
 
-def _unsplit_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> OperatorTime:
+def _unsplit_time(work: Work, sizes: DecodeSizes, fit: FlashDecodeFit, device: DeviceFacts) -> OperatorTime:
     """A block for each sequence and query head, without splits; the longest of unequal contexts is the last."""
-    sizes, extent, units = _sizes(work, fit.kernel), work.extent, device.compute_units
-    blocks, rows = extent["seqs"] * extent["heads"], fit.kernel.rows
-    longest = float(extent.get("longest") or sizes.length)
-    visible, longest = (min(length, sizes.window or length) for length in (sizes.length, longest))
-    per_row = _seconds_per_score(sizes, work, fit, device) * units * ceil(extent.get("queries", 1.0) / rows) * rows
+    extent, heads, units = sizes.extent, sizes.extent.heads, device.compute_units
+    blocks, rows = extent.num_seqs * heads.num_heads, fit.kernel.rows
+    longest = float(extent.longest or sizes.length)
+    visible, longest = (min(length, heads.window or length) for length in (sizes.length, longest))
+    per_row = _seconds_per_score(sizes, work, fit, device) * units * ceil(extent.queries / rows) * rows
     waves = ceil(blocks / units)
     compute = waves * (fit.block_s + visible * per_row) + (longest - visible) * per_row
-    compute = max(compute, work.vector_ops * extent["heads"] / extent["kv_heads"] / device.vector_instructions)
+    compute = max(compute, work.vector_ops * heads.num_heads / heads.num_kv_heads / device.vector_instructions)
     bandwidth = device.bandwidth * fit.memory_fraction
     memory = work.kv_bytes / (bandwidth * min(1.0, fit.block_bandwidth * blocks / units)) + sizes.io_bytes / bandwidth
     high, low = max(compute, memory), min(compute, memory)
@@ -262,7 +252,8 @@ def _outlasting(longest: float, sizes: DecodeSizes, kernel: DecodeKernel, units:
 
     Contexts lie evenly between the longest and as far below the mean.
     """
-    blocks = sizes.seqs * sizes.kv_heads * ceil(sizes.heads / sizes.kv_heads / kernel.heads_per_block)
+    extent, kv_heads = sizes.extent, sizes.extent.heads.num_kv_heads
+    blocks = extent.num_seqs * kv_heads * ceil(extent.query_rows / kv_heads / kernel.heads_per_block)
     share = blocks * sizes.length / units
     most = max((kernel.split_share or 1.0) * share, _LEAST_PART)
     reach = min(longest - sizes.length, sizes.length)
@@ -286,8 +277,9 @@ def _ragged_seconds(
 ) -> float:
     """What the longest of unequal contexts adds to a batch that takes `together` with equal ones."""
     kernel = fit.kernel
-    group, units = sizes.heads / sizes.kv_heads, device.compute_units
-    first = sizes.seqs * sizes.kv_heads * ceil(group / kernel.heads_per_block)
+    kv_heads, units = sizes.extent.heads.num_kv_heads, device.compute_units
+    group = sizes.extent.query_rows / kv_heads
+    first = sizes.extent.num_seqs * kv_heads * ceil(group / kernel.heads_per_block)
     most = max(1.0, sizes.length / kernel.split_tokens)
     splits = min(most, 2 * _RESIDENT * units / first) if first < _FULL * units else 1.0
     waiting = max(0.0, 1.0 - _RESIDENT * units / (first * splits))
@@ -304,21 +296,17 @@ def _overshoot(alone: float, together: float, waiting: float) -> float:
     return beyond * beyond / (2 * waiting * together) if beyond > 0 else 0.0
 
 
-def _sizes(work: Work, kernel: DecodeKernel) -> DecodeSizes:
-    """Sizes from the extent. The window's overlap is added as the mean context comes near the window."""
-    extent = work.extent
-    seqs, queries = extent["seqs"], extent.get("queries", 1.0)
-    length, window = extent["kv_tokens"] / seqs, extent.get("window", 0.0)
+def _sizes(work: Work, extent: DecodeExtent, kernel: DecodeKernel) -> DecodeSizes:
+    """Sizes of a work. The window's overlap is added as the mean context comes near the window."""
+    kv_tokens, window = extent.kv_tokens, extent.heads.window
+    length = kv_tokens / extent.num_seqs
     if window:
         length += kernel.window_overlap * max(0.0, 2 * length / window - 1)
-    new_bytes = queries * seqs * work.kv_bytes / extent["kv_tokens"] if extent["kv_tokens"] else 0.0
+    new_bytes = extent.queries * extent.num_seqs * work.kv_bytes / kv_tokens if kv_tokens else 0.0
     return DecodeSizes(
-        seqs=seqs,
-        heads=queries * extent["heads"],
-        kv_heads=extent["kv_heads"],
-        length=length,
-        window=window,
-        kv_token_bytes=work.kv_bytes / max(extent["kv_tokens"], 1.0),
+        extent,
+        length,
+        kv_token_bytes=work.kv_bytes / max(kv_tokens, 1.0),
         io_bytes=work.activation_bytes + 2 * new_bytes,
-        flops_per_token=work.flops / max(queries * extent["heads"] * extent["kv_tokens"], 1.0),
+        flops_per_token=work.flops / max(extent.query_rows * kv_tokens, 1.0),
     )

@@ -29,10 +29,9 @@ __all__ = [
 ]
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
 from perfmodel.cost.forms.device import DeviceFacts
@@ -41,10 +40,9 @@ from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.scalars import SCALARS
 from perfmodel.files.base import Spec
+from perfmodel.ops.extents import HeadsExtent, PrefillExtent, Values
 from perfmodel.ops.formats import MMA_SYNC_RATE
 from perfmodel.ops.work import Work
-
-Values = Any  # floats, or arrays of them
 
 _INPUT_BYTES = 2.0  # of an element of the new keys and values, as the projection leaves them
 _WRITE_THREADS = 512.0  # of a block that writes one token into the cache: one per element, this many at most
@@ -84,27 +82,19 @@ class FlashPrefillFit(Spec):
     residuals: Residuals = Residuals()
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillSizes:
-    """One prompt, or equal ones, in one kernel; many kernels as arrays.
+class PrefillSizes(NamedTuple):
+    """One prompt, or equal ones, in one kernel; many kernels as columns.
 
-    tokens, cached: T and P of a prompt; count: of equal prompts; window: 0 for none
-    head_size:      h_k + h_v; io_bytes: Q and O per new token; kv_bytes: K and V per visible token
+    tokens, cached: T and P of a prompt; count: of equal prompts
+    io_bytes:       Q and O per new token; kv_bytes: K and V per visible token
     """
 
+    heads: HeadsExtent
     tokens: Values
     cached: Values
     count: Values
-    heads: Values
-    kv_heads: Values
-    head_size: Values
-    window: Values
     io_bytes: Values
     kv_bytes: Values
-
-    def take(self, rows: NDArray[Any]) -> "PrefillSizes":
-        """The kernels of an index array or a mask."""
-        return PrefillSizes(*(getattr(self, name)[rows] for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,35 +124,29 @@ def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> Opera
     """
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
-    kernel, prompts = fit.kernel, _sizes(work)
+    extent = work.extent
+    assert isinstance(extent, PrefillExtent)
+    kernel, prompts = fit.kernel, _sizes(work, extent)
     plain = _together([_plain(sizes, kernel, SCALARS) for sizes in prompts])
     packed = None
     if kernel.packs == "worthwhile" or (kernel.packs == "single" and all(sizes.tokens == 1 for sizes in prompts)):
         packed = _together([_packed(sizes, kernel, SCALARS) for sizes in prompts])
-    first, extent = prompts[0], work.extent
-    if extent.get("has_block_per_head"):
+    first = prompts[0]
+    if extent.has_block_per_head:
         plain, packed = _together([_whole_heads(sizes, kernel, SCALARS) for sizes in prompts]), None
     tiles = _chosen(plain, packed, first, kernel, SCALARS)
     memory = sum(_memory(sizes, fit, device, SCALARS) for sizes in prompts)
-    share = work.flops / (2.0 * extent["pairs"] * first.heads * first.head_size)
+    share = work.flops / (2.0 * extent.pairs * first.heads.num_heads * first.heads.head_size)
     compute = share * _seconds(tiles, memory, first, fit, device, work.rate, SCALARS).compute
     compute += work.vector_ops / device.vector_instructions  # cached integers are made into numbers first
     duration = fit.launch_s + compute + memory
     return OperatorTime(duration, compute, memory, 0.0, fit.launch_s, bound_of(compute, memory, 0.0, fit.launch_s))
 
 
-def _sizes(work: Work) -> list[PrefillSizes]:
+def _sizes(work: Work, extent: PrefillExtent) -> list[PrefillSizes]:
     """The prompts of a work."""
-    extent = work.extent
-    heads, kv_heads = extent["heads"], extent["kv_heads"]
-    head_size = extent["head_dim"] + extent["v_head_dim"]
-    io_bytes = work.activation_bytes / extent["tokens"]
-    kv_bytes = work.kv_bytes / extent["kv_tokens"]
-    window = extent["window"]
-    return [
-        PrefillSizes(tokens, cached, 1.0, heads, kv_heads, head_size, window, io_bytes, kv_bytes)
-        for tokens, cached in work.prefills
-    ]
+    io_bytes, kv_bytes = work.activation_bytes / extent.tokens, work.kv_bytes / extent.kv_tokens
+    return [PrefillSizes(extent.heads, tokens, cached, 1.0, io_bytes, kv_bytes) for tokens, cached in extent.prefills]
 
 
 def _seconds(
@@ -178,7 +162,7 @@ def _seconds(
     units, rows = device.compute_units, fit.kernel.rows
     instruction = MMA_SYNC_RATE if rate.endswith(MMA_SYNC_RATE) else ""
     peak = device.peak(fit.rate + instruction if fit.rate else rate)
-    per_key = 2 * rows * sizes.head_size / (fit.tensor_fraction * peak / units)
+    per_key = 2 * rows * sizes.heads.head_size / (fit.tensor_fraction * peak / units)
     per_key = per_key + rows * fit.softmax_ops / (_LANES * device.clock_hz)
     alone = longest + fit.block_tokens
     shared = (visited + fit.block_tokens * blocks) / units
@@ -188,39 +172,40 @@ def _seconds(
 
 def _memory(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts, xp: Any) -> Values:
     """Seconds of Q, O, K, V and of the cache's write; never less than the bytes at the declared bandwidth."""
-    cached = xp.where(sizes.window > 0, xp.minimum(sizes.cached, sizes.window), sizes.cached)
+    window, kv_elements = sizes.heads.window, sizes.heads.num_kv_heads * sizes.heads.head_size
+    cached = xp.where(window > 0, xp.minimum(sizes.cached, window), sizes.cached)
     visible = (cached + sizes.tokens) * sizes.kv_bytes
     queries = sizes.tokens * sizes.io_bytes
-    inputs = sizes.tokens * sizes.kv_heads * sizes.head_size * _INPUT_BYTES
+    inputs = sizes.tokens * sizes.heads.num_kv_heads * sizes.heads.head_size * _INPUT_BYTES
     least = (queries + visible) / device.bandwidth
     io = (queries + inputs + fit.kv_weight * visible) / (fit.memory_fraction * device.bandwidth)
-    threads = xp.minimum(sizes.kv_heads * sizes.head_size / 2, _WRITE_THREADS) / _WRITE_THREADS
+    threads = xp.minimum(kv_elements / 2, _WRITE_THREADS) / _WRITE_THREADS
     write = fit.write_s * threads * sizes.tokens / device.compute_units
     return sizes.count * (xp.maximum(io, least) + write)
 
 
 def _plain(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
     """Tiles of `rows` queries of one head."""
-    per_head, tiles, longest = prompt_tiles(sizes.tokens, sizes.cached, sizes.window, kernel, kernel.rows, xp)
-    blocks = sizes.count * sizes.heads
+    per_head, tiles, longest = prompt_tiles(sizes.tokens, sizes.cached, sizes.heads.window, kernel, kernel.rows, xp)
+    blocks = sizes.count * sizes.heads.num_heads
     return blocks * per_head, blocks * tiles, longest
 
 
 def _whole_heads(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
     """All query tiles of a head in one block (FlashAttention-1)."""
-    per_head, _, _ = prompt_tiles(sizes.tokens, sizes.cached, sizes.window, kernel, kernel.rows, xp)
-    blocks = sizes.count * sizes.heads
+    per_head, _, _ = prompt_tiles(sizes.tokens, sizes.cached, sizes.heads.window, kernel, kernel.rows, xp)
+    blocks = sizes.count * sizes.heads.num_heads
     return blocks * per_head, blocks, per_head
 
 
 def _packed(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
     """Tiles of `rows` queries of all g heads of a KV head."""
-    group = sizes.heads / sizes.kv_heads
+    group = sizes.heads.num_heads / sizes.heads.num_kv_heads
     per_head, tiles, longest = prompt_tiles(
-        sizes.tokens, sizes.cached, sizes.window, kernel, xp.maximum(1.0, kernel.rows / group), xp
+        sizes.tokens, sizes.cached, sizes.heads.window, kernel, xp.maximum(1.0, kernel.rows / group), xp
     )
     rows = xp.ceil(sizes.tokens * group / kernel.rows)  # tiles of T g rows, whatever they hold of each head
-    blocks = sizes.count * sizes.kv_heads
+    blocks = sizes.count * sizes.heads.num_kv_heads
     return blocks * per_head * rows / tiles, blocks * rows, longest
 
 

@@ -29,10 +29,9 @@ __all__ = [
 ]
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from perfmodel.cost.forms.device import DeviceFacts
@@ -41,10 +40,10 @@ from perfmodel.cost.forms.operator_time import OperatorTime
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.scalars import SCALARS
 from perfmodel.files.base import Spec
+from perfmodel.ops.extents import Values
 from perfmodel.ops.work import Message, Work
 from perfmodel.specs.hardware import Link
 
-Values = Any  # floats, or arrays of them
 Fit = TypeVar("Fit", bound=Spec)
 
 # (steps per k - 1, fixed steps, wire per payload and (k - 1) / k, fixed wire per payload)
@@ -113,8 +112,7 @@ class CustomAllReduceFit(Spec):
     residuals: Residuals = Residuals()
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveSizes:
+class CollectiveSizes(NamedTuple):
     """One message between `ranks` devices, or many as arrays.
 
     payload: bytes as nccl-tests counts them; steps, wire: see the module; switched: 1 where a switch could add
@@ -133,10 +131,6 @@ class CollectiveSizes:
         others = ranks - 1
         wire = payload * (share * others / ranks + whole)
         return cls(payload, ranks, per_rank * others + fixed, wire, switched * (kind == "all_reduce"))
-
-    def take(self, rows: NDArray[Any]) -> "CollectiveSizes":
-        """The messages of an index array or a mask."""
-        return CollectiveSizes(*(getattr(self, name)[rows] for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,10 @@
 
 __all__ = ["Domain", "distance"]
 
-from collections.abc import Mapping
 from math import log2
-from typing import Any
 
 from perfmodel.files.base import Spec
+from perfmodel.ops.extents import KernelTraits
 
 # What it costs to be out of a domain, in doublings of the head size: another kernel is worse than another size.
 _OTHER_FORMAT = 4.0
@@ -26,26 +25,23 @@ class Domain(Spec):
     gates: int | None = None
     expert_parallel: bool | None = None
 
-    def distance(self, extent: Mapping[str, Any]) -> float:
-        """How far the sizes of a work are from this domain, 0 if inside or unknown."""
+    def distance(self, traits: KernelTraits) -> float:
+        """How far what a kernel is picked by is from this domain, 0 if inside or unknown."""
         far = 0.0
-        head_dim, kv_bytes = extent.get("head_dim"), extent.get("kv_element_bytes")
-        if self.head_dim and head_dim:
-            far += abs(log2(head_dim / self.head_dim))
-        if self.kv_element_bytes and kv_bytes:
-            far += _OTHER_FORMAT * abs(log2(kv_bytes / self.kv_element_bytes))
-        if self.groups and extent.get("kv_heads"):
-            group = extent["heads"] / extent["kv_heads"]
-            if not any(low <= group < high + 1 for low, high in self.groups):
-                far += _OTHER_GROUP
-        if self.gates is not None and "gates" in extent:
-            far += _OTHER_GROUP * (self.gates != extent["gates"])
-        if self.expert_parallel is not None and "local_experts" in extent:
-            far += _OTHER_FORMAT * (self.expert_parallel != (extent["local_experts"] < extent["experts"]))
+        if self.head_dim and traits.head_dim:
+            far += abs(log2(traits.head_dim / self.head_dim))
+        if self.kv_element_bytes and traits.kv_element_bytes:
+            far += _OTHER_FORMAT * abs(log2(traits.kv_element_bytes / self.kv_element_bytes))
+        if self.groups and traits.group and not any(low <= traits.group < high + 1 for low, high in self.groups):
+            far += _OTHER_GROUP
+        if self.gates is not None and traits.gates:
+            far += _OTHER_GROUP * (self.gates != traits.gates)
+        if self.expert_parallel is not None and traits.gates:
+            far += _OTHER_FORMAT * (self.expert_parallel != traits.shares_experts)
         return far
 
 
-def distance(fit: Spec, extent: Mapping[str, Any]) -> float:
-    """How far the sizes of a work are from the domain of a fit; a fit without one takes any."""
+def distance(fit: Spec, traits: KernelTraits | None) -> float:
+    """How far what a kernel is picked by is from the domain of a fit; a fit without one takes any."""
     domain = getattr(fit, "domain", None)
-    return domain.distance(extent) if isinstance(domain, Domain) else 0.0
+    return domain.distance(traits) if traits is not None and isinstance(domain, Domain) else 0.0

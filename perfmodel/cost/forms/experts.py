@@ -15,19 +15,21 @@ ai-dynamo/aiconfigurator (Apache-2.0).
 
 __all__ = ["ExpertParts", "ExpertSizes", "GroupedExpertsFit", "expert_seconds", "time_experts"]
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.domain import Domain
 from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.tiles import TileStep, Values, k_step_s, knee_of, tile_allowed, waves
 from perfmodel.files.base import Spec
+from perfmodel.ops.extents import ExpertsExtent
 from perfmodel.ops.routing import TILE_ROWS
 from perfmodel.ops.work import Work
 
@@ -37,6 +39,7 @@ _TILE_EDGE = 128.0
 _ALIGNMENT = 16
 _NEVER_S = 1e9
 _ROWS_AT_ONCE = 4096
+_NO_COLUMNS = ("tiles", "weight_bytes", "input_bytes")  # the last fields of an extent
 
 
 class GroupedExpertsFit(Spec):
@@ -60,39 +63,15 @@ class GroupedExpertsFit(Spec):
     residuals: Residuals = Residuals()
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertSizes:
-    """Many calls of one number format (or one, as arrays of length 1).
+class ExpertSizes(NamedTuple):
+    """Many calls of one number format, as columns.
 
-    tokens:        of all ranks that share out the experts; local_experts of num_experts are on this one
-    width, inner:  d and f
-    distinct, assignments, tiles: the load of this rank; tiles has a column per TILE_ROWS
-    row_bytes:     activation bytes per assignment; sum_bytes: of the final sum, all tokens
+    row_bytes: activation bytes per assignment; rate: the peak rate that multiplies
     """
 
-    tokens: Values
-    top_k: Values
-    num_experts: Values
-    local_experts: Values
-    width: Values
-    inner: Values
-    gates: Values
-    distinct: Values
-    assignments: Values
-    tiles: Values
+    extent: ExpertsExtent
     row_bytes: Values
-    sum_bytes: Values
     rate: str
-    weight_bytes: float
-    input_bytes: float
-
-    def take(self, rows: NDArray[Any] | slice) -> "ExpertSizes":
-        """The calls of an index array, a mask or a slice."""
-        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
-        return replace(self, **columns)
-
-
-_COLUMNS = tuple(each.name for each in fields(ExpertSizes) if each.name not in ("rate", "weight_bytes", "input_bytes"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,29 +85,32 @@ class ExpertParts:
 
 def expert_seconds(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts) -> ExpertParts:
     """The formula of this module."""
-    if len(sizes.tokens) <= _ROWS_AT_ONCE:
+    num_rows = len(sizes.extent.tokens)
+    if num_rows <= _ROWS_AT_ONCE:
         return _parts(sizes, fit, device)
-    starts = range(0, len(sizes.tokens), _ROWS_AT_ONCE)
-    pieces = [_parts(sizes.take(slice(start, start + _ROWS_AT_ONCE)), fit, device) for start in starts]
+    starts = range(0, num_rows, _ROWS_AT_ONCE)
+    pieces = [_parts(take(sizes, slice(start, start + _ROWS_AT_ONCE)), fit, device) for start in starts]
     names = ("duration", "compute", "memory")
     return ExpertParts(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in names))
 
 
 def _parts(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts) -> ExpertParts:
+    extent = sizes.extent
     rows, columns = np.array(tuple((s.rows, s.columns) for s in fit.tile_rule) or _TILES, dtype=np.float64).T
     peak_per_unit = device.peak(sizes.rate) / device.compute_units
     step = k_step_s(
-        rows, columns, peak_per_unit, fit.compute_fraction, fit.feed_edge, sizes.input_bytes, sizes.weight_bytes
+        rows, columns, peak_per_unit, fit.compute_fraction, fit.feed_edge, extent.input_bytes, extent.weight_bytes
     )
     fill = fit.tile_s * np.sqrt(rows * columns) / _TILE_EDGE
-    row_tiles = sizes.tiles[:, np.searchsorted(TILE_ROWS, rows)] / device.compute_units
-    allowed = _allowed(sizes, fit)
-    slow = np.where(sizes.inner % _ALIGNMENT, fit.misaligned, 1.0) if fit.misaligned > 1 else 1.0
-    read = sizes.distinct * sizes.width * sizes.inner * (sizes.weight_bytes / (device.bandwidth * fit.memory_fraction))
+    row_tiles = extent.tiles[:, np.searchsorted(TILE_ROWS, rows)] / device.compute_units
+    allowed = _allowed(extent, fit)
+    slow = np.where(extent.inner % _ALIGNMENT, fit.misaligned, 1.0) if fit.misaligned > 1 else 1.0
+    weight_s = extent.weight_bytes / (device.bandwidth * fit.memory_fraction)
+    read = extent.distinct * extent.width * extent.inner * weight_s
 
-    gemms = compute = np.zeros(len(sizes.tokens))
-    up, down = (sizes.gates * sizes.inner, sizes.width), (sizes.width, sizes.inner)
-    for (n, k), share in ((up, sizes.gates), (down, 1.0)):
+    gemms = compute = np.zeros(len(extent.tokens))
+    up, down = (extent.gates * extent.inner, extent.width), (extent.width, extent.inner)
+    for (n, k), share in ((up, extent.gates), (down, 1.0)):
         blocks = row_tiles * np.ceil(n[:, None] / columns)
         by_tile = waves(blocks, fit.wave_quantization) * (k[:, None] * step + fill)
         if allowed is not None:
@@ -136,16 +118,17 @@ def _parts(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts) -> E
         busy = by_tile.min(axis=1)
         compute = compute + busy
         gemms = gemms + knee_of(busy, read * share, fit.knee)
-    slots = sizes.tokens * sizes.top_k if fit.moves_all_slots else sizes.assignments
-    moved = (np.maximum(slots, sizes.assignments) * sizes.row_bytes + sizes.sum_bytes) * (fit.passes / device.bandwidth)
-    duration = fit.launch_s + fit.expert_s * sizes.num_experts + slow * gemms + moved
-    return ExpertParts(duration, slow * compute, read * (sizes.gates + 1.0) + moved)
+    slots = extent.tokens * extent.top_k if fit.moves_all_slots else extent.assignments
+    num_bytes = np.maximum(slots, extent.assignments) * sizes.row_bytes + extent.sum_bytes
+    moved = num_bytes * (fit.passes / device.bandwidth)
+    duration = fit.launch_s + fit.expert_s * extent.num_experts + slow * gemms + moved
+    return ExpertParts(duration, slow * compute, read * (extent.gates + 1.0) + moved)
 
 
-def _allowed(sizes: ExpertSizes, fit: GroupedExpertsFit) -> NDArray[np.bool_] | None:
+def _allowed(extent: ExpertsExtent, fit: GroupedExpertsFit) -> NDArray[np.bool_] | None:
     if not fit.tile_rule:
         return None
-    counted = sizes.tokens / sizes.local_experts if fit.rule_counts == "tokens_per_expert" else sizes.tokens
+    counted = extent.tokens / extent.local_experts if fit.rule_counts == "tokens_per_expert" else extent.tokens
     return tile_allowed(fit.tile_rule, counted)
 
 
@@ -160,34 +143,12 @@ def time_experts(work: Work, fit: GroupedExpertsFit, device: DeviceFacts) -> Ope
 
 
 def _sizes(work: Work) -> ExpertSizes:
+    """A work as columns of one row; without tile counts each expert gets the same number of rows."""
     extent = work.extent
-    names = ("tokens", "top_k", "experts", "local_experts", "hidden", "intermediate", "gates", "distinct_experts")
-    values = np.array([extent[name] for name in names], dtype=np.float64)[:, None]
-    assignments = extent["assignments"]
-    known = extent.get(f"tiles_{TILE_ROWS[0]}") is not None
-    # Without tile counts: the same number of rows for each expert.
-    each = assignments / max(extent["distinct_experts"], 1e-9)
-    tiles = [
-        extent[f"tiles_{rows}"] if known else extent["distinct_experts"] * max(1.0, np.ceil(each / rows))
-        for rows in TILE_ROWS
-    ]
-    sum_bytes = extent["sum_bytes"]
-    row_bytes = (work.activation_bytes - sum_bytes) / max(assignments, 1e-9)
-    tokens, top_k, experts, local, width, inner, gates, distinct = values
-    return ExpertSizes(
-        tokens=tokens,
-        top_k=top_k,
-        num_experts=experts,
-        local_experts=local,
-        width=width,
-        inner=inner,
-        gates=gates,
-        distinct=distinct,
-        assignments=np.array([assignments]),
-        tiles=np.array([tiles]),
-        row_bytes=np.array([row_bytes]),
-        sum_bytes=np.array([sum_bytes]),
-        rate=work.rate,
-        weight_bytes=extent["weight_bytes"],
-        input_bytes=extent["input_bytes"],
-    )
+    assert isinstance(extent, ExpertsExtent)
+    numbers = np.array(extent[: -len(_NO_COLUMNS)], dtype=np.float64)[:, None]
+    each = extent.assignments / max(extent.distinct, 1e-9)
+    tiles = extent.tiles or [extent.distinct * max(1.0, np.ceil(each / rows)) for rows in TILE_ROWS]
+    row_bytes = (work.activation_bytes - extent.sum_bytes) / max(extent.assignments, 1e-9)
+    columns = (*numbers, np.array([tiles]), extent.weight_bytes, extent.input_bytes)
+    return ExpertSizes(ExpertsExtent._make(columns), np.array([row_bytes]), work.rate)

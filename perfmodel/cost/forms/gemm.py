@@ -17,18 +17,19 @@ the GEMM tables of ai-dynamo/aiconfigurator (Apache-2.0).
 
 __all__ = ["GemmParts", "GemmSizes", "TiledGemmFit", "gemm_seconds", "time_gemm"]
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.tiles import TileStep, Values, k_step_s, knee_of, tile_allowed, waves
 from perfmodel.files.base import Spec
+from perfmodel.ops.extents import GemmExtent
 from perfmodel.ops.formats import SPARSE_RATE
 from perfmodel.ops.work import Work
 
@@ -68,31 +69,16 @@ class TiledGemmFit(Spec):
     residuals: Residuals = Residuals()
 
 
-@dataclass(frozen=True, slots=True)
-class GemmSizes:
-    """Many multiplications of one number format (or one, as arrays of length 1).
+class GemmSizes(NamedTuple):
+    """Many multiplications of one number format and batch, as columns.
 
-    m, n, k:         rows, weights' columns, inner size
-    moved_bytes:     of the multiplication itself: weights, input, output (and bias)
-    quantized_bytes: of the kernel that quantizes the input first, 0 without
-    rate:            the peak rate that multiplies; weight_bytes, input_bytes: per element, as multiplied
-    batch:           equal multiplications in one launch, the same for all; the bytes are those of all of them
+    moved_bytes: of the multiplications themselves: weights, input, output (and bias)
+    rate:        the peak rate that multiplies
     """
 
-    m: Values
-    n: Values
-    k: Values
+    extent: GemmExtent
     moved_bytes: Values
-    quantized_bytes: Values
     rate: str
-    weight_bytes: float
-    input_bytes: float
-    batch: float = 1.0
-
-    def take(self, rows: NDArray[Any] | slice) -> "GemmSizes":
-        """The multiplications of an index array, a mask or a slice."""
-        columns = {name: getattr(self, name)[rows] for name in ("m", "n", "k", "moved_bytes", "quantized_bytes")}
-        return replace(self, **columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +110,10 @@ def _plan(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> _Plan:
     tiles = tuple((step.rows, step.columns) for step in fit.tile_rule) or _TILES
     rows, columns = np.array(tiles, dtype=np.float64).T
     splits = np.array((1,) if fit.tile_rule else _SPLITS, dtype=np.float64)
-    n, k, s = sizes.n[:, None, None], sizes.k[:, None, None], splits[:, None]
+    extent = sizes.extent
+    n, k, s = extent.n[:, None, None], extent.k[:, None, None], splits[:, None]
     dense = device.peak(sizes.rate.removesuffix(SPARSE_RATE))
-    speedup, per_element = device.peak(sizes.rate) / dense, (sizes.input_bytes, sizes.weight_bytes)
+    speedup, per_element = device.peak(sizes.rate) / dense, (extent.input_bytes, extent.weight_bytes)
     per_unit = dense / device.compute_units
     edge = fit.feed_edge * (_feed_of_fp32(device) if sizes.rate == _CUDA_CORES else 1.0)
     step = k_step_s(rows, columns, per_unit, fit.compute_fraction, edge, *per_element, speedup)
@@ -136,10 +123,10 @@ def _plan(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> _Plan:
     is_split = splits > 1
     return _Plan(
         tile_rows=rows,
-        columns=np.ceil(n / columns) * (s * sizes.batch / device.compute_units),
+        columns=np.ceil(n / columns) * (s * extent.batch / device.compute_units),
         block_s=np.where(offered, block, _NEVER_S),
         split_s=np.where(is_split, fit.split_s, 0.0),
-        partial_s_per_row=is_split * splits * (4.0 * sizes.batch / bandwidth) * sizes.n[:, None],
+        partial_s_per_row=is_split * splits * (4.0 * extent.batch / bandwidth) * extent.n[:, None],
         bandwidth=bandwidth,
     )
 
@@ -151,19 +138,20 @@ def _feed_of_fp32(device: DeviceFacts) -> float:
 
 
 def _parts(sizes: GemmSizes, plan: _Plan, fit: TiledGemmFit, device: DeviceFacts) -> GemmParts:
-    m = sizes.m[:, None]
+    extent = sizes.extent
+    m = extent.m[:, None]
     blocks = np.ceil(m / plan.tile_rows)[:, None, :] * plan.columns
     by_tile = waves(blocks, fit.wave_quantization) * plan.block_s
     if fit.tile_rule:
-        by_tile = np.where(tile_allowed(fit.tile_rule, sizes.m)[:, None, :], by_tile, _NEVER_S)
+        by_tile = np.where(tile_allowed(fit.tile_rule, extent.m)[:, None, :], by_tile, _NEVER_S)
     compute = by_tile.min(axis=2)
     memory = sizes.moved_bytes / plan.bandwidth
     total = knee_of(compute, memory[:, None], fit.knee) + (plan.split_s + m * plan.partial_s_per_row)
     each, best = np.arange(len(total)), total.argmin(axis=1)
     duration = total[each, best] + fit.launch_s
-    if sizes.quantized_bytes.any():
-        quantize = sizes.quantized_bytes / (device.bandwidth * fit.quantize_fraction)
-        quantize = quantize + (sizes.quantized_bytes > 0) * sizes.m * (fit.quantize_row_s / device.compute_units)
+    if extent.quantized_bytes.any():
+        quantize = extent.quantized_bytes / (device.bandwidth * fit.quantize_fraction)
+        quantize = quantize + (extent.quantized_bytes > 0) * extent.m * (fit.quantize_row_s / device.compute_units)
         duration, memory = duration + quantize, memory + quantize
     return GemmParts(duration, compute[each, best], memory)
 
@@ -171,8 +159,8 @@ def _parts(sizes: GemmSizes, plan: _Plan, fit: TiledGemmFit, device: DeviceFacts
 def gemm_seconds(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts, *, is_eager: bool = False) -> GemmParts:
     """The formula of this module. `is_eager`: launched one by one, if the fit knows what that costs."""
     pieces = []
-    for start in range(0, max(1, len(sizes.m)), _ROWS_AT_ONCE):
-        some = sizes.take(slice(start, start + _ROWS_AT_ONCE))
+    for start in range(0, max(1, len(sizes.extent.m)), _ROWS_AT_ONCE):
+        some = take(sizes, slice(start, start + _ROWS_AT_ONCE))
         pieces.append(_parts(some, _plan(some, fit, device), fit, device))
     names = ("duration", "compute", "memory")
     parts = GemmParts(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in names))
@@ -190,10 +178,11 @@ def time_gemm(work: Work, fit: TiledGemmFit, device: DeviceFacts) -> OperatorTim
     """How long one run of `work` takes, replayed from a CUDA graph."""
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
-    sizes = _sizes(work)
     extent = work.extent
-    per_element = sizes.weight_bytes, sizes.input_bytes
-    key = (id(fit), id(device), extent["n"], extent["k"], sizes.batch, work.rate, *per_element)
+    assert isinstance(extent, GemmExtent)
+    per_element = extent.weight_bytes, extent.input_bytes
+    key = (id(fit), id(device), extent.n, extent.k, extent.batch, work.rate, *per_element)
+    sizes = _sizes(work, extent)
     entry = _plans.get(key)
     if entry is None:
         if len(_plans) >= _MOST_PLANS:
@@ -205,11 +194,9 @@ def time_gemm(work: Work, fit: TiledGemmFit, device: DeviceFacts) -> OperatorTim
     return OperatorTime(duration, compute, memory, 0.0, overhead, bound_of(compute, memory, 0.0, overhead))
 
 
-def _sizes(work: Work) -> GemmSizes:
-    extent = work.extent
-    quantized = extent.get("quantized_bytes", 0.0)
-    moved = work.weight_bytes + work.activation_bytes - quantized
-    values = (extent["m"], extent["n"], extent["k"], moved, quantized)
+def _sizes(work: Work, extent: GemmExtent) -> GemmSizes:
+    moved = work.weight_bytes + work.activation_bytes - extent.quantized_bytes
+    values = (extent.m, extent.n, extent.k, moved, extent.quantized_bytes)
     m, n, k, moved_bytes, quantized_bytes = np.array(values, dtype=np.float64)[:, None]
-    per_element = extent["weight_bytes"], extent["input_bytes"]
-    return GemmSizes(m, n, k, moved_bytes, quantized_bytes, work.rate, *per_element, extent.get("batch", 1.0))
+    columns = GemmExtent(m, n, k, extent.weight_bytes, extent.input_bytes, quantized_bytes, extent.batch)
+    return GemmSizes(columns, moved_bytes, work.rate)

@@ -21,11 +21,9 @@ __all__ = [
     "latent_prefill_time",
 ]
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from perfmodel.cost.forms.attention_decode import (
@@ -47,9 +45,8 @@ from perfmodel.cost.forms.domain import Domain
 from perfmodel.cost.forms.operator_time import OperatorTime
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.files.base import Spec
+from perfmodel.ops.extents import Values
 from perfmodel.ops.work import Work
-
-Values = Any  # floats, or arrays of them
 
 _KERNEL_S = 5e-6  # launch of the attention kernel alone, which no module tells apart
 
@@ -105,8 +102,7 @@ class LatentDecodeFit(Spec):
         return FlashDecodeFit().model_copy(update=update)
 
 
-@dataclass(frozen=True, slots=True)
-class LatentSizes:
+class LatentSizes(NamedTuple):
     """Modules: n tokens, the weights of their projections, activations in bytes, and the attention inside.
 
     absorbed: weights of the absorbing GEMMs of decodes, at the model's own format; weight_bytes: per projection weight
@@ -118,11 +114,6 @@ class LatentSizes:
     absorbed: Values
     activation_bytes: Values
     attention: DecodeSizes | PrefillSizes
-
-    def take(self, rows: NDArray[Any]) -> "LatentSizes":
-        """The modules of an index array or a mask."""
-        own = {name: getattr(self, name)[rows] for name in self.__slots__[:-1]}
-        return replace(self, **own, attention=self.attention.take(rows))
 
 
 def _projections(sizes: LatentSizes, fit: LatentPrefillFit | LatentDecodeFit, device: DeviceFacts) -> Values:

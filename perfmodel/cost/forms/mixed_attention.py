@@ -16,11 +16,9 @@ Source of the form: kernel times of vLLM 0.19 over (chunk, cached, decodes, cont
 
 __all__ = ["MixedAttentionFit", "MixedSizes", "mixed_seconds", "mixed_time"]
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from perfmodel.cost.forms.attention_prefill import PrefillKernel, PrefillParts, prompt_tiles
@@ -30,9 +28,8 @@ from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.scalars import SCALARS
 from perfmodel.files.base import Spec
+from perfmodel.ops.extents import HeadsExtent, MixedExtent, Values
 from perfmodel.ops.work import Work
-
-Values = Any  # floats, or arrays of them
 
 _LANES = 128  # fp32 operations per clock and compute unit
 _OVERLAPPED = 0.15  # of a decode's only block, started before the last wave of the others
@@ -57,27 +54,20 @@ class MixedAttentionFit(Spec):
     residuals: Residuals = Residuals()
 
 
-@dataclass(frozen=True, slots=True)
-class MixedSizes:
-    """One prompt of `tokens` new and `cached` tokens beside `decodes` sequences of `length` tokens; or arrays of them.
+class MixedSizes(NamedTuple):
+    """One prompt of `tokens` new and `cached` tokens beside `decodes` sequences of `length` tokens; or columns of them.
 
-    longest: how much longer than `length` the longest of them is, as a factor
-    head_size: h_k + h_v; kv_token_bytes: of K and V, all KV heads; no window
+    heads:          without a window; kv_token_bytes: of K and V, all KV heads
+    longest:        how much longer than `length` the longest of them is, as a factor
     """
 
+    heads: HeadsExtent
     tokens: Values
     cached: Values
     decodes: Values
     length: Values
-    heads: Values
-    kv_heads: Values
-    head_size: Values
     kv_token_bytes: Values
     longest: Values
-
-    def take(self, rows: NDArray[Any]) -> "MixedSizes":
-        """The batches of an index array or a mask."""
-        return MixedSizes(*(getattr(self, name)[rows] for name in self.__slots__))
 
 
 def mixed_seconds(
@@ -94,22 +84,21 @@ def mixed_time(work: Work, fit: MixedAttentionFit, device: DeviceFacts) -> Opera
     """How long one run of `work` takes: prompts and decodes together."""
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
-    kernel, extent, prompts = fit.kernel, work.extent, work.prefills
+    extent = work.extent
+    assert isinstance(extent, MixedExtent)
+    kernel, heads, prompts = fit.kernel, extent.prompts.heads, extent.prompts.prefills
     tiles = [prompt_tiles(new, cached, 0, kernel, kernel.rows, SCALARS) for new, cached in prompts]
     visited, numbers, longest = zip(*tiles, strict=True)
     most = max(numbers)
-    decodes, context = extent["decodes"], extent["decode_tokens"]
-    head_size = extent["head_dim"] + extent["v_head_dim"]
+    decodes, context = extent.decodes.num_seqs, extent.decodes.kv_tokens
     sizes = MixedSizes(
+        heads,
         tokens=0,
         cached=0,
         decodes=decodes,
         length=context / decodes if decodes else 0.0,
-        heads=extent["heads"],
-        kv_heads=extent["kv_heads"],
-        head_size=head_size,
-        kv_token_bytes=extent["kv_heads"] * head_size * extent["kv_element_bytes"],
-        longest=extent["longest"] * decodes / context,
+        kv_token_bytes=heads.num_kv_heads * heads.head_size * heads.kv_element_bytes,
+        longest=extent.decodes.longest * decodes / context,
     )
     empty = sum(most - number for number in numbers) + decodes * (most - 1)
     keys = sum(new + cached for new, cached in prompts)
@@ -133,12 +122,13 @@ def _seconds(
     per_head, number, longest = tiles
     kernel, units = fit.kernel, device.compute_units
     padded = xp.ceil(sizes.length / kernel.keys) * kernel.keys * (sizes.decodes > 0)
-    per_key = 2 * kernel.rows * sizes.head_size / (fit.tensor_fraction * device.peak(fit.rate or rate) / units)
+    per_key = 2 * kernel.rows * sizes.heads.head_size / (fit.tensor_fraction * device.peak(fit.rate or rate) / units)
     per_key = per_key + kernel.rows * fit.softmax_ops / (_LANES * device.clock_hz)
     of_decodes = sizes.decodes * (fit.decode_tile * padded + fit.block_tokens)
-    shared = sizes.heads * (per_head + fit.block_tokens * number + of_decodes) / units
+    num_heads = sizes.heads.num_heads
+    shared = num_heads * (per_head + fit.block_tokens * number + of_decodes) / units
     alone = xp.maximum(longest, (1 - _OVERLAPPED) * padded * sizes.longest) + fit.block_tokens
-    compute = xp.maximum(shared + fit.tail * alone, alone) * per_key + sizes.heads * empty * fit.empty_s / units
+    compute = xp.maximum(shared + fit.tail * alone, alone) * per_key + num_heads * empty * fit.empty_s / units
     num_bytes = prompt_keys * sizes.kv_token_bytes + _decode_bytes(sizes, fit, device, xp)
     memory = num_bytes / (fit.memory_fraction * device.bandwidth)
     return PrefillParts(fit.launch_s + xp.maximum(compute, memory), compute, memory)
@@ -146,8 +136,9 @@ def _seconds(
 
 def _decode_bytes(sizes: MixedSizes, fit: MixedAttentionFit, device: DeviceFacts, xp: Any) -> Values:
     """Bytes of the decodes' K and V, read again by the heads of a group where L2 does not hold them."""
-    group = sizes.heads / sizes.kv_heads
-    one_head = sizes.decodes * sizes.length * sizes.kv_token_bytes / sizes.kv_heads
+    kv_heads = sizes.heads.num_kv_heads
+    group = sizes.heads.num_heads / kv_heads
+    one_head = sizes.decodes * sizes.length * sizes.kv_token_bytes / kv_heads
     missed = xp.minimum(xp.maximum(one_head / device.l2_bytes - 0.5, 0.0), 1.0)
     reads = xp.minimum(xp.maximum(fit.reread * sizes.decodes * group / device.compute_units, 1.0), group)
     return sizes.decodes * sizes.length * (1 + (reads - 1) * missed) * sizes.kv_token_bytes

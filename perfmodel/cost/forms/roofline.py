@@ -8,7 +8,7 @@ Items are what the family counts beside kernels: sequences for attention, distin
 Vector operations (cached integers made into numbers) run beside the multiplications on other units, or, on a device
 that unpacks into memory first, before them: `vector_op_s` seconds each on top.
 A kernel of fewer thread blocks than the device has compute units reaches only that share of the tensor rate and of the
-bandwidth for its KV (extents `ctas` and `max_splits`). Activations were written by the kernel before; those that fit
+bandwidth for its KV (`thread_blocks` of the extent). Activations were written by the kernel before; those that fit
 L2 may be read from there (`cached_speedup`), all of them up to 0.7 of its size, none from twice that.
 """
 
@@ -23,10 +23,10 @@ from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
 from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.links import collective_time, network_time
 from perfmodel.files.base import Spec
+from perfmodel.ops.extents import Extent
 from perfmodel.ops.work import Message, Work
 
 _CACHE_SHARE = 0.7  # of L2 that one kernel's operands can count on
-_ITEMS = {"attention_prefill": "seqs", "attention_decode": "seqs", "moe": "distinct_experts"}
 
 
 class FamilyFit(Spec):
@@ -59,7 +59,7 @@ def roofline_time(work: Work, fit: FamilyFit, device: DeviceFacts) -> OperatorTi
     memory = num_bytes / (device.bandwidth * fit.memory_fraction)
     overhead = fit.overhead_s * work.num_kernels
     if fit.overhead_per_item_s:
-        overhead += fit.overhead_per_item_s * work.extent.get(_ITEMS.get(work.family, ""), 0.0)
+        overhead += fit.overhead_per_item_s * getattr(work.extent, "num_items", 0.0)
     communication = 0.0
     if work.message is not None:
         communication = _message_s(work.message, fit, device)
@@ -75,12 +75,10 @@ def _message_s(message: Message, fit: FamilyFit, device: DeviceFacts) -> float:
     return network_time(message, spread, device.link, device.network, fit.memory_fraction)
 
 
-def _fill(extent: dict[str, float], compute_units: int) -> float:
-    """The share of compute units that the kernel's thread blocks, split if they may be, can occupy."""
-    ctas = extent.get("ctas")
-    if not ctas:
-        return 1.0
-    return min(1.0, ctas * extent.get("max_splits", 1.0) / compute_units)
+def _fill(extent: Extent | None, compute_units: int) -> float:
+    """The share of compute units that the kernel's thread blocks can occupy."""
+    blocks: float = getattr(extent, "thread_blocks", 0.0)
+    return min(1.0, blocks / compute_units) if blocks else 1.0
 
 
 def knee(compute: float, memory: float, p: float | None) -> float:

@@ -11,6 +11,7 @@ from perfmodel.cost.forms import DeviceFacts
 from perfmodel.cost.forms.attention_decode import DecodeKernel, FlashDecodeFit, decode_seconds
 from perfmodel.cost.forms.attention_prefill import FlashPrefillFit
 from perfmodel.cost.forms.collective import CollectiveFit, CustomAllReduceFit
+from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.latent import LatentDecodeFit
 from perfmodel.cost.forms.mixed_attention import MixedAttentionFit
 from perfmodel.cost.forms.registry import time_work
@@ -202,7 +203,7 @@ def test_half_of_the_rows_predict_the_other_half(module, op, median, p90):
     for group in module.groups(rows, A100):
         is_kept = np.random.default_rng(0).random(len(group.seconds)) < 0.5
         kept, rest = (
-            Group(group.engine, group.key, group.sizes.take(part), group.seconds[part], group.rows[part])
+            Group(group.engine, group.key, take(group.sizes, part), group.seconds[part], group.rows[part])
             for part in (is_kept, ~is_kept)
         )
         errors.append(np.abs(module.predict(rest, module.fit(kept, A100), A100) / rest.seconds - 1))
@@ -219,7 +220,7 @@ def test_decode_sizes_read_windows_and_formats():
     sizes = attention_decode.sizes_of(
         table("generation_attention", shape, kernel_source="vllm_flash_attn_fa3", **names)
     )
-    assert (sizes.length[0], sizes.window[0], sizes.kv_token_bytes[0]) == (1000, 128, 2 * 4 * 64)
+    assert (sizes.length[0], sizes.extent.heads.window[0], sizes.kv_token_bytes[0]) == (1000, 128, 2 * 4 * 64)
     assert float(decode_seconds(sizes, FlashDecodeFit(), H100).memory[0]) < 1e-6
     assert FlashPrefillFit().residuals.num_rows == 0
 
@@ -243,4 +244,4 @@ def test_the_latent_fit_finds_what_made_the_rows():
     assert error(latent, group, found, H100) < 0.05
     work = attention_decode_work(64, 64 * 4096, Heads(16, 1, 576, 512, "bf16", 2, 2))
     assert time_work(work, found, H100).duration_s < 0.5 * float(np.max(group.seconds))
-    assert found.domain.distance(work.extent) == 0
+    assert found.domain.distance(work.extent.traits) == 0

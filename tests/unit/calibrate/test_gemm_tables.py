@@ -12,9 +12,11 @@ from perfmodel.calibrate.kernels.tables import KernelTable, read_table
 from perfmodel.calibrate.kernels.weight_formats import WEIGHT_FORMATS
 from perfmodel.cost.calibration import Calibration
 from perfmodel.cost.forms import DeviceFacts
+from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.experts import GroupedExpertsFit
 from perfmodel.cost.forms.gemm import TiledGemmFit
 from perfmodel.models.architecture import MoEFFN
+from perfmodel.ops.extents import KernelTraits
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.gemm import gemm as gemm_work
 from perfmodel.ops.moe import experts
@@ -110,21 +112,28 @@ def test_the_sizes_of_a_row_are_those_of_its_operator():
     (group,) = gemm.groups(gemms("fp8"), H100)
     form = LinearFormat("fp8", 1.0, 1.0, 2.0, True)
     for row in (0, 50, 100):
-        m, n, k = (float(getattr(group.sizes, name)[row]) for name in "mnk")
+        sizes = take(group.sizes, np.array([row]))
+        m, n, k = (float(number[0]) for number in sizes.extent[:3])
         work = gemm_work("x", m, int(n), int(k), form)
-        moved = group.sizes.moved_bytes[row] + group.sizes.quantized_bytes[row]
-        assert moved == pytest.approx(work.hbm_bytes)
+        assert numbers(sizes.extent) == pytest.approx(numbers(work.extent))
+        assert sizes.moved_bytes[0] + sizes.extent.quantized_bytes[0] == pytest.approx(work.hbm_bytes)
     (group,) = moe.groups(mixtures(), H100)
-    sizes = group.sizes
     for row in (0, 17, 60):
-        load = ExpertLoad(sizes.distinct[row], sizes.assignments[row])
-        ffn = MoEFFN(64, int(sizes.top_k[row]), int(sizes.inner[row]))
-        tokens, width = int(sizes.tokens[row]), int(sizes.width[row])
-        work = experts(
-            tokens, ffn, load, LinearFormat("bf16", 2.0, 2.0, 2.0), width=width, intermediate=ffn.intermediate_size
-        )
-        moved = sizes.assignments[row] * sizes.row_bytes[row] + sizes.sum_bytes[row]
+        sizes = take(group.sizes, np.array([row]))
+        extent = sizes.extent
+        load = ExpertLoad(extent.distinct[0], extent.assignments[0], tuple(extent.tiles[0]))
+        ffn = MoEFFN(int(extent.num_experts[0]), int(extent.top_k[0]), int(extent.inner[0]))
+        local, width = int(extent.local_experts[0]), int(extent.width[0])
+        shape = {"width": width, "intermediate": ffn.intermediate_size, "local_experts": local}
+        work = experts(int(extent.tokens[0]), ffn, load, LinearFormat("bf16", 2.0, 2.0, 2.0), **shape)
+        assert numbers(extent) == pytest.approx(numbers(work.extent))
+        moved = extent.assignments[0] * sizes.row_bytes[0] + extent.sum_bytes[0]
         assert moved == pytest.approx(work.activation_bytes)
+
+
+def numbers(extent):
+    """All of its numbers, those of a column too, one after the other."""
+    return np.concatenate([np.ravel(value) for value in extent])
 
 
 def test_eager_floors_are_fitted_beside_the_kernel_not_into_it():
@@ -166,11 +175,11 @@ def test_a_calibration_picks_the_kernel_of_a_work():
         "moe/fp8_block/triton": moe.fit_start("moe/fp8_block/triton", "vllm"),
     }
     calibration = Calibration(device="d", engine="vllm", families=families)
-    assert calibration.fit("gemm", "bf16", {}, "int4_wo") is families["gemm/int4_wo"]
-    assert calibration.fit("gemm", "bf16", {}, "nf4_wo") is families["gemm/bf16"]
-    shared = {"experts": 64, "local_experts": 8, "gates": 2}
+    assert calibration.fit("gemm", "bf16", None, "int4_wo") is families["gemm/int4_wo"]
+    assert calibration.fit("gemm", "bf16", None, "nf4_wo") is families["gemm/bf16"]
+    shared = KernelTraits(gates=2, shares_experts=True)
     assert calibration.fit("moe", "fp8", shared, "fp8_block") is families["moe/fp8_block"]
-    alone = shared | {"local_experts": 64}
+    alone = shared._replace(shares_experts=False)
     assert calibration.fit("moe", "fp8", alone, "fp8_block") is families["moe/fp8_block/triton"]
 
 
@@ -190,11 +199,11 @@ def test_other_shapes_of_measured_kernels(op, module, engine, key, median, p90):
     mine = np.char.startswith(rows["engine_version"].astype(str), engine) & (rows[f"{op}_dtype"] == dtype)
     (group,) = module.groups(rows.take(mine), H100)
     first, second = ("n", "k") if op == "gemm" else ("width", "inner")
-    pair = getattr(group.sizes, first) * 1e6 + getattr(group.sizes, second)
+    pair = getattr(group.sizes.extent, first) * 1e6 + getattr(group.sizes.extent, second)
     is_fitted = np.isin(pair, np.unique(pair)[::2])
 
     def part(which):
-        return replace(group, sizes=group.sizes.take(which), seconds=group.seconds[which], rows=group.rows[which])
+        return replace(group, sizes=take(group.sizes, which), seconds=group.seconds[which], rows=group.rows[which])
 
     fit = module.fit(part(is_fitted), H100)
     aside = part(~is_fitted)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost.forms import DeviceFacts
+from perfmodel.cost.forms.columns import joined
 from perfmodel.cost.forms.experts import GroupedExpertsFit, expert_seconds, time_experts
 from perfmodel.cost.forms.experts import _sizes as sizes_of_work
 from perfmodel.cost.forms.tiles import TileStep
@@ -73,14 +74,9 @@ def test_twice_the_tokens_are_never_faster(num_tokens, ffn, fit, device):
 
 def test_one_at_a_time_is_as_many_at_once():
     works = [work_of(n, BLOCKS[1], FORMATS[1]) for n in (1, 7, 100, 5000)]
-    singles = [sizes_of_work(work) for work in works]
-    joined = {
-        name: np.concatenate([getattr(each, name) for each in singles])
-        for name in singles[0].__slots__
-        if isinstance(getattr(singles[0], name), np.ndarray)
-    }
+    together = joined([sizes_of_work(work) for work in works])
     for fit in FITS:
-        many = expert_seconds(replace(singles[0], **joined), fit, DEVICES[1]).duration
+        many = expert_seconds(together, fit, DEVICES[1]).duration
         np.testing.assert_allclose(many, [time_experts(work, fit, DEVICES[1]).duration_s for work in works], rtol=1e-12)
 
 
@@ -109,6 +105,6 @@ def test_a_decode_step_of_mixtral_by_hand():
 
 def test_loads_without_tile_counts_are_taken_as_even():
     work = work_of(1024, BLOCKS[1], FORMATS[0])
-    bare = replace(work, extent={name: size for name, size in work.extent.items() if not name.startswith("tiles_")})
+    bare = replace(work, extent=work.extent._replace(tiles=()))
     known, even = (time_experts(each, FITS[0], DEVICES[1]).duration_s for each in (work, bare))
     assert even == pytest.approx(known, rel=0.3)

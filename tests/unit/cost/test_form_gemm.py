@@ -9,6 +9,7 @@ from perfmodel.cost.forms import DeviceFacts
 from perfmodel.cost.forms.gemm import GemmSizes, TiledGemmFit, gemm_seconds, time_gemm
 from perfmodel.cost.forms.registry import time_work
 from perfmodel.cost.forms.tiles import TileStep, knee_of, tile_allowed, waves
+from perfmodel.ops.extents import GemmExtent
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.gemm import gemm
 from perfmodel.specs import load_hardware
@@ -78,7 +79,7 @@ def test_one_at_a_time_is_as_many_at_once():
     works = [gemm("x", *each, form) for each in zip(m, n, k, strict=True)]
     quantized = m * k * 3
     moved = np.array([work.hbm_bytes for work in works]) - quantized
-    sizes = GemmSizes(m, n, k, moved, quantized, "fp8", 1.0, 1.0)
+    sizes = GemmSizes(GemmExtent(m, n, k, 1.0, 1.0, quantized), moved, "fp8")
     for fit in FITS:
         parts = gemm_seconds(sizes, fit, device)
         single = [time_work(work, fit, device) for work in works]
@@ -89,7 +90,8 @@ def test_one_at_a_time_is_as_many_at_once():
 def test_the_eager_floor_is_for_eager_calls_only():
     fit = TiledGemmFit(eager_launch_s=2e-5, eager_floor_s=9e-5)
     work = gemm("x", 1, 4096, 4096, FORMATS[0])
-    sizes = GemmSizes(*(np.array([float(x)]) for x in (1, 4096, 4096, work.hbm_bytes, 0)), "bf16", 2.0, 2.0)
+    m, n, k, moved, quantized = (np.array([float(x)]) for x in (1, 4096, 4096, work.hbm_bytes, 0))
+    sizes = GemmSizes(GemmExtent(m, n, k, 2.0, 2.0, quantized), moved, "bf16")
     replayed = gemm_seconds(sizes, fit, DEVICES[1]).duration[0]
     assert gemm_seconds(sizes, fit, DEVICES[1], is_eager=True).duration[0] == 9e-5
     assert time_gemm(work, fit, DEVICES[1]).duration_s == replayed < 3e-5

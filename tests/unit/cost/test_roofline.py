@@ -8,8 +8,11 @@ from perfmodel.cost import Calibration, FamilyFit, OperatorTimer, datasheet, pea
 from perfmodel.cost.datasheet import LAUNCH_OVERHEAD_S
 from perfmodel.cost.rates import FALLBACKS
 from perfmodel.ops import Message, Work
+from perfmodel.ops.extents import DecodeExtent, ExpertsExtent, HeadsExtent, PrefillExtent
 from perfmodel.specs.hardware import Declared, HardwareSpec, Link, MemoryLevel
 from perfmodel.specs.scenario_file import list_hardware, load_hardware
+
+HEADS = HeadsExtent(8, 8, 128, 128, 2.0)
 
 
 def device(rates=None, links=(), kind="gpu", vector=None, units=100):
@@ -59,19 +62,39 @@ def test_the_fit_of_a_rate_comes_before_that_of_the_family():
 
 
 @pytest.mark.parametrize(
-    ("family", "extent"),
-    [("attention_decode", {"seqs": 8}), ("attention_prefill", {"seqs": 8}), ("moe", {"distinct_experts": 8})],
+    "extent",
+    [
+        DecodeExtent(HEADS, num_seqs=8, kv_tokens=800),
+        PrefillExtent(HEADS, ((100, 0),) * 8, tokens=800, kv_tokens=800, pairs=8 * 5050),
+        ExpertsExtent(
+            16,
+            4,
+            64,
+            64,
+            512,
+            1024,
+            2,
+            distinct=8,
+            assignments=64,
+            sum_bytes=0,
+            tiles=(),
+            weight_bytes=2,
+            input_bytes=2,
+        ),
+    ],
 )
-def test_overhead_per_item_counts_what_the_family_counts(family, extent):
-    timer = OperatorTimer(device(), calibrated(**{family: FamilyFit(overhead_s=1e-6, overhead_per_item_s=2e-6)}))
-    assert timer.time(Work("x", family, extent=extent)).overhead_s == pytest.approx(17e-6)
+def test_overhead_per_item_counts_what_the_family_counts(extent):
+    timer = OperatorTimer(device(), calibrated(any=FamilyFit(overhead_s=1e-6, overhead_per_item_s=2e-6)))
+    assert timer.time(Work("x", "any", extent=extent)).overhead_s == pytest.approx(17e-6)
 
 
 def test_few_thread_blocks_reach_few_compute_units():
     """10 blocks on 100 units: a tenth of the bandwidth; four splits each: four tenths; no more than all."""
     timer = OperatorTimer(device(), calibrated())
     for splits, expected in ((1, 10e-6), (4, 2.5e-6), (50, 1e-6)):
-        work = Work("x", "attention_decode", kv_bytes=1e6, extent={"ctas": 10, "max_splits": splits})
+        work = Work(
+            "x", "attention_decode", kv_bytes=1e6, extent=DecodeExtent(HEADS, 10, 1000, thread_blocks=10 * splits)
+        )
         assert timer.time(work).memory_s == pytest.approx(expected)
 
 

@@ -102,8 +102,7 @@ def test_splits_fill_the_machine_only_when_asked():
     """Flash-decoding's example: one sequence of 64k tokens, 16 heads in 2 groups: 16 thread blocks, or 2 x 256."""
     heads = Heads(16, 2, 128, 128, "bf16", 2.0, 2.0)
     split, whole = attention_decode(1, 65536, heads), attention_decode(1, 65536, heads, splits_kv=False)
-    assert (whole.extent["ctas"], split.extent["ctas"]) == (16, 2)
-    assert (whole.extent["max_splits"], split.extent["max_splits"]) == (1, 256)
+    assert (whole.extent.thread_blocks, split.extent.thread_blocks) == (16, 2 * 256)
     assert (whole.num_kernels, split.num_kernels) == (1, 2)
     assert whole.hbm_bytes == split.hbm_bytes
 

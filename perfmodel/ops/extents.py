@@ -1,0 +1,203 @@
+"""Extents: the sizes of an operator that its physical form reads beside FLOPs and bytes, one frozen type per family.
+
+An operator fills one in, the family's form (`perfmodel.cost.forms`) reads it, and tables of measured kernels come as
+the same types with a column instead of a number in each field. An operator with a form of its own brings an extent of
+its own: whatever has `traits`.
+"""
+
+__all__ = [
+    "DecodeExtent",
+    "ExpertsExtent",
+    "Extent",
+    "GemmExtent",
+    "HeadsExtent",
+    "KernelTraits",
+    "MixedExtent",
+    "PrefillExtent",
+    "Values",
+]
+
+from typing import Any, NamedTuple, Protocol
+
+Values = Any  # a number, or a column of them
+
+
+class KernelTraits(NamedTuple):
+    """What a library picks its kernel by, and a calibration the fit (`perfmodel.cost.forms.domain.Domain`).
+
+    head_dim:         elements of a key; 0: not attention
+    kv_element_bytes: of the cached elements as the kernel multiplies them
+    group:            query heads of a KV head
+    gates:            2 for experts with a gate, else 1; 0: no experts
+    shares_experts:   ranks hold whole experts, some of the model's each
+    """
+
+    head_dim: float = 0
+    kv_element_bytes: float = 0
+    group: float = 0
+    gates: float = 0
+    shares_experts: bool = False
+
+
+class Extent(Protocol):
+    """The sizes of one operator. Those that know say how many `thread_blocks` can run at once, and of how many items
+    (sequences, distinct experts) the kernel takes care (`num_items`)."""
+
+    @property
+    def traits(self) -> KernelTraits | None:
+        """What the kernel is picked by; None: all sizes have the same."""
+
+
+class GemmExtent(NamedTuple):
+    """Y (m, n) = X (m, k) W (k, n).
+
+    weight_bytes, input_bytes: of an element as it is read, scales included
+    quantized_bytes: of the kernel that quantizes the input first, 0 without
+    batch:           equal multiplications in one launch
+    """
+
+    m: Values
+    n: Values
+    k: Values
+    weight_bytes: float
+    input_bytes: float
+    quantized_bytes: Values = 0.0
+    batch: float = 1.0
+
+    @property
+    def traits(self) -> None:
+        return None
+
+
+class HeadsExtent(NamedTuple):
+    """Attention heads on one device, as a kernel sees them.
+
+    head_dim, v_head_dim: elements of a key and of a value
+    kv_element_bytes:     of the cached elements as the kernel multiplies them
+    window:               keys that a query sees; 0: all
+    """
+
+    num_heads: Values
+    num_kv_heads: Values
+    head_dim: Values
+    v_head_dim: Values
+    kv_element_bytes: Values
+    window: Values = 0
+
+    @property
+    def head_size(self) -> Values:
+        """Elements of a key and a value together."""
+        return self.head_dim + self.v_head_dim
+
+    @property
+    def traits(self) -> KernelTraits:
+        return KernelTraits(self.head_dim, self.kv_element_bytes, self.num_heads / self.num_kv_heads)
+
+
+class PrefillExtent(NamedTuple):
+    """Attention of prompts in one kernel.
+
+    prefills:  (new tokens, cached tokens) of each prompt
+    tokens:    new ones of all prompts; kv_tokens: keys that at least one of them sees
+    pairs:     of a query and a key that it sees
+    has_block_per_head: a thread block takes all of a prompt under one head (FlashAttention-1)
+    """
+
+    heads: HeadsExtent
+    prefills: tuple[tuple[int, int], ...]
+    tokens: Values
+    kv_tokens: Values
+    pairs: Values
+    thread_blocks: Values = 0
+    has_block_per_head: bool = False
+
+    @property
+    def num_items(self) -> int:
+        """Sequences."""
+        return len(self.prefills)
+
+    @property
+    def traits(self) -> KernelTraits:
+        return self.heads.traits
+
+
+class DecodeExtent(NamedTuple):
+    """Attention of one or a few new tokens per sequence over its KV cache.
+
+    kv_tokens: visible ones of all sequences together; longest: of the longest sequence, 0: all are equal
+    queries:   new tokens of a sequence
+    splits_kv: several thread blocks share the keys of a sequence
+    """
+
+    heads: HeadsExtent
+    num_seqs: Values
+    kv_tokens: Values
+    queries: Values = 1.0
+    longest: Values = 0.0
+    splits_kv: bool = True
+    thread_blocks: Values = 0
+
+    @property
+    def query_rows(self) -> Values:
+        """Rows of the queries of a sequence: those of all heads."""
+        return self.queries * self.heads.num_heads
+
+    @property
+    def num_items(self) -> Values:
+        """Sequences."""
+        return self.num_seqs
+
+    @property
+    def traits(self) -> KernelTraits:
+        return self.heads.traits
+
+
+class MixedExtent(NamedTuple):
+    """Attention of prompts and of decodes in one kernel."""
+
+    prompts: PrefillExtent
+    decodes: DecodeExtent
+
+    @property
+    def thread_blocks(self) -> Values:
+        """Those of the prompts."""
+        return self.prompts.thread_blocks
+
+    @property
+    def traits(self) -> KernelTraits:
+        return self.prompts.traits
+
+
+class ExpertsExtent(NamedTuple):
+    """The routed experts of one rank.
+
+    tokens:        of all ranks that share out the experts; local_experts of num_experts are on this one
+    width, inner:  d, and the intermediate size on this rank; gates: 2 with a gate, else 1
+    distinct, assignments: experts that get a token, and (token, expert) pairs to them
+    tiles:         sum over experts of ceil(rows / t), for each t in `TILE_ROWS`; empty: not known
+    sum_bytes:     of the final sum over a token's experts, all tokens
+    weight_bytes, input_bytes: of an element as it is read, scales included
+    """
+
+    tokens: Values
+    top_k: Values
+    num_experts: Values
+    local_experts: Values
+    width: Values
+    inner: Values
+    gates: Values
+    distinct: Values
+    assignments: Values
+    sum_bytes: Values
+    tiles: Values
+    weight_bytes: float
+    input_bytes: float
+
+    @property
+    def num_items(self) -> Values:
+        """Experts that get a token."""
+        return self.distinct
+
+    @property
+    def traits(self) -> KernelTraits:
+        return KernelTraits(gates=self.gates, shares_experts=self.local_experts < self.num_experts)
