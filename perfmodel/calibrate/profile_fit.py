@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost import EngineProfile
-from perfmodel.engine import MOST_CAPTURED_TOKENS
+from perfmodel.specs.engine.description import describe_engine
 
 Floats = NDArray[np.float64]
 _LOSS_SCALE = 0.05  # log errors well below this count squared, well above it by their size
@@ -18,11 +18,6 @@ _STEP = 0.25  # of a logarithm, to see what a parameter does: well above the noi
 _REACH = 1.6  # of a round, in logarithms: a factor of five
 _MOST_ROUNDS = 5
 _WORTH_IT = 0.01  # of the loss: a round that gains less is the last one
-
-
-# Largest step with prompts that is replayed from a CUDA graph: vLLM captures piecewise graphs of all its sizes; the
-# others capture steps that only decode.
-_CAPTURED_TOKENS = {"vllm": MOST_CAPTURED_TOKENS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +40,9 @@ STEP_PARAMETERS = (
 
 def with_facts(profile: EngineProfile) -> EngineProfile:
     """`profile` with what the engine's code says, which is not fitted."""
-    facts = {"replays_graphs": True, "captured_tokens": _CAPTURED_TOKENS.get(profile.engine, 0)}
+    graphs = describe_engine(profile.engine).facts.graphs
+    captured = graphs.most_tokens if graphs.with_prompts else 0
+    facts = {"replays_graphs": graphs.most_tokens > 0, "captured_tokens": captured}
     return profile.model_copy(update={"host": profile.host.model_copy(update=facts)})
 
 

@@ -155,7 +155,7 @@ def _inherited(hardware: HardwareSpec, engine: str, generation: GenerationFit | 
 
 
 def _nearness(relation: tuple[float, Path]) -> tuple[float, bool, str]:
-    """By spread; of engines equally far away the default one, which most has been measured of, goes first."""
+    """Order of relations: by spread; of engines equally far away the default one, the most measured, goes first."""
     spread, file = relation
     return spread, not file.stem.endswith(f"@{_DEFAULT_PROFILE}"), file.name
 

@@ -28,7 +28,7 @@ class DraftFootprint(NamedTuple):
 
 
 def draft_footprint(model: ModelSpec, engine: EngineSpec) -> DraftFootprint:
-    """Of the drafter that `engine.speculative_config` asks for, beside `model`; nothing without one."""
+    """Memory of the drafter that `engine.speculative_config` asks for, beside `model`; nothing without one."""
     config = engine.speculative_config
     if config is None or config.method in ("self_skip", "ngram", "lookahead"):
         return DraftFootprint()

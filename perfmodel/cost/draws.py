@@ -151,7 +151,7 @@ class Uncertainty:
 
 
 def _prompts(profile: EngineProfile, calibration: Calibration) -> LogNormal:
-    """Of what prompts add: TTFT errs by steps and prompts, TPOT by steps alone. It is the engine's more than the
+    """Error of what prompts add: TTFT errs by steps and prompts, TPOT by steps alone. It is the engine's more than the
     device's, launches and preparation on the host, and does not widen with the way that kernels' fits have come."""
     if not profile.ttft_residuals.num_rows:
         has_steps_only = calibration.step_residuals.num_rows and not profile.latency_residuals.num_rows

@@ -23,6 +23,8 @@ from perfmodel.ops.graphs.step import StepGraph, build_graph
 from perfmodel.ops.work import BatchShape
 from perfmodel.specs.scenario import Overheads, Scenario
 
+_SPREAD_OTHER_VERSION = 1.3  # as of kernels measured under another engine [assumed]
+
 
 @dataclass(frozen=True)
 class StepCosts:
@@ -77,10 +79,15 @@ class StepCosts:
 def scenario_fits(
     scenario: Scenario, calibration: Calibration | None = None, profile: EngineProfile | None = None
 ) -> tuple[Calibration, EngineProfile]:
-    """The calibration as the engine runs its kernels, and its profile; by default what `engine.profile` names."""
+    """The calibration as the engine runs its kernels, and its profile; by default what `engine.profile` names.
+
+    Intervals are wider for an engine of a version older or newer than any that is described: it may do otherwise.
+    """
     profile = profile or load_engine_profile(scenario.engine.profile)
     engine = scenario.engine
     calibration = calibration or load_calibration(scenario.hardware, engine.profile)
+    if engine.described.version.age != "described":
+        calibration = calibration.model_copy(update={"spread": calibration.spread * _SPREAD_OTHER_VERSION})
     applied = profile.applied_to(calibration, is_eager=engine.enforce_eager)
     overheads = scenario.overheads
     if overheads == Overheads():

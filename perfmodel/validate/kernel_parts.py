@@ -1,4 +1,4 @@
-"""Of rows of kernel tables: their size, and what the prediction of a single row consists of.
+"""Rows of kernel tables: their size, and what the prediction of a single row consists of.
 
 Work is counted from the sizes that the forms use: FLOPs of kernels, payload bytes of messages.
 """
@@ -105,7 +105,7 @@ def _heads(extent: HeadsExtent) -> tuple[tuple[str, Any], ...]:
 
 
 def _attention_flops(sizes: DecodeSizes | PrefillSizes) -> NDArray[np.float64]:
-    """Of the scores and their use, causal; windows are left out: this only sorts rows by size."""
+    """FLOPs of the scores and their use, causal; windows are left out: this only sorts rows by size."""
     if isinstance(sizes, DecodeSizes):
         return np.asarray(sizes.extent.num_seqs * sizes.length * sizes.extent.query_rows * sizes.flops_per_token)
     pairs = sizes.tokens * sizes.cached + sizes.tokens * (sizes.tokens + 1) / 2

@@ -1,4 +1,4 @@
-"""`ValidationReport`: predicted beside measured, the same document for every kind of truth (design section 3.4)."""
+"""`ValidationReport`: predicted beside measured, the same document for every kind of truth."""
 
 __all__ = ["Basis", "ValidationReport"]
 
@@ -69,7 +69,7 @@ class ValidationReport:
     techniques: Sequence[Mapping[str, Any]] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The document of design section 3.4."""
+        """The report as one JSON document, the same for every kind of truth."""
         return {
             "kind": self.kind,
             "rows": self.rows,

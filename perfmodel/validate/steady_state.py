@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.calibrate.steady.reduced import num_slices
 from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
-from perfmodel.calibrate.steady.slices import num_slices
 from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.specs.pools import PoolSpec
 from perfmodel.specs.traffic import Lengths

@@ -214,7 +214,7 @@ class _Timing:
         self.group = PairedCases(cases, reference)
 
     def _graph(self, layers: int | None = None) -> StepGraph:
-        """Of steps whose decodes all pass so many layers; None: all of them."""
+        """The graph of steps whose decodes all pass so many layers; None: all of them."""
         served = self._served
         model = on_device(served.model, served.hardware)
         if model.exits is not None:
@@ -223,7 +223,7 @@ class _Timing:
         return build_graph(model, served.engine, sampling=served.sampling)
 
     def times(self, measured: Measured[StepCase]) -> StepTimes:
-        """With the work of each step."""
+        """The measured times with the work of each step."""
         served, spans = self._served, self._served.model.attention_spans
         rows = [
             features(

@@ -64,7 +64,7 @@ class _Kernel:
 
     @property
     def domain(self) -> Domain:
-        """Which works run this kernel."""
+        """The works that run this kernel."""
         gates = None if self.has_gate is None or self.engine != "trtllm" else 1 + self.has_gate
         return Domain(gates=gates, expert_parallel=self.expert_parallel)
 

@@ -24,6 +24,7 @@ from perfmodel.cost.calibration import Calibration, FamilyFit
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.errors import SpecError
 from perfmodel.specs import HardwareSpec, load_hardware
+from perfmodel.specs.engine.description import describe_engine
 
 Progress = Callable[[int, int], None]
 
@@ -62,9 +63,6 @@ MODULES = {
 # cards whose layer profiles were (2.0 and 2.3 us a kernel; activations in L2 at 2.7 and 3.2 times main memory).
 GENERIC_SMALL = FamilyFit(overhead_s=2.2e-6, memory_fraction=0.85, knee=1.0, cached_speedup=3.0)
 
-# What the engines' attention calls do beside attention, so that their measured times contain it: all write the new keys
-# and values into the cache, TensorRT-LLM's also rotates them.
-_CONTAINED = {"vllm": ("kv_write",), "sglang": ("kv_write",), "trtllm": ("kv_write", "rope")}
 _EVERY_ENGINE = "nccl"  # a library that all engines call
 
 
@@ -142,7 +140,7 @@ def _with_static_scales(families: dict[str, Any]) -> dict[str, Any]:
 
 def _contained(engine: str, families: Mapping[str, Any]) -> tuple[str, ...]:
     has_attention = any(key.startswith("attention_decode/") for key in families)
-    return _CONTAINED.get(engine, ()) if has_attention else ()
+    return describe_engine(engine).facts.attention_contains if has_attention else ()
 
 
 def _from_profile(path: Path, engine: str) -> Calibration:

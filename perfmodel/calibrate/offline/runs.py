@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfmodel.calibrate.recorded_engine import recorded_engine
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.models.formats.quantization import with_quantization
 from perfmodel.models.spec import ModelSpec
@@ -26,6 +27,7 @@ from perfmodel.specs import Arrivals, EngineSpec, HardwareSpec, Lengths, Scenari
 
 Entry = Mapping[str, str]
 
+_ENGINE = "trtllm"  # that such tables are of
 _MOST_SEQUENCES = 2048
 _TOKEN_BUDGET = 8192
 _IN_FLIGHT = {"model", "gpu", "precision", "tp", "isl", "osl", "throughput_out_tok_s_gpu"}
@@ -105,12 +107,12 @@ def _entries(file: Path) -> Sequence[Entry]:
 def _in_flight(name: str, entry: Entry) -> OfflineRun:
     model, hardware = _served(entry)
     inputs, outputs = int(entry["isl"]), int(entry["osl"])
-    engine = EngineSpec(
-        **_engine(entry),
-        max_num_seqs=_MOST_SEQUENCES,
-        max_num_batched_tokens=max(_TOKEN_BUDGET, inputs + _MOST_SEQUENCES),
-        max_model_len=inputs + outputs,
-    )
+    sizes = {
+        "max_num_seqs": _MOST_SEQUENCES,
+        "max_num_batched_tokens": max(_TOKEN_BUDGET, inputs + _MOST_SEQUENCES),
+        "max_model_len": inputs + outputs,
+    }
+    engine = _engine(entry, hardware, sizes)
     scenario = Scenario(
         name=name, model=model, hardware=hardware, engine=engine, traffic=_at_once(_MOST_SEQUENCES, inputs, outputs)
     )
@@ -120,13 +122,13 @@ def _in_flight(name: str, entry: Entry) -> OfflineRun:
 def _static(name: str, entry: Entry) -> OfflineRun:
     model, hardware = _served(entry)
     inputs, outputs, batch = (int(entry[key]) for key in ("isl", "osl", "batch_size"))
-    engine = EngineSpec(
-        **_engine(entry),
-        batching="static",
-        max_num_seqs=batch,
-        max_num_batched_tokens=max(batch * inputs, _TOKEN_BUDGET),
-        max_model_len=inputs + outputs,
-    )
+    sizes = {
+        "batching": "static",
+        "max_num_seqs": batch,
+        "max_num_batched_tokens": max(batch * inputs, _TOKEN_BUDGET),
+        "max_model_len": inputs + outputs,
+    }
+    engine = _engine(entry, hardware, sizes)
     scenario = Scenario(
         name=name, model=model, hardware=hardware, engine=engine, traffic=_at_once(batch, inputs, outputs)
     )
@@ -139,15 +141,16 @@ def _served(entry: Entry) -> tuple[ModelSpec, HardwareSpec]:
     return (model if quantization is None else with_quantization(model, quantization)), load_hardware(entry["gpu"])
 
 
-def _engine(entry: Entry) -> dict[str, object]:
-    return {
+def _engine(entry: Entry, hardware: HardwareSpec, sizes: Mapping[str, object]) -> EngineSpec:
+    arguments = {
         "tensor_parallel_size": int(entry["tp"]),
         "dtype": "float16",
         "kv_cache_dtype": "fp8" if entry["precision"] == "FP8" else "auto",
         "enable_prefix_caching": False,
         "async_scheduling": False,
-        "profile": "trtllm",
+        **sizes,
     }
+    return recorded_engine(_ENGINE, entry.get("trtllm_version") or "", hardware, arguments)
 
 
 def _at_once(count: int, inputs: int, outputs: int) -> Traffic:

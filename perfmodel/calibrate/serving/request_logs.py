@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.calibrate.recorded_engine import recorded_engine
 from perfmodel.errors import SpecError
-from perfmodel.specs import EngineSpec, Scenario, Traffic, load_hardware, load_model
+from perfmodel.specs import Scenario, Traffic, load_hardware, load_model
 from perfmodel.specs.traffic import Arrivals, Sampling, Trace
 
 Floats = NDArray[np.float64]
+_ENGINE = "vllm"  # that such logs are of
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,12 @@ def _scenario(name: str, meta: dict[str, Any], trace: Path) -> Scenario:
     cache = meta.get("kv_cache") or {}
     if cache.get("num_gpu_blocks"):
         chosen |= {"num_gpu_blocks_override": cache["num_gpu_blocks"], "block_size": cache.get("block_size", 16)}
+    hardware = load_hardware(_device(name, meta))
     return Scenario(
         name=name,
         model=load_model(arguments["model"]),
-        hardware=load_hardware(_device(name, meta)),
-        engine=EngineSpec(profile="vllm", **chosen),
+        hardware=hardware,
+        engine=recorded_engine(_ENGINE, str(meta.get(f"{_ENGINE}_version") or ""), hardware, chosen),
         traffic=Traffic(arrivals=Arrivals(process="trace"), trace=Trace(path=str(trace), format="jsonl")),
         sampling=Sampling(method="greedy"),
     )

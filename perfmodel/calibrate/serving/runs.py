@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.calibrate.recorded_engine import recorded_engine
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.specs import (
     Arrivals,
     EngineSpec,
+    HardwareSpec,
     Lengths,
     Prefix,
     Scenario,
@@ -81,11 +83,12 @@ def read_serving_runs(path: str | Path) -> tuple[list[ServingRun], list[tuple[st
 def _run(name: str, entry: dict[str, Any]) -> ServingRun:
     workload = entry["workload"]
     stages = tuple(Stage(rate=s["rate"], duration_s=s["duration_s"]) for s in workload["stages"])
+    hardware = load_hardware(entry["gpu"])
     scenario = Scenario(
         name=name,
         model=load_model(entry["model"]),
-        hardware=load_hardware(entry["gpu"]),
-        engine=_engine(entry),
+        hardware=hardware,
+        engine=_engine(entry, hardware),
         traffic=_traffic(workload, stages),
     )
     ends = np.cumsum([stage.duration_s for stage in stages])
@@ -93,13 +96,14 @@ def _run(name: str, entry: dict[str, Any]) -> ServingRun:
     return ServingRun(name, scenario, tuple(ends.tolist()), tuple(_measured(m, outputs) for m in entry["measured"]))
 
 
-def _engine(entry: dict[str, Any]) -> EngineSpec:
+def _engine(entry: dict[str, Any], hardware: HardwareSpec) -> EngineSpec:
     server = entry["server"]
     kept = ("tensor_parallel_size", "data_parallel_size", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
     arguments = {name: server[name] for name in (*kept, "gpu_memory_utilization", "block_size") if server.get(name)}
     if server.get("total_kv_blocks"):
         arguments["num_gpu_blocks_override"] = server["total_kv_blocks"]
-    return EngineSpec(profile=entry["engine"].split()[0].lower().replace("-", ""), **arguments)
+    name, _, version = entry["engine"].partition(" ")
+    return recorded_engine(name.lower().replace("-", ""), version, hardware, arguments)
 
 
 def _traffic(workload: dict[str, Any], stages: tuple[Stage, ...]) -> Traffic:

@@ -12,21 +12,34 @@ __all__ = ["SteadyState", "read_steady_states"]
 
 import csv
 import gzip
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfmodel.calibrate.recorded_engine import recorded_engine
 from perfmodel.calibrate.steady.disaggregated import disaggregated_scenario, is_disaggregated
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.models.formats.quantization import with_quantization
-from perfmodel.specs import Arrivals, EngineSpec, Lengths, Scenario, Traffic, load_hardware, load_model
+from perfmodel.specs import (
+    Arrivals,
+    EngineSpec,
+    HardwareSpec,
+    Lengths,
+    Scenario,
+    Traffic,
+    load_hardware,
+    load_model,
+)
+from perfmodel.specs.engine.description import describe_engine
 
 Entry = Mapping[str, str]
 
 _REQUESTS_PER_SLOT = 10
-_ADP_TIMEOUT_ITERS = 60
-_PROFILES = {"vllm": "vllm", "trtllm": "trtllm", "sglang": "sglang"}
+_TOKEN_BUDGET = 8192
+# Settings of the recipes beyond sizes, by engine: iterations that ranks wait for each other's prompts, and the devices
+# on which arrivals are polled seldom.
+_ADP_TIMEOUT_ITERS = {"trtllm": 60}
+_POLLS_SELDOM = {"sglang": ("b200-sxm",)}
 _QUANTIZATION = {"bf16": None, "fp8": "fp8", "fp4": "nvfp4"}
 
 
@@ -92,8 +105,7 @@ def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> SteadyState:
     if is_disaggregated(entry):
         scenario = disaggregated_scenario(name, entry, model, hardware, traffic, siblings)
     else:
-        polls_seldom = hardware.name == "b200-sxm"
-        engine = _engine(entry, polls_seldom, concurrency, inputs, outputs)
+        engine = _engine(entry, hardware, concurrency, inputs, outputs)
         scenario = Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic)
     is_clear = lengths != "unknown" and entry["mtp_unlabelled"] != "True"
     return SteadyState(name, scenario, float(entry["ttft_ms"]), float(entry["tpot_ms"]), is_clear, _groups(entry))
@@ -110,33 +122,26 @@ def _groups(entry: Entry) -> tuple[str, ...]:
     )
 
 
-def _engine(entry: Entry, polls_seldom: bool, concurrency: int, inputs: int, outputs: int) -> EngineSpec:
-    profile = _PROFILES[entry["backend"]]
-    budget, poll_every = 8192, 1
-    if profile == "trtllm":
+def _engine(entry: Entry, hardware: HardwareSpec, concurrency: int, inputs: int, outputs: int) -> EngineSpec:
+    name = entry["backend"]
+    budget, poll_every = _TOKEN_BUDGET, 1
+    if not describe_engine(name).facts.batching.chunks_prompts:  # room for a whole prompt beside the decodes
         budget = max(budget, -(-(concurrency + inputs + 64) // 64) * 64)
-    if profile == "sglang" and polls_seldom:
+    if hardware.name in _POLLS_SELDOM.get(name, ()):
         poll_every = 10 if concurrency < 16 else 30
-    return EngineSpec(
-        tensor_parallel_size=int(entry["attention_tp"]),
-        data_parallel_size=int(entry["attention_dp"]),
-        enable_expert_parallel=entry["ep"] not in ("", "1"),
-        kv_cache_dtype="auto" if entry["precision"] == "bf16" else "fp8",
-        max_num_seqs=max(concurrency, 1),
-        max_num_batched_tokens=max(budget, concurrency),
-        max_model_len=inputs + outputs + 64,
-        enable_prefix_caching=False,
-        async_scheduling=not _plans_synchronously(profile, entry["backend_version"]),
-        poll_every=poll_every,
-        attention_dp_timeout_iters=_ADP_TIMEOUT_ITERS if profile == "trtllm" else 0,
-        profile=profile,
-    )
-
-
-def _plans_synchronously(profile: str, version: str) -> bool:
-    """vLLM schedules asynchronously by default from 0.14 on (its release notes)."""
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    return profile == "vllm" and numbers is not None and (int(numbers[1]), int(numbers[2])) < (0, 14)
+    arguments = {
+        "tensor_parallel_size": int(entry["attention_tp"]),
+        "data_parallel_size": int(entry["attention_dp"]),
+        "enable_expert_parallel": entry["ep"] not in ("", "1"),
+        "kv_cache_dtype": "auto" if entry["precision"] == "bf16" else "fp8",
+        "max_num_seqs": max(concurrency, 1),
+        "max_num_batched_tokens": max(budget, concurrency),
+        "max_model_len": inputs + outputs + 64,
+        "enable_prefix_caching": False,
+        "poll_every": poll_every,
+        "attention_dp_timeout_iters": _ADP_TIMEOUT_ITERS.get(name, 0),
+    }
+    return recorded_engine(name, entry["backend_version"], hardware, arguments)
 
 
 def _traffic(lengths: str, concurrency: int, inputs: int, outputs: int) -> Traffic:

@@ -7,7 +7,7 @@ Parallelism, per device of the replica (`BatchShape` is the batch of one data-pa
                feed-forward block and after the embedding, logits gathered
     pipeline:  a plan passes one stage after another. The nodes are those of its whole way, on one device of each
                stage, with the messages between stages; `StepGraph.stages` has the part of each. Which plans are under
-               way together, and how long that takes, is not known here (`perfmodel.cost.pipeline`).
+               way together, and how long that takes, is not known here (the pipeline's timer in `perfmodel.cost`).
     data:      ranks are independent, but mixtures of experts see the tokens of all of them (`has_group`)
     expert:    whole experts are shared out over tp * dp ranks
 """

@@ -144,7 +144,7 @@ def prediction_interval(summary: Mapping[str, Any], metric: str) -> tuple[float,
 
 
 def format_number(value: float | None, digits: int = 2) -> str:
-    """With thousands separators and a fixed number of digits; a dash for None, nan and infinity."""
+    """A number with thousands separators and a fixed number of digits; a dash for None, nan and infinity."""
     return f"{value:,.{digits}f}" if _is_number(value) else MISSING
 
 

@@ -26,7 +26,6 @@ from perfmodel.models.formats.quantization import kv_element_bytes
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
 from perfmodel.sim.records.columns import RequestColumns
-from perfmodel.sim.replica.engine_rules import rules_of
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
 
@@ -59,7 +58,7 @@ def _reserved(engine: EngineSpec, prompts: Floats, outputs: Floats, scenario: Sc
     longest = float(engine.max_model_len or scenario.model.max_position_embeddings)
     is_contiguous = engine.kv_cache == "contiguous"
     takes_all = DISCIPLINES[engine.batching].reserves_all
-    knows = bool(engine.reserve_output) if is_contiguous else rules_of(engine).reserves_output
+    knows = bool(engine.reserve_output) if is_contiguous else engine.rules.reserves_output
     if knows and (is_contiguous or not takes_all):
         if engine.reserve_output == "pow2":
             outputs = 2 ** np.ceil(np.log2(outputs))

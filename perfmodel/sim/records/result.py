@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The summary (design section 3.3, JSON-ready) with the records behind it.
+    """The summary, JSON-ready (`perfmodel.sim.records.summary` has its keys), with the records behind it.
 
     `requests` and `steps` are None when the records were streamed to disk instead of kept.
     """

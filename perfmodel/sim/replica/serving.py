@@ -1,4 +1,10 @@
-"""From a scenario to its engines: the one place where engine arguments become scheduler settings, for both clocks."""
+"""From a scenario to its engines: the one place where engine arguments become scheduler settings, for both clocks.
+
+How long a freed slot waits is no rule of an engine but what the serve loop gives (the lag of recorded closed loops, 1
+to 2 steps). Under asynchronous scheduling the plan of step N+1 is made when N starts. A request that ends with step N
+has its slot back when N is over; then N+1, planned, starts, and N+2 is planned, the first that can let someone in: the
+slot stays empty for one whole step, N+1. Without it N+1 is planned after N, and the slot is filled at once.
+"""
 
 __all__ = ["build_locksteps", "build_serve_loop", "scheduler_config"]
 
@@ -10,7 +16,6 @@ from perfmodel.models.formats.kv_cache import surplus_tokens
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.sim.clock import TickEnvironment, to_ticks
-from perfmodel.sim.replica.engine_rules import rules_of, sequence_limits
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.sim.replica.prompt_balance import PromptBalance
@@ -30,7 +35,7 @@ def scheduler_config(
     """
     engine, model = scenario.engine, served_model(scenario.model, scenario.engine)
     is_contiguous = engine.kv_cache == "contiguous"
-    rules, (max_num_seqs, max_plan_seqs) = rules_of(engine), sequence_limits(engine)
+    rules, (max_num_seqs, max_plan_seqs) = engine.rules, engine.sequence_limits
     return SchedulerConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,

@@ -93,6 +93,6 @@ def _key(scenario: Scenario, calibration: Calibration, profile: EngineProfile, o
 
 
 def _context_spread(scenario: Scenario) -> ContextSpread | None:
-    """Of the contexts that the scenario's requests have while they decode."""
+    """Spread of the contexts that the scenario's requests have while they decode."""
     drafts = islice(Workload(scenario).drafts(), _REQUESTS_LOOKED_AT)
     return ContextSpread.of((draft.num_prompt_tokens, draft.num_output_tokens) for draft in drafts)

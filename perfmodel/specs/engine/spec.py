@@ -11,7 +11,7 @@ from perfmodel.files.base import Spec
 from perfmodel.files.units import Milliseconds
 from perfmodel.models.formats.by_layer import LayerQuantization
 from perfmodel.models.formats.quantization import GROUPED_FORMATS
-from perfmodel.specs.engine.description import DescribedEngine, describe_engine
+from perfmodel.specs.engine.description import BatchingRules, DescribedEngine, describe_engine
 from perfmodel.specs.engine.kv import KvEviction, KvOffload, KvTier
 from perfmodel.specs.engine.speculation import SpeculativeConfig
 
@@ -26,7 +26,7 @@ class EngineSpec(Spec):
     """vLLM's arguments first, ours (batching, profile, ...) last.
 
     Where a scenario gives none, `gpu_memory_utilization`, `max_num_seqs`, `max_num_batched_tokens`, `block_size` and
-    `async_scheduling` are those of the engine's version on the device (`perfmodel.specs.engine.defaults`).
+    `async_scheduling` are those of the engine's version on the device (`perfmodel.specs.engine`).
     """
 
     tensor_parallel_size: PositiveInt = 1
@@ -164,6 +164,29 @@ class EngineSpec(Spec):
     def described(self) -> DescribedEngine:
         """The engine that `profile` and `version` name, with the facts of its code. Raises SpecError for no engine."""
         return describe_engine(self.profile, self.version)
+
+    @property
+    def rules(self) -> BatchingRules:
+        """What a step may hold: the engine's rules, with what the scenario sets itself."""
+        own = self.described.facts.batching
+        chunks = self.enable_chunked_prefill and (
+            own.chunks_prompts or "enable_chunked_prefill" in self.model_fields_set
+        )
+        update: dict[str, bool] = {"chunks_prompts": chunks}
+        if self.prefill_exclusive is not None:
+            update["prefill_exclusive"] = self.prefill_exclusive
+        if self.reserve_output is not None:
+            update["reserves_output"] = bool(self.reserve_output)
+        return own.model_copy(update=update)
+
+    @property
+    def sequence_limits(self) -> tuple[int, int]:
+        """Sequences that run at once, and those of one plan on pipeline stages (0: no limit of its own)."""
+        most, num_stages = self.max_num_seqs, self.pipeline_parallel_size
+        shared = self.described.facts.batching.sequences_on_stages
+        if num_stages == 1 or shared == "shared":
+            return most, 0
+        return (most, max(most // num_stages, 1)) if shared == "even_share" else (most * num_stages, most)
 
     @property
     def num_devices(self) -> int:

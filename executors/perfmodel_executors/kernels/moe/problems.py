@@ -112,7 +112,7 @@ def _experts(
     chosen: _Choices | None = None,
     form: str | None = None,
 ) -> Problem:
-    """With the experts `chosen`, else at random (and no work counted); form: of the experts' weights, None plain."""
+    """A problem with the experts `chosen`, else random (and no work counted); form: format of weights, None plain."""
     inner, rows = ffn.intermediate_size, ffn.intermediate_size * (2 if ffn.gated else 1)
 
     def matrices(inputs: Inputs, n: int, k: int) -> Tensor | ExpertWeight:

@@ -17,8 +17,8 @@ and what the client waits for is what is left when the prefill ends, the last la
 
 That needs a place to go: if the decode engine has no blocks when the prefill ends, nothing has moved yet.
 
-All links may lead into one fabric (`perfmodel.sim.fleet.fabric`), which transfers then share; what moves under a
-prefill is taken to have its links' full rate. What is not modelled: prefixes that the decode engine has cached.
+All links may lead into one fabric (`fabric.py`), which transfers then share; what moves under a prefill is taken to
+have its links' full rate. What is not modelled: prefixes that the decode engine has cached.
 """
 
 __all__ = ["KvTransfers", "TransferCost", "transfer_cost"]
@@ -33,14 +33,14 @@ from perfmodel.cost import kv_bytes_per_token, state_bytes_per_sequence
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.sharding import Sharding
 from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment, to_ticks
-from perfmodel.sim.fleet.fabric import Fabric
+from perfmodel.sim.fleet.disaggregation.fabric import Fabric
 from perfmodel.specs.hardware import Link
 from perfmodel.specs.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True)
 class TransferCost:
-    """Of one transfer, over the busiest of the links that it uses.
+    """Seconds of one transfer, over the busiest of the links that it uses.
 
     bytes_per_token, bytes_per_sequence: on that link; bytes_factor: times this, all links together
     """

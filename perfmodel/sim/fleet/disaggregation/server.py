@@ -25,8 +25,8 @@ from simpy.events import Process
 
 from perfmodel.engine import Request, RequestStatus
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment
+from perfmodel.sim.fleet.disaggregation.kv_transfer import KvTransfers, TransferCost
 from perfmodel.sim.fleet.entrance import Entrance
-from perfmodel.sim.fleet.kv_transfer import KvTransfers, TransferCost
 from perfmodel.sim.fleet.pool import FleetRouter
 from perfmodel.sim.replica.front_end import FrontEnd
 from perfmodel.sim.replica.replica import Replica
@@ -36,7 +36,7 @@ CostOf = Callable[[int, int], TransferCost]
 
 
 class _Stage(Enum):
-    """Where a request is on its way."""
+    """The stage that a request is in."""
 
     ENTRANCE = "waits for a prefill replica to be there"
     PREFILL = "with its prefill replica"

@@ -1,0 +1,107 @@
+"""What an engine's version puts where a scenario gives no argument, and what an answer says of that."""
+
+__all__ = ["EngineUsed", "default_of", "engine_used", "engines_used", "with_defaults"]
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.specs.engine.description import EngineFacts, StepBudget, Use
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
+
+if TYPE_CHECKING:
+    from perfmodel.specs.scenario import Scenario
+
+_ON_EVERY_DEVICE = ("gpu_memory_utilization", "block_size", "async_scheduling")
+_OF_A_STEP = ("max_num_batched_tokens", "max_num_seqs")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUsed:
+    """The description that an answer stands on: the engine's name, the version asked for (None: none was), the
+    described one that stands for it ("" for an engine without versions), and what to say of both."""
+
+    name: str
+    version_asked: str | None
+    version: str
+    notes: tuple[str, ...]
+
+
+def with_defaults(
+    engine: EngineSpec, hardware: HardwareSpec, use: Use = "server", max_model_len: int | None = None
+) -> EngineSpec:
+    """`engine` with its version's default for every argument that it was not given.
+
+    Which ones were given is still told by `model_fields_set`, so that other devices get their own defaults.
+
+    hardware:      the devices that it runs on
+    use:           server, or offline: all requests are there at once
+    max_model_len: the model's longest sequence, tokens, where `engine` gives none
+
+    Raises ValueError where the arguments given leave no room for the defaults of the others.
+    """
+    found = _defaults(engine, hardware, use, engine.max_model_len or max_model_len or 0)
+    update = {name: value for name, value in found.items() if name not in engine.model_fields_set}
+    merged = {**dict(engine), **update}
+    if engine.batching == "continuous" and merged["max_num_batched_tokens"] < merged["max_num_seqs"]:
+        raise ValueError(
+            f"max_num_batched_tokens={merged['max_num_batched_tokens']}, the default of {engine.described.label} on "
+            f"{hardware.name}, is below max_num_seqs={merged['max_num_seqs']}; give the first, or lower the second"
+        )
+    return EngineSpec.model_construct(_fields_set=set(engine.model_fields_set), **merged)
+
+
+def default_of(name: str, given: Mapping[str, Any], hardware: HardwareSpec, use: Use = "server") -> Any:
+    """The default of the argument `name` beside the arguments `given` of an engine, or None where no version has one.
+
+    name:     of a field of `EngineSpec`
+    given:    what a file says under `engine`, as it was read
+    hardware: the devices that it runs on
+    use:      server, or offline
+    """
+    kept = {key: given[key] for key in ("profile", "version", *_OF_A_STEP) if key in given and key != name}
+    return _defaults(EngineSpec.model_validate(kept), hardware, use, 0).get(name)
+
+
+def engine_used(engine: EngineSpec) -> EngineUsed:
+    """The description of one engine, and the sentences that an answer owes its reader."""
+    description, chosen = engine.described.description, engine.described.version
+    notes = [f"{description.title}: {chosen.note}."] if chosen.note else []
+    taken = [name for name in (*_ON_EVERY_DEVICE, *_OF_A_STEP) if name not in engine.model_fields_set]
+    if engine.num_gpu_blocks_override is not None:
+        taken = [name for name in taken if name != "gpu_memory_utilization"]
+    if taken:
+        values = ", ".join(f"{name} {_shown(getattr(engine, name))}" for name in taken)
+        notes.append(f"Defaults of {engine.described.label}: {values}.")
+    return EngineUsed(description.name, chosen.asked, chosen.described, tuple(notes))
+
+
+def engines_used(scenario: "Scenario") -> tuple[EngineUsed, ...]:
+    """The descriptions of all engines of a scenario, each once."""
+    return tuple(dict.fromkeys(engine_used(pool.engine) for pool in scenario.pools))
+
+
+def _defaults(engine: EngineSpec, hardware: HardwareSpec, use: Use, longest: int) -> dict[str, Any]:
+    facts = engine.described.facts
+    found: dict[str, Any] = {name: getattr(facts.defaults, name) for name in _ON_EVERY_DEVICE}
+    found["enable_chunked_prefill"] = facts.batching.chunks_prompts
+    budget = next((each for each in facts.budgets if each.fits(hardware, use)), None)
+    return found | (_step_size(budget, engine, facts, longest) if budget is not None else {})
+
+
+def _step_size(budget: StepBudget, engine: EngineSpec, facts: EngineFacts, longest: int) -> dict[str, int]:
+    """Sequences never exceed tokens, as in vLLM (`EngineArgs._set_default_max_num_seqs_and_batched_tokens_args`)."""
+    times, given = engine.num_devices if budget.per_device else 1, engine.model_fields_set
+    tokens, sequences = budget.max_num_batched_tokens * times, budget.max_num_seqs * times
+    if facts.batching.whole_prompts_raise_budget and not engine.enable_chunked_prefill:
+        tokens = max(tokens, longest)
+    if "max_num_batched_tokens" in given:
+        tokens = engine.max_num_batched_tokens
+    return {"max_num_batched_tokens": tokens, "max_num_seqs": min(sequences, tokens)}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"

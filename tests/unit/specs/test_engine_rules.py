@@ -1,0 +1,60 @@
+"""What engines let into a step, by their descriptions; and engines of recorded runs."""
+
+import pytest
+
+from perfmodel.calibrate.recorded_engine import recorded_engine
+from perfmodel.cost import scenario_fits
+from perfmodel.specs import load_hardware, load_scenario
+from perfmodel.specs.engine.spec import EngineSpec
+
+
+# vLLM v1: prompts and decodes together, prompts in chunks. SGLang: extends first, alone. TensorRT-LLM: prompts whole,
+# and room for all that a request may generate (guaranteed no evict).
+@pytest.mark.parametrize(
+    ("profile", "rules"),
+    [("vllm", (False, False, True)), ("sglang", (True, False, True)), ("trtllm", (False, True, False))],
+)
+def test_engines_batch_as_their_code_does_unless_the_scenario_says_otherwise(profile, rules):
+    found = EngineSpec(profile=profile).rules
+    assert (found.prefill_exclusive, found.reserves_output, found.chunks_prompts) == rules
+    turned = EngineSpec(
+        profile=profile,
+        prefill_exclusive=not rules[0],
+        reserve_output=not rules[1],
+        enable_chunked_prefill=not rules[2],
+    ).rules
+    assert (turned.prefill_exclusive, turned.reserves_output, turned.chunks_prompts) == tuple(
+        not rule for rule in rules
+    )
+
+
+# Of 64 sequences on 4 stages: vLLM 64 in all; SGLang 64 in all, 16 in each micro-batch (pp_max_micro_batch_size);
+# TensorRT-LLM 64 in each stage's batch, 256 in all.
+@pytest.mark.parametrize(("profile", "limits"), [("vllm", (64, 0)), ("sglang", (64, 16)), ("trtllm", (256, 64))])
+def test_sequences_on_pipeline_stages(profile, limits):
+    assert EngineSpec(profile=profile, max_num_seqs=64, pipeline_parallel_size=4).sequence_limits == limits
+    assert EngineSpec(profile=profile, max_num_seqs=64).sequence_limits == (64, 0)
+
+
+def test_a_recorded_run_has_the_defaults_of_its_version():
+    hardware = load_hardware("h100-sxm-80gb")
+    versions = ("0.12.0", "0.19.0", "0.21.0")
+    engines = [recorded_engine("vllm", version, hardware, {"max_num_seqs": 8}) for version in versions]
+    assert [engine.async_scheduling for engine in engines] == [False, True, True]
+    assert [engine.gpu_memory_utilization for engine in engines] == [0.9, 0.9, 0.92]
+    assert all(engine.max_num_seqs == 8 for engine in engines)
+    # Without a version, or by the name of a build: of the time of the records, before the share meant something else.
+    for stated in ("", "nightly-5b8c30d62b754b57", "gpt-oss-dev"):
+        assert recorded_engine("vllm", stated, hardware, {}).gpu_memory_utilization == 0.9
+
+
+def test_a_recorded_run_of_an_undescribed_version_has_the_nearest_and_wider_intervals():
+    scenario = load_scenario("llama-3.1-8b-a100")
+    known, older, newer = (
+        scenario.model_copy(update={"engine": recorded_engine("vllm", version, scenario.hardware, {})})
+        for version in ("0.19.0", "0.6.3", "7.0")
+    )
+    assert older.engine.async_scheduling is False
+    assert newer.engine.gpu_memory_utilization == 0.92
+    spread = scenario_fits(known)[0].spread
+    assert scenario_fits(older)[0].spread == scenario_fits(newer)[0].spread > spread
