@@ -158,7 +158,7 @@ def _predictor(scenario: Scenario, calibration: Calibration) -> Backend:
 
 
 def as_executed(scenario: Scenario) -> Scenario:
-    """With the model in the formats that it is executed in, so that memory is planned for those."""
+    """The scenario with its model in the formats that it is executed in, so that memory is planned for those."""
     if not scenario.engine.inference_mode:
         raise PerfmodelError(
             f"{scenario.name} asks for inference_mode=false, but the executor never keeps activations for gradients; "

@@ -32,7 +32,7 @@ class Runner(Protocol):
         ...
 
     def run(self, segments: Sequence[Segment], is_warm_up: bool = False) -> list[int]:
-        """In the order of `segments`. A warm-up may take its time to choose how such a step runs from now on."""
+        """Sampled tokens in the order of `segments`. A warm-up may take its time to choose how such a step runs."""
         ...
 
 

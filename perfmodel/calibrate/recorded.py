@@ -61,7 +61,7 @@ def fit_recorded_generation(
 
 
 def _executor(path: Path, engine: str) -> Calibration:
-    """From what the executor's measuring programme wrote."""
+    """The calibration fitted to what the executor's measuring programme wrote."""
     if engine != ENGINE:
         raise SpecError(f"{path}: has measurements of engine {ENGINE!r}; found --engine {engine}.")
     return fit_measured(read_measurements(path))

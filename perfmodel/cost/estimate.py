@@ -16,7 +16,7 @@ from perfmodel.cost.datasheet import EAGER_LAUNCH_S, EAGER_OPERATOR_S
 from perfmodel.cost.flow_line import StageTimes, plans_of_round, round_time
 from perfmodel.cost.rates import peak_flops_per_s
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
-from perfmodel.ops.graph import StepGraph
+from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.node import OperatorNode
 from perfmodel.ops.work import BatchShape, Work, decode_shape
 

@@ -37,7 +37,7 @@ class StageTimes(NamedTuple):
 
     @property
     def latency(self) -> float:
-        """Of a plan that meets no other."""
+        """Duration of a plan with no other under way."""
         return self.serial + max(self.hidden, sum(self.stages))
 
 

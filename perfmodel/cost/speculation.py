@@ -24,7 +24,7 @@ from perfmodel.cost.draws import Draw
 from perfmodel.cost.step_tables import PS_PER_S, DrawnTables, StepTables
 from perfmodel.cost.step_timer import StepTimer
 from perfmodel.cost.usage import Usage
-from perfmodel.ops.drafting import rejection
+from perfmodel.ops.graphs.drafting import rejection
 
 _RESOURCES = ("compute", "memory", "communication")
 Prefills = tuple[tuple[int, int], ...]

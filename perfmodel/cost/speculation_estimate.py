@@ -12,8 +12,8 @@ from perfmodel.cost.rates import peak_flops_per_s
 from perfmodel.cost.roofline import OperatorTimer
 from perfmodel.cost.speculation import SpeculationTimer
 from perfmodel.cost.step_tables import PS_PER_S, StepTables
-from perfmodel.ops.drafting import rejection
-from perfmodel.ops.graph import StepGraph
+from perfmodel.ops.graphs.drafting import rejection
+from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.work import BatchShape
 
 

@@ -16,10 +16,10 @@ from perfmodel.cost.server import EngineProfile, load_engine_profile
 from perfmodel.cost.speculation import SpeculationTimer
 from perfmodel.cost.speculation_estimate import estimate_speculation
 from perfmodel.cost.step_tables import StepTables
-from perfmodel.ops.expert_routing import routing_of
+from perfmodel.ops.attention.ragged import ContextSpread
+from perfmodel.ops.experts.routing import routing_of
 from perfmodel.ops.formats import on_device
-from perfmodel.ops.graph import StepGraph, build_graph
-from perfmodel.ops.ragged import ContextSpread
+from perfmodel.ops.graphs.step import StepGraph, build_graph
 from perfmodel.ops.work import BatchShape
 from perfmodel.specs.scenario import Overheads, Scenario
 

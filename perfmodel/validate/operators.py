@@ -106,7 +106,7 @@ def _comparison(judged: list[_Judged]) -> Comparison:
 
 
 def _breakdown(judged: list[_Judged], comparison: Comparison, number: int) -> dict[str, Any]:
-    """Of one row of all, counted as in `_rows`."""
+    """Parts of one row, counted as in `_rows`."""
     given = int(np.flatnonzero(comparison.rows.kept)[number])
     for member in judged:
         if given < len(member.predicted):
@@ -197,7 +197,7 @@ def _rows(members: list[_Judged]) -> Rows:
 
 
 def _grouped(judged: list[_Judged]) -> Iterator[tuple[str, list[_Judged]]]:
-    """By `<system>/<op>`, then by kernel."""
+    """Rows grouped by `<system>/<op>`, then by kernel."""
     for names in (
         [f"{member.system}/{member.op}" for member in judged],
         [f"{member.system}/{member.op} {member.group.engine} {member.group.key}" for member in judged],

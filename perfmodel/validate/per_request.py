@@ -76,7 +76,7 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
 def _breakdown(
     log: RequestLog, steps: StepChoice | None, ttft_s: Floats, comparison: Comparison, number: int
 ) -> dict[str, Any]:
-    """Of one request, with the run's mean decode step."""
+    """Parts of one request's latency, with the run's mean decode step."""
     rows, request = comparison.rows, int(np.flatnonzero(comparison.rows.kept)[number])
     typical = TypicalSteps.of(log.scenario, steps, int(log.num_prompt_tokens[request]), ServerFit())
     predicted_ms, measured_ms = 1e3 * float(rows.predicted[number]), 1e3 * float(rows.measured[number])

@@ -70,7 +70,7 @@ class ValidationReport(Printable):
     techniques: Sequence[Mapping[str, Any]] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """The report as one JSON document, the same for every kind of truth."""
         return {
             "kind": self.kind,
             "rows": self.rows,

@@ -131,7 +131,7 @@ def _driver() -> str:
 
 @lru_cache
 def _commit() -> str:
-    """Of the checkout this runs from; empty outside one."""
+    """Commit of the checkout that this runs from; empty outside one."""
     try:
         command = ["git", "-C", str(_ROOT), "rev-parse", "--short", "HEAD"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -30,7 +30,7 @@ _CONTEXT = 2048
 
 
 def launches_of(part: str, hardware: HardwareSpec) -> list[Launch]:
-    """Of `kernels`, `steps` or `serving` on `hardware`, about in the order in which they are needed."""
+    """Launches of `kernels`, `steps` or `serving` on `hardware`, about in the order in which they are needed."""
     with targeting(device_limits(hardware)), recording() as launches, listing(), torch.inference_mode():
         if part == "kernels":
             _kernels()

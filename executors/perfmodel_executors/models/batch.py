@@ -58,7 +58,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """Of segments that are nodes of trees: what `attention_prefill` wants.
+    """Segments that are nodes of trees, as `attention_prefill` wants them.
 
     tables_GM, starts_G, computed_G: block tables, first rows among their tokens (G + 1), tokens before each tree
     nodes_G:     nodes of each tree in the KV cache, those of the segment last

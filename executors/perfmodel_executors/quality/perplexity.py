@@ -24,7 +24,7 @@ class Perplexity:
 def perplexity(
     runner: StepRunner, ids: Sequence[int], num_tokens: int = 1536, window: int = 512, chunk: int = 512
 ) -> Perplexity:
-    """Of the tokens after each of `num_tokens`, in windows that know nothing of each other.
+    """Perplexity of the tokens after each of `num_tokens`, in windows that know nothing of each other.
 
     window: tokens of a sequence; the text's next ones begin another
     chunk:  new tokens in a step; 1 goes through the attention of decodes, and reads all that was said from the cache

@@ -82,7 +82,7 @@ def measure_sensitivity(
     progress: Callable[[int, int | None], None] | None = None,
     num_tokens: int = _TOKENS,
 ) -> Sensitivity:
-    """Of the scenario's model, each layer (or block of one) in `method` while the others stay as they are served.
+    """Loss of the scenario's model with each layer (or block of one) in `method`, the others as they are served.
 
     bits: the budget that a mix is proposed and measured for, a mean over the weights of all layers
 

@@ -54,7 +54,7 @@ class Ceilings(Spec):
 
     @property
     def bandwidth(self) -> float | None:
-        """Of the largest copy, byte/s: beyond every cache."""
+        """Bandwidth of the largest copy, byte/s: beyond every cache."""
         return self.copy_bytes_per_s[max(self.copy_bytes_per_s, key=int)] if self.copy_bytes_per_s else None
 
     def rate(self, dtype: str) -> float | None:
@@ -63,7 +63,7 @@ class Ceilings(Spec):
 
 
 class SuiteInfo(Spec):
-    """Where the measurements come from.
+    """Source of a suite's measurements.
 
     device:      name of the hardware file, or what the driver calls a device without one
     parts_done:  tasks measured, by part; left_out: keys of tasks that the budget did not reach

@@ -174,7 +174,7 @@ class _Runs:
         return [replace(job, records=tuple(found[i * count : (i + 1) * count])) for i, job in enumerate(jobs)]
 
     def _records(self, points: Sequence[Point], progress: Progress | None) -> list[Record]:
-        """From the store; what is new goes there as soon as it is known."""
+        """Records of `points`: from the store where it has them; new ones are stored as soon as they are known."""
         items = [Kept(point, str(self.store)) for point in dict.fromkeys(points)]
         records = spread(remembered, items, _lost, progress, self.workers, self.engine) if items else []
         found = {kept.point: record for kept, record in zip(items, records, strict=True)}
@@ -186,7 +186,7 @@ def _lost(_: Kept, reason: str) -> Record:
 
 
 def _completed(plan: JobPlan, screen: JobScreen) -> JobPlan:
-    """With what bounds the winner, and notes."""
+    """The plan with what bounds the winner, and notes."""
     if plan.winner is None:
         return plan
     run = simulate(plan.base.load(plan.winner.candidate.overrides(plan.winner.replicas)), keep_steps=False)
@@ -198,7 +198,7 @@ def _completed(plan: JobPlan, screen: JobScreen) -> JobPlan:
 
 
 def _prices(plan: JobPlan) -> Iterator[str]:
-    """Which prices the finalists are compared by, of which source and date, and which of them are old."""
+    """The prices that finalists are compared by, with source and date, and which of them are old."""
     for sentences in (price_lines, stale_price_notes):
         for job in (*plan.ranked, *plan.late):
             yield from sentences(job.candidate.layout.scenario)

@@ -59,14 +59,14 @@ class SharedScores:
         self._known: dict[str, Floats] = {}
 
     def of(self, scenario: Scenario) -> Floats:
-        """Of a scenario's device and engine."""
+        """Draws of the errors of a scenario's device and engine."""
         calibration, _ = scenario_fits(scenario)
         return self.of_device(
             scenario.hardware.name, scenario.hardware.declared.architecture, scenario.engine.profile, calibration
         )
 
     def of_device(self, device: str, architecture: str | None, profile: str, calibration: Calibration) -> Floats:
-        """Of a device by its name and architecture, and whether its fits are its own or a relation's."""
+        """Draws of a device's errors, by its name and architecture, and by whether its fits are its own or related."""
         if architecture is None:
             return self._normal(f"device {device} {profile}")
         shared = self._normal(f"architecture {architecture} {profile}")
@@ -112,7 +112,7 @@ def _flat(surface: StepSurface) -> Floats:
 
 
 def _log_ratios(one: StepSurface, centre: StepSurface) -> Floats:
-    """Of all times of two surfaces; 0 where there is no time."""
+    """Log ratios of all times of two surfaces; 0 where there is no time."""
     a, b = _flat(one), _flat(centre)
     is_there = (a > 0) & (b > 0)
     found: Floats = np.where(is_there, np.log(np.where(is_there, a, 1.0) / np.where(is_there, b, 1.0)), 0.0)

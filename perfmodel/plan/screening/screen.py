@@ -98,7 +98,7 @@ class Screen:
         return found
 
     def tightness(self, chosen: Sequence[Screened], rates: Sequence[float]) -> list[float]:
-        """Of each at its rate, the smallest factor on all limits with which the wanted share of requests meets them."""
+        """For each candidate at its rate, the smallest factor on all limits with which the wanted share meets them."""
         found: list[float] = []
         for start in range(0, len(chosen), _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
@@ -153,7 +153,7 @@ class Screen:
         return Surfaces([self._surfaces[key] for key in place], np.array([place[key] for key in keys], np.intp))
 
     def _origin(self, candidate: Candidate) -> str:
-        """Of the step times; the datasheet where any of them is its."""
+        """Origin of the candidate's step times: the datasheet where any of them comes from there."""
         origins = [self._surfaces[self._key(engine)].origin for engine in _engines(candidate)]
         return "datasheet" if "datasheet" in origins else origins[0]
 
@@ -227,7 +227,7 @@ def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfa
 
 
 def _engines(candidate: Candidate) -> tuple[Engine, Engine]:
-    """Of its replicas that decode, and of those that compute prompts (the same, unless they are apart)."""
+    """Engines that decode, and engines that compute prompts (the same, unless disaggregated)."""
     of_prompts = candidate.prefill or candidate
     return (candidate.layout, candidate.max_num_batched_tokens), (of_prompts.layout, of_prompts.max_num_batched_tokens)
 

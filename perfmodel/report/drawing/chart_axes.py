@@ -11,7 +11,7 @@ _MOST_TICKS = 7
 
 @dataclass(frozen=True)
 class Scale:
-    """From values between `low` and `high` to pixels between `start` and `end`."""
+    """Map from values between `low` and `high` to pixels between `start` and `end`."""
 
     low: float
     high: float
@@ -43,7 +43,7 @@ def scale_over(values: Iterable[float], start: float, end: float, is_log: bool, 
 
 
 def ticks_at(values: Sequence[float], scale: Scale, room: float) -> list[float]:
-    """Of the `values` of an axis the ones whose labels do not run into each other, `room` pixels apart at least."""
+    """Ticks of an axis: those of `values` whose labels do not run into each other, at least `room` pixels apart."""
     kept: list[float] = []
     for value in values:
         if not kept or abs(scale(value) - scale(kept[-1])) >= room:

@@ -66,7 +66,7 @@ class Cluster:
 
     @property
     def engines(self) -> list[Replica]:
-        """Of all pools, by their numbers."""
+        """Replicas of all pools, by their numbers."""
         return [engine for pool in self.pools for engine in pool.engines]
 
     def _deploy(self, deployment: Deployment, on_finished: OnFinished, on_step: OnStep) -> Deployed:

@@ -24,7 +24,7 @@ class Deployed(NamedTuple):
 
     @property
     def route(self) -> Callable[[Request], Server]:
-        """Where a request goes if no replica comes or goes."""
+        """The router of a deployment whose replicas neither come nor go."""
         if self.server is not None:
             server = self.server
             return lambda _: server

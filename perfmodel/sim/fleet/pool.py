@@ -73,7 +73,7 @@ class Pool:
 
     @property
     def restored_bytes_per_block(self) -> float:
-        """Of a KV block on the link of one device to the second tier; 0 without one."""
+        """Bytes of a KV block on the link of one device to the second tier; 0 without one."""
         cost = self.backend.restore
         return 0.0 if cost is None else cost.bytes_per_token * self.scenario.engine.block_size
 
@@ -89,7 +89,7 @@ class Pool:
 
     @property
     def bubble_s(self) -> float:
-        """Of those, what their stages had nothing to do in."""
+        """Engine seconds in which pipeline stages were idle while plans were under way in others."""
         return self.under_way_s - self.usage().busy_s * self.devices_per_engine
 
     def energy_j(self, engine_s: float) -> float:
@@ -226,7 +226,7 @@ class FleetRouter:
         return cls(scenario.cluster.router, [ranks for pool in pools for ranks in pool.ranks], scenario.seed)
 
     def __call__(self, request: Request) -> Replica:
-        """Where `request` goes; some replica must be there."""
+        """The replica that `request` goes to; some replica must be there."""
         return self._groups(request).choose(request) if self._has_ranks else self._engines(request)
 
     def __len__(self) -> int:

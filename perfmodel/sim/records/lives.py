@@ -96,12 +96,12 @@ def _settled(scenario: Scenario, sizes: Mapping[int, int]) -> Scenario:
 
 
 def _slopes(logs: Floats) -> Floats:
-    """Of a metric's logarithm over each score, from its logarithms under the draws of the design."""
+    """Slopes of a metric's logarithm over each score, from its logarithms under the draws of the design."""
     return np.array(design()).T @ ((logs[:, 0] - logs[:, 1]) / 2) / NUM_SCORES
 
 
 def _steepest(logs: Floats | None) -> Scores:
-    """Where a metric grows fastest; all scores alike where it does not move."""
+    """The direction in which a metric grows fastest; all scores alike where it does not move."""
     slopes = np.zeros(NUM_SCORES) if logs is None else _slopes(logs)
     length = float(np.linalg.norm(slopes))
     return tuple(float(each) for each in slopes / length) if length > 0 else (1 / sqrt(NUM_SCORES),) * NUM_SCORES

@@ -6,8 +6,7 @@ from math import ceil
 
 from perfmodel.cost import Calibration
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.ops.capacity import dropped_share
-from perfmodel.ops.routing import popularity_of
+from perfmodel.ops.experts.routing import dropped_share, popularity_of
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.prices import stale_price_notes
@@ -15,7 +14,7 @@ from perfmodel.specs.scenario import Scenario
 
 
 def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, num_steps: int) -> tuple[str, ...]:
-    """Of a run; `num_steps` are those of all engines together."""
+    """Notes of a run; `num_steps` counts the steps of all engines together."""
     notes = []
     if used.origin == "datasheet":
         notes.append(
@@ -46,7 +45,7 @@ def network_notes(scenario: Scenario) -> list[str]:
 
 
 def _kv_notes(scenario: Scenario) -> list[str]:
-    """Of KV that is taken to move over a scale-up link, between engines too large for the devices that it joins."""
+    """Note on KV assumed to move over a scale-up link between engines too large for the devices that it joins."""
     transfer, by_role = scenario.cluster.kv_transfer, {"prefill": 0, "decode": 0}
     if not scenario.cluster.is_disaggregated or transfer.link or transfer.bandwidth_bytes_per_s is not None:
         return []

@@ -1,4 +1,4 @@
-"""The summary of a run: design section 3.3, under vLLM's `bench serve` names. The same for both clocks."""
+"""The summary of a run under the names of vLLM's `bench serve`, and ours beside them. The same for both clocks."""
 
 __all__ = ["summarize"]
 

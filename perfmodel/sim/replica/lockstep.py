@@ -36,7 +36,7 @@ class Run(Protocol):
         ...
 
     def step_durations(self, num_steps: int) -> Iterable[int]:
-        """Of each of the first `num_steps`."""
+        """Duration of each of the first `num_steps`."""
         ...
 
     def steps_to_reach(self, elapsed: int) -> int:

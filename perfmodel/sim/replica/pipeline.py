@@ -123,7 +123,7 @@ def _slowed(times: StageTicks, factor: float) -> StageTicks:
 
 
 def _slowest(each: Sequence[StageTicks]) -> StageTicks:
-    """Of ranks that step together: each stage as long as the slowest of them needs."""
+    """Stage times of ranks in lockstep: each stage as long as the slowest of them needs."""
     return StageTicks(
         max([times.serial for times in each]),
         max([times.hidden for times in each]),

@@ -29,7 +29,7 @@ class PromptTime:
 
     @property
     def share(self) -> float | None:
-        """Of the time of all steps; None before the first, or where nothing is counted."""
+        """Prompts' share of the time of all steps; None before the first, or where nothing is counted."""
         return self._prompt_ticks / self._ticks if self._ticks else None
 
     def add(self, plan: StepPlan, duration: int) -> None:

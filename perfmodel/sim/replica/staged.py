@@ -29,7 +29,7 @@ class PipelinedBackend:
         return self.timer.num_stages
 
     def execute(self, plan: StepPlan) -> Outcome:
-        """Of a plan that meets no other."""
+        """Duration of a plan with no other under way."""
         serial, hidden, stages = self.pass_through(plan)
         return Outcome(serial + max(hidden, sum(stages)))
 

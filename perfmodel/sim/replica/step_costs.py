@@ -15,7 +15,7 @@ from perfmodel.cost import (
     scenario_drafts,
     scenario_graph,
 )
-from perfmodel.ops.ragged import ContextSpread
+from perfmodel.ops.attention.ragged import ContextSpread
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.scenario import Scenario
 
@@ -93,6 +93,6 @@ def _key(scenario: Scenario, calibration: Calibration, profile: EngineProfile, o
 
 
 def _context_spread(scenario: Scenario) -> ContextSpread | None:
-    """Of the contexts that the scenario's requests have while they decode."""
+    """Spread of the contexts that the scenario's requests have while they decode."""
     drafts = islice(Workload(scenario).drafts(), _REQUESTS_LOOKED_AT)
     return ContextSpread.of((draft.num_prompt_tokens, draft.num_output_tokens) for draft in drafts)

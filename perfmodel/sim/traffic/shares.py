@@ -37,5 +37,5 @@ class Shares:
 
 
 def class_shares(scenario: Scenario) -> Shares:
-    """Which request is of which of `traffic.classes`."""
+    """Assignment of requests to `traffic.classes`."""
     return Shares([kind.share for kind in scenario.traffic.classes], scenario.seed, "classes")

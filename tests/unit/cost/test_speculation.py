@@ -20,7 +20,7 @@ from perfmodel.cost.drafts import draft_tables
 from perfmodel.cost.speculation_estimate import estimate_speculation
 from perfmodel.errors import SpecError
 from perfmodel.ops import BatchShape, build_graph, decode_shape
-from perfmodel.ops.drafting import drafter_of
+from perfmodel.ops.graphs.drafting import drafter_of
 from perfmodel.specs import load_hardware, load_model, load_scenario
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import Acceptance, Lookahead, SpeculativeConfig

@@ -74,7 +74,7 @@ def _reserve(result: PlanResult, winner: Finalist) -> list[str]:
 
 
 def _safest(result: PlanResult) -> str | None:
-    """Of the finalists with as many replicas as serve the rate in nearly all draws, the best by cost or devices."""
+    """The best finalist, by cost or devices, with as many replicas as serve the rate in nearly all draws."""
     if result.spec.objective not in ("cheapest", "fewest_gpus"):
         return None
     found: dict[str, float] = {}

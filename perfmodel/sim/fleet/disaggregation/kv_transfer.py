@@ -40,7 +40,7 @@ from perfmodel.specs.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class TransferCost:
-    """Of one transfer, over the busiest of the links that it uses.
+    """Seconds of one transfer, over the busiest of the links that it uses.
 
     bytes_per_token, bytes_per_sequence: on that link; bytes_factor: times this, all links together
     """

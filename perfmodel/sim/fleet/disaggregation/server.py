@@ -36,7 +36,7 @@ CostOf = Callable[[int, int], TransferCost]
 
 
 class _Stage(Enum):
-    """Where a request is on its way."""
+    """The stage that a request is in."""
 
     ENTRANCE = "waits for a prefill replica to be there"
     PREFILL = "with its prefill replica"

@@ -63,7 +63,7 @@ class Router(ABC, Generic[T]):
 
     @abstractmethod
     def __call__(self, request: Request) -> T:
-        """Where `request` goes. There must be a target."""
+        """The target that `request` goes to. There must be a target."""
 
     def join(self, target: T) -> None:
         """`target` takes requests from now on."""
@@ -76,10 +76,10 @@ class Router(ABC, Generic[T]):
         self._left(target)
 
     def _joined(self, target: T) -> None:
-        """For routers that keep more than the list."""
+        """Hook of routers that keep more than the list."""
 
     def _left(self, target: T) -> None:
-        """For routers that keep more than the list."""
+        """Hook of routers that keep more than the list."""
 
 
 class RoundRobin(Router[T]):
@@ -100,7 +100,7 @@ class RandomChoice(Router[T]):
 
 
 class PowerOfTwo(Router[T]):
-    """Of two targets drawn at random the one with fewer requests, the first among equals (Mitzenmacher 2001)."""
+    """Picks the one with fewer requests of two targets drawn at random, the first in a tie (Mitzenmacher 2001)."""
 
     def __call__(self, request: Request) -> T:
         targets, drawn = self.targets, hashed(self._seed, request.request_id)
