@@ -18,7 +18,7 @@ _printers: list[Callable[[], Printer]] = []
 
 
 def print_with(printer: Callable[[], Printer]) -> None:
-    """From now on results print with what `printer` gives; it is asked on the first print, so that it may be costly."""
+    """Let results print with what `printer` gives, which is asked on the first print, so that it may be costly."""
     _printers[:] = [printer]
 
 

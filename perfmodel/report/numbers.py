@@ -23,7 +23,7 @@ MISSING = "–"
 
 
 def format_number(value: float | None, digits: int = 2) -> str:
-    """With thousands separators and a fixed number of digits; a dash for None, nan and infinity."""
+    """A number with thousands separators and a fixed number of digits; a dash for None, nan and infinity."""
     return f"{value:,.{digits}f}" if is_number(value) else MISSING
 
 

@@ -25,7 +25,7 @@ class StudyPart:
 
     @property
     def metrics(self) -> list[str]:
-        """Of the study's metrics those that were asked here."""
+        """The metrics of the study that were asked here."""
         records = self.first.records.values()
         return [name for name in self.first.study.all_metrics if any(name in record.values for record in records)]
 
