@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from perfmodel.calibrate.kernels import attention_decode, attention_prefill, collectives
 from perfmodel.calibrate.kernels.tables import Group, read_table
 from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.transfer import transferred
+from perfmodel.cost.forms.fits import transferred
 from perfmodel.specs import load_hardware
 
 Rows = NDArray[np.bool_]

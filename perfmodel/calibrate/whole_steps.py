@@ -25,7 +25,7 @@ from scipy.optimize import lsq_linear  # type: ignore[import-untyped, unused-ign
 
 from perfmodel.cost.calibration import Calibration, FamilyFit, Residuals
 from perfmodel.cost.roofline import OperatorTimer
-from perfmodel.ops.graph import StepGraph
+from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.work import BatchShape, Work
 from perfmodel.specs.hardware import HardwareSpec
 

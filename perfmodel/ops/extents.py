@@ -23,7 +23,7 @@ Values = Any  # a number, or a column of them
 
 
 class KernelTraits(NamedTuple):
-    """What a library picks its kernel by, and a calibration the fit (`perfmodel.cost.forms.domain.Domain`).
+    """What a library picks its kernel by, and a calibration the fit (`perfmodel.cost.forms.fits.Domain`).
 
     head_dim:         elements of a key; 0: not attention
     kv_element_bytes: of the cached elements as the kernel multiplies them

@@ -19,7 +19,7 @@ from perfmodel.models.architecture import DenseFFN  # noqa: E402
 from perfmodel.models.changes.attention import with_window  # noqa: E402
 from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel.models.spec import ExitSpec, QuantizationSpec  # noqa: E402
-from perfmodel.ops.graph import build_graph  # noqa: E402
+from perfmodel.ops.graphs.step import build_graph  # noqa: E402
 from perfmodel.ops.work import BatchShape  # noqa: E402
 from perfmodel.specs import load_hardware, load_scenario  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402

@@ -8,12 +8,12 @@ __all__ = ["DECODES", "MODELS", "PROMPTS", "reference_meter", "step_tasks"]
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from itertools import zip_longest
 from typing import Any
 
 from perfmodel.calibrate.measured.steps import steps_scenario
+from perfmodel.ops.work import BatchShape
 from perfmodel_executors.gpu_suite.task import Bench, Task
 from perfmodel_executors.measure.bench import StepBench, StepGrants
 from perfmodel_executors.measure.cpu_steps import REFERENCE
@@ -73,7 +73,7 @@ class _Shelf:
         return {
             "model": model,
             "overrides": overrides,
-            "shape": asdict(shape.batch_shape(spans)),
+            "shape": _recorded(shape.batch_shape(spans)),
             "seconds": quantile(samples, 0.5),
             "p10_s": quantile(samples, 0.1),
             "p90_s": quantile(samples, 0.9),
@@ -89,6 +89,11 @@ class _Shelf:
             )
             self._loaded, self._steps = (model, overrides), StepBench(build_runner(setup))
         return self._steps
+
+
+def _recorded(shape: BatchShape) -> dict[str, Any]:
+    """The fields of a step that is measured whole, so that it drafts nothing beside."""
+    return {name: value for name, value in shape._asdict().items() if name not in ("drafting", "num_draft_tokens")}
 
 
 def reference_meter(reference_s: float | None = None) -> DriftMeter:

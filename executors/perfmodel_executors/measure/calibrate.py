@@ -32,9 +32,9 @@ from perfmodel.errors import DoesNotFitError, SpecError
 from perfmodel.files.catalog import data_dir
 from perfmodel.models.params import count_parameters
 from perfmodel.models.spec import ModelSpec
-from perfmodel.ops.drafting import drafter_of
 from perfmodel.ops.formats import on_device
-from perfmodel.ops.graph import StepGraph, build_graph
+from perfmodel.ops.graphs.drafting import drafter_of
+from perfmodel.ops.graphs.step import StepGraph, build_graph
 from perfmodel.specs import load_hardware, load_model
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec

@@ -19,10 +19,10 @@ from perfmodel.calibrate.kernels.attention_columns import (
 )
 from perfmodel.calibrate.kernels.tables import Group, KernelTable
 from perfmodel.calibrate.robust import fit_form, residuals_of
-from perfmodel.cost.forms.attention_prefill import FlashPrefillFit, PrefillKernel, PrefillSizes, prefill_seconds
+from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, PrefillKernel, PrefillSizes, prefill_seconds
 from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.domain import Domain
+from perfmodel.cost.forms.fits import Domain
 from perfmodel.ops.extents import HeadsExtent
 
 Floats = NDArray[np.float64]

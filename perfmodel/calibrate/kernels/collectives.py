@@ -13,16 +13,11 @@ from numpy.typing import NDArray
 from perfmodel.calibrate.kernels.attention_columns import engine_name, format_bytes, numbers
 from perfmodel.calibrate.kernels.tables import Group, KernelTable
 from perfmodel.calibrate.robust import fit_form, residuals_of
-from perfmodel.cost.forms.collective import (
-    CollectiveFit,
-    CollectiveSizes,
-    CustomAllReduceFit,
-    collective_seconds,
-    custom_seconds,
-)
 from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.links import link_for
+from perfmodel.cost.forms.messages.collective import CustomAllReduceFit, custom_seconds
+from perfmodel.cost.forms.messages.links import link_for
+from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
 from perfmodel.specs.hardware import Link
 
 Floats = NDArray[np.float64]

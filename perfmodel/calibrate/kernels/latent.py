@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from perfmodel.calibrate.kernels.attention_columns import bytes_of, engine_name, format_bytes, format_name, numbers
 from perfmodel.calibrate.kernels.tables import Group, KernelTable
 from perfmodel.calibrate.robust import fit_form, residuals_of
-from perfmodel.cost.forms.attention_decode import DecodeKernel, DecodeSizes
-from perfmodel.cost.forms.attention_prefill import PrefillSizes
-from perfmodel.cost.forms.columns import take
-from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.domain import Domain
-from perfmodel.cost.forms.latent import (
+from perfmodel.cost.forms.attention.decode import DecodeKernel, DecodeSizes
+from perfmodel.cost.forms.attention.latent import (
     LatentDecodeFit,
     LatentPrefillFit,
     LatentSizes,
     latent_decode_seconds,
     latent_prefill_seconds,
 )
+from perfmodel.cost.forms.attention.prefill import PrefillSizes
+from perfmodel.cost.forms.columns import take
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.fits import Domain
 from perfmodel.ops.extents import DecodeExtent, HeadsExtent
 
 Floats = NDArray[np.float64]

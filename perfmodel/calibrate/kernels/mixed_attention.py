@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from perfmodel.calibrate.kernels import attention_decode, attention_prefill
 from perfmodel.calibrate.kernels.tables import Group
 from perfmodel.calibrate.robust import fit_form, residuals_of
-from perfmodel.cost.forms.attention_decode import DecodeSizes, FlashDecodeFit
-from perfmodel.cost.forms.attention_prefill import FlashPrefillFit, PrefillSizes
+from perfmodel.cost.forms.attention.decode import DecodeSizes, FlashDecodeFit
+from perfmodel.cost.forms.attention.mixed import MixedAttentionFit, MixedSizes, mixed_seconds
+from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, PrefillSizes
 from perfmodel.cost.forms.columns import joined, take
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.domain import Domain
-from perfmodel.cost.forms.mixed_attention import MixedAttentionFit, MixedSizes, mixed_seconds
+from perfmodel.cost.forms.fits import Domain
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.architecture import Attention
 from perfmodel.ops.extents import DecodeExtent, HeadsExtent

@@ -22,11 +22,11 @@ from perfmodel.calibrate.kernels.weight_formats import WEIGHT_FORMATS, WeightFor
 from perfmodel.calibrate.robust import fit_form, residuals_of
 from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.domain import Domain
 from perfmodel.cost.forms.experts import ExpertSizes, GroupedExpertsFit, expert_seconds
+from perfmodel.cost.forms.fits import Domain
 from perfmodel.cost.forms.tiles import TileStep
+from perfmodel.ops.experts.routing import TILE_ROWS
 from perfmodel.ops.extents import ExpertsExtent
-from perfmodel.ops.routing import TILE_ROWS
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]

@@ -10,16 +10,21 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Tag
 
-from perfmodel.cost.forms.attention_decode import FlashDecodeFit, decode_time
-from perfmodel.cost.forms.attention_prefill import FlashPrefillFit, prefill_time
-from perfmodel.cost.forms.collective import CollectiveFit, CustomAllReduceFit, collective_time, custom_time
-from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.exchange import ExchangeFit, exchange_time
+from perfmodel.cost.forms.attention.decode import FlashDecodeFit, decode_time
+from perfmodel.cost.forms.attention.latent import (
+    LatentDecodeFit,
+    LatentPrefillFit,
+    latent_decode_time,
+    latent_prefill_time,
+)
+from perfmodel.cost.forms.attention.mixed import MixedAttentionFit, mixed_time
+from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, prefill_time
+from perfmodel.cost.forms.device import DeviceFacts, OperatorTime
 from perfmodel.cost.forms.experts import GroupedExpertsFit, time_experts
 from perfmodel.cost.forms.gemm import TiledGemmFit, time_gemm
-from perfmodel.cost.forms.latent import LatentDecodeFit, LatentPrefillFit, latent_decode_time, latent_prefill_time
-from perfmodel.cost.forms.mixed_attention import MixedAttentionFit, mixed_time
-from perfmodel.cost.forms.operator_time import OperatorTime
+from perfmodel.cost.forms.messages.collective import CustomAllReduceFit, collective_time, custom_time
+from perfmodel.cost.forms.messages.exchange import ExchangeFit, exchange_time
+from perfmodel.cost.forms.messages.nccl import CollectiveFit
 from perfmodel.cost.forms.roofline import FamilyFit, roofline_time
 from perfmodel.ops.work import Work
 

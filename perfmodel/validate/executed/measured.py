@@ -22,7 +22,7 @@ from perfmodel.calibrate.measured import Measurements, ServingRecord, read_measu
 from perfmodel.calibrate.measured.fit import KernelPrediction, fit_measured, predict_kernels
 from perfmodel.calibrate.measured.records import KernelRecord, MeasuredStep, shape_of
 from perfmodel.calibrate.measured.steps import costs_of
-from perfmodel.cost import StepTables, StepTimer, step_costs
+from perfmodel.cost import GraphPricer, step_costs
 from perfmodel.cost.calibration import Calibration, Residuals
 from perfmodel.cost.server import EngineProfile
 from perfmodel.errors import PerfmodelError
@@ -171,18 +171,11 @@ def _servings(
 def _serving_steps(run: ServingRecord, scenario: Scenario, calibration: Calibration) -> list[_Step]:
     """Each step that was executed, predicted for exactly its shape."""
     costs = step_costs(scenario, calibration, EngineProfile(engine=calibration.engine))
-    timer = StepTimer(StepTables(costs.graph, costs.timer))
+    pricer = GraphPricer(costs.tables)
     found = []
     for shape, seconds in zip(run.steps.shapes, run.steps.seconds, strict=True):
         batch = shape_of(dict(zip(_SHAPE, shape, strict=True)))
-        ticks = timer.step(
-            batch.num_tokens,
-            batch.num_samples,
-            batch.prefills,
-            batch.num_decodes,
-            batch.decode_context,
-            batch.decode_windowed,
-        )
+        ticks = pricer.price(batch)
         label = f"{run.scenario}: {batch.num_decodes} decodes, {len(batch.prefills)} prompts, {batch.num_tokens} tokens"
         found.append(_Step(run.scenario, label, ticks / _PS_PER_S, seconds))
     return found

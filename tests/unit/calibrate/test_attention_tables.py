@@ -8,15 +8,16 @@ import pytest
 from perfmodel.calibrate.kernels import attention_decode, attention_prefill, collectives, latent, mixed_attention
 from perfmodel.calibrate.kernels.tables import Group, KernelTable, read_table
 from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.attention_decode import DecodeKernel, FlashDecodeFit, decode_seconds
-from perfmodel.cost.forms.attention_prefill import FlashPrefillFit
-from perfmodel.cost.forms.collective import CollectiveFit, CustomAllReduceFit
+from perfmodel.cost.forms.attention.decode import DecodeKernel, FlashDecodeFit, decode_seconds
+from perfmodel.cost.forms.attention.latent import LatentDecodeFit
+from perfmodel.cost.forms.attention.mixed import MixedAttentionFit
+from perfmodel.cost.forms.attention.prefill import FlashPrefillFit
 from perfmodel.cost.forms.columns import take
-from perfmodel.cost.forms.latent import LatentDecodeFit
-from perfmodel.cost.forms.mixed_attention import MixedAttentionFit
+from perfmodel.cost.forms.messages.collective import CustomAllReduceFit
+from perfmodel.cost.forms.messages.nccl import CollectiveFit
 from perfmodel.cost.forms.registry import time_work
-from perfmodel.ops.attention_decode import attention_decode as attention_decode_work
-from perfmodel.ops.attention_prefill import Heads
+from perfmodel.ops.attention.decode import attention_decode as attention_decode_work
+from perfmodel.ops.attention.prefill import Heads
 from perfmodel.specs.scenario_file import load_hardware
 
 A100, H100 = (DeviceFacts.of(load_hardware(name)) for name in ("a100-sxm-80gb", "h100-sxm-80gb"))
