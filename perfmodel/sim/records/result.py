@@ -14,7 +14,7 @@ from perfmodel.sim.records.ensemble import Ensemble
 from perfmodel.specs.scenario import Scenario
 
 if TYPE_CHECKING:
-    from perfmodel.sim.records.lives import Lives
+    from perfmodel.sim.records.whole_runs import WholeRuns
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,7 +31,7 @@ class RunResult(Printable):
     steps: StepColumns | None = None
     num_blocks: int = 0  # KV blocks of one replica
     notes: tuple[str, ...] = field(default=())
-    ensemble: "Ensemble | Lives | None" = None  # what the intervals came from
+    ensemble: "Ensemble | WholeRuns | None" = None  # what the intervals came from
 
     def to_json(self) -> dict[str, Any]:
         """The document that `--json` prints."""
