@@ -1,6 +1,6 @@
 """The flags that several commands share; each is written once, so that it means the same everywhere."""
 
-__all__ = ["EngineName", "JsonFlag", "OutFolder", "Overrides", "ScenarioName", "Seed", "load"]
+__all__ = ["EngineName", "JsonFlag", "OutFolder", "Overrides", "ReportFile", "ScenarioName", "Seed", "load"]
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,6 +29,10 @@ OutFolder = Annotated[
     typer.Option(
         "--out", metavar="DIR", help="Write records, report.html and timeline.json to this folder.", show_default=False
     ),
+]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="FILE", help="Write FILE.md with pictures, or FILE.html.", show_default=False),
 ]
 EngineName = Annotated[
     str,

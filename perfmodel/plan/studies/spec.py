@@ -200,10 +200,16 @@ class Study(Spec):
             raise ValueError(f"{field}: found {name!r}, allowed {', '.join(known)}.{did_you_mean(name, known)}")
 
     def metric_named(self, name: str) -> Metric:
-        """Dimension and direction of one of the study's metrics. Raises ValueError for an unknown name."""
+        """One of the study's metrics, a measured quality included. Raises ValueError for an unknown name."""
         if self.quality is not None and name == self.quality.metric:
-            return Metric("", is_better_low=True)
+            return Metric(name, name.replace("_", " "), "", is_better_low=True)
         return study_metric(name)
+
+    @property
+    def all_metrics(self) -> list[str]:
+        """The metrics that are asked for, and the measured quality where the study has one."""
+        quality = [self.quality.metric] if self.quality is not None else []
+        return list(dict.fromkeys([*self.metrics, *quality]))
 
     def x_axis(self, plot: PlotSpec) -> str | None:
         """The axis that lines are drawn over."""
