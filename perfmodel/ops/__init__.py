@@ -16,6 +16,7 @@ __all__ = [
     "build_graph",
     "decode_shape",
     "served_model",
+    "windowed_contexts",
 ]
 
 from perfmodel.ops.formats import served_model
@@ -23,4 +24,4 @@ from perfmodel.ops.graphs.step import StepGraph, build_graph
 from perfmodel.ops.messages import Message
 from perfmodel.ops.node import OperatorNode
 from perfmodel.ops.sharding import Sharding
-from perfmodel.ops.work import BatchShape, Depends, Work, decode_shape
+from perfmodel.ops.work import BatchShape, Depends, Work, decode_shape, windowed_contexts

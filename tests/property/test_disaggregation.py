@@ -61,7 +61,7 @@ def serve(
         server.on_decoded(replica, request)
 
     backend = ScriptedBackend()
-    clocks = [Lockstep(env, backend, leaps) for _ in range(sum(counts))]
+    clocks = [Lockstep(env, backend, backend if leaps else None) for _ in range(sum(counts))]
     sources = [Replica(clock, i, prefill.loop(), on_prefilled, checked) for i, clock in enumerate(clocks[: counts[0]])]
     targets = [
         Replica(clock, i, decode.loop(), on_decoded, on_decode_step)

@@ -90,7 +90,7 @@ def serve(
         on_finished(replica, request) if server is None else server.on_decoded(replica, request)
 
     num_prefill, _ = counts
-    clocks = [Lockstep(env, backend, can_leap) for _ in range(sum(counts))]
+    clocks = [Lockstep(env, backend, backend if can_leap else None) for _ in range(sum(counts))]
     first = [
         Replica(clock, i, case.loop(), on_prefilled, lambda _, r: None) for i, clock in enumerate(clocks[:num_prefill])
     ]

@@ -88,8 +88,9 @@ def run(
         replica.loop.scheduler.check_integrity()
 
     backend = ScriptedBackend()
+    leaper = backend if can_leap else None
     locksteps = [
-        Lockstep(env, backend, can_leap, PromptBalance(timeout) if timeout else None)  # type: ignore[arg-type]
+        Lockstep(env, backend, leaper, PromptBalance(timeout) if timeout else None)  # type: ignore[arg-type]
         for _ in range(1 if in_lockstep else num_replicas)
     ]
     if in_lockstep:

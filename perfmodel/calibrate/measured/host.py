@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.measured.records import StepRecord
+from perfmodel.calibrate.measured.records import MeasuredStep
 from perfmodel.calibrate.measured.steps import costs_of
 from perfmodel.calibrate.robust import residuals_of
 from perfmodel.cost.calibration import Calibration, HostFit, Residuals
@@ -33,7 +33,7 @@ _PULL = 0.02  # of the logarithm of a parameter, beside relative errors of steps
 
 
 def fit_host(
-    hardware: HardwareSpec, calibration: Calibration, steps: Sequence[StepRecord]
+    hardware: HardwareSpec, calibration: Calibration, steps: Sequence[MeasuredStep]
 ) -> tuple[HostFit, Residuals]:
     """The host of `steps` under the kernels of `calibration`, and what stays unexplained of whole steps."""
     from scipy.optimize import least_squares

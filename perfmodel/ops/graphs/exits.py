@@ -77,8 +77,7 @@ def _limited(node: OperatorNode, reach: Sequence[float], has_prompts: bool = Tru
         rows = num_layers * prompts(shape) / num_runs + shape.num_decodes * share
         # Means over the runs: operators count in real numbers, whatever the shapes of real steps are.
         return node.work(
-            replace(
-                shape,
+            shape._replace(
                 num_tokens=cast(int, rows),
                 num_decodes=cast(int, shape.num_decodes * share),
                 decode_context=cast(int, shape.decode_context * share),

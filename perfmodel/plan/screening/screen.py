@@ -19,8 +19,9 @@ from perfmodel.plan.screening.candidates import Candidate, Layout
 from perfmodel.plan.screening.demand import Demand, demand_of
 from perfmodel.plan.screening.draws import NUM_DRAWS, Drawn, Grid, SharedScores, drawn_surfaces
 from perfmodel.plan.screening.service import Served, Service, repeated, serve
-from perfmodel.plan.screening.surfaces import StepSurface, Surfaces, step_basis, step_surface
+from perfmodel.plan.screening.surfaces import StepSurface, Surfaces, step_surface
 from perfmodel.sim.fleet.disaggregation.kv_transfer import transfer_cost
+from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.slo import SLO
 
@@ -76,11 +77,11 @@ class Screen:
         self._surfaces: dict[Key, StepSurface] = {}
         layouts = {id(layout): layout for layout, _ in engines.values()}
         for layout in layouts.values():
-            basis = step_basis(layout.scenario)
+            costs = shared_step_costs(layout.scenario)
             mine = [engine for engine in engines.values() if engine[0] is layout]
             for each in mine:
                 grid = self._grid(*each)
-                self._surfaces[self._key(each)] = step_surface(layout.scenario, *grid, basis=basis)
+                self._surfaces[self._key(each)] = step_surface(layout.scenario, *grid, costs=costs)
 
     def _grid(self, layout: Layout, tokens: int) -> Grid:
         """What a layout's steps are asked for; only where plans pass stages does it matter how large one may be."""

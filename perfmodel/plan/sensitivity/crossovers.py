@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from math import log
 
 from perfmodel.cost import step_costs
-from perfmodel.cost.estimate import StepEstimate
+from perfmodel.cost.steps.explain import StepEstimate
 from perfmodel.plan.metrics import study_metric
 from perfmodel.plan.sensitivity.vary import Axis
 from perfmodel.plan.sensitivity.whatif import WhatIf, WhatIfAnswers

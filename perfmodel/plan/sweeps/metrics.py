@@ -20,7 +20,7 @@ from perfmodel.cost import StepEstimate, peak_flops_per_s, plan_memory
 from perfmodel.cost.footprint import kv_bytes, kv_bytes_per_token, weights
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.sharding import Sharding
-from perfmodel.ops.work import BatchShape, Work
+from perfmodel.ops.work import BatchShape, Work, windowed_contexts
 from perfmodel.plan.step import StepSpec
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.hardware import HardwareSpec
@@ -39,7 +39,7 @@ def batch_shape(step: StepSpec, scenario: Scenario) -> BatchShape:
         prefills=prompts,
         num_decodes=step.batch,
         decode_context=step.batch * context,
-        decode_windowed=tuple(step.batch * min(context, span) for span in spans),
+        decode_windowed=windowed_contexts(step.batch, step.batch * context, spans),
     )
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from perfmodel.cost import MemoryPlan, plan_memory
-from perfmodel.cost.estimate import OperatorEstimate, PipelineEstimate, StepEstimate
+from perfmodel.cost.steps.explain import OperatorEstimate, PipelineEstimate, StepEstimate
 from perfmodel.plan.sweeps.step_report import StepReport
 from perfmodel.report.document import Block, Details, Document, Line, Paragraph, Plot, Sentences, Span, Table, Tone
 from perfmodel.report.numbers import format_number, format_si

@@ -6,7 +6,7 @@ proportion of what its prompts would take as a step of their own, and its decode
 after a preemption are prompts here, as they are to the engine. What idle devices cost follows the busy time.
 """
 
-__all__ = ["PromptTime", "others"]
+__all__ = ["PromptTime"]
 
 from collections.abc import Callable
 
@@ -48,8 +48,3 @@ class PromptTime:
         """Steps that only decoded took `duration` together."""
         if self._apart is not None:
             self._ticks += duration
-
-
-def others(plan: StepPlan, without: int) -> int:
-    """Tokens of a group in lockstep if `without` of this plan's were not there; 0 where it steps alone."""
-    return plan.group_tokens - without if plan.group_tokens else 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.plan.studies.file import StudyFile
-from perfmodel.plan.studies.spec import Quality
+from perfmodel.plan.studies.spec import QualitySpec
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.validate.executed.bridge import Progress, measure_quality
@@ -38,7 +38,7 @@ def measure_study_quality(file: StudyFile, model: str, progress: Progress | None
     return path
 
 
-def _measured(file: StudyFile, quality: Quality, variant: str, model: str) -> dict[str, Any]:
+def _measured(file: StudyFile, quality: QualitySpec, variant: str, model: str) -> dict[str, Any]:
     setting = quality.variants.get(variant, file.study.variants[variant])
     scenario = load_scenario(quality.base, (f"model={model}", *as_overrides(quality.set | setting)))
     measured = measure_quality(scenario, None, _TEXT, None).to_json()

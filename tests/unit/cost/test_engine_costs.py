@@ -5,10 +5,10 @@ import pytest
 from perfmodel.cost import (
     Calibration,
     EngineProfile,
+    GraphPricer,
     HostFit,
     OperatorTimer,
     StepTables,
-    StepTimer,
     estimate_step,
     host_fit,
 )
@@ -40,9 +40,7 @@ def step_s(engine, shape, model="llama-3.1-8b"):
     graph = build_graph(load_model(model), engine)
     time = timer(engine.enforce_eager)
     found = estimate_step(graph, time, shape)
-    picoseconds = StepTimer(StepTables(graph, time)).step(
-        shape.num_tokens, shape.num_samples, shape.prefills, shape.num_decodes, shape.decode_context
-    )
+    picoseconds = GraphPricer(StepTables(graph, time)).price(shape)
     assert picoseconds / 1e12 == pytest.approx(found.duration_s, rel=1e-3)
     return found
 

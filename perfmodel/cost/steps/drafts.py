@@ -6,18 +6,18 @@ launches them ahead: a pass takes the longer of its operators and its launches.
 
 __all__ = ["DraftTables", "Pass", "draft_tables", "ngram_seconds", "passes_of"]
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from perfmodel.cost.calibration import Calibration, HostFit
 from perfmodel.cost.datasheet import EAGER_LAUNCH_S
 from perfmodel.cost.roofline import OperatorTimer
-from perfmodel.cost.step_tables import StepTables
+from perfmodel.cost.steps.tables import StepTables
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.experts.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.graphs.drafting import Drafter, drafter_of, skipping_parts
 from perfmodel.ops.graphs.step import StepGraph, build_graph
+from perfmodel.ops.work import BatchShape, windowed_contexts
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import SpeculativeConfig
 from perfmodel.specs.hardware import HardwareSpec
@@ -49,6 +49,18 @@ class DraftTables:
     def has_distribution(self) -> bool:
         return self.drafter is not None and self.drafter.has_distribution
 
+    def with_drafts(self, shape: BatchShape, depth: int) -> BatchShape:
+        """The step of `shape` in which each decode drafts `depth` deep, and as many tokens are verified."""
+        if not depth:
+            return shape
+        drafted = shape.num_decodes * self.config.nodes_by_depth[depth]
+        # Pipelined, the drafter guesses the model's own token, too.
+        return shape._replace(
+            group_tokens=shape.group_tokens + drafted if shape.group_tokens else 0,
+            drafting=(shape.num_decodes,) * (depth + self.config.pipelined),
+            num_draft_tokens=drafted,
+        )
+
 
 class Pass(NamedTuple):
     """A pass of the drafter over `num_seqs` sequences of `queries` tokens each, which has `rows` rows of logits and
@@ -58,6 +70,19 @@ class Pass(NamedTuple):
     queries: int
     rows: int
     context: int
+
+    def shape(self, prefills: tuple[tuple[int, int], ...], spans: tuple[int, ...]) -> BatchShape:
+        """The batch of the pass, with prompts beside it; `spans` are those of the drafter's attention."""
+        tokens = self.num_seqs * self.queries
+        return BatchShape(
+            num_tokens=tokens + sum([new for new, _ in prefills]),
+            num_samples=self.rows,
+            prefills=prefills,
+            num_decodes=self.num_seqs,
+            decode_context=self.context,
+            decode_windowed=windowed_contexts(self.num_seqs, self.context, spans),
+            decode_tokens=tokens if self.queries > 1 else 0,
+        )
 
 
 def draft_tables(
@@ -110,24 +135,22 @@ def _launches(hardware: HardwareSpec, host: HostFit) -> HostFit:
     )
 
 
-def passes_of(
-    config: SpeculativeConfig, drafter: Drafter, drafting: Sequence[int], num_decodes: int, context: int
-) -> list[Pass]:
-    """The passes of a round in which drafting[i] of `num_decodes` sequences, with `context` tokens in all, draft deeper
-    than i.
+def passes_of(config: SpeculativeConfig, drafter: Drafter, shape: BatchShape) -> list[Pass]:
+    """The passes of the round of a step of `shape`; one for its prompts alone where nobody drafts.
 
     A pass reads the nodes that the one before it drafted (one of a chain, several of a tree) and drafts their children.
     """
+    drafting = shape.drafting
     if not drafting:
-        return []
+        return [Pass(0, 1, 0, 0)] if shape.prefills and drafter.computes_prompts else []
     if drafter.has_one_pass:
-        return [Pass(drafting[0], 1, drafting[0], context)]
-    nodes = config.nodes_by_depth
+        return [Pass(drafting[0], 1, drafting[0], shape.decode_context)]
+    nodes, mean = config.nodes_by_depth, shape.decode_context / shape.num_decodes
     found = []
     for i, count in enumerate(drafting):
         width = nodes[i] - nodes[i - 1] if i else 1
         queries = width if i else drafter.first_tokens
-        found.append(Pass(count, queries, count * width, round((context / num_decodes + nodes[i]) * count)))
+        found.append(Pass(count, queries, count * width, round((mean + nodes[i]) * count)))
     return found
 
 

@@ -1,29 +1,75 @@
-"""`StepTables`: what the operators of a step graph cost, by what they depend on. Worked out once for all timers.
+"""`StepTables`: what the operators of a step graph cost, by what they depend on. Worked out once for all pricers.
 
-Nothing here knows which steps were taken, so that simulations of one model on one device can share a table. Costs are
-kept apart by the fit that they come from, so that a draw of other factors (`DrawnTables`) only multiplies.
+The operators fall into groups, each a function of one part of a batch's shape (`OperatorGroup`); decode attention
+depends on the batch and on summed contexts, by axis. Nothing here knows which steps were taken, so that simulations of
+one model on one device can share a table. Costs are kept apart by the fit that they come from, so that a draw of other
+factors (`DrawnTables`) only multiplies.
 """
 
-__all__ = ["PS_PER_S", "DrawnTables", "StepCost", "StepTables"]
+__all__ = ["PS_PER_S", "DrawnTables", "OperatorGroup", "StepCost", "StepTables", "to_ps"]
 
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from perfmodel.cost.draws import Draw
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.registry import FormFit
 from perfmodel.cost.power_cap import flop_energy
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
-from perfmodel.cost.usage import Usage
+from perfmodel.cost.steps.usage import Usage
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.messages import Spread
 from perfmodel.ops.node import OperatorNode
 from perfmodel.ops.work import BatchShape, Depends, Work
 
 PS_PER_S = 10**12
-_MOST_PREFILLS = 20_000
+_MOST_KNOWN = 40_000  # costs kept; prompts of a long trace are mostly unlike
 _ONE_TOKEN = BatchShape(1, 1)
+
+
+def to_ps(seconds: float) -> int:
+    """Whole picoseconds nearest to `seconds`."""
+    return round(seconds * PS_PER_S)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorGroup:
+    """Operators whose work is a function of one part of a batch's shape.
+
+    key:      that part; nothing to do where it is 0 or empty
+    shape:    a batch with that part and nothing else
+    by_token: whether the work is that of the step's tokens, whoever they are of
+    """
+
+    depends: Depends
+    key: Callable[[BatchShape], Any]
+    shape: Callable[[Any], BatchShape]
+    by_token: bool
+
+
+def _groups_of(graph: StepGraph) -> tuple[OperatorGroup, ...]:
+    """Those that `graph` has operators of, but for decode attention."""
+    num_ranks = graph.shard.dp
+    every = (
+        OperatorGroup(Depends.TOKENS, attrgetter("num_tokens"), lambda tokens: BatchShape(tokens, 0), True),
+        OperatorGroup(
+            Depends.ROWS,
+            attrgetter("num_tokens", "num_decodes"),
+            lambda key: BatchShape(key[0], 0, num_decodes=key[1]),
+            True,
+        ),
+        OperatorGroup(
+            Depends.GROUP,
+            lambda shape: shape.group_tokens or num_ranks * shape.num_tokens,
+            lambda tokens: BatchShape(0, 0, group_tokens=tokens),
+            True,
+        ),
+        OperatorGroup(Depends.SAMPLES, attrgetter("num_samples"), lambda samples: BatchShape(0, samples), False),
+        OperatorGroup(Depends.PREFILL, attrgetter("prefills"), lambda prefills: BatchShape(0, 0, prefills), False),
+    )
+    return tuple(group for group in every if graph.by_depends[group.depends])
 
 
 class StepCost(NamedTuple):
@@ -37,6 +83,9 @@ class StepCost(NamedTuple):
     parts: tuple[tuple[int, float], ...] = ()
 
 
+_NOTHING = StepCost(0, Usage())
+
+
 class StepTables:
     """Costs of the operators of `graph`, on the hardware and with the fits of `timer`."""
 
@@ -46,74 +95,43 @@ class StepTables:
         self.num_spans = len(graph.model.attention_spans)
         self._decode_nodes = self._nodes_by_axis()
         self.axes = tuple(self._decode_nodes)
-        self._tokens: dict[int, StepCost] = {}
-        self._rows: dict[tuple[int, int], StepCost] = {}
-        self._group: dict[int, StepCost] = {}
-        self._samples: dict[int, StepCost] = {}
-        self._prefills: dict[tuple[tuple[int, int], ...], StepCost] = {}
-        self._decodes: dict[tuple[int, int, int, int], StepCost] = {}
+        self.groups = _groups_of(graph)
+        self._known: dict[tuple[Depends, Hashable], StepCost] = {}
         self.stages = _tables_of_stages(graph, timer)
         self.fits: list[tuple[str, Residuals]] = []  # family, and what its fit left unexplained
         self._fit_numbers: dict[tuple[str, int], int] = {}
 
-    def tokens(self, num_tokens: int) -> StepCost:
-        """Of what depends on the number of tokens alone."""
-        cost = self._tokens.get(num_tokens)
-        if cost is None:
-            cost = self._tokens[num_tokens] = self._cost(Depends.TOKENS, BatchShape(num_tokens, 0))
-        return cost
-
-    def rows(self, num_tokens: int, num_decodes: int) -> StepCost:
-        """Of what depends on how many of the tokens are decoded, too."""
-        key = (num_tokens, num_decodes)
-        cost = self._rows.get(key)
-        if cost is None:
-            shape = BatchShape(num_tokens, 0, num_decodes=num_decodes)
-            cost = self._rows[key] = self._cost(Depends.ROWS, shape)
-        return cost
-
-    def group(self, group_tokens: int) -> StepCost:
-        """Of what depends on the tokens of all data-parallel ranks together."""
-        cost = self._group.get(group_tokens)
-        if cost is None:
-            cost = self._group[group_tokens] = self._cost(Depends.GROUP, BatchShape(0, 0, group_tokens=group_tokens))
-        return cost
-
-    def samples(self, num_samples: int) -> StepCost:
-        """Of what depends on the number of samples alone; nothing for none."""
-        cost = self._samples.get(num_samples)
-        if cost is None:
-            shape = BatchShape(0, num_samples)
-            cost = self._cost(Depends.SAMPLES, shape) if num_samples else StepCost(0, Usage())
-            self._samples[num_samples] = cost
-        return cost
-
-    def prefills(self, prefills: tuple[tuple[int, int], ...]) -> StepCost:
-        """Of the attention of prompts."""
-        cost = self._prefills.get(prefills)
-        if cost is None:
-            if len(self._prefills) >= _MOST_PREFILLS:
-                self._prefills.clear()
-            cost = self._prefills[prefills] = self._cost(Depends.PREFILL, BatchShape(0, 0, prefills))
-        return cost
+    def cost(self, group: OperatorGroup, key: Hashable) -> StepCost:
+        """What the operators of `group` cost in a batch whose part is `key`."""
+        if not key:
+            return _NOTHING
+        entry = (group.depends, key)
+        return self._known.get(entry) or self._keep(entry, self.graph.by_depends[group.depends], group.shape(key))
 
     def decodes(self, axis: int, batch: int, context: int, queries: int = 0) -> StepCost:
-        """Of the decode operators that look at `axis`: 0 is the summed context, i that under the i-th span.
+        """What the decode operators cost that look at `axis`: 0 is the summed context, i that under the i-th span.
 
+        axis: 0 or 1 + the place of a span; batch: sequences; context: their summed tokens along the axis
         queries: tokens of all decodes together; 0: one each
         """
-        key = (axis, batch, context, queries)
-        cost = self._decodes.get(key)
-        if cost is None:
-            spans = [0] * self.num_spans
-            if axis:
-                spans[axis - 1] = context
-            shape = BatchShape(batch, batch, (), batch, 0 if axis else context, tuple(spans), decode_tokens=queries)
-            cost = self._decodes[key] = self.cost(self._decode_nodes[axis], shape)
+        entry = (Depends.DECODE, (axis, batch, context, queries))
+        known = self._known.get(entry)
+        if known is not None:
+            return known
+        spans = [0] * self.num_spans
+        if axis:
+            spans[axis - 1] = context
+        shape = BatchShape(batch, batch, (), batch, 0 if axis else context, tuple(spans), decode_tokens=queries)
+        return self._keep(entry, self._decode_nodes[axis], shape)
+
+    def _keep(self, entry: tuple[Depends, Hashable], nodes: Iterable[OperatorNode], shape: BatchShape) -> StepCost:
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        cost = self._known[entry] = self.cost_of(nodes, shape)
         return cost
 
-    def cost(self, nodes: Iterable[OperatorNode], shape: BatchShape) -> StepCost:
-        """Of `nodes` for `shape`."""
+    def cost_of(self, nodes: Iterable[OperatorNode], shape: BatchShape) -> StepCost:
+        """What `nodes` cost in a batch of `shape`."""
         usage, peak = Usage(), self.timer.device.peak
         bound_s = usage.bound_s
         parts: dict[int, float] = {}
@@ -131,7 +149,7 @@ class StepTables:
             usage.hbm_bytes += count * work.hbm_bytes
             bound_s["overhead"] += count * time.overhead_s
             bound_s[time.bound] += count * (time.duration_s - time.overhead_s)
-        return StepCost(round(seconds * PS_PER_S), usage, tuple(parts.items()))
+        return StepCost(to_ps(seconds), usage, tuple(parts.items()))
 
     def time(self, work: Work) -> OperatorTime:
         """How long one run of `work` takes."""
@@ -148,9 +166,6 @@ class StepTables:
             number = self._fit_numbers[key] = len(self.fits)
             self.fits.append((family, fit.residuals if fit is not None else Residuals()))
         return number
-
-    def _cost(self, depends: Depends, shape: BatchShape) -> StepCost:
-        return self.cost(self.graph.by_depends[depends], shape)
 
     def _nodes_by_axis(self) -> dict[int, list[OperatorNode]]:
         """Decode operators by the context they look at."""
@@ -184,36 +199,26 @@ class DrawnTables:
     """The costs of `tables` under a draw: the same work, other times."""
 
     def __init__(self, tables: StepTables, draw: Draw) -> None:
-        self.drawn_from = self._tables = tables
+        self._tables = tables
         self._draw = draw
-        self.graph, self.timer, self.axes = tables.graph, tables.timer, tables.axes
         self._factors: list[float] = []  # of the tables' fits, as far as they were needed
 
-    def tokens(self, num_tokens: int) -> StepCost:
-        return self._drawn(self._tables.tokens(num_tokens))
-
-    def rows(self, num_tokens: int, num_decodes: int) -> StepCost:
-        return self._drawn(self._tables.rows(num_tokens, num_decodes))
-
-    def group(self, group_tokens: int) -> StepCost:
-        return self._drawn(self._tables.group(group_tokens))
-
-    def samples(self, num_samples: int) -> StepCost:
-        return self._drawn(self._tables.samples(num_samples))
-
-    def prefills(self, prefills: tuple[tuple[int, int], ...]) -> StepCost:
-        return self._drawn(self._tables.prefills(prefills))
+    def cost(self, group: OperatorGroup, key: Hashable) -> StepCost:
+        """See `StepTables.cost`."""
+        return self._drawn(self._tables.cost(group, key))
 
     def decodes(self, axis: int, batch: int, context: int, queries: int = 0) -> StepCost:
+        """See `StepTables.decodes`."""
         return self._drawn(self._tables.decodes(axis, batch, context, queries))
 
     def time(self, work: Work) -> OperatorTime:
+        """See `StepTables.time`."""
         time = self._tables.time(work)
         return replace(time, duration_s=time.duration_s * self._factor(self._tables.fit_number(work)))
 
     def _drawn(self, cost: StepCost) -> StepCost:
         seconds = sum(self._factor(number) * part for number, part in cost.parts)
-        return StepCost(round(seconds * PS_PER_S), cost.usage)
+        return StepCost(to_ps(seconds), cost.usage)
 
     def _factor(self, number: int) -> float:
         factors = self._factors

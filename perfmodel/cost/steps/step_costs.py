@@ -9,13 +9,15 @@ from dataclasses import dataclass
 
 from perfmodel.cost.calibration import Calibration
 from perfmodel.cost.calibrations import load_calibration
-from perfmodel.cost.drafts import DraftTables, draft_tables
-from perfmodel.cost.estimate import StepEstimate, estimate_step
+from perfmodel.cost.draws import Draw
 from perfmodel.cost.roofline import OperatorTimer
 from perfmodel.cost.server import EngineProfile, load_engine_profile
-from perfmodel.cost.speculation import SpeculationTimer
-from perfmodel.cost.speculation_estimate import estimate_speculation
-from perfmodel.cost.step_tables import StepTables
+from perfmodel.cost.steps.drafts import DraftTables, draft_tables
+from perfmodel.cost.steps.explain import StepEstimate
+from perfmodel.cost.steps.pricer import StepPricer
+from perfmodel.cost.steps.speculation import SpeculativePricer
+from perfmodel.cost.steps.stages import estimate_step, step_pricer
+from perfmodel.cost.steps.tables import StepTables
 from perfmodel.ops.attention.ragged import ContextSpread
 from perfmodel.ops.experts.routing import routing_of
 from perfmodel.ops.formats import on_device
@@ -28,32 +30,55 @@ _SPREAD_OTHER_VERSION = 1.3  # as of kernels measured under another engine [assu
 
 @dataclass(frozen=True)
 class StepCosts:
-    """The step graph of a scenario, what times its operators, and what the engine adds.
+    """What a scenario's steps cost, and what the engine adds.
 
-    `timer.calibration` is the one that counts: with the host time and launches of the engine's profile.
+    tables: the costs of the model's own steps, which all pricers share
     drafts: what drafting and verifying cost, with speculation
     """
 
-    graph: StepGraph
-    timer: OperatorTimer
+    tables: StepTables
     profile: EngineProfile
     drafts: DraftTables | None = None
+
+    @property
+    def graph(self) -> StepGraph:
+        return self.tables.graph
+
+    @property
+    def timer(self) -> OperatorTimer:
+        return self.tables.timer
+
+    @property
+    def calibration(self) -> Calibration:
+        """The one that counts: with the host time and launches of the engine's profile."""
+        return self.tables.timer.calibration
+
+    def pricer(self, draw: Draw | None = None) -> StepPricer:
+        """What prices the steps, in one stage or several, with speculation or without.
+
+        draw: factors on what the calibration says, for ensembles
+        """
+        return step_pricer(self.tables, draw) if self.drafts is None else self.speculative_pricer(draw)
+
+    def speculative_pricer(self, draw: Draw | None = None) -> SpeculativePricer:
+        """What prices rounds of drafting and verifying; `drafts` must be there. draw: as of `pricer`"""
+        assert self.drafts is not None
+        return SpeculativePricer(self.tables, self.drafts, draw)
 
     def draft_depth(self, shape: BatchShape) -> int:
         """How deep the decodes of `shape` draft: all the way, not at all in large batches, or, adaptively, as brings
         most tokens per second."""
         config = self.drafts.config if self.drafts is not None else None
         batch = shape.num_decodes
-        if config is None or self.drafts is None or not batch or shape.decode_tokens:
+        if config is None or not batch or shape.decode_tokens:
             return 0
         if config.disable_by_batch_size is not None and batch > config.disable_by_batch_size:
             return 0
         if not config.adaptive or config.acceptance is None:
             return config.depth
-        timer = SpeculationTimer(StepTables(self.graph, self.timer), self.drafts)
-        context = shape.decode_context // batch
+        pricer, context = self.speculative_pricer(), shape.decode_context // batch
         return max(
-            range(config.depth + 1), key=lambda k: config.expected_tokens(k) / timer.expected_time(batch, k, context)
+            range(config.depth + 1), key=lambda k: config.expected_tokens(k) / pricer.expected_time(batch, k, context)
         )
 
     def tokens_per_decode(self, shape: BatchShape) -> float:
@@ -63,17 +88,12 @@ class StepCosts:
             return 1.0
         return config.expected_tokens(self.draft_depth(shape))
 
-    @property
-    def calibration(self) -> Calibration:
-        return self.timer.calibration
-
     def estimate(self, shape: BatchShape) -> StepEstimate:
         """One step of `shape`, operator by operator; with speculation its decodes draft, and are verified, and its
         prompts pass through the drafter."""
-        depth = self.draft_depth(shape)
-        if self.drafts is not None and (depth or shape.prefills):
-            return estimate_speculation(self.graph, self.timer, self.drafts, shape, depth)
-        return estimate_step(self.graph, self.timer, shape)
+        if self.drafts is None:
+            return estimate_step(self.graph, self.timer, shape)
+        return self.speculative_pricer().explain(self.drafts.with_drafts(shape, self.draft_depth(shape)))
 
 
 def scenario_fits(
@@ -137,4 +157,4 @@ def step_costs(
     calibration, profile = scenario_fits(scenario, calibration, profile)
     graph = scenario_graph(scenario, profile)
     drafts = scenario_drafts(scenario, calibration, profile, graph)
-    return StepCosts(graph, OperatorTimer(scenario.hardware, calibration), profile, drafts)
+    return StepCosts(StepTables(graph, OperatorTimer(scenario.hardware, calibration)), profile, drafts)

@@ -3,29 +3,22 @@
     t_step = serial host + max( hidden host, sum over operators of count x t_op )
 
 Operators run one after another on a device, each bounded by its own resource: never a maximum of global sums. Of
-several pipeline stages, a step is the round in which each sequence of the batch gets a token (`flow_line`).
+several pipeline stages, a step is the round in which each sequence of the batch gets a token (`stages`).
 """
 
-__all__ = ["OperatorEstimate", "PipelineEstimate", "StepEstimate", "bound_share", "estimate_step", "host_fit"]
+__all__ = ["OperatorEstimate", "PipelineEstimate", "StepEstimate", "bound_share", "explain", "summed"]
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from perfmodel.cost.calibration import HostFit
-from perfmodel.cost.datasheet import EAGER_LAUNCH_S, EAGER_OPERATOR_S
-from perfmodel.cost.flow_line import StageTimes, plans_of_round, round_time
 from perfmodel.cost.rates import peak_flops_per_s
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
+from perfmodel.cost.steps.host import Host, step_seconds
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.node import OperatorNode
-from perfmodel.ops.work import BatchShape, Work, decode_shape
+from perfmodel.ops.work import BatchShape, Work
 
 _BOUNDS = ("compute", "memory", "communication", "overhead")
-# What comes once for a plan, and what comes with the layers of each stage.
-_NOT_OF_STAGES = dict.fromkeys(
-    ("serial_step_s", "serial_per_sequence_s", "hidden_step_s", "hidden_per_sequence_s", "prompt_step_s"), 0.0
-)
-_OF_STAGES = dict.fromkeys(("prompt_layer_s", "prompt_moe_layer_s", "hidden_prompt_layer_s"), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,106 +122,30 @@ class StepEstimate:
         return _table(self)
 
 
-def host_fit(graph: StepGraph, timer: OperatorTimer) -> HostFit:
-    """The host time of the timer's calibration, as it shows in this graph's steps.
-
-    Without CUDA graphs, unless that is how the host was measured, the launches take EAGER_LAUNCH_S per kernel of a
-    decode: they run ahead of the device and show only where they take longer. Plain PyTorch modules are no engine's
-    host; theirs take EAGER_OPERATOR_S each under any calibration, but not on a CPU, which computes in the same thread.
-
-    With pipeline stages the host of the engine plans each batch once, and a process on each stage launches its own
-    layers: of the graph of all stages what comes once, of a stage's graph what comes with layers and launches.
-    """
-    calibration = timer.calibration
-    is_plain = graph.is_plain and timer.hardware.kind != "cpu"
-    host = calibration.host if graph.is_async else _synchronous(calibration.host)
-    if graph.stage_layers is not None:
-        host = host.model_copy(update=_NOT_OF_STAGES)
-    if graph.stages:
-        host = host.model_copy(update=_OF_STAGES)
-    elif is_plain or (graph.is_eager and (calibration.origin == "datasheet" or host.replays_graphs)):
-        shape = decode_shape(1, 1, graph.model.attention_spans)
-        launch = EAGER_OPERATOR_S if is_plain else EAGER_LAUNCH_S
-        num_kernels = sum(node.count * node.work(shape).num_kernels for node in graph.nodes)
-        host = host.model_copy(update={"hidden_step_s": host.hidden_step_s + launch * num_kernels})
-    return host if calibration.host_overheads == 1.0 else host.times(calibration.host_overheads)
-
-
-def _synchronous(host: HostFit) -> HostFit:
-    """Where the host plans a step only after the one before, what could hide beside the device shows."""
-    return host.model_copy(
-        update={
-            "serial_step_s": host.serial_step_s + host.hidden_step_s,
-            "serial_per_sequence_s": host.serial_per_sequence_s + host.hidden_per_sequence_s,
-            "hidden_step_s": 0.0,
-            "hidden_per_sequence_s": 0.0,
-            "prompt_layer_s": host.prompt_layer_s + host.hidden_prompt_layer_s,
-            "hidden_prompt_layer_s": 0.0,
-        }
-    )
-
-
-def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
-    """The estimate of one step of `shape` on `timer`'s device."""
-    return _in_stages(graph, timer, shape) if graph.stages else _estimate(graph, timer, shape)
-
-
-def _in_stages(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
-    """A step in steady state: the round of the plans that `shape` is shared out to."""
-    num_stages = len(graph.stages)
-    rows: list[OperatorEstimate] = []
-    plans: dict[StageTimes, int] = {}
-    at_peak = busy = 0.0
-    for plan, count in plans_of_round(shape, num_stages).items():
-        once = _estimate(graph, timer, plan)
-        stage_s = tuple(_estimate(stage, timer, plan).duration_s for stage in graph.stages)
-        times, share = StageTimes(once.serial_host_s, once.hidden_host_s, stage_s), count / num_stages
-        plans[times] = plans.get(times, 0) + count
-        rows += [replace(row, count=share * row.count) for row in once.rows]  # of a device on the average
-        at_peak += share * once.mfu * once.duration_s
-        busy += share * sum(stage_s)
-    duration, longest = round_time(plans), max(plans, key=lambda times: times.latency)
-    device, num_bytes = sum(row.duration_s for row in rows), sum(row.hbm_bytes for row in rows)
-    return StepEstimate(
-        rows=tuple(rows),
-        duration_s=duration,
-        device_s=device,
-        serial_host_s=longest.serial,
-        hidden_host_s=longest.hidden,
-        flops=sum(row.flops for row in rows),
-        hbm_bytes=num_bytes,
-        mfu=at_peak / duration if duration else 0.0,
-        mbu=num_bytes / timer.hardware.memory_bandwidth / duration if duration else 0.0,
-        bound_share=bound_share(rows, busy, device),
-        origin=timer.calibration.origin,
-        pipeline=PipelineEstimate(
-            num_plans=sum(plans.values()),
-            stage_s=longest.stages,
-            latency_s=longest.latency,
-            bubble_share=1.0 - busy / duration if duration else 0.0,
-        ),
-    )
-
-
-def _estimate(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
+def explain(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
     """One pass of `shape` over the operators of `graph`, as if they were all on one device."""
     rows = _rows(_nodes_of(graph, timer, shape), timer, shape)
-    host = host_fit(graph, timer)
-    num_seqs = shape.num_decodes + len(shape.prefills)
-    serial, hidden = host.serial_s(num_seqs), host.hidden_s(num_seqs)
-    if shape.prefills and shape.num_tokens > host.captured_tokens:
-        serial += host.prompt_s(graph.num_layers, graph.num_moe_layers)
-        hidden += host.hidden_prompt_layer_s * graph.num_layers
+    serial, hidden = Host(graph, timer).seconds(shape)
     device = sum(row.duration_s for row in rows)
-    duration = serial + max(hidden, device)
+    return summed(rows, step_seconds(serial, hidden, device), (serial, hidden), timer)
+
+
+def summed(
+    rows: Sequence[OperatorEstimate], duration: float, host: tuple[float, float], timer: OperatorTimer
+) -> StepEstimate:
+    """The estimate of a step of these rows.
+
+    duration: seconds of the step; host: its serial and its hidden seconds
+    """
+    device = sum(row.duration_s for row in rows)
     at_peak = sum(row.flops / peak_flops_per_s(timer.hardware, row.work.rate) for row in rows)
     num_bytes = sum(row.hbm_bytes for row in rows)
     return StepEstimate(
         rows=tuple(rows),
         duration_s=duration,
         device_s=device,
-        serial_host_s=serial,
-        hidden_host_s=hidden,
+        serial_host_s=host[0],
+        hidden_host_s=host[1],
         flops=sum(row.flops for row in rows),
         hbm_bytes=num_bytes,
         mfu=at_peak / duration if duration else 0.0,
@@ -267,7 +184,7 @@ def _nodes_of(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> list
     return [instead.get(node.name, node) for node in graph.nodes if node.name not in left_out]
 
 
-def bound_share(rows: list[OperatorEstimate], duration: float, device: float) -> dict[str, float]:
+def bound_share(rows: Sequence[OperatorEstimate], duration: float, device: float) -> dict[str, float]:
     """Shares of `duration` by what bounds the operators; `device`: the sum of their times."""
     seconds = dict.fromkeys(_BOUNDS, 0.0)
     for row in rows:

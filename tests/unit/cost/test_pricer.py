@@ -1,4 +1,4 @@
-"""The step timer says what the step estimate says, only faster."""
+"""Pricers say what the step estimate says, only faster."""
 
 import sys
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost import Calibration, FamilyFit, HostFit, OperatorTimer, StepTables, StepTimer, estimate_step
+from perfmodel.cost import Calibration, FamilyFit, GraphPricer, HostFit, OperatorTimer, StepTables, estimate_step
 from perfmodel.ops import BatchShape, StepGraph, build_graph
 from perfmodel.specs import EngineSpec, load_hardware, load_model
 
@@ -50,7 +50,7 @@ def test_a_step_takes_what_the_estimate_says(
     samples = decodes + len(chunks)
     shape = BatchShape(tokens, samples, chunks, decodes, context, windowed)
     expected = estimate_step(graph, timer, shape).duration_s
-    picoseconds = StepTimer(StepTables(graph, timer)).step(tokens, samples, chunks, decodes, context, windowed)
+    picoseconds = GraphPricer(StepTables(graph, timer)).price(shape)
     assert picoseconds / 1e12 == pytest.approx(expected, rel=3e-3)
 
 
@@ -65,16 +65,18 @@ def test_a_run_is_the_sum_of_its_steps_to_the_last_picosecond(
     spans = graph.model.attention_spans
     growth = tuple(batch // 2 for _ in spans)
     windowed = tuple(min(span, mean_context) * batch for span in spans)
-    together, single = StepTimer(StepTables(graph, timer)), StepTimer(StepTables(graph, timer))
-    run = together.decode_run(batch, batch * mean_context, windowed, growth, num_steps)
+    together, single = GraphPricer(StepTables(graph, timer)), GraphPricer(StepTables(graph, timer))
+    run = together.run(BatchShape(batch, batch, (), batch, batch * mean_context, windowed), growth, num_steps)
     steps = [
-        single.step(
-            batch,
-            batch,
-            (),
-            batch,
-            batch * (mean_context + i),
-            tuple(w + i * g for w, g in zip(windowed, growth, strict=True)),
+        single.price(
+            BatchShape(
+                batch,
+                batch,
+                (),
+                batch,
+                batch * (mean_context + i),
+                tuple(w + i * g for w, g in zip(windowed, growth, strict=True)),
+            )
         )
         for i in range(num_steps)
     ]
@@ -85,7 +87,7 @@ def test_a_run_is_the_sum_of_its_steps_to_the_last_picosecond(
     assert 1 <= reached <= num_steps
     assert reached == num_steps or sum(steps[:reached]) >= elapsed
     assert reached == 1 or sum(steps[: reached - 1]) < elapsed
-    together.commit(run, batch, num_steps)
+    together.commit(run, num_steps)
     one, other = together.usage(), single.usage()
     assert one.flops == pytest.approx(other.flops, rel=1e-9)
     assert one.hbm_bytes == pytest.approx(other.hbm_bytes, rel=1e-9)
@@ -94,26 +96,26 @@ def test_a_run_is_the_sum_of_its_steps_to_the_last_picosecond(
 
 def test_usage_adds_up_to_the_steps_it_came_from() -> None:
     graph, timer = graph_and_timer("llama-3.1-8b", "datasheet")
-    steps = StepTimer(StepTables(graph, timer))
+    pricer = GraphPricer(StepTables(graph, timer))
     total, flops = 0.0, 0.0
     for i in range(1, 200, 7):
         shape = BatchShape(i + 100, i + 1, ((100, 50 * i),), i, i * 1000)
-        total += steps.step(i + 100, i + 1, ((100, 50 * i),), i, i * 1000) / 1e12
+        total += pricer.price(shape) / 1e12
         flops += estimate_step(graph, timer, shape).flops
-    usage = steps.usage()
+    usage = pricer.usage()
     assert usage.flops == pytest.approx(flops, rel=1e-6)
     assert usage.busy_s == pytest.approx(total, rel=1e-3)
 
 
 def test_memory_of_prefill_shapes_is_bounded_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[StepTimer.__module__], "_MAX_PREFILL_ENTRIES", 10)
+    monkeypatch.setattr(sys.modules[GraphPricer.__module__], "_MOST_KNOWN", 10)
     graph, timer = graph_and_timer("llama-3.1-8b", "datasheet")
-    bounded = StepTimer(StepTables(graph, timer))
+    bounded = GraphPricer(StepTables(graph, timer))
     for length in range(2, 102):
-        bounded.step(length, 1, ((length, 0),), 0, 0)
+        bounded.price(BatchShape(length, 1, ((length, 0),)))
     monkeypatch.undo()
-    free = StepTimer(StepTables(graph, timer))
+    free = GraphPricer(StepTables(graph, timer))
     for length in range(2, 102):
-        free.step(length, 1, ((length, 0),), 0, 0)
+        free.price(BatchShape(length, 1, ((length, 0),)))
     assert bounded.usage().flops == pytest.approx(free.usage().flops)
-    assert len(bounded._prefills) <= 10
+    assert all(len(memo.known) <= 10 for memo in bounded._prompts)
