@@ -156,6 +156,7 @@ def _intervals_of(
 ) -> "Ensemble | WholeRuns | None":
     """What intervals come from. Where replicas came and went, a shorter run would see another part of the load; a long
     run takes too long to be repeated whole.
+    """
     fleets = {} if cluster.dynamic is None else cluster.dynamic.fleets
     if not fleets:
         return run_ensemble(scenario, requests, serve)
