@@ -20,8 +20,8 @@ import numpy as np
 
 from perfmodel.calibrate.measured import Measurements, ServingRecord, read_measurements
 from perfmodel.calibrate.measured.fit import KernelPrediction, fit_measured, predict_kernels
+from perfmodel.calibrate.measured.host import costs_of
 from perfmodel.calibrate.measured.records import KernelRecord, MeasuredStep, shape_of
-from perfmodel.calibrate.measured.steps import costs_of
 from perfmodel.cost import GraphPricer, step_costs
 from perfmodel.cost.calibration import Calibration, Residuals
 from perfmodel.cost.server import EngineProfile
