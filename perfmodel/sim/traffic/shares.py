@@ -8,7 +8,6 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.sim.traffic.shares import hashed
 from perfmodel.specs.scenario import Scenario
 
 _MASK = (1 << 64) - 1
