@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.kernels.layer_profile import fit_small_kernels
 from perfmodel.calibrate.kernels.systems import GENERIC_SMALL, module_of
-from perfmodel.calibrate.measured.host import fit_host
+from perfmodel.calibrate.measured.host import fit_host, step_rows
 from perfmodel.calibrate.measured.records import KernelRecord, MeasuredStep, Measurements
-from perfmodel.calibrate.measured.steps import step_rows
 from perfmodel.calibrate.measured.tables import kernel_tables, small_kernels
 from perfmodel.calibrate.whole_steps import fit_steps
 from perfmodel.cost.calibration import Calibration, FamilyFit
