@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.command_line import command_line
-from perfmodel.cli.options import EngineName, JsonFlag, Overrides, ReportFile
+from perfmodel.cli.options import EngineName, JsonFlag, Overrides, ReportFile, command_line
 from perfmodel.cli.terminal import answer, progress_bar, say
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def study(
 
 
 def _measure_quality(file: "StudyFile", model: str) -> None:
-    from perfmodel.validate.executed.study_quality import measure_study_quality
+    from perfmodel.validate.executed.study import measure_study_quality
 
     with progress_bar("measuring perplexity") as progress:
         written = measure_study_quality(file, model, progress)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.command_line import Given, command_line
-from perfmodel.cli.options import JsonFlag, Overrides, ReportFile, Seed, load
+from perfmodel.cli.options import Given, JsonFlag, Overrides, ReportFile, Seed, command_line, load
 from perfmodel.cli.terminal import answer, progress_bar, say
 from perfmodel.errors import SpecError
 

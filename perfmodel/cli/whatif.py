@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.command_line import Given, command_line
-from perfmodel.cli.options import EngineName, JsonFlag, Overrides, ReportFile, ScenarioName
+from perfmodel.cli.options import EngineName, Given, JsonFlag, Overrides, ReportFile, ScenarioName, command_line
 from perfmodel.cli.terminal import answer, progress_bar
 
 Vary = Annotated[

@@ -90,8 +90,13 @@ class HeadsExtent(NamedTuple):
         return self.head_dim + self.v_head_dim
 
     @property
+    def group(self) -> Values:
+        """Query heads of a KV head."""
+        return self.num_heads / self.num_kv_heads
+
+    @property
     def traits(self) -> KernelTraits:
-        return KernelTraits(self.head_dim, self.kv_element_bytes, self.num_heads / self.num_kv_heads)
+        return KernelTraits(self.head_dim, self.kv_element_bytes, self.group)
 
 
 class PrefillExtent(NamedTuple):

@@ -39,7 +39,7 @@ from perfmodel.specs import load_hardware, load_model
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
-from perfmodel_executors.measure.bench import StepBench, StepShape
+from perfmodel_executors.measure.bench import StepBench, StepGrants
 from perfmodel_executors.measure.ceilings import measure_ceilings
 from perfmodel_executors.measure.cpu_steps import (
     REFERENCE,
@@ -66,7 +66,7 @@ Progress = Callable[[int, int | None], None]
 class StepCase(NamedTuple):
     """A step to time: of the model, or of what drafts for it."""
 
-    shape: StepShape
+    shape: StepGrants
     is_draft: bool = False
 
 

@@ -48,7 +48,7 @@ class Domain(Spec):
         return far
 
 
-def distance(fit: Spec, traits: KernelTraits | None) -> float:
+def distance(fit: object, traits: KernelTraits | None) -> float:
     """How far what a kernel is picked by is from the domain of a fit; a fit without one takes any."""
     domain = getattr(fit, "domain", None)
     return domain.distance(traits) if traits is not None and isinstance(domain, Domain) else 0.0

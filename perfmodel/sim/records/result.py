@@ -14,7 +14,7 @@ from perfmodel.sim.records.ensemble import Ensemble
 from perfmodel.specs.scenario import Scenario
 
 if TYPE_CHECKING:
-    from perfmodel.sim.records.lives import Lives
+    from perfmodel.sim.records.whole_runs import Lives
 
 
 @dataclass(frozen=True, repr=False)

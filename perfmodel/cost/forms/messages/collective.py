@@ -45,7 +45,7 @@ from perfmodel.ops.messages import Message
 from perfmodel.ops.work import Work
 from perfmodel.specs.hardware import Link
 
-Fit = TypeVar("Fit", bound=Spec)
+Fit = TypeVar("Fit")
 
 
 # What protocols reach of the declared rate of a PCIe link between devices that see each other's memory. NCCL: an

@@ -10,8 +10,15 @@ __all__ = ["OPS", "fit", "groups", "predict", "sizes_of"]
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.kernels.attention_columns import bytes_of, engine_name, format_bytes, format_name, numbers
-from perfmodel.calibrate.kernels.tables import Group, KernelTable
+from perfmodel.calibrate.kernels.tables import (
+    Group,
+    KernelTable,
+    bytes_of,
+    engine_name,
+    format_bytes,
+    format_name,
+    numbers,
+)
 from perfmodel.calibrate.robust import fit_form, residuals_of
 from perfmodel.cost.forms.attention.decode import DecodeKernel, DecodeSizes
 from perfmodel.cost.forms.attention.latent import (

@@ -10,13 +10,14 @@ __all__ = ["OP", "fit", "groups", "is_too_fast", "kernel_names", "predict", "siz
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.kernels.attention_columns import (
+from perfmodel.calibrate.kernels.tables import (
+    Group,
+    KernelTable,
     bytes_of,
     format_bytes,
     kernel_groups,
     numbers,
 )
-from perfmodel.calibrate.kernels.tables import Group, KernelTable
 from perfmodel.calibrate.robust import fit_form, residuals_of
 from perfmodel.cost.forms.attention.decode import DecodeKernel, DecodeSizes, FlashDecodeFit, decode_seconds
 from perfmodel.cost.forms.columns import take

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.kernels import attention_decode, attention_prefill
+from perfmodel.calibrate.kernels.attention import decode as attention_decode
+from perfmodel.calibrate.kernels.attention import prefill as attention_prefill
 from perfmodel.calibrate.kernels.tables import Group
 from perfmodel.calibrate.robust import fit_form, residuals_of
 from perfmodel.cost.forms.attention.decode import DecodeSizes, FlashDecodeFit
