@@ -10,11 +10,7 @@ from perfmodel.cost.draws import COMMON
 from perfmodel.sim import simulate
 from perfmodel.sim.records.ensemble import MOST, Ensemble
 from perfmodel.sim.records.result import RunResult
-<<<<<<< HEAD:tests/unit/sim/records/test_lives.py
-from perfmodel.sim.records.whole_runs import Lives
-=======
 from perfmodel.sim.records.whole_runs import WholeRuns
->>>>>>> main:tests/unit/sim/records/test_whole_runs.py
 from perfmodel.specs import Scenario, load_scenario
 
 Z80 = 1.2816
