@@ -1,4 +1,4 @@
-"""The plan of an offline job as a document: what does it in time for the least money, or first."""
+"""The plan of an offline job as a document: what does it in time at the lowest cost, or first."""
 
 __all__ = ["job_json", "job_view"]
 
@@ -142,7 +142,7 @@ def _table(plan: JobPlan) -> Table:
 def _question(plan: JobPlan) -> str:
     """What was asked, in a sentence."""
     spec = plan.spec
-    best = "for the least money" if spec.objective == "cheapest_job" else "first"
+    best = "at the lowest cost" if spec.objective == "cheapest_job" else "first"
     when = f" within {format_duration(spec.deadline_s)}" if spec.deadline_s is not None else ""
     job = f"{plan.num_requests:,} requests to {plan.scenario.model.name}"
     return f"What does {job}{when} {best}, on at most {spec.max_gpus} GPUs?"

@@ -1,4 +1,4 @@
-"""A plan's tables: how the finalists serve, what they cost, what more money buys."""
+"""A plan's tables: how the finalists serve, what they cost, what a higher budget buys."""
 
 __all__ = ["format_interval", "plan_tables"]
 
@@ -106,7 +106,7 @@ def _front(result: PlanResult) -> Table:
     )
     head = ("", "deployment", *(metric_of(key).title for key in _FRONT))
     is_worth_it = len(result.front) > 1 or result.not_serving
-    return Table(head, rows if is_worth_it else (), "What more money buys, simulated", left=2, note=note)
+    return Table(head, rows if is_worth_it else (), "What a higher budget buys, simulated", left=2, note=note)
 
 
 def _each(result: PlanResult, row: Callable[[Finalist], tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
