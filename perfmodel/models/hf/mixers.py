@@ -123,7 +123,7 @@ def _head_dim(fields: Fields, family: Family, num_heads: int, prefix: str) -> in
     if d % num_heads:
         raise SpecError(
             f"{fields.source}: head_dim is missing and hidden_size {d} "
-            f"is no multiple of num_attention_heads {num_heads}."
+            f"is not a multiple of num_attention_heads {num_heads}."
         )
     return d // num_heads
 

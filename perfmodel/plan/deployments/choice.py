@@ -83,7 +83,7 @@ def shortfalls(screened: Iterable[Screened], spec: PlanSpec, rate: float) -> dic
         elif pick_replicas(each, spec, rate) is None:
             needed = ceil(rate / each.rate - 1e-9)
             is_dear = needed * each.candidate.num_devices <= spec.max_gpus and spec.budget_usd_per_hour is not None
-            found["too dear at the rate" if is_dear else "too slow for the rate with max_gpus"] += 1
+            found["over budget at the rate" if is_dear else "too slow for the rate with max_gpus"] += 1
     return dict(found.most_common())
 
 

@@ -1,4 +1,4 @@
-"""What more money buys: deployments that none beats in cost and latency both, as the simulator has them.
+"""What a higher budget buys: deployments that none beats in cost and latency both, as the simulator has them.
 
 The screen says which are worth simulating; those that the simulator finds not to serve the rate are told apart.
 """

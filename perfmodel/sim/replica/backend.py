@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from perfmodel.cost import StagedPricer, StageTicks, StepPricer
-from perfmodel.cost.offload import RestoreCost
+from perfmodel.cost.memory.offload import RestoreCost
 from perfmodel.cost.steps.curve import DecodeRun
 from perfmodel.engine import Outcome, StepPlan
 from perfmodel.ops.work import BatchShape
