@@ -15,7 +15,7 @@ def memory(scenario: ScenarioName, overrides: Overrides = None, as_json: JsonFla
     if as_json:
         from dataclasses import asdict
 
-        from perfmodel.cost.provenance import provenance_of, resolved
+        from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 
         derived = {
             "weight_bytes": plan.weight_bytes,

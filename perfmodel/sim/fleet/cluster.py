@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from perfmodel.cost import Calibration, EngineProfile, ServerFit
-from perfmodel.cost.draws import Draw, Scores, Uncertainty
+from perfmodel.cost.calibrations.draws import Draw, Scores, Uncertainty
 from perfmodel.engine import Request
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.fleet.deployed import Deployed

@@ -17,8 +17,8 @@ from perfmodel.cost import (
     energy_j,
     energy_split_j,
 )
-from perfmodel.cost.draws import Draw
-from perfmodel.cost.offload import least_restored_tokens, restore_cost
+from perfmodel.cost.calibrations.draws import Draw
+from perfmodel.cost.memory.offload import least_restored_tokens, restore_cost
 from perfmodel.engine import HostBlocks, Request, StepRecord
 from perfmodel.errors import SpecError
 from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment

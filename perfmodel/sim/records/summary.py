@@ -5,7 +5,7 @@ __all__ = ["summarize"]
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cost.calibration import Calibration
+from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.sim.records.device_totals import DeviceTotals, costs
