@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from perfmodel.cost.draft_footprint import draft_footprint
-from perfmodel.cost.footprint import (
+from perfmodel.cost.memory.footprint import (
     activation_bytes,
+    draft_footprint,
     is_rolling,
     kv_bytes_per_token,
     rolling_bytes_per_sequence,
