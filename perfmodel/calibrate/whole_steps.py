@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import lsq_linear  # type: ignore[import-untyped, unused-ignore]
 
-from perfmodel.cost.calibration import Calibration, FamilyFit, Residuals
-from perfmodel.cost.roofline import OperatorTimer
+from perfmodel.cost.calibrations.calibration import Calibration, FamilyFit, Residuals
+from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.work import BatchShape, Work
 from perfmodel.specs.hardware import HardwareSpec

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.cost import Calibration, EngineProfile
-from perfmodel.cost.draws import Scores
+from perfmodel.cost.calibrations.draws import Scores
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment, to_ticks

@@ -1,8 +1,8 @@
 """Common draws of what calibrations leave unexplained, so that candidates are compared under equal errors.
 
 Two candidates on one device err alike: if its kernels are slower than their fits say, both are slower. So each is
-screened under the same draws of scores (`perfmodel.cost.draws`), and their difference is read draw by draw. Of two
-devices
+screened under the same draws of scores (`perfmodel.cost.calibrations.draws`), and their difference is read draw by
+draw. Of two devices
 
     one device, one engine profile      have all scores in common
     of one architecture                 share what the fits' own errors are; what is passed on to a sibling adds errors
@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost import Calibration, scenario_fits
-from perfmodel.cost.calibrations import PASSED_ON, SPREAD_SIBLING
-from perfmodel.cost.draws import NUM_SCORES, Uncertainty
+from perfmodel.cost.calibrations.draws import NUM_SCORES, Uncertainty
+from perfmodel.cost.calibrations.files import PASSED_ON, SPREAD_SIBLING
 from perfmodel.plan.screening.surfaces import StepSurface, step_surface
 from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.scenario import Scenario

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost import StepEstimate, peak_flops_per_s, plan_memory
-from perfmodel.cost.footprint import kv_bytes, kv_bytes_per_token, weights
+from perfmodel.cost.memory.footprint import kv_bytes, kv_bytes_per_token, weights
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, Work, windowed_contexts

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from perfmodel.cost import Calibration, EngineProfile
-from perfmodel.cost.provenance import provenance_of, resolved
+from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 from perfmodel.errors import SpecError
 from perfmodel.printable import Printable
 from perfmodel.sim.records.columns import RequestColumns, StepColumns

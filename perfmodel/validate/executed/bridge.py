@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from perfmodel.cost.calibration import Calibration
+from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.errors import MissingExtraError
 from perfmodel.models.formats.by_layer import LayerQuantization
 from perfmodel.ops.work import BatchShape
