@@ -14,7 +14,7 @@ UNDOCUMENTED_STILL = {
     "perfmodel.calibrate",
     "perfmodel.cost",
     "perfmodel.ops",
-    "perfmodel.plan",
+    "perfmodel.planning",
     "perfmodel.validate",
 }
 
