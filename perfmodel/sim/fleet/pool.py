@@ -116,7 +116,12 @@ def build_pool(
 ) -> Pool:
     """The pool `spec` of `scenario` with idle replicas, numbered from `first_index`; each asks for its `front_end`.
 
-    draw: factors on what steps take
+    memory:               of one device
+    calibration, profile: what step times come from
+    on_finished, on_step: called with (replica, request) and (replica, record)
+    can_leap:             whether runs of equal steps are advanced together
+    one_of:               the pool has one of so many of its engines
+    draw:                 factors on step times
     """
     mine = scenario.of_pool(spec)
     costs = shared_step_costs(mine, calibration, profile)

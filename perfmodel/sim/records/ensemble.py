@@ -128,9 +128,10 @@ def mean_latencies(requests: RequestColumns, weights: Floats) -> dict[str, float
 
 
 def run_ensemble(scenario: Scenario, requests: RequestColumns, serve: Serve, can_shorten: bool = True) -> Ensemble:
-    """The ensemble of a run of `scenario` that had `requests`.
+    """The ensemble of a run of `scenario` with `requests`.
 
-    serve: the requests of a scenario with other traffic, under a draw of scores or without
+    serve:       the requests of a scenario with other traffic, under a draw of scores or without
+    can_shorten: whether a shorter run may represent it
     """
     num_early, count = _sizes(scenario, requests)
     short, time_share = _shortened(scenario, count) if can_shorten else (scenario, 1.0)

@@ -14,7 +14,7 @@ from perfmodel.specs.scenario import Scenario
 
 
 def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, num_steps: int) -> tuple[str, ...]:
-    """Notes of a run; `num_steps` counts the steps of all engines together."""
+    """Notes of a run of `scenario` with the calibration `used` and `requests`; `num_steps` are those of all engines."""
     notes = []
     if used.origin == "datasheet":
         notes.append(

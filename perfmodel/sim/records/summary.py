@@ -29,8 +29,9 @@ def summarize(
     calibration: Calibration | None = None,
     ensemble: "Ensemble | WholeRuns | None" = None,
 ) -> dict[str, Any]:
-    """The summary of what `collector` has seen. Latencies in ms; null where there is nothing to tell.
+    """The summary of a run of `scenario` as `collector` has seen it. Latencies in ms; null where there is no value.
 
+    totals:      seconds, energy and cost of the devices
     calibration: what the times came from, for their origin
     ensemble:    the run under other factors, for the prediction intervals
     """
