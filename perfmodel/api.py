@@ -105,6 +105,7 @@ def sweep(
 
     over:    path -> values; `{"engine.max_num_seqs": [16, 64], "traffic.arrivals.rate": [1, 2, 4]}`
     metrics: of runs, steps (with `step.batch=8` among the overrides) and memory; by default latencies and throughput
+    progress: called with (points done, points in all)
     workers: processes; in a script, start them below `if __name__ == "__main__":`
     engine:  local | ray | ray:ADDRESS
     """

@@ -27,9 +27,9 @@ class Ladder:
 
 
 def waterfall_svg(names: Sequence[str], ladders: Sequence[Ladder], title: str, x_title: str) -> str:
-    """One panel per ladder of `ladders`; rungs (`names`) from top to bottom, each from where the one above ends.
+    """One panel for each of `ladders`; rungs from top to bottom, each from where the one above ends.
 
-    title, x_title: of the figure and its axes
+    names: of the rungs; title, x_title: of the whole and of the axis
     """
     left = 24 + max(map(text_width, names))
     width = max(240.0, (960 - left - 30 - _BETWEEN * (len(ladders) - 1)) / len(ladders))
