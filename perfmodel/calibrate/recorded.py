@@ -9,8 +9,8 @@ from pathlib import Path
 from perfmodel.calibrate.kernels.systems import calibrate_folder
 from perfmodel.calibrate.measured import read_measurements
 from perfmodel.calibrate.measured.fit import ENGINE, fit_measured
+from perfmodel.calibrate.origins import SERVING_RUNS, STEADY_STATES, Origin
 from perfmodel.calibrate.profile_fit import with_facts
-from perfmodel.calibrate.provenance import SERVING_RUNS, STEADY_STATES, Origin
 from perfmodel.calibrate.serving.engine_profile import fit_engine_profile
 from perfmodel.calibrate.serving.runs import read_serving_runs
 from perfmodel.calibrate.steady.generation import fit_generation

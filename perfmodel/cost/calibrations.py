@@ -16,7 +16,7 @@ import yaml
 
 from perfmodel.cost.calibration import Calibration
 from perfmodel.cost.datasheet import datasheet
-from perfmodel.cost.forms.collective import over_link
+from perfmodel.cost.forms.messages.collective import over_link
 from perfmodel.cost.generations import GenerationFit, load_generation
 from perfmodel.cost.unmeasured import with_unmeasured
 from perfmodel.errors import SpecError

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from perfmodel.cost.footprint import kv_bytes_per_token, weights
 from perfmodel.models.formats.quantization import bytes_per_weight
 from perfmodel.models.spec import ModelSpec
-from perfmodel.ops.drafting import draft_engine, draft_model_of, medusa_weights
 from perfmodel.ops.formats import linear_format, served_model
+from perfmodel.ops.graphs.drafting import draft_engine, draft_model_of, medusa_weights
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs.engine.spec import EngineSpec
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import exp
 
 from perfmodel.cost.calibration import Calibration
-from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.server import EngineProfile, ServerFit
 
 # Standard deviations, each of two factors: fewer scores take fewer draws, and two that share one count as going wrong

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from perfmodel.cost.footprint import kv_bytes_per_token
 from perfmodel.cost.roofline import OperatorTimer
 from perfmodel.cost.steps.stages import estimate_step
-from perfmodel.ops.graph import StepGraph
+from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape
 from perfmodel.specs.engine.kv import KvOffload

@@ -5,15 +5,14 @@ depends on which request is which. A `Work` counts FLOPs, bytes per memory level
 how long that takes is the business of `perfmodel.cost`.
 """
 
-__all__ = ["BatchShape", "Depends", "Message", "Work", "decode_shape", "windowed_contexts"]
+__all__ = ["BatchShape", "Depends", "Work", "decode_shape", "windowed_contexts"]
 
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from perfmodel.ops.exchange import Exchange
 from perfmodel.ops.extents import Extent
-from perfmodel.ops.ranks import RankGroup
+from perfmodel.ops.messages import Message
 
 
 class Depends(Enum):
@@ -127,21 +126,6 @@ def decode_shape(num_seqs: int, context: int, spans: tuple[int, ...] = (), queri
         decode_windowed=windowed_contexts(num_seqs, num_seqs * context, spans),
         decode_tokens=num_seqs * queries if queries > 1 else 0,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A collective or point-to-point transfer: `bytes_` is the payload on each participating rank.
-
-    group:    who they are among the ranks of the replica; neighbours from its first on unless given
-    exchange: what an all-to-all of expert parallelism is made of
-    """
-
-    kind: str  # all_reduce | all_gather | reduce_scatter | all_to_all | send_recv
-    bytes_: float
-    num_ranks: int
-    group: RankGroup | None = None
-    exchange: Exchange | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from perfmodel.specs.scenario import Scenario
 
 if TYPE_CHECKING:
     from perfmodel.sim.fleet.gateway import LostRequest
-    from perfmodel.sim.records.lives import Lives
+    from perfmodel.sim.records.whole_runs import Lives
 
 Progress = Callable[[int, int | None], None]
 _MOST_STEPS_KEPT = 300_000  # requests whose step records are kept in memory by default
@@ -161,7 +161,7 @@ def _intervals_of(
         return run_ensemble(scenario, requests, serve)
     if len(requests) > _MOST_LIVED:
         return None
-    from perfmodel.sim.records.lives import run_lives
+    from perfmodel.sim.records.whole_runs import run_lives
 
     end = to_ticks(float(requests.finished_s.max()))
     used = {number: fleet.used_s(end) / max(end / TICKS_PER_S, 1e-9) for number, fleet in fleets.items()}

@@ -9,6 +9,7 @@ from typing import Any
 from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.calibrations import PASSED_ON
 from perfmodel.cost.generations import GenerationFit
+from perfmodel.printable import Printable
 from perfmodel.validate.groups import Comparison
 from perfmodel.validate.rows import ErrorStats
 
@@ -36,9 +37,9 @@ class Basis:
         return {"name": self.name, "source": self.source, "date": self.date}
 
 
-@dataclass(frozen=True)
-class ValidationReport:
-    """What `perfmodel validate` prints. `str()` is the readable form, `to_json()` the document.
+@dataclass(frozen=True, repr=False)
+class ValidationReport(Printable):
+    """What `perfmodel validate` answers; it prints itself as the command does.
 
     rows, covered: rows of the truth, and those that could be predicted
     metrics:       metric -> errors over all rows
@@ -82,47 +83,3 @@ class ValidationReport:
             **({"figures": [dict(row) for row in self.figures]} if self.figures else {}),
             **({"techniques": [dict(row) for row in self.techniques]} if self.techniques else {}),
         }
-
-    def __str__(self) -> str:
-        head = f"{'':<34} {'rows':>6} {'mean':>7} {'median':>7} {'p90':>7} {'bias':>7}  in 80 % interval"
-        lines = [f"validate {self.kind}: {self.covered} of {self.rows} rows predicted", "", head]
-        lines += [_line(name, stats) for name, stats in self.metrics.items()]
-        for group, metrics in self.by.items():
-            lines += [_line(f"  {group}: {name}", stats) for name, stats in metrics.items()]
-        if self.figures:
-            lines += ["", "predicted / published", *(_figure(row) for row in self.figures)]
-        if self.techniques:
-            lines += ["", f"{'speedup':<30} simulated  executed  quotient  metric", *map(_technique, self.techniques)]
-        if self.worst:
-            lines += ["", "largest errors"]
-            lines += [
-                f"  {row['metric']:<10} {row['error']:+7.1%}  predicted {row['predicted']:.4g}, "
-                f"measured {row['measured']:.4g}: {row['row']}" + _why(row)
-                for row in self.worst
-            ]
-        return "\n".join([*lines, *(["", *self.notes] if self.notes else [])])
-
-
-def _why(row: Mapping[str, Any]) -> str:
-    sentence = row.get("breakdown", {}).get("why", "")
-    return f"\n{'':<13}{sentence}" if sentence else ""
-
-
-def _figure(row: Mapping[str, Any]) -> str:
-    values = f"{row['predicted']:>10.4g} / {row['published']:<8.4g} {row['unit']:<8}"
-    return f"  {row['id']:<18} {row['ratio']:>6.2f} = {values} {row['metric']:<18} {row['technique']}"
-
-
-def _technique(row: Mapping[str, Any]) -> str:
-    return (
-        f"{row['technique']:<30} {row['simulated']:>9.3f} {row['executed']:>9.3f} {row['quotient']:>9.3f}  "
-        f"{row['metric']}"
-    )
-
-
-def _line(name: str, stats: ErrorStats) -> str:
-    coverage = "-" if stats.interval_coverage is None else f"{stats.interval_coverage:.0%}"
-    return (
-        f"{name:<34} {stats.rows:>6} {stats.mean_ape:>7.1%} {stats.median_ape:>7.1%} {stats.p90_ape:>7.1%} "
-        f"{stats.bias:>+7.1%}  {coverage}"
-    )

@@ -59,7 +59,7 @@ NOT_FOR_A_PLAIN_SIMULATION = (
     "perfmodel.sim.fleet.dynamic",
     "perfmodel.sim.fleet.gateway",
     "perfmodel.sim.fleet.disaggregation.kv_transfer",
-    "perfmodel.sim.records.lives",
+    "perfmodel.sim.records.whole_runs",
     "perfmodel.validate",
     "rich",
 )

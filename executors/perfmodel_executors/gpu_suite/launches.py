@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from perfmodel.calibrate.measured.steps import steps_scenario
+from perfmodel.calibrate.measured.host import steps_scenario
 from perfmodel.engine import capture_sizes
 from perfmodel.errors import PerfmodelError
 from perfmodel.ops.work import BatchShape

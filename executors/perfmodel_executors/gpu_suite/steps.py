@@ -12,10 +12,10 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-from perfmodel.calibrate.measured.steps import steps_scenario
+from perfmodel.calibrate.measured.host import steps_scenario
 from perfmodel.ops.work import BatchShape
 from perfmodel_executors.gpu_suite.task import Bench, Task
-from perfmodel_executors.measure.bench import StepBench, StepShape
+from perfmodel_executors.measure.bench import StepBench, StepGrants
 from perfmodel_executors.measure.cpu_steps import REFERENCE
 from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.measure.protocol import quantile, uninterrupted
@@ -56,8 +56,8 @@ class _Shelf:
     def _drop(self) -> None:
         self._steps = None
 
-    def measure(self, model: str, overrides: tuple[str, ...], shape: StepShape) -> dict[str, Any]:
-        """A StepRecord."""
+    def measure(self, model: str, overrides: tuple[str, ...], shape: StepGrants) -> dict[str, Any]:
+        """A MeasuredStep."""
         steps = self._bench_of(model, overrides)
         call = steps.step(shape)
         for _ in range(3):
@@ -117,8 +117,8 @@ def step_tasks(bench: Bench) -> Iterator[Task]:
     """Model by model, since loading one takes as long as ten of its steps."""
     kind, shelf = bench.device.type, _Shelf(bench)
     for model, overrides in MODELS[kind]:
-        decodes = [StepShape(contexts=(context,) * batch) for batch, context in DECODES[kind]]
-        prompts = [StepShape(chunks=((new, done, True),)) for new, done in PROMPTS[kind]]
+        decodes = [StepGrants(contexts=(context,) * batch) for batch, context in DECODES[kind]]
+        prompts = [StepGrants(chunks=((new, done, True),)) for new, done in PROMPTS[kind]]
         # In turns: a short budget sees both, and so does a device on which one of them fails.
         shapes = [shape for pair in zip_longest(decodes, prompts) for shape in pair if shape is not None]
         for rank, shape in enumerate(shapes):
@@ -127,7 +127,7 @@ def step_tasks(bench: Bench) -> Iterator[Task]:
             yield Task("steps", key, partial(shelf.measure, model, overrides, shape), rank, seconds)
 
 
-def _label(shape: StepShape) -> str:
+def _label(shape: StepGrants) -> str:
     if shape.chunks:
         new, done, _ = shape.chunks[0]
         return f"prompt {new} after {done}"

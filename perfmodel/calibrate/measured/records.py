@@ -12,10 +12,10 @@ __all__ = [
     "FILES",
     "Ceilings",
     "KernelRecord",
+    "MeasuredStep",
     "Measurements",
     "ServingRecord",
     "Size",
-    "StepRecord",
     "StepSeries",
     "SuiteInfo",
     "read_measurements",
@@ -105,7 +105,7 @@ class KernelRecord(Spec):
         return f"{self.operator} " + " ".join(f"{name}={value}" for name, value in self.sizes.items())
 
 
-class StepRecord(Spec):
+class MeasuredStep(Spec):
     """One shape of a step of one model. `shape`: the fields of a BatchShape; `overrides`: of the suite's scenario."""
 
     model: str
@@ -160,7 +160,7 @@ class Measurements:
     folder: Path
     info: SuiteInfo
     kernels: tuple[KernelRecord, ...]
-    steps: tuple[StepRecord, ...]
+    steps: tuple[MeasuredStep, ...]
     serving: tuple[ServingRecord, ...]
 
 
@@ -177,7 +177,7 @@ def read_measurements(folder: str | Path) -> Measurements:
         root,
         info,
         _records(root / "kernels.json", KernelRecord),
-        _records(root / "steps.json", StepRecord),
+        _records(root / "steps.json", MeasuredStep),
         _records(root / "serving.json", ServingRecord),
     )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from perfmodel.cost.rates import peak_flops_per_s
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
 from perfmodel.cost.steps.host import Host, step_seconds
-from perfmodel.ops.graph import StepGraph
+from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.node import OperatorNode
 from perfmodel.ops.work import BatchShape, Work
 

@@ -12,7 +12,7 @@ from perfmodel.cost.datasheet import EAGER_LAUNCH_S, EAGER_OPERATOR_S
 from perfmodel.cost.draws import Draw
 from perfmodel.cost.roofline import OperatorTimer
 from perfmodel.cost.steps.tables import to_ps
-from perfmodel.ops.graph import StepGraph
+from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.work import BatchShape, decode_shape
 
 # What comes once for a plan, and what comes with the layers of each stage.

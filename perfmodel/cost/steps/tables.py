@@ -14,14 +14,14 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from perfmodel.cost.draws import Draw
+from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.registry import FormFit
-from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.power_cap import flop_energy
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
 from perfmodel.cost.steps.usage import Usage
-from perfmodel.ops.graph import StepGraph
+from perfmodel.ops.graphs.step import StepGraph
+from perfmodel.ops.messages import Spread
 from perfmodel.ops.node import OperatorNode
-from perfmodel.ops.ranks import Spread
 from perfmodel.ops.work import BatchShape, Depends, Work
 
 PS_PER_S = 10**12

@@ -19,9 +19,9 @@ from perfmodel.plan.jobs.screen import JobScreen
 from perfmodel.plan.screening.candidates import Base
 from perfmodel.plan.screening.space import enumerate_space
 from perfmodel.plan.spec import PlanSpec
-from perfmodel.plan.sweeps.kept import Kept, remembered
 from perfmodel.plan.sweeps.metrics import device_shares
 from perfmodel.plan.sweeps.points import Point, Record
+from perfmodel.plan.sweeps.stored_points import Kept, remembered
 from perfmodel.plan.sweeps.workers import Progress, spread
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides

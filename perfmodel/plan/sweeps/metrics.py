@@ -7,7 +7,7 @@ __all__ = [
     "memory_metric",
     "roofline_s",
     "run_metric",
-    "shares_in_words",
+    "shares_text",
     "step_metrics",
 ]
 
@@ -125,6 +125,6 @@ def device_shares(summary: Mapping[str, Any]) -> dict[str, float]:
     return {**{bound: share * (1.0 - bubbles) for bound, share in shares.items()}, "pipeline bubbles": bubbles}
 
 
-def shares_in_words(shares: Mapping[str, Any]) -> str:
+def shares_text(shares: Mapping[str, Any]) -> str:
     """`memory 71%, compute 29%`"""
     return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)

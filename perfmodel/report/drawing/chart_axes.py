@@ -1,6 +1,6 @@
-"""Axes of the charts: where a value is drawn, which ticks it gets, how a number is written short."""
+"""Axes of the charts: where a value is drawn, which ticks it gets."""
 
-__all__ = ["Scale", "scale_over", "short_number", "ticks_at"]
+__all__ = ["Scale", "scale_over", "ticks_at"]
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -54,17 +54,6 @@ def ticks_at(values: Sequence[float], scale: Scale, room: float) -> list[float]:
             kept.pop()
         kept.append(last)
     return kept
-
-
-def short_number(value: float) -> str:
-    """Three significant digits, thousands as k, millions as M: 0.125, 3.5, 120, 4.1k, 128k."""
-    size = abs(value)
-    for limit, factor, suffix in ((999_500_000, 1e9, "G"), (999_500, 1e6, "M"), (9_995, 1e3, "k")):
-        if size >= limit:
-            return f"{value / factor:.3g}{suffix}"
-    if size >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
 
 
 def _log_ticks(low: float, high: float) -> list[float]:

@@ -15,7 +15,7 @@ from perfmodel.sim.fleet.pool_basis import BasisOf
 from perfmodel.sim.replica.front_end import FrontEnd
 from perfmodel.sim.replica.replica import Replica
 from perfmodel.sim.traffic.clients import Server
-from perfmodel.specs.pools import Deployment, PoolSpec, deployments
+from perfmodel.specs.pools import PoolGroup, PoolSpec, deployments
 from perfmodel.specs.scenario import Scenario
 
 if TYPE_CHECKING:  # what most clusters lack is loaded by those that have it
@@ -69,7 +69,7 @@ class Cluster:
         """Replicas of all pools, by their numbers."""
         return [engine for pool in self.pools for engine in pool.engines]
 
-    def _deploy(self, deployment: Deployment, on_finished: OnFinished, on_step: OnStep) -> Deployed:
+    def _deploy(self, deployment: PoolGroup, on_finished: OnFinished, on_step: OnStep) -> Deployed:
         if deployment.is_shadow:
             assert self.dynamic is not None
             on_finished, on_step = self.dynamic.on_shadow_finished, self.dynamic.on_shadow_step
@@ -109,7 +109,7 @@ class Cluster:
         is_closed_loop = self.scenario.traffic.arrivals.process == "closed_loop"
         return Uncertainty.of(calibration, profile, is_closed_loop, is_disaggregated).draw(self._scores)
 
-    def _disaggregated(self, deployment: Deployment, on_finished: OnFinished, on_step: OnStep) -> Deployed:
+    def _disaggregated(self, deployment: PoolGroup, on_finished: OnFinished, on_step: OnStep) -> Deployed:
         """Prefill pools come first."""
         from perfmodel.sim.fleet.disaggregation.pools import PrefillDecode
 
@@ -128,7 +128,7 @@ class Cluster:
         return Deployed(deployment, pools, None, joined)
 
 
-def _deployments(scenario: Scenario) -> tuple[Deployment, ...]:
+def _deployments(scenario: Scenario) -> tuple[PoolGroup, ...]:
     """The cluster's deployments; equal replicas are one."""
     return scenario.cluster.deployments or deployments(scenario.pools)
 

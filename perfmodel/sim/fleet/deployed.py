@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from perfmodel.engine import Request
 from perfmodel.sim.fleet.pool import FleetRouter, Pool
 from perfmodel.sim.traffic.clients import Server
-from perfmodel.specs.pools import Deployment
+from perfmodel.specs.pools import PoolGroup
 
 if TYPE_CHECKING:
     from perfmodel.sim.fleet.disaggregation.server import DisaggregatedServer
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Deployed(NamedTuple):
     """`pools` by their positions in the scenario; a `router` over unified ones, or the `server` between the others."""
 
-    spec: Deployment
+    spec: PoolGroup
     pools: Mapping[int, Pool]
     router: FleetRouter | None
     server: "DisaggregatedServer | None"

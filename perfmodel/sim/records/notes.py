@@ -6,8 +6,7 @@ from math import ceil
 
 from perfmodel.cost import Calibration
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.ops.capacity import dropped_share
-from perfmodel.ops.routing import popularity_of
+from perfmodel.ops.experts.routing import dropped_share, popularity_of
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.prices import stale_price_notes

@@ -17,7 +17,7 @@ from perfmodel.sim.records.latencies import attained, finite, latencies, missed,
 from perfmodel.specs.scenario import Scenario
 
 if TYPE_CHECKING:
-    from perfmodel.sim.records.lives import Lives
+    from perfmodel.sim.records.whole_runs import Lives
 
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 

@@ -14,7 +14,7 @@ from perfmodel.cost import SpeculativePricer
 from perfmodel.engine import HostBlocks, KVBlockManager, Scheduler, SchedulerConfig, ServeLoop
 from perfmodel.models.formats.kv_cache import surplus_tokens
 from perfmodel.ops.formats import served_model
-from perfmodel.ops.graph import StepGraph
+from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.sim.clock import TickEnvironment, to_ticks
 from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.sim.replica.lockstep import Lockstep

@@ -20,8 +20,8 @@ import numpy as np
 
 from perfmodel.calibrate.measured import Measurements, ServingRecord, read_measurements
 from perfmodel.calibrate.measured.fit import KernelPrediction, fit_measured, predict_kernels
-from perfmodel.calibrate.measured.records import KernelRecord, StepRecord, shape_of
-from perfmodel.calibrate.measured.steps import costs_of
+from perfmodel.calibrate.measured.host import costs_of
+from perfmodel.calibrate.measured.records import KernelRecord, MeasuredStep, shape_of
 from perfmodel.cost import GraphPricer, step_costs
 from perfmodel.cost.calibration import Calibration, Residuals
 from perfmodel.cost.server import EngineProfile
@@ -36,7 +36,7 @@ from perfmodel.validate.report import Basis, ValidationReport
 from perfmodel.validate.rows import Rows
 
 Progress = Callable[[int, int], None]
-RecordT = TypeVar("RecordT", KernelRecord, StepRecord)
+RecordT = TypeVar("RecordT", KernelRecord, MeasuredStep)
 
 
 class _Mean(NamedTuple):
@@ -115,7 +115,7 @@ def _kernel_group(record: KernelRecord) -> str:
     return record.operator
 
 
-def _step_group(record: StepRecord) -> str:
+def _step_group(record: MeasuredStep) -> str:
     kind = "prompt" if record.shape.get("prefills") else "decode"
     return f"{record.model} {record.overrides} {kind}"
 
@@ -132,7 +132,7 @@ def _kernels(records: Sequence[KernelRecord], calibration: Calibration, hardware
     return Comparison.of("kernel", rows, "s", {"operator": Dimension.of([each.record.operator for each in found])})
 
 
-def _steps(records: Sequence[StepRecord], calibration: Calibration, hardware: HardwareSpec) -> Comparison:
+def _steps(records: Sequence[MeasuredStep], calibration: Calibration, hardware: HardwareSpec) -> Comparison:
     predicted = [costs_of(step, hardware, calibration).estimate(step.batch).duration_s for step in records]
     interval = _interval([calibration.step_residuals] * len(records))
     rows = Rows(predicted, [step.seconds for step in records], [step.label for step in records], interval)

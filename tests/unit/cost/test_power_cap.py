@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import StepTables, load_calibration, step_costs
 from perfmodel.cost.energy import device_power_w
-from perfmodel.cost.forms.operator_time import OperatorTime
+from perfmodel.cost.forms.device import OperatorTime
 from perfmodel.cost.power_cap import Load, PowerCap, flop_energy
 from perfmodel.errors import SpecError
 from perfmodel.ops.work import BatchShape, decode_shape

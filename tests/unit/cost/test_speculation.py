@@ -19,7 +19,7 @@ from perfmodel.cost import (
 from perfmodel.cost.steps.drafts import draft_tables
 from perfmodel.errors import SpecError
 from perfmodel.ops import BatchShape, build_graph, decode_shape
-from perfmodel.ops.drafting import drafter_of
+from perfmodel.ops.graphs.drafting import drafter_of
 from perfmodel.specs import load_hardware, load_model, load_scenario
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import Acceptance, Lookahead, SpeculativeConfig

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import SpecError
+from perfmodel.report.views.validation import validation_view
+from perfmodel.report.written import write_report
 from perfmodel.specs import load_scenario
 from perfmodel.validate.breakdown import kernel_breakdown, why
 from perfmodel.validate.groups import Comparison, Dimension, by_dimension, joined, pooled, range_names, worst_of
 from perfmodel.validate.report import Basis, ValidationReport
 from perfmodel.validate.rows import Rows
 from perfmodel.validate.typical_steps import TypicalSteps, latency_breakdown
-from perfmodel.validate.written import write_report
 
 
 def comparison() -> Comparison:
@@ -59,11 +60,12 @@ def test_ranges_and_joined_dimensions() -> None:
 
 
 def test_the_files_of_a_report(tmp_path: Path) -> None:
-    files = write_report(report(), tmp_path / "made" / "operators_x_202611.md", "perfmodel validate operators ops")
+    document = validation_view(report(), "perfmodel validate operators ops")
+    files = write_report(document, report().to_json(), tmp_path / "made" / "operators_x_202611.md")
     names = {file.name for file in files}
     assert {"operators_x_202611.md", "operators_x_202611.json", "operators_x_202611.errors.svg"} <= names
-    document = json.loads((tmp_path / "made" / "operators_x_202611.json").read_text())
-    assert document == json.loads(json.dumps(report().to_json()))
+    answer = json.loads((tmp_path / "made" / "operators_x_202611.json").read_text())
+    assert answer == json.loads(json.dumps(report().to_json()))
     text = files[0].read_text()
     for wanted in (
         "perfmodel validate operators ops",
@@ -78,12 +80,15 @@ def test_the_files_of_a_report(tmp_path: Path) -> None:
     assert linked == {name for name in names if name.endswith(".svg")}
 
 
-def test_a_report_needs_a_markdown_file(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"allowed a file ending in \.md"):
-        write_report(report(), tmp_path / "x.html", "")
+def test_a_report_is_markdown_or_a_page(tmp_path: Path) -> None:
+    document = validation_view(report())
+    with pytest.raises(SpecError, match=r"allowed a file ending in \.md or \.html"):
+        write_report(document, {}, tmp_path / "x.pdf")
+    page, _ = write_report(document, {}, tmp_path / "x.html")
+    assert "By device" in page.read_text()
     (tmp_path / "file").write_text("")
     with pytest.raises(SpecError, match="cannot be written"):
-        write_report(report(), tmp_path / "file" / "x.md", "")
+        write_report(document, {}, tmp_path / "file" / "x.md")
 
 
 def test_a_sentence_closes_the_gap() -> None:
