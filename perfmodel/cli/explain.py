@@ -76,6 +76,7 @@ def _explain_run(scenario: "Scenario", as_json: bool) -> None:
     kinds = kinds_of_steps(result.steps) if result.steps is not None else []
     shares = {key: result.summary.get(key) for key in ("bound_share", "mfu", "mbu", "duration", "origin")}
     data = {"scenario": scenario.name, **shares, "steps": [asdict(kind) for kind in kinds]}
+    data["provenance"] = result.provenance("steps of a run")
     answer(kinds_view(result, kinds), data, as_json)
 
 

@@ -89,7 +89,8 @@ def simulate(
             f"No intervals: where replicas come and go they take two more runs, of {len(requests):,} "
             f"requests here; up to {_MOST_LIVED:,} they are found.",
         )
-    return RunResult(scenario, "simulated", summary, requests, collector.steps(), num_blocks, notes, ensemble)
+    steps = collector.steps()
+    return RunResult(scenario, "simulated", summary, requests, steps, num_blocks, notes, ensemble, calibration, profile)
 
 
 def _serve(

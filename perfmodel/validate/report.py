@@ -1,40 +1,15 @@
 """`ValidationReport`: predicted beside measured, the same document for every kind of truth."""
 
-__all__ = ["Basis", "ValidationReport"]
+__all__ = ["ValidationReport"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfmodel.cost import Calibration, EngineProfile
-from perfmodel.cost.calibrations import PASSED_ON
-from perfmodel.cost.generations import GenerationFit
+from perfmodel.cost.provenance import Provenance
 from perfmodel.printable import Printable
 from perfmodel.validate.groups import Comparison
 from perfmodel.validate.rows import ErrorStats
-
-
-@dataclass(frozen=True, order=True)
-class Basis:
-    """A calibration or an engine profile that predictions came from: its file, source and date."""
-
-    name: str
-    source: str
-    date: str = ""
-
-    @classmethod
-    def of(cls, fitted: Calibration | EngineProfile | GenerationFit) -> "Basis":
-        date = fitted.date.isoformat() if fitted.date else ""
-        if isinstance(fitted, EngineProfile):
-            return cls(f"engine@{fitted.engine}", fitted.source or "not fitted: adds nothing", date)
-        if isinstance(fitted, GenerationFit):
-            return cls(f"generation@{fitted.architecture}", fitted.source, date)
-        if fitted.origin == "datasheet" or fitted.source.startswith(PASSED_ON):
-            return cls(f"{fitted.device}, no file of its own", fitted.source, date)
-        return cls(f"{fitted.device}@{fitted.engine}", fitted.source, date)
-
-    def to_json(self) -> dict[str, str]:
-        return {"name": self.name, "source": self.source, "date": self.date}
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,7 +23,7 @@ class ValidationReport(Printable):
                    a prediction can be told apart, breakdown (see `perfmodel.validate.breakdown`)
     notes:         sentences a reader needs beside the figures
     comparisons:   the rows themselves, for a written report; not part of the document
-    basis:         what predictions came from
+    provenance:    what predictions came from
     about:         what was compared, and what of it the calibrations were fitted to, in words
     figures:       every row by itself (id, technique, metric, unit, predicted, published, ratio, source, reason), where
                    rows are single figures that somebody published
@@ -64,7 +39,7 @@ class ValidationReport(Printable):
     worst: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
     comparisons: Sequence[Comparison] = field(default=(), repr=False)
-    basis: Sequence[Basis] = ()
+    provenance: Provenance = field(default_factory=Provenance)
     about: str = ""
     figures: Sequence[Mapping[str, Any]] = ()
     techniques: Sequence[Mapping[str, Any]] = ()
@@ -79,7 +54,8 @@ class ValidationReport(Printable):
             "by": {g: {name: s.to_json() for name, s in group.items()} for g, group in self.by.items()},
             "worst": [dict(row) for row in self.worst],
             "notes": list(self.notes),
-            "calibrations": [each.to_json() for each in self.basis],
+            "calibrations": [each.to_json() for each in self.provenance.fitted],
+            "provenance": self.provenance.to_json("validation", {"kind": self.kind}),
             **({"figures": [dict(row) for row in self.figures]} if self.figures else {}),
             **({"techniques": [dict(row) for row in self.techniques]} if self.techniques else {}),
         }

@@ -23,6 +23,7 @@ WITHIN = {
     "plan": (
         "spec",
         "metrics",
+        "comparison",
         "step",
         "sweeps",
         "studies",

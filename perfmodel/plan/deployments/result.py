@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.provenance import provenance_of, resolved
 from perfmodel.plan.deployments.finalist import Finalist, FrontPoint, Interval, interval_of, tightness
 from perfmodel.plan.screening.candidates import Base
 from perfmodel.plan.spec import PlanSpec
@@ -182,7 +183,13 @@ class PlanResult(Printable):
             "screened_on_the_front_but_not_serving": [vars(point) for point in self.not_serving],
             "bound_share": dict(self.bound_share),
             "notes": list(self.notes),
+            "provenance": self._provenance(),
         }
+
+    def _provenance(self) -> dict[str, Any]:
+        layouts = [layout for each, _ in self._judged for layout, _ in each.deployment.screened.candidate.counts]
+        used = provenance_of([self.scenario, *(layout.scenario for layout in layouts)])
+        return used.to_json("plan", {"scenario": resolved(self.scenario), "rate": self.rate})
 
     @property
     def _judged(self) -> list[tuple[Finalist, bool]]:

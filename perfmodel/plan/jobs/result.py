@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.provenance import provenance_of, resolved
 from perfmodel.plan.deployments.finalist import Interval, interval_of, mean, seed_draws
 from perfmodel.plan.screening.candidates import Base, Candidate
 from perfmodel.plan.screening.draws import NUM_DRAWS
@@ -147,7 +148,13 @@ class JobPlan(Printable):
             "late": [self._row(job) for job in self.late],
             "bound_share": dict(self.bound_share),
             "notes": list(self.notes),
+            "provenance": self._provenance(),
         }
+
+    def _provenance(self) -> dict[str, Any]:
+        used = [job.candidate.layout.scenario for job in (*self.ranked, *self.late)]
+        inputs = {"scenario": resolved(self.scenario)}
+        return provenance_of([self.scenario, *used]).to_json("job", inputs)
 
     def _row(self, job: Job) -> dict[str, Any]:
         has_price = job.candidate.usd_per_hour is not None

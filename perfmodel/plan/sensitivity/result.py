@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.provenance import provenance_of, resolved
 from perfmodel.plan.sensitivity.crossovers import BoundChange, Payoff
 from perfmodel.plan.sensitivity.vary import Axis
 from perfmodel.plan.sensitivity.whatif import WhatIfAnswers
@@ -89,7 +90,18 @@ class WhatIfResult(Printable):
             },
             "bound_changes": [asdict(change) for change in self.bounds],
             "crossovers": [asdict(each) for each in self.payoffs],
+            "provenance": self._provenance(),
         }
+
+    def _provenance(self) -> dict[str, Any]:
+        question, scenario = self.answers.question, self.answers.scenario
+        inputs = {
+            "scenario": resolved(scenario),
+            "metrics": list(question.base.metrics),
+            "varied": {axis.path: list(axis.texts) for axis in question.axes},
+            "against": list(question.against),
+        }
+        return provenance_of([scenario]).to_json("what-if", inputs)
 
 
 def _points(axes: Sequence[Axis], records: Mapping[str, Sequence[Record]]) -> list[dict[str, Any]]:

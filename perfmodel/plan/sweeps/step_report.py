@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost import StepEstimate, step_costs
+from perfmodel.cost.provenance import provenance_of, resolved
 from perfmodel.ops import BatchShape
 from perfmodel.plan.sweeps.typical_step import StepChoice, choose_step, engine_of_step
 from perfmodel.printable import Printable
@@ -27,7 +28,8 @@ class StepReport(Printable):
 
     def to_json(self) -> dict[str, Any]:
         """Quantities are totals over an operator's `count` runs on one device."""
-        estimate, shape = self.estimate, self.shape
+        estimate, shape, scenario = self.estimate, self.shape, self.scenario
+        inputs = {"scenario": resolved(scenario), "step": shape._asdict()}
         return {
             "scenario": self.scenario.name,
             "step": self.label,
@@ -60,6 +62,7 @@ class StepReport(Printable):
                 }
                 for row in estimate.rows
             ],
+            "provenance": provenance_of([scenario]).to_json("step", inputs),
         }
 
 

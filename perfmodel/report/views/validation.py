@@ -48,7 +48,7 @@ _MOST_PLOTS = 3
 def validation_view(report: ValidationReport, command: str = "") -> Document:
     """Errors over all rows, single figures, plots, groups, the largest errors with their parts, notes."""
     share = f" ({report.covered / report.rows:.1%})" if report.rows else ""
-    basis = [(each.name, each.date, each.source) for each in report.basis]
+    basis = [(each.name, each.date, each.source) for each in report.provenance.fitted]
     rows = [(metric_of(name).label, *_cells(stats)) for name, stats in report.metrics.items()]
     blocks: list[Block] = [
         Details(

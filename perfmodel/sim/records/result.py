@@ -2,11 +2,13 @@
 
 __all__ = ["RunResult"]
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from perfmodel.cost import Calibration, EngineProfile
+from perfmodel.cost.provenance import provenance_of, resolved
 from perfmodel.errors import SpecError
 from perfmodel.printable import Printable
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
@@ -32,10 +34,25 @@ class RunResult(Printable):
     num_blocks: int = 0  # KV blocks of one replica
     notes: tuple[str, ...] = field(default=())
     ensemble: "Ensemble | Lives | None" = None  # what the intervals came from
+    calibration: Calibration | None = None  # where one was given in place of the fitted ones
+    profile: EngineProfile | None = None  # likewise
 
     def to_json(self) -> dict[str, Any]:
         """The document that `--json` prints."""
-        return {"scenario": self.scenario.name, "clock": self.clock, **self.summary, "notes": list(self.notes)}
+        return {
+            "scenario": self.scenario.name,
+            "clock": self.clock,
+            **self.summary,
+            "notes": list(self.notes),
+            "provenance": self.provenance(),
+        }
+
+    def provenance(self, kind: str = "run") -> dict[str, Any]:
+        """Versions, engines, calibrations and the scenario as resolved; the times of an executed run are its own."""
+        is_measured = self.clock == "executed"
+        found = provenance_of([self.scenario], self.calibration, self.profile)
+        used = replace(found, fitted=()) if is_measured else found
+        return used.to_json(kind, {"clock": self.clock, "scenario": resolved(self.scenario)})
 
     def columns(self, of: str = "requests") -> dict[str, NDArray[Any]]:
         """One array per column, equally long: of `requests` (with ttft_s, tpot_s, e2el_s), or of `steps`.

@@ -24,6 +24,7 @@ from perfmodel.calibrate.measured.host import costs_of
 from perfmodel.calibrate.measured.records import KernelRecord, MeasuredStep, shape_of
 from perfmodel.cost import GraphPricer, step_costs
 from perfmodel.cost.calibration import Calibration, Residuals
+from perfmodel.cost.provenance import FittedSource, Provenance
 from perfmodel.cost.server import EngineProfile
 from perfmodel.errors import PerfmodelError
 from perfmodel.sim import simulate
@@ -32,7 +33,7 @@ from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.executed.measured_rates import rate_notes
 from perfmodel.validate.groups import Comparison, Dimension, by_dimension, pooled
-from perfmodel.validate.report import Basis, ValidationReport
+from perfmodel.validate.report import ValidationReport
 from perfmodel.validate.rows import Rows
 
 Progress = Callable[[int, int], None]
@@ -93,7 +94,7 @@ def validate_measured(folder: str | Path, progress: Progress | None = None) -> V
         worst=[row for each in compared for row in each.rows.worst(each.metric, _WORST)],
         notes=[*rate_notes(measured), *unpredicted],
         comparisons=compared,
-        basis=(Basis.of(calibration),),
+        provenance=Provenance((FittedSource.of(calibration),)),
         about=_about(measured, len(told_kernels), len(told_steps)),
     )
 

@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from perfmodel.cost.provenance import FittedSource, Provenance
 from perfmodel.errors import SpecError
 from perfmodel.report.views.validation import validation_view
 from perfmodel.report.written import write_report
 from perfmodel.specs import load_scenario
 from perfmodel.validate.breakdown import kernel_breakdown, why
 from perfmodel.validate.groups import Comparison, Dimension, by_dimension, joined, pooled, range_names, worst_of
-from perfmodel.validate.report import Basis, ValidationReport
+from perfmodel.validate.report import ValidationReport
 from perfmodel.validate.rows import Rows
 from perfmodel.validate.typical_steps import TypicalSteps, latency_breakdown
 
@@ -35,7 +36,7 @@ def report() -> ValidationReport:
         worst=worst_of([compared], 2, lambda each, i: kernel_breakdown(each.rows.predicted[i], 10.0, 3.0, 1.0)),
         notes=["not covered: row 7: it is odd"],
         comparisons=[compared],
-        basis=[Basis("x@vllm", "who measured", "2026-11-21")],
+        provenance=Provenance((FittedSource("x@vllm", "who measured", "2026-11-21"),)),
         about="What was compared.",
     )
 

@@ -5,6 +5,7 @@ __all__ = ["study_json", "study_view"]
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from perfmodel.cost.provenance import provenance_of, resolved
 from perfmodel.plan.metrics import Metric
 from perfmodel.plan.studies.result import StudyPart, StudyResult
 from perfmodel.plan.studies.study import Answers, Label
@@ -48,7 +49,14 @@ def study_json(result: StudyResult) -> dict[str, Any]:
             for part in result.parts
         ],
         "notes": list(result.notes),
+        "provenance": _provenance(result),
     }
+
+
+def _provenance(result: StudyResult) -> dict[str, Any]:
+    scenarios = [part.scenario for part in result.parts]
+    inputs = {"study": resolved(result.study), "scenario": resolved(scenarios[0])}
+    return provenance_of(scenarios).to_json("study", inputs)
 
 
 def _points(clock: str, answers: Answers) -> Iterator[dict[str, Any]]:
