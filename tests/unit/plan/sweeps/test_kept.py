@@ -4,11 +4,10 @@ import os
 import signal
 from pathlib import Path
 
-from perfmodel.plan.sweeps.stored_points import Kept, remembered
-
 from perfmodel.plan.sweeps import kept as module
 from perfmodel.plan.sweeps.points import Point, Record, evaluate_timed
 from perfmodel.plan.sweeps.store import Store
+from perfmodel.plan.sweeps.stored_points import Kept, remembered
 from perfmodel.plan.sweeps.workers import Stepwise, spread
 
 

@@ -4,13 +4,13 @@ from math import exp, log
 
 import numpy as np
 import pytest
-from perfmodel.sim.records.whole_runs import Lives
 
 from perfmodel.cost import Calibration, EngineProfile, FamilyFit, Residuals, ServerFit
 from perfmodel.cost.draws import COMMON
 from perfmodel.sim import simulate
 from perfmodel.sim.records.ensemble import MOST, Ensemble
 from perfmodel.sim.records.result import RunResult
+from perfmodel.sim.records.whole_runs import Lives
 from perfmodel.specs import Scenario, load_scenario
 
 Z80 = 1.2816
