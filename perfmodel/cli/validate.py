@@ -31,7 +31,7 @@ class Kind(StrEnum):
     techniques = "techniques"
 
 
-# Recorded measurements: where the function `(path, progress) -> ValidationReport` of each kind lives.
+# Recorded measurements: where the function `(path, progress) -> ValidationReport` of each kind is.
 _READERS = {
     Kind.operators: "perfmodel.validate.operators:validate_operators",
     Kind.per_request: "perfmodel.validate.per_request:validate_per_request",

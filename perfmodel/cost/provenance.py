@@ -4,7 +4,7 @@ Calibrations are named with a hash of all that they say, also where a device has
 passed on: equal hashes are equal step times.
 """
 
-__all__ = ["EngineUsed", "FittedSource", "Provenance", "provenance_of", "resolved"]
+__all__ = ["EngineSource", "FittedSource", "Provenance", "provenance_of", "resolved"]
 
 import hashlib
 import json
@@ -61,8 +61,8 @@ class FittedSource:
 
 
 @dataclass(frozen=True, order=True)
-class EngineUsed:
-    """An engine at the described version that stood for the one asked for. note: where that was not plain"""
+class EngineSource:
+    """An engine as it was described: the version that stands for the one asked for; note: where they differ"""
 
     name: str
     version: str
@@ -70,7 +70,7 @@ class EngineUsed:
     note: str = ""
 
     @classmethod
-    def of(cls, engine: EngineSpec) -> "EngineUsed":
+    def of(cls, engine: EngineSpec) -> "EngineSource":
         """The engine that a scenario names, as it is described."""
         described = engine.described
         version = described.version
@@ -82,7 +82,7 @@ class Provenance:
     """What the predictions of some scenarios stand on, each once, sorted by name."""
 
     fitted: tuple[FittedSource, ...] = ()
-    engines: tuple[EngineUsed, ...] = ()
+    engines: tuple[EngineSource, ...] = ()
 
     def to_json(self, kind: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Versions, hashes and `inputs`: what was asked, as resolved. kind: of the result, as in run or plan"""
@@ -110,7 +110,7 @@ def provenance_of(
         fits.append(profile or load_engine_profile(engine.profile))
         generation = load_generation(hardware.declared.architecture) if calibration is None else None
         fits += [generation] if generation is not None else []
-    engines = {EngineUsed.of(engine) for _, engine in asked.values()}
+    engines = {EngineSource.of(engine) for _, engine in asked.values()}
     return Provenance(tuple(sorted({FittedSource.of(fit) for fit in fits})), tuple(sorted(engines)))
 
 

@@ -72,19 +72,20 @@ class BatchShape(NamedTuple):
         decoded = self.num_decodes
         tokens, samples = self.num_tokens - decoded, self.num_samples - decoded
         everyone = self.group_tokens
-        prompts = BatchShape(
-            tokens,
-            samples,
-            self.prefills,
-            group_tokens=everyone - decoded - self.num_draft_tokens if everyone else 0,
+        of_prompts = everyone - decoded - self.num_draft_tokens if everyone else 0
+        decodes = BatchShape(
+            decoded,
+            decoded,
+            (),
+            decoded,
+            self.decode_context,
+            self.decode_windowed,
+            everyone - tokens if everyone else 0,
+            self.decode_tokens,
+            self.drafting,
+            self.num_draft_tokens,
         )
-        decodes = self._replace(
-            num_tokens=decoded,
-            num_samples=decoded,
-            prefills=(),
-            group_tokens=everyone - tokens if everyone else 0,
-        )
-        return prompts, decodes
+        return BatchShape(tokens, samples, self.prefills, 0, 0, (), of_prompts), decodes
 
     def verified(self, spans: tuple[int, ...]) -> "BatchShape":
         """The step that verifies `num_draft_tokens`: more tokens, more samples, more KV; drafts nothing itself."""

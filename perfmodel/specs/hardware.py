@@ -1,4 +1,4 @@
-"""`HardwareSpec`: declared facts of one device (or system), each block with its source. No fitted factor lives here."""
+"""`HardwareSpec`: declared facts of one device (or system), each block with its source. No fitted factor is here."""
 
 __all__ = ["Declared", "HardwareSpec", "Link", "MemoryLevel", "Price"]
 

@@ -1,4 +1,4 @@
-"""`SLO`: what counts as good service of a request, in the ways that people state it."""
+"""`SLO`: what counts as a good request, in the ways that people state it."""
 
 __all__ = ["SLO", "WORDS_PER_TOKEN"]
 

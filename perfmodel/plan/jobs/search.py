@@ -21,7 +21,7 @@ from perfmodel.plan.screening.space import enumerate_space
 from perfmodel.plan.spec import PlanSpec
 from perfmodel.plan.sweeps.metrics import device_shares
 from perfmodel.plan.sweeps.points import Point, Record
-from perfmodel.plan.sweeps.stored_points import Kept, remembered
+from perfmodel.plan.sweeps.stored_points import StoredPoint, stored_records
 from perfmodel.plan.sweeps.workers import Progress, spread
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
@@ -175,13 +175,13 @@ class _Runs:
 
     def _records(self, points: Sequence[Point], progress: Progress | None) -> list[Record]:
         """Records of `points`: from the store where it has them; new ones are stored as soon as they are known."""
-        items = [Kept(point, str(self.store)) for point in dict.fromkeys(points)]
-        records = spread(remembered, items, _lost, progress, self.workers, self.engine) if items else []
+        items = [StoredPoint(point, str(self.store)) for point in dict.fromkeys(points)]
+        records = spread(stored_records, items, _lost, progress, self.workers, self.engine) if items else []
         found = {kept.point: record for kept, record in zip(items, records, strict=True)}
         return [found[point] for point in points]
 
 
-def _lost(_: Kept, reason: str) -> Record:
+def _lost(_: StoredPoint, reason: str) -> Record:
     return Record(problem=f"{reason}.")
 
 

@@ -1,9 +1,9 @@
-"""`remembered`: a point's record from a store, else evaluated, maybe in another process, and kept once it is known.
+"""`stored_records`: a point's record from a store, else evaluated, maybe in another process, and then stored.
 
-What a lost worker leaves is no record of the point and is not kept.
+A point that was lost with its worker has no record, and nothing is stored for it.
 """
 
-__all__ = ["Kept", "remembered"]
+__all__ = ["StoredPoint", "stored_records"]
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,27 +14,27 @@ from perfmodel.plan.sweeps.workers import Stepwise
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A point, and the file of the store that has its record, or is to have it."""
+class StoredPoint:
+    """A point, and the file of the store that has its record, or will have it."""
 
     point: Point
     store: str
 
 
 class _Chain:
-    """One step, or none where the record is known."""
+    """One evaluation, or none where the record is known."""
 
-    def __init__(self, kept: Kept) -> None:
-        self._kept, self._key = kept, key_of_point(kept.point)
-        store = Store(Path(kept.store))
+    def __init__(self, stored: StoredPoint) -> None:
+        self._stored, self._key = stored, key_of_point(stored.point)
+        store = Store(Path(stored.store))
         self._record = store.get(self._key)
         store.close()
 
     def wanted(self) -> tuple[Point, ...]:
-        return () if self._record is not None else (self._kept.point,)
+        return () if self._record is not None else (self._stored.point,)
 
     def take(self, answer: tuple[Record, float]) -> None:
-        store = Store(Path(self._kept.store))
+        store = Store(Path(self._stored.store))
         store.put(self._key, *answer)
         store.close()
         self._record = answer[0]
@@ -45,4 +45,4 @@ class _Chain:
 
 
 # Raises SpecError for overrides that are wrong.
-remembered: Stepwise[Kept, Record] = Stepwise(_Chain, evaluate_timed)
+stored_records: Stepwise[StoredPoint, Record] = Stepwise(_Chain, evaluate_timed)

@@ -87,7 +87,7 @@ class Failures:
                         self._live(fleet, number)
 
     def _live(self, fleet: Fleet, number: int) -> None:
-        """The replica's life begins; draw its end. Lives have no memory, so one that drains may be given a new one."""
+        """Draw when the replica fails. Times to failure have no memory, so a draining one may be given a new one."""
         assert self._spec.mtbf_s is not None
         self._num_draws += 1
         u = (hashed(self._seed, self._num_draws) + 1) / 2**64

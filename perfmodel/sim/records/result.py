@@ -16,7 +16,7 @@ from perfmodel.sim.records.ensemble import Ensemble
 from perfmodel.specs.scenario import Scenario
 
 if TYPE_CHECKING:
-    from perfmodel.sim.records.whole_runs import Lives
+    from perfmodel.sim.records.whole_runs import WholeRuns
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,7 +33,7 @@ class RunResult(Printable):
     steps: StepColumns | None = None
     num_blocks: int = 0  # KV blocks of one replica
     notes: tuple[str, ...] = field(default=())
-    ensemble: "Ensemble | Lives | None" = None  # what the intervals came from
+    ensemble: "Ensemble | WholeRuns | None" = None  # what the intervals came from
     calibration: Calibration | None = None  # where one was given in place of the fitted ones
     profile: EngineProfile | None = None  # likewise
 

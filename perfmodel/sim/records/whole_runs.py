@@ -1,15 +1,15 @@
-"""`Lives`: prediction intervals of clusters whose replicas come and go.
+"""`WholeRuns`: prediction intervals of clusters whose replicas come and go, from whole runs under opposite draws.
 
-No part of such a run stands for the whole: how long requests wait while replicas start, and how many of them there are,
-follows from what steps take, too. So whole lives are simulated again, but only two, under opposite draws, where an
-ensemble has eight: the draws in whose direction the mean E2E moves most. A linear function of independent scores has
-its whole standard deviation along its gradient. Where that points is known from the (shortened) ensemble of a twin: the
-same pools, staying as large as they were on average. What other latencies owe to other directions comes from there too.
+No part of such a run represents the whole: how long requests wait while replicas start, and how many replicas there
+are, depend on step times, too. So whole runs are simulated again, but only two, under opposite draws, where an ensemble
+has eight: the draws in whose direction the mean E2E changes most. A linear function of independent scores has its whole
+standard deviation along its gradient, which is estimated from the (shortened) ensemble of a twin: the same pools with
+constant sizes, their averages. The variance of other latencies along other directions comes from the twin as well.
 
-A life of no more requests than a shortened run has eight lives instead, and is the ensemble that any run has.
+A run of no more requests than a shortened run is simulated eight times instead, as in the ensemble of any run.
 """
 
-__all__ = ["Lives", "run_lives"]
+__all__ = ["WholeRuns", "simulate_whole_runs"]
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,9 +38,13 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Lives:
-    """whole: requests of the run; twin: the ensemble of the cluster that stays as it was on average
-    direction: scores of unit length; pair: requests of whole lives under them and under their opposites
+class WholeRuns:
+    """A run, its twin's ensemble, and two whole runs under opposite draws.
+
+    whole:     requests of the run
+    twin:      the ensemble of the cluster with constant sizes, its averages
+    direction: scores of unit length
+    pair:      requests of the whole runs under `direction` and under its opposite
     """
 
     whole: RequestColumns
@@ -67,10 +71,10 @@ class Lives:
         return interval_of(np.array([[log_ratio(span_s(requests), span_s(self.whole)) for requests in self.pair]]))
 
 
-def run_lives(
+def simulate_whole_runs(
     scenario: Scenario, requests: RequestColumns, sizes: Mapping[int, int], serve: Serve
-) -> "Ensemble | Lives":
-    """The intervals of a run of `scenario` that had `requests`.
+) -> "Ensemble | WholeRuns":
+    """The intervals of a run of `scenario` with `requests`.
 
     sizes: replicas of pools, by number, that were there on average, of those whose replicas came and went
     serve: see `run_ensemble`
@@ -80,11 +84,11 @@ def run_lives(
     twin = run_ensemble(_settled(scenario, sizes), requests, serve)
     direction = _steepest(twin.logs().get("e2el"))
     pair = (serve(scenario, direction), serve(scenario, tuple(-score for score in direction)))
-    return Lives(requests, twin, direction, pair)
+    return WholeRuns(requests, twin, direction, pair)
 
 
 def _settled(scenario: Scenario, sizes: Mapping[int, int]) -> Scenario:
-    """The scenario with pools of these sizes, whose replicas neither come nor go."""
+    """The scenario with pools of these constant sizes."""
     cluster = scenario.cluster
     pools = tuple(
         pool.model_copy(update={"replicas": sizes.get(number, pool.replicas), "autoscaling": None})

@@ -1,4 +1,4 @@
-"""Prediction intervals of clusters whose replicas come and go: closed forms, and eight whole lives beside two."""
+"""Prediction intervals of clusters whose replicas come and go: closed forms, and eight whole runs beside two."""
 
 from math import exp, log
 
@@ -10,7 +10,7 @@ from perfmodel.cost.draws import COMMON
 from perfmodel.sim import simulate
 from perfmodel.sim.records.ensemble import MOST, Ensemble
 from perfmodel.sim.records.result import RunResult
-from perfmodel.sim.records.whole_runs import Lives
+from perfmodel.sim.records.whole_runs import WholeRuns
 from perfmodel.specs import Scenario, load_scenario
 
 Z80 = 1.2816
@@ -79,10 +79,10 @@ def test_a_closed_loop_takes_as_many_times_as_long_as_its_steps(cluster: str, co
 
 def test_an_idle_autoscaler_leaves_the_interval_of_the_fleet_that_stays() -> None:
     few = ("traffic.num_requests=150", "traffic.arrivals.rate=8")
-    living = run(scenario(f"cluster={{{IDLE}, replicas: 2}}", *few))
-    staying = run(scenario("cluster={replicas: 2}", *few))
-    assert living.summary["interval"] == staying.summary["interval"]
-    assert living.summary["interval"]
+    elastic = run(scenario(f"cluster={{{IDLE}, replicas: 2}}", *few))
+    constant = run(scenario("cluster={replicas: 2}", *few))
+    assert elastic.summary["interval"] == constant.summary["interval"]
+    assert elastic.summary["interval"]
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6])
@@ -93,7 +93,7 @@ def test_md1_queues_behind_an_idle_autoscaler(load: float) -> None:
     alone = run(scenario(*ONE_BY_ONE, "traffic.arrivals.rate=0.001", "traffic.num_requests=3"))
     service_s = alone.summary["mean_e2el_ms"] / 1e3
     result = run(scenario(*base, f"traffic.arrivals.rate={2 * load / service_s}"))
-    assert isinstance(result.ensemble, Lives)
+    assert isinstance(result.ensemble, WholeRuns)
 
     def sojourn(x: float) -> float:
         return exp(x) * (1 + load * exp(x) / (2 * (1 - load * exp(x))))
@@ -124,7 +124,7 @@ def test_two_lives_are_as_wide_as_eight() -> None:
     )
     scaling = "{target: 12, min_replicas: 1, max_replicas: 6, cold_start_s: 5, interval_s: 5, scale_down_delay_s: 10}"
     result = run(scenario(stages, f"cluster={{autoscaling: {scaling}}}"), 0.06, 0.3)
-    assert isinstance(result.ensemble, Lives)
+    assert isinstance(result.ensemble, WholeRuns)
     assert len(result.ensemble.whole) > MOST
     assert np.linalg.norm(result.ensemble.direction) == pytest.approx(1)
     eight = whole_lives(result, 0.06, 0.3)
@@ -135,18 +135,18 @@ def test_two_lives_are_as_wide_as_eight() -> None:
 
 
 def whole_lives(result: RunResult, steps: float, kernels: float) -> Ensemble:
-    """The ensemble of eight lives, none of them shortened."""
-    from perfmodel.sim.records import lives
+    """The ensemble of eight whole runs, none of them shortened."""
+    from perfmodel.sim.records import whole_runs
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lives, "MOST", 10**9)
+        patch.setattr(whole_runs, "MOST", 10**9)
         found = run(result.scenario, steps, kernels).ensemble
     assert isinstance(found, Ensemble)
     return found
 
 
 def test_the_interval_covers_four_in_five_of_lives_whose_truth_is_drawn() -> None:
-    """'Measured' lives of devices that differ from the fits by as much as the residuals say: their own kernels and
+    """'Measured' runs of devices that differ from the fits by as much as the residuals say: their own kernels and
     steps, and so their own starts and stops of replicas. Of 30, 24 are expected; 18 to 29 is 2.5 deviations."""
     steps, kernels = 0.06, 0.4
     stages = (
@@ -158,7 +158,7 @@ def test_the_interval_covers_four_in_five_of_lives_whose_truth_is_drawn() -> Non
     fits = calibration().model_copy(update={"families": families})
     engine = profile(steps)
     predicted = simulate(found, calibration=fits, profile=engine, intervals=True)
-    assert isinstance(predicted.ensemble, Lives)
+    assert isinstance(predicted.ensemble, WholeRuns)
     rng = np.random.default_rng(11)
     covered = dict.fromkeys(("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms"), 0)
     for _ in range(30):
@@ -188,10 +188,10 @@ def test_intervals_change_nothing_else() -> None:
 
 
 def test_a_life_too_long_to_be_lived_twice_more_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfmodel.sim.driver._MOST_LIVED", 50)
-    living = scenario("traffic.num_requests=60", f"cluster={{replicas: 2, {IDLE}}}")
-    result = simulate(living, intervals=True)
+    monkeypatch.setattr("perfmodel.sim.driver._MOST_REPEATED", 50)
+    elastic = scenario("traffic.num_requests=60", f"cluster={{replicas: 2, {IDLE}}}")
+    result = simulate(elastic, intervals=True)
     assert result.ensemble is None
     assert "interval" not in result.summary or not result.summary["interval"]
     assert any(note.startswith("No intervals") for note in result.notes)
-    assert not any("No intervals" in note for note in simulate(living).notes)
+    assert not any("No intervals" in note for note in simulate(elastic).notes)
