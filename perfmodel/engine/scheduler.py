@@ -300,9 +300,7 @@ class Scheduler:
         if plan.draft_depths and self._drafting is not None:
             assert num_accepted is not None, "the backend did not say which drafted tokens were right"
             self._drafting.take_accepted(plan, num_accepted)
-        uneven = 0
-        if plan.num_stalled or plan.resumed or plan.singles or plan.samples:
-            uneven = note_uneven(plan, now, cohort.last_token_at, self.irregular_gaps)
+        uneven = note_uneven(plan, now, cohort.last_token_at, self.irregular_gaps)
         plan.num_gaps = plan.num_samples - uneven
         self._running.come_back(plan)
         if cohort.covers(plan):
@@ -374,8 +372,7 @@ class Scheduler:
     @property
     def num_growing(self) -> tuple[int, ...]:
         """Number of decodes that have not filled each span: its sum grows by as much in a repeated step."""
-        growing = self._running.cohort.growing
-        return tuple(growing) if growing else ()
+        return tuple(self._running.cohort.growing)
 
     def repeat(self, plan: StepPlan, times: int) -> None:
         """Turn `plan`, the last one made, into the one that `times` more calls of `plan()` would have made last."""
