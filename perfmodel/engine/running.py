@@ -21,6 +21,8 @@ from perfmodel.engine.request import Request, RequestStatus
 class RunningRequests:
     """The requests that hold a slot. `on_preempted` is called with each that loses it.
 
+    config: the limits of a step; blocks: the KV blocks; key: the policy's order, the least is preempted last
+
     A request in `_prompts` has more to compute than its newest token, or no token yet; one in `_joining` has had a
     token sampled and decodes from the next plan on; the others are of the cohort, or have their last token in flight.
     """

@@ -76,7 +76,10 @@ class ServeLoop:
     def finish_step(
         self, plan: StepPlan, started: int, now: int, num_accepted: Sequence[int] | None = None
     ) -> tuple[list[Request], StepRecord]:
-        """`plan` has been executed from `started` to `now`: the requests it finished, and its record."""
+        """`plan` has been executed from `started` to `now`, in ticks: the requests it finished, and its record.
+
+        num_accepted: right drafted tokens of each decode, with speculation
+        """
         self._num_under_way -= 1
         counts = self.scheduler.counts()
         finished = self.scheduler.apply(plan, now, num_accepted)
@@ -120,8 +123,9 @@ class ServeLoop:
         first_duration: int,
         durations: Callable[[int], Iterable[int]] | None = None,
     ) -> StepRecord:
-        """`plan` and `num_steps - 1` equal steps after it, at most `max_leap` in all, were executed by `now`.
+        """`plan` and `num_steps - 1` equal steps after it, at most `max_leap` in all, ran from `started` to `now`.
 
+        first_duration: of the first of them; all times in ticks
         durations: says what each of so many steps took; needed where the scheduler has a watch
         """
         self._num_under_way -= 1

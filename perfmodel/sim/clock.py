@@ -48,7 +48,10 @@ class TickEnvironment(Environment):
 
 
 class Alarm(Event):
-    """An event that happens after `delay` ticks and calls `callback` with itself, so that a stale one is recognised."""
+    """An event that happens after `delay` ticks and calls `callback` with itself, so that a stale one is recognised.
+
+    priority: its order among events at the same tick
+    """
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ import numpy as np
 
 from perfmodel.calibrate.kernels.tables import KernelTable
 from perfmodel.calibrate.robust import residuals_of
-from perfmodel.cost.calibration import FamilyFit
+from perfmodel.cost.calibrations.calibration import FamilyFit
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.roofline import roofline_time
 from perfmodel.errors import SpecError

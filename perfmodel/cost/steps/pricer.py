@@ -11,7 +11,7 @@ __all__ = ["GraphPricer", "StepPricer"]
 from collections.abc import Hashable
 from typing import Protocol
 
-from perfmodel.cost.draws import Draw
+from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.steps.curve import Curve, DecodeRun, Piece, Used
 from perfmodel.cost.steps.explain import StepEstimate, explain
 from perfmodel.cost.steps.host import Host, step_ticks

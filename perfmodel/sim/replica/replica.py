@@ -16,6 +16,8 @@ from perfmodel.sim.replica.lockstep import Lockstep
 class Replica:
     """An engine under simulated time.
 
+    index, loop: its number in the cluster; its serve loop
+    front_end:   the HTTP server in front, if there is one
     lockstep:    the clock of this engine and those that step with it
     on_finished: called with (replica, request) for each request that is done, before the next step is planned; its
                  times are those of the client if there is a front end

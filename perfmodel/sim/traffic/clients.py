@@ -49,7 +49,7 @@ class OpenLoopClient:
 
 
 class ClosedLoopClient:
-    """`concurrency` users; each sends the next request `think_ticks` after its last was answered."""
+    """`concurrency` users; each sends the next of `requests` by `route`, `think_ticks` after its last was answered."""
 
     def __init__(
         self, env: TickEnvironment, requests: Iterator[Request], route: Route, concurrency: int, think_ticks: int = 0

@@ -7,7 +7,7 @@ rate, so this model is optimistic for large work; `perfmodel calibrate` replaces
 
 __all__ = ["DATASHEET", "EAGER_LAUNCH_S", "EAGER_OPERATOR_S", "LAUNCH_OVERHEAD_S", "datasheet"]
 
-from perfmodel.cost.calibration import Calibration, FamilyFit
+from perfmodel.cost.calibrations.calibration import Calibration, FamilyFit
 from perfmodel.specs.hardware import HardwareSpec
 
 # Seconds per kernel. gpu: elementwise kernels cost their bytes plus 3-5 us (LLMCompass, ISCA 2024, softmax, LayerNorm

@@ -12,7 +12,7 @@ __all__ = ["with_unmeasured"]
 
 from typing import Any
 
-from perfmodel.cost.calibration import Calibration
+from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.forms.gemm import TiledGemmFit
 from perfmodel.cost.forms.messages.exchange import COMBINE, DISPATCH
 from perfmodel.cost.forms.messages.nccl import CollectiveFit

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import Field
 
-from perfmodel.cost.calibration import Calibration
+from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.validation import parse
