@@ -53,8 +53,10 @@ def make_plan(
     """The plan of the scenario at `path` (a name or a file), with its `plan` block or the defaults of one; of an
     offline job where its objective says so.
 
-    store:   file with points that are already known, and for those evaluated now; default: the user's
+    overrides: as `--set` takes them
+    store:     file with points that are already known, and for those evaluated now; default: the user's
     workers, engine: as for `perfmodel.planning.sweeps.sweep`
+    stages:    a stage's name -> what shows its progress
 
     Raises SpecError for a scenario without an SLO or a rate, or with a mistake in it.
     """

@@ -41,7 +41,8 @@ class Deployment:
 
 
 def pick_replicas(screened: Screened, spec: PlanSpec, rate: float, group_rate: float | None = None) -> int | None:
-    """How many groups a plan takes to serve `rate`, if each serves `group_rate` (default: what the screen found).
+    """Number of groups of `screened` that serve `rate` (requests/s) within the limits of `spec`, if each serves
+    `group_rate` (default: what the screen found).
 
     None if so many are not allowed, or none serves.
     """

@@ -52,7 +52,14 @@ Stages = Callable[[str], AbstractContextManager[Progress | None]]
 def plan_job(
     base: Base, scenario: Scenario, spec: PlanSpec, store: Path, workers: int | None, engine: str, shown: Stages
 ) -> JobPlan:
-    """See the module. Raises SpecError for traffic that is not there at once."""
+    """The plan of the job of `scenario` (`base`: its file and overrides) by `spec`; see the module.
+
+    store:           file of evaluated points
+    workers, engine: as for `perfmodel.planning.sweeps.sweep`
+    shown:           a stage's name -> what shows its progress
+
+    Raises SpecError for traffic that is not there at once.
+    """
     if not scenario.traffic.is_offline:
         raise SpecError(
             f"plan.objective={spec.objective} is for a job that is there at once, and arrivals of process "

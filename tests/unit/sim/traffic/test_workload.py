@@ -133,6 +133,10 @@ def test_an_answer_ends_where_the_context_is_full_and_a_prompt_beyond_it_is_refu
     assert max(row[2] for row in rows(full)) <= 192  # type: ignore[type-var]
     with pytest.raises(WorkloadError, match=r"a prompt of 9000 tokens, but max_model_len=8192"):
         rows(scenario("traffic.input_tokens={distribution: fixed, value: 9000}"))
+    longest = "traffic.input_tokens={distribution: fixed, value: 8191}", "traffic.num_requests=3"
+    assert {row[1:3] for row in rows(scenario(*longest))} == {(8191, 1)}
+    with pytest.raises(WorkloadError, match="8192 tokens"):  # no room for an answer
+        rows(scenario("traffic.input_tokens={distribution: fixed, value: 8192}"))
 
 
 TRACES = {
