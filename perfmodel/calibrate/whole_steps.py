@@ -122,7 +122,7 @@ def fit_steps(
     samples: Sequence[Sequence[float]],
     engine: str = "perfmodel",
 ) -> FitResult:
-    """Fits the parameters that occur in `rows` (see `features`; of one model or several).
+    """Fits the parameters of `hardware` under `engine` that occur in `rows` (see `features`; of one model or several).
 
     samples: seconds of each row, measured repeatedly; the fit is to their medians, and the residuals are those of
     single samples from predictions that left their row out: a run executes each step once

@@ -99,7 +99,7 @@ class RunningRequests:
             return self._grant_sequences(plan, budget)
         cohort = self.cohort
         cohort.drop_ended()
-        if decodes:
+        if decodes and self._joining:
             self._join_cohort(plan)
         chunks = self._chunks(budget, decodes)
         if chunks is None:
@@ -127,7 +127,7 @@ class RunningRequests:
         if decodes:
             left -= len(self.cohort.joined)
             num_blocks = self.cohort.num_blocks_due
-        chunks = []
+        chunks: list[tuple[Request, int]] = []
         for request in self._prompts:
             missing = request.num_tokens - request.num_computed_tokens
             if missing == 1 and not decodes:

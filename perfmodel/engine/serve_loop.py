@@ -62,7 +62,7 @@ class ServeLoop:
         if self._num_under_way == self._most_under_way:
             return None
         plan = self._ahead
-        if not plan:
+        if plan is None or not (plan.decodes or plan.chunks):
             plan = self.scheduler.plan(now, admits)
             while not plan and plan.preempted:  # what it gave back may let others in, and nothing else would wake them
                 plan = self.scheduler.plan(now, admits)
@@ -151,19 +151,22 @@ def _record(
 ) -> StepRecord:
     """`index` and `context` are those of the first step: a leap has moved the plan's own."""
     num_decodes = len(plan.decodes)
+    num_running, num_waiting, used_blocks = counts
     return StepRecord(
         index,
         num_steps,
         started,
         now,
         first_duration,
-        plan.num_tokens,
+        num_decodes + plan.num_draft_tokens + plan.num_chunk_tokens,
         num_decodes,
         context,
         len(plan.chunks),
-        *counts,
+        num_running,
+        num_waiting,
+        used_blocks,
         plan.num_gaps,
-        sum(map(bool, plan.draft_depths)),
+        sum(map(bool, plan.draft_depths)) if plan.draft_depths else 0,
         plan.num_draft_tokens,
         plan.num_accepted_tokens,
     )

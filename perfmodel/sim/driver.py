@@ -133,7 +133,7 @@ def _serve(
         client = ClosedLoopClient(env, workload.requests(), route, workload.concurrency, think)
     if cluster.dynamic is not None:
         cluster.dynamic.is_sent = lambda: client.is_done
-    env.run()
+    env.run_dry()
     return cluster
 
 

@@ -99,8 +99,9 @@ class Replica:
         self._say_less()
 
     def _say_less(self) -> None:
-        for on_less in self._watchers:
-            on_less(self.index)
+        if self._watchers:
+            for on_less in self._watchers:
+                on_less(self.index)
 
     def watch(self, on_less: Callable[[int], None]) -> None:
         """Call `on_less` with `index` whenever requests are forgotten, or kept blocks released."""

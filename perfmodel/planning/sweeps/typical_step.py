@@ -1,0 +1,116 @@
+"""The step that stands for a scenario: which batch to look at when nobody says.
+
+Little's law ties the batch to the traffic: in a stable system the mean number of running requests is the arrival rate
+times the time each spends decoding, `B = rate * output tokens * t_step(B)`. The smallest such B is found by iterating
+from 1; traffic that no batch can keep up with ends at `max_num_seqs`, which is then what would be seen.
+"""
+
+__all__ = ["StepChoice", "choose_step", "engine_of_step", "mean_length", "typical_step"]
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from perfmodel.ops.work import BatchShape, decode_shape
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.traffic import Lengths
+
+_DEFAULT_CONTEXT = 1024  # for traces, whose lengths are known only once they are read
+_MAX_ROUNDS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class StepChoice:
+    """A step's shape, and what it is in words."""
+
+    shape: BatchShape
+    label: str
+
+
+def choose_step(
+    scenario: Scenario,
+    step_s: Callable[[BatchShape], float],
+    batch: int | None = None,
+    context: int | None = None,
+    prefill: int | None = None,
+) -> StepChoice:
+    """The step asked for: a prefill of `prefill` tokens, a decode of `batch` sequences with `context` tokens each, or
+    the typical one of `scenario`.
+
+    step_s: seconds of a step
+    """
+    if prefill is not None:
+        shape = BatchShape(num_tokens=prefill, num_samples=1, prefills=((prefill, 0),))
+        return StepChoice(shape, f"Prefill of {prefill:,} tokens")
+    if batch is None and context is None:
+        return typical_step(scenario, step_s)
+    sequences, tokens = batch or 1, context or round(_mean_context(scenario))
+    return StepChoice(decode_shape(sequences, tokens, scenario.model.attention_spans), _decode_label(sequences, tokens))
+
+
+def typical_step(scenario: Scenario, step_s: Callable[[BatchShape], float]) -> StepChoice:
+    """The decode step at the scenario's mean batch and mean context."""
+    context = max(1, round(_mean_context(scenario)))
+    spans = scenario.model.attention_spans
+    batch, reason = _mean_batch(scenario, lambda size: step_s(decode_shape(size, context, spans)))
+    return StepChoice(decode_shape(batch, context, spans), f"{_decode_label(batch, context)} ({reason})")
+
+
+def engine_of_step(scenario: Scenario, is_prompt: bool = False) -> Scenario:
+    """The scenario as a replica sees it that takes a decode step, or (`is_prompt`) one of prompts alone: they are of
+    different pools in a disaggregated cluster, and of any replica elsewhere."""
+    if not scenario.cluster.is_disaggregated:
+        return scenario
+    role = "prefill" if is_prompt else "decode"
+    return scenario.of_pool(next(pool for pool in scenario.pools if pool.role == role))
+
+
+def mean_length(lengths: Lengths) -> float:
+    """The mean of a length distribution before clipping."""
+    if lengths.mean is not None:
+        return lengths.mean
+    if lengths.value is not None:
+        return float(lengths.value)
+    if lengths.low is not None and lengths.high is not None:
+        return (lengths.low + lengths.high) / 2
+    if lengths.values:
+        return sum(lengths.values) / len(lengths.values)
+    return float(_DEFAULT_CONTEXT)
+
+
+def _decode_label(batch: int, context: int) -> str:
+    return f"Decode of {batch:,} sequence{'' if batch == 1 else 's'} with {context:,} tokens each"
+
+
+def _mean_context(scenario: Scenario) -> float:
+    """A request's mean KV length over its decode steps: the prompt and half of the answer."""
+    traffic = scenario.traffic
+    if traffic.input_tokens is None or traffic.output_tokens is None:
+        return _DEFAULT_CONTEXT
+    return mean_length(traffic.input_tokens) + mean_length(traffic.output_tokens) / 2
+
+
+def _mean_batch(scenario: Scenario, step_s: Callable[[int], float]) -> tuple[int, str]:
+    arrivals, limit = scenario.traffic.arrivals, engine_of_step(scenario).engine.max_num_seqs
+    decoding = [pool for pool in scenario.pools if pool.role != "prefill" and not pool.shadow]
+    replicas = sum(max(pool.replicas, 1) * pool.engine.data_parallel_size for pool in decoding)
+    if arrivals.process == "closed_loop" and arrivals.concurrency:
+        return max(1, min(limit, round(arrivals.concurrency / replicas))), "as many as the closed loop holds"
+    rate = arrivals.rate or _mean_stage_rate(scenario)
+    output = scenario.traffic.output_tokens
+    if rate is None or output is None:
+        return max(1, limit // 2), "half of max_num_seqs"
+    batch = 1.0
+    for _ in range(_MAX_ROUNDS):
+        needed = rate / replicas * mean_length(output) * step_s(max(1, round(batch)))
+        if needed >= limit:
+            return limit, f"max_num_seqs: decoding alone cannot keep up with {rate:g} req/s"
+        if round(needed) <= round(batch):
+            break
+        batch = needed
+    return max(1, round(batch)), f"the mean batch at {rate:g} req/s by Little's law"
+
+
+def _mean_stage_rate(scenario: Scenario) -> float | None:
+    stages = scenario.traffic.arrivals.stages
+    duration = sum(stage.duration_s for stage in stages)
+    return sum(stage.rate * stage.duration_s for stage in stages) / duration if duration else None
