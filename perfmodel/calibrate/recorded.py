@@ -18,7 +18,7 @@ from perfmodel.calibrate.steady.profile import fit_steady_profile, fitting_rows
 from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost import Calibration, EngineProfile, load_engine_profile, save_calibration, save_engine_profile
 from perfmodel.cost.calibrations.files import HEADER
-from perfmodel.cost.calibrations.generations import GenerationFit, save_generation
+from perfmodel.cost.calibrations.unmeasured import GenerationFit, save_generation
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
 

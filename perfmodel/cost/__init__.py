@@ -50,8 +50,7 @@ __all__ = [
     "usd_per_million_tokens",
 ]
 
-from perfmodel.cost.calibrations.calibration import Calibration, FamilyFit, HostFit, Residuals
-from perfmodel.cost.calibrations.datasheet import DATASHEET, datasheet
+from perfmodel.cost.calibrations.calibration import DATASHEET, Calibration, FamilyFit, HostFit, Residuals, datasheet
 from perfmodel.cost.calibrations.engine_profile import (
     EngineProfile,
     ServerFit,

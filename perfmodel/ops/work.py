@@ -9,10 +9,13 @@ __all__ = ["BatchShape", "Depends", "Work", "decode_shape", "windowed_contexts"]
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from perfmodel.errors import SpecError
 from perfmodel.ops.extents import Extent
 from perfmodel.ops.messages import Message
+
+E = TypeVar("E")
 
 
 class Depends(Enum):
@@ -160,6 +163,15 @@ class Work:
     extent: Extent | None = None
     format: str = ""
     vector_ops: float = 0.0
+
+    def extent_as(self, kind: type[E]) -> E:
+        """Its extent, of the type that a form reads. Raises SpecError for a work of another family."""
+        if isinstance(self.extent, kind):
+            return self.extent
+        raise SpecError(
+            f"calibration: family {self.family!r} has a fit whose form reads a {kind.__name__}, and {self.name} has "
+            f"{'none' if self.extent is None else f'a {type(self.extent).__name__}'}; give it a fit of another form."
+        )
 
     @property
     def hbm_bytes(self) -> float:

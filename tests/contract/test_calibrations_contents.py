@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.calibrations.files import HEADER
-from perfmodel.cost.calibrations.generations import GenerationFit
+from perfmodel.cost.calibrations.unmeasured import GenerationFit
 from perfmodel.cost.forms.registry import FormFit
 from perfmodel.files.catalog import data_dir, find_file
 from perfmodel.files.yaml_loader import load_yaml

@@ -58,8 +58,7 @@ def read_layer_profile(folder: str | Path) -> LayerProfile:
             if name in _SMALL:
                 small.append((work, seconds))
             else:
-                assert isinstance(work.extent, GemmExtent)
-                gemms.append((work.extent.m, work.extent.n, work.extent.k, seconds * 1e3))
+                gemms.append((*work.extent_as(GemmExtent)[:3], seconds * 1e3))
     if not gemms:
         raise SpecError(f"{root}: no folder tp<degree> with a dense.csv")
     version = f"vllm {meta.get('vllm_version', '')}"

@@ -14,10 +14,8 @@ from pathlib import Path
 
 import yaml
 
-from perfmodel.cost.calibrations.calibration import Calibration
-from perfmodel.cost.calibrations.datasheet import datasheet
-from perfmodel.cost.calibrations.generations import GenerationFit, load_generation
-from perfmodel.cost.calibrations.unmeasured import with_unmeasured
+from perfmodel.cost.calibrations.calibration import Calibration, datasheet
+from perfmodel.cost.calibrations.unmeasured import GenerationFit, load_generation, with_unmeasured
 from perfmodel.cost.forms.messages.collective import over_link
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir, find_file

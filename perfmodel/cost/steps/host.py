@@ -7,8 +7,7 @@
 
 __all__ = ["Host", "host_fit", "step_seconds", "step_ticks"]
 
-from perfmodel.cost.calibrations.calibration import HostFit
-from perfmodel.cost.calibrations.datasheet import EAGER_LAUNCH_S, EAGER_OPERATOR_S
+from perfmodel.cost.calibrations.calibration import EAGER_LAUNCH_S, EAGER_OPERATOR_S, HostFit
 from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.tables import to_ps

@@ -18,7 +18,7 @@ from perfmodel.cost.steps.pricer import StepPricer
 from perfmodel.cost.steps.speculation import SpeculativePricer
 from perfmodel.cost.steps.stages import estimate_step, step_pricer
 from perfmodel.cost.steps.tables import StepTables
-from perfmodel.ops.attention.ragged import ContextSpread
+from perfmodel.ops.attention.decode import ContextSpread
 from perfmodel.ops.experts.routing import routing_of
 from perfmodel.ops.formats import on_device
 from perfmodel.ops.graphs.step import StepGraph, build_graph
