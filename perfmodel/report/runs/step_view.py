@@ -143,7 +143,7 @@ def memory_parts(plan: MemoryPlan) -> tuple[tuple[str, float], ...]:
     """What lies in one device's memory, in bytes; empty parts are left out."""
     parts = (
         ("weights", plan.weight_bytes),
-        ("activations and reserve", plan.activation_bytes + plan.reserve_bytes),
+        ("activations and reserve", plan.beside_bytes),
         ("recurrent states", plan.state_bytes),
         ("KV blocks", plan.kv_bytes),
     )

@@ -9,6 +9,7 @@ from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.capacity import dropped_share
 from perfmodel.ops.routing import popularity_of
 from perfmodel.sim.records.columns import RequestColumns
+from perfmodel.specs.engine.defaults import engines_used
 from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.prices import stale_price_notes
 from perfmodel.specs.scenario import Scenario
@@ -25,7 +26,12 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
     notes += network_notes(scenario)
     if scenario.routing.capacity_factor is not None:
         notes += _dropped(scenario, requests, num_steps)
-    return (*notes, *stale_price_notes(scenario))
+    return (*notes, *_engine_notes(scenario), *stale_price_notes(scenario))
+
+
+def _engine_notes(scenario: Scenario) -> list[str]:
+    """Whose defaults were taken where the scenario gives none, and which version for which."""
+    return list(dict.fromkeys(note for used in engines_used(scenario) for note in used.notes))
 
 
 def network_notes(scenario: Scenario) -> list[str]:
