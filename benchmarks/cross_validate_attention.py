@@ -15,10 +15,13 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.kernels import attention_decode, attention_prefill, collectives
+from perfmodel.calibrate.kernels import collectives
+from perfmodel.calibrate.kernels.attention import decode as attention_decode
+from perfmodel.calibrate.kernels.attention import prefill as attention_prefill
 from perfmodel.calibrate.kernels.tables import Group, read_table
 from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.transfer import transferred
+from perfmodel.cost.forms.fits import transferred
+from perfmodel.ops.extents import HeadsExtent
 from perfmodel.specs import load_hardware
 
 Rows = NDArray[np.bool_]
@@ -31,7 +34,12 @@ def _half(group: Group) -> Rows:
 
 def _unusual(group: Group) -> Rows:
     """Head counts that are no power of two."""
-    return np.asarray(np.log2(group.sizes.heads) % 1 > 0)
+    return np.asarray(np.log2(_heads(group).num_heads) % 1 > 0)
+
+
+def _heads(group: Group) -> HeadsExtent:
+    extent: HeadsExtent = group.sizes.heads if hasattr(group.sizes, "heads") else group.sizes.extent.heads
+    return extent
 
 
 def _half_of_sizes(group: Group) -> Rows:
@@ -44,22 +52,22 @@ _PREFILL: dict[str, Rule] = {
     "T >= 8192": lambda g: g.sizes.tokens >= 8192,
     "T <= 64": lambda g: g.sizes.tokens <= 64,
     "B >= 32": lambda g: g.sizes.count >= 32,
-    "MHA": lambda g: g.sizes.heads == g.sizes.kv_heads,
-    "g >= 16": lambda g: g.sizes.heads >= 16 * g.sizes.kv_heads,
+    "MHA": lambda g: _heads(g).group == 1,
+    "g >= 16": lambda g: _heads(g).group >= 16,
     "unusual heads": _unusual,
-    "windows": lambda g: g.sizes.window > 0,
+    "windows": lambda g: _heads(g).window > 0,
 }
 _DECODE: dict[str, Rule] = {
     "half": _half,
-    "serving sizes, half": lambda g: _half(g) & (g.sizes.seqs * g.sizes.length >= 4096),
+    "serving sizes, half": lambda g: _half(g) & (g.sizes.extent.num_seqs * g.sizes.length >= 4096),
     "S >= 16384": lambda g: g.sizes.length >= 16384,
     "S <= 64": lambda g: g.sizes.length <= 64,
-    "B >= 256": lambda g: g.sizes.seqs >= 256,
-    "B = 1": lambda g: g.sizes.seqs == 1,
-    "MHA": lambda g: g.sizes.heads == g.sizes.kv_heads,
-    "g = 4": lambda g: g.sizes.heads == 4 * g.sizes.kv_heads,
+    "B >= 256": lambda g: g.sizes.extent.num_seqs >= 256,
+    "B = 1": lambda g: g.sizes.extent.num_seqs == 1,
+    "MHA": lambda g: _heads(g).group == 1,
+    "g = 4": lambda g: _heads(g).group == 4,
     "unusual heads": _unusual,
-    "windows": lambda g: g.sizes.window > 0,
+    "windows": lambda g: _heads(g).window > 0,
 }
 _COLLECTIVES: dict[str, Rule] = {
     "half": _half,
@@ -77,18 +85,13 @@ _TABLES: dict[str, tuple[ModuleType, dict[str, Rule]]] = {
 }
 
 
-def part(group: Group, rows: Rows) -> Group:
-    """Some rows of a group."""
-    return Group(group.engine, group.key, group.sizes.take(rows), group.seconds[rows], group.rows[rows])
-
-
 def kept_aside(module: ModuleType, group: Group, device: DeviceFacts, rule: Rule) -> NDArray[np.float64]:
     """Absolute errors on the rows that `rule` picks, fitted on the rest; none where either is too small."""
     rows = rule(group)
     if rows.sum() < 5 or (~rows).sum() < 12:
         return np.empty(0)
-    rest = part(group, rows)
-    fit = module.fit(part(group, ~rows), device)
+    rest = group.take(rows)
+    fit = module.fit(group.take(~rows), device)
     return np.asarray(np.abs(module.predict(rest, fit, device) / rest.seconds - 1))
 
 

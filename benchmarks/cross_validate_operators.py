@@ -9,7 +9,6 @@ target but its declared figures, then with its kernels' own generation constants
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,11 +81,6 @@ _RULES: dict[str, tuple[ModuleType, dict[str, Folds]]] = {
 }
 
 
-def part(group: Group, rows: Rows) -> Group:
-    """Some rows of a group."""
-    return replace(group, sizes=group.sizes.take(rows), seconds=group.seconds[rows], rows=group.rows[rows])
-
-
 def errors_of(module: ModuleType, group: Group, fit: Any, device: DeviceFacts) -> Errors:
     return np.asarray(np.abs(module.predict(group, fit, device) / group.seconds - 1))
 
@@ -94,10 +88,10 @@ def errors_of(module: ModuleType, group: Group, fit: Any, device: DeviceFacts) -
 def kept_aside(module: ModuleType, group: Group, device: DeviceFacts, folds: Folds) -> Errors:
     """Errors on the rows kept aside, fitted on the rest; none where either is too small."""
     found = [np.empty(0)]
-    for rows in folds(group.sizes):
+    for rows in folds(group.sizes.extent):
         if rows.sum() >= _FEWEST_ASIDE and (~rows).sum() >= _FEWEST_FITTED:
-            fit = module.fit(part(group, ~rows), device)
-            found.append(errors_of(module, part(group, rows), fit, device))
+            fit = module.fit(group.take(~rows), device)
+            found.append(errors_of(module, group.take(rows), fit, device))
     return np.concatenate(found)
 
 

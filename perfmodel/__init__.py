@@ -33,8 +33,10 @@ __all__ = [
     "whatif",
 ]
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from perfmodel import printable
 from perfmodel.errors import DoesNotFitError, MissingExtraError, PerfmodelError, SpecError, WorkloadError
 from perfmodel.files.blocks import register_block
 from perfmodel.version import __version__
@@ -51,6 +53,9 @@ register_block("plan", "perfmodel.plan.spec:PlanSpec")
 register_block("study", "perfmodel.plan.studies.spec:Study")
 register_block("published", "perfmodel.validate.published.spec:Published", "perfmodel.validate.published.spec:complete")
 register_block("technique", "perfmodel.validate.techniques.spec:Technique")
+
+# Results print themselves as the commands show them; what makes their text is loaded on the first print.
+printable.print_with(lambda: import_module("perfmodel.report.printed"))
 
 _HOMES = {
     "Plan": "perfmodel.api",
@@ -78,8 +83,6 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")
-    from importlib import import_module
-
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value

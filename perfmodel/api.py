@@ -9,135 +9,31 @@
 Overrides are what `--set` takes: a mapping from paths to values (`"0.5x"` multiplies), or its texts.
 """
 
-__all__ = ["Overrides", "Plan", "Result", "SweepResult", "make_plan", "simulate", "sweep", "whatif"]
+__all__ = ["Overrides", "Plan", "Result", "make_plan", "simulate", "sweep", "whatif"]
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from perfmodel import sim
 from perfmodel.errors import SpecError
 from perfmodel.plan import search
-from perfmodel.plan.deployments.result import PlanResult
+from perfmodel.plan.deployments.result import PlanResult as Plan
 from perfmodel.plan.jobs.result import JobPlan
 from perfmodel.plan.sensitivity.ask import ask_whatif
+from perfmodel.plan.sensitivity.result import WhatIfResult
 from perfmodel.plan.sensitivity.whatif import default_metrics
-from perfmodel.plan.sweeps.points import Point, Record
+from perfmodel.plan.sweeps.points import Point
+from perfmodel.plan.sweeps.sweep import SweepResult
 from perfmodel.plan.sweeps.sweep import sweep as sweep_points
-from perfmodel.report.drawing.shown import as_html, as_text
-from perfmodel.report.plans.printed import print_plan
-from perfmodel.report.runs.tables import print_summary, rows_table
-from perfmodel.report.whatifs.written import WhatIfReport
-from perfmodel.sim.records.columns import RequestColumns, StepColumns
-from perfmodel.sim.records.result import RunResult
+from perfmodel.sim.records.result import RunResult as Result
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import as_overrides, parse_override
 from perfmodel.specs.scenario import Scenario
 
 Overrides = Mapping[str, Any] | Sequence[str]
 Progress = Callable[[int, int | None], None]
-Columns = dict[str, NDArray[Any]]
-
-
-@dataclass(frozen=True, repr=False)
-class Result(RunResult):
-    """A `RunResult` that prints itself as the command does, and gives its records as columns."""
-
-    def columns(self, of: str = "requests") -> Columns:
-        """One array per column, equally long: of `requests` (with ttft_s, tpot_s, e2el_s), or of `steps`.
-
-        Raises SpecError where these records were not kept (`keep_steps=True` keeps steps).
-        """
-        if of not in ("requests", "steps"):
-            raise SpecError(f"columns({of!r}): allowed 'requests' or 'steps'.")
-        records = self.requests if of == "requests" else self.steps
-        if records is None:
-            raise SpecError(f"columns({of!r}): this run kept none; simulate with keep_steps=True, and without `out`.")
-        columns = {field.name: getattr(records, field.name) for field in fields(records)}
-        found: Columns = {name: column for name, column in columns.items() if column is not None}
-        if isinstance(records, RequestColumns):
-            found |= {"ttft_s": records.ttft_s, "tpot_s": records.tpot_s, "e2el_s": records.e2el_s}
-        else:
-            assert isinstance(records, StepColumns)
-            found["duration_s"] = records.end_s - records.start_s
-        return found
-
-    def __str__(self) -> str:
-        return as_text(partial(print_summary, self))
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return as_html(partial(print_summary, self))
-
-
-@dataclass(frozen=True, repr=False)
-class SweepResult:
-    """Records of all combinations of some values, the last path varying fastest."""
-
-    paths: tuple[str, ...]
-    values: tuple[tuple[Any, ...], ...]
-    metrics: tuple[str, ...]
-    records: tuple[Record, ...]
-
-    def columns(self) -> Columns:
-        """The varied values by path, the metrics (nan without a value), and `problem`: why there is none."""
-        found: Columns = {
-            path: np.array([row[number] for row in self.values]) for number, path in enumerate(self.paths)
-        }
-        for name in self.metrics:
-            there = [record.values.get(name) for record in self.records]
-            found[name] = np.array([np.nan if value is None else value for value in there], dtype=np.float64)
-        found["problem"] = np.array([record.problem for record in self.records])
-        return found
-
-    def _show(self, console: Any) -> None:
-        rows = []
-        for values, record in zip(self.values, self.records, strict=True):
-            numbers = (record.values.get(name) for name in self.metrics)
-            shown = ["–" if number is None else f"{number:,.4g}" for number in numbers]
-            rows.append([*map(str, values), *shown])
-        console.print(rows_table([*self.paths, *self.metrics], rows, left=0))
-        for problem in dict.fromkeys(record.problem for record in self.records if record.problem):
-            console.print(f"Note: {problem}", highlight=False, markup=False)
-
-    def __str__(self) -> str:
-        return as_text(self._show)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return as_html(self._show)
-
-
-@dataclass(frozen=True, repr=False)
-class Plan(PlanResult):
-    """A `PlanResult` that prints itself as the command does."""
-
-    def columns(self) -> Columns:
-        """The finalists' figures, best first, those that do not serve the rate (`serves`) last; nan without a value."""
-        document = self.to_json()
-        rows = [
-            {**row, "serves": serves} for serves, key in ((True, "ranked"), (False, "missed")) for row in document[key]
-        ]
-        names = [
-            name for name, value in (rows[0] if rows else {}).items() if not isinstance(value, dict | list | tuple)
-        ]
-        return {name: np.array([np.nan if row[name] is None else row[name] for row in rows]) for name in names}
-
-    def __str__(self) -> str:
-        return as_text(partial(print_plan, self))
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return as_html(partial(print_plan, self))
 
 
 def simulate(scenario: Scenario | str | Path, overrides: Overrides = (), /, **options: Any) -> Result:
@@ -158,8 +54,7 @@ def simulate(scenario: Scenario | str | Path, overrides: Overrides = (), /, **op
         loaded = scenario
     else:
         loaded = load_scenario(scenario, texts)
-    result = sim.simulate(loaded, **options)
-    return Result(**{field.name: getattr(result, field.name) for field in fields(result)})
+    return sim.simulate(loaded, **options)
 
 
 def whatif(
@@ -172,7 +67,7 @@ def whatif(
     against: Overrides | str = (),
     workers: int | None = None,
     engine: str = "local",
-) -> WhatIfReport:
+) -> WhatIfResult:
     """Vary a scenario one value at a time: as `perfmodel whatif`.
 
     vary:    `{"engine.max_num_seqs": (16, 256), "hardware.hbm.bandwidth": "0.5x..2x"}` (values, or a range as the
@@ -183,7 +78,7 @@ def whatif(
     """
     if isinstance(vary, Mapping):
         vary = [f"{path}={_range(values)}" for path, values in vary.items()]
-    result = ask_whatif(
+    return ask_whatif(
         str(scenario),
         [vary] if isinstance(vary, str) else vary,
         _texts(overrides),
@@ -193,7 +88,6 @@ def whatif(
         workers,
         engine,
     )
-    return WhatIfReport(result, f"perfmodel.whatif({str(scenario)!r}, ...)")
 
 
 def sweep(
@@ -239,10 +133,7 @@ def make_plan(
     store:     file with points that are already known, and for those evaluated now; default: the user's
     workers:   processes; in a script, start them below `if __name__ == "__main__":`
     """
-    result = search.make_plan(str(scenario), _texts(overrides), store, workers, engine)
-    if isinstance(result, JobPlan):
-        return result
-    return Plan(**{field.name: getattr(result, field.name) for field in fields(result)})
+    return search.make_plan(str(scenario), _texts(overrides), store, workers, engine)
 
 
 def _texts(overrides: Overrides) -> tuple[str, ...]:

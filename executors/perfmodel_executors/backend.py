@@ -20,7 +20,7 @@ from perfmodel_executors.device import DeviceClock
 from perfmodel_executors.exits import DrawnExits
 from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.measure.protocol import uninterrupted
-from perfmodel_executors.models.batch import Segment
+from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.runner import Runner, StepRunner
 from perfmodel_executors.speculation.proposer import Drafting
@@ -80,7 +80,7 @@ class ExecutedBackend:
         return Outcome(duration, tokens)
 
     def _speculate(
-        self, speculator: Speculator, plan: StepPlan, chunks: list[Segment], sampled: list[tuple[Request, int]]
+        self, speculator: Speculator, plan: StepPlan, chunks: list[TokenSegment], sampled: list[tuple[Request, int]]
     ) -> Outcome:
         """As `execute`, with drafts; the tokens of a request come together."""
         proposer, drafting = speculator.proposer, self._drafting(plan)
@@ -134,21 +134,21 @@ class ExecutedBackend:
             for request, position, depth in zip(plan.decodes, plan.positions, depths, strict=True)
         ]
 
-    def _segments(self, plan: StepPlan) -> tuple[list[Segment], list[tuple[Request, int]]]:
+    def _segments(self, plan: StepPlan) -> tuple[list[TokenSegment], list[tuple[Request, int]]]:
         """The plan's grants with their token values, and (request, position) of each token to be sampled."""
-        segments: list[Segment] = []
+        segments: list[TokenSegment] = []
         sampled: list[tuple[Request, int]] = []
         for request, position in zip(plan.decodes, plan.positions, strict=True):
             table = plan.block_tables[request.request_id]
             passed = None if self.exits is None else self.exits.pass_layers(request, position)
             tokens = self.tokens.of(request)[position : position + 1]
-            segments.append(Segment(tokens, position, table, num_layers=passed))
+            segments.append(TokenSegment(tokens, position, table, num_layers=passed))
             sampled.append((request, position + 1))
         sampling = {request.request_id for request in plan.samples}
         for request, computed, new in plan.chunks:
             is_sampled = request.request_id in sampling
             tokens = self.tokens.of(request)[computed : computed + new]
-            segments.append(Segment(tokens, computed, plan.block_tables[request.request_id], is_sampled))
+            segments.append(TokenSegment(tokens, computed, plan.block_tables[request.request_id], is_sampled))
             if is_sampled:
                 sampled.append((request, computed + new))
         return segments, sampled

@@ -18,7 +18,7 @@ _PS_PER_NS = 1000
 
 
 class Clock(Protocol):
-    """Where the time of a run comes from, in picoseconds since its start."""
+    """The clock of a run, in picoseconds since its start."""
 
     @property
     def now(self) -> int: ...

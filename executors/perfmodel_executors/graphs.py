@@ -16,7 +16,7 @@ from torch import Tensor
 
 from perfmodel.engine import capture_sizes, padded_size
 from perfmodel_executors.kernels.tiles import tuning
-from perfmodel_executors.models.batch import Segment, StepBatch, slot
+from perfmodel_executors.models.batch import StepBatch, TokenSegment, slot
 from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.models.kv_cache import KVCache
 
@@ -68,7 +68,7 @@ class DecodeInputs:
     def __init__(self, max_batch: int, table_width: int, block_size: int, scratch: int, device: torch.device) -> None:
         self.table_width = table_width
         self._block_size = block_size
-        self._padding = Segment((0,), 0, (scratch,))
+        self._padding = TokenSegment((0,), 0, (scratch,))
         zeros = partial(torch.zeros, dtype=torch.int64, device=device)
         self._rows = zeros(_NUM_FIELDS, max_batch)
         self._tables = zeros(max_batch, table_width).fill_(scratch)
@@ -94,7 +94,7 @@ class DecodeInputs:
             sample_rows_S=self._sampled[:size],
         )
 
-    def fill(self, segments: Sequence[Segment], size: int) -> int:
+    def fill(self, segments: Sequence[TokenSegment], size: int) -> int:
         """One-token `segments` in the first rows, padding up to `size`; returns how many block tables were sent."""
         rows = [*segments, *[self._padding] * (size - len(segments))]
         changed = [index for index, row in enumerate(rows) if row.block_table != self._known[index]]
@@ -153,14 +153,14 @@ class DecodeGraphs:
         """Graphs of another decoder under the same limits; `cache` has as many blocks, or is the same."""
         return DecodeGraphs(decoder, cache, *self._limits, self._capture)
 
-    def can_run(self, segments: Sequence[Segment]) -> bool:
+    def can_run(self, segments: Sequence[TokenSegment]) -> bool:
         """Whether the step is of decodes only, all sampled, and not larger than the largest graph."""
         return 0 < len(segments) <= self.sizes[-1] and all(
             len(segment.tokens) == 1 and segment.is_sampled and len(segment.block_table) <= self._inputs.table_width
             for segment in segments
         )
 
-    def run(self, segments: Sequence[Segment]) -> list[int]:
+    def run(self, segments: Sequence[TokenSegment]) -> list[int]:
         """The next token of each segment."""
         size = padded_size(len(segments), self.sizes)
         assert size is not None, f"{len(segments)} sequences and graphs of up to {self.sizes[-1]}"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from perfmodel.cost import SpeculationTimer, StepTables, StepTimer, plan_memory, step_costs, usd_per_hour
+from perfmodel.cost import plan_memory, step_costs, usd_per_hour
 from perfmodel.cost.calibration import Calibration
 from perfmodel.engine import Backend, Request, StepRecord
 from perfmodel.errors import PerfmodelError, WorkloadError
@@ -22,8 +22,7 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, build_serve_loop, simulate, summarize
 from perfmodel.sim.clock import to_ticks
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
-from perfmodel.sim.replica.replica import SimulatedBackend
-from perfmodel.sim.replica.speculating import SpeculatingBackend
+from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.specs.engine.speculation import Acceptance
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.executed.compare import ExecutorComparison, ShadowedBackend, StepPair, report_executor
@@ -149,16 +148,15 @@ def serve_calibrated(
 def _predictor(scenario: Scenario, calibration: Calibration) -> Backend:
     """What the simulator asks for durations."""
     costs, config = step_costs(scenario, calibration), scenario.engine.speculative_config
-    tables = StepTables(costs.graph, costs.timer)
-    if costs.drafts is None or config is None:
-        return SimulatedBackend(StepTimer(tables))
+    if config is None:
+        return SimulatedBackend(costs.pricer())
     # What it makes of drafts is not looked at: durations of a given plan do not depend on it.
     config = config.model_copy(update={"acceptance": Acceptance(rate=0.0)})
-    return SpeculatingBackend(SpeculationTimer(tables, costs.drafts), SimulatedAcceptance(config, scenario.seed))
+    return SimulatedBackend(costs.pricer(), SimulatedAcceptance(config, scenario.seed))
 
 
 def as_executed(scenario: Scenario) -> Scenario:
-    """With the model in the formats that it is executed in, so that memory is planned for those."""
+    """The scenario with its model in the formats that it is executed in, so that memory is planned for those."""
     if not scenario.engine.inference_mode:
         raise PerfmodelError(
             f"{scenario.name} asks for inference_mode=false, but the executor never keeps activations for gradients; "

@@ -17,7 +17,7 @@ from perfmodel_executors.device import default_kernels, interprets_triton
 from perfmodel_executors.graphs import Capture, CudaCapture, DecodeGraphs
 from perfmodel_executors.kernels import load_kernels
 from perfmodel_executors.kernels.tiles import tuning
-from perfmodel_executors.models.batch import Segment, build_batch
+from perfmodel_executors.models.batch import TokenSegment, build_batch
 from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.support import check_capturable, kv_packing
@@ -27,12 +27,12 @@ from perfmodel_executors.parallel.group import ALONE, TensorGroup
 class Runner(Protocol):
     """Takes steps: the new tokens of sequences in, the next token of each sampled one out."""
 
-    def reserve_for(self, segments: Sequence[Segment]) -> None:
+    def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
         """Make room for the KV blocks of `segments`, where the pool grows."""
         ...
 
-    def run(self, segments: Sequence[Segment], is_warm_up: bool = False) -> list[int]:
-        """In the order of `segments`. A warm-up may take its time to choose how such a step runs from now on."""
+    def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
+        """Sampled tokens in the order of `segments`. A warm-up may take its time to choose how such a step runs."""
         ...
 
 
@@ -50,10 +50,10 @@ class StepRunner:
         self.graphs = graphs
         self.keeps_kv = keeps_kv
 
-    def reserve_for(self, segments: Sequence[Segment]) -> None:
+    def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
         self.cache.reserve_for([segment.block_table for segment in segments])
 
-    def run(self, segments: Sequence[Segment], is_warm_up: bool = False) -> list[int]:
+    def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
         with torch.inference_mode(), tuning() if is_warm_up else nullcontext():
             if self.graphs is not None and self.graphs.can_run(segments):
                 return self.graphs.run(segments)
@@ -66,7 +66,7 @@ class StepRunner:
                     return decoder.step(batch, self.cache)
             return decoder.step(batch, self.cache)
 
-    def candidates(self, segments: Sequence[Segment], count: int) -> list[list[int]]:
+    def candidates(self, segments: Sequence[TokenSegment], count: int) -> list[list[int]]:
         """The `count` most likely next tokens of each row that is wanted, the likeliest first."""
         with torch.inference_mode():
             batch = build_batch(segments, self.cache.block_size, self.decoder.device, self.decoder.ring)

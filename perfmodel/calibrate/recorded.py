@@ -9,8 +9,8 @@ from pathlib import Path
 from perfmodel.calibrate.kernels.systems import calibrate_folder
 from perfmodel.calibrate.measured import read_measurements
 from perfmodel.calibrate.measured.fit import ENGINE, fit_measured
+from perfmodel.calibrate.origins import SERVING_RUNS, STEADY_STATES, Origin
 from perfmodel.calibrate.profile_fit import with_facts
-from perfmodel.calibrate.provenance import SERVING_RUNS, STEADY_STATES, Origin
 from perfmodel.calibrate.serving.engine_profile import fit_engine_profile
 from perfmodel.calibrate.serving.runs import read_serving_runs
 from perfmodel.calibrate.steady.generation import fit_generation
@@ -61,7 +61,7 @@ def fit_recorded_generation(
 
 
 def _executor(path: Path, engine: str) -> Calibration:
-    """From what the executor's measuring programme wrote."""
+    """The calibration fitted to what the executor's measuring programme wrote."""
     if engine != ENGINE:
         raise SpecError(f"{path}: has measurements of engine {ENGINE!r}; found --engine {engine}.")
     return fit_measured(read_measurements(path))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.cost.forms.fits import Residuals
 from perfmodel.files.base import Spec
 
 Floats = NDArray[np.float64]

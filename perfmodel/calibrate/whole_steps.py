@@ -12,7 +12,7 @@ cannot be told apart on a fixed model (say, kernel overhead from weight bytes, b
 weak pull towards prior values; only the sum matters for predictions on that model, and the source text says so.
 """
 
-__all__ = ["PARAMETERS", "FitResult", "Parameter", "features", "fit_steps", "fitted_family"]
+__all__ = ["PARAMETERS", "FitResult", "StepParameter", "features", "fit_steps", "fitted_family"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from scipy.optimize import lsq_linear  # type: ignore[import-untyped, unused-ign
 
 from perfmodel.cost.calibration import Calibration, FamilyFit, Residuals
 from perfmodel.cost.roofline import OperatorTimer
-from perfmodel.ops.graph import StepGraph
+from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.work import BatchShape, Work
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -36,7 +36,7 @@ _NUM_FOLDS = 5
 _FAMILIES = ("gemm", "elementwise", "sampling", "embedding", "attention_prefill", "attention_decode", "moe")
 
 
-class Parameter(NamedTuple):
+class StepParameter(NamedTuple):
     """One coefficient: the family (None = all but attention and experts), what it multiplies, bounds and prior.
 
     quantity: kernels | items | vector (seconds each), compute | memory (1 / achieved fraction, at least 1)
@@ -50,20 +50,20 @@ class Parameter(NamedTuple):
 
 
 PARAMETERS = (
-    Parameter(None, "kernels", 0.0, 5e-6),
-    Parameter("gemm", "compute", 1.0, 2.0, 1e4),
-    Parameter("gemm", "memory", 1.0, 5.0, 1e4),
-    Parameter("elementwise", "memory", 1.0, 10.0, 1e4),
-    Parameter("sampling", "memory", 1.0, 10.0, 1e4),
-    Parameter("attention_prefill", "items", 0.0, 50e-6),
-    Parameter("attention_prefill", "compute", 1.0, 5.0, 1e4),
-    Parameter("attention_decode", "items", 0.0, 25e-6),
-    Parameter("attention_decode", "compute", 1.0, 5.0, 1e4),
-    Parameter("attention_decode", "memory", 1.0, 10.0, 1e4),
-    Parameter("attention_decode", "vector", 1e-13, 0.5e-9),
-    Parameter("moe", "items", 0.0, 20e-6),
-    Parameter("moe", "compute", 1.0, 2.0, 1e4),
-    Parameter("moe", "memory", 1.0, 5.0, 1e4),
+    StepParameter(None, "kernels", 0.0, 5e-6),
+    StepParameter("gemm", "compute", 1.0, 2.0, 1e4),
+    StepParameter("gemm", "memory", 1.0, 5.0, 1e4),
+    StepParameter("elementwise", "memory", 1.0, 10.0, 1e4),
+    StepParameter("sampling", "memory", 1.0, 10.0, 1e4),
+    StepParameter("attention_prefill", "items", 0.0, 50e-6),
+    StepParameter("attention_prefill", "compute", 1.0, 5.0, 1e4),
+    StepParameter("attention_decode", "items", 0.0, 25e-6),
+    StepParameter("attention_decode", "compute", 1.0, 5.0, 1e4),
+    StepParameter("attention_decode", "memory", 1.0, 10.0, 1e4),
+    StepParameter("attention_decode", "vector", 1e-13, 0.5e-9),
+    StepParameter("moe", "items", 0.0, 20e-6),
+    StepParameter("moe", "compute", 1.0, 2.0, 1e4),
+    StepParameter("moe", "memory", 1.0, 5.0, 1e4),
 )
 _SHARED = ("gemm", "elementwise", "sampling", "embedding")  # families that share the overhead per kernel
 _BY_FORMAT = ("gemm", "moe")  # families whose kernels differ by number format
@@ -143,7 +143,7 @@ def fit_steps(
     return FitResult(calibration, errors.tolist(), names)
 
 
-def _parameters(rows: Sequence[Mapping[tuple[str, str], float]]) -> list[Parameter]:
+def _parameters(rows: Sequence[Mapping[tuple[str, str], float]]) -> list[StepParameter]:
     """PARAMETERS, and those of each format in `rows` as the family's own."""
     formats = sorted({family for row in rows for family, _ in row if "/" in family})
     own = [p._replace(family=each) for each in formats for p in PARAMETERS if p.family == each.split("/")[0]]
@@ -154,7 +154,7 @@ def _is_shared(family: str) -> bool:
     return family.split("/")[0] in _SHARED
 
 
-def _column(parameter: Parameter, row: Mapping[tuple[str, str], float]) -> float:
+def _column(parameter: StepParameter, row: Mapping[tuple[str, str], float]) -> float:
     if parameter.family is None:
         return sum(value for (family, quantity), value in row.items() if quantity == "kernels" and _is_shared(family))
     total = row.get((parameter.family, parameter.quantity), 0.0)
@@ -162,7 +162,7 @@ def _column(parameter: Parameter, row: Mapping[tuple[str, str], float]) -> float
     return total + sum(row.get((f, parameter.quantity), 0.0) for f, model in like.items() if model == parameter.family)
 
 
-def _solve(design: Floats, target: Floats, used: Sequence[Parameter]) -> Floats:
+def _solve(design: Floats, target: Floats, used: Sequence[StepParameter]) -> Floats:
     """argmin of the squared relative errors plus the pull of each parameter towards its prior, within bounds."""
     prior = np.array([p.prior for p in used])
     weight = _PULL * np.sqrt(len(target))
@@ -173,7 +173,7 @@ def _solve(design: Floats, target: Floats, used: Sequence[Parameter]) -> Floats:
     return solved
 
 
-def _cross_validated(design: Floats, target: Floats, used: Sequence[Parameter]) -> Floats:
+def _cross_validated(design: Floats, target: Floats, used: Sequence[StepParameter]) -> Floats:
     """predicted / measured - 1 of each step, by a fit without it."""
     errors = np.empty(len(target))
     folds = min(_NUM_FOLDS, len(target))
@@ -189,7 +189,7 @@ def _residuals(logs: Floats) -> Residuals:
     return Residuals(num_rows=len(logs), p10=p10, p50=p50, p90=p90)
 
 
-def _families(fitted: dict[Parameter, float], residuals: Residuals) -> dict[str, FamilyFit]:
+def _families(fitted: dict[StepParameter, float], residuals: Residuals) -> dict[str, FamilyFit]:
     value = {(p.family, p.quantity): v for p, v in fitted.items()}
     fits = {}
     formats = {p.family for p in fitted if p.family is not None and "/" in p.family}

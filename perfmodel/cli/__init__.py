@@ -15,6 +15,7 @@ import os
 import typer
 
 from perfmodel.cli.calibrate import calibrate
+from perfmodel.cli.compare import compare
 from perfmodel.cli.execute import execute
 from perfmodel.cli.explain import explain
 from perfmodel.cli.hardware import hardware_app
@@ -53,6 +54,7 @@ for _command in (
     study,
     whatif,
     plan,
+    compare,
 ):
     app.command()(guarded(_command))
 app.add_typer(hardware_app, name="hardware")

@@ -2,18 +2,16 @@
 
 __all__ = ["Device", "calibrate"]
 
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perfmodel.cli.options import JsonFlag
-from perfmodel.cli.terminal import print_json, progress_bar, say, stdout
+from perfmodel.cli.terminal import answer, print_json, progress_bar, say
 
 if TYPE_CHECKING:
-    from perfmodel.cost.calibration import Calibration
     from perfmodel.files.base import Spec
 
 
@@ -83,10 +81,9 @@ def calibrate(
 
     with progress_bar("measuring") as progress:
         calibration, path = calibrate_cpu(models=model, out=out, progress=progress)
-    if as_json:
-        print_json({**calibration.model_dump(mode="json"), "path": str(path)})
-        return
-    _print_calibration(calibration)
+    from perfmodel.report.views.calibration import calibration_view
+
+    answer(calibration_view(calibration), {**calibration.model_dump(mode="json"), "path": str(path)}, as_json)
     say(f"Written to {path}")
 
 
@@ -108,34 +105,3 @@ def _fit_recorded(path: Path, engine: str, generation: str | None, out: Path | N
         return
     for fitted, file in written:
         say(f"{getattr(fitted, 'source', '')}\nWritten to {file}")
-
-
-def _print_calibration(calibration: "Calibration") -> None:
-    from math import exp
-
-    from rich.text import Text
-
-    from perfmodel.report.runs.tables import rows_table
-
-    fits = {**calibration.families, "all others": calibration.default}
-    rows = [(family, ", ".join(_described(fit.model_dump(exclude={"residuals"})))) for family, fit in fits.items()]
-    console = stdout()
-    console.print(Text(f"{calibration.device} running {calibration.engine}: {calibration.source}"))
-    console.print(rows_table(("operators", "fitted"), rows, left=2))
-    spread = calibration.step_residuals
-    if spread.num_rows:
-        low, high = exp(spread.p10) - 1, exp(spread.p90) - 1
-        console.print(Text(f"80 % of {spread.num_rows:,} steps measured within {low:+.1%} and {high:+.1%} of the fit."))
-
-
-def _described(parameters: dict[str, Any]) -> Iterator[str]:
-    """`memory 71.0 %`, `overhead 2.31 µs`: fractions of the declared peak, times per kernel or item; zeros left out."""
-    for name, value in parameters.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 1e-12:
-            continue
-        if name.endswith("_fraction"):
-            yield f"{name.removesuffix('_fraction')} {value:.1%} of peak"
-        elif name.endswith("_s"):
-            yield f"{name.removesuffix('_s').replace('_', ' ')} {value * 1e6:.2f} µs"
-        else:
-            yield f"{name.replace('_', ' ')} {value:.3g}"

@@ -15,6 +15,8 @@ def memory(scenario: ScenarioName, overrides: Overrides = None, as_json: JsonFla
     if as_json:
         from dataclasses import asdict
 
+        from perfmodel.cost.provenance import provenance_of, resolved
+
         derived = {
             "weight_bytes": plan.weight_bytes,
             "kv_bytes": plan.kv_bytes,
@@ -22,6 +24,7 @@ def memory(scenario: ScenarioName, overrides: Overrides = None, as_json: JsonFla
             "max_batch_at_2048_tokens": plan.max_batch(2048),
             "max_context": plan.max_context(),
         }
-        print_json({"scenario": loaded.name, **asdict(plan), **derived})
+        provenance = provenance_of([loaded]).to_json("memory", {"scenario": resolved(loaded)})
+        print_json({"scenario": loaded.name, **asdict(plan), **derived, "provenance": provenance})
         return
     print(plan)

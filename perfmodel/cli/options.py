@@ -1,7 +1,20 @@
-"""The flags that several commands share; each is written once, so that it means the same everywhere."""
+"""The flags that several commands share, each written once; and a command with its flags as anyone would type it."""
 
-__all__ = ["EngineName", "JsonFlag", "OutFolder", "Overrides", "ScenarioName", "Seed", "load"]
+__all__ = [
+    "EngineName",
+    "Given",
+    "JsonFlag",
+    "OutFolder",
+    "Overrides",
+    "ReportFile",
+    "ScenarioName",
+    "Seed",
+    "command_line",
+    "load",
+]
 
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +22,35 @@ import typer
 
 if TYPE_CHECKING:
     from perfmodel.specs.scenario import Scenario
+
+Given = str | int | Path | list[str] | None
+
+
+def command_line(name: str, *arguments: str, **flags: Given) -> str:
+    """`perfmodel NAME ARGUMENTS --flag value ...`; flags that were not given (None, False, no values) are left out.
+
+    Of a path elsewhere the last two parts are shown, of a file to be written there its name.
+    """
+    texts = [f"perfmodel {name}", *(shlex.quote(_place(argument)) for argument in arguments)]
+    for flag, value in flags.items():
+        texts += _texts(f"--{flag}", value)
+    return " ".join(texts)
+
+
+def _texts(flag: str, value: Given) -> Iterator[str]:
+    for each in value if isinstance(value, list) else [value]:
+        if each is True:
+            yield flag
+        elif isinstance(each, Path):
+            yield f"{flag} {shlex.quote(each.name if each.is_absolute() else each.as_posix())}"
+        elif each is not None and each is not False:
+            yield f"{flag} {shlex.quote(str(each))}"
+
+
+def _place(argument: str) -> str:
+    is_elsewhere = argument.startswith(("/", "../"))
+    return "/".join(Path(argument).parts[-2:]) if is_elsewhere else argument
+
 
 ScenarioName = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A scenario's name, or a path to a scenario file.", show_default=False)
@@ -29,6 +71,10 @@ OutFolder = Annotated[
     typer.Option(
         "--out", metavar="DIR", help="Write records, report.html and timeline.json to this folder.", show_default=False
     ),
+]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="FILE", help="Write FILE.md with pictures, or FILE.html.", show_default=False),
 ]
 EngineName = Annotated[
     str,

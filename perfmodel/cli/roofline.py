@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.explain import Batch, Context, Prefill, step_document
+from perfmodel.cli.explain import Batch, Context, Prefill
 from perfmodel.cli.options import JsonFlag, Overrides, ScenarioName, load
 from perfmodel.cli.runs import open_folder
-from perfmodel.cli.terminal import print_json, stdout
+from perfmodel.cli.terminal import answer
 
 PlotPath = Annotated[
     Path, typer.Option("--out", metavar="PATH", help="An .html file, or a folder to put roofline-SCENARIO.html in.")
@@ -31,24 +31,18 @@ def roofline(
     Which step: as for `explain`.
     """
     loaded = load(scenario, overrides)
-    from perfmodel.report.runs.html import render_step, write_text
-    from perfmodel.report.runs.step_table import step_table
-    from perfmodel.report.runs.step_view import estimate_choice, ridge_points
-    from perfmodel.report.runs.tables import rows_table
+    from perfmodel.plan.sweeps.step_report import estimate_choice
+    from perfmodel.report.render.html import render_page
+    from perfmodel.report.views.step import ridge_points, step_view
+    from perfmodel.report.written import write_text
 
     report = estimate_choice(loaded, batch, context, prefill)
+    path, document = _plot_path(out, loaded.name), step_view(report, is_roofline=True)
+    write_text(path, render_page(document))
     ridges = ridge_points(loaded.hardware)
-    path = _plot_path(out, loaded.name)
-    write_text(path, render_step(loaded, report.view(loaded)))
-    if as_json:
-        print_json({**step_document(loaded, report), "ridge_flop_per_byte": ridges, "plot": str(path)})
-        return
-    console = stdout()
-    console.print(f"[bold]{loaded.hardware.name}[/bold]: ridge points, FLOP per byte of main memory", highlight=False)
-    console.print(rows_table(("dtype", "FLOP/byte"), [(rate, f"{ridge:.1f}") for rate, ridge in ridges.items()]))
-    console.print(f"{report.label}, per device", highlight=False)
-    console.print(step_table(report.estimate))
-    console.print(f"Plot: {path}", highlight=False)
+    answer(document, {**report.to_json(), "ridge_flop_per_byte": ridges, "plot": str(path)}, as_json)
+    if not as_json:
+        print(f"Plot: {path}")
 
 
 def _plot_path(out: Path, name: str) -> Path:

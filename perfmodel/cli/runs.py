@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from perfmodel.cli.terminal import EXIT_INTERRUPTED, print_json, progress_bar, say, stdout
-from perfmodel.errors import SpecError
+from perfmodel.cli.terminal import EXIT_INTERRUPTED, print_json, progress_bar, say, show
+from perfmodel.errors import PerfmodelError, SpecError
 
 if TYPE_CHECKING:
     from perfmodel.sim.records.result import RunResult
@@ -58,27 +58,32 @@ def present(result: "RunResult", folder: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(result.to_json())
         return
-    from perfmodel.report.runs.tables import print_summary
+    from perfmodel.report.views.run import run_view
 
-    console = stdout()
-    print_summary(result, console)
+    show(run_view(result))
     if folder is not None:
-        console.print(f"Report: {folder / 'report.html'}", highlight=False)
-        console.print(f"Timeline for ui.perfetto.dev: {folder / 'timeline.json'}", highlight=False)
-        console.print(f"Records: {folder / 'requests.csv'}, {folder / 'steps.csv'}", highlight=False)
+        print(f"Report: {folder / 'report.html'}")
+        print(f"Timeline for ui.perfetto.dev: {folder / 'timeline.json'}")
+        print(f"Records: {folder / 'requests.csv'}, {folder / 'steps.csv'}")
 
 
 def _write_files(result: "RunResult", folder: Path) -> None:
     import json
 
-    from perfmodel.cli.terminal import to_jsonable
-    from perfmodel.report.runs.html import render_report, write_text
-    from perfmodel.report.runs.step_view import view_of_run
+    from perfmodel.files.jsonable import to_jsonable
+    from perfmodel.plan.sweeps.step_report import estimate_mean_step
+    from perfmodel.report.render.html import render_page
     from perfmodel.report.runs.timeline import write_timeline
+    from perfmodel.report.views.run import run_view
+    from perfmodel.report.written import write_text
 
     result = _with_records(result, folder)
     write_text(folder / "result.json", json.dumps(to_jsonable(result.to_json()), indent=2) + "\n")
-    write_text(folder / "report.html", render_report(result, view_of_run(result)))
+    try:
+        step = estimate_mean_step(result)
+    except PerfmodelError:  # the run itself succeeded: its report must not fail for an illustration
+        step = None
+    write_text(folder / "report.html", render_page(run_view(result, step)))
     write_timeline(folder / "timeline.json", result)
 
 

@@ -2,20 +2,17 @@
 
 __all__ = ["study"]
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import EngineName, JsonFlag, Overrides
-from perfmodel.cli.terminal import print_json, progress_bar, say, stdout
-from perfmodel.errors import SpecError
+from perfmodel.cli.options import EngineName, JsonFlag, Overrides, ReportFile, command_line
+from perfmodel.cli.terminal import answer, progress_bar, say
 
 if TYPE_CHECKING:
     from perfmodel.plan.studies.file import StudyFile
+    from perfmodel.plan.studies.result import StudyPart
     from perfmodel.plan.studies.study import Answers, StudyPoints
-    from perfmodel.report.studies.written import StudyPart, StudyReport
 
 StudyName = Annotated[
     str, typer.Argument(metavar="STUDY", help="A study's name, or a path to a study file.", show_default=False)
@@ -27,10 +24,6 @@ QualityModel = Annotated[
     typer.Option(
         "--quality", metavar="MODEL.gguf", help="First measure the study's perplexities anew.", show_default=False
     ),
-]
-ReportFile = Annotated[
-    Path | None,
-    typer.Option("--report", metavar="FILE", help="Write FILE.md with pictures, or FILE.html.", show_default=False),
 ]
 
 
@@ -50,13 +43,14 @@ def study(
     and puts the simulation of the same, calibrated here and now, beside it (needs the executor extra). `--set`
     changes the study's base scenario. `--quality` writes the file of perplexities that the study's `quality` names.
     """
-    if report_file is not None and report_file.suffix not in (".md", ".html"):
-        raise SpecError(f"--report {report_file}: allowed a file ending in .md or .html.")
     from perfmodel.plan.studies.file import load_study
+    from perfmodel.plan.studies.result import StudyResult
     from perfmodel.plan.studies.study import executed_points, simulated_points
     from perfmodel.plan.studies.study import quick as quickened
-    from perfmodel.report.studies.written import StudyReport, write_study
+    from perfmodel.report.views.study.view import study_json, study_view
+    from perfmodel.report.written import check_report_file
 
+    check_report_file(report_file)
     file = load_study(name, overrides or ())
     if quality_model is not None:
         _measure_quality(file, quality_model)
@@ -70,19 +64,13 @@ def study(
     parts = [_simulated(file, points, engine)]
     if executed is not None:
         parts.append(_executed(executed))
-    command = _command(name, execute, quick, overrides, report_file)
-    report = StudyReport(file.study, parts, command, _notes(file, execute))
-    if report_file is not None:
-        for written in write_study(report, report_file):
-            say(f"Written to {written}")
-    if as_json:
-        print_json(report.to_json())
-    else:
-        _print(report)
+    result = StudyResult(file.study, parts, _notes(file, execute))
+    command = command_line("study", name, execute=execute, quick=quick, set=overrides, report=report_file)
+    answer(study_view(result, command), study_json(result), as_json, report_file)
 
 
 def _measure_quality(file: "StudyFile", model: str) -> None:
-    from perfmodel.validate.executed.study_quality import measure_study_quality
+    from perfmodel.validate.executed.study import measure_study_quality
 
     with progress_bar("measuring perplexity") as progress:
         written = measure_study_quality(file, model, progress)
@@ -91,28 +79,26 @@ def _measure_quality(file: "StudyFile", model: str) -> None:
 
 def _simulated(file: "StudyFile", points: "StudyPoints", engine: str) -> "StudyPart":
     from perfmodel.plan.studies.quality import with_quality
+    from perfmodel.plan.studies.result import StudyPart
     from perfmodel.plan.sweeps.sweep import sweep
-    from perfmodel.report.runs.facts import headline
-    from perfmodel.report.studies.written import StudyPart
 
     scenario = points.check()
     with progress_bar("simulating") as progress:
         records = points.located(lambda: sweep(list(points.points.values()), progress, engine=engine))
     answers = with_quality(points.answered(records), file)
-    return StudyPart(f"Simulated, {headline(scenario)}", {"simulated": answers})
+    return StudyPart(scenario, {"simulated": answers})
 
 
 def _executed(points: "StudyPoints") -> "StudyPart":
     from perfmodel.plan.studies.quality import with_quality
-    from perfmodel.report.runs.facts import headline
-    from perfmodel.report.studies.written import StudyPart
+    from perfmodel.plan.studies.result import StudyPart
     from perfmodel.validate.executed.study import execute_study
 
     scenario = points.check()
     with progress_bar("executing") as progress:
         answers: dict[str, Answers] = execute_study(points, progress)
     answers = {clock: with_quality(each, points.file) for clock, each in answers.items()}
-    return StudyPart(f"Executed here, {headline(scenario)}", answers)
+    return StudyPart(scenario, answers)
 
 
 def _notes(file: "StudyFile", execute: bool) -> list[str]:
@@ -127,34 +113,3 @@ def _notes(file: "StudyFile", execute: bool) -> list[str]:
     )
     apart += "and format, minutes apart, so that the machine's drift between calibrations is in the simulated gains."
     return [*of_quality, apart, *(f"Not executed: {label}: {why}" for label, why in part.leave_out.items())]
-
-
-def _command(name: str, execute: bool, quick: bool, overrides: Sequence[str] | None, report_file: Path | None) -> str:
-    """The command as anyone would give it."""
-    shown = Path(name).name if "/" in name else name
-    flags = [flag for flag, is_on in (("--execute", execute), ("--quick", quick)) if is_on]
-    flags += [f"--set {text}" for text in overrides or ()]
-    if report_file is not None:
-        flags.append(f"--report {report_file.name if report_file.is_absolute() else report_file.as_posix()}")
-    return " ".join(["perfmodel study", shown, *flags])
-
-
-def _print(report: "StudyReport") -> None:
-    from rich.text import Text
-
-    from perfmodel.report.runs.tables import rows_table
-
-    console = stdout()
-    console.print(Text(f"\n{report.study.question.strip()}", style="bold"))
-    for part in report.parts:
-        console.print(Text(f"\n{part.title}", style="bold cyan"))
-        for table in part.tables:
-            if table.title:
-                console.print(Text(table.title, style="bold"))
-            console.print(rows_table(table.head, table.rows, left=table.num_names))
-        for line in part.words:
-            console.print(Text(f"- {line}"))
-        for note in part.notes:
-            console.print(Text(f"Note: {note}", style="dim"))
-    for note in report.notes:
-        console.print(Text(f"Note: {note}", style="dim"))

@@ -3,20 +3,20 @@
 __all__ = [
     "EXIT_BAD_INPUT",
     "EXIT_INTERRUPTED",
+    "answer",
     "guarded",
     "print_json",
     "progress_bar",
     "say",
-    "stdout",
-    "to_jsonable",
+    "show",
 ]
 
 import functools
 import json
-import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
@@ -24,12 +24,13 @@ import typer
 from perfmodel.errors import PerfmodelError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from perfmodel.report.document import Document
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 EXIT_BAD_INPUT = 2
+_PIPED_WIDTH = 140
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
@@ -55,32 +56,34 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def stdout() -> "Console":
-    """The console for tables. Piped output is as wide as its tables need, not 80 columns."""
+def show(document: "Document") -> None:
+    """Print a document on stdout. Piped output is as wide as its tables need, not 80 columns."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 140, soft_wrap=not sys.stdout.isatty())
+    from perfmodel.report.render.terminal import show_document
+
+    is_terminal = sys.stdout.isatty()
+    show_document(document, Console(width=None if is_terminal else _PIPED_WIDTH, soft_wrap=not is_terminal))
+
+
+def answer(document: "Document", data: Any, as_json: bool, report_file: Path | None = None) -> None:
+    """Give an answer: as files where a report was asked for, then as JSON or on the terminal."""
+    if report_file is not None:
+        from perfmodel.report.written import write_report
+
+        for written in write_report(document, data, report_file):
+            say(f"Written to {written}")
+    if as_json:
+        print_json(data)
+    else:
+        show(document)
 
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout; numbers that JSON has no word for become null."""
+    from perfmodel.files.jsonable import to_jsonable
+
     sys.stdout.write(json.dumps(to_jsonable(document), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
-
-
-def to_jsonable(value: Any) -> Any:
-    """Plain dicts, lists, numbers, strings and None from what results and specs hold (numpy scalars, dates, paths)."""
-    if isinstance(value, Mapping):
-        return {str(key): to_jsonable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        items = sorted(value) if isinstance(value, set | frozenset) else value
-        return [to_jsonable(item) for item in items]
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if hasattr(value, "tolist"):  # numpy arrays and scalars
-        return to_jsonable(value.tolist())
-    return str(value)
 
 
 @contextmanager

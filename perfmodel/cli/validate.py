@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import JsonFlag, Overrides, Seed, load
-from perfmodel.cli.terminal import print_json, progress_bar, say
+from perfmodel.cli.options import Given, JsonFlag, Overrides, ReportFile, Seed, command_line, load
+from perfmodel.cli.terminal import answer, progress_bar, say
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Kind(StrEnum):
     techniques = "techniques"
 
 
-# Recorded measurements: where the function `(path, progress) -> ValidationReport` of each kind lives.
+# Recorded measurements: where the function `(path, progress) -> ValidationReport` of each kind is.
 _READERS = {
     Kind.operators: "perfmodel.validate.operators:validate_operators",
     Kind.per_request: "perfmodel.validate.per_request:validate_per_request",
@@ -64,15 +64,6 @@ Measured = Annotated[
     ),
 ]
 Repeats = Annotated[int, typer.Option("--repeat", min=1, help="Execute this many times.")]
-ReportFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--report",
-        metavar="FILE.md",
-        help="Write tables, the worst rows and plots; by convention reports/<theme>_<hardware>_<yyyymm>.md.",
-        show_default=False,
-    ),
-]
 
 
 def validate(
@@ -93,8 +84,9 @@ def validate(
     other kinds read recorded measurements. `--report` writes the comparison as a document, with its JSON and plots
     beside it; `techniques` keeps each finished pair there meanwhile, and goes on where it was cut off.
     """
-    if report_file is not None and report_file.suffix != ".md":
-        raise SpecError(f"--report {report_file}: allowed a file ending in .md; its .json and plots get the same name.")
+    from perfmodel.report.written import check_report_file
+
+    check_report_file(report_file)
     is_executed = kind is Kind.executor and measured is None
     if not is_executed and (overrides or seed is not None):
         raise SpecError("--set and --seed go with `validate executor SCENARIO`; recorded data is as it is.")
@@ -112,16 +104,14 @@ def validate(
             report = _techniques(shown, repeat, progress, report_file)
         else:
             report = _recorded(kind, shown, progress)
-    if report_file is not None:
-        from perfmodel.validate.written import write_report
+    from perfmodel.report.views.validation import validation_view
 
-        for file in write_report(report, report_file, _command(kind, shown, measured is not None, report_file, repeat)):
-            say(f"Written to {file}")
-        _journal(report_file).remove()
-    if as_json:
-        print_json(report.to_json())
-        return
-    print(report)
+    paths = [path] if path is not None else []
+    again = repeat if repeat != 1 else None
+    given: dict[str, Given] = {"measured": measured, "set": overrides, "seed": seed, "repeat": again}
+    command = command_line("validate", kind.value, *paths, **given, report=report_file)
+    answer(validation_view(report, command), report.to_json(), as_json, report_file)
+    _journal(report_file).remove()
 
 
 def _subject(kind: Kind, path: str | None, measured: Path | None) -> str:
@@ -134,14 +124,6 @@ def _subject(kind: Kind, path: str | None, measured: Path | None) -> str:
         wanted = "a scenario, or --measured FOLDER" if kind is Kind.executor else "the path of measured data"
         raise SpecError(f"validate {kind.value}: give {wanted}.")
     return path
-
-
-def _command(kind: Kind, path: str, is_measured: bool, report_file: Path, repeat: int = 1) -> str:
-    """The command as anyone would give it: of a path, its last parts."""
-    shown = "/".join(Path(path).parts[-3 if is_measured else -2 :])
-    report = report_file.name if report_file.is_absolute() else report_file.as_posix()
-    repeated = f" --repeat {repeat}" if repeat != 1 else ""
-    return f"perfmodel validate {kind.value} {'--measured ' if is_measured else ''}{shown}{repeated} --report {report}"
 
 
 def _executor(

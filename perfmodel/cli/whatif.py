@@ -2,14 +2,12 @@
 
 __all__ = ["whatif"]
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from perfmodel.cli.options import EngineName, JsonFlag, Overrides, ScenarioName
-from perfmodel.cli.terminal import print_json, progress_bar, say, stdout
-from perfmodel.errors import SpecError
+from perfmodel.cli.options import EngineName, Given, JsonFlag, Overrides, ReportFile, ScenarioName, command_line
+from perfmodel.cli.terminal import answer, progress_bar
 
 Vary = Annotated[
     list[str] | None,
@@ -33,10 +31,6 @@ Against = Annotated[
         "--against", metavar="'KEY=VALUE ...'", help="An alternative: where does it begin to pay?", show_default=False
     ),
 ]
-ReportFile = Annotated[
-    Path | None,
-    typer.Option("--report", metavar="FILE", help="Write FILE.md with pictures, or FILE.html.", show_default=False),
-]
 
 
 def whatif(
@@ -58,11 +52,11 @@ def whatif(
     """
     import shlex
 
-    if report_file is not None and report_file.suffix not in (".md", ".html"):
-        raise SpecError(f"--report {report_file}: allowed a file ending in .md or .html.")
     from perfmodel.plan.sensitivity.ask import ask_whatif
-    from perfmodel.report.whatifs.written import WhatIfReport, write_whatif
+    from perfmodel.report.views.whatif.view import whatif_json, whatif_view
+    from perfmodel.report.written import check_report_file
 
+    check_report_file(report_file)
     result = ask_whatif(
         scenario,
         vary or (),
@@ -74,29 +68,6 @@ def whatif(
         engine,
         progress_bar,
     )
-    command = _command(scenario, vary, metric, grid, against, overrides, report_file)
-    report = WhatIfReport(result, command)
-    if report_file is not None:
-        for written in write_whatif(report, report_file):
-            say(f"Written to {written}")
-    if as_json:
-        print_json(report.to_json())
-    else:
-        report.show(stdout())
-
-
-def _command(
-    scenario: str,
-    vary: list[str] | None,
-    metrics: list[str] | None,
-    grid: bool,
-    against: str | None,
-    overrides: list[str] | None,
-    report_file: Path | None,
-) -> str:
-    """The command as anyone would give it."""
-    flags = [f"--set {text}" for text in overrides or ()] + [f"--vary {text}" for text in vary or ()]
-    flags += [f"--metric {name}" for name in metrics or ()] + (["--grid"] if grid else [])
-    flags += [f"--against '{against}'"] if against else []
-    flags += [f"--report {report_file.name if report_file.is_absolute() else report_file}"] if report_file else []
-    return " ".join(["perfmodel whatif", Path(scenario).name if "/" in scenario else scenario, *flags])
+    flags: dict[str, Given] = {"vary": vary, "metric": metric, "grid": grid, "against": against, "set": overrides}
+    command = command_line("whatif", scenario, **flags, report=report_file)
+    answer(whatif_view(result, command), whatif_json(result), as_json, report_file)

@@ -6,20 +6,21 @@ __all__ = [
     "DraftTables",
     "EngineProfile",
     "FamilyFit",
+    "GraphPricer",
     "HostFit",
     "MemoryPlan",
     "OperatorEstimate",
     "OperatorTime",
     "OperatorTimer",
-    "PipelineTimer",
     "Residuals",
     "ServerFit",
-    "SpeculationTimer",
+    "SpeculativePricer",
     "StageTicks",
+    "StagedPricer",
     "StepCosts",
     "StepEstimate",
+    "StepPricer",
     "StepTables",
-    "StepTimer",
     "Usage",
     "datasheet",
     "energy_j",
@@ -39,7 +40,6 @@ __all__ = [
     "scenario_graph",
     "state_bytes_per_sequence",
     "step_costs",
-    "step_timer",
     "usd_per_hour",
     "usd_per_million_tokens",
 ]
@@ -47,18 +47,19 @@ __all__ = [
 from perfmodel.cost.calibration import Calibration, FamilyFit, HostFit, Residuals
 from perfmodel.cost.calibrations import load_calibration, save_calibration
 from perfmodel.cost.datasheet import DATASHEET, datasheet
-from perfmodel.cost.drafts import DraftTables
 from perfmodel.cost.energy import energy_j, energy_split_j
-from perfmodel.cost.estimate import OperatorEstimate, StepEstimate, estimate_step, host_fit
 from perfmodel.cost.footprint import kv_bytes_per_token, state_bytes_per_sequence
 from perfmodel.cost.memory import MemoryPlan, plan_memory
-from perfmodel.cost.pipeline_timer import PipelineTimer, StageTicks, step_timer
 from perfmodel.cost.price import usd_per_hour, usd_per_million_tokens
 from perfmodel.cost.rates import peak_flops_per_s, ridge_point
 from perfmodel.cost.roofline import OperatorTime, OperatorTimer
 from perfmodel.cost.server import EngineProfile, ServerFit, load_engine_profile, save_engine_profile
-from perfmodel.cost.speculation import SpeculationTimer
-from perfmodel.cost.step_costs import StepCosts, scenario_drafts, scenario_fits, scenario_graph, step_costs
-from perfmodel.cost.step_tables import StepTables
-from perfmodel.cost.step_timer import StepTimer
-from perfmodel.cost.usage import Usage
+from perfmodel.cost.steps.drafts import DraftTables
+from perfmodel.cost.steps.explain import OperatorEstimate, StepEstimate
+from perfmodel.cost.steps.host import host_fit
+from perfmodel.cost.steps.pricer import GraphPricer, StepPricer
+from perfmodel.cost.steps.speculation import SpeculativePricer
+from perfmodel.cost.steps.stages import StagedPricer, StageTicks, estimate_step
+from perfmodel.cost.steps.step_costs import StepCosts, scenario_drafts, scenario_fits, scenario_graph, step_costs
+from perfmodel.cost.steps.tables import StepTables
+from perfmodel.cost.steps.usage import Usage

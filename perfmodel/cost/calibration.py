@@ -12,10 +12,9 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
-from perfmodel.cost.forms.attention_decode import FlashDecodeFit
-from perfmodel.cost.forms.domain import distance
+from perfmodel.cost.forms.attention.decode import FlashDecodeFit
+from perfmodel.cost.forms.fits import Residuals, distance
 from perfmodel.cost.forms.registry import FormFit
-from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.forms.roofline import FamilyFit
 from perfmodel.cost.rates import FALLBACKS
 from perfmodel.files.base import Spec

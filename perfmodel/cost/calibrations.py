@@ -16,7 +16,7 @@ import yaml
 
 from perfmodel.cost.calibration import Calibration
 from perfmodel.cost.datasheet import datasheet
-from perfmodel.cost.forms.collective import over_link
+from perfmodel.cost.forms.messages.collective import over_link
 from perfmodel.cost.generations import GenerationFit, load_generation
 from perfmodel.cost.unmeasured import with_unmeasured
 from perfmodel.errors import SpecError
@@ -155,7 +155,7 @@ def _inherited(hardware: HardwareSpec, engine: str, generation: GenerationFit | 
 
 
 def _nearness(relation: tuple[float, Path]) -> tuple[float, bool, str]:
-    """By spread; of engines equally far away the default one, which most has been measured of, goes first."""
+    """Order of relations: by spread; of engines equally far away the default one, the most measured, goes first."""
     spread, file = relation
     return spread, not file.stem.endswith(f"@{_DEFAULT_PROFILE}"), file.name
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from perfmodel.cost.footprint import kv_bytes_per_token, weights
 from perfmodel.models.formats.quantization import bytes_per_weight
 from perfmodel.models.spec import ModelSpec
-from perfmodel.ops.drafting import draft_engine, draft_model_of, medusa_weights
 from perfmodel.ops.formats import linear_format, served_model
+from perfmodel.ops.graphs.drafting import draft_engine, draft_model_of, medusa_weights
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs.engine.spec import EngineSpec
 
@@ -28,7 +28,7 @@ class DraftFootprint(NamedTuple):
 
 
 def draft_footprint(model: ModelSpec, engine: EngineSpec) -> DraftFootprint:
-    """Of the drafter that `engine.speculative_config` asks for, beside `model`; nothing without one."""
+    """Memory of the drafter that `engine.speculative_config` asks for, beside `model`; nothing without one."""
     config = engine.speculative_config
     if config is None or config.method in ("self_skip", "ngram", "lookahead"):
         return DraftFootprint()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import exp
 
 from perfmodel.cost.calibration import Calibration
-from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.server import EngineProfile, ServerFit
 
 # Standard deviations, each of two factors: fewer scores take fewer draws, and two that share one count as going wrong
@@ -151,7 +151,7 @@ class Uncertainty:
 
 
 def _prompts(profile: EngineProfile, calibration: Calibration) -> LogNormal:
-    """Of what prompts add: TTFT errs by steps and prompts, TPOT by steps alone. It is the engine's more than the
+    """Error of what prompts add: TTFT errs by steps and prompts, TPOT by steps alone. It is the engine's more than the
     device's, launches and preparation on the host, and does not widen with the way that kernels' fits have come."""
     if not profile.ttft_residuals.num_rows:
         has_steps_only = calibration.step_residuals.num_rows and not profile.latency_residuals.num_rows

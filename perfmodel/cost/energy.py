@@ -30,7 +30,7 @@ class DeviceUsage(Protocol):
 
     @property
     def unspent_compute_s(self) -> float:
-        """Of those, what lower clocks saved of their energy."""
+        """Compute seconds whose energy lower clocks have saved."""
 
     @property
     def hbm_bytes(self) -> float: ...

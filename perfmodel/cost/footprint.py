@@ -37,11 +37,11 @@ from perfmodel.models.formats.kv_cache import kv_surplus
 from perfmodel.models.formats.quantization import bytes_per_weight, kv_element_bytes
 from perfmodel.models.params import layer_parameters
 from perfmodel.models.spec import ModelSpec
-from perfmodel.ops.attention_prefill import SCORE_SUM_BYTES
+from perfmodel.ops.attention.prefill import SCORE_SUM_BYTES
 from perfmodel.ops.formats import linear_format
-from perfmodel.ops.linear_attention import linear_heads
-from perfmodel.ops.scan import STATE_BYTES
-from perfmodel.ops.scan_layer import conv_channels, state_shape
+from perfmodel.ops.recurrent.layer import conv_channels, state_shape
+from perfmodel.ops.recurrent.linear_attention import linear_heads
+from perfmodel.ops.recurrent.scan import STATE_BYTES
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs.engine.spec import EngineSpec
 

@@ -59,7 +59,7 @@ def shared_limit_bytes(hardware: HardwareSpec) -> int:
 
 
 def occupancy(hardware: HardwareSpec, num_warps: int, registers_per_thread: int, shared_bytes: int) -> Occupancy:
-    """Of a kernel with blocks of `num_warps` warps.
+    """Occupancy of a kernel with blocks of `num_warps` warps.
 
     registers_per_thread: as compiled
     shared_bytes:         static and dynamic, of one block

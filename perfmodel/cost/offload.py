@@ -11,10 +11,10 @@ __all__ = ["RestoreCost", "least_restored_tokens", "restore_cost"]
 
 from dataclasses import dataclass
 
-from perfmodel.cost.estimate import estimate_step
 from perfmodel.cost.footprint import kv_bytes_per_token
 from perfmodel.cost.roofline import OperatorTimer
-from perfmodel.ops.graph import StepGraph
+from perfmodel.cost.steps.stages import estimate_step
+from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape
 from perfmodel.specs.engine.kv import KvOffload

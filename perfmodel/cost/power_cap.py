@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.cost.energy import MEMORY_SHARE, idle_power_w, tdp_w
-from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
+from perfmodel.cost.forms.device import OperatorTime, bound_of
 from perfmodel.errors import SpecError
 from perfmodel.specs.hardware import HardwareSpec
 

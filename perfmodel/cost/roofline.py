@@ -8,10 +8,9 @@ from typing import Any
 
 from perfmodel.cost.calibration import Calibration
 from perfmodel.cost.datasheet import datasheet
-from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
+from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.registry import FormFit, time_work
-from perfmodel.cost.forms.residuals import Residuals
 from perfmodel.cost.power_cap import Load, PowerCap
 from perfmodel.ops.work import Work
 from perfmodel.specs.hardware import HardwareSpec

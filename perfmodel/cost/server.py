@@ -16,13 +16,13 @@ from pydantic import Field
 from perfmodel.cost.calibration import Calibration, HostFit
 from perfmodel.cost.calibrations import HEADER
 from perfmodel.cost.forms.experts import GroupedExpertsFit
-from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.cost.forms.fits import Residuals
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.spec import ModelSpec
-from perfmodel.ops.moe import EXPERT_KERNELS
+from perfmodel.ops.experts.operators import EXPERT_KERNELS
 
 
 class ServerFit(Spec):

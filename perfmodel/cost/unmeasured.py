@@ -13,9 +13,9 @@ __all__ = ["with_unmeasured"]
 from typing import Any
 
 from perfmodel.cost.calibration import Calibration
-from perfmodel.cost.forms.collective import CollectiveFit
-from perfmodel.cost.forms.exchange import COMBINE, DISPATCH
 from perfmodel.cost.forms.gemm import TiledGemmFit
+from perfmodel.cost.forms.messages.exchange import COMBINE, DISPATCH
+from perfmodel.cost.forms.messages.nccl import CollectiveFit
 
 _ALL_TO_ALL = "all_to_all"
 

@@ -116,7 +116,7 @@ class DraftingRequests(RunningRequests):
         plan.num_draft_tokens += self._nodes[depth]
 
     def take_accepted(self, plan: StepPlan, num_accepted: Sequence[int]) -> None:
-        """Of what each of `decodes` has drafted, so many tokens were right: they count as computed, and as output."""
+        """Count as computed, and as output, the drafted tokens of each of `decodes` that were right."""
         is_pipelined = self._speculation.pipelined
         self._has_draft.clear()
         num_judged = num_right = 0

@@ -32,5 +32,5 @@ POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority, "shortest-fir
 
 
 def urgency(policy: str) -> Callable[[Request], int]:
-    """By what requests go whose KV was computed elsewhere, before the order in which they came; the least is first."""
+    """Rank of requests whose KV was computed elsewhere, before their order of arrival; the least goes first."""
     return (lambda request: request.priority) if policy == "priority" else (lambda _: 0)

@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class RequestStatus(Enum):
-    """Where a request is in its life."""
+    """The state that a request is in, from arrival to its last token."""
 
     WAITING = "waiting"
     RUNNING = "running"

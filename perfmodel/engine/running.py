@@ -246,7 +246,7 @@ class RunningRequests:
         return tuple(self.requests)
 
     def _index_before(self, plan: StepPlan) -> int:
-        """Of the plan in which those who decode without a pause had their previous token."""
+        """Index of the plan in which requests that decode without a pause got their previous token."""
         return plan.index - 1
 
     def _sort_out(self) -> None:

@@ -371,7 +371,7 @@ class Scheduler:
 
     @property
     def num_growing(self) -> tuple[int, ...]:
-        """For each span, how many of the decodes have not filled it: its sum grows by as much in a repeat."""
+        """Number of decodes that have not filled each span: its sum grows by as much in a repeated step."""
         return tuple(self._running.cohort.growing)
 
     def repeat(self, plan: StepPlan, times: int) -> None:

@@ -98,7 +98,7 @@ class ServeLoop:
 
     @property
     def leap_growth(self) -> tuple[int, ...]:
-        """By how much each sum of `decode_windowed` grows from step to step of a leap."""
+        """Growth of each sum of `decode_windowed` from step to step of a leap, in tokens."""
         return self.scheduler.num_growing
 
     def _grown(self, plan: StepPlan) -> tuple[int, ...]:

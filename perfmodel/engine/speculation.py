@@ -77,7 +77,7 @@ class AcceptanceEstimate:
         self._right = self._MEMORY * start
 
     def add(self, num_judged: int, num_right: float) -> None:
-        """Of so many tokens judged in a step, so many were right."""
+        """Count a step's judged tokens and those of them that were right."""
         kept = self._MEMORY / (self._MEMORY + num_judged)
         self._judged = (self._judged + num_judged) * kept
         self._right = (self._right + num_right) * kept

@@ -1,6 +1,6 @@
 """From a mapping to a spec, or to one clear sentence per mistake: `file:line: field: found X, allowed Y`."""
 
-__all__ = ["parse", "show_value"]
+__all__ = ["parse", "show_value", "unknown_key"]
 
 import types
 from collections.abc import Iterator, Mapping
@@ -106,7 +106,7 @@ def _sentence(item: Any, path: Path, model_class: type[BaseModel]) -> str:
     if kind == "missing":
         return "is missing and has no default"
     if kind == "extra_forbidden":
-        return _unknown_key(str(path[-1]), _model_at(model_class, path[:-1]))
+        return unknown_key(str(path[-1]), _model_at(model_class, path[:-1]))
     if kind in ("value_error", "assertion_error"):
         return str(context["error"]).rstrip(".")
     if kind in ("literal_error", "enum"):
@@ -125,7 +125,8 @@ def _sentence(item: Any, path: Path, model_class: type[BaseModel]) -> str:
     return f"found {found}: {message[:1].lower()}{message[1:]}"
 
 
-def _unknown_key(key: str, model: type[BaseModel] | None) -> str:
+def unknown_key(key: str, model: type[BaseModel] | None) -> str:
+    """That `model` has no such field, with the nearest that it has, or all of them."""
     known = list(model.model_fields) if model is not None else []
     near = did_you_mean(key, known)
     if near:

@@ -1,4 +1,9 @@
-"""What an operator does: FLOPs, bytes per memory level, messages. Pure functions of sizes; nothing here knows time."""
+"""What an operator does: FLOPs, bytes per memory level, messages. Pure functions of sizes; nothing here knows time.
+
+work, extents, messages   what operators say of themselves; `formats`, `sharding`: what they are told
+linear, elementwise, collectives, attention, experts, recurrent   operators, and the layers of one kind of mixer
+feedforward, node, graphs   operators put together, up to the graph of a step
+"""
 
 __all__ = [
     "BatchShape",
@@ -11,10 +16,12 @@ __all__ = [
     "build_graph",
     "decode_shape",
     "served_model",
+    "windowed_contexts",
 ]
 
 from perfmodel.ops.formats import served_model
-from perfmodel.ops.graph import StepGraph, build_graph
+from perfmodel.ops.graphs.step import StepGraph, build_graph
+from perfmodel.ops.messages import Message
 from perfmodel.ops.node import OperatorNode
 from perfmodel.ops.sharding import Sharding
-from perfmodel.ops.work import BatchShape, Depends, Message, Work, decode_shape
+from perfmodel.ops.work import BatchShape, Depends, Work, decode_shape, windowed_contexts

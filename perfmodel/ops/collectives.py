@@ -7,9 +7,8 @@ group that talks, or how many neighbours do.
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter", "send_recv"]
 
-from perfmodel.ops.exchange import Exchange
-from perfmodel.ops.ranks import RankGroup
-from perfmodel.ops.work import Message, Work
+from perfmodel.ops.messages import Exchange, Message, RankGroup
+from perfmodel.ops.work import Work
 
 Ranks = int | RankGroup
 

@@ -23,7 +23,7 @@ Values = Any  # a number, or a column of them
 
 
 class KernelTraits(NamedTuple):
-    """What a library picks its kernel by, and a calibration the fit (`perfmodel.cost.forms.domain.Domain`).
+    """What a library picks its kernel by, and a calibration the fit (`perfmodel.cost.forms.fits.Domain`).
 
     head_dim:         elements of a key; 0: not attention
     kv_element_bytes: of the cached elements as the kernel multiplies them
@@ -90,8 +90,13 @@ class HeadsExtent(NamedTuple):
         return self.head_dim + self.v_head_dim
 
     @property
+    def group(self) -> Values:
+        """Query heads of a KV head."""
+        return self.num_heads / self.num_kv_heads
+
+    @property
     def traits(self) -> KernelTraits:
-        return KernelTraits(self.head_dim, self.kv_element_bytes, self.num_heads / self.num_kv_heads)
+        return KernelTraits(self.head_dim, self.kv_element_bytes, self.group)
 
 
 class PrefillExtent(NamedTuple):

@@ -1,14 +1,83 @@
-"""Linear layers of a block that read the same input, each a matrix or a product of two thin ones."""
+"""Linear layers: activations times weights in any number format, products of two thin matrices, outliers apart.
 
-__all__ = ["linear_nodes"]
+LLM.int8(): a few input columns with large values are multiplied apart, in 16 bits, and the rest in INT8.
+
+For an (m, k) input, n outputs and b bytes of the model's dtype, beside quantizing the input and the INT8 product:
+
+    find        m k b                       the input read once more, for columns with a magnitude above the threshold
+    outliers    2 m n k' FLOPs, k' = share k, in the model's dtype; k' columns of weights, dequantized on the way
+    dequantize  8 m n                       32-bit sums written (instead of b bytes), read, and written in b bytes
+    add         3 m n b                     both products
+
+Source: Dettmers et al. 2022, section 3.2; bitsandbytes' MatMul8bitLt has these as kernels of their own.
+"""
+
+__all__ = ["gemm", "linear_nodes", "outlier_nodes", "quantize_bytes"]
 
 from collections.abc import Mapping
 from functools import partial
+from math import ceil
 
+from perfmodel.ops.extents import GemmExtent
 from perfmodel.ops.formats import LinearFormat
-from perfmodel.ops.gemm import gemm
 from perfmodel.ops.node import OperatorNode, on_tokens
-from perfmodel.ops.outliers import outlier_nodes
+from perfmodel.ops.work import Work
+
+
+def quantize_bytes(m: float, k: float, form: LinearFormat) -> float:
+    """HBM bytes of the kernel that quantizes an (m, k) input: read at the model's dtype, written at the input's.
+
+    0 for formats that read the model's dtype. Source: identity; the kernel is bandwidth-bound.
+    """
+    return m * k * (form.output_bytes + form.input_bytes) if form.quantizes_input else 0.0
+
+
+def gemm(name: str, m: float, n: int, k: int, form: LinearFormat, *, has_bias: bool = False) -> Work:
+    """Y (m, n) = X (m, k) W (k, n).
+
+        FLOPs = 2 m n k    bytes = n k w + m k a + m n o  (+ m k (o + a) to quantize X first)
+
+    with w, a, o the bytes of a weight, an input and an output element. Source: identity, each operand moved once.
+    Nothing is launched for m = 0.
+    """
+    if m == 0:
+        return Work(name, "gemm", rate=form.rate, num_kernels=0)
+    quantized_bytes = quantize_bytes(m, k, form)
+    return Work(
+        name,
+        "gemm",
+        flops=2.0 * m * n * k,
+        rate=form.rate,
+        weight_bytes=n * k * form.weight_bytes + (n * form.output_bytes if has_bias else 0.0),
+        activation_bytes=m * k * form.input_bytes + m * n * form.output_bytes + quantized_bytes,
+        num_kernels=2 if form.quantizes_input else 1,
+        extent=GemmExtent(m, n, k, form.weight_bytes, form.input_bytes, quantized_bytes),
+        format=form.name,
+    )
+
+
+_SUM_BYTES = 4.0  # of a 32-bit sum of INT8 products
+
+
+def outlier_nodes(name: str, num_in: int, width: int, form: LinearFormat) -> list[OperatorNode]:
+    """What comes beside the product `name` of `width` outputs; nothing without outliers."""
+    if not form.outlier_share:
+        return []
+    size = form.output_bytes
+    apart = LinearFormat(form.outlier_rate, form.weight_bytes, size, size)
+    columns = max(1, ceil(form.outlier_share * num_in))
+    return [
+        on_tokens(f"{name}_find", lambda m: _pass(f"{name}_find", m * num_in, m * num_in * size)),
+        on_tokens(f"{name}_outliers", partial(gemm, f"{name}_outliers", n=width, k=columns, form=apart)),
+        on_tokens(f"{name}_dequantize", lambda m: _pass(f"{name}_dequantize", m * width, 2 * _SUM_BYTES * m * width)),
+        on_tokens(f"{name}_add", lambda m: _pass(f"{name}_add", m * width, 3 * size * m * width)),
+    ]
+
+
+def _pass(name: str, elements: float, num_bytes: float) -> Work:
+    """A kernel that looks at each element once; nothing is launched for none."""
+    kernels = 1 if elements else 0
+    return Work(name, "elementwise", flops=elements, rate="vector", activation_bytes=num_bytes, num_kernels=kernels)
 
 
 def linear_nodes(

@@ -8,8 +8,7 @@ __all__ = ["Sharding", "stages"]
 from dataclasses import dataclass
 from math import ceil
 
-from perfmodel.ops.exchange import Route
-from perfmodel.ops.ranks import RankGroup
+from perfmodel.ops.messages import RankGroup, Route
 from perfmodel.specs.engine.spec import EngineSpec
 
 # How tokens reach their experts. DeepEP (README, "normal" and "low-latency" kernels): the first sends a token once to

@@ -5,14 +5,14 @@ depends on which request is which. A `Work` counts FLOPs, bytes per memory level
 how long that takes is the business of `perfmodel.cost`.
 """
 
-__all__ = ["BatchShape", "Depends", "Message", "Work", "decode_shape"]
+__all__ = ["BatchShape", "Depends", "Work", "decode_shape", "windowed_contexts"]
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
-from perfmodel.ops.exchange import Exchange
 from perfmodel.ops.extents import Extent
-from perfmodel.ops.ranks import RankGroup
+from perfmodel.ops.messages import Message
 
 
 class Depends(Enum):
@@ -27,8 +27,7 @@ class Depends(Enum):
     MIXED = "mixed"  # prefills and what DECODE looks at; no work unless the step has both
 
 
-@dataclass(frozen=True, slots=True)
-class BatchShape:
+class BatchShape(NamedTuple):
     """What a step computes, whole model, before any sharding.
 
     num_tokens:      query tokens of all grants together
@@ -41,6 +40,9 @@ class BatchShape:
     group_tokens:    query tokens of all data-parallel ranks that share experts with this one, its own included;
                      0: every rank has `num_tokens`
     decode_tokens:   query tokens of all decodes together, those that are verified included; 0: one each
+    drafting:        how many of the decodes draft 1, 2 ... deep or deeper (pipelined: for the next round)
+    num_draft_tokens: drafted tokens that the step verifies, in none of the sums above but `group_tokens`; `verified`
+                     adds them up
     """
 
     num_tokens: int
@@ -51,6 +53,8 @@ class BatchShape:
     decode_windowed: tuple[int, ...] = ()
     group_tokens: int = 0
     decode_tokens: int = 0
+    drafting: tuple[int, ...] = ()
+    num_draft_tokens: int = 0
 
     @property
     def num_queries(self) -> int:
@@ -62,6 +66,55 @@ class BatchShape:
         """Query tokens of a decode, on average."""
         return self.decode_tokens / self.num_decodes if self.decode_tokens else 1.0
 
+    @property
+    def apart(self) -> tuple["BatchShape", "BatchShape"]:
+        """The step of the prompts alone, and that of the decodes alone."""
+        decoded = self.num_decodes
+        tokens, samples = self.num_tokens - decoded, self.num_samples - decoded
+        everyone = self.group_tokens
+        prompts = BatchShape(
+            tokens,
+            samples,
+            self.prefills,
+            group_tokens=everyone - decoded - self.num_draft_tokens if everyone else 0,
+        )
+        decodes = self._replace(
+            num_tokens=decoded,
+            num_samples=decoded,
+            prefills=(),
+            group_tokens=everyone - tokens if everyone else 0,
+        )
+        return prompts, decodes
+
+    def verified(self, spans: tuple[int, ...]) -> "BatchShape":
+        """The step that verifies `num_draft_tokens`: more tokens, more samples, more KV; drafts nothing itself."""
+        drafted = self.num_draft_tokens
+        return BatchShape(
+            self.num_tokens + drafted,
+            self.num_samples + drafted,
+            self.prefills,
+            self.num_decodes,
+            self.decode_context + drafted,
+            tuple(
+                [
+                    _within(seen + drafted, self.num_decodes, span)
+                    for seen, span in zip(self.decode_windowed, spans, strict=True)
+                ]
+            ),
+            self.group_tokens,
+            self.num_decodes + drafted if drafted else 0,
+        )
+
+
+def windowed_contexts(num_seqs: int, context: int, spans: tuple[int, ...]) -> tuple[int, ...]:
+    """`BatchShape.decode_windowed` of `num_seqs` equally long sequences with `context` tokens together."""
+    return tuple([_within(context, num_seqs, span) for span in spans])
+
+
+def _within(context: int, num_seqs: int, span: int) -> int:
+    """What equally long sequences with `context` tokens together see of them under a limited span."""
+    return min(context, num_seqs * span)
+
 
 def decode_shape(num_seqs: int, context: int, spans: tuple[int, ...] = (), queries: int = 1) -> BatchShape:
     """The shape of a decode step of `num_seqs` sequences with `context` tokens each, of which `queries` are new."""
@@ -70,24 +123,9 @@ def decode_shape(num_seqs: int, context: int, spans: tuple[int, ...] = (), queri
         num_samples=num_seqs * queries,
         num_decodes=num_seqs,
         decode_context=num_seqs * context,
-        decode_windowed=tuple(num_seqs * min(context, span) for span in spans),
+        decode_windowed=windowed_contexts(num_seqs, num_seqs * context, spans),
         decode_tokens=num_seqs * queries if queries > 1 else 0,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A collective or point-to-point transfer: `bytes_` is the payload on each participating rank.
-
-    group:    who they are among the ranks of the replica; neighbours from its first on unless given
-    exchange: what an all-to-all of expert parallelism is made of
-    """
-
-    kind: str  # all_reduce | all_gather | reduce_scatter | all_to_all | send_recv
-    bytes_: float
-    num_ranks: int
-    group: RankGroup | None = None
-    exchange: Exchange | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,24 @@
-"""Which metrics a published figure can have: of a run those of the result JSON, of a step, a kernel or memory a few."""
+"""Every number that an answer can have: its key, what it is called, its unit, its digits, and which way is better.
 
-__all__ = ["ALIASES", "RATIOS", "Basis", "Metric", "basis_by_name", "metric_named", "needs_no_run", "study_metric"]
+Tables, plots, studies, what-ifs, plans and comparisons take their labels from here, so a metric has one name. Keys of
+runs are those of vLLM's `bench serve`; which keys a figure can have that somebody published depends on its basis.
+"""
 
-from collections.abc import Mapping
+__all__ = [
+    "ALIASES",
+    "LATENCIES",
+    "RATIOS",
+    "STATISTICS",
+    "Basis",
+    "Metric",
+    "basis_by_name",
+    "metric_named",
+    "metric_of",
+    "needs_no_run",
+    "study_metric",
+]
+
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,88 +26,164 @@ from perfmodel.errors import did_you_mean
 
 Basis = Literal["run", "step", "operator", "kernel", "memory"]
 
+# dimension -> its unit in tables, and what a value is multiplied by to be in it
+_SHOWN: Mapping[str, tuple[str, float]] = {
+    "fraction": ("%", 100.0),
+    "count": ("", 1.0),
+    "requests/s": ("req/s", 1.0),
+    "tokens/s": ("tok/s", 1.0),
+    "bytes": ("B", 1.0),
+    "times": ("x", 1.0),
+    "us": ("µs", 1.0),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What a figure measures.
+    """One number of an answer.
 
-    dimension:     of its value, in the unit that the name names
+    key:           its name in JSON
+    label:         what it is called, as in the middle of a sentence
+    dimension:     of its value, in the unit that the key names: s, ms, requests/s, tokens/s, fraction, count, USD ...
     is_better_low: whether less is better (times, bytes), which tells which way round a speedup is
+    digits:        after the point, in columns
     needs_context: whether it asks for the tokens of a sequence
+    is_neutral:    whether neither more nor less is better
     """
 
+    key: str
+    label: str
     dimension: str
     is_better_low: bool
+    digits: int = 2
     needs_context: bool = False
+    is_neutral: bool = False
+
+    @property
+    def unit(self) -> str:
+        """`ms`, `tok/s`, `%`; nothing for counts."""
+        return _SHOWN.get(self.dimension, (self.dimension, 1.0))[0]
+
+    @property
+    def scale(self) -> float:
+        """What a value is multiplied by to be in `unit`: 100 for fractions, which are shown in per cent."""
+        return _SHOWN.get(self.dimension, (self.dimension, 1.0))[1]
+
+    @property
+    def name(self) -> str:
+        """The label as at the beginning of a sentence or a row."""
+        return self.label[:1].upper() + self.label[1:]
+
+    @property
+    def title(self) -> str:
+        """The name with its unit, as over a column or along an axis: `Output token throughput, tok/s`."""
+        return f"{self.name}, {self.unit}" if self.unit else self.name
 
 
-_LATENCIES = {
-    f"{statistic}_{name}_ms": Metric("ms", True)
-    for statistic in ("mean", "median", "p90", "p95", "p99")
-    for name in ("ttft", "tpot", "itl", "e2el", "max_itl", "reader_wait")
+STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
+# key in the summary -> (label, definition)
+LATENCIES: Mapping[str, tuple[str, str]] = {
+    "ttft": ("TTFT", "time to first token"),
+    "tpot": ("TPOT", "time per output token after the first"),
+    "itl": ("ITL", "inter-token latency"),
+    "e2el": ("E2E latency", "end-to-end latency"),
+    "max_itl": ("max ITL", "longest gap between two tokens of a request"),
+    "reader_wait": ("reader stall", "time that a reader at the SLO's speed waits for tokens, in all"),
 }
-_RUN = {
-    **_LATENCIES,
-    "duration": Metric("s", True),
-    "request_throughput": Metric("requests/s", False),
-    "request_goodput": Metric("requests/s", False),
-    "slo_attainment": Metric("fraction", False),
-    "output_throughput": Metric("tokens/s", False),
-    "total_token_throughput": Metric("tokens/s", False),
-    "output_throughput_per_gpu": Metric("tokens/s", False),
-    "total_token_throughput_per_gpu": Metric("tokens/s", False),
-    "mean_num_devices": Metric("count", True),
-    "tail_s": Metric("s", True),
-    "tail_share": Metric("fraction", True),
-    "max_request_rate": Metric("requests/s", False),
-    "mean_batch": Metric("count", False),
-    "mfu": Metric("fraction", False),
-    "mbu": Metric("fraction", False),
-    "pipeline_bubble_share": Metric("fraction", True),
-    "kv_cache_usage_peak": Metric("fraction", True),
-    "kv_cache_waste": Metric("fraction", True),
-    "kv_cache_filled": Metric("fraction", False),
-    "prefix_cache_hit_rate": Metric("fraction", False),
-    "acceptance_rate": Metric("fraction", False),
-    "mean_acceptance_length": Metric("count", False),
-    "preemptions": Metric("count", True),
-    "usd_per_million_output_tokens": Metric("USD", True),
-    "usd_total": Metric("USD", True),
-    "usd_per_million_tokens": Metric("USD", True),
-    "usd_per_million_input_tokens_split": Metric("USD", True),
-    "usd_per_million_output_tokens_split": Metric("USD", True),
-    "energy_j": Metric("J", True),
-    "energy_wh": Metric("Wh", True),
-    "mean_power_w": Metric("W", True),
-    "joules_per_output_token": Metric("J", True),
-}
-_STEP = {
-    "step_ms": Metric("ms", True),
-    "device_ms": Metric("ms", True),
-    "roofline_ms": Metric("ms", True),
-    "tokens_per_s": Metric("tokens/s", False),
-    "tokens_per_s_per_user": Metric("tokens/s", False),
-    "tflops": Metric("TFLOP/s", False),
-    "gb_per_s": Metric("GB/s", False),
-    "mfu": Metric("fraction", False),
-    "mbu": Metric("fraction", False),
-}
-_KERNEL = {
-    "time_us": Metric("us", True),
-    "roofline_us": Metric("us", True),
-    "tflops": Metric("TFLOP/s", False),
-    "gb_per_s": Metric("GB/s", False),
-}
-_OPERATOR = _KERNEL | {"layer_time_us": Metric("us", True), "share": Metric("fraction", True)}
-_MEMORY = {
-    "kv_bytes_per_token": Metric("bytes", True),
-    "kv_gb": Metric("GB", True, needs_context=True),
-    "weight_gb": Metric("GB", True),
-    "kv_blocks": Metric("count", False),
-    "max_tokens": Metric("count", False),
-    "max_batch": Metric("count", False, needs_context=True),
-    "max_context": Metric("count", False),
-}
+
+
+def _by_key(*metrics: Metric) -> dict[str, Metric]:
+    return {metric.key: metric for metric in metrics}
+
+
+_LATENCY_METRICS = _by_key(
+    *(
+        Metric(f"{statistic}_{name}_ms", f"{statistic} {label}", "ms", True)
+        for statistic in STATISTICS
+        for name, (label, _) in LATENCIES.items()
+    )
+)
+# What a summary, its pools or its classes have beside what can be asked for by name.
+_SUMMARY = _by_key(
+    Metric("completed", "successful requests", "count", False, 0),
+    Metric("failed", "failed requests", "count", True, 0),
+    Metric("timed_out", "timed-out requests", "count", True, 0),
+    Metric("rejected", "rejections at the gateway", "count", True, 0),
+    Metric("retries", "retries", "count", True, 0),
+    Metric("total_input_tokens", "total input tokens", "count", False, 0, is_neutral=True),
+    Metric("total_output_tokens", "total generated tokens", "count", False, 0, is_neutral=True),
+    Metric("gpu_hours", "device hours", "h", True, 3),
+    Metric("num_steps", "steps", "count", False, 0, is_neutral=True),
+    Metric("num_draft_tokens", "drafted tokens", "count", False, 0, is_neutral=True),
+    Metric("busy_share", "busy share", "fraction", False, 0, is_neutral=True),
+    Metric("replicas_peak", "peak number of replicas", "count", True, 0),
+    Metric("failures", "failures", "count", True, 0),
+    Metric("usd_per_hour", "price per hour", "USD", True),
+)
+_RUN = {key: metric for key, metric in _LATENCY_METRICS.items() if not key.startswith("std_")} | _by_key(
+    Metric("duration", "duration", "s", True),
+    Metric("request_throughput", "request throughput", "requests/s", False),
+    Metric("request_goodput", "request goodput", "requests/s", False),
+    Metric("slo_attainment", "SLO attainment", "fraction", False, 1),
+    Metric("output_throughput", "output token throughput", "tokens/s", False, 1),
+    Metric("total_token_throughput", "total token throughput", "tokens/s", False, 1),
+    Metric("output_throughput_per_gpu", "output token throughput per device", "tokens/s", False, 1),
+    Metric("total_token_throughput_per_gpu", "total token throughput per device", "tokens/s", False, 1),
+    Metric("mean_num_devices", "mean number of devices", "count", True),
+    Metric("tail_s", "drain time", "s", True),
+    Metric("tail_share", "drain time's share of the job", "fraction", True, 1),
+    Metric("max_request_rate", "maximum request rate within the SLO", "requests/s", False),
+    Metric("mean_batch", "mean batch size", "count", False),
+    Metric("mfu", "model FLOP utilisation (MFU)", "fraction", False, 1),
+    Metric("mbu", "memory bandwidth utilisation (MBU)", "fraction", False, 1),
+    Metric("pipeline_bubble_share", "pipeline bubbles", "fraction", True, 1),
+    Metric("kv_cache_usage_peak", "peak KV cache usage", "fraction", True, 1),
+    Metric("kv_cache_waste", "KV fragmentation", "fraction", True, 1),
+    Metric("kv_cache_filled", "filled share of allocated KV", "fraction", False, 1),
+    Metric("prefix_cache_hit_rate", "prefix cache hit rate", "fraction", False, 1),
+    Metric("acceptance_rate", "acceptance rate", "fraction", False, 1),
+    Metric("mean_acceptance_length", "mean acceptance length", "count", False),
+    Metric("preemptions", "preemptions", "count", True, 0),
+    Metric("usd_per_million_output_tokens", "total cost per million output tokens", "USD", True, 3),
+    Metric("usd_total", "total cost", "USD", True, 4),
+    Metric("usd_per_million_tokens", "total cost per million tokens", "USD", True, 3),
+    Metric("usd_per_million_input_tokens_split", "prefill cost per million input tokens", "USD", True, 3),
+    Metric("usd_per_million_output_tokens_split", "decode cost per million output tokens", "USD", True, 3),
+    Metric("energy_j", "energy", "J", True, 0),
+    Metric("energy_wh", "energy", "Wh", True, 1),
+    Metric("mean_power_w", "mean power per device", "W", True, 0),
+    Metric("joules_per_output_token", "energy per output token", "J", True, 3),
+)
+_STEP = _by_key(
+    Metric("step_ms", "step time", "ms", True, 3),
+    Metric("device_ms", "device time per step", "ms", True, 3),
+    Metric("roofline_ms", "roofline time per step", "ms", True, 3),
+    Metric("tokens_per_s", "token throughput of a step", "tokens/s", False, 1),
+    Metric("tokens_per_s_per_user", "token throughput per user", "tokens/s", False, 1),
+    Metric("tflops", "achieved compute", "TFLOP/s", False),
+    Metric("gb_per_s", "achieved bandwidth", "GB/s", False),
+    _RUN["mfu"],
+    _RUN["mbu"],
+)
+_KERNEL = _by_key(
+    Metric("time_us", "kernel time", "us", True),
+    Metric("roofline_us", "roofline time of the kernel", "us", True),
+    _STEP["tflops"],
+    _STEP["gb_per_s"],
+)
+_OPERATOR = _KERNEL | _by_key(
+    Metric("layer_time_us", "operator time per layer", "us", True),
+    Metric("share", "share of the step", "fraction", True, 1),
+)
+_MEMORY = _by_key(
+    Metric("kv_bytes_per_token", "KV cache per token", "bytes", True, 0),
+    Metric("kv_gb", "KV cache", "GB", True, needs_context=True),
+    Metric("weight_gb", "weights", "GB", True),
+    Metric("kv_blocks", "KV blocks", "count", False, 0),
+    Metric("max_tokens", "KV cache capacity in tokens", "count", False, 0),
+    Metric("max_batch", "largest batch that fits", "count", False, 0, needs_context=True),
+    Metric("max_context", "longest context that fits", "count", False, 0),
+)
 _METRICS: Mapping[Basis, Mapping[str, Metric]] = {
     "run": _RUN,
     "step": _STEP,
@@ -99,6 +191,15 @@ _METRICS: Mapping[Basis, Mapping[str, Metric]] = {
     "kernel": _KERNEL,
     "memory": _MEMORY,
 }
+# What predictions are compared with measurements by, in `perfmodel validate`.
+_COMPARED = _by_key(
+    Metric("latency", "kernel time", "s", True),
+    Metric("kernel", "kernel time", "s", True),
+    Metric("step", "step time", "s", True),
+    Metric("serving_step", "step time while serving", "s", True),
+    *(Metric(name, label, "s", True) for name, (label, _) in LATENCIES.items()),
+)
+_EVERYTHING = _SUMMARY | _LATENCY_METRICS | _RUN | _STEP | _OPERATOR | _MEMORY
 # Names that mean the same.
 ALIASES: Mapping[str, str] = {
     "ttft_ms": "mean_ttft_ms",
@@ -133,6 +234,16 @@ _WAY_OUT: Mapping[str, str] = {
 }
 
 
+def metric_of(key: str) -> Metric:
+    """The metric called `key` in any answer; a name that is none of ours (a measured quality) stands for itself.
+
+    `validate` puts the statistic last: `e2el_mean` is `mean_e2el_ms`.
+    """
+    name, _, statistic = key.rpartition("_")
+    found = _EVERYTHING.get(key) or _COMPARED.get(key) or _EVERYTHING.get(f"{statistic}_{name}_ms")
+    return found or Metric(key, key.replace("_", " "), "", False, is_neutral=True)
+
+
 def needs_no_run(metric: str) -> bool:
     """Whether the metric is one of memory, for which nothing is served."""
     return ALIASES.get(metric, metric) in _MEMORY
@@ -146,8 +257,7 @@ def metric_named(name: str, basis: Basis) -> Metric:
     for other, metrics in _METRICS.items():
         if name in metrics:
             raise ValueError(f"metric: {name} is of {_OF[other]}, this figure is of {_OF[basis]}; {_WAY_OUT[other]}")
-    everything = {metric for metrics in _METRICS.values() for metric in metrics}
-    near = did_you_mean(name, everything)
+    near = did_you_mean(name, {metric for metrics in _METRICS.values() for metric in metrics})
     raise ValueError(f"metric: found {name!r}, of {_OF[basis]} allowed {', '.join(known)}{near and '.' + near}")
 
 
@@ -159,7 +269,7 @@ def basis_by_name(name: str) -> Basis:
     for basis in ("run", "step", "memory"):
         if name in _METRICS[basis]:
             return basis
-    known = [*_RUN, *(each for each in _STEP if each not in _RUN), *_MEMORY]
+    known = _unique([*_RUN, *_STEP, *_MEMORY])
     near = did_you_mean(name, known)
     raise ValueError(f"metrics: found {name!r}, allowed {', '.join(known)}{near and '.' + near}")
 
@@ -167,3 +277,7 @@ def basis_by_name(name: str) -> Basis:
 def study_metric(name: str) -> Metric:
     """A metric of runs, steps or memory by its name alone. Raises ValueError for an unknown one."""
     return _METRICS[basis_by_name(name)][name]
+
+
+def _unique(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))

@@ -124,7 +124,7 @@ def _with_front(
 
 
 def _completed(result: PlanResult, simulated: Mapping[str, tuple[Deployment, Records]]) -> PlanResult:
-    """With finalists in order, and what bounds the winner."""
+    """The result with finalists in order, and what bounds the winner."""
     sign = 1.0 if result.is_better_low else -1.0
     ranked = sorted(result.ranked, key=lambda each: (sign * result.figure(each), -each.rate))
     if ranked:  # of those that are about as good as the best, who has most in reserve goes first
@@ -151,7 +151,7 @@ def _completed(result: PlanResult, simulated: Mapping[str, tuple[Deployment, Rec
 
 
 def _prices(result: PlanResult) -> Iterator[str]:
-    """Which prices the finalists are compared by, of which source and date, and which of them are old."""
+    """The prices that finalists are compared by, with source and date, and which of them are old."""
     finalists = (*result.ranked, *result.missed)
     layouts = [layout for each in finalists for layout, _ in each.deployment.screened.candidate.counts]
     scenarios = [layout.scenario for layout in layouts]

@@ -1,6 +1,6 @@
 """The simulated clock: arrivals, replicas behind a router, and the driver that lets the cost model's time pass.
 
-SimPy lives only here. What both clocks share beside the engine also does: workloads, records and their summary.
+SimPy is used only here. What both clocks share beside the engine also does: workloads, records and their summary.
 """
 
 __all__ = [

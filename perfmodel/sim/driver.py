@@ -28,11 +28,11 @@ from perfmodel.specs.scenario import Scenario
 
 if TYPE_CHECKING:
     from perfmodel.sim.fleet.gateway import LostRequest
-    from perfmodel.sim.records.lives import Lives
+    from perfmodel.sim.records.whole_runs import WholeRuns
 
 Progress = Callable[[int, int | None], None]
 _MOST_STEPS_KEPT = 300_000  # requests whose step records are kept in memory by default
-_MOST_LIVED = 50_000  # requests of a run that is simulated twice more for its intervals
+_MOST_REPEATED = 50_000  # requests of a run that is simulated twice more for its intervals
 
 
 def simulate(
@@ -77,7 +77,7 @@ def simulate(
         )
     used = basis_of(entrance).calibration
     requests = collector.requests()
-    ensemble: Ensemble | Lives | None = None
+    ensemble: Ensemble | WholeRuns | None = None
     if intervals and len(requests):
         ensemble = _intervals_of(scenario, requests, cluster, partial(_serve_drawn, basis_of, one_of), one_of)
     summary = summarize(scenario, collector, device_totals(cluster, collector), used, ensemble)
@@ -87,9 +87,10 @@ def simulate(
         notes = (
             *notes,
             f"No intervals: where replicas come and go they take two more runs, of {len(requests):,} "
-            f"requests here; up to {_MOST_LIVED:,} they are found.",
+            f"requests here; up to {_MOST_REPEATED:,} they are found.",
         )
-    return RunResult(scenario, "simulated", summary, requests, collector.steps(), num_blocks, notes, ensemble)
+    steps = collector.steps()
+    return RunResult(scenario, "simulated", summary, requests, steps, num_blocks, notes, ensemble, calibration, profile)
 
 
 def _serve(
@@ -153,20 +154,21 @@ def _way_in(
 
 def _intervals_of(
     scenario: Scenario, requests: RequestColumns, cluster: Cluster, serve: Serve, one_of: int
-) -> "Ensemble | Lives | None":
-    """What intervals come from; where replicas came and went, a shorter run would have another part of their life, and
-    of a long one whole lives would take too long."""
+) -> "Ensemble | WholeRuns | None":
+    """What intervals come from. Where replicas came and went, a shorter run would see another part of the load; a long
+    run takes too long to be repeated whole.
+    """
     fleets = {} if cluster.dynamic is None else cluster.dynamic.fleets
     if not fleets:
         return run_ensemble(scenario, requests, serve)
-    if len(requests) > _MOST_LIVED:
+    if len(requests) > _MOST_REPEATED:
         return None
-    from perfmodel.sim.records.lives import run_lives
+    from perfmodel.sim.records.whole_runs import simulate_whole_runs
 
     end = to_ticks(float(requests.finished_s.max()))
     used = {number: fleet.used_s(end) / max(end / TICKS_PER_S, 1e-9) for number, fleet in fleets.items()}
     sizes = {number: max(round(mean), 1) * one_of for number, mean in used.items()}
-    return run_lives(scenario, requests, sizes, serve)
+    return simulate_whole_runs(scenario, requests, sizes, serve)
 
 
 def _serve_drawn(basis_of: BasisOf, one_of: int, scenario: Scenario, scores: Scores | None) -> RequestColumns:

@@ -10,7 +10,7 @@ from perfmodel.files.base import Spec
 from perfmodel.files.units import BytesPerSecond, Seconds
 from perfmodel.specs.autoscaling import AutoscalingSpec, FailuresSpec
 from perfmodel.specs.networks import GivenLink, NetworkSpec
-from perfmodel.specs.pools import Deployment, PoolSpec, RouterName, completed, deployments
+from perfmodel.specs.pools import PoolGroup, PoolSpec, RouterName, completed, deployments
 
 
 class RateLimit(Spec):
@@ -135,7 +135,7 @@ class ClusterSpec(Spec):
         return any(extra is not None for extra in extras) or any(pool.autoscaling or pool.share for pool in self.pools)
 
     @property
-    def deployments(self) -> tuple[Deployment, ...]:
+    def deployments(self) -> tuple[PoolGroup, ...]:
         """Pools that serve the same requests, in the order of their first ones."""
         return deployments(self.pools)
 

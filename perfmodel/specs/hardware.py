@@ -1,4 +1,4 @@
-"""`HardwareSpec`: declared facts of one device (or system), each block with its source. No fitted factor lives here."""
+"""`HardwareSpec`: declared facts of one device (or system), each block with its source. No fitted factor is here."""
 
 __all__ = ["Declared", "HardwareSpec", "Link", "MemoryLevel", "Price"]
 
@@ -59,7 +59,7 @@ class Price(Spec):
 
 
 class HardwareSpec(Spec):
-    """One device type. See design section 3.5 for the file.
+    """One device type, as its file in `hardware_specs/` declares it.
 
     power_cap_w: what the device is allowed to draw (`nvidia-smi -pl`); its TDP unless given, which no file does
     network:     what joins its nodes, and how many devices a node has; a scenario's `cluster.network`, if that is given

@@ -1,6 +1,6 @@
 """`PoolSpec`: equal replicas of one role, and the deployments that pools make together."""
 
-__all__ = ["Deployment", "PoolSpec", "RouterName", "completed", "deployments"]
+__all__ = ["PoolGroup", "PoolSpec", "RouterName", "completed", "deployments"]
 
 from collections import Counter
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ class PoolSpec(Spec):
         return self
 
 
-class Deployment(NamedTuple):
+class PoolGroup(NamedTuple):
     """`pools`: the positions of its pools in the cluster; `share`: of the requests, all unless there is one."""
 
     name: str | None
@@ -93,10 +93,10 @@ class Deployment(NamedTuple):
             raise ValueError(f"found shadow without share{where}; say of which share of the requests it gets copies")
 
 
-def deployments(pools: Sequence[PoolSpec]) -> tuple[Deployment, ...]:
+def deployments(pools: Sequence[PoolSpec]) -> tuple[PoolGroup, ...]:
     """The deployments that `pools` make, in the order of their first pools."""
     return tuple(
-        Deployment(
+        PoolGroup(
             name if isinstance(name, str) else None,
             tuple(numbers),
             pools[numbers[0]].share,

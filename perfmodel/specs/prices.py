@@ -18,7 +18,7 @@ _DATE = re.compile(r"^price:(?:[^\n]*|(?:\n[ \t]+[^\n]*)+?)\bdate:\s*(\d{4}-\d{2
 
 @cache
 def newest_price_date() -> datetime.date | None:
-    """Of all prices in hardware_specs; None if there are none."""
+    """Date of the newest price in hardware_specs; None if there is none."""
     texts = [path.read_text(encoding="utf-8") for path in sorted(data_dir("hardware").glob("*.yaml"))]
     found = [match[1] for text in texts if (match := _DATE.search(text))]
     return max(map(datetime.date.fromisoformat, found), default=None)

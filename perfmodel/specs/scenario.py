@@ -17,7 +17,7 @@ from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.units import refuse_missing_units
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import NetworkSpec
-from perfmodel.specs.pools import Deployment, PoolSpec
+from perfmodel.specs.pools import PoolGroup, PoolSpec
 from perfmodel.specs.slo import SLO
 from perfmodel.specs.traffic import ExpertRouting, Sampling, Traffic
 
@@ -97,7 +97,7 @@ class Scenario(Spec):
                 self._check_exchange(pool)
         return self
 
-    def _check_kv_formats(self, deployment: Deployment) -> None:
+    def _check_kv_formats(self, deployment: PoolGroup) -> None:
         """The same model, and the same KV, in all pools of a deployment; those with a share may differ from others."""
         mine = [self.cluster.pools[number] for number in deployment.pools]
         common, place = (

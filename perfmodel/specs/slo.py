@@ -1,4 +1,4 @@
-"""`SLO`: what counts as good service of a request, in the ways that people state it."""
+"""`SLO`: what counts as a good request, in the ways that people state it."""
 
 __all__ = ["SLO", "WORDS_PER_TOKEN"]
 
@@ -71,7 +71,7 @@ class SLO(Spec):
         return min(given, default=None)
 
     def limit_ms(self, metric: str) -> float | None:
-        """Of ttft, tpot, max_itl, e2el or reader_wait, where one number holds for all requests; else None."""
+        """Limit on ttft, tpot, max_itl, e2el or reader_wait in ms, if one number holds for all requests; else None."""
         if metric == "ttft":
             return self.ttft_ms if self.ttft_ms_per_input_token is None else None
         if metric == "reader_wait":

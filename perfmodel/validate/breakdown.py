@@ -15,7 +15,7 @@ _CLOSE = 0.02  # of the measured value: nothing to explain below
 
 
 def why(predicted: float, measured: float, shares: Mapping[str, float], whole: str) -> str:
-    """Which part would have to take how much longer or shorter, alone, for `predicted` to be `measured`."""
+    """The part that, alone, would have to take so much longer or shorter for `predicted` to be `measured`."""
     ratio = measured / predicted
     head = f"measured {ratio:.2f}x predicted"
     name, share = max(shares.items(), key=lambda item: item[1])
@@ -29,7 +29,7 @@ def why(predicted: float, measured: float, shares: Mapping[str, float], whole: s
 
 
 def kernel_breakdown(predicted: float, measured: float, compute: float, memory: float) -> dict[str, Any]:
-    """Of a kernel: seconds of its resources alone (they overlap), what bounds it, and the rest, its overhead."""
+    """Parts of a kernel's time: seconds of each resource alone (they overlap), its bound, and its overhead."""
     longest = max(compute, memory)
     overhead = max(0.0, predicted - longest)
     bound = "memory" if memory >= compute else "compute"
@@ -45,7 +45,7 @@ def kernel_breakdown(predicted: float, measured: float, compute: float, memory: 
 
 
 def message_breakdown(predicted: float, measured: float, wire: float) -> dict[str, Any]:
-    """Of a message: the time in which its bytes are on the wire, and the rest: launches and hops."""
+    """Parts of a message's time: its bytes on the wire, and the rest, launches and hops."""
     shares = {"communication": min(wire / predicted, 1.0), "overhead": max(0.0, 1 - wire / predicted)}
     bound = max(shares, key=lambda name: shares[name])
     return {

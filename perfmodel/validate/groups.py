@@ -39,7 +39,7 @@ class Dimension:
 
     @classmethod
     def of(cls, values: Sequence[str], order: Sequence[str] = ()) -> "Dimension":
-        """From each row's group; groups in `order` come first, in that order, others sorted."""
+        """The dimension of each row's group; groups in `order` come first, in that order, others sorted."""
         present = set(values)
         names = (*(n for n in order if n in present), *sorted(present - set(order)))
         number = {name: i for i, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""Of rows of kernel tables: their size, and what the prediction of a single row consists of.
+"""Rows of kernel tables: their size, and what the prediction of a single row consists of.
 
 Work is counted from the sizes that the forms use: FLOPs of kernels, payload bytes of messages.
 """
@@ -12,20 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.calibrate.kernels.tables import Group
-from perfmodel.cost.forms.attention_decode import DecodeSizes, FlashDecodeFit, decode_seconds
-from perfmodel.cost.forms.attention_prefill import FlashPrefillFit, PrefillSizes, prefill_seconds
-from perfmodel.cost.forms.collective import (
-    CollectiveSizes,
-    CustomAllReduceFit,
-    collective_seconds,
-    custom_seconds,
-)
+from perfmodel.cost.forms.attention.decode import DecodeSizes, FlashDecodeFit, decode_seconds
+from perfmodel.cost.forms.attention.latent import LatentSizes
+from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, PrefillSizes, prefill_seconds
 from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.experts import ExpertSizes, expert_seconds
 from perfmodel.cost.forms.gemm import GemmSizes, gemm_seconds
-from perfmodel.cost.forms.latent import LatentSizes
-from perfmodel.cost.links import link_for
+from perfmodel.cost.forms.messages.collective import CustomAllReduceFit, custom_seconds
+from perfmodel.cost.forms.messages.links import link_for
+from perfmodel.cost.forms.messages.nccl import CollectiveSizes, collective_seconds
 from perfmodel.ops.extents import DecodeExtent, HeadsExtent
 from perfmodel.validate.breakdown import kernel_breakdown, message_breakdown
 from perfmodel.validate.groups import NOT_APPLICABLE, Dimension, range_names
@@ -109,7 +105,7 @@ def _heads(extent: HeadsExtent) -> tuple[tuple[str, Any], ...]:
 
 
 def _attention_flops(sizes: DecodeSizes | PrefillSizes) -> NDArray[np.float64]:
-    """Of the scores and their use, causal; windows are left out: this only sorts rows by size."""
+    """FLOPs of the scores and their use, causal; windows are left out: this only sorts rows by size."""
     if isinstance(sizes, DecodeSizes):
         return np.asarray(sizes.extent.num_seqs * sizes.length * sizes.extent.query_rows * sizes.flops_per_token)
     pairs = sizes.tokens * sizes.cached + sizes.tokens * (sizes.tokens + 1) / 2

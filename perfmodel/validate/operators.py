@@ -16,11 +16,12 @@ from perfmodel.calibrate.kernels.tables import Group, read_table
 from perfmodel.cost import Calibration, load_calibration
 from perfmodel.cost.calibrations import PASSED_ON
 from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.provenance import FittedSource, Provenance
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.specs import load_hardware
 from perfmodel.validate.groups import NOT_APPLICABLE, Comparison, Dimension, by_dimension, joined, pooled, worst_of
 from perfmodel.validate.kernel_parts import kernel_sizes, row_breakdown
-from perfmodel.validate.report import Basis, ValidationReport
+from perfmodel.validate.report import ValidationReport
 from perfmodel.validate.rows import Rows
 
 Progress = Callable[[int, int], None]
@@ -94,7 +95,7 @@ def validate_operators(path: str | Path, progress: Progress | None = None) -> Va
         worst=worst_of([comparison], 10, partial(_breakdown, judged)),
         notes=notes,
         comparisons=[comparison],
-        basis=sorted({Basis.of(member.calibration) for member in judged}),
+        provenance=Provenance(tuple(sorted({FittedSource.of(member.calibration) for member in judged}))),
         about=_about(judged),
     )
 
@@ -106,7 +107,7 @@ def _comparison(judged: list[_Judged]) -> Comparison:
 
 
 def _breakdown(judged: list[_Judged], comparison: Comparison, number: int) -> dict[str, Any]:
-    """Of one row of all, counted as in `_rows`."""
+    """Parts of one row, counted as in `_rows`."""
     given = int(np.flatnonzero(comparison.rows.kept)[number])
     for member in judged:
         if given < len(member.predicted):
@@ -197,7 +198,7 @@ def _rows(members: list[_Judged]) -> Rows:
 
 
 def _grouped(judged: list[_Judged]) -> Iterator[tuple[str, list[_Judged]]]:
-    """By `<system>/<op>`, then by kernel."""
+    """Rows grouped by `<system>/<op>`, then by kernel."""
     for names in (
         [f"{member.system}/{member.op}" for member in judged],
         [f"{member.system}/{member.op} {member.group.engine} {member.group.key}" for member in judged],

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.serving.request_logs import RequestLog, read_request_log
 from perfmodel.cost import EngineProfile, ServerFit, load_engine_profile
+from perfmodel.cost.provenance import provenance_of
+from perfmodel.plan.sweeps.step_report import mean_step
 from perfmodel.plan.sweeps.typical_step import StepChoice
-from perfmodel.report.runs.step_view import mean_step
 from perfmodel.sim import RequestColumns, simulate
-from perfmodel.validate.basis import basis_of
 from perfmodel.validate.groups import Comparison, by_dimension, pooled, range_names, worst_of
 from perfmodel.validate.report import ValidationReport
 from perfmodel.validate.rows import Rows
@@ -68,7 +68,7 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
         by=by_dimension(comparisons),
         worst=worst_of(comparisons, 3, parts),
         comparisons=comparisons,
-        basis=basis_of([log.scenario]),
+        provenance=provenance_of([log.scenario]),
         about=_ABOUT,
     )
 
@@ -76,7 +76,7 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
 def _breakdown(
     log: RequestLog, steps: StepChoice | None, ttft_s: Floats, comparison: Comparison, number: int
 ) -> dict[str, Any]:
-    """Of one request, with the run's mean decode step."""
+    """Parts of one request's latency, with the run's mean decode step."""
     rows, request = comparison.rows, int(np.flatnonzero(comparison.rows.kept)[number])
     typical = TypicalSteps.of(log.scenario, steps, int(log.num_prompt_tokens[request]), ServerFit())
     predicted_ms, measured_ms = 1e3 * float(rows.predicted[number]), 1e3 * float(rows.measured[number])

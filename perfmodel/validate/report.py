@@ -1,44 +1,20 @@
-"""`ValidationReport`: predicted beside measured, the same document for every kind of truth (design section 3.4)."""
+"""`ValidationReport`: predicted beside measured, the same document for every kind of truth."""
 
-__all__ = ["Basis", "ValidationReport"]
+__all__ = ["ValidationReport"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfmodel.cost import Calibration, EngineProfile
-from perfmodel.cost.calibrations import PASSED_ON
-from perfmodel.cost.generations import GenerationFit
+from perfmodel.cost.provenance import Provenance
+from perfmodel.printable import Printable
 from perfmodel.validate.groups import Comparison
 from perfmodel.validate.rows import ErrorStats
 
 
-@dataclass(frozen=True, order=True)
-class Basis:
-    """A calibration or an engine profile that predictions came from: its file, source and date."""
-
-    name: str
-    source: str
-    date: str = ""
-
-    @classmethod
-    def of(cls, fitted: Calibration | EngineProfile | GenerationFit) -> "Basis":
-        date = fitted.date.isoformat() if fitted.date else ""
-        if isinstance(fitted, EngineProfile):
-            return cls(f"engine@{fitted.engine}", fitted.source or "not fitted: adds nothing", date)
-        if isinstance(fitted, GenerationFit):
-            return cls(f"generation@{fitted.architecture}", fitted.source, date)
-        if fitted.origin == "datasheet" or fitted.source.startswith(PASSED_ON):
-            return cls(f"{fitted.device}, no file of its own", fitted.source, date)
-        return cls(f"{fitted.device}@{fitted.engine}", fitted.source, date)
-
-    def to_json(self) -> dict[str, str]:
-        return {"name": self.name, "source": self.source, "date": self.date}
-
-
-@dataclass(frozen=True)
-class ValidationReport:
-    """What `perfmodel validate` prints. `str()` is the readable form, `to_json()` the document.
+@dataclass(frozen=True, repr=False)
+class ValidationReport(Printable):
+    """What `perfmodel validate` answers; it prints itself as the command does.
 
     rows, covered: rows of the truth, and those that could be predicted
     metrics:       metric -> errors over all rows
@@ -47,7 +23,7 @@ class ValidationReport:
                    a prediction can be told apart, breakdown (see `perfmodel.validate.breakdown`)
     notes:         sentences a reader needs beside the figures
     comparisons:   the rows themselves, for a written report; not part of the document
-    basis:         what predictions came from
+    provenance:    what predictions came from
     about:         what was compared, and what of it the calibrations were fitted to, in words
     figures:       every row by itself (id, technique, metric, unit, predicted, published, ratio, source, reason), where
                    rows are single figures that somebody published
@@ -63,13 +39,13 @@ class ValidationReport:
     worst: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
     comparisons: Sequence[Comparison] = field(default=(), repr=False)
-    basis: Sequence[Basis] = ()
+    provenance: Provenance = field(default_factory=Provenance)
     about: str = ""
     figures: Sequence[Mapping[str, Any]] = ()
     techniques: Sequence[Mapping[str, Any]] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The document of design section 3.4."""
+        """The report as one JSON document, the same for every kind of truth."""
         return {
             "kind": self.kind,
             "rows": self.rows,
@@ -78,51 +54,8 @@ class ValidationReport:
             "by": {g: {name: s.to_json() for name, s in group.items()} for g, group in self.by.items()},
             "worst": [dict(row) for row in self.worst],
             "notes": list(self.notes),
-            "calibrations": [each.to_json() for each in self.basis],
+            "calibrations": [each.to_json() for each in self.provenance.fitted],
+            "provenance": self.provenance.to_json("validation", {"kind": self.kind}),
             **({"figures": [dict(row) for row in self.figures]} if self.figures else {}),
             **({"techniques": [dict(row) for row in self.techniques]} if self.techniques else {}),
         }
-
-    def __str__(self) -> str:
-        head = f"{'':<34} {'rows':>6} {'mean':>7} {'median':>7} {'p90':>7} {'bias':>7}  in 80 % interval"
-        lines = [f"validate {self.kind}: {self.covered} of {self.rows} rows predicted", "", head]
-        lines += [_line(name, stats) for name, stats in self.metrics.items()]
-        for group, metrics in self.by.items():
-            lines += [_line(f"  {group}: {name}", stats) for name, stats in metrics.items()]
-        if self.figures:
-            lines += ["", "predicted / published", *(_figure(row) for row in self.figures)]
-        if self.techniques:
-            lines += ["", f"{'speedup':<30} simulated  executed  quotient  metric", *map(_technique, self.techniques)]
-        if self.worst:
-            lines += ["", "largest errors"]
-            lines += [
-                f"  {row['metric']:<10} {row['error']:+7.1%}  predicted {row['predicted']:.4g}, "
-                f"measured {row['measured']:.4g}: {row['row']}" + _why(row)
-                for row in self.worst
-            ]
-        return "\n".join([*lines, *(["", *self.notes] if self.notes else [])])
-
-
-def _why(row: Mapping[str, Any]) -> str:
-    sentence = row.get("breakdown", {}).get("why", "")
-    return f"\n{'':<13}{sentence}" if sentence else ""
-
-
-def _figure(row: Mapping[str, Any]) -> str:
-    values = f"{row['predicted']:>10.4g} / {row['published']:<8.4g} {row['unit']:<8}"
-    return f"  {row['id']:<18} {row['ratio']:>6.2f} = {values} {row['metric']:<18} {row['technique']}"
-
-
-def _technique(row: Mapping[str, Any]) -> str:
-    return (
-        f"{row['technique']:<30} {row['simulated']:>9.3f} {row['executed']:>9.3f} {row['quotient']:>9.3f}  "
-        f"{row['metric']}"
-    )
-
-
-def _line(name: str, stats: ErrorStats) -> str:
-    coverage = "-" if stats.interval_coverage is None else f"{stats.interval_coverage:.0%}"
-    return (
-        f"{name:<34} {stats.rows:>6} {stats.mean_ape:>7.1%} {stats.median_ape:>7.1%} {stats.p90_ape:>7.1%} "
-        f"{stats.bias:>+7.1%}  {coverage}"
-    )

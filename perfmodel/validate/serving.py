@@ -11,8 +11,8 @@ import numpy as np
 
 from perfmodel.calibrate.serving.runs import METRICS, read_serving_runs
 from perfmodel.calibrate.serving.simulation import StageRow, simulate_runs
+from perfmodel.cost.provenance import provenance_of
 from perfmodel.specs import Scenario
-from perfmodel.validate.basis import basis_of
 from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled, range_names, worst_of
 from perfmodel.validate.report import ValidationReport
 from perfmodel.validate.rows import Rows
@@ -57,7 +57,7 @@ def report_serving(rows: Sequence[StageRow], left_out: Sequence[tuple[str, str]]
         worst=worst_of(comparisons, 3, partial(_breakdown, rows)),
         notes=[f"not covered: {name}: {reason}" for name, reason in left_out],
         comparisons=comparisons,
-        basis=basis_of([row.run.scenario for row in rows]),
+        provenance=provenance_of([row.run.scenario for row in rows]),
         about=_ABOUT,
     )
 

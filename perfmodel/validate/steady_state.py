@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.calibrate.steady.reduced import num_slices
 from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
-from perfmodel.calibrate.steady.slices import num_slices
 from perfmodel.calibrate.steady.states import read_steady_states
+from perfmodel.cost.provenance import provenance_of
 from perfmodel.specs.pools import PoolSpec
 from perfmodel.specs.traffic import Lengths
-from perfmodel.validate.basis import basis_of
 from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled, worst_of
 from perfmodel.validate.report import ValidationReport
 from perfmodel.validate.rows import ErrorStats, Rows
@@ -91,7 +91,7 @@ def report_steady_state(pairs: Sequence[SteadyStatePair], left_out: Sequence[tup
             *(f"not covered: {name}: {reason}" for name, reason in reasons),
         ],
         comparisons=comparisons,
-        basis=basis_of([pair.row.scenario for pair in covered]),
+        provenance=provenance_of([pair.row.scenario for pair in covered]),
         about=_ABOUT,
     )
 

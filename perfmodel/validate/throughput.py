@@ -11,7 +11,7 @@ import numpy as np
 
 from perfmodel.calibrate.offline.runs import OfflineRun, read_offline_runs
 from perfmodel.calibrate.offline.simulation import OfflinePair, simulate_offline_runs
-from perfmodel.validate.basis import basis_of
+from perfmodel.cost.provenance import provenance_of
 from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled, worst_of
 from perfmodel.validate.report import ValidationReport
 from perfmodel.validate.rows import Rows
@@ -54,7 +54,7 @@ def report_throughput(pairs: Sequence[OfflinePair], left_out: Sequence[tuple[str
         worst=worst_of(comparisons, 5, lambda comparison, number: _described(covered, comparison, number)),
         notes=[f"not covered: {name}: {reason}" for name, reason in reasons],
         comparisons=comparisons,
-        basis=basis_of([pair.row.scenario for pair in covered]),
+        provenance=provenance_of([pair.row.scenario for pair in covered]),
         about=_ABOUT,
     )
 

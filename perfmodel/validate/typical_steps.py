@@ -1,4 +1,4 @@
-"""Of a served scenario: its typical decode step and the steps that prefill a prompt, so that latencies have parts.
+"""Typical steps of a served scenario: its decode step and the steps that prefill a prompt, the parts of latencies.
 
 TTFT     queue | prefill steps | front end      (queue: what is left: waiting for the running step and for others)
 TPOT     the families of the typical decode step, and the host
@@ -59,7 +59,7 @@ class TypicalSteps:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of the decode step: each operator family, the largest first, and the host."""
+        """Shares of the decode step: each operator family, the largest first, and the host."""
         seconds: dict[str, float] = {}
         for row in self.decode.rows:
             seconds[row.work.family] = seconds.get(row.work.family, 0.0) + row.duration_s

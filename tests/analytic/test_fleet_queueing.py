@@ -16,8 +16,8 @@ from perfmodel.engine import KVBlockManager, Outcome, Request, Scheduler, Schedu
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.driver import simulate
 from perfmodel.sim.fleet.gateway import Gateway
-from perfmodel.sim.fleet.router import ROUTERS
-from perfmodel.sim.replica.lockstep import LeapingBackend, Lockstep
+from perfmodel.sim.fleet.routing.router import ROUTERS
+from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.replica import Replica
 from perfmodel.sim.traffic.clients import OpenLoopClient
 from perfmodel.specs import load_scenario
@@ -171,9 +171,9 @@ def test_a_step_as_long_as_its_batch_shares_the_processor(
     ticks = np.cumsum(rng.exponential(1 / rate, count)).astype(np.int64)
     config = SchedulerConfig(max_num_seqs=10_000, max_num_batched_tokens=10_000, max_model_len=20 * MEAN_TOKENS)
     env, finished, backend = TickEnvironment(), [], SharingBackend(per_token)
-    assert isinstance(backend, LeapingBackend)
     loop = ServeLoop(Scheduler(config, KVBlockManager(100_000, 16)), False)
-    replica = Replica(Lockstep(env, backend), 0, loop, lambda _, r: finished.append(r), lambda _, record: None)
+    clock = Lockstep(env, backend, leaper=backend)
+    replica = Replica(clock, 0, loop, lambda _, r: finished.append(r), lambda _, record: None)
     requests = (Request(i, t, 1, n) for i, (t, n) in enumerate(zip(ticks.tolist(), tokens.tolist(), strict=True)))
     OpenLoopClient(env, requests, lambda _: replica)
     env.run()

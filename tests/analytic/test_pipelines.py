@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import StageTicks, step_costs
-from perfmodel.cost.flow_line import StageTimes, round_time
+from perfmodel.cost.steps.stages import StageTimes, round_time
 from perfmodel.engine import Outcome, Request, SchedulerConfig, StepPlan, StepRecord
 from perfmodel.ops import decode_shape
 from perfmodel.plan.sweeps.metrics import device_shares
@@ -108,7 +108,7 @@ def on_the_clock(case: Case, is_pipeline: bool) -> list[tuple[int, ...]]:
             return Outcome(1 + duration_of(plan))
 
     env, rows = TickEnvironment(), []
-    clock = Pipeline(env, Backend()) if is_pipeline else Lockstep(env, Backend(), can_leap=False)
+    clock = Pipeline(env, Backend()) if is_pipeline else Lockstep(env, Backend())
 
     def on_finished(_: Replica, request: Request) -> None:
         rows.append((request.request_id, request.first_token_at or 0, request.finished_at or 0))

@@ -15,16 +15,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import OperatorTimer, estimate_step, load_calibration
-from perfmodel.cost.links import link_for, path_of
+from perfmodel.cost.forms.messages.links import link_for, path_of
 from perfmodel.ops import build_graph
-from perfmodel.ops.attention_mixed import mixed_attention
-from perfmodel.ops.attention_prefill import Heads
+from perfmodel.ops.attention.decode import mixed_attention
+from perfmodel.ops.attention.prefill import Heads
 from perfmodel.ops.collectives import all_gather, all_reduce, all_to_all, reduce_scatter, send_recv
 from perfmodel.ops.formats import LinearFormat
-from perfmodel.ops.gemm import gemm
-from perfmodel.ops.graph import StepGraph
-from perfmodel.ops.ranks import Spread
-from perfmodel.ops.work import BatchShape, Message, Work
+from perfmodel.ops.graphs.step import StepGraph
+from perfmodel.ops.linear import gemm
+from perfmodel.ops.messages import Message, Spread
+from perfmodel.ops.work import BatchShape, Work
 from perfmodel.specs import EngineSpec, list_hardware, list_models, load_hardware, load_model
 from perfmodel.specs.hardware import Link
 

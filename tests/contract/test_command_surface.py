@@ -6,6 +6,7 @@ from perfmodel.cli import app
 
 FROZEN = {
     "calibrate": ["--device", "--model", "--from", "--engine", "--generation", "--out", "--json"],
+    "compare": ["A", "B", "--json"],
     "execute": ["SCENARIO", "--set", "--json", "--out", "--seed", "--kernels"],
     "explain": ["SCENARIO", "--set", "--batch", "--context", "--prefill", "--run", "--occupancy", "--json", "--seed"],
     "hardware list": ["--json"],

@@ -2,11 +2,18 @@
 
 import json
 from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import pytest
+from pydantic import Field
 
-from perfmodel.cost import OperatorTimer, estimate_step
+from perfmodel.cost import OperatorTimer, estimate_step, load_calibration, save_calibration
+from perfmodel.cost.forms.device import OperatorTime
+from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.forms.registry import FORMS, Form
 from perfmodel.engine import POLICIES, KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop
+from perfmodel.errors import SpecError
+from perfmodel.files.base import Spec
 from perfmodel.ops import build_graph, decode_shape
 from perfmodel.ops.node import on_tokens
 from perfmodel.ops.work import Work
@@ -138,6 +145,56 @@ def test_an_operator_is_a_function_and_a_line_in_the_graph():
     assert (row.name, row.hbm_bytes) == ("embed_again", 65536.0)
     assert after.duration_s == pytest.approx(before.duration_s + row.duration_s)
     assert "embed_again" in str(after)
+
+
+class TableExtent(NamedTuple):
+    """What the form of table lookups depends on: lookups one after the other, each after the one before."""
+
+    num_lookups: float
+    traits: None = None
+
+
+def table_lookup(num_tokens):
+    """Place one: the operator. Four lookups a token, 64 B each."""
+    return Work("lookup", "lookup", weight_bytes=256.0 * num_tokens, extent=TableExtent(4 * num_tokens))
+
+
+class LookupFit(Spec):
+    """Place two: the form. A lookup waits for the memory's latency, of so many that are under way at once."""
+
+    form: Literal["table_lookup"] = "table_lookup"
+    latency_s: float = Field(default=6e-7, ge=1e-7, le=1e-5)
+    at_once: float = Field(default=64.0, ge=1, le=1e6)
+    residuals: Residuals = Residuals()
+
+
+def lookup_time(work, fit, device):
+    """Two as well: t = latency lookups / at once, no less than the bytes take."""
+    memory_s = work.hbm_bytes / device.bandwidth
+    latency_s = fit.latency_s * work.extent.num_lookups / fit.at_once
+    return OperatorTime(max(memory_s, latency_s), 0.0, memory_s, 0.0, max(0.0, latency_s - memory_s), "overhead")
+
+
+def test_an_operator_with_a_form_of_its_own_touches_four_places(monkeypatch, tmp_path):
+    monkeypatch.setitem(FORMS, "table_lookup", Form(LookupFit, lookup_time))  # three: its row
+    graph = build_graph(load_model("llama-3.1-8b"))
+    longer = replace(graph, nodes=(*graph.nodes, on_tokens("lookup", table_lookup)))  # four: its line in the layer
+
+    # A calibration holds its fit like any other's, and is refused for what the form does not allow.
+    hardware, file = load_hardware("a100-sxm-80gb"), tmp_path / "mine.yaml"
+    written = "device: a100-sxm-80gb\nengine: mine\nfamilies:\n  lookup: {form: table_lookup, at_once: 32}\n"
+    file.write_text(written)
+    timer = OperatorTimer(hardware, load_calibration(hardware, path=file))
+    row = estimate_step(longer, timer, decode_shape(800, 1000)).rows[-1]
+    assert (row.name, row.duration_s) == ("lookup", pytest.approx(6e-7 * 4 * 800 / 32))
+    assert (
+        load_calibration(hardware, path=save_calibration(timer.calibration, tmp_path / "again.yaml"))
+        == timer.calibration
+    )
+    for wrong, said in (("at_once: 0.5", "mine.yaml:4: families.lookup.at_once"), ("at_once_: 3", "mean 'at_once'")):
+        file.write_text(written.replace("at_once: 32", wrong))
+        with pytest.raises(SpecError, match=said):
+            load_calibration(hardware, path=file)
 
 
 def test_an_optimisation_that_changes_work_acts_in_the_operators_alone():

@@ -1,4 +1,4 @@
-"""Imports point one way: files <- models <- specs <- ops <- cost; engine alone; sim; plan, report, validate; cli."""
+"""Imports point one way: files <- models <- specs <- ops <- cost; engine alone; sim; plan, validate, report; cli."""
 
 import ast
 import sys
@@ -7,22 +7,23 @@ import pytest
 
 # Each room may import those before it, but for what stands beside it.
 ORDER = (
-    *("version", "errors", "files", "models", "specs", "ops", "cost"),
-    *("engine", "sim", "plan", "report", "calibrate", "validate"),
+    *("version", "errors", "printable", "files", "models", "specs", "ops", "cost"),
+    *("engine", "sim", "plan", "calibrate", "validate", "report"),
 )
 NOT_FOR = {
-    "engine": {"files", "models", "specs", "ops", "cost"},
-    "calibrate": {"plan", "report"},
+    "engine": {"printable", "files", "models", "specs", "ops", "cost"},
+    "calibrate": {"plan"},
 }
 BELOW = {here: set(ORDER[:place]) - NOT_FOR.get(here, set()) for place, here in enumerate(ORDER)}
 BELOW |= {"api": set(ORDER), "cli": set(ORDER)}
 # Rooms within rooms, lowest first: each may import those before it.
 WITHIN = {
     "sim": ("clock", "traffic", "replica", "fleet", "records", "driver"),
-    "report": ("drawing", "runs", "studies", "whatifs", "plans"),
+    "report": ("document", "numbers", "render", "written", "drawing", "plots", "runs", "views", "printed"),
     "plan": (
         "spec",
         "metrics",
+        "comparison",
         "step",
         "sweeps",
         "studies",

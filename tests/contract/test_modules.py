@@ -109,6 +109,16 @@ def test_there_is_one_kv_block_manager(modules):
     assert found == ["perfmodel.engine.kv_blocks.KVBlockManager"]
 
 
+def test_public_classes_have_names_of_their_own(modules):
+    """A name that two rooms use for two things has to be explained each time it is read."""
+    places = {}
+    for module in modules:
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module.name)
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
 def test_test_files_have_names_of_their_own():
     """Folders of tests are no packages: pytest cannot collect two files of one name."""
     names = Counter(path.name for path in Path(__file__).parents[1].rglob("test_*.py"))

@@ -16,7 +16,7 @@ from perfmodel.models.changes.attention import with_window  # noqa: E402
 from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402
 from perfmodel_executors.kernels.attention_sparse.blocks import seen_blocks  # noqa: E402
-from perfmodel_executors.models.batch import Segment, TreeNodes, build_batch  # noqa: E402
+from perfmodel_executors.models.batch import TokenSegment, TreeNodes, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.models.support import check_capturable  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
@@ -75,7 +75,7 @@ def in_blocks(position, mixer):
 def chunked_logits(decoder, tokens, sizes, table):
     cache, out, done = decoder.new_cache(BLOCK, 14), [], 0
     for size in sizes:
-        batch = build_batch([Segment(tokens[done : done + size], done, table)], BLOCK, ring=decoder.ring)
+        batch = build_batch([TokenSegment(tokens[done : done + size], done, table)], BLOCK, ring=decoder.ring)
         out.append(decoder.forward(batch, cache)[0])
         done += size
     return torch.stack(out)
@@ -130,7 +130,7 @@ def test_standard_attention_runs_the_kernel_that_stores_scores(monkeypatch):
     decoder = Decoder(MODELS["gqa"], torch.float32, seed=1, attention="standard")
     kernel = decoder.kernels.attention_standard
     monkeypatch.setattr(decoder.kernels, "attention_standard", lambda *a: called.append(len(a[0])) or kernel(*a))
-    segments = [Segment(tokens_of(1, 6), 0, [0, 1]), Segment([3], 0, [2])]
+    segments = [TokenSegment(tokens_of(1, 6), 0, [0, 1]), TokenSegment([3], 0, [2])]
     decoder.forward(build_batch(segments, BLOCK), decoder.new_cache(BLOCK, 3))
     assert called == [1, 6] * 2
 
@@ -150,10 +150,10 @@ def test_a_warm_up_leaves_a_rolling_cache_as_it_was():
     runs = []
     for warms_up in (False, True):
         runner = StepRunner(decoder, decoder.new_cache(BLOCK, 6))
-        runner.run([Segment(tokens[:10], 0, [4, 1, 2])])
+        runner.run([TokenSegment(tokens[:10], 0, [4, 1, 2])])
         if warms_up:
-            runner.run([Segment(tokens[10:], 10, [4, 1, 2])], is_warm_up=True)
-        runner.run([Segment(tokens[10:], 10, [4, 1, 2])])
+            runner.run([TokenSegment(tokens[10:], 10, [4, 1, 2])], is_warm_up=True)
+        runner.run([TokenSegment(tokens[10:], 10, [4, 1, 2])])
         runs.append(runner.cache.pages[1].k_BSKH)
     assert torch.equal(*runs)
 
@@ -170,8 +170,8 @@ def test_a_quantised_rolling_cache_reads_a_chunk_as_it_stores_it(dtype):
 def test_drafted_tokens_are_not_verified_where_keys_are_overwritten_or_limited():
     rolling, standard = windowed(9, 3), Decoder(MODELS["gqa"], torch.float32, attention="standard")
     with pytest.raises(PerfmodelError, match=r"not verified in a rolling KV cache.*leave out the window"):
-        build_batch([Segment([1, 2], 8, [0, 1, 2], is_verified=True)], BLOCK, ring=rolling.ring)
-    tree = build_batch([Segment([1, 2], 8, [0, 1, 2], nodes=TreeNodes(0, (0, 0), (1, 2)))], BLOCK)
+        build_batch([TokenSegment([1, 2], 8, [0, 1, 2], is_verified=True)], BLOCK, ring=rolling.ring)
+    tree = build_batch([TokenSegment([1, 2], 8, [0, 1, 2], nodes=TreeNodes(0, (0, 0), (1, 2)))], BLOCK)
     with pytest.raises(PerfmodelError, match="not verified with standard attention; draft a chain"):
         standard.forward(tree, standard.new_cache(BLOCK, 3))
 

@@ -15,7 +15,7 @@ from perfmodel.models.changes.attention import with_window  # noqa: E402
 from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
 from perfmodel_executors.driver import serve  # noqa: E402
-from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
+from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.tokens import TokenStore  # noqa: E402
 from workloads import BLOCK_SIZE, Case, cases  # noqa: E402
@@ -31,7 +31,7 @@ def alone(decoder, request):
     with torch.inference_mode():
         while len(outputs) < request.max_output_tokens:
             outputs += decoder.step(
-                build_batch([Segment(tokens[done:], done, table)], BLOCK_SIZE, ring=decoder.ring), cache
+                build_batch([TokenSegment(tokens[done:], done, table)], BLOCK_SIZE, ring=decoder.ring), cache
             )
             done = len(tokens)
             tokens.append(outputs[-1])

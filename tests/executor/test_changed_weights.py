@@ -16,7 +16,7 @@ from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel.models.spec import ChangedFrom  # noqa: E402
 from perfmodel.specs import EngineSpec, load_model, load_scenario  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import LowRankWeight, Sparse24Weight, dequantize  # noqa: E402
-from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
+from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.changed import changed_weights  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder, load_decoder  # noqa: E402
 from perfmodel_executors.run import execute_scenario  # noqa: E402
@@ -39,7 +39,7 @@ def changed(model=MODEL, seed=1, **fields):
 
 
 def logits(decoder, num_tokens=9):
-    batch = build_batch([Segment(tuple(range(1, num_tokens + 1)), 0, (0, 1, 2), True)], 4)
+    batch = build_batch([TokenSegment(tuple(range(1, num_tokens + 1)), 0, (0, 1, 2), True)], 4)
     return decoder.forward(batch, decoder.new_cache(4, 8))
 
 

@@ -11,7 +11,7 @@ from executor_models import MODELS, attention, tiny  # noqa: E402
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.models.architecture import DenseFFN, Layer, Mamba, MoEFFN  # noqa: E402
-from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
+from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 
 BLOCK = 4
@@ -99,7 +99,7 @@ def chunked_logits(decoder, tokens, sizes, table, cache):
     """Logits after each chunk of `tokens`, cut into `sizes`."""
     out, done = [], 0
     for size in sizes:
-        out.append(run(decoder, cache, [Segment(tokens[done : done + size], done, table)])[0])
+        out.append(run(decoder, cache, [TokenSegment(tokens[done : done + size], done, table)])[0])
         done += size
     return torch.stack(out)
 
@@ -129,7 +129,11 @@ def test_a_mixed_batch_equals_each_sequence_alone(decoder):
     logits = run(
         decoder,
         cache,
-        [Segment(b[8:], 8, tables[1]), Segment(a[11:], 11, tables[0]), Segment(c, 0, tables[2], is_sampled=False)],
+        [
+            TokenSegment(b[8:], 8, tables[1]),
+            TokenSegment(a[11:], 11, tables[0]),
+            TokenSegment(c, 0, tables[2], is_sampled=False),
+        ],
     )
     expected = torch.stack([dense_logits(decoder, tokens)[-1] for tokens in (b, a)])
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
@@ -140,7 +144,7 @@ def test_a_shared_prefix_block_serves_both_sequences_even_within_one_step(decode
     other = [*tokens[:8], 5, 6, 7]
     cache = decoder.new_cache(BLOCK, 8)
     # The second sequence reads blocks 3 and 1 that the first writes in the same step.
-    logits = run(decoder, cache, [Segment(tokens, 0, [3, 1, 0, 2]), Segment(other[8:], 8, [3, 1, 7])])
+    logits = run(decoder, cache, [TokenSegment(tokens, 0, [3, 1, 0, 2]), TokenSegment(other[8:], 8, [3, 1, 7])])
     expected = torch.stack([dense_logits(decoder, sequence)[-1] for sequence in (tokens, other)])
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
@@ -148,17 +152,17 @@ def test_a_shared_prefix_block_serves_both_sequences_even_within_one_step(decode
 def test_the_cache_keeps_its_contents_when_it_grows(decoder):
     tokens = torch.randint(101, (9,), generator=torch.Generator().manual_seed(5)).tolist()
     cache = decoder.new_cache(BLOCK, 1)
-    run(decoder, cache, [Segment(tokens[:4], 0, [0])])
+    run(decoder, cache, [TokenSegment(tokens[:4], 0, [0])])
     cache.reserve_for([[0, 200, 100]])
     assert cache.num_blocks > 200
-    logits = run(decoder, cache, [Segment(tokens[4:], 4, [0, 200, 100])])
+    logits = run(decoder, cache, [TokenSegment(tokens[4:], 4, [0, 200, 100])])
     torch.testing.assert_close(logits[0], dense_logits(decoder, tokens)[-1], rtol=1e-4, atol=1e-4)
 
 
 def test_weights_are_equal_for_equal_seeds_and_logits_finite_in_bf16():
     first, second = (Decoder(MODELS["moe"], torch.bfloat16, seed=7) for _ in range(2))
     assert torch.equal(first.weights.lm_head, second.weights.lm_head)
-    logits = run(first, first.new_cache(BLOCK, 4), [Segment([1, 2, 3], 0, [0])])
+    logits = run(first, first.new_cache(BLOCK, 4), [TokenSegment([1, 2, 3], 0, [0])])
     assert logits.isfinite().all()
     assert logits.shape == (1, 101)
 

@@ -19,10 +19,10 @@ from perfmodel.models.architecture import DenseFFN  # noqa: E402
 from perfmodel.models.changes.attention import with_window  # noqa: E402
 from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel.models.spec import ExitSpec, QuantizationSpec  # noqa: E402
-from perfmodel.ops.graph import build_graph  # noqa: E402
+from perfmodel.ops.graphs.step import build_graph  # noqa: E402
 from perfmodel.ops.work import BatchShape  # noqa: E402
 from perfmodel.specs import load_hardware, load_scenario  # noqa: E402
-from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
+from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.run import execute_scenario  # noqa: E402
 from workloads import Case  # noqa: E402
@@ -61,14 +61,14 @@ def test_logits_are_those_of_a_dense_model_whose_tokens_keep_their_state(all_dep
     prompt, cache = 11, decoder.new_cache(BLOCK, 60)
     tables = [list(range(5 * i, 5 * i + 5)) for i in range(len(all_depths))]
     texts = [torch.randint(101, (prompt + len(depths),), generator=draw).tolist() for depths in all_depths]
-    chunks = [Segment(text[:prompt], 0, table) for text, table in zip(texts, tables, strict=True)]
+    chunks = [TokenSegment(text[:prompt], 0, table) for text, table in zip(texts, tables, strict=True)]
     with torch.inference_mode():
         decoder.forward(build_batch(chunks, BLOCK), cache)
         for step in range(max(map(len, all_depths))):
             here = [i for i, depths in enumerate(all_depths) if step < len(depths)]
             at = prompt + step
-            segments = [Segment([texts[i][at]], at, tables[i], num_layers=all_depths[i][step]) for i in here]
-            beside = Segment(texts[0][:7], 0, [58, 59])
+            segments = [TokenSegment([texts[i][at]], at, tables[i], num_layers=all_depths[i][step]) for i in here]
+            beside = TokenSegment(texts[0][:7], 0, [58, 59])
             logits = decoder.forward(build_batch([*segments, beside], BLOCK), cache)
             for row, i in enumerate(here):
                 depths = [NUM_LAYERS] * prompt + all_depths[i][: step + 1]
@@ -95,14 +95,14 @@ def test_who_leaves_a_rolling_cache_is_still_found_there():
         cache, tables = decoder.new_cache(BLOCK, 30), [list(range(5 * i, 5 * i + 5)) for i in range(3)]
         text = list(range(50, 60))
         with torch.inference_mode():
-            prompts = [Segment(text, 0, table) for table in tables]
+            prompts = [TokenSegment(text, 0, table) for table in tables]
             for each in prompts:
                 decoder.forward(build_batch([each], BLOCK, ring=decoder.ring), cache)
             for step in range(30):
                 position = len(text)
-                segments = [Segment([text[-1]], position, tables[0], num_layers=1 + step % NUM_LAYERS)]
+                segments = [TokenSegment([text[-1]], position, tables[0], num_layers=1 + step % NUM_LAYERS)]
                 segments += [
-                    Segment([step], position, table, num_layers=depth)
+                    TokenSegment([step], position, table, num_layers=depth)
                     for table, depth in zip(tables[1:], companions, strict=False)
                 ]
                 text.append(decoder.step(build_batch(segments, BLOCK, ring=decoder.ring), cache)[0])
@@ -129,7 +129,8 @@ def test_layers_that_run_are_as_many_as_the_cost_model_counts():
         for draws in torch.rand(num_steps, batch, generator=draw).tolist():
             depths = [sum(u < share for share in reach) for u in draws]
             decoder.forward(
-                build_batch([Segment([i], 0, [i], num_layers=depth) for i, depth in enumerate(depths)], BLOCK), cache
+                build_batch([TokenSegment([i], 0, [i], num_layers=depth) for i, depth in enumerate(depths)], BLOCK),
+                cache,
             )
     shape = BatchShape(batch, batch, num_decodes=batch, decode_context=batch)
     expected = sum(node.expected_runs(shape) for node in graph.nodes if node.name.split("@")[0] == "down_proj")

@@ -22,7 +22,7 @@ from perfmodel.specs import EngineSpec  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
 from perfmodel_executors.driver import serve  # noqa: E402
 from perfmodel_executors.graphs import DecodeGraphs, DecodeInputs, no_capture  # noqa: E402
-from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
+from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.runner import RunnerSetup, StepRunner, build_runner  # noqa: E402
 from workloads import BLOCK_SIZE  # noqa: E402
@@ -90,8 +90,8 @@ def prefilled(decoder, runner, lengths):
             tokens = torch.randint(101, (length,), generator=generator).tolist()
             table = [next(blocks) for _ in range(-(-length // BLOCK_SIZE))]
             if length > 1:
-                decoder.step(build_batch([Segment(tokens[:-1], 0, table)], BLOCK_SIZE), runner.cache)
-            segments.append(Segment(tokens[-1:], length - 1, table))
+                decoder.step(build_batch([TokenSegment(tokens[:-1], 0, table)], BLOCK_SIZE), runner.cache)
+            segments.append(TokenSegment(tokens[-1:], length - 1, table))
     return segments
 
 
@@ -129,7 +129,7 @@ def test_block_tables_are_sent_when_they_change():
     decoder = Decoder(MODELS["gqa"], torch.float32)
     inputs = DecodeInputs(8, 16, BLOCK_SIZE, NUM_BLOCKS, decoder.device)
     tables = [[3, 1], [7], [9, 2, 4]]
-    segments = [Segment([5], BLOCK_SIZE * len(table) - 2, table) for table in tables]
+    segments = [TokenSegment([5], BLOCK_SIZE * len(table) - 2, table) for table in tables]
     assert inputs.fill(segments, 4) == 4
     assert inputs.fill(segments, 4) == 0
     tables[1].append(8)  # the sequence's own list, which has grown in place
@@ -163,7 +163,7 @@ def test_what_no_graph_holds_runs_eagerly():
     segments = prefilled(decoder, runner, (4, 5, 6, 20))
     assert len(runner.run(segments[:3])) == 3  # more than were captured
     assert len(runner.run(segments[3:])) == 1  # a table longer than the graph's
-    assert len(runner.run([Segment([1, 2], 0, [30])])) == 1  # a prompt
+    assert len(runner.run([TokenSegment([1, 2], 0, [30])])) == 1  # a prompt
     assert runner.run([segments[0]._replace(is_sampled=False)]) == []
     assert capture.num_replays == 0
     assert len(runner.run(segments[:2])) == 2

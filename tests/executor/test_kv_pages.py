@@ -17,7 +17,7 @@ from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.kv_pages import FP8, FP8_MAX, Packing, empty_pages  # noqa: E402
 from perfmodel_executors.kernels.rope.reference import rope_table  # noqa: E402
-from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
+from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 
 BLOCK = 4
@@ -77,7 +77,7 @@ def test_a_decoder_with_quantised_keys_and_values_says_nearly_the_same(name, lar
     for decoder in (exact, rough):
         cache, done = decoder.new_cache(BLOCK, 6), 0
         for size in (9, 1, 10, 1):
-            segment = Segment(tokens[done : done + size], done, table)
+            segment = TokenSegment(tokens[done : done + size], done, table)
             out = decoder.forward(build_batch([segment], BLOCK), cache)
             done += size
         logits.append(out)
@@ -128,7 +128,7 @@ def test_a_decoder_with_packed_keys_and_values_says_nearly_the_same(bits, larges
     for decoder in (exact, rough):
         cache, done = decoder.new_cache(BLOCK, 6), 0
         for size in (9, 1, 10, 1):
-            segment = Segment(list(range(3 + done, 3 + done + size)), done, [4, 0, 5, 2, 1, 3])
+            segment = TokenSegment(list(range(3 + done, 3 + done + size)), done, [4, 0, 5, 2, 1, 3])
             out = decoder.forward(build_batch([segment], BLOCK), cache)
             done += size
         outputs.append(out)

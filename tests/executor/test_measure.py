@@ -14,7 +14,7 @@ from perfmodel.cost.calibration import Calibration, FamilyFit  # noqa: E402
 from perfmodel.models.spec import QuantizationSpec  # noqa: E402
 from perfmodel.ops import build_graph  # noqa: E402
 from perfmodel.specs import EngineSpec, load_hardware, load_model  # noqa: E402
-from perfmodel_executors.measure.bench import StepBench, StepShape  # noqa: E402
+from perfmodel_executors.measure.bench import StepBench, StepGrants  # noqa: E402
 from perfmodel_executors.measure.cpu_steps import StepRange, calibration_grid  # noqa: E402
 from perfmodel_executors.measure.drift import DriftMeter  # noqa: E402
 from perfmodel_executors.measure.protocol import measure_paired, quantile  # noqa: E402
@@ -121,7 +121,7 @@ def test_the_fit_predicts_steps_of_a_machine_that_obeys_the_formula(name):
     fit = fit_steps(CPU, rows, [[second] for second in seconds])
     assert max(map(abs, fit.errors)) < 0.02  # left-out steps; the pull towards priors costs this much
     timer = OperatorTimer(CPU, fit.calibration)
-    unseen = StepShape(contexts=(77, 500, 1000), chunks=((133, 50, True),)).batch_shape(model.attention_spans)
+    unseen = StepGrants(contexts=(77, 500, 1000), chunks=((133, 50, True),)).batch_shape(model.attention_spans)
     truth = sum(predicted(fit, unseen, graph).values())
     assert estimate_step(graph, timer, unseen).duration_s == pytest.approx(truth, rel=1e-6)
 
@@ -175,7 +175,7 @@ def test_a_bench_step_has_the_shape_it_was_asked_for():
 
     decoder = SpyDecoder(MODELS["gqa"], torch.float32)
     bench = StepBench(StepRunner(decoder, decoder.new_cache(4)))
-    shape = StepShape(contexts=(5, 9), chunks=((6, 3, True), (4, 0, False)))
+    shape = StepGrants(contexts=(5, 9), chunks=((6, 3, True), (4, 0, False)))
     assert len(bench.step(shape)()) == 3
     (batch,) = seen
     assert batch.contexts_D.tolist() == [5, 9]

@@ -7,7 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 
-from perfmodel.calibrate.kernels import attention_decode, attention_prefill, gemm, moe  # noqa: E402
+from perfmodel.calibrate.kernels import gemm, moe  # noqa: E402
+from perfmodel.calibrate.kernels.attention import decode as attention_decode  # noqa: E402
+from perfmodel.calibrate.kernels.attention import prefill as attention_prefill  # noqa: E402
 from perfmodel.calibrate.kernels.systems import module_of  # noqa: E402
 from perfmodel.calibrate.measured.records import KernelRecord  # noqa: E402
 from perfmodel.calibrate.measured.tables import TABLES, kernel_tables, small_kernels  # noqa: E402
@@ -100,7 +102,7 @@ def test_groups_are_one_number_format_as_the_cost_model_names_it():
 def test_sizes_are_those_that_the_cost_model_counts():
     """The columns say enough to count FLOPs again: multiply-adds of matrices, visible keys of queries."""
     for op, _, group, rows in groups():
-        sizes = group.sizes
+        sizes = getattr(group.sizes, "extent", None)
         if op == "gemm":
             flops = 2 * sizes.m * sizes.n * sizes.k
         elif op == "moe":
@@ -121,18 +123,20 @@ def test_attention_counts_the_keys_and_products_that_the_cost_model_does():
     for op, _, group, rows in groups():
         sizes = group.sizes
         if op == "generation_attention":
-            length = np.where(sizes.window > 0, np.minimum(sizes.length, sizes.window), sizes.length)
-            counted = sizes.seqs * length * sizes.kv_token_bytes
+            heads = sizes.extent.heads
+            length = np.where(heads.window > 0, np.minimum(sizes.length, heads.window), sizes.length)
+            counted = sizes.extent.num_seqs * length * sizes.kv_token_bytes
             ours = np.array([p.work.kv_bytes for p in rows])
-            assert (sizes.heads == [p.sizes["num_heads"] for p in rows]).all()
+            assert (heads.num_heads == [p.sizes["num_heads"] for p in rows]).all()
         elif op == "context_attention":
-            window = np.where(sizes.window > 0, sizes.window, np.inf)
+            heads = sizes.heads
+            window = np.where(heads.window > 0, heads.window, np.inf)
             short = np.clip(window - sizes.cached, 0, sizes.tokens)
             pairs = short * (sizes.cached + (short + 1) / 2)
-            pairs += np.where(short < sizes.tokens, (sizes.tokens - short) * sizes.window, 0)
-            counted = 2 * sizes.count * sizes.heads * sizes.head_size * pairs
+            pairs += np.where(short < sizes.tokens, (sizes.tokens - short) * heads.window, 0)
+            counted = 2 * sizes.count * heads.num_heads * heads.head_size * pairs
             ours = np.array([p.work.flops for p in rows])
-            assert (sizes.kv_heads == [p.sizes["num_key_value_heads"] for p in rows]).all()
+            assert (heads.num_kv_heads == [p.sizes["num_key_value_heads"] for p in rows]).all()
         else:
             continue
         assert np.abs(ours / counted - 1).max() < 0.05, group.key

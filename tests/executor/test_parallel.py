@@ -12,7 +12,7 @@ from executor_models import MODELS, attention, tiny  # noqa: E402
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.models.architecture import DenseFFN  # noqa: E402
 from perfmodel.specs import EngineSpec  # noqa: E402
-from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
+from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.parallel.ranks import open_ranks  # noqa: E402
 from perfmodel_executors.runner import RunnerSetup  # noqa: E402
@@ -48,8 +48,8 @@ def logits(model, group=None):
     decoder = Decoder(model, torch.float32, seed=1, **({} if group is None else {"group": group}))
     cache = decoder.new_cache(BLOCK, 8)
     with torch.inference_mode():
-        first = decoder.forward(build_batch([Segment(PROMPT, 0, [5, 2, 7, 0])], BLOCK), cache)
-        segments = [Segment([9], 13, [5, 2, 7, 0]), Segment(PROMPT[:6], 0, [1, 3])]
+        first = decoder.forward(build_batch([TokenSegment(PROMPT, 0, [5, 2, 7, 0])], BLOCK), cache)
+        segments = [TokenSegment([9], 13, [5, 2, 7, 0]), TokenSegment(PROMPT[:6], 0, [1, 3])]
         return torch.cat((first, decoder.forward(build_batch(segments, BLOCK), cache)))
 
 
@@ -108,9 +108,9 @@ def test_two_processes_serve_the_tokens_of_one():
     """Through Gloo on the loopback interface: prompts in chunks, decodes, a pool that grows on both ranks."""
     setup = RunnerSetup(MODELS["gqa"], EngineSpec(dtype="float32", block_size=BLOCK), 64, torch.device("cpu"), seed=1)
     steps = [
-        [Segment(PROMPT, 0, [5, 2, 7, 0]), Segment(PROMPT[:6], 0, [1, 3])],
-        [Segment([9], 13, [5, 2, 7, 0]), Segment([4, 8], 6, [1, 3])],
-        [Segment([3], 14, [5, 2, 7, 0]), Segment(PROMPT, 0, [90, 91, 92, 93])],
+        [TokenSegment(PROMPT, 0, [5, 2, 7, 0]), TokenSegment(PROMPT[:6], 0, [1, 3])],
+        [TokenSegment([9], 13, [5, 2, 7, 0]), TokenSegment([4, 8], 6, [1, 3])],
+        [TokenSegment([3], 14, [5, 2, 7, 0]), TokenSegment(PROMPT, 0, [90, 91, 92, 93])],
     ]
 
     def tokens(num_ranks):

@@ -18,15 +18,20 @@ from plain_modules import (  # noqa: E402
 
 from perfmodel.models.architecture import MoEFFN  # noqa: E402
 from perfmodel.ops import BatchShape, Work, build_graph, decode_shape  # noqa: E402
-from perfmodel.ops.activation import activation, gate  # noqa: E402
-from perfmodel.ops.attention_decode import attention_decode  # noqa: E402
-from perfmodel.ops.attention_prefill import Heads, standard_prefill  # noqa: E402
+from perfmodel.ops.attention.decode import attention_decode  # noqa: E402
+from perfmodel.ops.attention.prefill import Heads, standard_prefill  # noqa: E402
+from perfmodel.ops.elementwise import (  # noqa: E402  # noqa: E402  # noqa: E402
+    activation,
+    gate,
+    kv_concat,
+    kv_write,
+    residual_add,
+    rms_norm,
+    rope,
+)
+from perfmodel.ops.experts.operators import experts, route  # noqa: E402
+from perfmodel.ops.experts.routing import ExpertLoad  # noqa: E402
 from perfmodel.ops.formats import linear_format  # noqa: E402
-from perfmodel.ops.kv_write import kv_concat, kv_write  # noqa: E402
-from perfmodel.ops.moe import experts, route  # noqa: E402
-from perfmodel.ops.norm import residual_add, rms_norm  # noqa: E402
-from perfmodel.ops.rope import rope  # noqa: E402
-from perfmodel.ops.routing import ExpertLoad  # noqa: E402
 from perfmodel.specs import EngineSpec, load_model  # noqa: E402
 
 N, D, DIM = 48, 1024, 64  # tokens, width, of a head

@@ -15,7 +15,7 @@ from perfmodel.models.formats.by_layer import bits_per_weight  # noqa: E402
 from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel.ops.formats import served_model  # noqa: E402
 from perfmodel.specs import load_scenario  # noqa: E402
-from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
+from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.models.support import with_plain_weights  # noqa: E402
 from perfmodel_executors.quality import measure_quality, perplexity, read_text  # noqa: E402
@@ -52,8 +52,8 @@ def test_perplexity_is_what_its_definition_says():
     runner = runner_of("gqa")
     losses = []
     for end in range(1, 17):
-        batch = build_batch([Segment(IDS[:end], 0, [0, 1, 2, 3])], 4)
-        runner.reserve_for([Segment(IDS[:end], 0, [0, 1, 2, 3])])
+        batch = build_batch([TokenSegment(IDS[:end], 0, [0, 1, 2, 3])], 4)
+        runner.reserve_for([TokenSegment(IDS[:end], 0, [0, 1, 2, 3])])
         with torch.inference_mode():
             logits = runner.decoder.forward(batch, runner.cache)[0]
         losses.append(-torch.log_softmax(logits, dim=0)[IDS[end]].item())

@@ -26,7 +26,7 @@ from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
     quantize_int8,
     sparsify_24,
 )
-from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
+from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 
 FORMATS = {
@@ -105,7 +105,7 @@ def test_a_quantised_mixture_says_much_the_same_and_keeps_its_router(method):
     tokens = torch.randint(101, (12,), generator=torch.Generator().manual_seed(3)).tolist()
 
     def logits(decoder):
-        return decoder.forward(build_batch([Segment(tokens, 0, [0, 1, 2])], 4), decoder.new_cache(4, 8))
+        return decoder.forward(build_batch([TokenSegment(tokens, 0, [0, 1, 2])], 4), decoder.new_cache(4, 8))
 
     plain = Decoder(model, torch.float32, seed=1)
     quantised = Decoder(with_quantization(model, method), torch.float32, seed=1)

@@ -21,7 +21,7 @@ from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
     quantize_int8,
     sparsify_24,
 )
-from perfmodel_executors.models.batch import Segment, build_batch  # noqa: E402
+from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder, load_decoder  # noqa: E402
 
 FORMATS = {
@@ -133,7 +133,7 @@ def test_groups_that_do_not_fit_are_refused():
 def logits_of(decoder):
     tokens = torch.randint(101, (12,), generator=torch.Generator().manual_seed(3)).tolist()
     cache = decoder.new_cache(4, 8)
-    return decoder.forward(build_batch([Segment(tokens, 0, [0, 1, 2])], 4), cache)
+    return decoder.forward(build_batch([TokenSegment(tokens, 0, [0, 1, 2])], 4), cache)
 
 
 @pytest.mark.parametrize("method", ["w8a16", "int8", "fp8", "fp8_w8a16"])

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton kernels need triton")
 from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN  # noqa: E402
 from perfmodel.specs import EngineSpec, load_model  # noqa: E402
 from perfmodel_executors.graphs import no_capture  # noqa: E402
-from perfmodel_executors.models.batch import Segment  # noqa: E402
+from perfmodel_executors.models.batch import TokenSegment  # noqa: E402
 from perfmodel_executors.runner import RunnerSetup, build_runner  # noqa: E402
 
 MIXER = Attention(num_heads=4, num_kv_heads=2, head_dim=16, v_head_dim=16)
@@ -26,12 +26,12 @@ def served(kernels, quantization="none"):
     runner = build_runner(setup, capture=no_capture)
     a, b, c = [list(range(5, 5 + n)) for n in (9, 3, 18)]
     tables = [[4], [1], [3, 0]]
-    first = runner.run([Segment(a, 0, tables[0]), Segment(b, 0, tables[1])])
-    second = runner.run([Segment(first[:1], len(a), tables[0]), Segment(c, 0, tables[2])])
+    first = runner.run([TokenSegment(a, 0, tables[0]), TokenSegment(b, 0, tables[1])])
+    second = runner.run([TokenSegment(first[:1], len(a), tables[0]), TokenSegment(c, 0, tables[2])])
     rows = [(len(a) + 1, second[0]), (len(b), first[1]), (len(c), second[1])]
     steps = [first, second]
     for step in range(2):
-        segments = [Segment([rows[i][1]], rows[i][0] + step, tables[i]) for i in range(3)]
+        segments = [TokenSegment([rows[i][1]], rows[i][0] + step, tables[i]) for i in range(3)]
         tokens = runner.run(segments)
         rows = [(position, token) for (position, _), token in zip(rows, tokens, strict=True)]
         steps.append(tokens)

@@ -99,7 +99,8 @@ def run(
         if request.status is not RequestStatus.ABORTED and replica.abort(request):
             gone.append(request.request_id)
 
-    clock = Lockstep(env, ScriptedBackend(), can_leap)
+    backend = ScriptedBackend()
+    clock = Lockstep(env, backend, backend if can_leap else None)
     if has_stages:
         clock = Pipeline(env, ScriptedStages(case.config.pipeline_parallel_size))
     replica = Replica(clock, 0, case.loop(), on_finished, on_step)

@@ -9,10 +9,10 @@ from test_leaps import ScriptedBackend
 
 from perfmodel.engine import Request, SchedulerConfig, StepRecord
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
-from perfmodel.sim.fleet.kv_transfer import TransferCost
+from perfmodel.sim.fleet.disaggregation.kv_transfer import TransferCost
+from perfmodel.sim.fleet.disaggregation.server import DisaggregatedServer
 from perfmodel.sim.fleet.pool import FleetRouter
-from perfmodel.sim.fleet.router import ROUTERS
+from perfmodel.sim.fleet.routing.router import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.replica import Replica
 from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient
@@ -61,7 +61,7 @@ def serve(
         server.on_decoded(replica, request)
 
     backend = ScriptedBackend()
-    clocks = [Lockstep(env, backend, leaps) for _ in range(sum(counts))]
+    clocks = [Lockstep(env, backend, backend if leaps else None) for _ in range(sum(counts))]
     sources = [Replica(clock, i, prefill.loop(), on_prefilled, checked) for i, clock in enumerate(clocks[: counts[0]])]
     targets = [
         Replica(clock, i, decode.loop(), on_decoded, on_decode_step)

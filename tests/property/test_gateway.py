@@ -10,12 +10,12 @@ from test_leaps import ScriptedBackend
 
 from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment
-from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
-from perfmodel.sim.fleet.fabric import Fabric
+from perfmodel.sim.fleet.disaggregation.fabric import Fabric
+from perfmodel.sim.fleet.disaggregation.kv_transfer import KvTransfers, TransferCost
+from perfmodel.sim.fleet.disaggregation.server import DisaggregatedServer
 from perfmodel.sim.fleet.gateway import Gateway, LostRequest
-from perfmodel.sim.fleet.kv_transfer import KvTransfers, TransferCost
 from perfmodel.sim.fleet.pool import FleetRouter
-from perfmodel.sim.fleet.router import ROUTERS
+from perfmodel.sim.fleet.routing.router import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.replica import Replica
 from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient
@@ -90,7 +90,7 @@ def serve(
         on_finished(replica, request) if server is None else server.on_decoded(replica, request)
 
     num_prefill, _ = counts
-    clocks = [Lockstep(env, backend, can_leap) for _ in range(sum(counts))]
+    clocks = [Lockstep(env, backend, backend if can_leap else None) for _ in range(sum(counts))]
     first = [
         Replica(clock, i, case.loop(), on_prefilled, lambda _, r: None) for i, clock in enumerate(clocks[:num_prefill])
     ]

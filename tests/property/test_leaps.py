@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perfmodel.engine import Outcome, Request, SchedulerConfig, StepPlan, StepRecord
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.fleet.router import ROUTERS
+from perfmodel.sim.fleet.routing.router import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.prompt_balance import PromptBalance
 from perfmodel.sim.replica.replica import Replica
@@ -88,8 +88,9 @@ def run(
         replica.loop.scheduler.check_integrity()
 
     backend = ScriptedBackend()
+    leaper = backend if can_leap else None
     locksteps = [
-        Lockstep(env, backend, can_leap, PromptBalance(timeout) if timeout else None)  # type: ignore[arg-type]
+        Lockstep(env, backend, leaper, PromptBalance(timeout) if timeout else None)  # type: ignore[arg-type]
         for _ in range(1 if in_lockstep else num_replicas)
     ]
     if in_lockstep:

@@ -20,7 +20,7 @@ from perfmodel_executors.device import device_name
 from perfmodel_executors.gpu_suite.ahead import Ahead
 from perfmodel_executors.gpu_suite.programme import CEILINGS, TASKS, Part, bench_of, tasks_of
 from perfmodel_executors.gpu_suite.results import Results
-from perfmodel_executors.gpu_suite.runner import Outcome, run_tasks
+from perfmodel_executors.gpu_suite.runner import TaskOutcome, run_tasks
 from perfmodel_executors.gpu_suite.task import Bench, Task
 from perfmodel_executors.gpu_suite.worker import TaskError, Worker
 
@@ -61,7 +61,7 @@ def measure(
 
         def progress(key: str, elapsed_s: float, budget: float) -> None:
             _say(f"[{budget_s - left_s():5.0f} of {budget_s:.0f} s, {ahead.num_left} to compile] {key}")
-            results.write("suite.json", _info(bench, worker, ceilings, Outcome(), results, budget_s))
+            results.write("suite.json", _info(bench, worker, ceilings, TaskOutcome(), results, budget_s))
 
         outcome = run_tasks(tasks, results, left_s(), progress, execute=execute, is_open=ahead.is_open)
     finally:
@@ -92,7 +92,7 @@ def _ceilings(worker: Worker) -> Mapping[str, Any]:
 
 
 def _info(
-    bench: Bench, worker: Worker, ceilings: Mapping[str, Any], outcome: Outcome, results: Results, budget_s: float
+    bench: Bench, worker: Worker, ceilings: Mapping[str, Any], outcome: TaskOutcome, results: Results, budget_s: float
 ) -> dict[str, Any]:
     """The fields of `SuiteInfo`."""
     is_gpu = bench.device.type == "cuda"
@@ -131,7 +131,7 @@ def _driver() -> str:
 
 @lru_cache
 def _commit() -> str:
-    """Of the checkout this runs from; empty outside one."""
+    """Commit of the checkout that this runs from; empty outside one."""
     try:
         command = ["git", "-C", str(_ROOT), "rev-parse", "--short", "HEAD"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -6,7 +6,7 @@ memory. Compiled is what Triton itself makes of such a call, so that its cache k
 here touches the device.
 """
 
-__all__ = ["Ahead", "Job", "compile_ahead", "compile_job", "jobs_of", "prepare"]
+__all__ = ["Ahead", "KernelBuild", "compile_ahead", "compile_job", "jobs_of", "prepare"]
 
 import os
 import sys
@@ -29,7 +29,7 @@ from perfmodel_executors.kernels.launch import Launch
 _OTHER_CORES = 2  # for the measuring process and the one that schedules
 
 
-class Job(NamedTuple):
+class KernelBuild(NamedTuple):
     """A kernel to compile: arguments as Triton tells them apart, a tensor by its dtype."""
 
     module: str
@@ -40,12 +40,14 @@ class Job(NamedTuple):
     num_stages: int
 
 
-def jobs_of(launches: Iterable[Launch]) -> list[Job]:
+def jobs_of(launches: Iterable[Launch]) -> list[KernelBuild]:
     """The distinct kernels of `launches`, in their order."""
     return list(dict.fromkeys(map(_job, launches)))
 
 
-def compile_ahead(jobs: Sequence[Job], capability: int, cores: int | None = None) -> tuple[ProcessPoolExecutor, Any]:
+def compile_ahead(
+    jobs: Sequence[KernelBuild], capability: int, cores: int | None = None
+) -> tuple[ProcessPoolExecutor, Any]:
     """Begins to compile `jobs`, the first ones first: the pool, and the futures of the jobs."""
     cores = cores or max(1, (os.cpu_count() or 1) - _OTHER_CORES)
     pool = ProcessPoolExecutor(cores, get_context("spawn"), prepare, (capability,))
@@ -95,7 +97,7 @@ def prepare(capability: int) -> None:
     driver.set_active(_Absent(capability))
 
 
-def compile_job(job: Job) -> Any:
+def compile_job(job: KernelBuild) -> Any:
     """Compiles the kernel, and the host's code that launches it where that can be built; False where it does not
     compile (the measuring process will find out what is wrong, and say so)."""
     kernel = getattr(import_module(job.module), job.kernel)
@@ -129,11 +131,11 @@ class _Absent:
         return 0
 
 
-def _job(launch: Launch) -> Job:
+def _job(launch: Launch) -> KernelBuild:
     names = launch.kernel.arg_names
     unspecialised = {p.name for p in launch.kernel.params if p.do_not_specialize}
     args = tuple(_kind(value, name in unspecialised) for name, value in zip(names, launch.args, strict=False))
-    return Job(
+    return KernelBuild(
         launch.kernel.__module__,
         launch.kernel.__name__,
         args,

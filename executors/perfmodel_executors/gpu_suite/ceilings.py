@@ -41,7 +41,7 @@ def _copy(mib: int, device: torch.device) -> float:
 
 
 def _product(side: int, dtype: torch.dtype, device: torch.device) -> float:
-    """Of random numbers: zeros run faster, for the power that they do not draw."""
+    """Seconds of a product of random matrices: zeros run faster, for the power that they do not draw."""
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     return 2 * side**3 / time_calls([partial(torch.mm, a, b)], device).seconds
 

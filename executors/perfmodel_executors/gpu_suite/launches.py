@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from perfmodel.calibrate.measured.steps import steps_scenario
+from perfmodel.calibrate.measured.host import steps_scenario
 from perfmodel.engine import capture_sizes
 from perfmodel.errors import PerfmodelError
 from perfmodel.ops.work import BatchShape
@@ -30,7 +30,7 @@ _CONTEXT = 2048
 
 
 def launches_of(part: str, hardware: HardwareSpec) -> list[Launch]:
-    """Of `kernels`, `steps` or `serving` on `hardware`, about in the order in which they are needed."""
+    """Launches of `kernels`, `steps` or `serving` on `hardware`, about in the order in which they are needed."""
     with targeting(device_limits(hardware)), recording() as launches, listing(), torch.inference_mode():
         if part == "kernels":
             _kernels()

@@ -1,6 +1,6 @@
 """Which task comes next, and when to stop: parts share the budget, within a part what tells most comes first."""
 
-__all__ = ["SHARES", "Outcome", "run_here", "run_tasks"]
+__all__ = ["SHARES", "TaskOutcome", "run_here", "run_tasks"]
 
 import time
 from collections import deque
@@ -27,7 +27,7 @@ def run_here(task: Task) -> Mapping[str, Any]:
 
 
 @dataclass
-class Outcome:
+class TaskOutcome:
     """What a run did: tasks measured by part, keys that the budget did not reach, failures by key in a sentence."""
 
     done: dict[str, int] = field(default_factory=dict)
@@ -45,7 +45,7 @@ def run_tasks(
     execute: Execute = run_here,
     is_open: Callable[[str], bool] = lambda part: True,
     switch_s: float = _SWITCH_S,
-) -> Outcome:
+) -> TaskOutcome:
     """Runs what is not in `results` yet, until the next task would probably end after the budget.
 
     A task that fails is noted and the others go on; what an earlier run measured is kept and not run again.
@@ -54,7 +54,7 @@ def run_tasks(
     is_open:  whether a part may begin; if none may, all do
     switch_s: seconds that a part may run ahead of its share before another one takes over
     """
-    outcome, begin = Outcome(), clock_s()
+    outcome, begin = TaskOutcome(), clock_s()
     queues: dict[str, deque[Task]] = {}
     for task in tasks:
         queue = queues.setdefault(task.part, deque())

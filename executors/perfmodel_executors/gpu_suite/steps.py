@@ -8,14 +8,14 @@ __all__ = ["DECODES", "MODELS", "PROMPTS", "reference_meter", "step_tasks"]
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-from perfmodel.calibrate.measured.steps import steps_scenario
+from perfmodel.calibrate.measured.host import steps_scenario
+from perfmodel.ops.work import BatchShape
 from perfmodel_executors.gpu_suite.task import Bench, Task
-from perfmodel_executors.measure.bench import StepBench, StepShape
+from perfmodel_executors.measure.bench import StepBench, StepGrants
 from perfmodel_executors.measure.cpu_steps import REFERENCE
 from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.measure.protocol import quantile, uninterrupted
@@ -56,8 +56,8 @@ class _Shelf:
     def _drop(self) -> None:
         self._steps = None
 
-    def measure(self, model: str, overrides: tuple[str, ...], shape: StepShape) -> dict[str, Any]:
-        """A StepRecord."""
+    def measure(self, model: str, overrides: tuple[str, ...], shape: StepGrants) -> dict[str, Any]:
+        """A MeasuredStep."""
         steps = self._bench_of(model, overrides)
         call = steps.step(shape)
         for _ in range(3):
@@ -73,7 +73,7 @@ class _Shelf:
         return {
             "model": model,
             "overrides": overrides,
-            "shape": asdict(shape.batch_shape(spans)),
+            "shape": _recorded(shape.batch_shape(spans)),
             "seconds": quantile(samples, 0.5),
             "p10_s": quantile(samples, 0.1),
             "p90_s": quantile(samples, 0.9),
@@ -89,6 +89,11 @@ class _Shelf:
             )
             self._loaded, self._steps = (model, overrides), StepBench(build_runner(setup))
         return self._steps
+
+
+def _recorded(shape: BatchShape) -> dict[str, Any]:
+    """The fields of a step that is measured whole, so that it drafts nothing beside."""
+    return {name: value for name, value in shape._asdict().items() if name not in ("drafting", "num_draft_tokens")}
 
 
 def reference_meter(reference_s: float | None = None) -> DriftMeter:
@@ -112,8 +117,8 @@ def step_tasks(bench: Bench) -> Iterator[Task]:
     """Model by model, since loading one takes as long as ten of its steps."""
     kind, shelf = bench.device.type, _Shelf(bench)
     for model, overrides in MODELS[kind]:
-        decodes = [StepShape(contexts=(context,) * batch) for batch, context in DECODES[kind]]
-        prompts = [StepShape(chunks=((new, done, True),)) for new, done in PROMPTS[kind]]
+        decodes = [StepGrants(contexts=(context,) * batch) for batch, context in DECODES[kind]]
+        prompts = [StepGrants(chunks=((new, done, True),)) for new, done in PROMPTS[kind]]
         # In turns: a short budget sees both, and so does a device on which one of them fails.
         shapes = [shape for pair in zip_longest(decodes, prompts) for shape in pair if shape is not None]
         for rank, shape in enumerate(shapes):
@@ -122,7 +127,7 @@ def step_tasks(bench: Bench) -> Iterator[Task]:
             yield Task("steps", key, partial(shelf.measure, model, overrides, shape), rank, seconds)
 
 
-def _label(shape: StepShape) -> str:
+def _label(shape: StepGrants) -> str:
     if shape.chunks:
         new, done, _ = shape.chunks[0]
         return f"prompt {new} after {done}"

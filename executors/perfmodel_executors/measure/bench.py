@@ -1,6 +1,6 @@
 """`StepBench`: any step shape of a model as a function to time, on random tokens and a filled KV cache."""
 
-__all__ = ["StepBench", "StepShape"]
+__all__ = ["StepBench", "StepGrants"]
 
 import random
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from perfmodel.ops.work import BatchShape
-from perfmodel_executors.models.batch import Segment
+from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.runner import StepRunner
 
@@ -16,7 +16,7 @@ _NUM_VARIANTS = 4
 
 
 @dataclass(frozen=True)
-class StepShape:
+class StepGrants:
     """A step by its grants.
 
     contexts: KV length of each decode, the new token included
@@ -71,7 +71,7 @@ class StepBench:
     def decoder(self) -> Decoder:
         return self.runner.decoder
 
-    def step(self, shape: StepShape) -> Callable[[], list[int]]:
+    def step(self, shape: StepGrants) -> Callable[[], list[int]]:
         """One step of `shape`, its index tensors built anew in each call as in a run.
 
         Tokens change with every second call (and come round again), so that timing covers several routings of a
@@ -87,12 +87,12 @@ class StepBench:
 
         return run
 
-    def is_graphed(self, shape: StepShape) -> bool:
+    def is_graphed(self, shape: StepGrants) -> bool:
         """Whether the runner replays a step of `shape` from a CUDA graph."""
         graphs = self.runner.graphs
         return graphs is not None and graphs.can_run(self._segments(shape))
 
-    def _segments(self, shape: StepShape) -> list[Segment]:
+    def _segments(self, shape: StepGrants) -> list[TokenSegment]:
         blocks = count()
         decodes = [self._segment(shape.queries, context - 1, blocks, True) for context in shape.contexts]
         if shape.layers is not None:
@@ -101,12 +101,12 @@ class StepBench:
             decodes = [segment._replace(is_verified=True) for segment in decodes]
         return decodes + [self._segment(new, done, blocks, is_sampled) for new, done, is_sampled in shape.chunks]
 
-    def _segment(self, new: int, computed: int, blocks: Iterator[int], is_sampled: bool) -> Segment:
+    def _segment(self, new: int, computed: int, blocks: Iterator[int], is_sampled: bool) -> TokenSegment:
         table = list(islice(blocks, -(-(new + computed) // self.runner.cache.block_size)))
         vocab = self.decoder.model.vocab_size
-        return Segment([self._rng.randrange(vocab) for _ in range(new)], computed, table, is_sampled)
+        return TokenSegment([self._rng.randrange(vocab) for _ in range(new)], computed, table, is_sampled)
 
-    def _reserve(self, segments: list[Segment]) -> None:
+    def _reserve(self, segments: list[TokenSegment]) -> None:
         """Blocks for the segments, and random numbers in those of the pool that are new."""
         cache = self.runner.cache
         if not self.runner.keeps_kv:

@@ -32,14 +32,14 @@ from perfmodel.errors import DoesNotFitError, SpecError
 from perfmodel.files.catalog import data_dir
 from perfmodel.models.params import count_parameters
 from perfmodel.models.spec import ModelSpec
-from perfmodel.ops.drafting import drafter_of
 from perfmodel.ops.formats import on_device
-from perfmodel.ops.graph import StepGraph, build_graph
+from perfmodel.ops.graphs.drafting import drafter_of
+from perfmodel.ops.graphs.step import StepGraph, build_graph
 from perfmodel.specs import load_hardware, load_model
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
-from perfmodel_executors.measure.bench import StepBench, StepShape
+from perfmodel_executors.measure.bench import StepBench, StepGrants
 from perfmodel_executors.measure.ceilings import measure_ceilings
 from perfmodel_executors.measure.cpu_steps import (
     REFERENCE,
@@ -66,7 +66,7 @@ Progress = Callable[[int, int | None], None]
 class StepCase(NamedTuple):
     """A step to time: of the model, or of what drafts for it."""
 
-    shape: StepShape
+    shape: StepGrants
     is_draft: bool = False
 
 
@@ -214,7 +214,7 @@ class _Timing:
         self.group = PairedCases(cases, reference)
 
     def _graph(self, layers: int | None = None) -> StepGraph:
-        """Of steps whose decodes all pass so many layers; None: all of them."""
+        """The graph of steps whose decodes all pass so many layers; None: all of them."""
         served = self._served
         model = on_device(served.model, served.hardware)
         if model.exits is not None:
@@ -223,7 +223,7 @@ class _Timing:
         return build_graph(model, served.engine, sampling=served.sampling)
 
     def times(self, measured: Measured[StepCase]) -> StepTimes:
-        """With the work of each step."""
+        """The measured times with the work of each step."""
         served, spans = self._served, self._served.model.attention_spans
         rows = [
             features(

@@ -4,7 +4,7 @@ Not used by the fit (operators in a loop flatter themselves); recorded beside a 
 be put in proportion, and so that a reader knows which machine it was.
 """
 
-__all__ = ["Ceilings", "measure_ceilings"]
+__all__ = ["CpuCeilings", "measure_ceilings"]
 
 import time
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _GEMM_SIDE = 1024
 
 
 @dataclass(frozen=True)
-class Ceilings:
+class CpuCeilings:
     """copy_bytes_per_s: MiB copied -> bytes read and written per second; gemm_flops_per_s: dtype -> rows -> rate."""
 
     copy_bytes_per_s: dict[int, float]
@@ -35,7 +35,7 @@ class Ceilings:
         return f"copy (read + write) {copies}; {_GEMM_SIDE} x {_GEMM_SIDE} GEMM {gemms}"
 
 
-def measure_ceilings(repeats: int = 5) -> Ceilings:
+def measure_ceilings(repeats: int = 5) -> CpuCeilings:
     """Medians of thread CPU time over `repeats`; about a second in all."""
     copies = {}
     for size in _COPY_MIB:
@@ -49,7 +49,7 @@ def measure_ceilings(repeats: int = 5) -> Ceilings:
             x = torch.randn(rows, _GEMM_SIDE).to(dtype)
             seconds = _seconds(partial(torch.nn.functional.linear, x, weight), repeats)
             gemms.setdefault(name, {})[rows] = 2 * rows * _GEMM_SIDE**2 / seconds
-    return Ceilings(copies, gemms)
+    return CpuCeilings(copies, gemms)
 
 
 def _seconds(call: Callable[[], object], repeats: int) -> float:

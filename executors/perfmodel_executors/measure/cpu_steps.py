@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Lengths
-from perfmodel_executors.measure.bench import StepShape
+from perfmodel_executors.measure.bench import StepGrants
 
 # The step that every sample is paired with: long enough for the clock, short enough to be run between all others.
-REFERENCE = StepShape(contexts=(192, 192))
-REFERENCE_WITHOUT_CACHE = StepShape(chunks=((16, 0, True),) * 2)
+REFERENCE = StepGrants(contexts=(192, 192))
+REFERENCE_WITHOUT_CACHE = StepGrants(chunks=((16, 0, True),) * 2)
 
 _MAX_BATCH = 32
 _MAX_CHUNK = 1024
@@ -69,7 +69,7 @@ def _longest(lengths: Lengths | None) -> int:
     return math.ceil(min(known, lengths.max or known))
 
 
-def calibration_grid(span: StepRange) -> list[StepShape]:
+def calibration_grid(span: StepRange) -> list[StepGrants]:
     """Decodes over batch and context, chunks over length and prefix, and mixtures of both: about 35 steps; and where
     tokens are drafted, some 15 that verify them.
     """
@@ -78,29 +78,31 @@ def calibration_grid(span: StepRange) -> list[StepShape]:
     low, high = min(24, span.max_context), span.max_context
     middle = round(math.sqrt(low * high))
     steps = [
-        StepShape(contexts=(context,) * batch)
+        StepGrants(contexts=(context,) * batch)
         for batch in _geometric(1, span.max_batch, 6)
         for context in sorted({low, middle, high})
     ]
     chunks = _geometric(8, span.max_chunk, 6)
-    steps += [StepShape(chunks=((chunk, 0, True),)) for chunk in chunks]
-    steps += [StepShape(chunks=((chunk, middle, False),)) for chunk in chunks[1::2] if chunk + middle <= high]
+    steps += [StepGrants(chunks=((chunk, 0, True),)) for chunk in chunks]
+    steps += [StepGrants(chunks=((chunk, middle, False),)) for chunk in chunks[1::2] if chunk + middle <= high]
     half = max(2, span.max_chunk // 3)
-    steps.append(StepShape(chunks=((half, 0, True), (half // 2, 0, True))))
+    steps.append(StepGrants(chunks=((half, 0, True), (half // 2, 0, True))))
     batches = _geometric(2, span.max_batch, 3)
     steps += [
-        StepShape(contexts=(middle,) * batch, chunks=((chunk, 0, True),)) for batch in batches for chunk in chunks[1::2]
+        StepGrants(contexts=(middle,) * batch, chunks=((chunk, 0, True),))
+        for batch in batches
+        for chunk in chunks[1::2]
     ]
     if span.max_queries > 1:
         steps += [
-            StepShape(contexts=(context,) * batch, queries=queries)
+            StepGrants(contexts=(context,) * batch, queries=queries)
             for batch in _geometric(1, span.max_batch, 4)
             for queries in _geometric(2, span.max_queries, 2)
             for context in (low, high)
         ]
-        steps.append(StepShape(contexts=(middle,) * batches[-1], chunks=((chunks[1], 0, True),), queries=2))
+        steps.append(StepGrants(contexts=(middle,) * batches[-1], chunks=((chunks[1], 0, True),), queries=2))
     steps += [
-        StepShape(contexts=(context,) * batch, layers=layers)
+        StepGrants(contexts=(context,) * batch, layers=layers)
         for layers in span.exits
         for batch in _geometric(1, span.max_batch, 4)
         for context in (low, high)
@@ -108,26 +110,26 @@ def calibration_grid(span: StepRange) -> list[StepShape]:
     return list(dict.fromkeys(steps))
 
 
-def _whole_sequences(span: StepRange, max_tokens: int) -> list[StepShape]:
+def _whole_sequences(span: StepRange, max_tokens: int) -> list[StepGrants]:
     """Equally long sequences, over their number and length, and some of two lengths."""
     batches, lengths = _geometric(1, span.max_batch, 5), _geometric(8, span.max_context, 7)
     shapes = [[length] * batch for batch in batches for length in lengths]
     shapes += [[long] + [lengths[0]] * batch for batch in batches for long in lengths[1::2]]
-    steps = [StepShape(chunks=tuple((n, 0, True) for n in each)) for each in shapes if sum(each) <= max_tokens]
-    return list(dict.fromkeys(steps)) or [StepShape(chunks=((max_tokens, 0, True),))]
+    steps = [StepGrants(chunks=tuple((n, 0, True) for n in each)) for each in shapes if sum(each) <= max_tokens]
+    return list(dict.fromkeys(steps)) or [StepGrants(chunks=((max_tokens, 0, True),))]
 
 
-def drafting_grid(span: StepRange, computes_prompts: bool) -> list[StepShape]:
+def drafting_grid(span: StepRange, computes_prompts: bool) -> list[StepGrants]:
     """Passes of a drafter: one token of each sequence, or some; prompts too, if it has a KV cache of its own."""
     low, high = min(24, span.max_context), span.max_context
     steps = [
-        StepShape(contexts=(context,) * batch, queries=queries)
+        StepGrants(contexts=(context,) * batch, queries=queries)
         for batch in _geometric(1, span.max_batch, 4)
         for context in (low, high)
         for queries in (1, 2)
     ]
     if computes_prompts:
-        steps += [StepShape(chunks=((chunk, 0, False),)) for chunk in _geometric(8, span.max_chunk, 4)]
+        steps += [StepGrants(chunks=((chunk, 0, False),)) for chunk in _geometric(8, span.max_chunk, 4)]
     return list(dict.fromkeys(steps))
 
 

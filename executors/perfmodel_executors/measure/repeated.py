@@ -4,7 +4,7 @@ Durations are restated by a drift meter whose reference step is the same for all
 those of the work and not of the minute in which each ran.
 """
 
-__all__ = ["ExecutedBeside", "execute_repeatedly"]
+__all__ = ["RepeatedRuns", "execute_repeatedly"]
 
 import random
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Served = tuple[ModelSpec, str, str, str, str]
 
 
 @dataclass(frozen=True)
-class ExecutedBeside:
+class RepeatedRuns:
     """A scenario's executed runs, and the simulation of it with what the machine was calibrated to; or why not."""
 
     runs: Sequence[RunResult]
@@ -32,7 +32,7 @@ class ExecutedBeside:
 
 def execute_repeatedly(
     scenarios: Sequence[Scenario], rounds: int, progress: Progress | None = None, budget_s: float = 12.0
-) -> list[ExecutedBeside]:
+) -> list[RepeatedRuns]:
     """Each of `scenarios` executed `rounds` times and simulated once, in the order given.
 
     budget_s: wall seconds for calibrating each model in each of its formats; the first one's reference step measures
@@ -42,7 +42,7 @@ def execute_repeatedly(
     problems = [refused.get(_served(scenario), "") for scenario in scenarios]
     runs: list[list[RunResult]] = [[] for _ in scenarios]
     if not machines:
-        return [ExecutedBeside((), None, problem) for problem in problems]
+        return [RepeatedRuns((), None, problem) for problem in problems]
     meter = next(iter(machines.values())).times.drift_meter(every=4)
     rng = random.Random(scenarios[0].seed)
     for number in range(rounds):
@@ -57,7 +57,7 @@ def execute_repeatedly(
             if progress is not None:
                 progress(number * len(order) + done, rounds * len(order))
     return [
-        ExecutedBeside(of, _simulated(_as_accepted(each, of), machines[_served(each)]) if of else None, problem)
+        RepeatedRuns(of, _simulated(_as_accepted(each, of), machines[_served(each)]) if of else None, problem)
         for each, of, problem in zip(scenarios, runs, problems, strict=True)
     ]
 

@@ -84,7 +84,7 @@ def attend(
 def keys_and_values(
     kernels: Kernels, x_RC: Tensor, mixer: Attention, weights: AttentionWeights, norm_eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Of states behind the layer's norm, without their queries: [R, K, H], unrotated, and [R, K, H_v]."""
+    """Keys [R, K, H], unrotated, and values [R, K, H_v] of states behind the layer's norm."""
     heads, width = mixer.num_kv_heads, mixer.num_kv_heads * mixer.head_dim
     first = mixer.num_heads * mixer.head_dim
     rows = slice(first, first + width + heads * mixer.v_head_dim)

@@ -2,7 +2,7 @@
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
-__all__ = ["Segment", "StepBatch", "TreeNodes", "Trees", "build_batch", "first_rows", "slot"]
+__all__ = ["StepBatch", "TokenSegment", "TreeNodes", "Trees", "build_batch", "first_rows", "slot"]
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,7 @@ class TreeNodes(NamedTuple):
     ancestors: Sequence[int]
 
 
-class Segment(NamedTuple):
+class TokenSegment(NamedTuple):
     """The new tokens of one sequence in one step.
 
     tokens:       ids of the new tokens, following `num_computed` ones already in the KV cache
@@ -58,7 +58,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """Of segments that are nodes of trees: what `attention_prefill` wants.
+    """Segments that are nodes of trees, as `attention_prefill` wants them.
 
     tables_GM, starts_G, computed_G: block tables, first rows among their tokens (G + 1), tokens before each tree
     nodes_G:     nodes of each tree in the KV cache, those of the segment last
@@ -121,7 +121,7 @@ def slot(block_table: Sequence[int], position: int, block_size: int) -> int:
 
 
 def build_batch(
-    segments: Sequence[Segment],
+    segments: Sequence[TokenSegment],
     block_size: int,
     device: torch.device = CPU,
     ring: Ring | None = None,
@@ -181,7 +181,7 @@ def build_batch(
     )
 
 
-def _whole_sequences(segments: Sequence[Segment], device: torch.device, ring: Ring | None) -> StepBatch:
+def _whole_sequences(segments: Sequence[TokenSegment], device: torch.device, ring: Ring | None) -> StepBatch:
     """All tokens of each sequence, whose keys and values are found where the step computes them."""
     starts = list(accumulate((len(segment.tokens) for segment in segments), initial=0))
     rows = [range(begin, end) for begin, end in pairwise(starts)]
@@ -204,26 +204,26 @@ def _whole_sequences(segments: Sequence[Segment], device: torch.device, ring: Ri
     )
 
 
-def _sorted(segments: Sequence[Segment]) -> tuple[list[int], list[int], list[int]]:
+def _sorted(segments: Sequence[TokenSegment]) -> tuple[list[int], list[int], list[int]]:
     """Segments of one token, longer ones, and those of trees, in the order of their rows."""
     decodes = [i for i, segment in enumerate(segments) if segment.nodes is None and len(segment.tokens) == 1]
     chunks = [i for i, segment in enumerate(segments) if segment.nodes is None and len(segment.tokens) > 1]
     return decodes, chunks, [i for i, segment in enumerate(segments) if segment.nodes is not None]
 
 
-def first_rows(segments: Sequence[Segment]) -> list[int]:
+def first_rows(segments: Sequence[TokenSegment]) -> list[int]:
     """The row of the batch at which each segment begins."""
     order = [i for part in _sorted(segments) for i in part]
     starts = dict(zip(order, _starts(segments, order), strict=False))
     return [starts[i] for i in range(len(segments))]
 
 
-def _starts(segments: Sequence[Segment], chosen: Sequence[int]) -> list[int]:
+def _starts(segments: Sequence[TokenSegment], chosen: Sequence[int]) -> list[int]:
     """First rows of the chosen segments among their tokens, and the end."""
     return list(accumulate((len(segments[i].tokens) for i in chosen), initial=0))
 
 
-def _trees(segments: Sequence[Segment], chosen: Sequence[int], device: torch.device) -> Trees:
+def _trees(segments: Sequence[TokenSegment], chosen: Sequence[int], device: torch.device) -> Trees:
     nodes = [segments[i].nodes or TreeNodes(0, (), ()) for i in chosen]
 
     def integers(values: Sequence[int]) -> Tensor:

@@ -103,7 +103,7 @@ class Decoder:
         return self.logits(x_TC, batch)
 
     def logits(self, x_TC: Tensor, batch: StepBatch) -> Tensor:
-        """Of the sampled rows, [S, V], from what the last layer gives for all."""
+        """Logits of the sampled rows, [S, V], from what the last layer gives for all."""
         weights = self.weights
         x_SC = self.kernels.rms_norm(x_TC[batch.sample_rows_S], weights.final_norm, self.model.norm_eps)
         return self.group.gather(self.kernels.linear(x_SC, weights.lm_head), self.model.vocab_size)

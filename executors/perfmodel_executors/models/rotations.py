@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Rotations:
-    """Of tokens at `positions`, by the tables [positions, H] of each size of a head."""
+    """Rotations of tokens at `positions`, by the tables [positions, H] of each size of a head."""
 
     def __init__(self, tables: Mapping[int, Tensor], positions_T: Tensor) -> None:
         self.tables = tables

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from perfmodel.errors import PerfmodelError
-from perfmodel_executors.models.batch import Segment
+from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.parallel.group import DistributedGroup
 from perfmodel_executors.parallel.sharding import check_divisible
@@ -41,13 +41,13 @@ class LeadingRunner:
     def decoder(self) -> Decoder:
         return self._local.decoder
 
-    def reserve_for(self, segments: Sequence[Segment]) -> None:
+    def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
         before = self._local.cache.num_blocks
         self._local.reserve_for(segments)
         if self._local.cache.num_blocks > before:
             self._tell(("reserve", self._local.cache.num_blocks))
 
-    def run(self, segments: Sequence[Segment], is_warm_up: bool = False) -> list[int]:
+    def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
         self._tell(("run", (segments, is_warm_up)))
         return self._local.run(segments, is_warm_up)
 

@@ -9,7 +9,7 @@ from math import exp
 import torch
 from torch.nn.functional import cross_entropy
 
-from perfmodel_executors.models.batch import Segment, build_batch
+from perfmodel_executors.models.batch import TokenSegment, build_batch
 from perfmodel_executors.runner import StepRunner
 
 
@@ -24,7 +24,7 @@ class Perplexity:
 def perplexity(
     runner: StepRunner, ids: Sequence[int], num_tokens: int = 1536, window: int = 512, chunk: int = 512
 ) -> Perplexity:
-    """Of the tokens after each of `num_tokens`, in windows that know nothing of each other.
+    """Perplexity of the tokens after each of `num_tokens`, in windows that know nothing of each other.
 
     window: tokens of a sequence; the text's next ones begin another
     chunk:  new tokens in a step; 1 goes through the attention of decodes, and reads all that was said from the cache
@@ -43,7 +43,7 @@ def _window_loss(runner: StepRunner, ids: Sequence[int], chunk: int) -> float:
     for start in range(0, len(ids) - 1, chunk):
         end = min(start + chunk, len(ids) - 1)
         first = start if runner.keeps_kv else 0  # without a cache a step computes all that was said
-        segments = [Segment(ids[first:end], first, blocks)]
+        segments = [TokenSegment(ids[first:end], first, blocks)]
         runner.reserve_for(segments)
         with torch.inference_mode():
             decoder = runner.decoder

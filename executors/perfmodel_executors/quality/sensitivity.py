@@ -4,7 +4,7 @@ Measured on text that follows the stretch that perplexities are compared on, so 
 was made from (on the same stretch where the text is too short for two).
 """
 
-__all__ = ["Sensitivity", "measure_sensitivity"]
+__all__ = ["LayerSensitivity", "measure_sensitivity"]
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ _TOKENS_APART = 512  # of each block alone: differences on the same tokens, whic
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class LayerSensitivity:
     """Losses of log perplexity block by block, and what they propose. Perplexities are those of the compared stretch.
 
     base, lower: served as the scenario says, and with all blocks in `method`
@@ -81,8 +81,8 @@ def measure_sensitivity(
     by_block: bool = False,
     progress: Callable[[int, int | None], None] | None = None,
     num_tokens: int = _TOKENS,
-) -> Sensitivity:
-    """Of the scenario's model, each layer (or block of one) in `method` while the others stay as they are served.
+) -> LayerSensitivity:
+    """Loss of the scenario's model with each layer (or block of one) in `method`, the others as they are served.
 
     bits: the budget that a mix is proposed and measured for, a mean over the weights of all layers
 
@@ -108,7 +108,7 @@ def measure_sensitivity(
             losses.append(BlockLoss(unit, loss, (served.bits(()) - served.bits([unit])) * weights))
             if progress is not None:
                 progress(done + 1, len(units))
-        found = Sensitivity(
+        found = LayerSensitivity(
             method,
             tuple(losses),
             measured(()),

@@ -11,7 +11,7 @@ __all__ = ["ModelProposer", "SelfProposer"]
 
 from collections.abc import Sequence
 
-from perfmodel_executors.models.batch import Segment
+from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.speculation.proposer import Drafting
 from perfmodel_executors.speculation.tree import DraftTree
@@ -29,7 +29,7 @@ class SelfProposer:
     def reserve_for(self, block_tables: Sequence[Sequence[int]]) -> None:
         self.runner.cache.reserve_for(block_tables)
 
-    def propose(self, drafting: Sequence[Drafting], chunks: Sequence[Segment]) -> list[list[int]]:
+    def propose(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in drafting]
         for depth in range(max((each.depth for each in drafting), default=0)):
             active = [i for i, each in enumerate(drafting) if each.depth > depth]
@@ -44,7 +44,7 @@ class SelfProposer:
         runner: StepRunner,
         drafting: Sequence[Drafting],
         drafts: Sequence[Sequence[int]],
-        segments: Sequence[Segment],
+        segments: Sequence[TokenSegment],
         is_warm_up: bool = False,
     ) -> list[int]:
         return runner.run(segments, is_warm_up)
@@ -55,23 +55,23 @@ class SelfProposer:
     def release(self, key: int) -> None:
         """Nothing is remembered."""
 
-    def _unasked(self, drafting: Sequence[Drafting], chunks: Sequence[Segment]) -> list[Segment]:
+    def _unasked(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[TokenSegment]:
         """What the first pass computes beside what drafts: nothing."""
         return []
 
-    def _level(self, drafting: Drafting, draft: Sequence[int], depth: int) -> Segment:
+    def _level(self, drafting: Drafting, draft: Sequence[int], depth: int) -> TokenSegment:
         """The nodes of `depth`, whose successors are wanted."""
         computed = drafting.num_computed
         if depth == 0:
-            return Segment([drafting.tokens[-1]], computed, drafting.block_table)
+            return TokenSegment([drafting.tokens[-1]], computed, drafting.block_table)
         if self._tree.is_chain:
-            return Segment([draft[-1]], computed + depth, drafting.block_table)
+            return TokenSegment([draft[-1]], computed + depth, drafting.block_table)
         level = self._tree.levels[depth]
         tokens = draft[level.start - 1 : level.stop - 1]
         nodes = self._tree.nodes(level.start, level.stop)
-        return Segment(tokens, computed, drafting.block_table, is_verified=True, nodes=nodes)
+        return TokenSegment(tokens, computed, drafting.block_table, is_verified=True, nodes=nodes)
 
-    def _next(self, segments: Sequence[Segment], depth: int, active: Sequence[int]) -> list[list[int]]:
+    def _next(self, segments: Sequence[TokenSegment], depth: int, active: Sequence[int]) -> list[list[int]]:
         """The nodes of the next depth, for each of the sequences that draft."""
         rows = self._candidates(segments, self._tree.widths[depth], active)
         per_sequence = len(rows) // len(active)
@@ -80,7 +80,7 @@ class SelfProposer:
             for start in range(0, len(rows), per_sequence)
         ]
 
-    def _candidates(self, segments: Sequence[Segment], width: int, active: Sequence[int]) -> list[list[int]]:
+    def _candidates(self, segments: Sequence[TokenSegment], width: int, active: Sequence[int]) -> list[list[int]]:
         """The likeliest successors of each row that is wanted; `active`: which sequences the last segments are of."""
         if width == 1:
             return [[token] for token in self.runner.run(segments)]
@@ -94,7 +94,7 @@ class ModelProposer(SelfProposer):
         super().__init__(runner, tree)
         self._behind: dict[int, int] = {}  # tokens that the model has computed and the drafter has not, where any
 
-    def propose(self, drafting: Sequence[Drafting], chunks: Sequence[Segment]) -> list[list[int]]:
+    def propose(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[list[int]]:
         if not any(each.depth for each in drafting):
             unasked = self._unasked(drafting, chunks)
             if unasked:
@@ -115,18 +115,18 @@ class ModelProposer(SelfProposer):
     def release(self, key: int) -> None:
         self._behind.pop(key, None)
 
-    def _unasked(self, drafting: Sequence[Drafting], chunks: Sequence[Segment]) -> list[Segment]:
+    def _unasked(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[TokenSegment]:
         """Prompts, which others may find in the prefix cache."""
         segments = [chunk._replace(is_sampled=False) for chunk in chunks]
         segments += [
-            Segment([each.tokens[-1]], each.num_computed, each.block_table, is_sampled=False)
+            TokenSegment([each.tokens[-1]], each.num_computed, each.block_table, is_sampled=False)
             for each in drafting
             if each.is_prompt and not each.depth
         ]
         return segments
 
-    def _level(self, drafting: Drafting, draft: Sequence[int], depth: int) -> Segment:
+    def _level(self, drafting: Drafting, draft: Sequence[int], depth: int) -> TokenSegment:
         if depth:
             return super()._level(drafting, draft, depth)
         start = drafting.num_computed - self._behind.get(drafting.key, 0)
-        return Segment(drafting.tokens[start:], start, drafting.block_table)
+        return TokenSegment(drafting.tokens[start:], start, drafting.block_table)

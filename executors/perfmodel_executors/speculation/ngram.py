@@ -10,7 +10,7 @@ __all__ = ["NgramProposer", "lookup"]
 from array import array
 from collections.abc import Sequence
 
-from perfmodel_executors.models.batch import Segment
+from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.speculation.proposer import Drafting
 
@@ -44,7 +44,7 @@ class NgramProposer:
     def reserve_for(self, block_tables: Sequence[Sequence[int]]) -> None:
         """Nothing is written."""
 
-    def propose(self, drafting: Sequence[Drafting], chunks: Sequence[Segment]) -> list[list[int]]:
+    def propose(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[list[int]]:
         return [
             lookup(each.tokens, self._longest, self._shortest, each.depth) if each.depth else [] for each in drafting
         ]
@@ -54,7 +54,7 @@ class NgramProposer:
         runner: StepRunner,
         drafting: Sequence[Drafting],
         drafts: Sequence[Sequence[int]],
-        segments: Sequence[Segment],
+        segments: Sequence[TokenSegment],
         is_warm_up: bool = False,
     ) -> list[int]:
         return runner.run(segments, is_warm_up)

@@ -5,7 +5,7 @@ __all__ = ["Drafting", "Proposer"]
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from perfmodel_executors.models.batch import Segment
+from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.runner import StepRunner
 
 
@@ -45,7 +45,7 @@ class Proposer(Protocol):
         """Make room for what the step will write."""
         ...
 
-    def propose(self, drafting: Sequence[Drafting], chunks: Sequence[Segment]) -> list[list[int]]:
+    def propose(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[list[int]]:
         """For each sequence the nodes behind its last known token, by depth; fewer where there is nothing to draft.
 
         chunks: the parts of prompts that the step computes, for drafters that have to know them
@@ -57,7 +57,7 @@ class Proposer(Protocol):
         runner: StepRunner,
         drafting: Sequence[Drafting],
         drafts: Sequence[Sequence[int]],
-        segments: Sequence[Segment],
+        segments: Sequence[TokenSegment],
         is_warm_up: bool = False,
     ) -> list[int]:
         """What `runner.run` gives for the step's `segments`, those of `drafting` with their drafts first."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from perfmodel_executors.models.batch import Segment, build_batch, first_rows
+from perfmodel_executors.models.batch import TokenSegment, build_batch, first_rows
 from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.speculation.model import SelfProposer
 from perfmodel_executors.speculation.proposer import Drafting
@@ -26,11 +26,11 @@ class SkippingProposer(SelfProposer):
         super().__init__(runner, tree)
         self._passed: dict[int, list[Tensor]] = {}  # of each sequence that drafts: its nodes, level by level
 
-    def propose(self, drafting: Sequence[Drafting], chunks: Sequence[Segment]) -> list[list[int]]:
+    def propose(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[list[int]]:
         self._passed = {}
         return super().propose(drafting, chunks)
 
-    def _candidates(self, segments: Sequence[Segment], width: int, active: Sequence[int]) -> list[list[int]]:
+    def _candidates(self, segments: Sequence[TokenSegment], width: int, active: Sequence[int]) -> list[list[int]]:
         decoder, cache = self.runner.decoder, self.runner.cache
         with torch.inference_mode():
             batch = build_batch(segments, cache.block_size, decoder.device)
@@ -48,7 +48,7 @@ class SkippingProposer(SelfProposer):
         runner: StepRunner,
         drafting: Sequence[Drafting],
         drafts: Sequence[Sequence[int]],
-        segments: Sequence[Segment],
+        segments: Sequence[TokenSegment],
         is_warm_up: bool = False,
     ) -> list[int]:
         if not self._passed:

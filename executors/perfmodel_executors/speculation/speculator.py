@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from perfmodel_executors.models.batch import Segment, slot
+from perfmodel_executors.models.batch import TokenSegment, slot
 from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.speculation.measured import AcceptanceCounts
 from perfmodel_executors.speculation.proposer import Drafting, Proposer
@@ -43,13 +43,13 @@ class Speculator:
         """Nothing drafted yet."""
         return AcceptanceCounts(self.tree, self._method, self._runner.decoder.model.name)
 
-    def shape(self, drafting: Sequence[Drafting], chunks: Sequence[Segment]) -> tuple[int, ...]:
+    def shape(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> tuple[int, ...]:
         """What a step's matrix shapes depend on beside its plan: how much is drafted, where the text decides it."""
         if not self.proposer.depends_on_text:
             return tuple(sorted(each.depth for each in drafting))
         return (sum(map(len, self.proposer.propose(drafting, chunks))),)
 
-    def run(self, drafting: Sequence[Drafting], chunks: Sequence[Segment], is_warm_up: bool = False) -> Verified:
+    def run(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment], is_warm_up: bool = False) -> Verified:
         """Take the step. Nothing is remembered of it until `proposer.settle`, so it may be taken twice."""
         drafts = self.proposer.propose(drafting, chunks)
         segments = [self._segment(each, draft) for each, draft in zip(drafting, drafts, strict=True)]
@@ -67,12 +67,12 @@ class Speculator:
         self._move(drafting, paths)
         return Verified(tokens + [sampled for sampled in chosen[len(segments) :] if sampled], paths)
 
-    def _segment(self, drafting: Drafting, draft: Sequence[int]) -> Segment:
+    def _segment(self, drafting: Drafting, draft: Sequence[int]) -> TokenSegment:
         tokens = [drafting.tokens[-1], *draft]
         if not draft:
-            return Segment(tokens, drafting.num_computed, drafting.block_table)
+            return TokenSegment(tokens, drafting.num_computed, drafting.block_table)
         nodes = None if self.tree.is_chain else self.tree.nodes(0, len(tokens))
-        return Segment(tokens, drafting.num_computed, drafting.block_table, is_verified=True, nodes=nodes)
+        return TokenSegment(tokens, drafting.num_computed, drafting.block_table, is_verified=True, nodes=nodes)
 
     def _verify(self, nodes: Sequence[Sequence[int]], chosen: Sequence[Sequence[int]]) -> list[int]:
         """The last node kept of each sequence."""

@@ -34,12 +34,12 @@ class DraftTree:
 
     @cached_property
     def depths(self) -> list[int]:
-        """Of each node."""
+        """Depth of each node."""
         return [depth for depth, level in enumerate(self.levels) for _ in level]
 
     @cached_property
     def ancestors(self) -> list[int]:
-        """Of each node: bit j is set if node j is on its path, itself included."""
+        """Ancestors of each node as a bit mask: bit j is set if node j is on its path, itself included."""
         bits = [1]
         for node, parent in enumerate(self.parents[1:], start=1):
             bits.append(bits[parent] | 1 << node)

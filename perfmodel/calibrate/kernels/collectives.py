@@ -10,19 +10,13 @@ __all__ = ["OPS", "fit", "groups", "is_too_fast", "predict", "sizes_of"]
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.kernels.attention_columns import engine_name, format_bytes, numbers
-from perfmodel.calibrate.kernels.tables import Group, KernelTable
+from perfmodel.calibrate.kernels.tables import Group, KernelTable, engine_name, format_bytes, numbers
 from perfmodel.calibrate.robust import fit_form, residuals_of
-from perfmodel.cost.forms.collective import (
-    CollectiveFit,
-    CollectiveSizes,
-    CustomAllReduceFit,
-    collective_seconds,
-    custom_seconds,
-)
 from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.links import link_for
+from perfmodel.cost.forms.messages.collective import CustomAllReduceFit, custom_seconds
+from perfmodel.cost.forms.messages.links import link_for
+from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
 from perfmodel.specs.hardware import Link
 
 Floats = NDArray[np.float64]
@@ -97,7 +91,7 @@ def fit(group: Group, device: DeviceFacts) -> CollectiveFit | CustomAllReduceFit
         floor = 3e-5 if group.key.startswith("collective_eager") else None
         start = CustomAllReduceFit(beyond=_start(device), link_latency_s=link.latency_s or None, eager_floor_s=floor)
         is_small = group.sizes.payload <= start.most_bytes
-        large, small = _part(group, ~is_small), _part(group, is_small)
+        large, small = group.take(~is_small), group.take(is_small)
         if len(large.seconds) > _NO_ROWS:
             beyond = _fit_nccl(large, start.beyond, _FREE_BEYOND, device)
             start = start.model_copy(update={"beyond": beyond})
@@ -135,10 +129,6 @@ def predict(group: Group, fit: CollectiveFit | CustomAllReduceFit, device: Devic
 def _start(device: DeviceFacts) -> CollectiveFit:
     architecture = device.hardware.declared.architecture or ""
     return CollectiveFit(switch_ranks=_SWITCH_RANKS.get(architecture), link_latency_s=_link(device).latency_s or None)
-
-
-def _part(group: Group, rows: NDArray[np.bool_]) -> Group:
-    return Group(group.engine, group.key, take(group.sizes, rows), group.seconds[rows], group.rows[rows])
 
 
 def _link(device: DeviceFacts) -> Link:

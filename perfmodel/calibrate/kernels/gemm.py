@@ -12,9 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.kernels.attention_columns import engine_name
-from perfmodel.calibrate.kernels.tables import Group, KernelTable
-from perfmodel.calibrate.kernels.weight_formats import WEIGHT_FORMATS, WeightFormat
+from perfmodel.calibrate.kernels.tables import WEIGHT_FORMATS, Group, KernelTable, WeightFormat, engine_name
 from perfmodel.calibrate.robust import fit_form, residuals_of
 from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts

@@ -15,18 +15,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.kernels.attention_columns import engine_name, numbers
 from perfmodel.calibrate.kernels.expert_load import rank_load
-from perfmodel.calibrate.kernels.tables import Group, KernelTable
-from perfmodel.calibrate.kernels.weight_formats import WEIGHT_FORMATS, WeightFormat
+from perfmodel.calibrate.kernels.tables import WEIGHT_FORMATS, Group, KernelTable, WeightFormat, engine_name, numbers
 from perfmodel.calibrate.robust import fit_form, residuals_of
 from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.domain import Domain
 from perfmodel.cost.forms.experts import ExpertSizes, GroupedExpertsFit, expert_seconds
+from perfmodel.cost.forms.fits import Domain
 from perfmodel.cost.forms.tiles import TileStep
+from perfmodel.ops.experts.routing import TILE_ROWS
 from perfmodel.ops.extents import ExpertsExtent
-from perfmodel.ops.routing import TILE_ROWS
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -64,7 +62,7 @@ class _Kernel:
 
     @property
     def domain(self) -> Domain:
-        """Which works run this kernel."""
+        """The works that run this kernel."""
         gates = None if self.has_gate is None or self.engine != "trtllm" else 1 + self.has_gate
         return Domain(gates=gates, expert_parallel=self.expert_parallel)
 

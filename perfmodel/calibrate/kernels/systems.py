@@ -16,10 +16,10 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.kernels import mixed_attention
+from perfmodel.calibrate.kernels.attention import mixed as mixed_attention
 from perfmodel.calibrate.kernels.layer_profile import fit_small_kernels, read_layer_profile
 from perfmodel.calibrate.kernels.tables import Group, KernelTable, read_table
-from perfmodel.calibrate.provenance import KERNEL_TABLES, LAYER_PROFILE
+from perfmodel.calibrate.origins import KERNEL_TABLES, LAYER_PROFILE
 from perfmodel.cost.calibration import Calibration, FamilyFit
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.errors import SpecError
@@ -47,14 +47,14 @@ class KernelModule(Protocol):
 
 # Table name -> the module that knows its kernels.
 MODULES = {
-    "context_attention": "attention_prefill",
-    "context_mla": "latent",
+    "context_attention": "attention.prefill",
+    "context_mla": "attention.latent",
     "custom_allreduce": "collectives",
     "gemm": "gemm",
-    "generation_attention": "attention_decode",
-    "generation_mla": "latent",
-    "mla_context_module": "latent",
-    "mla_generation_module": "latent",
+    "generation_attention": "attention.decode",
+    "generation_mla": "attention.latent",
+    "mla_context_module": "attention.latent",
+    "mla_generation_module": "attention.latent",
     "moe": "moe",
     "nccl": "collectives",
 }

@@ -6,9 +6,9 @@
 from perfmodel.calibrate.measured.records import (
     Ceilings,
     KernelRecord,
+    MeasuredStep,
     Measurements,
     ServingRecord,
-    StepRecord,
     SuiteInfo,
     read_measurements,
 )
@@ -16,9 +16,9 @@ from perfmodel.calibrate.measured.records import (
 __all__ = [
     "Ceilings",
     "KernelRecord",
+    "MeasuredStep",
     "Measurements",
     "ServingRecord",
-    "StepRecord",
     "SuiteInfo",
     "read_measurements",
 ]

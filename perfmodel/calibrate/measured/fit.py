@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.kernels.layer_profile import fit_small_kernels
 from perfmodel.calibrate.kernels.systems import GENERIC_SMALL, module_of
-from perfmodel.calibrate.measured.host import fit_host
-from perfmodel.calibrate.measured.records import KernelRecord, Measurements, StepRecord
-from perfmodel.calibrate.measured.steps import step_rows
+from perfmodel.calibrate.measured.host import fit_host, step_rows
+from perfmodel.calibrate.measured.records import KernelRecord, MeasuredStep, Measurements
 from perfmodel.calibrate.measured.tables import kernel_tables, small_kernels
 from perfmodel.calibrate.whole_steps import fit_steps
 from perfmodel.cost.calibration import Calibration, FamilyFit
@@ -112,7 +111,7 @@ def _from_kernels(hardware: HardwareSpec, measured: Measurements) -> Calibration
     return calibration.model_copy(update={"host": host, "step_residuals": residuals})
 
 
-def _from_steps(hardware: HardwareSpec, steps: Sequence[StepRecord]) -> Calibration:
+def _from_steps(hardware: HardwareSpec, steps: Sequence[MeasuredStep]) -> Calibration:
     if len(steps) < _LEAST_ROWS:
         raise SpecError(f"{len(steps)} steps were measured; fitting a CPU takes at least {_LEAST_ROWS}.")
     rows = step_rows(hardware, steps)

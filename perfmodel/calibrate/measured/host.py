@@ -1,4 +1,4 @@
-"""The host's time per step, from whole steps whose kernels are known.
+"""Measured steps as the cost model sees them, and the host's time in them, whose kernels are known.
 
     graphed step   t = serial_step + serial_per_sequence S + kernels
     eager step     t = the same + prompt_step, and not less than the launches: serial + max(launches, kernels)
@@ -6,18 +6,23 @@
 Fitted to the logarithm of measured over predicted, by few non-negative numbers.
 """
 
-__all__ = ["fit_host"]
+__all__ = ["costs_of", "fit_host", "step_rows", "steps_scenario"]
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.measured.records import StepRecord
-from perfmodel.calibrate.measured.steps import costs_of
+from perfmodel.calibrate.measured.records import MeasuredStep
 from perfmodel.calibrate.robust import residuals_of
+from perfmodel.calibrate.whole_steps import features
+from perfmodel.cost import StepCosts, step_costs
 from perfmodel.cost.calibration import Calibration, HostFit, Residuals
+from perfmodel.cost.server import EngineProfile
 from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.scenario_file import load_scenario
 
 Floats = NDArray[np.float64]
 
@@ -33,7 +38,7 @@ _PULL = 0.02  # of the logarithm of a parameter, beside relative errors of steps
 
 
 def fit_host(
-    hardware: HardwareSpec, calibration: Calibration, steps: Sequence[StepRecord]
+    hardware: HardwareSpec, calibration: Calibration, steps: Sequence[MeasuredStep]
 ) -> tuple[HostFit, Residuals]:
     """The host of `steps` under the kernels of `calibration`, and what stays unexplained of whole steps."""
     from scipy.optimize import least_squares
@@ -62,3 +67,24 @@ def fit_host(
     values = prior * np.exp(found.x)
     host = HostFit(replays_graphs=True, **dict(zip(_PRIORS, map(float, values), strict=True)))
     return host, residuals_of(predicted(values), measured)
+
+
+STEPS_SCENARIO = "executor/steps"  # workloads/scenarios: what all measured steps have in common
+
+
+@lru_cache(maxsize=64)
+def steps_scenario(model: str, overrides: tuple[str, ...], hardware: str) -> Scenario:
+    """The scenario whose steps were measured."""
+    return load_scenario(STEPS_SCENARIO, [f"model={model}", f"hardware={hardware}", *overrides])
+
+
+def costs_of(step: MeasuredStep, hardware: HardwareSpec, calibration: Calibration) -> StepCosts:
+    """The step's graph and timer under `calibration`, host time included as the calibration has it."""
+    scenario = steps_scenario(step.model, step.overrides, hardware.name)
+    return step_costs(scenario, calibration, EngineProfile(engine=calibration.engine))
+
+
+def step_rows(hardware: HardwareSpec, steps: Sequence[MeasuredStep]) -> list[Mapping[tuple[str, str], float]]:
+    """The features of each step, for a fit of whole steps."""
+    nothing = Calibration(device=hardware.name, engine="none")
+    return [features(costs_of(step, hardware, nothing).graph, hardware, step.batch) for step in steps]

@@ -12,10 +12,10 @@ __all__ = [
     "FILES",
     "Ceilings",
     "KernelRecord",
+    "MeasuredStep",
     "Measurements",
     "ServingRecord",
     "Size",
-    "StepRecord",
     "StepSeries",
     "SuiteInfo",
     "read_measurements",
@@ -54,7 +54,7 @@ class Ceilings(Spec):
 
     @property
     def bandwidth(self) -> float | None:
-        """Of the largest copy, byte/s: beyond every cache."""
+        """Bandwidth of the largest copy, byte/s: beyond every cache."""
         return self.copy_bytes_per_s[max(self.copy_bytes_per_s, key=int)] if self.copy_bytes_per_s else None
 
     def rate(self, dtype: str) -> float | None:
@@ -63,7 +63,7 @@ class Ceilings(Spec):
 
 
 class SuiteInfo(Spec):
-    """Where the measurements come from.
+    """Source of a suite's measurements.
 
     device:      name of the hardware file, or what the driver calls a device without one
     parts_done:  tasks measured, by part; left_out: keys of tasks that the budget did not reach
@@ -105,7 +105,7 @@ class KernelRecord(Spec):
         return f"{self.operator} " + " ".join(f"{name}={value}" for name, value in self.sizes.items())
 
 
-class StepRecord(Spec):
+class MeasuredStep(Spec):
     """One shape of a step of one model. `shape`: the fields of a BatchShape; `overrides`: of the suite's scenario."""
 
     model: str
@@ -160,7 +160,7 @@ class Measurements:
     folder: Path
     info: SuiteInfo
     kernels: tuple[KernelRecord, ...]
-    steps: tuple[StepRecord, ...]
+    steps: tuple[MeasuredStep, ...]
     serving: tuple[ServingRecord, ...]
 
 
@@ -177,7 +177,7 @@ def read_measurements(folder: str | Path) -> Measurements:
         root,
         info,
         _records(root / "kernels.json", KernelRecord),
-        _records(root / "steps.json", StepRecord),
+        _records(root / "steps.json", MeasuredStep),
         _records(root / "serving.json", ServingRecord),
     )
 

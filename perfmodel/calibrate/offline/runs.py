@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfmodel.calibrate.recorded_engine import recorded_engine
+from perfmodel.calibrate.origins import recorded_engine
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.models.formats.quantization import with_quantization
 from perfmodel.models.spec import ModelSpec

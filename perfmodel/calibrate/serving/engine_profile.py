@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from perfmodel.calibrate.profile_fit import STEP_PARAMETERS, Parameter, fit_parameters, with_values
 from perfmodel.calibrate.robust import residuals_of
 from perfmodel.calibrate.serving.runs import ServingRun
-from perfmodel.calibrate.serving.simulation import StageRow, hurried, shortened, simulate_runs
+from perfmodel.calibrate.serving.simulation import StageRow, accelerated, shortened, simulate_runs
 from perfmodel.cost import EngineProfile, Residuals
 
 Floats = NDArray[np.float64]
@@ -28,7 +28,7 @@ PARAMETERS = (
 )
 _OUT_S = 1e-3  # detokenisation and hand-over of a token: not told apart from `in_s` by these runs
 _WEIGHTS = {"e2el_mean": 1.0, "itl_mean": 1.0, "ttft_mean": 0.5}
-_HURRY = 1.05
+_RATE_FACTOR = 1.05
 _SHARE = 0.1  # of each stage's duration: means settle long before
 
 
@@ -58,15 +58,15 @@ def step_residuals(runs: Sequence[ServingRun], profile: EngineProfile) -> Residu
     """What is left of steady stages, as factors on steps.
 
     Under open-loop load longer steps leave more requests in flight, which makes steps longer still: a latency errs by
-    more than the steps do, g = 1 + d log(latency) / d log(rate) times as much (see `hurried`).
+    more than the steps do, g = 1 + d log(latency) / d log(rate) times as much (see `accelerated`).
     """
     rows, faster = (
         [row for row in simulate_runs(each, profile=profile) if not row.run.is_overloaded(row.stage)]
-        for each in (runs, [hurried(run, _HURRY) for run in runs])
+        for each in (runs, [accelerated(run, _RATE_FACTOR) for run in runs])
     )
     predicted, at_more_load = (np.array([row.predicted["e2el_mean"] for row in each]) for each in (rows, faster))
     measured = np.array([row.measured["e2el_mean"] for row in rows])
-    gain = np.maximum(1 + np.log(at_more_load / predicted) / np.log(_HURRY), 1.0)
+    gain = np.maximum(1 + np.log(at_more_load / predicted) / np.log(_RATE_FACTOR), 1.0)
     return residuals_of(predicted, measured, gain * np.array([row.spread for row in rows]))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.recorded_engine import recorded_engine
+from perfmodel.calibrate.origins import recorded_engine
 from perfmodel.errors import SpecError
 from perfmodel.specs import Scenario, Traffic, load_hardware, load_model
 from perfmodel.specs.traffic import Arrivals, Sampling, Trace

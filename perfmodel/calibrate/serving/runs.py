@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.calibrate.recorded_engine import recorded_engine
+from perfmodel.calibrate.origins import recorded_engine
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.specs import (

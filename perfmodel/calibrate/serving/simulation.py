@@ -1,6 +1,6 @@
 """Recorded serving runs on the simulated clock, for fitting an engine's profile and for judging it."""
 
-__all__ = ["StageRow", "hurried", "shortened", "simulate_runs"]
+__all__ = ["StageRow", "accelerated", "shortened", "simulate_runs"]
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -69,10 +69,10 @@ def shortened(run: ServingRun, share: float) -> ServingRun:
     return _with_stages(run, share, 1.0)
 
 
-def hurried(run: ServingRun, factor: float) -> ServingRun:
+def accelerated(run: ServingRun, factor: float) -> ServingRun:
     """`run` with the same requests arriving `factor` times as fast.
 
-    In units of time so much shorter it is the run itself on an engine whose steps take `factor` times as long.
+    With time in units so much shorter, this is the run itself on an engine whose steps take `factor` times as long.
     """
     return _with_stages(run, 1.0 / factor, factor)
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from perfmodel.calibrate.over_cores import over_cores
-from perfmodel.calibrate.steady.shortened import shortened, weighted_means
-from perfmodel.calibrate.steady.slices import num_slices, slice_of
+from perfmodel.calibrate.steady.reduced import num_slices, shortened, slice_of, weighted_means
 from perfmodel.calibrate.steady.states import SteadyState
 from perfmodel.cost import EngineProfile, load_calibration
 from perfmodel.cost.generations import GenerationFit

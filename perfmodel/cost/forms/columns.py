@@ -1,8 +1,15 @@
-"""Sizes of many kernels: named tuples, within one another, whose fields are columns, or one value for all rows."""
+"""Sizes of one kernel as numbers, or of many as columns: a form is one formula over either.
 
-__all__ = ["joined", "take"]
+Sizes are named tuples, within one another, whose fields are columns, or one value for all rows. The functions of a
+formula come from a namespace `xp`: numpy for tables and fits, `SCALARS` for the simulator, which asks for one operator
+at a time and would wait some ten times longer for arrays of size one.
+"""
 
-from collections.abc import Sequence
+__all__ = ["SCALARS", "Namespace", "joined", "take"]
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,3 +38,22 @@ def _one_after_the_other(values: Sequence[Any]) -> Any:
     if isinstance(values[0], np.ndarray):
         return np.concatenate(values)
     return joined(values) if hasattr(values[0], "_fields") else values[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """The functions of `numpy` by the same names."""
+
+    ceil: Callable[[Any], Any] = math.ceil
+    floor: Callable[[Any], Any] = math.floor
+    log2: Callable[[Any], Any] = math.log2
+    maximum: Callable[[Any, Any], Any] = max
+    minimum: Callable[[Any, Any], Any] = min
+
+    @staticmethod
+    def where(condition: Any, one: Any, other: Any) -> Any:
+        """`one` if the condition holds, else `other`; both are evaluated, as in numpy."""
+        return one if condition else other
+
+
+SCALARS = Namespace()

@@ -1,13 +1,12 @@
-"""`DeviceFacts`: the declared figures that physical forms scale with."""
+"""What a form is given of a device, and what it answers: declared figures to scale with, seconds by resource."""
 
-__all__ = ["DeviceFacts"]
+__all__ = ["DeviceFacts", "OperatorTime", "bound_of"]
 
 from dataclasses import dataclass, field
 
-from perfmodel.cost.links import DEFAULT_LINK
+from perfmodel.cost.forms.messages.links import DEFAULT_LINK
 from perfmodel.cost.rates import peak_flops_per_s
-from perfmodel.ops.ranks import RankGroup, Spread, spread_over
-from perfmodel.ops.work import Message
+from perfmodel.ops.messages import Message, RankGroup, Spread, spread_over
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import Link
 
@@ -67,3 +66,30 @@ class DeviceFacts:
         if peak is None:
             peak = self._peaks[rate] = peak_flops_per_s(self.hardware, rate)
         return peak
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTime:
+    """Seconds of one operator on one device: in all, and what each resource alone would take.
+
+    bound: the resource that takes longest: compute | memory | communication | overhead
+    clock: share of the full clock that a power cap leaves
+    """
+
+    duration_s: float
+    compute_s: float
+    memory_s: float
+    communication_s: float
+    overhead_s: float
+    bound: str
+    clock: float = 1.0
+
+
+def bound_of(compute: float, memory: float, communication: float, overhead: float) -> str:
+    """The resource that takes longest."""
+    largest = max(compute, memory, communication, overhead)
+    if largest == memory:
+        return "memory"
+    if largest == compute:
+        return "compute"
+    return "communication" if largest == communication else "overhead"

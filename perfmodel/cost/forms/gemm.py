@@ -24,9 +24,8 @@ import numpy as np
 from pydantic import Field
 
 from perfmodel.cost.forms.columns import take
-from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
-from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.tiles import TileStep, Values, k_step_s, knee_of, tile_allowed, waves
 from perfmodel.files.base import Spec
 from perfmodel.ops.extents import GemmExtent

@@ -18,13 +18,13 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat
 
-from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.operator_time import OperatorTime, bound_of
-from perfmodel.cost.forms.residuals import Residuals
-from perfmodel.cost.links import collective_time, network_time
+from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.forms.messages.links import collective_time, network_time
 from perfmodel.files.base import Spec
 from perfmodel.ops.extents import Extent
-from perfmodel.ops.work import Message, Work
+from perfmodel.ops.messages import Message
+from perfmodel.ops.work import Work
 
 _CACHE_SHARE = 0.7  # of L2 that one kernel's operands can count on
 

@@ -1,4 +1,4 @@
-"""`PlanResult`: the finalists in order, the front, why the winner wins and how sure that is. It prints itself."""
+"""`PlanResult`: the finalists in order, the front, why the winner wins and how sure that is."""
 
 __all__ = ["SURE", "PlanResult", "quantile_name"]
 
@@ -10,20 +10,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.provenance import provenance_of, resolved
 from perfmodel.plan.deployments.finalist import Finalist, FrontPoint, Interval, interval_of, tightness
 from perfmodel.plan.screening.candidates import Base
 from perfmodel.plan.spec import PlanSpec
 from perfmodel.plan.sweeps.findings import TIE
+from perfmodel.printable import Printable
 from perfmodel.specs.scenario import Scenario
 
 Floats = NDArray[np.float64]
 
 SURE = 0.9  # of the draws in which one has to be better than another for their order not to be in doubt
+_AT_THE_RATE = (
+    "usd_per_million_input_tokens_split",
+    "usd_per_million_output_tokens_split",
+    "usd_per_million_output_tokens",
+    "joules_per_output_token",
+)
 _QUANTILES = {0.5: "median", 0.9: "p90", 0.95: "p95", 0.99: "p99"}
 
 
-@dataclass(frozen=True)
-class PlanResult:
+@dataclass(frozen=True, repr=False)
+class PlanResult(Printable):
     """What came of a plan.
 
     ranked:      finalists that serve the rate, best first; `missed`: those that the simulator found not to
@@ -151,16 +159,68 @@ class PlanResult:
         assert self.winner is not None
         return self.better_share(self.winner, other) < SURE
 
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The finalists' figures, best first, those that do not serve the rate (`serves`) last; nan without a value."""
+        rows = [{**self._row(each), "serves": serves} for each, serves in self._judged]
+        names = [name for name, value in (rows[0] if rows else {}).items() if not isinstance(value, dict | list)]
+        return {name: np.array([np.nan if row[name] is None else row[name] for row in rows]) for name in names}
+
     def to_json(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
-        from perfmodel.plan.deployments.document import plan_json
+        """Everything but sentences: the plan, and what each finalist's simulations gave."""
+        return {
+            "scenario": self.scenario.name,
+            "objective": self.spec.objective,
+            "attainment": self.spec.attainment,
+            "rate": self.rate,
+            "candidates": self.num_candidates,
+            "serving": self.num_serving,
+            "ruled_out": dict(self.ruled_out),
+            "winner": self._row(self.winner) if self.winner is not None else None,
+            "ranked": [self._row(each) for each in self.ranked],
+            "missed": [self._row(each) for each in self.missed],
+            "fewer_replicas": dict(self.fewer),
+            "front": [vars(point) for point in self.front],
+            "screened_on_the_front_but_not_serving": [vars(point) for point in self.not_serving],
+            "bound_share": dict(self.bound_share),
+            "notes": list(self.notes),
+            "provenance": self._provenance(),
+        }
 
-        return plan_json(self)
+    def _provenance(self) -> dict[str, Any]:
+        layouts = [layout for each, _ in self._judged for layout, _ in each.deployment.screened.candidate.counts]
+        used = provenance_of([self.scenario, *(layout.scenario for layout in layouts)])
+        return used.to_json("plan", {"scenario": resolved(self.scenario), "rate": self.rate})
 
-    def __str__(self) -> str:
-        from perfmodel.plan.deployments.words import plan_text
+    @property
+    def _judged(self) -> list[tuple[Finalist, bool]]:
+        return [*((each, True) for each in self.ranked), *((each, False) for each in self.missed)]
 
-        return plan_text(self)
+    def _row(self, finalist: Finalist) -> dict[str, Any]:
+        screened, quantile, winner = finalist.deployment.screened, self.quantile, self.winner
+        better = None if winner is None or finalist is winner else self.better_share(winner, finalist)
+        names = ("ttft", "tpot")
+        return {
+            "label": finalist.label,
+            "choices": screened.candidate.choices(finalist.replicas),
+            "replicas": finalist.replicas,
+            "gpus": finalist.num_devices,
+            "usd_per_hour": finalist.usd_per_hour,
+            **{metric: finalist.mean(metric) for metric in _AT_THE_RATE},
+            "max_rate": finalist.rate,
+            "max_rate_interval": list(finalist.rate_interval),
+            "max_rate_by_seed": list(finalist.rates),
+            "screened_rate": finalist.replicas * screened.rate,
+            "rate_per_gpu": finalist.rate_per_device,
+            "figure": self.figure(finalist),
+            "interval": list(self.interval(finalist)),
+            "serves_the_rate_in_share_of_draws": self.sufficient(finalist),
+            "winner_better_in_share_of_draws": better,
+            "attained": finalist.attained,
+            "latencies_ms": {f"{quantile}_{name}": finalist.mean(f"{quantile}_{name}_ms") for name in names},
+            "latency_intervals_ms": {f"{quantile}_{name}": finalist.latency_interval(quantile, name) for name in names},
+            "binds": screened.binds,
+            "origin": screened.origin,
+        }
 
 
 def quantile_name(share: float) -> str:

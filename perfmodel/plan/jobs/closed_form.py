@@ -49,7 +49,7 @@ class JobTimes:
 def job_times(
     surfaces: Surfaces, slots: Floats, budget: Floats, engines: Floats, requests: Floats, demand: Demand
 ) -> JobTimes:
-    """Of `requests` on each of so many engines, with so many slots and so many tokens in a step."""
+    """Times of a job of `requests` on each of so many engines, with so many slots and so many tokens in a step."""
     prompt, answer = demand.mean_prompt, demand.mean_outputs
     full, step = _steady(surfaces, slots, budget, demand)
     brought = surfaces.tokens(full)

@@ -1,4 +1,4 @@
-"""`JobPlan`: deployments that were simulated doing a job, best first, and how sure their order is. It prints itself."""
+"""`JobPlan`: deployments that were simulated doing a job, best first, and how sure their order is."""
 
 __all__ = ["Job", "JobPlan"]
 
@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.provenance import provenance_of, resolved
 from perfmodel.plan.deployments.finalist import Interval, interval_of, mean, seed_draws
 from perfmodel.plan.screening.candidates import Base, Candidate
 from perfmodel.plan.screening.draws import NUM_DRAWS
 from perfmodel.plan.spec import PlanSpec
 from perfmodel.plan.sweeps.points import Record
+from perfmodel.printable import Printable
 from perfmodel.specs.scenario import Scenario
 
 Floats = NDArray[np.float64]
@@ -79,8 +81,8 @@ class Job:
         return mean(self.records, metric)
 
 
-@dataclass(frozen=True)
-class JobPlan:
+@dataclass(frozen=True, repr=False)
+class JobPlan(Printable):
     """What came of the plan of a job.
 
     ranked:      finalists that are done before the deadline, best first; `late`: those that are not
@@ -133,14 +135,40 @@ class JobPlan:
         return max(job.replicas, ceil(job.replicas * worst / self.spec.deadline_s - 1e-9))
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
-        from perfmodel.plan.jobs.words import job_json
+        """Everything but sentences."""
+        return {
+            "scenario": self.scenario.name,
+            "objective": self.spec.objective,
+            "deadline_s": self.spec.deadline_s,
+            "num_requests": self.num_requests,
+            "candidates": self.num_candidates,
+            "in_time": self.num_in_time,
+            "ruled_out": dict(self.ruled_out),
+            "ranked": [self._row(job) for job in self.ranked],
+            "late": [self._row(job) for job in self.late],
+            "bound_share": dict(self.bound_share),
+            "notes": list(self.notes),
+            "provenance": self._provenance(),
+        }
 
-        return job_json(self)
+    def _provenance(self) -> dict[str, Any]:
+        used = [job.candidate.layout.scenario for job in (*self.ranked, *self.late)]
+        inputs = {"scenario": resolved(self.scenario)}
+        return provenance_of([self.scenario, *used]).to_json("job", inputs)
 
-    def __str__(self) -> str:
-        from perfmodel.plan.jobs.words import job_text
-
-        return job_text(self)
-
-    __repr__ = __str__
+    def _row(self, job: Job) -> dict[str, Any]:
+        has_price = job.candidate.usd_per_hour is not None
+        return {
+            "label": job.label,
+            "choices": job.candidate.choices(job.replicas),
+            "replicas": job.replicas,
+            "gpus": job.num_devices,
+            "usd_per_hour": job.price if has_price else None,
+            "duration_s": job.seconds,
+            "duration_interval_s": list(job.seconds_interval),
+            "screened_duration_s": job.screened_s,
+            "usd_total": job.bill if has_price else None,
+            "in_time_in_share_of_draws": self.in_time(job),
+            "metrics": {name: job.mean(name) for name in (job.records[0].values if job.records else ())},
+            "problems": [record.problem for record in job.records if record.problem],
+        }

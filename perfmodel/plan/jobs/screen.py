@@ -22,7 +22,7 @@ _AT_ONCE = 400  # rows: as many as stay in a processor's cache
 
 
 class JobScreen:
-    """Of unified candidates, for the job of `scenario`."""
+    """Times and costs of unified candidates for the offline job of `scenario`, in closed form."""
 
     def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, spec: PlanSpec) -> None:
         self._candidates, self._spec = candidates, spec
@@ -45,7 +45,7 @@ class JobScreen:
         return found
 
     def origin(self, candidate: Candidate) -> str:
-        """Of its step times."""
+        """Origin of the candidate's step times."""
         return self._surfaces[_key(candidate)].origin
 
     def allowed(self, candidate: Candidate) -> list[int]:
@@ -57,7 +57,7 @@ class JobScreen:
         return [count for count in spec.space.replicas or range(1, most + 1) if count <= most]
 
     def under_draws(self, jobs: Sequence[Job]) -> list[Job]:
-        """With what common draws of the calibration's errors do to each."""
+        """The same jobs with their spread under common draws of the calibration's errors."""
         known, found = SharedScores(), []
         engines = {_key(job.candidate): job.candidate.layout.scenario for job in jobs}
         read = {
@@ -92,7 +92,7 @@ class JobScreen:
 
 
 def _key(candidate: Candidate) -> tuple[int, int]:
-    """Of what its steps depend on; only where plans pass stages does it matter how large one may be."""
+    """What a candidate's step times depend on; the size of a step matters only on pipeline stages."""
     has_stages = candidate.layout.scenario.engine.pipeline_parallel_size > 1
     return id(candidate.layout), candidate.max_num_batched_tokens if has_stages else 0
 

@@ -19,9 +19,9 @@ from perfmodel.plan.jobs.screen import JobScreen
 from perfmodel.plan.screening.candidates import Base
 from perfmodel.plan.screening.space import enumerate_space
 from perfmodel.plan.spec import PlanSpec
-from perfmodel.plan.sweeps.kept import Kept, remembered
 from perfmodel.plan.sweeps.metrics import device_shares
 from perfmodel.plan.sweeps.points import Point, Record
+from perfmodel.plan.sweeps.stored_points import StoredPoint, stored_records
 from perfmodel.plan.sweeps.workers import Progress, spread
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
@@ -174,19 +174,19 @@ class _Runs:
         return [replace(job, records=tuple(found[i * count : (i + 1) * count])) for i, job in enumerate(jobs)]
 
     def _records(self, points: Sequence[Point], progress: Progress | None) -> list[Record]:
-        """From the store; what is new goes there as soon as it is known."""
-        items = [Kept(point, str(self.store)) for point in dict.fromkeys(points)]
-        records = spread(remembered, items, _lost, progress, self.workers, self.engine) if items else []
+        """Records of `points`: from the store where it has them; new ones are stored as soon as they are known."""
+        items = [StoredPoint(point, str(self.store)) for point in dict.fromkeys(points)]
+        records = spread(stored_records, items, _lost, progress, self.workers, self.engine) if items else []
         found = {kept.point: record for kept, record in zip(items, records, strict=True)}
         return [found[point] for point in points]
 
 
-def _lost(_: Kept, reason: str) -> Record:
+def _lost(_: StoredPoint, reason: str) -> Record:
     return Record(problem=f"{reason}.")
 
 
 def _completed(plan: JobPlan, screen: JobScreen) -> JobPlan:
-    """With what bounds the winner, and notes."""
+    """The plan with what bounds the winner, and notes."""
     if plan.winner is None:
         return plan
     run = simulate(plan.base.load(plan.winner.candidate.overrides(plan.winner.replicas)), keep_steps=False)
@@ -198,7 +198,7 @@ def _completed(plan: JobPlan, screen: JobScreen) -> JobPlan:
 
 
 def _prices(plan: JobPlan) -> Iterator[str]:
-    """Which prices the finalists are compared by, of which source and date, and which of them are old."""
+    """The prices that finalists are compared by, with source and date, and which of them are old."""
     for sentences in (price_lines, stale_price_notes):
         for job in (*plan.ranked, *plan.late):
             yield from sentences(job.candidate.layout.scenario)

@@ -99,7 +99,7 @@ class Candidate:
 
     @property
     def prefill_layout(self) -> Layout:
-        """Of the engines that compute prompts."""
+        """Layout of the engines that compute prompts."""
         return self.layout if self.prefill is None else self.prefill.layout
 
     @property
@@ -116,7 +116,7 @@ class Candidate:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Of the same; None without a price."""
+        """USD per hour of all its devices; None without a price."""
         found = 0.0
         for layout, count in self.counts:
             price = usd_per_hour(layout.scenario.hardware, layout.scenario.price)

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from perfmodel.cost import Calibration, scenario_fits
 from perfmodel.cost.calibrations import PASSED_ON, SPREAD_SIBLING
 from perfmodel.cost.draws import NUM_SCORES, Uncertainty
-from perfmodel.plan.screening.surfaces import StepSurface, step_basis, step_surface
+from perfmodel.plan.screening.surfaces import StepSurface, step_surface
+from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.scenario import Scenario
 
 Floats = NDArray[np.float64]
@@ -59,14 +60,14 @@ class SharedScores:
         self._known: dict[str, Floats] = {}
 
     def of(self, scenario: Scenario) -> Floats:
-        """Of a scenario's device and engine."""
+        """Draws of the errors of a scenario's device and engine."""
         calibration, _ = scenario_fits(scenario)
         return self.of_device(
             scenario.hardware.name, scenario.hardware.declared.architecture, scenario.engine.profile, calibration
         )
 
     def of_device(self, device: str, architecture: str | None, profile: str, calibration: Calibration) -> Floats:
-        """Of a device by its name and architecture, and whether its fits are its own or a relation's."""
+        """Draws of a device's errors, by its name and architecture, and by whether its fits are its own or related."""
         if architecture is None:
             return self._normal(f"device {device} {profile}")
         shared = self._normal(f"architecture {architecture} {profile}")
@@ -93,12 +94,12 @@ def drawn_surfaces(
     The simulator's own times at one standard deviation of each score; between and beyond, the times' logarithms are
     taken to be linear in each, up and down apart: exact for what all of a step has in common.
     """
-    basis = step_basis(scenario)
-    uncertainty = Uncertainty.of(basis.calibration, basis.profile, is_disaggregated=is_disaggregated)
+    costs = shared_step_costs(scenario)
+    uncertainty = Uncertainty.of(costs.calibration, costs.profile, is_disaggregated=is_disaggregated)
 
     def at(place: int, score: float) -> StepSurface:
         one = tuple(score if index == place else 0.0 for index in range(NUM_SCORES))
-        return step_surface(scenario, *grid, uncertainty.draw(one), basis)
+        return step_surface(scenario, *grid, uncertainty.draw(one), costs)
 
     centre = at(0, 0.0)
     up, down = ([_log_ratios(at(place, end), centre) for place in range(NUM_SCORES)] for end in (1.0, -1.0))
@@ -112,7 +113,7 @@ def _flat(surface: StepSurface) -> Floats:
 
 
 def _log_ratios(one: StepSurface, centre: StepSurface) -> Floats:
-    """Of all times of two surfaces; 0 where there is no time."""
+    """Log ratios of all times of two surfaces; 0 where there is no time."""
     a, b = _flat(one), _flat(centre)
     is_there = (a > 0) & (b > 0)
     found: Floats = np.where(is_there, np.log(np.where(is_there, a, 1.0) / np.where(is_there, b, 1.0)), 0.0)

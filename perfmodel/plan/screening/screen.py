@@ -19,8 +19,9 @@ from perfmodel.plan.screening.candidates import Candidate, Layout
 from perfmodel.plan.screening.demand import Demand, demand_of
 from perfmodel.plan.screening.draws import NUM_DRAWS, Drawn, Grid, SharedScores, drawn_surfaces
 from perfmodel.plan.screening.service import Served, Service, repeated, serve
-from perfmodel.plan.screening.surfaces import StepSurface, Surfaces, step_basis, step_surface
-from perfmodel.sim.fleet.kv_transfer import transfer_cost
+from perfmodel.plan.screening.surfaces import StepSurface, Surfaces, step_surface
+from perfmodel.sim.fleet.disaggregation.kv_transfer import transfer_cost
+from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.slo import SLO
 
@@ -76,11 +77,11 @@ class Screen:
         self._surfaces: dict[Key, StepSurface] = {}
         layouts = {id(layout): layout for layout, _ in engines.values()}
         for layout in layouts.values():
-            basis = step_basis(layout.scenario)
+            costs = shared_step_costs(layout.scenario)
             mine = [engine for engine in engines.values() if engine[0] is layout]
             for each in mine:
                 grid = self._grid(*each)
-                self._surfaces[self._key(each)] = step_surface(layout.scenario, *grid, basis=basis)
+                self._surfaces[self._key(each)] = step_surface(layout.scenario, *grid, costs=costs)
 
     def _grid(self, layout: Layout, tokens: int) -> Grid:
         """What a layout's steps are asked for; only where plans pass stages does it matter how large one may be."""
@@ -98,7 +99,7 @@ class Screen:
         return found
 
     def tightness(self, chosen: Sequence[Screened], rates: Sequence[float]) -> list[float]:
-        """Of each at its rate, the smallest factor on all limits with which the wanted share of requests meets them."""
+        """For each candidate at its rate, the smallest factor on all limits with which the wanted share meets them."""
         found: list[float] = []
         for start in range(0, len(chosen), _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
@@ -153,7 +154,7 @@ class Screen:
         return Surfaces([self._surfaces[key] for key in place], np.array([place[key] for key in keys], np.intp))
 
     def _origin(self, candidate: Candidate) -> str:
-        """Of the step times; the datasheet where any of them is its."""
+        """Origin of the candidate's step times: the datasheet where any of them comes from there."""
         origins = [self._surfaces[self._key(engine)].origin for engine in _engines(candidate)]
         return "datasheet" if "datasheet" in origins else origins[0]
 
@@ -227,7 +228,7 @@ def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfa
 
 
 def _engines(candidate: Candidate) -> tuple[Engine, Engine]:
-    """Of its replicas that decode, and of those that compute prompts (the same, unless they are apart)."""
+    """Engines that decode, and engines that compute prompts (the same, unless disaggregated)."""
     of_prompts = candidate.prefill or candidate
     return (candidate.layout, candidate.max_num_batched_tokens), (of_prompts.layout, of_prompts.max_num_batched_tokens)
 

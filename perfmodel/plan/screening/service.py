@@ -258,7 +258,7 @@ def _held_up(
 
 
 def _gamma_quantile(shape: Floats, normal: Floats) -> Floats:
-    """Of a gamma distribution of mean 1, at the score of a normal one (Wilson and Hilferty 1931)."""
+    """Quantile of a gamma distribution of mean 1 at a normal score (Wilson and Hilferty 1931)."""
     shape = np.maximum(shape, 0.05)
     found: Floats = np.maximum(1 - 1 / (9 * shape) + normal / (3 * np.sqrt(shape)), 0.0) ** 3
     return found

@@ -27,8 +27,10 @@ def exponential(score: Floats, chance: Floats, mean: Floats) -> Floats:
 
 
 def held_steps(arrived: Floats, extra: Floats, extra_square: Floats) -> tuple[Floats, Floats, Floats]:
-    """Of steps in which so many prompts arrive, Poisson, each of which adds `extra` seconds (a mean and a mean square):
-    how many have any, what these add, and its mean square."""
+    """Steps that prompts make longer: the share of steps with any, what these add, and its mean square, in seconds.
+
+    arrived: prompts per step, Poisson; extra, extra_square: mean and mean square of what one adds, s and s2
+    """
     share = np.maximum(1.0 - np.exp(-arrived), 1e-12)
     mean = extra * arrived / share
     return share, mean, extra_square * arrived / share + mean**2 * np.maximum(arrived / share - 1.0, 0.0)

@@ -1,30 +1,23 @@
-"""Seconds of a layout's steps on a grid of batches and prompt tokens, from the simulator's own timer, read between.
+"""Seconds of a layout's steps on a grid of batches and prompt tokens, from the simulator's own pricer, read between.
 
 The grid is asked once for each layout; thousands of ways to schedule on it then cost an interpolation each. Batches
 and prompt tokens have knots that are equal for all layouts, so that one array holds all of them.
 """
 
-__all__ = ["BATCHES", "CHUNKS", "StepBasis", "StepSurface", "Surfaces", "step_basis", "step_surface"]
+__all__ = ["BATCHES", "CHUNKS", "StepSurface", "Surfaces", "step_surface"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost import (
-    Calibration,
-    DraftTables,
-    EngineProfile,
-    SpeculationTimer,
-    StepTables,
-    host_fit,
-    scenario_fits,
-    step_timer,
-)
+from perfmodel.cost import SpeculativePricer, StepCosts
 from perfmodel.cost.draws import Draw
-from perfmodel.sim.replica.step_costs import draft_tables_of, step_tables_of
+from perfmodel.cost.steps.host import Host
+from perfmodel.cost.steps.stages import step_pricer
+from perfmodel.ops.work import BatchShape, windowed_contexts
+from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.scenario import Scenario
 
 Floats = NDArray[np.float64]
@@ -58,22 +51,6 @@ class StepSurface:
     origin: str
 
 
-class StepBasis(NamedTuple):
-    """What all surfaces of a scenario rest on."""
-
-    calibration: Calibration
-    profile: EngineProfile
-    tables: StepTables
-    drafts: DraftTables | None
-
-
-def step_basis(scenario: Scenario) -> StepBasis:
-    """The basis of a scenario with one replica."""
-    calibration, profile = scenario_fits(scenario)
-    tables = step_tables_of(scenario, calibration, profile)
-    return StepBasis(calibration, profile, tables, draft_tables_of(scenario, calibration, profile, tables))
-
-
 def step_surface(
     scenario: Scenario,
     context: float,
@@ -82,7 +59,7 @@ def step_surface(
     chunk: int,
     plan_tokens: int = 0,
     draw: Draw | None = None,
-    basis: StepBasis | None = None,
+    costs: StepCosts | None = None,
 ) -> StepSurface:
     """The surface of a scenario with one replica.
 
@@ -90,10 +67,10 @@ def step_surface(
     batches, chunk: no larger batch, and no more prompt tokens in a step, will be asked for
     plan_tokens: of several plans under way, the most of each: prompts come in parts that leave room for the decodes
     draw: factors on what the calibration says
-    basis: that of the scenario, where it is known
+    costs: those of the scenario's steps, where they are known
     """
-    calibration, _, tables, drafts = basis or step_basis(scenario)
-    timer = step_timer(tables, draw)
+    costs = costs or shared_step_costs(scenario)
+    pricer, drafts = step_pricer(costs.tables, draw), costs.drafts
     spans, num_stages = scenario.model.attention_spans, scenario.engine.pipeline_parallel_size
 
     def step(batch: float, tokens: float = 0, cached: int = 0) -> float:
@@ -103,28 +80,29 @@ def step_surface(
         if plan_tokens:
             part = max(min(prompt, most / num_stages), 1.0)
         decodes, prefills = int(batch), _prompts(int(tokens), part, cached)
-        summed, windowed = round(decodes * context), tuple(round(decodes * min(context, span)) for span in spans)
-        return _PS * timer.step(
-            decodes + int(tokens), decodes + len(prefills), prefills, decodes, summed, windowed if decodes else ()
+        summed = round(decodes * context)
+        windowed = windowed_contexts(decodes, summed, spans) if decodes else ()
+        return _PS * pricer.price(
+            BatchShape(decodes + int(tokens), decodes + len(prefills), prefills, decodes, summed, windowed)
         )
 
-    host = host_fit(tables.graph, tables.timer)
-    jump = host.prompt_s(tables.graph.num_layers, tables.graph.num_moe_layers)
-    jump *= draw.step * draw.prompt if draw is not None else 1.0
-    if tables.stages:
-        jump = 0.0  # shared out to plans that follow each other, it is in the curves
+    host = Host(costs.graph, costs.timer, draw)
+    # Shared out to plans that follow each other, it is in the curves.
+    jump = 0.0 if costs.graph.stages else host.prompt_s
+    captured = host.fit.captured_tokens
     used = _up_to(BATCHES, batches)
     plain = _filled(np.array([step(batch) for batch in used]), BATCHES)
     rows, columns = _up_to(_BESIDE, batches), _up_to(CHUNKS, chunk)
     beside = np.array(
-        [[step(batch, tokens) - jump * (batch + tokens > host.captured_tokens) for tokens in columns] for batch in rows]
+        [[step(batch, tokens) - jump * (batch + tokens > captured) for tokens in columns] for batch in rows]
     )
     beside = np.pad(beside, ((0, len(_BESIDE) - len(rows)), (0, len(CHUNKS) - len(columns))), mode="edge")
     far = int(max(2 * prompt, 1024))
     cached = np.array([(step(0, tokens, far) - step(0, tokens)) / far for tokens in columns])
     decode, brought = plain, np.ones(len(BATCHES))
     if drafts is not None:
-        drafted = [_drafted(SpeculationTimer(tables, drafts, draw), int(batch), int(context)) for batch in used]
+        rounds = costs.speculative_pricer(draw)
+        drafted = [_drafted(rounds, int(batch), int(context)) for batch in used]
         decode = _filled(np.array([time for time, _ in drafted]), BATCHES)
         brought = _filled(np.array([tokens for _, tokens in drafted]), BATCHES)
         # What prompts add to a step is taken to be the same beside decodes that are verified.
@@ -135,8 +113,8 @@ def step_surface(
         beside,
         _filled(np.maximum(cached, 0.0), CHUNKS),
         jump,
-        host.captured_tokens,
-        calibration.origin,
+        captured,
+        costs.calibration.origin,
     )
 
 
@@ -149,13 +127,13 @@ def _prompts(tokens: int, prompt: float, cached: int) -> tuple[tuple[int, int], 
     return tuple((max(size, 2), cached) for size in sizes)
 
 
-def _drafted(timer: SpeculationTimer, batch: int, context: int) -> tuple[float, float]:
+def _drafted(pricer: SpeculativePricer, batch: int, context: int) -> tuple[float, float]:
     """Seconds and tokens of a round, as deep as the configuration drafts with so many sequences."""
-    config = timer.drafts.config
+    config = pricer.drafts.config
     depths = range(config.depth + 1) if config.adaptive else range(config.depth, config.depth + 1)
     if config.disable_by_batch_size is not None and batch > config.disable_by_batch_size:
         depths = range(1)
-    found = [(timer.expected_time(batch, depth, context) * _PS, config.expected_tokens(depth)) for depth in depths]
+    found = [(pricer.expected_time(batch, depth, context) * _PS, config.expected_tokens(depth)) for depth in depths]
     return max(found, key=lambda each: each[1] / each[0])
 
 

@@ -1,16 +1,17 @@
 """From what a person asks (names, texts) to answers: what `perfmodel whatif` and `perfmodel.whatif` share."""
 
-__all__ = ["WhatIfResult", "ask_whatif"]
+__all__ = ["ask_whatif"]
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from perfmodel.cost import plan_memory, step_costs
 from perfmodel.errors import DoesNotFitError, SpecError
 from perfmodel.plan.sensitivity.crossovers import BoundChange, Payoff, bound_changes, payoffs
+from perfmodel.plan.sensitivity.result import WhatIfResult
 from perfmodel.plan.sensitivity.vary import axis_of, suspects
-from perfmodel.plan.sensitivity.whatif import WhatIf, WhatIfAnswers, answer, default_metrics
+from perfmodel.plan.sensitivity.whatif import WhatIf, answer, default_metrics
 from perfmodel.plan.step import StepSpec
 from perfmodel.plan.sweeps.metrics import batch_shape
 from perfmodel.plan.sweeps.points import Point, load_point
@@ -22,25 +23,6 @@ _LARGEST_BATCH = 8192  # up to which the batch is looked for at which the bound 
 _STEP = "step."
 _TELLING = 0.01  # share of the step that an operator takes whose bound is told
 Watch = Callable[[str], AbstractContextManager[Progress | None]]  # a progress bar for what is under way
-
-
-@dataclass(frozen=True)
-class WhatIfResult:
-    """Answers, and where they turn.
-
-    step:   the decode step that bounds are of (and metrics of steps); `step_label` in words
-    bounds: along the varied values, and along the batch
-    largest_batch: of such sequences that an engine can have, and what limits it; 0 where they do not decode
-    """
-
-    answers: WhatIfAnswers
-    step: StepSpec
-    step_label: str
-    step_bound: str
-    bounds: tuple[BoundChange, ...] = ()
-    payoffs: tuple[Payoff, ...] = ()
-    largest_batch: int = 0
-    largest_by: str = ""
 
 
 def ask_whatif(

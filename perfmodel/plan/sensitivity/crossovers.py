@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from math import log
 
 from perfmodel.cost import step_costs
-from perfmodel.cost.estimate import StepEstimate
+from perfmodel.cost.steps.explain import StepEstimate
 from perfmodel.plan.metrics import study_metric
 from perfmodel.plan.sensitivity.vary import Axis
 from perfmodel.plan.sensitivity.whatif import WhatIf, WhatIfAnswers
@@ -30,7 +30,7 @@ _SEEDS = 5  # the median lies between the lowest and the highest of five with 94
 
 @dataclass(frozen=True, slots=True)
 class BoundChange:
-    """From `at` on, along the axis, something is bound by `after` and no longer by `before`.
+    """A change of bound along the axis: from `at` on, something is bound by `after` and no longer by `before`.
 
     what: an operator, or "step": what bounds the largest share of its time
     """
@@ -45,7 +45,7 @@ class BoundChange:
 
 @dataclass(frozen=True, slots=True)
 class Payoff:
-    """Where, along an axis, the alternative becomes better by a metric, or stops being so.
+    """A point of an axis where the alternative becomes better by a metric, or stops being so.
 
     begins:    whether it is better above `at`
     low, high: the lowest and highest crossing of `num_seeds` draws of the traffic

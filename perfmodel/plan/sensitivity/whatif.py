@@ -3,7 +3,7 @@
 All points see the same requests (equal seeds), so that differences are the change's and not the draw's.
 """
 
-__all__ = ["Sensitivity", "WhatIf", "WhatIfAnswers", "answer", "default_metrics"]
+__all__ = ["NEAR", "Sensitivity", "WhatIf", "WhatIfAnswers", "answer", "default_metrics"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -5,7 +5,7 @@ study's own `step` block (`step.batch: 8`), which the metrics of steps and of me
 `perfmodel.plan.studies.file`.
 """
 
-__all__ = ["Axis", "ExecutedPart", "PlotSpec", "Quality", "QuickPart", "Setting", "Study"]
+__all__ = ["AxisSpec", "ExecutedPart", "PlotSpec", "QualitySpec", "QuickPart", "Setting", "Study"]
 
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from perfmodel.plan.step import StepSpec
 Setting = dict[str, Any]  # dotted field -> value, as `--set` writes them
 
 
-class Axis(Spec):
+class AxisSpec(Spec):
     """What is varied for every variant alike: values of a field, or named settings.
 
     field:     the field that takes each value, or several that all do
@@ -36,7 +36,7 @@ class Axis(Spec):
     short: tuple[int | float | str | bool, ...] = ()
 
     @model_validator(mode="after")
-    def _values_or_settings(self) -> "Axis":
+    def _values_or_settings(self) -> "AxisSpec":
         if bool(self.settings) == bool(self.field and self.values):
             raise ValueError("give `field` and `values`, or `settings` (label: {field: value}), one of the two")
         if self.settings and (self.field or self.values or self.multiples):
@@ -59,7 +59,7 @@ class Axis(Spec):
         return all(isinstance(value, int | float) and not isinstance(value, bool) for value in self.labels)
 
     @property
-    def shortened(self) -> "Axis":
+    def shortened(self) -> "AxisSpec":
         """The axis with its `short` values, or its ends."""
         kept = self.short or tuple(dict.fromkeys((self.labels[0], self.labels[-1])))
         settings = {name: self.settings[name] for name in self.settings if name in kept}
@@ -117,12 +117,12 @@ class ExecutedPart(Spec):
     set: Setting = Field(default_factory=dict)
     variants: dict[str, Setting] = Field(default_factory=dict)
     leave_out: dict[str, str] = Field(default_factory=dict)
-    axes: dict[str, Axis] = Field(default_factory=dict)
+    axes: dict[str, AxisSpec] = Field(default_factory=dict)
     metrics: tuple[str, ...] = ()
     rounds: PositiveInt = 3
 
 
-class Quality(Spec):
+class QualitySpec(Spec):
     """A measured quality of each variant: perplexity, from a file that `perfmodel study --quality` wrote.
 
     file:      a JSON file, relative to the study's
@@ -151,13 +151,13 @@ class Study(Spec):
     variants: dict[str, Setting] = Field(min_length=1)
     ladder: bool = False
     baseline: str | None = None
-    axes: dict[str, Axis] = Field(default_factory=dict)
+    axes: dict[str, AxisSpec] = Field(default_factory=dict)
     metrics: tuple[str, ...] = Field(min_length=1)
     step: StepSpec | None = None
     plots: tuple[PlotSpec, ...] = ()
     quick: QuickPart = QuickPart()
     executed: ExecutedPart | None = None
-    quality: Quality | None = None
+    quality: QualitySpec | None = None
 
     @field_validator("metrics", mode="before")
     @classmethod
@@ -200,10 +200,16 @@ class Study(Spec):
             raise ValueError(f"{field}: found {name!r}, allowed {', '.join(known)}.{did_you_mean(name, known)}")
 
     def metric_named(self, name: str) -> Metric:
-        """Dimension and direction of one of the study's metrics. Raises ValueError for an unknown name."""
+        """One of the study's metrics, a measured quality included. Raises ValueError for an unknown name."""
         if self.quality is not None and name == self.quality.metric:
-            return Metric("", is_better_low=True)
+            return Metric(name, name.replace("_", " "), "", is_better_low=True)
         return study_metric(name)
+
+    @property
+    def all_metrics(self) -> list[str]:
+        """The metrics that are asked for, and the measured quality where the study has one."""
+        quality = [self.quality.metric] if self.quality is not None else []
+        return list(dict.fromkeys([*self.metrics, *quality]))
 
     def x_axis(self, plot: PlotSpec) -> str | None:
         """The axis that lines are drawn over."""

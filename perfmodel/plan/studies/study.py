@@ -12,7 +12,7 @@ from perfmodel.errors import SpecError
 from perfmodel.files.yaml_loader import Path
 from perfmodel.plan.metrics import basis_by_name
 from perfmodel.plan.studies.file import BaseScenario, StudyFile
-from perfmodel.plan.studies.spec import Axis, Setting, Study
+from perfmodel.plan.studies.spec import AxisSpec, Setting, Study
 from perfmodel.plan.sweeps.points import Point, Record, load_point
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
@@ -32,7 +32,7 @@ class StudyPoints:
     """
 
     file: StudyFile
-    axes: Mapping[str, Axis]
+    axes: Mapping[str, AxisSpec]
     points: Mapping[Key, Point]
     places: Mapping[str, Path]
 
@@ -75,7 +75,7 @@ class Answers:
     """Records by variant and labels of the axes."""
 
     study: Study
-    axes: Mapping[str, Axis]
+    axes: Mapping[str, AxisSpec]
     records: Mapping[Key, Record]
 
     @property
@@ -148,7 +148,7 @@ def _points(
     file: StudyFile,
     base: BaseScenario,
     variants: Mapping[str, Setting],
-    axes: Mapping[str, Axis],
+    axes: Mapping[str, AxisSpec],
     metrics: tuple[str, ...],
     places: dict[str, Path],
 ) -> StudyPoints:
@@ -176,7 +176,7 @@ def _settings(study: Study, variants: Mapping[str, Setting], places: dict[str, P
     return settings
 
 
-def _axis_places(study: Study, name: str, axis: Axis) -> dict[str, Path]:
+def _axis_places(study: Study, name: str, axis: AxisSpec) -> dict[str, Path]:
     is_own = axis is not study.axes.get(name)
     root: Path = ("executed", "axes", name) if is_own else ("axes", name)
     found: dict[str, Path] = {}

@@ -7,7 +7,7 @@ __all__ = [
     "memory_metric",
     "roofline_s",
     "run_metric",
-    "shares_in_words",
+    "shares_text",
     "step_metrics",
 ]
 
@@ -20,7 +20,7 @@ from perfmodel.cost import StepEstimate, peak_flops_per_s, plan_memory
 from perfmodel.cost.footprint import kv_bytes, kv_bytes_per_token, weights
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.sharding import Sharding
-from perfmodel.ops.work import BatchShape, Work
+from perfmodel.ops.work import BatchShape, Work, windowed_contexts
 from perfmodel.plan.step import StepSpec
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.hardware import HardwareSpec
@@ -39,7 +39,7 @@ def batch_shape(step: StepSpec, scenario: Scenario) -> BatchShape:
         prefills=prompts,
         num_decodes=step.batch,
         decode_context=step.batch * context,
-        decode_windowed=tuple(step.batch * min(context, span) for span in spans),
+        decode_windowed=windowed_contexts(step.batch, step.batch * context, spans),
     )
 
 
@@ -125,6 +125,6 @@ def device_shares(summary: Mapping[str, Any]) -> dict[str, float]:
     return {**{bound: share * (1.0 - bubbles) for bound, share in shares.items()}, "pipeline bubbles": bubbles}
 
 
-def shares_in_words(shares: Mapping[str, Any]) -> str:
+def shares_text(shares: Mapping[str, Any]) -> str:
     """`memory 71%, compute 29%`"""
     return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)

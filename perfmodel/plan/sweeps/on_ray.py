@@ -36,7 +36,7 @@ def run_on_ray(
     """
     if not items:
         return []
-    with redirect_stdout(sys.stderr):  # where Ray tells of its nodes' misfortunes
+    with redirect_stdout(sys.stderr):  # where Ray reports problems of its nodes
         ray = _connected(address, workers)
         return _over(ray, function, items, on_answer, workers)
 
@@ -82,7 +82,7 @@ def _over(
 
 def _connected(address: str | None, workers: int | None) -> Any:
     """The module `ray`, connected: to what it is connected to, to `address`, or to a cluster of this machine's own."""
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else it keeps some of what it tells for after the answer
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else it prints some of its messages after the answer
     try:
         import ray
     except ImportError:

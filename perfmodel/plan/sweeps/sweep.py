@@ -1,11 +1,38 @@
 """Many points, evaluated in processes of this machine or on Ray, answered in the order in which they were asked."""
 
-__all__ = ["Progress", "num_workers", "sweep"]
+__all__ = ["Progress", "SweepResult", "num_workers", "sweep"]
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.plan.sweeps.points import Point, Record, evaluate
 from perfmodel.plan.sweeps.workers import Progress, num_workers, spread
+from perfmodel.printable import Printable
+
+
+@dataclass(frozen=True, repr=False)
+class SweepResult(Printable):
+    """Records of all combinations of some values, the last path varying fastest."""
+
+    paths: tuple[str, ...]
+    values: tuple[tuple[Any, ...], ...]
+    metrics: tuple[str, ...]
+    records: tuple[Record, ...]
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The varied values by path, the metrics (nan without a value), and `problem`: why there is none."""
+        found: dict[str, NDArray[Any]] = {
+            path: np.array([row[number] for row in self.values]) for number, path in enumerate(self.paths)
+        }
+        for name in self.metrics:
+            values = [record.values.get(name) for record in self.records]
+            found[name] = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+        found["problem"] = np.array([record.problem for record in self.records])
+        return found
 
 
 def sweep(

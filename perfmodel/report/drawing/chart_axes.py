@@ -1,6 +1,6 @@
-"""Axes of the charts: where a value is drawn, which ticks it gets, how a number is written short."""
+"""Axes of the charts: where a value is drawn, which ticks it gets."""
 
-__all__ = ["Scale", "scale_over", "short_number", "ticks_at"]
+__all__ = ["Scale", "scale_over", "ticks_at"]
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _MOST_TICKS = 7
 
 @dataclass(frozen=True)
 class Scale:
-    """From values between `low` and `high` to pixels between `start` and `end`."""
+    """Map from values between `low` and `high` to pixels between `start` and `end`."""
 
     low: float
     high: float
@@ -43,7 +43,7 @@ def scale_over(values: Iterable[float], start: float, end: float, is_log: bool, 
 
 
 def ticks_at(values: Sequence[float], scale: Scale, room: float) -> list[float]:
-    """Of the `values` of an axis the ones whose labels do not run into each other, `room` pixels apart at least."""
+    """Ticks of an axis: those of `values` whose labels do not run into each other, at least `room` pixels apart."""
     kept: list[float] = []
     for value in values:
         if not kept or abs(scale(value) - scale(kept[-1])) >= room:
@@ -54,17 +54,6 @@ def ticks_at(values: Sequence[float], scale: Scale, room: float) -> list[float]:
             kept.pop()
         kept.append(last)
     return kept
-
-
-def short_number(value: float) -> str:
-    """Three significant digits, thousands as k, millions as M: 0.125, 3.5, 120, 4.1k, 128k."""
-    size = abs(value)
-    for limit, factor, suffix in ((999_500_000, 1e9, "G"), (999_500, 1e6, "M"), (9_995, 1e3, "k")):
-        if size >= limit:
-            return f"{value / factor:.3g}{suffix}"
-    if size >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
 
 
 def _log_ticks(low: float, high: float) -> list[float]:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from html import escape
 from math import isfinite
 
-from perfmodel.report.drawing.chart_axes import Scale, scale_over, short_number, ticks_at
-from perfmodel.report.drawing.style import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, VERMILION
+from perfmodel.report.drawing.chart_axes import Scale, scale_over, ticks_at
+from perfmodel.report.drawing.colours import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, VERMILION
+from perfmodel.report.numbers import format_short
 
 COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PINK, SKY, GREY)
 _WIDTH = 860
@@ -170,12 +171,12 @@ def _frame(x: Scale, y: Scale, x_values: Sequence[float], name: str, x_title: st
     for tick in y.ticks:
         at = y(tick)
         yield _rule(x.start, x.end, at, GRID)
-        yield f'<text x="{x.start - 8:.1f}" y="{at + 4:.1f}" text-anchor="end">{short_number(tick)}</text>'
-    room = 8 + max(text_width(short_number(value), 11) for value in x_values)
+        yield f'<text x="{x.start - 8:.1f}" y="{at + 4:.1f}" text-anchor="end">{format_short(tick)}</text>'
+    room = 8 + max(text_width(format_short(value), 11) for value in x_values)
     for tick in ticks_at(x_values, x, room):
         at = x(tick)
         yield f'<line x1="{at:.1f}" y1="{y.start:.1f}" x2="{at:.1f}" y2="{y.start + 4:.1f}" stroke="{GREY}"/>'
-        yield f'<text x="{at:.1f}" y="{y.start + 18:.1f}" text-anchor="middle">{short_number(tick)}</text>'
+        yield f'<text x="{at:.1f}" y="{y.start + 18:.1f}" text-anchor="middle">{format_short(tick)}</text>'
     yield _rule(x.start, x.end, y.start, GREY)
     middle = (x.start + x.end) / 2
     yield f'<text x="{middle:.1f}" y="{y.start + 38:.1f}" text-anchor="middle" fill="{GREY}">{escape(x_title)}</text>'
@@ -228,7 +229,7 @@ def _bar(bar: Bar, x: Scale, at: float) -> Iterator[str]:
         for tip in (low, high):
             yield f'<path d="M{tip:.1f},{at + 4:.1f}v8" stroke="{INK}" stroke-width="1.5"/>'
         end = max(end, high)
-    yield f'<text x="{end + 6:.1f}" y="{at + 12:.1f}">{escape(bar.text or short_number(bar.value))}</text>'
+    yield f'<text x="{end + 6:.1f}" y="{at + 12:.1f}">{escape(bar.text or format_short(bar.value))}</text>'
 
 
 def _dots(dots: Sequence[Dot], x: Scale, y: Scale, lift: float = 0) -> Iterator[str]:

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from perfmodel.report.drawing.chart_axes import Scale, scale_over, short_number
+from perfmodel.report.drawing.chart_axes import Scale, scale_over
 from perfmodel.report.drawing.charts import document, text_width
-from perfmodel.report.drawing.style import BLUE, GREY, GRID, VERMILION
+from perfmodel.report.drawing.colours import BLUE, GREY, GRID, VERMILION
+from perfmodel.report.numbers import format_short
 
 _ROW, _TOP, _BETWEEN = 24, 72, 56
 
@@ -57,7 +58,7 @@ def _axis(x: Scale, bottom: float, title: str, x_title: str) -> Iterator[str]:
         yield f'<text x="{x.start:.1f}" y="{_TOP - 26 + 15 * line}" font-weight="600">{escape(text)}</text>'
     for tick in x.ticks:
         yield f'<line x1="{x(tick):.1f}" y1="{_TOP}" x2="{x(tick):.1f}" y2="{bottom}" stroke="{GRID}"/>'
-        yield f'<text x="{x(tick):.1f}" y="{bottom + 16}" text-anchor="middle">{short_number(tick)}</text>'
+        yield f'<text x="{x(tick):.1f}" y="{bottom + 16}" text-anchor="middle">{format_short(tick)}</text>'
     middle = (x.start + x.end) / 2
     yield f'<text x="{middle:.1f}" y="{bottom + 36}" text-anchor="middle" fill="{GREY}">{escape(x_title)}</text>'
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.report.runs.series import replicas_of
+from perfmodel.report.plots.series import replicas_of
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult
 
@@ -39,7 +39,7 @@ def timeline_json(result: RunResult) -> dict[str, Any]:
 
 def write_timeline(path: Path, result: RunResult) -> Path:
     """Write the trace and return its path."""
-    from perfmodel.report.runs.html import write_text
+    from perfmodel.report.written import write_text
 
     return write_text(path, json.dumps(timeline_json(result), separators=(",", ":"), allow_nan=False))
 

@@ -1,15 +1,15 @@
-"""What makes replicas come and go: `Autoscaler` by the load, `Failures` by chance or by order."""
+"""What makes replicas come, go or slow down: `Autoscaler` by load, `Failures` by chance or by order, stragglers."""
 
-__all__ = ["Autoscaler", "Failures"]
+__all__ = ["Autoscaler", "Failures", "add_stragglers"]
 
-from collections import deque
-from collections.abc import Callable, Mapping
-from math import ceil, log
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, log, prod
 
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
 from perfmodel.sim.fleet.fleet import Fleet
-from perfmodel.sim.traffic.hashes import hashed
-from perfmodel.specs.autoscaling import AutoscalingSpec, FailuresSpec
+from perfmodel.sim.traffic.shares import hashed
+from perfmodel.specs.autoscaling import AutoscalingSpec, FailuresSpec, Slowdown
 
 
 class Autoscaler:
@@ -87,7 +87,7 @@ class Failures:
                         self._live(fleet, number)
 
     def _live(self, fleet: Fleet, number: int) -> None:
-        """The replica's life begins; draw its end. Lives have no memory, so one that drains may be given a new one."""
+        """Draw when the replica fails. Times to failure have no memory, so a draining one may be given a new one."""
         assert self._spec.mtbf_s is not None
         self._num_draws += 1
         u = (hashed(self._seed, self._num_draws) + 1) / 2**64
@@ -107,3 +107,21 @@ class Failures:
                 fleet.fail(number, down_ticks)
 
         Alarm(self._env, tick, lambda _: end(), ARRIVAL_PRIORITY)
+
+
+def add_stragglers(env: TickEnvironment, slowdowns: Sequence[Slowdown], fleets: Mapping[int, Fleet]) -> None:
+    """Let replicas of `fleets`, by the numbers of their pools, be as slow as `slowdowns` say; several multiply."""
+    factors: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+
+    def change(slowdown: Slowdown, is_over: bool) -> None:
+        mine = factors[slowdown.pool, slowdown.replica]
+        (mine.remove if is_over else mine.append)(slowdown.factor)
+        for rank in fleets[slowdown.pool].pool.ranks[slowdown.replica]:
+            rank.slow_down(prod(sorted(mine)))
+
+    for each in slowdowns:
+        begin = to_ticks(each.at_s)
+        Alarm(env, begin, lambda _, each=each: change(each, is_over=False), ARRIVAL_PRIORITY)  # type: ignore[misc]
+        if each.for_s is not None:
+            end = begin + to_ticks(each.for_s)
+            Alarm(env, end, lambda _, each=each: change(each, is_over=True), ARRIVAL_PRIORITY)  # type: ignore[misc]

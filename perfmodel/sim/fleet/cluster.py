@@ -15,13 +15,13 @@ from perfmodel.sim.fleet.pool_basis import BasisOf
 from perfmodel.sim.replica.front_end import FrontEnd
 from perfmodel.sim.replica.replica import Replica
 from perfmodel.sim.traffic.clients import Server
-from perfmodel.specs.pools import Deployment, PoolSpec, deployments
+from perfmodel.specs.pools import PoolGroup, PoolSpec, deployments
 from perfmodel.specs.scenario import Scenario
 
 if TYPE_CHECKING:  # what most clusters lack is loaded by those that have it
+    from perfmodel.sim.fleet.disaggregation.kv_transfer import KvTransfers
     from perfmodel.sim.fleet.dynamic import DynamicCluster
     from perfmodel.sim.fleet.gateway import LostRequest
-    from perfmodel.sim.fleet.kv_transfer import KvTransfers
 
 
 class Cluster:
@@ -55,7 +55,7 @@ class Cluster:
             self.dynamic = dynamic = _dynamic_cluster(env, scenario, on_finished, on_step, on_lost)
             on_finished = dynamic.on_finished
         if scenario.cluster.is_disaggregated:
-            from perfmodel.sim.fleet.prefill_decode import kv_transfers
+            from perfmodel.sim.fleet.disaggregation.pools import kv_transfers
 
             self.transfers = kv_transfers(env, scenario)
         deployed = [self._deploy(deployment, on_finished, on_step) for deployment in _deployments(scenario)]
@@ -66,10 +66,10 @@ class Cluster:
 
     @property
     def engines(self) -> list[Replica]:
-        """Of all pools, by their numbers."""
+        """Replicas of all pools, by their numbers."""
         return [engine for pool in self.pools for engine in pool.engines]
 
-    def _deploy(self, deployment: Deployment, on_finished: OnFinished, on_step: OnStep) -> Deployed:
+    def _deploy(self, deployment: PoolGroup, on_finished: OnFinished, on_step: OnStep) -> Deployed:
         if deployment.is_shadow:
             assert self.dynamic is not None
             on_finished, on_step = self.dynamic.on_shadow_finished, self.dynamic.on_shadow_step
@@ -109,9 +109,9 @@ class Cluster:
         is_closed_loop = self.scenario.traffic.arrivals.process == "closed_loop"
         return Uncertainty.of(calibration, profile, is_closed_loop, is_disaggregated).draw(self._scores)
 
-    def _disaggregated(self, deployment: Deployment, on_finished: OnFinished, on_step: OnStep) -> Deployed:
+    def _disaggregated(self, deployment: PoolGroup, on_finished: OnFinished, on_step: OnStep) -> Deployed:
         """Prefill pools come first."""
-        from perfmodel.sim.fleet.prefill_decode import PrefillDecode
+        from perfmodel.sim.fleet.disaggregation.pools import PrefillDecode
 
         assert self.transfers is not None
         stages, pools, specs = PrefillDecode(on_step), dict[int, Pool](), self.scenario.pools
@@ -128,7 +128,7 @@ class Cluster:
         return Deployed(deployment, pools, None, joined)
 
 
-def _deployments(scenario: Scenario) -> tuple[Deployment, ...]:
+def _deployments(scenario: Scenario) -> tuple[PoolGroup, ...]:
     """The cluster's deployments; equal replicas are one."""
     return scenario.cluster.deployments or deployments(scenario.pools)
 

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, NamedTuple
 from perfmodel.engine import Request
 from perfmodel.sim.fleet.pool import FleetRouter, Pool
 from perfmodel.sim.traffic.clients import Server
-from perfmodel.specs.pools import Deployment
+from perfmodel.specs.pools import PoolGroup
 
 if TYPE_CHECKING:
-    from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
+    from perfmodel.sim.fleet.disaggregation.server import DisaggregatedServer
 
 
 class Deployed(NamedTuple):
     """`pools` by their positions in the scenario; a `router` over unified ones, or the `server` between the others."""
 
-    spec: Deployment
+    spec: PoolGroup
     pools: Mapping[int, Pool]
     router: FleetRouter | None
     server: "DisaggregatedServer | None"
 
     @property
     def route(self) -> Callable[[Request], Server]:
-        """Where a request goes if no replica comes or goes."""
+        """The router of a deployment whose replicas neither come nor go."""
         if self.server is not None:
             server = self.server
             return lambda _: server

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 
 from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clock import TickEnvironment, to_ticks
-from perfmodel.sim.fleet.autoscaler import Autoscaler, Failures
+from perfmodel.sim.fleet.autoscaler import Autoscaler, Failures, add_stragglers
 from perfmodel.sim.fleet.deployed import Deployed
 from perfmodel.sim.fleet.entrance import Entrance
 from perfmodel.sim.fleet.fleet import Fleet
 from perfmodel.sim.fleet.gateway import Gateway, LostRequest, RequestServer
 from perfmodel.sim.fleet.pool import OnFinished, OnStep, Pool
-from perfmodel.sim.fleet.stragglers import add_stragglers
 from perfmodel.sim.replica.replica import Replica
 from perfmodel.sim.traffic.shares import Shares
 from perfmodel.specs.cluster import GatewaySpec

@@ -10,36 +10,32 @@ from perfmodel.cost import (
     Calibration,
     EngineProfile,
     MemoryPlan,
-    PipelineTimer,
-    SpeculationTimer,
-    StepTimer,
+    SpeculativePricer,
+    StepCosts,
+    StepPricer,
     Usage,
     energy_j,
     energy_split_j,
-    step_timer,
 )
 from perfmodel.cost.draws import Draw
 from perfmodel.cost.offload import least_restored_tokens, restore_cost
 from perfmodel.engine import HostBlocks, Request, StepRecord
 from perfmodel.errors import SpecError
 from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment
-from perfmodel.sim.fleet.router import ROUTERS, LeastOutstanding, Router
+from perfmodel.sim.fleet.routing.router import ROUTERS, LeastOutstanding, Router
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
+from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.sim.replica.front_end import FrontEnd
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.pipeline import Pipeline
-from perfmodel.sim.replica.replica import Replica, SimulatedBackend
+from perfmodel.sim.replica.replica import Replica
 from perfmodel.sim.replica.serving import build_locksteps, build_serve_loop, scheduler_config
-from perfmodel.sim.replica.speculating import SpeculatingBackend
-from perfmodel.sim.replica.staged import PipelinedBackend
-from perfmodel.sim.replica.step_costs import draft_tables_of, step_tables_of
+from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.pools import PoolSpec
 from perfmodel.specs.scenario import Scenario
 
 OnFinished = Callable[[Replica, Request], None]
 OnStep = Callable[[Replica, StepRecord], None]
-Timer = StepTimer | PipelineTimer | SpeculationTimer
-Backend = SimulatedBackend | PipelinedBackend | SpeculatingBackend
 
 
 @dataclass(frozen=True)
@@ -53,10 +49,10 @@ class Pool:
     spec: PoolSpec
     scenario: Scenario
     memory: MemoryPlan
-    timer: Timer
+    pricer: StepPricer
     ranks: tuple[tuple[Replica, ...], ...]
     route: "FleetRouter"
-    backend: Backend
+    backend: SimulatedBackend
     pipelines: tuple[Pipeline, ...] = ()
 
     @property
@@ -73,13 +69,13 @@ class Pool:
 
     @property
     def restored_bytes_per_block(self) -> float:
-        """Of a KV block on the link of one device to the second tier; 0 without one."""
+        """Bytes of a KV block on the link of one device to the second tier; 0 without one."""
         cost = self.backend.restore
         return 0.0 if cost is None else cost.bytes_per_token * self.scenario.engine.block_size
 
     def usage(self) -> Usage:
-        """What one device of each engine did, summed: the timer counts one device per engine."""
-        return self.timer.usage()
+        """What one device of each engine did, summed: the pricer counts one device per engine."""
+        return self.pricer.usage()
 
     @property
     def under_way_s(self) -> float:
@@ -89,7 +85,7 @@ class Pool:
 
     @property
     def bubble_s(self) -> float:
-        """Of those, what their stages had nothing to do in."""
+        """Engine seconds in which pipeline stages were idle while plans were under way in others."""
         return self.under_way_s - self.usage().busy_s * self.devices_per_engine
 
     def energy_j(self, engine_s: float) -> float:
@@ -123,8 +119,9 @@ def build_pool(
     draw: factors on what steps take
     """
     mine = scenario.of_pool(spec)
-    timer = _timer(mine, calibration, profile, draw)
-    backend = _backend(mine, timer, is_split=draw is None)
+    costs = shared_step_costs(mine, calibration, profile)
+    pricer = costs.pricer(draw)
+    backend = _backend(mine, pricer, is_split=draw is None)
     num_ranks = mine.engine.data_parallel_size
 
     num_engines = spec.most_replicas * num_ranks
@@ -132,10 +129,10 @@ def build_pool(
         raise ValueError(f"{spec.most_replicas} x {num_ranks} engines cannot be cut in {one_of} equal slices")
     num_engines //= one_of
     together = gcd(num_ranks, num_engines)  # what is left of a replica in a slice
-    locksteps = build_locksteps(mine.engine, num_engines, together, env, backend, timer.tables.graph, can_leap)
+    locksteps = build_locksteps(mine.engine, num_engines, together, env, backend, costs.graph, can_leap)
 
-    second_tier = _second_tier(mine, timer, backend)
-    config = scheduler_config(mine, timer=timer if isinstance(timer, SpeculationTimer) else None)
+    second_tier = _second_tier(mine, costs, backend)
+    config = scheduler_config(mine, pricer=pricer if isinstance(pricer, SpeculativePricer) else None)
 
     def engine(index: int, lockstep: Lockstep) -> Replica:
         loop = build_serve_loop(mine, memory.num_kv_blocks, host=second_tier(), config=config)
@@ -145,41 +142,32 @@ def build_pool(
     ranks = tuple(tuple(engines[i : i + together]) for i in range(0, len(engines), together))
     route = FleetRouter(spec.router or scenario.cluster.router, ranks, scenario.seed)
     pipelines = tuple(dict.fromkeys(clock for clock in locksteps if isinstance(clock, Pipeline)))
-    return Pool(spec, mine, memory, timer, ranks, route, backend, pipelines)
+    return Pool(spec, mine, memory, pricer, ranks, route, backend, pipelines)
 
 
-def _second_tier(scenario: Scenario, timer: Timer, backend: Backend) -> Callable[[], HostBlocks | None]:
+def _second_tier(scenario: Scenario, costs: StepCosts, backend: SimulatedBackend) -> Callable[[], HostBlocks | None]:
     """What makes the second tier of each engine, if it has one; `backend` then charges for what comes back."""
     offload = scenario.engine.kv_offload
     if offload is None:
         return lambda: None
-    graph, operators = timer.tables.graph, timer.tables.timer
-    backend.restore = cost = restore_cost(scenario, offload, graph)
-    least = least_restored_tokens(scenario, offload, graph, operators)
+    backend.restore = cost = restore_cost(scenario, offload, costs.graph)
+    least = least_restored_tokens(scenario, offload, costs.graph, costs.timer)
     block_bytes = cost.bytes_per_token * scenario.engine.block_size
     capacity = int(offload.capacity_bytes // block_bytes) if block_bytes else 0
     return lambda: HostBlocks(capacity, least)
 
 
-def _timer(scenario: Scenario, calibration: Calibration, profile: EngineProfile, draw: Draw | None) -> Timer:
-    tables = step_tables_of(scenario, calibration, profile)
-    drafts = draft_tables_of(scenario, calibration, profile, tables)
-    return step_timer(tables, draw) if drafts is None else SpeculationTimer(tables, drafts, draw)
-
-
-def _backend(scenario: Scenario, timer: Timer, is_split: bool) -> Backend:
-    if isinstance(timer, StepTimer):
-        return SimulatedBackend(timer, is_split)
-    if isinstance(timer, PipelineTimer):
-        return PipelinedBackend(timer, is_split)
-    config = timer.drafts.config
+def _backend(scenario: Scenario, pricer: StepPricer, is_split: bool) -> SimulatedBackend:
+    config = scenario.engine.speculative_config
+    if config is None:
+        return SimulatedBackend(pricer, is_split=is_split)
     if config.acceptance is None:
         raise SpecError(
             f"{scenario.name}: engine.speculative_config has no acceptance, which a simulation needs: give a rate, or "
             f"the file that `perfmodel execute` has measured."
         )
     acceptance = SimulatedAcceptance(config, scenario.seed)
-    return SpeculatingBackend(timer, acceptance, config.depth + 1 if config.pipelined else None, is_split)
+    return SimulatedBackend(pricer, acceptance, config.depth + 1 if config.pipelined else None, is_split)
 
 
 class _Ranks:
@@ -226,7 +214,7 @@ class FleetRouter:
         return cls(scenario.cluster.router, [ranks for pool in pools for ranks in pool.ranks], scenario.seed)
 
     def __call__(self, request: Request) -> Replica:
-        """Where `request` goes; some replica must be there."""
+        """The replica that `request` goes to; some replica must be there."""
         return self._groups(request).choose(request) if self._has_ranks else self._engines(request)
 
     def __len__(self) -> int:

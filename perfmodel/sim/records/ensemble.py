@@ -215,7 +215,7 @@ def log_ratio(mean: float, base: float) -> float:
 
 
 def interval_of(logs: Floats, aside: float = 0.0) -> Interval:
-    """From a row of two logarithms per pair: about their median, by the root mean squares of the pairs' ends.
+    """The interval of a row of two logarithms per pair: about their median, by root mean squares of the pairs' ends.
 
     aside: standard deviation of what the pairs leave out, independent of it
     The mean that was predicted always lies within: where the model is known to be off, towards one end.

@@ -10,7 +10,6 @@ from collections import defaultdict
 from math import exp, floor, log, nan, sqrt
 
 _WIDTH = log(1.002)
-_PARTS = 8  # a run of growing steps is entered as this many groups
 
 
 class GapHistogram:
@@ -33,7 +32,7 @@ class GapHistogram:
     def add_run(self, first_s: float, total_s: float, num_steps: int, times: int) -> None:
         """`num_steps` steps, growing evenly from `first_s` to `total_s` in all, each the gap of `times` tokens."""
         slope = 0.0 if num_steps == 1 else 2 * (total_s / num_steps - first_s) / (num_steps - 1)
-        parts = min(num_steps, _PARTS) if abs(slope) * num_steps > 1e-3 * first_s else 1
+        parts = min(num_steps, 1 + int(abs(slope) * num_steps / (_WIDTH * first_s)))  # each about as wide as a bin
         done = 0
         for part in range(1, parts + 1):
             upto = num_steps * part // parts

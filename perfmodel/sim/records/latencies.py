@@ -57,7 +57,7 @@ def quantiles(values: NDArray[np.float64], shares: Sequence[float]) -> list[floa
 
 
 def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
-    """Which requests miss each limit of `slo`, by the name of what is limited.
+    """Mask of the requests that miss each limit of `slo`, by the name of what is limited.
 
     A one-token answer has no TPOT to miss, and no gap.
     """
@@ -94,7 +94,7 @@ def attained(missed: Mapping[str, Bools], num_lost: int) -> dict[str, Any]:
 
 
 def tail(requests: RequestColumns, end_s: float) -> dict[str, float | None]:
-    """Of an offline job: when nobody waits for an engine any more and its places stay empty, up to the end of the job.
+    """Drain time of an offline job: from when no request waits and slots begin to stay empty, to the end of the job.
 
     A mean over the engines, and as a share of the job's time.
     """
@@ -106,7 +106,7 @@ def tail(requests: RequestColumns, end_s: float) -> dict[str, float | None]:
 
 
 def token_latencies(requests: RequestColumns) -> dict[str, float | None]:
-    """Of the longest gap between tokens and of readers' waits, where a limit has asked for them."""
+    """Statistics of the longest gap between tokens and of readers' waits, where a limit asks for them."""
     found: dict[str, float | None] = {}
     if requests.max_itl_s is not None:
         found |= latencies("max_itl", requests.max_itl_s[requests.num_output_tokens > 1])

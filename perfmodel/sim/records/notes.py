@@ -6,17 +6,16 @@ from math import ceil
 
 from perfmodel.cost import Calibration
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.ops.capacity import dropped_share
-from perfmodel.ops.routing import popularity_of
+from perfmodel.ops.experts.routing import dropped_share, popularity_of
 from perfmodel.sim.records.columns import RequestColumns
-from perfmodel.specs.engine.defaults import engines_used
+from perfmodel.specs.engine.defaults import engine_notes
 from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.prices import stale_price_notes
 from perfmodel.specs.scenario import Scenario
 
 
 def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, num_steps: int) -> tuple[str, ...]:
-    """Of a run; `num_steps` are those of all engines together."""
+    """Notes of a run; `num_steps` counts the steps of all engines together."""
     notes = []
     if used.origin == "datasheet":
         notes.append(
@@ -31,7 +30,7 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
 
 def _engine_notes(scenario: Scenario) -> list[str]:
     """Whose defaults were taken where the scenario gives none, and which version for which."""
-    return list(dict.fromkeys(note for used in engines_used(scenario) for note in used.notes))
+    return list(dict.fromkeys(note for pool in scenario.pools for note in engine_notes(pool.engine)))
 
 
 def network_notes(scenario: Scenario) -> list[str]:
@@ -52,7 +51,7 @@ def network_notes(scenario: Scenario) -> list[str]:
 
 
 def _kv_notes(scenario: Scenario) -> list[str]:
-    """Of KV that is taken to move over a scale-up link, between engines too large for the devices that it joins."""
+    """Note on KV assumed to move over a scale-up link between engines too large for the devices that it joins."""
     transfer, by_role = scenario.cluster.kv_transfer, {"prefill": 0, "decode": 0}
     if not scenario.cluster.is_disaggregated or transfer.link or transfer.bandwidth_bytes_per_s is not None:
         return []

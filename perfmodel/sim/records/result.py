@@ -2,20 +2,26 @@
 
 __all__ = ["RunResult"]
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
+from perfmodel.cost import Calibration, EngineProfile
+from perfmodel.cost.provenance import provenance_of, resolved
+from perfmodel.errors import SpecError
+from perfmodel.printable import Printable
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.ensemble import Ensemble
 from perfmodel.specs.scenario import Scenario
 
 if TYPE_CHECKING:
-    from perfmodel.sim.records.lives import Lives
+    from perfmodel.sim.records.whole_runs import WholeRuns
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """The summary (design section 3.3, JSON-ready) with the records behind it.
+@dataclass(frozen=True, repr=False)
+class RunResult(Printable):
+    """The summary, JSON-ready, with the records behind it; it prints itself as `perfmodel simulate` does.
 
     `requests` and `steps` are None when the records were streamed to disk instead of kept.
     """
@@ -27,8 +33,39 @@ class RunResult:
     steps: StepColumns | None = None
     num_blocks: int = 0  # KV blocks of one replica
     notes: tuple[str, ...] = field(default=())
-    ensemble: "Ensemble | Lives | None" = None  # what the intervals came from
+    ensemble: "Ensemble | WholeRuns | None" = None  # what the intervals came from
+    calibration: Calibration | None = None  # where one was given in place of the fitted ones
+    profile: EngineProfile | None = None  # likewise
 
     def to_json(self) -> dict[str, Any]:
         """The document that `--json` prints."""
-        return {"scenario": self.scenario.name, "clock": self.clock, **self.summary, "notes": list(self.notes)}
+        return {
+            "scenario": self.scenario.name,
+            "clock": self.clock,
+            **self.summary,
+            "notes": list(self.notes),
+            "provenance": self.provenance(),
+        }
+
+    def provenance(self, kind: str = "run") -> dict[str, Any]:
+        """Versions, engines, calibrations and the scenario as resolved; the times of an executed run are its own."""
+        is_measured = self.clock == "executed"
+        found = provenance_of([self.scenario], self.calibration, self.profile)
+        used = replace(found, fitted=()) if is_measured else found
+        return used.to_json(kind, {"clock": self.clock, "scenario": resolved(self.scenario)})
+
+    def columns(self, of: str = "requests") -> dict[str, NDArray[Any]]:
+        """One array per column, equally long: of `requests` (with ttft_s, tpot_s, e2el_s), or of `steps`.
+
+        Raises SpecError where these records were not kept (`keep_steps=True` keeps steps).
+        """
+        if of not in ("requests", "steps"):
+            raise SpecError(f"columns({of!r}): allowed 'requests' or 'steps'.")
+        records = self.requests if of == "requests" else self.steps
+        if records is None:
+            raise SpecError(f"columns({of!r}): this run kept none; simulate with keep_steps=True, and without `out`.")
+        columns = {field.name: getattr(records, field.name) for field in fields(records)}
+        found = {name: column for name, column in columns.items() if column is not None}
+        if isinstance(records, RequestColumns):
+            return found | {"ttft_s": records.ttft_s, "tpot_s": records.tpot_s, "e2el_s": records.e2el_s}
+        return found | {"duration_s": records.end_s - records.start_s}

@@ -1,4 +1,4 @@
-"""The summary of a run: design section 3.3, under vLLM's `bench serve` names. The same for both clocks."""
+"""The summary of a run under the names of vLLM's `bench serve`, and ours beside them. The same for both clocks."""
 
 __all__ = ["summarize"]
 
@@ -17,7 +17,7 @@ from perfmodel.sim.records.latencies import attained, finite, latencies, missed,
 from perfmodel.specs.scenario import Scenario
 
 if TYPE_CHECKING:
-    from perfmodel.sim.records.lives import Lives
+    from perfmodel.sim.records.whole_runs import WholeRuns
 
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
@@ -27,7 +27,7 @@ def summarize(
     collector: Collector,
     totals: DeviceTotals,
     calibration: Calibration | None = None,
-    ensemble: "Ensemble | Lives | None" = None,
+    ensemble: "Ensemble | WholeRuns | None" = None,
 ) -> dict[str, Any]:
     """The summary of what `collector` has seen. Latencies in ms; null where there is nothing to tell.
 
@@ -116,7 +116,7 @@ def _gap_latencies(gaps: GapHistogram) -> dict[str, float | None]:
     return {f"{statistic}_itl_ms": finite(value * 1e3) for statistic, value in values.items()}
 
 
-def _intervals(summary: Mapping[str, Any], ensemble: "Ensemble | Lives | None") -> dict[str, list[float]]:
+def _intervals(summary: Mapping[str, Any], ensemble: "Ensemble | WholeRuns | None") -> dict[str, list[float]]:
     """80 % prediction intervals of the means, in ms; none of what has no mean, or was measured."""
     factors = {} if ensemble is None else ensemble.factors()
     named = {f"mean_{metric}_ms": ends for metric, ends in factors.items()}

@@ -15,7 +15,7 @@ from perfmodel.sim.records.device_totals import DeviceTotals
 from perfmodel.sim.records.latencies import latencies, ratio
 
 if TYPE_CHECKING:
-    from perfmodel.sim.fleet.kv_transfer import KvTransfers
+    from perfmodel.sim.fleet.disaggregation.kv_transfer import KvTransfers
 
 
 def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
@@ -64,7 +64,7 @@ def _energy_split_j(pools: Sequence[Pool], engine_s: Sequence[float]) -> dict[st
 
 
 def _bubble_share(pools: Sequence[Pool]) -> float | None:
-    """Of the devices of those `pools` whose engines have several stages."""
+    """Bubble share of the devices of those `pools` whose engines have several stages."""
     staged = [pool for pool in pools if pool.pipelines]
     return (
         ratio(sum([pool.bubble_s for pool in staged]), sum([pool.under_way_s for pool in staged])) if staged else None
@@ -101,7 +101,7 @@ def _engine_s(cluster: Cluster, number: int, collector: Collector) -> float:
 
 
 def _usd_per_hour(cluster: Cluster, engine_s: list[float], duration: float) -> float | None:
-    """Of the devices that were there, on the average of the run; None if one of them has no price."""
+    """USD per hour of the devices that were there, averaged over the run; None if one of them has no price."""
     prices = [usd_per_hour(pool.scenario.hardware, cluster.scenario.price) for pool in cluster.pools]
     if any(price is None for price in prices):
         return None
@@ -112,7 +112,7 @@ def _usd_per_hour(cluster: Cluster, engine_s: list[float], duration: float) -> f
 
 
 def _prompt_cost_share(cluster: Cluster, engine_s: list[float]) -> float | None:
-    """Of the bill: what each pool costs by the share of its steps' time that prompts take (`PromptTime`).
+    """Prompts' share of the total cost: each pool's cost by prompts' share of its step time (`PromptTime`).
 
     A pool that took no step is shared as the others are. None where a device has no price.
     """

@@ -16,7 +16,7 @@ __all__ = ["LeapingBackend", "Lockstep", "Rank", "Run"]
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from simpy.events import Event, EventPriority
 
@@ -36,7 +36,7 @@ class Run(Protocol):
         ...
 
     def step_durations(self, num_steps: int) -> Iterable[int]:
-        """Of each of the first `num_steps`."""
+        """Duration of each of the first `num_steps`."""
         ...
 
     def steps_to_reach(self, elapsed: int) -> int:
@@ -44,8 +44,7 @@ class Run(Protocol):
         ...
 
 
-@runtime_checkable
-class LeapingBackend(Backend, Protocol):
+class LeapingBackend(Protocol):
     """A backend that can tell what a run of equal, growing decode steps takes without executing them one by one."""
 
     def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> Any:
@@ -71,7 +70,7 @@ class Rank(Protocol):
 class Lockstep:
     """Turns the serve loops of its ranks over `backend`, a step or a leap at a time.
 
-    can_leap: advance equal decode steps together, where the backend can tell what they take
+    leaper:   `backend`, where it can tell what equal decode steps take together; they are then advanced together
     balance:  holds prompts of a rank back until the others have some, too
     size:     ranks of the group that these stand for, where a slice of it is simulated; the others do as these do
     """
@@ -80,7 +79,7 @@ class Lockstep:
         self,
         env: TickEnvironment,
         backend: Backend,
-        can_leap: bool = True,
+        leaper: LeapingBackend | None = None,
         balance: PromptBalance | None = None,
         size: int | None = None,
     ) -> None:
@@ -89,7 +88,7 @@ class Lockstep:
         self._balance = balance
         self._size = size
         self._ranks: list[Rank] = []
-        self._leaper = backend if can_leap and isinstance(backend, LeapingBackend) else None
+        self._leaper = leaper
         self._pending: Alarm | None = None  # the end of the step in progress, or a start to come
         self._active: list[tuple[Rank, StepPlan]] = []  # those with work in the step in progress
         self._outcomes: list[Outcome] = []  # theirs, of a single step

@@ -5,7 +5,7 @@ A plan begins stage s once it is through the stage before, and the plan in front
     begin_s(n) = max( end_{s-1}(n), end_s(n-1) )
 
 The host is the first server of this flow line: what it does before a plan starts takes its time once a plan, what it
-does beside the devices keeps it from the next one, and the plan from its end (`perfmodel.cost.flow_line`).
+does beside the devices keeps it from the next one, and the plan from its end (`perfmodel.cost.steps.stages`).
 
 As in vLLM's engine core, plans are made while the queue has room and somebody can be granted something, then the oldest
 plan is waited for, and what arrives meanwhile is looked at then. So two things are decided at the end of a plan only:
@@ -22,18 +22,22 @@ from typing import NamedTuple, Protocol
 
 from simpy.events import Event
 
-from perfmodel.cost.pipeline_timer import StageTicks
-from perfmodel.engine import Backend, Request, StepPlan, StepRecord
+from perfmodel.cost import StageTicks
+from perfmodel.engine import Outcome, Request, StepPlan, StepRecord
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.replica.lockstep import Lockstep, Rank
 from perfmodel.sim.replica.prompt_balance import PromptBalance
 
 
-class StagedBackend(Backend, Protocol):
+class StagedBackend(Protocol):
     """A backend that can tell what a plan takes in each of its stages."""
 
     @property
     def num_stages(self) -> int: ...
+
+    def execute(self, plan: StepPlan) -> Outcome:
+        """A plan that meets no other."""
+        ...
 
     def pass_through(self, plan: StepPlan) -> StageTicks:
         """What `plan` takes, in ticks."""
@@ -62,7 +66,7 @@ class Pipeline(Lockstep):
         balance: PromptBalance | None = None,
         size: int | None = None,
     ) -> None:
-        super().__init__(env, backend, can_leap=False, balance=balance, size=size)
+        super().__init__(env, backend, balance=balance, size=size)
         self.staged = backend
         self.ticks_under_way = 0
         self._waves: deque[_Wave] = deque()
@@ -123,7 +127,7 @@ def _slowed(times: StageTicks, factor: float) -> StageTicks:
 
 
 def _slowest(each: Sequence[StageTicks]) -> StageTicks:
-    """Of ranks that step together: each stage as long as the slowest of them needs."""
+    """Stage times of ranks in lockstep: each stage as long as the slowest of them needs."""
     return StageTicks(
         max([times.serial for times in each]),
         max([times.hidden for times in each]),

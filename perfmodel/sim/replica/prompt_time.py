@@ -6,7 +6,7 @@ proportion of what its prompts would take as a step of their own, and its decode
 after a preemption are prompts here, as they are to the engine. What idle devices cost follows the busy time.
 """
 
-__all__ = ["PromptTime", "others"]
+__all__ = ["PromptTime"]
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ class PromptTime:
 
     @property
     def share(self) -> float | None:
-        """Of the time of all steps; None before the first, or where nothing is counted."""
+        """Prompts' share of the time of all steps; None before the first, or where nothing is counted."""
         return self._prompt_ticks / self._ticks if self._ticks else None
 
     def add(self, plan: StepPlan, duration: int) -> None:
@@ -48,8 +48,3 @@ class PromptTime:
         """Steps that only decoded took `duration` together."""
         if self._apart is not None:
             self._ticks += duration
-
-
-def others(plan: StepPlan, without: int) -> int:
-    """Tokens of a group in lockstep if `without` of this plan's were not there; 0 where it steps alone."""
-    return plan.group_tokens - without if plan.group_tokens else 0

@@ -1,65 +1,16 @@
-"""`Replica`: one engine on the simulated clock, with the server in front of it; `SimulatedBackend`: the cost model.
+"""`Replica`: one engine on the simulated clock, with the server in front of it.
 
 Its steps are taken by a `Lockstep`, alone or beside the other ranks of a data-parallel group.
 """
 
-__all__ = ["Replica", "SimulatedBackend"]
+__all__ = ["Replica"]
 
 from collections.abc import Callable, Sequence
 
-from perfmodel.cost.decode_curve import DecodeRun
-from perfmodel.cost.offload import RestoreCost
-from perfmodel.cost.step_timer import StepTimer
-from perfmodel.engine import Outcome, Request, RequestStatus, ServeLoop, StepPlan, StepRecord
+from perfmodel.engine import Request, RequestStatus, ServeLoop, StepRecord
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm
 from perfmodel.sim.replica.front_end import FrontEnd
 from perfmodel.sim.replica.lockstep import Lockstep
-from perfmodel.sim.replica.prompt_time import PromptTime, others
-from perfmodel.sim.replica.restoring import restoring
-
-
-class SimulatedBackend:
-    """Asks the cost model how long a plan takes; `restore`: what KV that comes back from a second tier adds.
-
-    is_split: whether `prompt_time` counts what prompts cost
-    """
-
-    def __init__(self, timer: StepTimer, is_split: bool = False) -> None:
-        self.timer = timer
-        self.restore: RestoreCost | None = None
-        self._fresh = timer.fresh()
-        self.prompt_time = PromptTime(self._apart if is_split else None)
-
-    def execute(self, plan: StepPlan) -> Outcome:
-        num_decodes = len(plan.decodes)
-        duration = self.timer.step(
-            num_decodes + plan.num_chunk_tokens,
-            num_decodes + len(plan.samples),
-            plan.chunk_lengths if plan.chunks else (),
-            num_decodes,
-            plan.decode_context,
-            plan.decode_windowed,
-            plan.group_tokens,
-        )
-        duration += restoring(plan, duration, self.restore)
-        self.prompt_time.add(plan, duration)
-        return Outcome(duration)
-
-    def _apart(self, plan: StepPlan) -> tuple[int, int]:
-        step, tokens, num_decodes = self._fresh.step, plan.num_chunk_tokens, len(plan.decodes)
-        group = others(plan, num_decodes)
-        prompts = step(tokens, len(plan.samples), plan.chunk_lengths, 0, 0, (), group)
-        context, windowed = plan.decode_context, plan.decode_windowed
-        return prompts, step(num_decodes, num_decodes, (), num_decodes, context, windowed, others(plan, tokens))
-
-    def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
-        return self.timer.decode_run(
-            len(plan.decodes), plan.decode_context, plan.decode_windowed, growth, num_steps, plan.group_tokens
-        )
-
-    def commit(self, run: DecodeRun, plan: StepPlan, num_steps: int) -> None:
-        self.timer.commit(run, len(plan.decodes), num_steps, plan.group_tokens)
-        self.prompt_time.add_decoding(run.duration(num_steps))
 
 
 class Replica:

@@ -10,16 +10,16 @@ __all__ = ["build_locksteps", "build_serve_loop", "scheduler_config"]
 
 from math import ceil
 
-from perfmodel.cost import SpeculationTimer
-from perfmodel.engine import Backend, HostBlocks, KVBlockManager, Scheduler, SchedulerConfig, ServeLoop
+from perfmodel.cost import SpeculativePricer
+from perfmodel.engine import HostBlocks, KVBlockManager, Scheduler, SchedulerConfig, ServeLoop
 from perfmodel.models.formats.kv_cache import surplus_tokens
 from perfmodel.ops.formats import served_model
-from perfmodel.ops.graph import StepGraph
+from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.sim.clock import TickEnvironment, to_ticks
+from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.sim.replica.prompt_balance import PromptBalance
-from perfmodel.sim.replica.staged import PipelinedBackend
 from perfmodel.sim.replica.token_times import token_watch
 from perfmodel.sim.traffic.draft_lengths import speculation_of
 from perfmodel.specs.engine.spec import EngineSpec
@@ -27,11 +27,11 @@ from perfmodel.specs.scenario import Scenario
 
 
 def scheduler_config(
-    scenario: Scenario, record_positions: bool = False, timer: SpeculationTimer | None = None
+    scenario: Scenario, record_positions: bool = False, pricer: SpeculativePricer | None = None
 ) -> SchedulerConfig:
     """The scheduler's settings; `max_model_len` defaults to what the model was made for.
 
-    timer: see `speculation_of`
+    pricer: see `speculation_of`
     """
     engine, model = scenario.engine, served_model(scenario.model, scenario.engine)
     is_contiguous = engine.kv_cache == "contiguous"
@@ -54,7 +54,7 @@ def scheduler_config(
         batching=engine.batching,
         batch_timeout=to_ticks(engine.batch_timeout_ms / 1e3),
         spans=model.attention_spans,
-        speculation=speculation_of(scenario, timer),
+        speculation=speculation_of(scenario, pricer),
         pipeline_parallel_size=engine.pipeline_parallel_size,
         max_plan_seqs=max_plan_seqs,
         record_positions=record_positions,
@@ -90,7 +90,7 @@ def build_locksteps(
     num_engines: int,
     num_ranks: int,
     env: TickEnvironment,
-    backend: Backend,
+    backend: SimulatedBackend,
     graph: StepGraph,
     can_leap: bool,
 ) -> list[Lockstep]:
@@ -101,10 +101,11 @@ def build_locksteps(
     locksteps: list[Lockstep] = []
     together = num_ranks if graph.has_group else 1
     timeout = engine.attention_dp_timeout_iters if together > 1 else 0
+    leaper = backend if can_leap and backend.can_leap else None
     for _ in range(num_engines // together):
         balance = PromptBalance(timeout) if timeout else None
-        if isinstance(backend, PipelinedBackend):
+        if graph.stages:
             locksteps += [Pipeline(env, backend, balance, graph.shard.dp)] * together
         else:
-            locksteps += [Lockstep(env, backend, can_leap, balance, graph.shard.dp)] * together
+            locksteps += [Lockstep(env, backend, leaper, balance, graph.shard.dp)] * together
     return locksteps

@@ -1,6 +1,6 @@
-"""Step tables for scenarios, shared by those that run the same steps: of a sweep, a search, a validation."""
+"""Step costs for scenarios, shared by those that run the same steps: of a sweep, a search, a validation."""
 
-__all__ = ["draft_tables_of", "step_tables_of"]
+__all__ = ["shared_step_costs"]
 
 from collections import deque
 from itertools import islice
@@ -11,11 +11,13 @@ from perfmodel.cost import (
     DraftTables,
     EngineProfile,
     OperatorTimer,
+    StepCosts,
     StepTables,
     scenario_drafts,
+    scenario_fits,
     scenario_graph,
 )
-from perfmodel.ops.ragged import ContextSpread
+from perfmodel.ops.attention.ragged import ContextSpread
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.scenario import Scenario
 
@@ -44,8 +46,20 @@ _recent: deque[tuple[tuple[Any, ...], StepTables]] = deque(maxlen=4)
 _recent_drafts: deque[tuple[tuple[Any, ...], DraftTables]] = deque(maxlen=4)
 
 
-def step_tables_of(scenario: Scenario, calibration: Calibration, profile: EngineProfile) -> StepTables:
-    """The costs of the scenario's steps; the tables of one of the last few scenarios if they are the same."""
+def shared_step_costs(
+    scenario: Scenario, calibration: Calibration | None = None, profile: EngineProfile | None = None
+) -> StepCosts:
+    """The costs of the scenario's steps; with the tables of one of the last few scenarios if they are the same.
+
+    calibration, profile: what `scenario_fits` has found; both or neither
+    """
+    if calibration is None or profile is None:
+        calibration, profile = scenario_fits(scenario)
+    tables = _tables_of(scenario, calibration, profile)
+    return StepCosts(tables, profile, _drafts_of(scenario, calibration, profile, tables))
+
+
+def _tables_of(scenario: Scenario, calibration: Calibration, profile: EngineProfile) -> StepTables:
     spread = _context_spread(scenario) if calibration.minds_ragged_batches else None
     key = _key(scenario, calibration, profile, spread)
     for known, tables in _recent:
@@ -56,10 +70,9 @@ def step_tables_of(scenario: Scenario, calibration: Calibration, profile: Engine
     return tables
 
 
-def draft_tables_of(
+def _drafts_of(
     scenario: Scenario, calibration: Calibration, profile: EngineProfile, tables: StepTables
 ) -> DraftTables | None:
-    """The costs of drafting beside the steps of `tables`; None without speculation. Shared likewise."""
     config = scenario.engine.speculative_config
     if config is None:
         return None
@@ -93,6 +106,6 @@ def _key(scenario: Scenario, calibration: Calibration, profile: EngineProfile, o
 
 
 def _context_spread(scenario: Scenario) -> ContextSpread | None:
-    """Of the contexts that the scenario's requests have while they decode."""
+    """Spread of the contexts that the scenario's requests have while they decode."""
     drafts = islice(Workload(scenario).drafts(), _REQUESTS_LOOKED_AT)
     return ContextSpread.of((draft.num_prompt_tokens, draft.num_output_tokens) for draft in drafts)

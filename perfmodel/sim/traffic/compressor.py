@@ -7,12 +7,10 @@ arrival. A shared prefix is shortened to the same beginning in every prompt that
 Source: Jiang et al. 2023 (LLMLingua); Pan et al. 2024 (LLMLingua-2: one pass of a small encoder).
 """
 
-__all__ = ["Compressor", "compressed"]
+__all__ = ["Compressor"]
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
-from math import ceil
 
 from perfmodel.cost import Calibration, EngineProfile, step_costs
 from perfmodel.engine import Request
@@ -20,16 +18,8 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.work import BatchShape
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
 from perfmodel.sim.traffic.clients import Server
-from perfmodel.sim.traffic.draft import RequestDraft
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
-
-
-def compressed(draft: RequestDraft, ratio: float) -> RequestDraft:
-    """`draft` with the share `ratio` of its prompt, of which it remembers the length."""
-    tokens = draft.num_prompt_tokens
-    hashes = draft.block_hashes[: int(len(draft.block_hashes) * ratio)]
-    return replace(draft, num_prompt_tokens=ceil(ratio * tokens), block_hashes=hashes, num_source_tokens=tokens)
 
 
 class Compressor:

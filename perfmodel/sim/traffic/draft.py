@@ -3,7 +3,8 @@
 __all__ = ["RequestDraft"]
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +21,9 @@ class RequestDraft:
     priority: int = 0
     num_source_tokens: int = 0
     session: Hashable | None = None
+
+    def compressed(self, ratio: float) -> "RequestDraft":
+        """The request with the share `ratio` of its prompt, of which it remembers the length."""
+        tokens = self.num_prompt_tokens
+        hashes = self.block_hashes[: int(len(self.block_hashes) * ratio)]
+        return replace(self, num_prompt_tokens=ceil(ratio * tokens), block_hashes=hashes, num_source_tokens=tokens)

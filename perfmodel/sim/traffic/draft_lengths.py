@@ -9,7 +9,7 @@ __all__ = ["draft_lengths", "mean_context", "speculation_of"]
 from itertools import islice
 from math import prod
 
-from perfmodel.cost import SpeculationTimer, StepTables, step_costs
+from perfmodel.cost import SpeculativePricer, step_costs
 from perfmodel.engine import Speculation
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.engine.speculation import SpeculativeConfig
@@ -21,10 +21,10 @@ _ASSUMED_RATE = 0.7  # where nobody has said or measured one: chat and code with
 _ALL_BATCHES_UPTO = 16  # beyond, batches are looked at in steps of an eighth
 
 
-def speculation_of(scenario: Scenario, timer: SpeculationTimer | None = None) -> Speculation | None:
+def speculation_of(scenario: Scenario, pricer: SpeculativePricer | None = None) -> Speculation | None:
     """The scheduler's settings; None without speculation.
 
-    timer: what steps take; by default that of the scenario's own costs. Needed where the draft length is adaptive
+    pricer: what steps take; by default that of the scenario's own costs. Needed where the draft length is adaptive
     """
     config = scenario.engine.speculative_config
     if config is None:
@@ -32,7 +32,7 @@ def speculation_of(scenario: Scenario, timer: SpeculationTimer | None = None) ->
     depths: tuple[tuple[int, ...], ...] = ()
     rates = _rates(config)
     if config.adaptive:
-        depths = draft_lengths(scenario, config, timer or _own_timer(scenario))
+        depths = draft_lengths(scenario, config, pricer or step_costs(scenario).speculative_pricer())
     return Speculation(
         nodes=config.nodes_by_depth,
         depths=depths,
@@ -43,7 +43,7 @@ def speculation_of(scenario: Scenario, timer: SpeculationTimer | None = None) ->
 
 
 def draft_lengths(
-    scenario: Scenario, config: SpeculativeConfig, timer: SpeculationTimer
+    scenario: Scenario, config: SpeculativeConfig, pricer: SpeculativePricer
 ) -> tuple[tuple[int, ...], ...]:
     """`Speculation.depths`: for each part of [0, 1] in which the acceptance may lie, the depth by batch from 1.
 
@@ -57,7 +57,7 @@ def draft_lengths(
         profiles.append(tuple(min(rate * factor, 1.0) for rate in rates))
     tokens = [[config.expected_tokens(k, profile) for k in range(config.depth + 1)] for profile in profiles]
     batches = _batches(scenario.engine.max_num_seqs)
-    times = {batch: [timer.expected_time(batch, k, context) for k in range(config.depth + 1)] for batch in batches}
+    times = {batch: [pricer.expected_time(batch, k, context) for k in range(config.depth + 1)] for batch in batches}
     rows = []
     for gains in tokens:
         best = {b: max(range(config.depth + 1), key=lambda k: gains[k] / times[b][k]) for b in batches}
@@ -75,12 +75,6 @@ def mean_context(scenario: Scenario) -> int:
     outputs = sum(draft.num_output_tokens for draft in drafts)
     seen = sum(draft.num_output_tokens * (draft.num_prompt_tokens + draft.num_output_tokens / 2) for draft in drafts)
     return max(1, round(seen / outputs)) if outputs else 1
-
-
-def _own_timer(scenario: Scenario) -> SpeculationTimer:
-    costs = step_costs(scenario)
-    assert costs.drafts is not None
-    return SpeculationTimer(StepTables(costs.graph, costs.timer), costs.drafts)
 
 
 def _batches(most: int) -> list[int]:

@@ -1,6 +1,6 @@
-"""`Shares`: which requests are of which kind, told by a hash of their numbers: no table, whoever asks."""
+"""Which requests are of which kind, by a hash of their numbers: the same from run to run, without a table."""
 
-__all__ = ["Shares", "class_shares"]
+__all__ = ["Shares", "class_shares", "hashed"]
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -8,8 +8,22 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.sim.traffic.hashes import hashed
 from perfmodel.specs.scenario import Scenario
+
+_MASK = (1 << 64) - 1
+
+
+def hashed(seed: int, number: int) -> int:
+    """64 bits of (`seed`, `number`): the output function of SplitMix64 (Steele, Lea and Flood 2014), applied twice."""
+    return _mixed(_mixed(seed & _MASK) + number)
+
+
+def _mixed(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
 
 _WHOLE = 1 << 64
 
@@ -37,5 +51,5 @@ class Shares:
 
 
 def class_shares(scenario: Scenario) -> Shares:
-    """Which request is of which of `traffic.classes`."""
+    """Assignment of requests to `traffic.classes`."""
     return Shares([kind.share for kind in scenario.traffic.classes], scenario.seed, "classes")

@@ -15,7 +15,6 @@ from perfmodel.engine import Request
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.traffic.arrivals import arrival_times
-from perfmodel.sim.traffic.compressor import compressed
 from perfmodel.sim.traffic.draft import RequestDraft
 from perfmodel.sim.traffic.lengths import draw_lengths
 from perfmodel.sim.traffic.prefixes import prefix_plan
@@ -64,7 +63,7 @@ class Workload:
         drafts = self._traced() if self.traffic.trace is not None else self._drawn()
         if self._ratio is not None:
             ratio = self._ratio
-            drafts = (compressed(draft, ratio) for draft in drafts)
+            drafts = (draft.compressed(ratio) for draft in drafts)
         return islice(drafts, self.traffic.num_requests)
 
     def _in_order(self) -> Iterator[RequestDraft]:

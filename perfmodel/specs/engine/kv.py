@@ -13,7 +13,7 @@ from perfmodel.specs.networks import GivenLink
 
 
 class KvEviction(Spec):
-    """Of each sequence only `heavy_tokens` with the highest accumulated scores and `recent_tokens` newest are kept."""
+    """Keeps the `heavy_tokens` of a sequence with the highest accumulated scores and its `recent_tokens` newest."""
 
     method: Literal["h2o"] = "h2o"
     heavy_tokens: PositiveInt

@@ -26,7 +26,7 @@ class EngineSpec(Spec):
     """vLLM's arguments first, ours (batching, profile, ...) last.
 
     Where a scenario gives none, `gpu_memory_utilization`, `max_num_seqs`, `max_num_batched_tokens`, `block_size` and
-    `async_scheduling` are those of the engine's version on the device (`perfmodel.specs.engine.defaults`).
+    `async_scheduling` are those of the engine's version on the device (`perfmodel.specs.engine.spec`).
     """
 
     tensor_parallel_size: PositiveInt = 1

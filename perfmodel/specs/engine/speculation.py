@@ -1,6 +1,6 @@
 """`SpeculativeConfig`: tokens drafted cheaply and verified together, in one step of the model (vLLM's name).
 
-What a draft costs follows from the method (`perfmodel.cost.speculation`); how many of its tokens are right is
+What a draft costs follows from the method (`perfmodel.cost.steps.speculation`); how many of its tokens are right is
 `Acceptance`, which the simulator draws from and an executed run measures.
 """
 

@@ -141,7 +141,7 @@ def _step_rows(steps: Sequence[StepPair], interval: tuple[float, float] | None) 
 
 
 def _step_groups(steps: Sequence[StepPair], interval: tuple[float, float] | None) -> dict[str, Rows]:
-    """Where the error is: by kind of step, and decode steps by batch."""
+    """Errors by kind of step, and of decode steps by batch."""
 
     def chosen(test: Callable[[StepPair], bool]) -> Rows:
         return _step_rows([s for s in steps if test(s)], interval)

@@ -20,10 +20,11 @@ import numpy as np
 
 from perfmodel.calibrate.measured import Measurements, ServingRecord, read_measurements
 from perfmodel.calibrate.measured.fit import KernelPrediction, fit_measured, predict_kernels
-from perfmodel.calibrate.measured.records import KernelRecord, StepRecord, shape_of
-from perfmodel.calibrate.measured.steps import costs_of
-from perfmodel.cost import StepTables, StepTimer, step_costs
+from perfmodel.calibrate.measured.host import costs_of
+from perfmodel.calibrate.measured.records import KernelRecord, MeasuredStep, shape_of
+from perfmodel.cost import GraphPricer, step_costs
 from perfmodel.cost.calibration import Calibration, Residuals
+from perfmodel.cost.provenance import FittedSource, Provenance
 from perfmodel.cost.server import EngineProfile
 from perfmodel.errors import PerfmodelError
 from perfmodel.sim import simulate
@@ -32,11 +33,11 @@ from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.executed.measured_rates import rate_notes
 from perfmodel.validate.groups import Comparison, Dimension, by_dimension, pooled
-from perfmodel.validate.report import Basis, ValidationReport
+from perfmodel.validate.report import ValidationReport
 from perfmodel.validate.rows import Rows
 
 Progress = Callable[[int, int], None]
-RecordT = TypeVar("RecordT", KernelRecord, StepRecord)
+RecordT = TypeVar("RecordT", KernelRecord, MeasuredStep)
 
 
 class _Mean(NamedTuple):
@@ -93,7 +94,7 @@ def validate_measured(folder: str | Path, progress: Progress | None = None) -> V
         worst=[row for each in compared for row in each.rows.worst(each.metric, _WORST)],
         notes=[*rate_notes(measured), *unpredicted],
         comparisons=compared,
-        basis=(Basis.of(calibration),),
+        provenance=Provenance((FittedSource.of(calibration),)),
         about=_about(measured, len(told_kernels), len(told_steps)),
     )
 
@@ -115,7 +116,7 @@ def _kernel_group(record: KernelRecord) -> str:
     return record.operator
 
 
-def _step_group(record: StepRecord) -> str:
+def _step_group(record: MeasuredStep) -> str:
     kind = "prompt" if record.shape.get("prefills") else "decode"
     return f"{record.model} {record.overrides} {kind}"
 
@@ -132,7 +133,7 @@ def _kernels(records: Sequence[KernelRecord], calibration: Calibration, hardware
     return Comparison.of("kernel", rows, "s", {"operator": Dimension.of([each.record.operator for each in found])})
 
 
-def _steps(records: Sequence[StepRecord], calibration: Calibration, hardware: HardwareSpec) -> Comparison:
+def _steps(records: Sequence[MeasuredStep], calibration: Calibration, hardware: HardwareSpec) -> Comparison:
     predicted = [costs_of(step, hardware, calibration).estimate(step.batch).duration_s for step in records]
     interval = _interval([calibration.step_residuals] * len(records))
     rows = Rows(predicted, [step.seconds for step in records], [step.label for step in records], interval)
@@ -171,18 +172,11 @@ def _servings(
 def _serving_steps(run: ServingRecord, scenario: Scenario, calibration: Calibration) -> list[_Step]:
     """Each step that was executed, predicted for exactly its shape."""
     costs = step_costs(scenario, calibration, EngineProfile(engine=calibration.engine))
-    timer = StepTimer(StepTables(costs.graph, costs.timer))
+    pricer = GraphPricer(costs.tables)
     found = []
     for shape, seconds in zip(run.steps.shapes, run.steps.seconds, strict=True):
         batch = shape_of(dict(zip(_SHAPE, shape, strict=True)))
-        ticks = timer.step(
-            batch.num_tokens,
-            batch.num_samples,
-            batch.prefills,
-            batch.num_decodes,
-            batch.decode_context,
-            batch.decode_windowed,
-        )
+        ticks = pricer.price(batch)
         label = f"{run.scenario}: {batch.num_decodes} decodes, {len(batch.prefills)} prompts, {batch.num_tokens} tokens"
         found.append(_Step(run.scenario, label, ticks / _PS_PER_S, seconds))
     return found

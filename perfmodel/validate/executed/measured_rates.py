@@ -15,7 +15,7 @@ from perfmodel.calibrate.measured import Ceilings, KernelRecord, Measurements
 
 @dataclass(frozen=True)
 class KernelRates:
-    """Of one problem: share of the limit that is reached, what bounds it, and how much faster than the baseline."""
+    """Rates of one problem: share of the limit that is reached, its bound, and its speedup over the baseline."""
 
     record: KernelRecord
     limit_share: float | None

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perfmodel.cost.provenance import provenance_of
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.blocks import block_as
 from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario
-from perfmodel.validate.basis import basis_of
 from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled
 from perfmodel.validate.published.figures import Prediction, predict
 from perfmodel.validate.published.spec import Published
@@ -141,7 +141,7 @@ def _report(judged: Sequence[_Judged], reasons: Sequence[str]) -> ValidationRepo
         worst=[_worst(each) for each in worst],
         notes=reasons,
         comparisons=comparisons,
-        basis=basis_of([each.scenario for each in judged]),
+        provenance=provenance_of([each.scenario for each in judged]),
         about=_ABOUT,
         figures=[each.to_json() for each in ordered],
     )

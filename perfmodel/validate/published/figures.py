@@ -16,7 +16,7 @@ from perfmodel.plan.sweeps.metrics import (
     memory_metric,
     roofline_s,
     run_metric,
-    shares_in_words,
+    shares_text,
     step_metrics,
 )
 from perfmodel.specs import load_scenario
@@ -80,7 +80,7 @@ def _metric(scenario: Scenario, figure: Published) -> _Value:
     if figure.operator:
         return _of_operator(scenario, figure, estimate)
     value = step_metrics(scenario, estimate, shape, costs.tokens_per_decode(shape))[figure.metric]
-    return value, f"a step of {estimate.duration_s * 1e3:.3g} ms, {shares_in_words(estimate.bound_share)}"
+    return value, f"a step of {estimate.duration_s * 1e3:.3g} ms, {shares_text(estimate.bound_share)}"
 
 
 # ------------------------------------------------------------------------- of one operator
@@ -144,4 +144,4 @@ def _of_run(scenario: Scenario, metric: str) -> _Value:
     if value is None:
         raise SpecError(f"published.metric: this run has no {metric} (request_goodput needs an slo, USD a price).")
     summary = result.summary
-    return value, f"a run of {summary['duration']:.3g} s, {shares_in_words(summary.get('bound_share') or {})}"
+    return value, f"a run of {summary['duration']:.3g} s, {shares_text(summary.get('bound_share') or {})}"

@@ -15,13 +15,13 @@ from perfmodel.models.formats.quantization import (
     with_quantization,
 )
 from perfmodel.models.spec import ModelSpec
-from perfmodel.ops.attention_decode import attention_decode
-from perfmodel.ops.attention_prefill import Heads, flash_prefill, standard_prefill
+from perfmodel.ops.attention.decode import attention_decode
+from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefill
 from perfmodel.ops.collectives import all_reduce
-from perfmodel.ops.expert_routing import routing_of
+from perfmodel.ops.experts.operators import experts
+from perfmodel.ops.experts.routing import routing_of
 from perfmodel.ops.formats import LinearFormat, linear_format
-from perfmodel.ops.gemm import gemm
-from perfmodel.ops.moe import experts
+from perfmodel.ops.linear import gemm
 from perfmodel.ops.work import Work
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.published.spec import KernelShape

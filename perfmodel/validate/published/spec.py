@@ -188,12 +188,12 @@ class Published(Spec):
 
     @property
     def factor(self) -> float:
-        """From `unit` to the metric's own unit."""
+        """Factor that turns `unit` into the metric's own unit."""
         return factor_of_unit(self.unit, self.dimension, self.metric)
 
     @property
     def family(self) -> str:
-        """Which table the figure's error belongs to."""
+        """The table that the figure's error belongs to."""
         if self.basis == "run":
             return "system ratios" if self.baseline else "systems"
         return {"kernel": "kernels", "operator": "kernels", "step": "steps", "memory": "memory"}[self.basis]

@@ -5,18 +5,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.calibrate.kernels import attention_decode, attention_prefill, collectives, latent, mixed_attention
+from perfmodel.calibrate.kernels import collectives
+from perfmodel.calibrate.kernels.attention import decode as attention_decode
+from perfmodel.calibrate.kernels.attention import latent
+from perfmodel.calibrate.kernels.attention import mixed as mixed_attention
+from perfmodel.calibrate.kernels.attention import prefill as attention_prefill
 from perfmodel.calibrate.kernels.tables import Group, KernelTable, read_table
 from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.attention_decode import DecodeKernel, FlashDecodeFit, decode_seconds
-from perfmodel.cost.forms.attention_prefill import FlashPrefillFit
-from perfmodel.cost.forms.collective import CollectiveFit, CustomAllReduceFit
-from perfmodel.cost.forms.columns import take
-from perfmodel.cost.forms.latent import LatentDecodeFit
-from perfmodel.cost.forms.mixed_attention import MixedAttentionFit
+from perfmodel.cost.forms.attention.decode import DecodeKernel, FlashDecodeFit, decode_seconds
+from perfmodel.cost.forms.attention.latent import LatentDecodeFit
+from perfmodel.cost.forms.attention.mixed import MixedAttentionFit
+from perfmodel.cost.forms.attention.prefill import FlashPrefillFit
+from perfmodel.cost.forms.messages.collective import CustomAllReduceFit
+from perfmodel.cost.forms.messages.nccl import CollectiveFit
 from perfmodel.cost.forms.registry import time_work
-from perfmodel.ops.attention_decode import attention_decode as attention_decode_work
-from perfmodel.ops.attention_prefill import Heads
+from perfmodel.ops.attention.decode import attention_decode as attention_decode_work
+from perfmodel.ops.attention.prefill import Heads
 from perfmodel.specs.scenario_file import load_hardware
 
 A100, H100 = (DeviceFacts.of(load_hardware(name)) for name in ("a100-sxm-80gb", "h100-sxm-80gb"))
@@ -202,10 +206,7 @@ def test_half_of_the_rows_predict_the_other_half(module, op, median, p90):
     errors = []
     for group in module.groups(rows, A100):
         is_kept = np.random.default_rng(0).random(len(group.seconds)) < 0.5
-        kept, rest = (
-            Group(group.engine, group.key, take(group.sizes, part), group.seconds[part], group.rows[part])
-            for part in (is_kept, ~is_kept)
-        )
+        kept, rest = group.take(is_kept), group.take(~is_kept)
         errors.append(np.abs(module.predict(rest, module.fit(kept, A100), A100) / rest.seconds - 1))
     joined = np.concatenate(errors)
     assert np.median(joined) < median

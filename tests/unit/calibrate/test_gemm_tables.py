@@ -8,19 +8,18 @@ import pytest
 
 from perfmodel.calibrate.kernels import gemm, moe
 from perfmodel.calibrate.kernels.expert_load import rank_load
-from perfmodel.calibrate.kernels.tables import KernelTable, read_table
-from perfmodel.calibrate.kernels.weight_formats import WEIGHT_FORMATS
+from perfmodel.calibrate.kernels.tables import WEIGHT_FORMATS, KernelTable, read_table
 from perfmodel.cost.calibration import Calibration
 from perfmodel.cost.forms import DeviceFacts
 from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.experts import GroupedExpertsFit
 from perfmodel.cost.forms.gemm import TiledGemmFit
 from perfmodel.models.architecture import MoEFFN
+from perfmodel.ops.experts.operators import experts
+from perfmodel.ops.experts.routing import ExpertLoad
 from perfmodel.ops.extents import KernelTraits
 from perfmodel.ops.formats import LinearFormat
-from perfmodel.ops.gemm import gemm as gemm_work
-from perfmodel.ops.moe import experts
-from perfmodel.ops.routing import ExpertLoad
+from perfmodel.ops.linear import gemm as gemm_work
 from perfmodel.specs import load_hardware
 
 H100 = DeviceFacts.of(load_hardware("h100-sxm-80gb"))
@@ -202,11 +201,8 @@ def test_other_shapes_of_measured_kernels(op, module, engine, key, median, p90):
     pair = getattr(group.sizes.extent, first) * 1e6 + getattr(group.sizes.extent, second)
     is_fitted = np.isin(pair, np.unique(pair)[::2])
 
-    def part(which):
-        return replace(group, sizes=take(group.sizes, which), seconds=group.seconds[which], rows=group.rows[which])
-
-    fit = module.fit(part(is_fitted), H100)
-    aside = part(~is_fitted)
+    fit = module.fit(group.take(is_fitted), H100)
+    aside = group.take(~is_fitted)
     error = np.abs(module.predict(aside, fit, H100) / aside.seconds - 1)
     assert np.median(error) < median
     assert np.quantile(error, 0.9) < p90

@@ -9,7 +9,7 @@ import pytest
 from perfmodel.calibrate.serving.engine_profile import fit_engine_profile
 from perfmodel.calibrate.serving.request_logs import read_request_log
 from perfmodel.calibrate.serving.runs import ServingRun, read_serving_runs, stage_latencies
-from perfmodel.calibrate.serving.simulation import hurried, shortened, simulate_runs
+from perfmodel.calibrate.serving.simulation import accelerated, shortened, simulate_runs
 from perfmodel.calibrate.steady.simulation import simulate_steady_states
 from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost import EngineProfile, HostFit, ServerFit
@@ -52,7 +52,7 @@ def read(tmp_path: Path, *entries: object) -> tuple[list[ServingRun], list[tuple
 def test_a_run_in_a_hurry_has_the_same_requests_and_longer_answers(tmp_path: Path) -> None:
     """Its arrivals are the run's, sooner; more are in flight, so that each takes longer."""
     (run,), _ = read(tmp_path, run_entry("a", "meta-llama/Llama-3.1-8B-Instruct", (10.0,)))
-    fast = hurried(run, 2.0)
+    fast = accelerated(run, 2.0)
     stage = fast.scenario.traffic.arrivals.stages[0]
     assert (stage.rate, stage.duration_s, fast.stage_ends_s) == (20.0, 50.0, (50.0,))
     slow, quick = (simulate(each.scenario).requests for each in (run, fast))

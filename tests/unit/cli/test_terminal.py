@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import typer
 
-from perfmodel.cli.terminal import guarded, print_json, to_jsonable
+from perfmodel.cli.terminal import guarded, print_json
 from perfmodel.errors import SpecError
+from perfmodel.files.jsonable import to_jsonable
 
 
 def test_numbers_without_a_json_word_become_null(capsys):

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import Calibration, FamilyFit, OperatorTimer
 from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.attention_decode import DecodeSizes, FlashDecodeFit, decode_seconds
-from perfmodel.cost.forms.mixed_attention import MixedAttentionFit, MixedSizes, mixed_seconds
+from perfmodel.cost.forms.attention.decode import DecodeSizes, FlashDecodeFit, decode_seconds
+from perfmodel.cost.forms.attention.mixed import MixedAttentionFit, MixedSizes, mixed_seconds
 from perfmodel.ops.extents import DecodeExtent, HeadsExtent
 from perfmodel.ops.work import Work
 from perfmodel.specs import load_hardware

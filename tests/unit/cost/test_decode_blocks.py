@@ -3,8 +3,8 @@
 import pytest
 
 from perfmodel.cost import Calibration, FamilyFit, OperatorTimer
-from perfmodel.ops.attention_decode import attention_decode
-from perfmodel.ops.attention_prefill import Heads
+from perfmodel.ops.attention.decode import attention_decode
+from perfmodel.ops.attention.prefill import Heads
 from perfmodel.specs import load_hardware
 
 CONTEXT = 200  # of one sequence: too short for a second split

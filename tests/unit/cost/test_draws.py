@@ -4,10 +4,10 @@ from math import exp, log
 
 import pytest
 
-from perfmodel.cost import Calibration, EngineProfile, FamilyFit, OperatorTimer, Residuals, StepTables, StepTimer
+from perfmodel.cost import Calibration, EngineProfile, FamilyFit, GraphPricer, OperatorTimer, Residuals, StepTables
 from perfmodel.cost.draws import NUM_SCORES, Draw, LogNormal, Uncertainty
 from perfmodel.cost.server import ServerFit
-from perfmodel.ops import build_graph
+from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.specs import load_hardware, load_model
 
 EXACT = Residuals(num_rows=9)
@@ -18,8 +18,8 @@ TABLES = StepTables(
         load_hardware("h100-sxm-80gb"), Calibration(device="x", engine="test", default=FamilyFit(residuals=EXACT))
     ),
 )
-DECODES = (32, 32, (), 32, 32_000)
-PROMPTS = (1032, 33, ((1000, 0),), 32, 32_000)
+DECODES = BatchShape(32, 32, (), 32, 32_000)
+PROMPTS = BatchShape(1032, 33, ((1000, 0),), 32, 32_000)
 
 
 def draw(step: float = 1.0, prompt: float = 1.0, scores: tuple[float, ...] = (0.0,) * NUM_SCORES) -> Draw:
@@ -31,26 +31,27 @@ def spread_out(width: float) -> Residuals:
 
 
 def test_a_draw_of_ones_changes_nothing() -> None:
-    plain, drawn = StepTimer(TABLES), StepTimer(TABLES, draw())
+    plain, drawn = GraphPricer(TABLES), GraphPricer(TABLES, draw())
     for shape in (DECODES, PROMPTS):
-        assert drawn.step(*shape) == pytest.approx(plain.step(*shape), rel=1e-9)
-    run = drawn.decode_run(8, 8000, (), (), 100)
-    assert run.duration(100) == pytest.approx(plain.decode_run(8, 8000, (), (), 100).duration(100), rel=1e-9)
+        assert drawn.price(shape) == pytest.approx(plain.price(shape), rel=1e-9)
+    shape = decode_shape(8, 1000)
+    run = drawn.run(shape, (), 100)
+    assert run.duration(100) == pytest.approx(plain.run(shape, (), 100).duration(100), rel=1e-9)
 
 
 def test_twice_the_time_of_every_step_is_twice_the_time() -> None:
-    plain, drawn = StepTimer(TABLES), StepTimer(TABLES, draw(step=2.0))
+    plain, drawn = GraphPricer(TABLES), GraphPricer(TABLES, draw(step=2.0))
     for shape in (DECODES, PROMPTS):
-        assert drawn.step(*shape) == pytest.approx(2 * plain.step(*shape), rel=1e-9)
+        assert drawn.price(shape) == pytest.approx(2 * plain.price(shape), rel=1e-9)
 
 
 def test_the_factor_on_prompts_leaves_decodes_alone_and_acts_on_what_prompts_add() -> None:
-    plain, drawn = StepTimer(TABLES), StepTimer(TABLES, draw(prompt=1.5))
-    assert drawn.step(*DECODES) == plain.step(*DECODES)
-    added = plain.step(*PROMPTS) - plain.step(*DECODES)
-    assert drawn.step(*PROMPTS) - plain.step(*PROMPTS) == pytest.approx(0.5 * added, rel=0.02)  # but for one sample
-    cached = (33, 33, ((2, 1000),), 31, 31_000)  # all but two tokens of the prompt lie in the cache
-    assert drawn.step(*cached) == pytest.approx(plain.step(*cached), rel=0.02)
+    plain, drawn = GraphPricer(TABLES), GraphPricer(TABLES, draw(prompt=1.5))
+    assert drawn.price(DECODES) == plain.price(DECODES)
+    added = plain.price(PROMPTS) - plain.price(DECODES)
+    assert drawn.price(PROMPTS) - plain.price(PROMPTS) == pytest.approx(0.5 * added, rel=0.02)  # but for one sample
+    cached = BatchShape(33, 33, ((2, 1000),), 31, 31_000)  # all but two tokens of the prompt lie in the cache
+    assert drawn.price(cached) == pytest.approx(plain.price(cached), rel=0.02)
 
 
 def test_kernels_of_a_family_move_together_and_the_others_stay() -> None:
@@ -62,8 +63,9 @@ def test_kernels_of_a_family_move_together_and_the_others_stay() -> None:
     factor = draw(scores=scores).kernel("gemm", fits["gemm"].residuals)
     assert factor > 1
     assert draw(scores=scores).kernel("attention_decode", spread_out(0.5)) == 1
-    added = 1e-12 * (StepTimer(tables, draw(scores=scores)).step(*DECODES) - StepTimer(tables).step(*DECODES))
-    of_gemm = sum(s for n, s in (*tables.tokens(32).parts, *tables.samples(32).parts) if tables.fits[n][0] == "gemm")
+    added = 1e-12 * (GraphPricer(tables, draw(scores=scores)).price(DECODES) - GraphPricer(tables).price(DECODES))
+    costs = [tables.cost(group, group.key(DECODES)) for group in tables.groups]
+    of_gemm = sum(s for cost in costs for n, s in cost.parts if tables.fits[n][0] == "gemm")
     assert added == pytest.approx((factor - 1) * of_gemm, rel=1e-6)
 
 

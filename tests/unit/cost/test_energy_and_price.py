@@ -48,6 +48,14 @@ def test_energy_by_what_takes_it():
     assert energy_split_j(H100, busy, 2.0) == pytest.approx({"idle": 140, "compute": 720, "memory": 540})
 
 
+def test_what_lower_clocks_save_of_arithmetic_is_not_paid_for():
+    """As above, but 0.5 s of the 2 s of arithmetic saved: 945 J instead of 1260; streaming and being there cost what
+    they did."""
+    busy = Usage(2.0, 3.0 * H100.memory_bandwidth, unspent_compute_s=0.5)
+    assert energy_split_j(H100, busy, 10.0) == pytest.approx({"idle": 700, "compute": 945, "memory": 945})
+    assert energy_j(H100, busy, 10.0) == pytest.approx(700 + 945 + 945)
+
+
 @given(st.sampled_from(list_hardware()), st.floats(0, 1), st.floats(0, 1))
 def test_power_is_between_idle_and_tdp_on_every_device(name, compute, memory):
     hardware = load_hardware(name)

@@ -5,17 +5,17 @@ import pytest
 from perfmodel.cost import (
     Calibration,
     EngineProfile,
+    GraphPricer,
     HostFit,
     OperatorTimer,
     StepTables,
-    StepTimer,
     estimate_step,
     host_fit,
 )
 from perfmodel.cost.calibrations import load_calibration
 from perfmodel.cost.forms.experts import GroupedExpertsFit
 from perfmodel.ops import BatchShape, build_graph, decode_shape
-from perfmodel.ops.moe import EXPERT_KERNELS
+from perfmodel.ops.experts.operators import EXPERT_KERNELS
 from perfmodel.specs import EngineSpec, load_hardware, load_model
 
 H100 = load_hardware("h100-sxm-80gb")
@@ -40,9 +40,7 @@ def step_s(engine, shape, model="llama-3.1-8b"):
     graph = build_graph(load_model(model), engine)
     time = timer(engine.enforce_eager)
     found = estimate_step(graph, time, shape)
-    picoseconds = StepTimer(StepTables(graph, time)).step(
-        shape.num_tokens, shape.num_samples, shape.prefills, shape.num_decodes, shape.decode_context
-    )
+    picoseconds = GraphPricer(StepTables(graph, time)).price(shape)
     assert picoseconds / 1e12 == pytest.approx(found.duration_s, rel=1e-3)
     return found
 

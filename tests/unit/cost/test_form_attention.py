@@ -7,18 +7,18 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import Calibration, OperatorTimer
 from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.attention_decode import DecodeKernel, DecodeSizes, FlashDecodeFit, decode_seconds, decode_time
-from perfmodel.cost.forms.attention_prefill import (
+from perfmodel.cost.forms.attention.decode import DecodeKernel, DecodeSizes, FlashDecodeFit, decode_seconds, decode_time
+from perfmodel.cost.forms.attention.mixed import MixedAttentionFit, MixedSizes, mixed_seconds
+from perfmodel.cost.forms.attention.prefill import (
     FlashPrefillFit,
     PrefillKernel,
     PrefillSizes,
     prefill_seconds,
     prefill_time,
 )
-from perfmodel.cost.forms.domain import Domain
-from perfmodel.cost.forms.mixed_attention import MixedAttentionFit, MixedSizes, mixed_seconds
-from perfmodel.ops.attention_decode import attention_decode
-from perfmodel.ops.attention_prefill import Heads, flash_prefill
+from perfmodel.cost.forms.fits import Domain
+from perfmodel.ops.attention.decode import attention_decode
+from perfmodel.ops.attention.prefill import Heads, flash_prefill
 from perfmodel.ops.extents import DecodeExtent, HeadsExtent
 from perfmodel.specs.scenario_file import load_hardware
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import OperatorTimer, load_calibration
 from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.exchange import COMBINE, DISPATCH, ExchangeFit, exchange_time
+from perfmodel.cost.forms.messages.exchange import COMBINE, DISPATCH, ExchangeFit, exchange_time
 from perfmodel.ops.collectives import all_to_all
 from perfmodel.specs.scenario_file import load_hardware
 

@@ -11,7 +11,7 @@ from perfmodel.cost.forms.registry import time_work
 from perfmodel.cost.forms.tiles import TileStep, knee_of, tile_allowed, waves
 from perfmodel.ops.extents import GemmExtent
 from perfmodel.ops.formats import LinearFormat
-from perfmodel.ops.gemm import gemm
+from perfmodel.ops.linear import gemm
 from perfmodel.specs import load_hardware
 
 DEVICES = [

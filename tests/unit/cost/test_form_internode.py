@@ -5,12 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import Calibration, OperatorTimer, load_calibration
-from perfmodel.cost.forms.collective import CollectiveFit, CustomAllReduceFit
-from perfmodel.cost.forms.residuals import Residuals
+from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.forms.messages.collective import CustomAllReduceFit
+from perfmodel.cost.forms.messages.nccl import CollectiveFit
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.collectives import all_gather, all_reduce, all_to_all, reduce_scatter, send_recv
-from perfmodel.ops.exchange import Exchange, distinct_nodes, distinct_ranks
-from perfmodel.ops.ranks import RankGroup
+from perfmodel.ops.messages import Exchange, RankGroup, distinct_nodes, distinct_ranks
 from perfmodel.specs.scenario_file import list_hardware, load_hardware
 
 COLLECTIVES = [all_reduce, all_gather, reduce_scatter, all_to_all]

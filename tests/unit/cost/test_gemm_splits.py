@@ -8,7 +8,7 @@ from perfmodel.cost.forms import DeviceFacts
 from perfmodel.cost.forms.gemm import TiledGemmFit, time_gemm
 from perfmodel.cost.forms.tiles import TileStep
 from perfmodel.ops.formats import LinearFormat
-from perfmodel.ops.gemm import gemm
+from perfmodel.ops.linear import gemm
 from perfmodel.specs import load_hardware
 
 BF16, INT4 = LinearFormat("bf16", 2.0, 2.0, 2.0), LinearFormat("bf16", 0.5, 2.0, 2.0, name="int4_wo")

@@ -2,8 +2,7 @@
 
 import pytest
 
-from perfmodel.cost import plan_memory
-from perfmodel.cost.step_costs import step_costs
+from perfmodel.cost import plan_memory, step_costs
 from perfmodel.errors import SpecError
 from perfmodel.models.formats.by_layer import bits_per_weight
 from perfmodel.models.params import weight_bytes

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.links import DEFAULT_LINK, collective_time, link_for
+from perfmodel.cost.forms.messages.links import DEFAULT_LINK, collective_time, link_for
 from perfmodel.ops import Message
 from perfmodel.specs.hardware import Link
 from perfmodel.specs.networks import DEFAULT_NETWORK

@@ -5,15 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.cost import (
+    GraphPricer,
     OperatorTimer,
-    PipelineTimer,
+    StagedPricer,
     StepTables,
-    StepTimer,
     estimate_step,
     load_calibration,
     load_engine_profile,
 )
-from perfmodel.cost.flow_line import StageTimes, plans_of_round, round_time
+from perfmodel.cost.steps.stages import StageTimes, plans_of_round, round_time, step_pricer
 from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.specs import EngineSpec, load_hardware, load_model
 
@@ -109,12 +109,9 @@ def test_a_sequence_alone_is_as_slow_as_on_one_device_and_slower_by_the_messages
 
 @pytest.mark.parametrize("pp", [1, 2, 3, 4])
 @pytest.mark.parametrize("shape", [decode_shape(7, 900), BatchShape(2100, 9, ((2000, 0), (92, 500)), 8, 9000)])
-def test_timers_and_estimates_agree_about_steps_in_stages(pp: int, shape: BatchShape) -> None:
-    graph = graph_of(pp)
-    tables = StepTables(graph, TIMER)
-    timer = PipelineTimer(tables) if graph.stages else StepTimer(tables)
-    arguments = (shape.num_tokens, shape.num_samples, shape.prefills, shape.num_decodes, shape.decode_context)
-    assert timer.step(*arguments) * 1e-12 == pytest.approx(estimate_step(graph, TIMER, shape).duration_s, rel=2e-3)
+def test_prices_and_estimates_agree_about_steps_in_stages(pp: int, shape: BatchShape) -> None:
+    pricer = step_pricer(StepTables(graph_of(pp), TIMER))
+    assert pricer.price(shape) * 1e-12 == pytest.approx(pricer.explain(shape).duration_s, rel=2e-3)
 
 
 def test_the_rows_of_a_device_are_what_its_stages_are_busy_with() -> None:
@@ -141,10 +138,10 @@ def test_a_prompt_in_one_of_several_plans_holds_all_of_them_up() -> None:
 
 
 def test_usage_is_that_of_a_device_on_the_average_of_the_stages() -> None:
-    shape = (256, 256, (), 256, 256_000)
-    one, four = StepTimer(StepTables(graph_of(1), TIMER)), PipelineTimer(StepTables(graph_of(4), TIMER))
-    one.step(*shape)
-    times = four.stage_times(*shape)
+    shape = decode_shape(256, 1000)
+    one, four = GraphPricer(StepTables(graph_of(1), TIMER)), StagedPricer(StepTables(graph_of(4), TIMER))
+    one.price(shape)
+    times = four.pass_through(shape)
     assert four.usage().flops == pytest.approx(one.usage().flops / 4)
     assert four.usage().busy_s == pytest.approx(sum(times.stages) / 4e12, rel=1e-6)
 
@@ -155,7 +152,7 @@ def test_the_host_plans_a_batch_once_and_launches_the_layers_where_they_are() ->
     one, four = estimate_step(graph_of(1), TIMER, shape), estimate_step(graph_of(4), TIMER, decode_shape(1, 1))
     assert four.serial_host_s == TIMER.calibration.host.serial_s(1)
     shown = one.duration_s - one.device_s
-    times = PipelineTimer(StepTables(graph_of(4), TIMER)).stage_times(2100, 9, shape.prefills, 8, 9000)
+    times = StagedPricer(StepTables(graph_of(4), TIMER)).pass_through(shape)
     device = sum(estimate_step(stage, TIMER, shape).device_s for stage in graph_of(4).stages)
     assert (times.serial + sum(times.stages)) * 1e-12 - device == pytest.approx(shown, rel=1e-3)
 
@@ -164,7 +161,7 @@ def test_stages_differ_where_their_messages_leave_the_node() -> None:
     """16 devices on nodes of 8, two to a stage: only the fourth of eight sends leaves its node, and is slower."""
     graph = graph_of(8, 2)
     tables = StepTables(graph, TIMER)
-    times = PipelineTimer(tables).stage_times(64, 64, (), 64, 64_000)
+    times = StagedPricer(tables).pass_through(decode_shape(64, 1000))
     middle = times.stages[1:7]
     assert len({id(stage) for stage in tables.stages[1:7]}) == 2
     assert [time > min(middle) for time in middle] == [False, False, True, False, False, False]

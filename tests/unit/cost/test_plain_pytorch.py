@@ -1,7 +1,5 @@
 """Plain PyTorch modules, launched one by one from Python: laws of the steps of `enforce_eager` with unfused kernels."""
 
-from dataclasses import replace
-
 import pytest
 
 from perfmodel.cost import OperatorTimer, StepEstimate, estimate_step, host_fit
@@ -19,7 +17,7 @@ def step(model: str, shape: BatchShape, timer: OperatorTimer = TIMERS["calibrate
     spec, each = load_model(model), shape.decode_context // max(shape.num_decodes, 1)
     spans = tuple(shape.num_decodes * min(each, span) for span in spec.attention_spans)
     graph = build_graph(spec, EngineSpec(**engine), sampling="greedy")  # type: ignore[arg-type]
-    return estimate_step(graph, timer, replace(shape, decode_windowed=spans))
+    return estimate_step(graph, timer, shape._replace(decode_windowed=spans))
 
 
 @pytest.mark.parametrize("timer", TIMERS.values(), ids=TIMERS)

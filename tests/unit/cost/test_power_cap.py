@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import StepTables, load_calibration, step_costs
 from perfmodel.cost.energy import device_power_w
-from perfmodel.cost.forms.operator_time import OperatorTime
+from perfmodel.cost.forms.device import OperatorTime
 from perfmodel.cost.power_cap import Load, PowerCap, flop_energy
 from perfmodel.errors import SpecError
 from perfmodel.ops.work import BatchShape, decode_shape
@@ -144,9 +144,8 @@ def test_a_step_is_estimated_and_simulated_alike():
     costs = step_costs(load_scenario("llama-3.1-70b-h100-tp4", ["hardware.power_cap_w=350"]))
     estimate = costs.estimate(PROMPT)
     tables = StepTables(costs.graph, costs.timer)
-    assert tables.tokens(1024).duration + tables.samples(1).duration + tables.prefills(PROMPT.prefills).duration == (
-        pytest.approx(estimate.device_s * 1e12, rel=1e-6)
-    )
+    device = sum(tables.cost(group, group.key(PROMPT)).duration for group in tables.groups)
+    assert device == pytest.approx(estimate.device_s * 1e12, rel=1e-6)
 
 
 def test_prompts_take_longer_the_lower_the_cap(big_steps):
@@ -164,6 +163,22 @@ def test_a_capped_run_takes_longer_and_its_devices_stay_under_the_cap():
         assert runs[watts]["mean_power_w"] <= watts
     assert runs[700]["duration"] < runs[450]["duration"] < runs[300]["duration"]
     assert runs[300]["energy_j"] < runs[700]["energy_j"]  # slower clocks take less for a FLOP, and this is busy
+
+
+def test_prompts_under_a_cap_take_less_energy_but_no_less_than_the_lowest_voltage():
+    """A prompt every two seconds keeps an H100 far below any cap on average, so what it draws beside its 70 W at rest
+    is the work's own: less the lower the clock, at least 0.7^2 of what its arithmetic takes at full voltage."""
+    lengths = ["traffic.input_tokens={distribution: fixed, value: 4000}", "traffic.output_tokens.value=2"]
+    seldom = [*lengths, "traffic.num_requests=10", "traffic.arrivals={process: constant, rate: 0.5}"]
+    works = []
+    for watts in (700, 500, 350, 250):
+        found = simulate(
+            load_scenario("llama-3.1-8b-h100-2048-256", [*seldom, f"hardware.power_cap_w={watts}"])
+        ).summary
+        works.append(found["energy_j"] - 70 * found["duration"])
+    assert works == sorted(works, reverse=True)
+    assert works[1] < 0.99 * works[0]
+    assert 0.49 * works[0] < works[-1] < 0.8 * works[0]
 
 
 def test_one_pool_may_be_capped_alone():

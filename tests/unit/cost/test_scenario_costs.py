@@ -8,9 +8,9 @@ from perfmodel.cost import EngineProfile, HostFit, step_costs
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.spec import SamplingMethod
 from perfmodel.ops import StepGraph
-from perfmodel.ops.sampling import BYTES_PER_LOGIT, sample
+from perfmodel.ops.elementwise import BYTES_PER_LOGIT, sample
 from perfmodel.ops.work import decode_shape
-from perfmodel.report.runs.step_view import estimate_choice
+from perfmodel.plan.sweeps.step_report import estimate_choice
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
 

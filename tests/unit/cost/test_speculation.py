@@ -9,18 +9,17 @@ import pytest
 from perfmodel.cost import (
     Calibration,
     FamilyFit,
+    GraphPricer,
     OperatorTimer,
-    SpeculationTimer,
+    SpeculativePricer,
     StepTables,
-    StepTimer,
     load_calibration,
     step_costs,
 )
-from perfmodel.cost.drafts import draft_tables
-from perfmodel.cost.speculation_estimate import estimate_speculation
+from perfmodel.cost.steps.drafts import draft_tables
 from perfmodel.errors import SpecError
 from perfmodel.ops import BatchShape, build_graph, decode_shape
-from perfmodel.ops.drafting import drafter_of
+from perfmodel.ops.graphs.drafting import drafter_of
 from perfmodel.specs import load_hardware, load_model, load_scenario
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import Acceptance, Lookahead, SpeculativeConfig
@@ -44,53 +43,58 @@ METHODS: list[dict[str, Any]] = [
 IDS = [f"{each['method']}{'-tree' * ('tree' in each)}{'-pipelined' * ('pipelined' in each)}" for each in METHODS]
 
 
-def timers(config: dict[str, Any] | None, model=LLAMA, engine=None, calibration=ROOFLINE) -> Any:
-    """A timer with speculation, or a plain one."""
+def pricers(config: dict[str, Any] | None, model=LLAMA, engine=None, calibration=ROOFLINE) -> Any:
+    """A pricer with speculation, or a plain one."""
     engine = engine or EngineSpec()
     if config is not None:
         engine = engine.model_copy(update={"speculative_config": SpeculativeConfig(**config)})
     graph, timer = build_graph(model, engine), OperatorTimer(H100, calibration)
     tables = StepTables(graph, timer)
     if config is None:
-        return StepTimer(tables)
+        return GraphPricer(tables)
     drafts = draft_tables(model, engine, H100, calibration, graph)
     assert drafts is not None
-    return SpeculationTimer(tables, drafts)
+    return SpeculativePricer(tables, drafts)
+
+
+def decodes(batch: int, context: int, **more: Any) -> BatchShape:
+    """A step of `batch` decodes with `context` tokens in all."""
+    return BatchShape(batch, batch, (), batch, context)._replace(**more)
+
+
+def prompt(tokens: int, cached: int = 0) -> BatchShape:
+    return BatchShape(tokens, 1, ((tokens, cached),))
 
 
 def plain_step(batch: int, context: int, **arguments: Any) -> int:
-    return timers(None, **arguments).step(batch, batch, (), batch, batch * context)
+    return pricers(None, **arguments).price(decodes(batch, batch * context))
 
 
 @pytest.mark.parametrize("config", METHODS, ids=IDS)
 def test_without_drafts_a_step_is_a_plain_one_to_the_picosecond(config: dict[str, Any]) -> None:
-    timer, plain = timers(config, calibration=SERVED), plain_step(7, 1000, calibration=SERVED)
-    assert timer.step(0, 0, (), 7, 7000) == plain
-    assert timer.expected_time(7, 0, 1000) == plain
+    pricer, plain = pricers(config, calibration=SERVED), plain_step(7, 1000, calibration=SERVED)
+    assert pricer.price(decodes(7, 7000)) == plain
+    assert pricer.expected_time(7, 0, 1000) == plain
 
 
 @pytest.mark.parametrize("config", METHODS, ids=IDS)
-def test_a_round_is_its_operators(config: dict[str, Any]) -> None:
-    engine = EngineSpec(speculative_config=SpeculativeConfig(**config))
-    timer = timers(config)
-    shape = decode_shape(6, 1500)
-    estimate = estimate_speculation(
-        timer.tables.graph, timer.tables.timer, timer.drafts, shape, engine.speculative_config.depth
-    )
-    assert timer.expected_time(6, engine.speculative_config.depth, 1500) / 1e12 == pytest.approx(
-        estimate.duration_s, rel=3e-3
-    )
+@pytest.mark.parametrize("chunk", [0, 700])
+def test_a_round_is_its_operators(config: dict[str, Any], chunk: int) -> None:
+    """Decodes alone, and with a prompt beside them, which may pass through the drafter."""
+    pricer = pricers(config, calibration=SERVED)
+    shape = pricer.drafting_step(6, pricer.drafts.config.depth, 1500)
+    if chunk:
+        shape = shape._replace(
+            num_tokens=shape.num_tokens + chunk, num_samples=shape.num_samples + 1, prefills=((chunk, 300),)
+        )
+    assert pricer.price(shape) / 1e12 == pytest.approx(pricer.explain(shape).duration_s, rel=3e-3)
 
 
 @pytest.mark.parametrize("config", METHODS, ids=IDS)
 def test_usage_counts_what_a_round_did(config: dict[str, Any]) -> None:
-    spec = SpeculativeConfig(**config)
-    timer, nodes = timers(config), spec.nodes_by_depth[-1]
-    duration = timer.step(0, 0, (), 6, 9000, drafting=(6,) * (spec.depth + spec.pipelined), num_draft_tokens=6 * nodes)
-    usage = timer.usage()
-    estimate = estimate_speculation(
-        timer.tables.graph, timer.tables.timer, timer.drafts, decode_shape(6, 1500), spec.depth
-    )
+    pricer = pricers(config)
+    shape = pricer.drafting_step(6, pricer.drafts.config.depth, 1500)
+    duration, usage, estimate = pricer.price(shape), pricer.usage(), pricer.explain(shape)
     assert usage.flops == pytest.approx(estimate.flops, rel=1e-2)
     assert usage.hbm_bytes == pytest.approx(estimate.hbm_bytes, rel=1e-2)
     assert usage.busy_s == pytest.approx(duration / 1e12, rel=1e-2)
@@ -101,7 +105,7 @@ def test_one_sequence_takes_k_drafts_and_one_step_of_the_model() -> None:
     target = plain_step(1, 200)
     draft = plain_step(1, 200, model=SMALL)
     for k in (1, 3, 6):
-        chain = timers(DRAFT | {"num_speculative_tokens": k}).expected_time(1, k, 200)
+        chain = pricers(DRAFT | {"num_speculative_tokens": k}).expected_time(1, k, 200)
         assert chain / target == pytest.approx(k * draft / target + 1, rel=0.02)
         expected = SpeculativeConfig(**DRAFT | {"acceptance": Acceptance(rate=0.8)}).expected_tokens(3)
         assert expected == pytest.approx((1 - 0.8**4) / (1 - 0.8))
@@ -109,9 +113,9 @@ def test_one_sequence_takes_k_drafts_and_one_step_of_the_model() -> None:
 
 def test_speculation_stops_paying_where_compute_bounds() -> None:
     config = SpeculativeConfig(**DRAFT | {"acceptance": Acceptance(rate=0.8)})
-    timer = timers(DRAFT)
+    pricer = pricers(DRAFT)
     speedups = [
-        config.expected_tokens() * plain_step(batch, 200) / timer.expected_time(batch, 4, 200)
+        config.expected_tokens() * plain_step(batch, 200) / pricer.expected_time(batch, 4, 200)
         for batch in (1, 64, 256, 1024)
     ]
     assert speedups[0] > 1.5
@@ -120,13 +124,13 @@ def test_speculation_stops_paying_where_compute_bounds() -> None:
 
 
 def test_n_grams_that_are_never_right_cost_the_tokens_that_are_verified() -> None:
-    timer = timers({"method": "ngram", "num_speculative_tokens": 4})
-    with_drafts = timer.expected_time(8, 4, 1000)
-    verified = timers(None).step(40, 40, (), 8, 8 * 1004, decode_tokens=40)
-    lookups = timer._scratch.host_wait
+    pricer = pricers({"method": "ngram", "num_speculative_tokens": 4})
+    with_drafts = pricer.expected_time(8, 4, 1000)
+    verified = pricers(None).price(decode_shape(8, 1004, queries=5))
+    lookups = pricer._scratch.host_wait
     assert 0 < lookups < 0.01 * with_drafts
     assert with_drafts - lookups == pytest.approx(verified, rel=1e-3)  # judging takes the rest
-    assert timer.drafts.drafter is None
+    assert pricer.drafts.drafter is None
 
 
 def test_better_drafts_never_hurt() -> None:
@@ -138,18 +142,18 @@ def test_better_drafts_never_hurt() -> None:
 
 
 def test_pipelined_rounds_are_shorter_but_not_than_their_longest_part() -> None:
-    apart = timers(DRAFT, calibration=SERVED)
-    together = timers(DRAFT | {"pipelined": True}, calibration=SERVED)
-    verification = timers(None, calibration=SERVED).step(20, 20, (), 4, 4 * 1004, decode_tokens=20)
-    round_s, pipelined_s = (timer.expected_time(4, 4, 1000) for timer in (apart, together))
+    apart = pricers(DRAFT, calibration=SERVED)
+    together = pricers(DRAFT | {"pipelined": True}, calibration=SERVED)
+    verification = pricers(None, calibration=SERVED).price(decode_shape(4, 1004, queries=5))
+    round_s, pipelined_s = (pricer.expected_time(4, 4, 1000) for pricer in (apart, together))
     assert max(verification, round_s - verification) * 0.999 <= pipelined_s < round_s
 
 
 def test_skipped_layers_are_not_verified_again() -> None:
     """LayerSkip: k passes of E layers, and one of all layers in which drafted tokens pass L - E of them."""
     config = {"method": "self_skip", "num_speculative_tokens": 4, "draft_layers": 8}
-    timer = timers(config)
-    timer.step(0, 0, (), 1, 200, drafting=(1,) * 4, num_draft_tokens=4)
+    pricer = pricers(config)
+    pricer.price(pricer.drafting_step(1, 4, 200))
     layers = LLAMA.layers
     per_layer = build_graph(replace(LLAMA, layers=((layers[0][0], 1),)))
     head = 2 * LLAMA.hidden_size * LLAMA.vocab_size
@@ -157,14 +161,12 @@ def test_skipped_layers_are_not_verified_again() -> None:
         n.work(decode_shape(1, 1)).flops for n in per_layer.nodes if n.work(decode_shape(1, 1)).family == "gemm"
     )
     layer = gemms - head
-    assert timer.usage().flops == pytest.approx(layer * (4 * 8 + 8 + 5 * 24) + head * (4 + 5), rel=0.02)
+    assert pricer.usage().flops == pytest.approx(layer * (4 * 8 + 8 + 5 * 24) + head * (4 + 5), rel=0.02)
 
 
 def test_prompts_pass_through_drafters_that_have_a_cache_of_their_own() -> None:
-    prompt = (500, 0)
     for config in METHODS:
-        plain = timers(None).step(500, 1, (prompt,), 0, 0)
-        drafted = timers(config).step(500, 1, (prompt,), 0, 0)
+        plain, drafted = pricers(None).price(prompt(500)), pricers(config).price(prompt(500))
         assert (drafted > plain) == (config["method"] in ("draft_model", "eagle")), config
 
 
@@ -188,9 +190,9 @@ def test_verifying_touches_more_experts() -> None:
 @pytest.mark.parametrize("config", METHODS, ids=IDS)
 def test_it_composes(config: dict[str, Any], engine: EngineSpec) -> None:
     """With other switches a round still takes longer than a step, and less than its tokens one after another."""
-    timer = timers(config, MIXTRAL if engine.enable_expert_parallel else LLAMA, engine, SERVED)
-    depth = len(timer.drafts.config.nodes_by_depth) - 1
-    step, round_s = timer.expected_time(4, 0, 1000), timer.expected_time(4, depth, 1000)
+    pricer = pricers(config, MIXTRAL if engine.enable_expert_parallel else LLAMA, engine, SERVED)
+    depth = len(pricer.drafts.config.nodes_by_depth) - 1
+    step, round_s = pricer.expected_time(4, 0, 1000), pricer.expected_time(4, depth, 1000)
     assert step < round_s
     if config["method"] in ("ngram", "medusa"):
         assert round_s < (depth + 1) * step
@@ -200,8 +202,8 @@ def test_it_composes(config: dict[str, Any], engine: EngineSpec) -> None:
 @pytest.mark.parametrize("method", ["ngram", "medusa", "eagle"])
 def test_windows_latents_and_states_are_drafted_for(name: str, method: str) -> None:
     """Each token deeper takes longer, and less than a step of its own."""
-    timer = timers({"method": method, "num_speculative_tokens": 4}, load_model(name), None, SERVED)
-    times = [timer.expected_time(2, depth, 3000) for depth in range(5)]
+    pricer = pricers({"method": method, "num_speculative_tokens": 4}, load_model(name), None, SERVED)
+    times = [pricer.expected_time(2, depth, 3000) for depth in range(5)]
     assert all(later > earlier for earlier, later in pairwise(times))
     assert times[4] - times[1] < 3 * times[0]
 
@@ -209,31 +211,29 @@ def test_windows_latents_and_states_are_drafted_for(name: str, method: str) -> N
 def test_prompts_and_drafts_share_a_step() -> None:
     """Chunked prefill: the chunk rides in the verification, and in the first pass of the drafter."""
     for config in METHODS:
-        spec = SpeculativeConfig(**config)
-        drafting, drafted = (6,) * (spec.depth + spec.pipelined), 6 * spec.nodes_by_depth[-1]
-        chunk = (500, 1, ((500, 1000),))
-        apart = timers(config).step(*chunk, 0, 0) + timers(config).step(
-            0, 0, (), 6, 9000, drafting=drafting, num_draft_tokens=drafted
-        )
-        together = timers(config).step(*chunk, 6, 9000, drafting=drafting, num_draft_tokens=drafted)
+        drafting = pricers(config).drafting_step(6, SpeculativeConfig(**config).depth, 1500)
+        beside = {"num_tokens": 506, "num_samples": 7, "prefills": ((500, 1000),)}
+        apart = pricers(config).price(prompt(500, 1000)) + pricers(config).price(drafting)
+        together = pricers(config).price(drafting._replace(**beside))
         assert together < apart
-        assert timers(config).step(*chunk, 6, 9000) < together
+        assert pricers(config).price(decodes(6, 9000, **beside)) < together
 
 
 def test_explained_prompts_pass_through_the_drafter_too() -> None:
     scenario = load_scenario(
         "llama-3.1-8b-a100", ["engine.speculative_config={method: eagle, num_speculative_tokens: 2}"]
     )
-    prompt = BatchShape(300, 1, ((300, 0),))
-    estimate = step_costs(scenario).estimate(prompt)
+    estimate = step_costs(scenario).estimate(prompt(300))
     assert sum(row.flops for row in estimate.rows if row.name.startswith("draft")) > 0
-    plain = step_costs(load_scenario("llama-3.1-8b-a100")).estimate(prompt)
+    plain = step_costs(load_scenario("llama-3.1-8b-a100")).estimate(prompt(300))
     assert estimate.flops > plain.flops
 
 
 def test_without_graphs_a_small_drafter_waits_for_its_launches() -> None:
-    eager, graphs = (timers(DRAFT, engine=EngineSpec(enforce_eager=each), calibration=SERVED) for each in (True, False))
-    draft = {timer: timer.step(0, 0, (), 1, 200, drafting=(1,) * 4, num_draft_tokens=4) for timer in (eager, graphs)}
+    eager, graphs = (
+        pricers(DRAFT, engine=EngineSpec(enforce_eager=each), calibration=SERVED) for each in (True, False)
+    )
+    draft = {each: each.price(each.drafting_step(1, 4, 200)) for each in (eager, graphs)}
     kernels = sum(node.count for node in graphs.drafts.drafter.graph.nodes)
     assert draft[eager] - draft[graphs] > 4 * kernels * 2e6  # more than 2 us a kernel and pass
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.cost.step_costs import step_costs
+from perfmodel.cost import step_costs
 from perfmodel.errors import SpecError
 from perfmodel.ops.work import BatchShape, decode_shape
 from perfmodel.specs import load_scenario

@@ -6,12 +6,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from perfmodel.cost.links import collective_time, network_time
-from perfmodel.cost.two_level import two_level, ways_of
+from perfmodel.cost.forms.messages.links import collective_time, network_time
+from perfmodel.cost.forms.messages.two_level import two_level, ways_of
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.ops.exchange import Exchange, distinct_ranks
-from perfmodel.ops.ranks import RankGroup, spread_over
-from perfmodel.ops.work import Message
+from perfmodel.ops.messages import Exchange, Message, RankGroup, distinct_ranks, spread_over
 from perfmodel.specs.networks import Link
 
 NVLINK = Link(name="nvlink", bandwidth_bytes_per_s=450e9, latency_s=1e-6)

@@ -8,7 +8,7 @@ from perfmodel.cost.forms.roofline import FamilyFit
 from perfmodel.cost.unmeasured import with_unmeasured
 from perfmodel.models.formats.quantization import with_quantization
 from perfmodel.ops.formats import linear_format, served_model
-from perfmodel.ops.gemm import gemm
+from perfmodel.ops.linear import gemm
 from perfmodel.specs import EngineSpec, load_hardware, load_model
 
 STATIC = TiledGemmFit(launch_s=2e-6)

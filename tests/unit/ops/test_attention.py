@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.models.architecture import Indexer, LatentAttention
-from perfmodel.ops.attention_decode import attention_decode
-from perfmodel.ops.attention_prefill import Heads, flash_prefill, standard_prefill
-from perfmodel.ops.latent_attention import (
+from perfmodel.ops.attention.decode import attention_decode
+from perfmodel.ops.attention.latent import (
     absorb,
     expanded_heads,
     index_decode,
@@ -18,6 +17,7 @@ from perfmodel.ops.latent_attention import (
     latent_heads,
     sparse_prefill,
 )
+from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefill
 
 HEADS = Heads(32, 8, 128, 128, "bf16", 2.0, 2.0)
 DEEPSEEK = LatentAttention(128, 1536, 512, 128, 64, 128)

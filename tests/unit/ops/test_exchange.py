@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.ops.exchange import distinct_nodes, distinct_ranks
+from perfmodel.ops.messages import distinct_nodes, distinct_ranks
 
 
 def simulated(ffn, num_nodes, runs=4000):

@@ -7,8 +7,7 @@ import pytest
 from perfmodel.errors import SpecError
 from perfmodel.models.cards import load_model
 from perfmodel.ops.formats import LinearFormat, linear_format, served_model
-from perfmodel.ops.gemm import gemm
-from perfmodel.ops.linear import linear_nodes
+from perfmodel.ops.linear import gemm, linear_nodes
 from perfmodel.ops.work import BatchShape
 from perfmodel.specs.engine.spec import EngineSpec
 

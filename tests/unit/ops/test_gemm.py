@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.ops.formats import LinearFormat
-from perfmodel.ops.gemm import gemm
+from perfmodel.ops.linear import gemm
 
 FORMATS = [
     LinearFormat("bf16", 2.0, 2.0, 2.0),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perfmodel.models.cards import list_models, load_model
 from perfmodel.ops import BatchShape, Depends, build_graph, decode_shape
-from perfmodel.ops.routing import uniform_routing
+from perfmodel.ops.experts.routing import uniform_routing
 from perfmodel.ops.sharding import stages
 from perfmodel.specs.engine.spec import EngineSpec
 
@@ -57,7 +57,7 @@ def totals(graph, shape, attribute="flops"):
 def test_nodes_depend_only_on_the_fields_they_name(name, first, second, pp):
     for node in graph_of(name, tensor_parallel_size=2, pipeline_parallel_size=pp).nodes:
         kept = {field: getattr(first, field) for field in FIELDS[node.depends]}
-        one, other = node.work(first), node.work(replace(second, **kept))
+        one, other = node.work(first), node.work(second._replace(**kept))
         assert one == other, node.name
         assert one.extent == other.extent, node.name
 
@@ -196,7 +196,7 @@ def test_stages_give_the_remainder_to_those_before_the_last(layers, p, sizes):
 @pytest.mark.parametrize("name", MODELS)
 def test_fusing_saves_kernels_and_bytes_but_no_matrix_flops(name):
     model = load_model(name)
-    shape = replace(decode_shape(8, 1000, model.attention_spans), prefills=((512, 0),), num_tokens=520)
+    shape = decode_shape(8, 1000, model.attention_spans)._replace(prefills=((512, 0),), num_tokens=520)
     fused, unfused = (build_graph(model, EngineSpec(fused_kernels=on)) for on in (True, False))
 
     def total(graph, value, families=("gemm", "moe")):
@@ -214,7 +214,7 @@ def test_a_mixed_step_has_the_flops_of_its_parts(name):
     graph = build_graph(model)
     decodes = decode_shape(32, 700, model.attention_spans)
     prefill = BatchShape(512, 1, ((512, 100),), decode_windowed=(0,) * len(model.attention_spans))
-    mixed = replace(decodes, num_tokens=544, num_samples=33, prefills=prefill.prefills)
+    mixed = decodes._replace(num_tokens=544, num_samples=33, prefills=prefill.prefills)
     together = sum(totals(graph, mixed).values())
     apart = sum(totals(graph, decodes).values()) + sum(totals(graph, prefill).values())
     assert together == pytest.approx(apart)

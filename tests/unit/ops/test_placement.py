@@ -7,9 +7,16 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import plan_memory
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.ops.capacity import capacity_rows, dropped_share, with_capacity
-from perfmodel.ops.placement import place_experts
-from perfmodel.ops.routing import TILE_ROWS, popularity_of, power_law_routing, uniform_routing
+from perfmodel.ops.experts.placement import place_experts
+from perfmodel.ops.experts.routing import (
+    TILE_ROWS,
+    capacity_rows,
+    dropped_share,
+    popularity_of,
+    power_law_routing,
+    uniform_routing,
+    with_capacity,
+)
 from perfmodel.specs import EngineSpec, ExpertRouting, load_hardware, load_model
 
 BLOCK = MoEFFN(64, 6, 1408)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.ops.ranks import RankGroup, spread_over
+from perfmodel.ops.messages import RankGroup, spread_over
 
 degrees = st.integers(1, 5)
 

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.ops.expert_routing import routing_of
-from perfmodel.ops.routing import (
+from perfmodel.ops.experts.routing import (
     TILE_ROWS,
     expected_tiles,
     power_law_routing,
     recorded_routing,
+    routing_of,
     slowest_uniform_routing,
     uniform_routing,
 )

@@ -3,8 +3,8 @@
 import pytest
 
 from perfmodel.ops import BatchShape, StepGraph, Work, build_graph, decode_shape
-from perfmodel.ops.attention_decode import attention_decode
-from perfmodel.ops.attention_prefill import Heads
+from perfmodel.ops.attention.decode import attention_decode
+from perfmodel.ops.attention.prefill import Heads
 from perfmodel.specs import load_model
 
 MODELS = ["llama-3.1-8b", "deepseek-v2-lite", "gpt-oss-20b", "mixtral-8x7b", "nemotron-3-nano-30b-a3b"]

@@ -5,7 +5,7 @@ import pytest
 from perfmodel.errors import SpecError
 from perfmodel.sim import simulate
 from perfmodel.specs import load_hardware, load_scenario
-from perfmodel.specs.engine.defaults import engine_used, engines_used, with_defaults
+from perfmodel.specs.engine.defaults import engine_notes, with_defaults
 from perfmodel.specs.engine.spec import EngineSpec
 
 
@@ -96,16 +96,14 @@ def test_more_sequences_than_the_default_budget_are_refused():
 
 def test_a_result_says_whose_defaults_it_took():
     scenario = load_scenario("planning/chat-8b", ["engine.version=0.21.0rc2", "traffic.num_requests=3"])
-    (used,) = engines_used(scenario)
-    assert (used.name, used.version_asked, used.version) == ("vllm", "0.21.0rc2", "0.21")
-    taken, defaults = used.notes
+    taken, defaults = notes = engine_notes(scenario.engine)
     assert "0.21.0rc2" in taken
     assert defaults.startswith("Defaults of vllm 0.21: gpu_memory_utilization 0.92, ")
     assert "max_num_batched_tokens 2,048, max_num_seqs 256" in defaults
-    assert set(used.notes) <= set(simulate(scenario).notes)
+    assert set(notes) <= set(simulate(scenario).notes)
 
 
 def test_nothing_is_said_of_what_was_given():
     given = {"gpu_memory_utilization": 0.9, "block_size": 16, "async_scheduling": True}
     sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
-    assert engine_used(EngineSpec(**given, **sizes)).notes == ()
+    assert engine_notes(EngineSpec(**given, **sizes)) == ()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.calibrate.recorded_engine import recorded_engine
+from perfmodel.calibrate.origins import recorded_engine
 from perfmodel.cost import scenario_fits
 from perfmodel.specs import load_hardware, load_scenario
 from perfmodel.specs.engine.spec import EngineSpec

@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.calibrate.measured import read_measurements
 from perfmodel.calibrate.measured.fit import fit_measured, predict_kernels
-from perfmodel.calibrate.measured.steps import costs_of
+from perfmodel.calibrate.measured.host import costs_of
 from perfmodel.cost import load_calibration
 from perfmodel.cost.calibration import HostFit
 from perfmodel.errors import SpecError

@@ -6,10 +6,11 @@ import pytest
 
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.catalog import data_dir
+from perfmodel.report.render.markdown import render_markdown
+from perfmodel.report.views.validation import validation_view
 from perfmodel.validate.techniques.compare import validate_techniques
 from perfmodel.validate.techniques.journal import Journal
 from perfmodel.validate.techniques.runs import Sides, TechniqueRun
-from perfmodel.validate.written import report_markdown
 
 FOLDER = data_dir("scenarios") / "techniques"
 
@@ -66,7 +67,7 @@ def test_what_is_not_executed_is_listed_and_the_others_are_judged():
     report = validate_techniques(FOLDER, measure=measure)
     assert report.covered == report.rows - 1
     assert any("low-rank.yaml: thin matrices" in note for note in report.notes)
-    text = report_markdown(report, "perfmodel validate techniques workloads/scenarios/techniques")
+    text = render_markdown(validation_view(report))
     assert "## Techniques" in text
     assert "| 2:4 sparsity |" in text
     assert "2:4 sparsity" in str(report)

@@ -6,14 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from perfmodel.cost.provenance import FittedSource, Provenance
 from perfmodel.errors import SpecError
+from perfmodel.report.views.validation import validation_view
+from perfmodel.report.written import write_report
 from perfmodel.specs import load_scenario
 from perfmodel.validate.breakdown import kernel_breakdown, why
 from perfmodel.validate.groups import Comparison, Dimension, by_dimension, joined, pooled, range_names, worst_of
-from perfmodel.validate.report import Basis, ValidationReport
+from perfmodel.validate.report import ValidationReport
 from perfmodel.validate.rows import Rows
 from perfmodel.validate.typical_steps import TypicalSteps, latency_breakdown
-from perfmodel.validate.written import write_report
 
 
 def comparison() -> Comparison:
@@ -34,7 +36,7 @@ def report() -> ValidationReport:
         worst=worst_of([compared], 2, lambda each, i: kernel_breakdown(each.rows.predicted[i], 10.0, 3.0, 1.0)),
         notes=["not covered: row 7: it is odd"],
         comparisons=[compared],
-        basis=[Basis("x@vllm", "who measured", "2026-11-21")],
+        provenance=Provenance((FittedSource("x@vllm", "who measured", "2026-11-21"),)),
         about="What was compared.",
     )
 
@@ -59,11 +61,12 @@ def test_ranges_and_joined_dimensions() -> None:
 
 
 def test_the_files_of_a_report(tmp_path: Path) -> None:
-    files = write_report(report(), tmp_path / "made" / "operators_x_202611.md", "perfmodel validate operators ops")
+    document = validation_view(report(), "perfmodel validate operators ops")
+    files = write_report(document, report().to_json(), tmp_path / "made" / "operators_x_202611.md")
     names = {file.name for file in files}
     assert {"operators_x_202611.md", "operators_x_202611.json", "operators_x_202611.errors.svg"} <= names
-    document = json.loads((tmp_path / "made" / "operators_x_202611.json").read_text())
-    assert document == json.loads(json.dumps(report().to_json()))
+    answer = json.loads((tmp_path / "made" / "operators_x_202611.json").read_text())
+    assert answer == json.loads(json.dumps(report().to_json()))
     text = files[0].read_text()
     for wanted in (
         "perfmodel validate operators ops",
@@ -78,12 +81,15 @@ def test_the_files_of_a_report(tmp_path: Path) -> None:
     assert linked == {name for name in names if name.endswith(".svg")}
 
 
-def test_a_report_needs_a_markdown_file(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"allowed a file ending in \.md"):
-        write_report(report(), tmp_path / "x.html", "")
+def test_a_report_is_markdown_or_a_page(tmp_path: Path) -> None:
+    document = validation_view(report())
+    with pytest.raises(SpecError, match=r"allowed a file ending in \.md or \.html"):
+        write_report(document, {}, tmp_path / "x.pdf")
+    page, _ = write_report(document, {}, tmp_path / "x.html")
+    assert "By device" in page.read_text()
     (tmp_path / "file").write_text("")
     with pytest.raises(SpecError, match="cannot be written"):
-        write_report(report(), tmp_path / "file" / "x.md", "")
+        write_report(document, {}, tmp_path / "file" / "x.md")
 
 
 def test_a_sentence_closes_the_gap() -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from perfmodel.ops.attention_decode import attention_decode as decode_work
-from perfmodel.ops.attention_prefill import Heads
+from perfmodel.ops.attention.decode import attention_decode as decode_work
+from perfmodel.ops.attention.prefill import Heads
 from perfmodel_executors.kernels.kv_pages import FP8, KVPages
 from perfmodel_executors.kernels.kv_pages.samples import NAMES, TOLERANCE, contiguous_kv, random_pages
 from perfmodel_executors.kernels.problem import Inputs, Problem

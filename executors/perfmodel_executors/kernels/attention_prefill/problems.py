@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from perfmodel.ops.attention_prefill import Heads, flash_prefill
+from perfmodel.ops.attention.prefill import Heads, flash_prefill
 from perfmodel_executors.kernels.kv_pages import FP8, KVPages
 from perfmodel_executors.kernels.kv_pages.samples import NAMES, TOLERANCE, contiguous_kv, random_pages
 from perfmodel_executors.kernels.problem import Inputs, Problem

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from perfmodel.ops.attention_prefill import Heads, standard_prefill
+from perfmodel.ops.attention.prefill import Heads, standard_prefill
 from perfmodel_executors.kernels.kv_pages.samples import NAMES, TOLERANCE
 from perfmodel_executors.kernels.problem import Inputs, Problem
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from perfmodel.ops.formats import LinearFormat
-from perfmodel.ops.gemm import gemm
+from perfmodel.ops.linear import gemm
 from perfmodel_executors.kernels.problem import Inputs, Problem
 
 _BF16 = LinearFormat("bf16", 2.0, 2.0, 2.0)

@@ -5,7 +5,7 @@ __all__ = ["serving", "tiny"]
 import torch
 from torch import Tensor
 
-from perfmodel.ops.gemm import gemm
+from perfmodel.ops.linear import gemm
 from perfmodel_executors.kernels.linear_low_precision.reference import quantize_tokens_fp8
 from perfmodel_executors.kernels.problem import Inputs, Problem
 from perfmodel_executors.kernels.weight_formats import Fp8Weight

@@ -4,7 +4,7 @@ __all__ = ["serving", "tiny"]
 
 import torch
 
-from perfmodel.ops.gemm import gemm
+from perfmodel.ops.linear import gemm
 from perfmodel_executors.kernels.problem import Inputs, Problem
 from perfmodel_executors.kernels.weight_formats.dense import dense_product
 from perfmodel_executors.kernels.weight_formats.samples import FORMATS

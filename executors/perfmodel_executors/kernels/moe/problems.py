@@ -9,10 +9,10 @@ from torch import Tensor
 
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.models.cards import load_model
+from perfmodel.ops.experts.operators import experts as experts_work
+from perfmodel.ops.experts.operators import route as route_work
+from perfmodel.ops.experts.routing import TILE_ROWS, ExpertLoad
 from perfmodel.ops.formats import LinearFormat
-from perfmodel.ops.moe import experts as experts_work
-from perfmodel.ops.moe import route as route_work
-from perfmodel.ops.routing import TILE_ROWS, ExpertLoad
 from perfmodel_executors.kernels.moe.library import grouped_experts as library_experts
 from perfmodel_executors.kernels.moe.library import route as library_route
 from perfmodel_executors.kernels.problem import Inputs, Problem
@@ -112,7 +112,7 @@ def _experts(
     chosen: _Choices | None = None,
     form: str | None = None,
 ) -> Problem:
-    """With the experts `chosen`, else at random (and no work counted); form: of the experts' weights, None plain."""
+    """A problem with the experts `chosen`, else random (and no work counted); form: format of weights, None plain."""
     inner, rows = ffn.intermediate_size, ffn.intermediate_size * (2 if ffn.gated else 1)
 
     def matrices(inputs: Inputs, n: int, k: int) -> Tensor | ExpertWeight:

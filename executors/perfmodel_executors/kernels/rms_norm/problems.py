@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from perfmodel.ops.norm import rms_norm as norm_work
+from perfmodel.ops.elementwise import rms_norm as norm_work
 from perfmodel_executors.kernels.problem import Inputs, Problem
 
 _EPS = 1e-5

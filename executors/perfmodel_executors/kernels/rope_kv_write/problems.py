@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from perfmodel.ops.kv_write import kv_write as write_work
-from perfmodel.ops.rope import rope as rope_work
+from perfmodel.ops.elementwise import kv_write as write_work
+from perfmodel.ops.elementwise import rope as rope_work
 from perfmodel.ops.work import Work
 from perfmodel_executors.kernels.kv_pages import FP8, empty_pages
 from perfmodel_executors.kernels.kv_pages.samples import NAMES, TOLERANCE

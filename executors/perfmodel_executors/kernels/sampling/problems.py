@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from perfmodel.ops.sampling import sample
+from perfmodel.ops.elementwise import sample
 from perfmodel_executors.kernels.problem import Inputs, Problem
 from perfmodel_executors.kernels.sampling.reference import greedy, sample_top_k_top_p
 

@@ -5,7 +5,7 @@ __all__ = ["serving", "tiny"]
 import torch
 from torch import Tensor
 
-from perfmodel.ops.activation import activation as activation_work
+from perfmodel.ops.elementwise import activation as activation_work
 from perfmodel_executors.kernels.problem import Inputs, Problem
 from perfmodel_executors.kernels.swiglu.reference import ACTIVATIONS, activate
 

@@ -20,7 +20,7 @@ from perfmodel_executors.models.loading.names import NAMES
 
 
 class TensorFile(Protocol):
-    """Where weights come from."""
+    """A source of weights."""
 
     def get(self, name: str, layer: int = 0, kind: str = "weight", num_heads: int = 1) -> Tensor:
         """The tensor `name` (a key of NAMES) of a layer; `num_heads` share the rows of q and k.

@@ -10,12 +10,12 @@ import pytest
 
 from perfmodel.plan.deployments.finalist import Finalist
 from perfmodel.plan.deployments.result import PlanResult
-from perfmodel.plan.deployments.words import plan_words
 from perfmodel.plan.screening.candidates import Base
 from perfmodel.plan.screening.draws import NUM_DRAWS, Drawn
 from perfmodel.plan.screening.screen import Screened
 from perfmodel.plan.spec import PlanSpec
 from perfmodel.plan.sweeps.points import Record
+from perfmodel.report.views.plan.sentences import plan_sentences
 from perfmodel.specs import load_scenario
 
 GOOD = Record({"request_goodput": 0.95, "request_throughput": 1.0, "p90_ttft_ms": 400.0})
@@ -103,7 +103,7 @@ def test_words_say_in_how_many_draws_and_whether_that_is_enough(margin: float, i
     """Independent errors of 40 %: 5 % is in doubt, three times as much is not."""
     one, other = finalist(10.0 * (1 + margin), 0.4 * normal(1)), finalist(10.0, 0.4 * normal(2))
     plan = result("goodput_per_gpu", one, other)
-    text = " ".join(plan_words(plan))
+    text = " ".join(plan_sentences(plan))
     assert f"In {round(100 * plan.better_share(one, other))} of 100 draws" in text
     assert ("in doubt" in text) == is_doubtful
     assert "80 % interval" in text
@@ -112,7 +112,7 @@ def test_words_say_in_how_many_draws_and_whether_that_is_enough(margin: float, i
 def test_words_say_what_would_do_in_nearly_all_draws() -> None:
     """Three replicas serve 5 % more than is wanted, errors of 20 %: one more does in Phi(log 1.4 / 0.2) = 95 %."""
     three = finalist(10.5, 0.2 * normal(3), replicas=3)
-    text = " ".join(plan_words(result("cheapest", three)))
+    text = " ".join(plan_sentences(result("cheapest", three)))
     assert "measure one before the rest is bought" in text
     assert "4 x one (4 GPUs, 8.00 USD per hour, 5,840 USD per month) would do in 90 of 100 draws" in text
 
@@ -122,6 +122,6 @@ def test_words_say_what_the_simulator_did_not_confirm() -> None:
     dear, cheap = finalist(13.0, 0.1 * normal(1), usd=5.0), finalist(9.0, 0.1 * normal(2), usd=2.0)
     missed = replace(cheap, records=(Record({"request_goodput": 0.42, "request_throughput": 1.0}),))
     plan = replace(result("cheapest", dear), missed=[missed], fewer={"0 x one": 0.7})
-    text = " ".join(plan_words(plan))
+    text = " ".join(plan_sentences(plan))
     assert "not so when simulated: 1 x one, with 42.0% of requests within the SLO" in text
-    assert "0 x one, simulated, keeps 70.0% of requests within the SLO" in text
+    assert "misses the SLO: 0 x one, simulated, with 70.0% of requests within it" in text

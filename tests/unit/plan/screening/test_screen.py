@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from perfmodel import sim
-from perfmodel.cost import StepTimer, scenario_fits
+from perfmodel.cost import GraphPricer
 from perfmodel.errors import SpecError
+from perfmodel.ops import BatchShape
 from perfmodel.plan.screening.candidates import Base
 from perfmodel.plan.screening.demand import demand_of
 from perfmodel.plan.screening.rates import at_rate
@@ -16,7 +17,7 @@ from perfmodel.plan.screening.space import enumerate_space
 from perfmodel.plan.screening.surfaces import Surfaces, step_surface
 from perfmodel.plan.spec import PlanSpec
 from perfmodel.plan.sweeps.capacity import highest
-from perfmodel.sim.replica.step_costs import step_tables_of
+from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import as_overrides
 
@@ -37,12 +38,13 @@ def test_steps_are_the_simulators_own() -> None:
     surfaces = Surfaces(
         [step_surface(scenario, demand.context, demand.mean_prompt, 512, 8192)], np.array([0], dtype=np.intp)
     )
-    timer = StepTimer(step_tables_of(scenario, *scenario_fits(scenario)))
+    pricer = GraphPricer(shared_step_costs(scenario).tables)
     for batch, within in ((64, 1e-9), (80, 0.03), (300, 0.07)):
-        seconds = timer.step(batch, batch, (), batch, round(batch * demand.context)) / 1e12
+        seconds = pricer.price(BatchShape(batch, batch, (), batch, round(batch * demand.context))) / 1e12
         assert surfaces.decode(np.array([[float(batch)]]))[0, 0] == pytest.approx(seconds, rel=within)
     for tokens, within in ((1024, 1e-9), (1500, 0.03), (700, 0.08)):
-        seconds = timer.step(64 + tokens, 65, ((tokens, 0),), 64, round(64 * demand.context)) / 1e12
+        shape = BatchShape(64 + tokens, 65, ((tokens, 0),), 64, round(64 * demand.context))
+        seconds = pricer.price(shape) / 1e12
         read = surfaces.beside(np.array([[64.0]]), np.array([[float(tokens)]]))[0, 0]
         assert read == pytest.approx(seconds, rel=within)
 

@@ -1,5 +1,6 @@
 """A replica in closed form, against queues whose answers are known."""
 
+from dataclasses import replace
 from math import exp, factorial
 
 import numpy as np
@@ -12,22 +13,28 @@ from perfmodel.plan.screening.surfaces import BATCHES, CHUNKS, StepSurface, Surf
 STEP_S = 0.02
 
 
-def engine(slots: float, per_prompt_token_s: float = 0.0, gates: float = 0.0, apart: bool = False) -> Service:
-    """Decode steps of 20 ms whatever the batch; prompts cost in proportion to their tokens."""
+def engine(
+    slots: float,
+    per_prompt_token_s: float = 0.0,
+    gates: float = 0.0,
+    apart: bool = False,
+    per_sequence_s: float = 0.0,
+    transfer: tuple[float, float] = (0.0, 0.0),
+) -> Service:
+    """Decode steps of 20 ms, and `per_sequence_s` for each of the batch; prompts cost in proportion to their tokens,
+    and so does KV that another engine has computed."""
     beside = np.full((5, len(CHUNKS)), STEP_S) + per_prompt_token_s * CHUNKS
     if apart:
         beside = np.tile(per_prompt_token_s * CHUNKS, (5, 1))
     ones = np.ones(len(BATCHES))
-    surface = StepSurface(STEP_S * ones, ones, beside, np.zeros(len(CHUNKS)), 0.0, 0, "datasheet")
+    surface = StepSurface(STEP_S + per_sequence_s * BATCHES, ones, beside, np.zeros(len(CHUNKS)), 0.0, 0, "datasheet")
 
     def one(value: float) -> np.ndarray:  # type: ignore[type-arg]
         return np.array([[value]])
 
     surfaces = Surfaces([surface], np.array([0]))
-    none = (one(0.0), one(0.0), one(0.0))
-    return Service(
-        surfaces, surfaces, one(slots), one(8192.0), one(float(apart)), one(1.0), (one(0.0), one(0.0)), none, one(gates)
-    )
+    none, kv = (one(0.0), one(0.0), one(0.0)), (one(transfer[0]), one(transfer[1]))
+    return Service(surfaces, surfaces, one(slots), one(8192.0), one(float(apart)), one(1.0), kv, none, one(gates))
 
 
 def asks(prompt: float, outputs: float) -> Demand:
@@ -94,3 +101,26 @@ def test_waits_are_exponential_where_slots_are_taken() -> None:
     waits = served.ttft[0] - STEP_S
     for seconds in (5, 20):
         assert float((waits > seconds).mean()) == pytest.approx(0.9 * exp(-0.1 * seconds), abs=0.04)
+
+
+@pytest.mark.parametrize("life", [0.25, 1.0, 4.0, 16.0])
+def test_an_answer_meets_the_mean_of_the_batches_of_its_life(life: float) -> None:
+    """Batches of M/M/infinity are Poisson, and alike after t with the correlation exp(-t / mean life). Of 20 sequences
+    the mean over a time has the variance 20 times the double integral of that over the time; the longer an answer, the
+    less its TPOT tells of the moment when it came."""
+    alike = np.linspace(0, life, 801)
+    variance = 20 * np.exp(-np.abs(alike[:, None] - alike[None, :])).mean()
+    demand = asks(1, 200)
+    demand = replace(demand, typical=(*demand.typical[:2], np.full(NUM_TYPICAL, 200 * life)))
+    served = at(engine(slots=2000, per_sequence_s=1e-7), demand, 5.0)
+    assert float(served.tpot.std() / 1e-7) == pytest.approx(variance**0.5, rel=0.05)
+    assert float(served.tpot.mean() - STEP_S) / 1e-7 == pytest.approx(20, rel=0.02)
+
+
+@pytest.mark.parametrize("gates", [0, 1])
+def test_kv_from_another_engine_waits_for_half_a_step_and_for_those_planned(gates: int) -> None:
+    """It comes at any moment of a step of 20 ms, and its first token with the next step that is not planned yet: in
+    the mean half a step, and a whole one for each that is."""
+    service = engine(64, per_prompt_token_s=1e-4, gates=gates, apart=True, transfer=(0.003, 2e-6))
+    served = at(service, asks(1000, 100), 1e-6)
+    assert float(served.ttft.mean()) == pytest.approx(0.1 + 0.003 + 0.002 + (0.5 + gates) * STEP_S, rel=1e-3)

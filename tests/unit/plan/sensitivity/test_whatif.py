@@ -10,8 +10,9 @@ from perfmodel.errors import SpecError
 from perfmodel.plan.sensitivity.ask import ask_whatif
 from perfmodel.plan.sensitivity.crossovers import payoffs
 from perfmodel.plan.sweeps.points import evaluate
-from perfmodel.report.whatifs.pictures import whatif_pictures
-from perfmodel.report.whatifs.words import whatif_words
+from perfmodel.report.document import pictures_of
+from perfmodel.report.views.whatif.sentences import whatif_sentences
+from perfmodel.report.views.whatif.view import whatif_view
 
 NAME = "llama-3.1-8b-a100"
 FEW = ("traffic.num_requests=60",)
@@ -32,9 +33,9 @@ def test_speeding_everything_up_with_the_load_takes_that_much_off_every_latency(
 def test_without_anything_asked_the_resources_are_varied():
     found = ask_whatif(NAME, overrides=FEW, metrics=("mean_tpot_ms",), workers=1)
     assert {each.axis.path for each in found.answers.sensitivities} >= {"hardware.hbm.bandwidth", "overheads.host"}
-    words = whatif_words(found)
-    assert "HBM bandwidth" in words[0]
-    assert "tornado-mean_tpot_ms" in whatif_pictures(found.answers)
+    sentences = whatif_sentences(found)
+    assert "HBM bandwidth" in sentences[0]
+    assert "tornado-mean_tpot_ms" in pictures_of(whatif_view(found))
 
 
 def test_the_two_sides_of_a_crossover_differ_in_who_is_better():
@@ -62,8 +63,8 @@ def test_what_only_large_changes_move_is_told_so():
     found = ask_whatif(NAME, ["engine.max_num_seqs=4..128:3"], FEW, ("mean_ttft_ms",), workers=1)
     (sensitivity,) = found.answers.sensitivities
     assert sensitivity.elasticity == 0
-    assert "no small change of what was varied moves it" in whatif_words(found)[0]
-    assert "from 4 to 128, engine.max_num_seqs takes it from" in whatif_words(found)[0]
+    assert "no small change of what was varied moves it" in whatif_sentences(found)[0]
+    assert "from 4 to 128, engine.max_num_seqs takes it from" in whatif_sentences(found)[0]
 
 
 def test_the_overrides_of_an_axis_stand_above_the_alternatives():
@@ -80,7 +81,7 @@ def test_a_grid_has_all_combinations():
     vary = ["engine.max_num_seqs=8,16", "traffic.arrivals.rate=2,4,8"]
     found = ask_whatif(NAME, vary, FEW, ("mean_tpot_ms",), grid=True, workers=1)
     assert len(found.answers.grid) == 6
-    assert "grid-mean_tpot_ms" in whatif_pictures(found.answers)
+    assert "grid-mean_tpot_ms" in pictures_of(whatif_view(found))
     with pytest.raises(SpecError, match="a grid has two"):
         ask_whatif(NAME, vary[:1], FEW, ("mean_tpot_ms",), grid=True)
 

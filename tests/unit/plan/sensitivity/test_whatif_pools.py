@@ -9,7 +9,7 @@ from perfmodel.plan.step import StepSpec
 from perfmodel.plan.sweeps.metrics import batch_shape
 from perfmodel.plan.sweeps.points import Point, evaluate
 from perfmodel.plan.sweeps.typical_step import engine_of_step, typical_step
-from perfmodel.report.whatifs.words import whatif_words
+from perfmodel.report.views.whatif.sentences import whatif_sentences
 from perfmodel.specs import load_scenario
 
 NAME = "llama-3.1-70b-h100-disaggregated"  # prompts on two replicas of TP4, decodes on one of TP8
@@ -44,7 +44,7 @@ def test_batches_that_cannot_be_are_told() -> None:
     scenario = load_scenario("llama-3.1-8b-a100", overrides[:1])
     plan = plan_memory(scenario.model, scenario.hardware, scenario.engine)
     assert found.largest_batch == plan.num_kv_blocks // 500  # of 16 tokens
-    words = " ".join(whatif_words(found))
+    words = " ".join(whatif_sentences(found))
     assert f"Batches of such sequences end at {found.largest_batch} here, by the KV cache." in words
     assert "No batch makes the step as a whole compute-bound" in words
     costs = step_costs(scenario)

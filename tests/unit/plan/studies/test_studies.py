@@ -9,12 +9,14 @@ from typer.testing import CliRunner
 
 from perfmodel.cli import app
 from perfmodel.plan.studies.file import list_studies, load_study
+from perfmodel.plan.studies.result import StudyPart, StudyResult
 from perfmodel.plan.studies.study import executed_points, quick, simulated_points
 from perfmodel.plan.sweeps.findings import crossings
 from perfmodel.plan.sweeps.points import Point, Record, evaluate
 from perfmodel.plan.sweeps.sweep import sweep
-from perfmodel.report.studies.pictures import study_pictures
-from perfmodel.report.studies.words import answer_words
+from perfmodel.report.document import pictures_of
+from perfmodel.report.views.study.sentences import answer_sentences
+from perfmodel.report.views.study.view import study_view
 from perfmodel.specs.overrides import as_overrides
 
 SMALL = """
@@ -46,7 +48,7 @@ def test_every_study_answers_in_its_reduced_form(name: str) -> None:
     points = quick(simulated_points(file))
     points.check()
     answers = points.answered(sweep(list(points.points.values()), workers=1))
-    assert answer_words(answers)
+    assert answer_sentences(answers)
     reference = file.study.reference
     for variant in answers.variants:
         if variant != reference:
@@ -81,7 +83,7 @@ def test_the_command_writes_a_document_with_its_pictures(small: Path, tmp_path: 
     assert result.exit_code == 0
     document = json.loads(result.stdout)
     assert [point["variant"] for point in document["parts"][0]["points"]] == ["one", "one", "eight", "eight"]
-    assert document["parts"][0]["answer"][0].startswith("Output throughput: eight best")
+    assert document["parts"][0]["answer"][0].startswith("Output token throughput: eight best")
     assert "out.1-lines.svg" in report.read_text(encoding="utf-8")
     assert (tmp_path / "out.1-lines.svg").read_text(encoding="utf-8").startswith("<svg")
 
@@ -120,7 +122,8 @@ def test_where_the_baseline_was_not_asked_the_first_variant_stands_for_it(small:
     without = answers.answered([Record(problem="left out")] * 2 + eight)
     assert without.reference == "eight"
     equal = answers.answered(eight * 2)
-    assert "one" in study_pictures([("here", {"simulated": equal})])["1-lines"]
+    part = StudyPart(answers.check(), {"simulated": equal})
+    assert "one" in pictures_of(study_view(StudyResult(equal.study, [part])))["1-lines"]
 
 
 def test_speculation_stops_paying_at_a_batch_that_lies_between_the_ends() -> None:
@@ -132,7 +135,7 @@ def test_speculation_stops_paying_at_a_batch_that_lies_between_the_ends() -> Non
     for variant in ("draft of 0.6 billion", "EAGLE head", "n-gram lookup"):
         (crossing,) = crossings(xs, answers.line(variant, "output_throughput", "concurrent sequences", {}), without)
         assert xs[0] < crossing < xs[-1], variant
-    assert any("even at about" in line for line in answer_words(answers))
+    assert any("a tie at about" in line for line in answer_sentences(answers))
 
 
 def test_every_measured_perplexity_is_that_of_its_format() -> None:

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from perfmodel.report.drawing.svg import Series, ecdf_svg, scatter_svg
+from perfmodel.report.drawing.scatter import Series, ecdf_svg, scatter_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

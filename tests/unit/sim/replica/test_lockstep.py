@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from perfmodel.cost import OperatorTimer, StepTables, StepTimer
+from perfmodel.cost import GraphPricer, OperatorTimer, StepTables
 from perfmodel.engine import KVBlockManager, Outcome, Request, Scheduler, SchedulerConfig, ServeLoop, StepPlan
 from perfmodel.engine import StepRecord as Record
-from perfmodel.ops import BatchShape, Depends, build_graph
+from perfmodel.ops import BatchShape, Depends, build_graph, decode_shape
 from perfmodel.sim import simulate
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.replica.lockstep import Lockstep
@@ -111,17 +111,16 @@ def test_only_ranks_that_share_experts_are_a_group(name: str, dp: int) -> None:
 def test_experts_see_the_tokens_of_the_group_and_not_the_largest_rank_times_the_ranks() -> None:
     """8,000 tokens beside three ranks of 10 are as many for the experts as 2,007.5 on each of four."""
     uneven = TABLES.graph.by_depends[Depends.GROUP]
-    one = TABLES.cost(uneven, BatchShape(8000, 0, group_tokens=8030)).duration
-    even = TABLES.cost(uneven, BatchShape(2008, 0)).duration
-    all_large = TABLES.cost(uneven, BatchShape(8000, 0)).duration
+    one = TABLES.cost_of(uneven, BatchShape(8000, 0, group_tokens=8030)).duration
+    even = TABLES.cost_of(uneven, BatchShape(2008, 0)).duration
+    all_large = TABLES.cost_of(uneven, BatchShape(8000, 0)).duration
     assert one == pytest.approx(even, rel=0.01)
     assert one < 0.5 * all_large
 
 
 def test_equal_ranks_need_not_be_told_the_group() -> None:
-    timer = StepTimer(TABLES)
-    arguments = (8, 8, (), 8, 8000, ())
-    assert timer.step(*arguments) == timer.step(*arguments, DP * 8)
+    pricer, shape = GraphPricer(TABLES), decode_shape(8, 1000)
+    assert pricer.price(shape) == pricer.price(shape._replace(group_tokens=DP * 8))
 
 
 def test_a_dense_model_serves_on_ranks_of_their_own_and_a_mixture_in_step() -> None:

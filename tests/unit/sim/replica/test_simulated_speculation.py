@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from perfmodel import load_scenario, simulate
-from perfmodel.cost import SpeculationTimer, StepTables, step_costs
+from perfmodel.cost import step_costs
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.report.runs.records import read_steps
 from perfmodel.sim import RunResult
@@ -63,9 +63,9 @@ def test_alone_a_request_gains_what_the_closed_form_says() -> None:
     assert config is not None
     costs = step_costs(with_drafts)
     assert costs.drafts is not None
-    timer = SpeculationTimer(StepTables(costs.graph, costs.timer), costs.drafts)
+    pricer = costs.speculative_pricer()
     context = mean_context(with_drafts)
-    expected = config.expected_tokens() * timer.expected_time(1, 0, context) / timer.expected_time(1, 4, context)
+    expected = config.expected_tokens() * pricer.expected_time(1, 0, context) / pricer.expected_time(1, 4, context)
     gained = run(None, 1, 3000, "engine.async_scheduling=false").summary["mean_tpot_ms"]
     gained /= simulate(with_drafts).summary["mean_tpot_ms"]
     assert gained == pytest.approx(expected, rel=0.03)
@@ -100,7 +100,7 @@ def test_drafts_get_shorter_with_the_batch_and_longer_with_acceptance(rate: floa
     costs, config = step_costs(adaptive), adaptive.engine.speculative_config
     assert config is not None
     assert costs.drafts is not None
-    table = draft_lengths(adaptive, config, SpeculationTimer(StepTables(costs.graph, costs.timer), costs.drafts))
+    table = draft_lengths(adaptive, config, costs.speculative_pricer())
     by_acceptance = np.array(table)
     assert by_acceptance.shape[1] == adaptive.engine.max_num_seqs
     assert (np.diff(by_acceptance[:, 0]) >= 0).all()

@@ -7,13 +7,13 @@ import pytest
 
 import perfmodel.ops
 from perfmodel.cost import EngineProfile, StepTables, load_calibration
-from perfmodel.sim.replica.step_costs import _SCHEDULING, step_tables_of
+from perfmodel.sim.replica.step_costs import _SCHEDULING, shared_step_costs
 from perfmodel.specs import EngineSpec, Scenario, load_scenario
 
 
 def tables_of(scenario: Scenario) -> StepTables:
     profile = EngineProfile(engine="vllm")
-    return step_tables_of(scenario, load_calibration(scenario.hardware, "vllm"), profile)
+    return shared_step_costs(scenario, load_calibration(scenario.hardware, "vllm"), profile).tables
 
 
 def with_engine(scenario: Scenario, **changes: object) -> Scenario:

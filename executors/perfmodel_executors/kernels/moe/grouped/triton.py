@@ -15,7 +15,7 @@ from torch import Tensor
 from perfmodel_executors.kernels.moe.grouped.down.triton import grouped_down
 from perfmodel_executors.kernels.moe.grouped.quantized import tiling as stored_tiling
 from perfmodel_executors.kernels.moe.grouped.quantized import triton as stored
-from perfmodel_executors.kernels.moe.grouped.tile.triton import Placement
+from perfmodel_executors.kernels.moe.grouped.tile.triton import ExpertRows
 from perfmodel_executors.kernels.moe.grouped.tiling import block_rows
 from perfmodel_executors.kernels.moe.grouped.up.triton import grouped_up
 from perfmodel_executors.kernels.tiles import TileConfig
@@ -41,12 +41,12 @@ def grouped_experts(
     num_experts = up_EFC.shape[0]
     if isinstance(up_EFC, ExpertWeight) and isinstance(down_ECI, ExpertWeight):
         rows = stored_tiling.block_rows(num_tokens, num_experts, top_k, up_EFC)
-        placement = Placement.of(experts_TX, num_experts, config.sizes["BLOCK_M"] if config else rows)
+        placement = ExpertRows.of(experts_TX, num_experts, config.sizes["BLOCK_M"] if config else rows)
         hidden_AI = stored.grouped_up(x_TC, placement, up_EFC, activation, gated, config)
         return stored.grouped_down(hidden_AI, weights_TX, placement, down_ECI, config)
     assert isinstance(up_EFC, Tensor)
     assert isinstance(down_ECI, Tensor)
     rows = config.sizes["BLOCK_M"] if config else block_rows(num_tokens, num_experts, top_k)
-    placement = Placement.of(experts_TX, num_experts, rows)
+    placement = ExpertRows.of(experts_TX, num_experts, rows)
     hidden_AI = grouped_up(x_TC, placement, up_EFC, activation, gated, config)
     return grouped_down(hidden_AI, weights_TX, placement, down_ECI, config)

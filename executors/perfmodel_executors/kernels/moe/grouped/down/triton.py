@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
-from perfmodel_executors.kernels.moe.grouped.tile.triton import Placement, own_tile
+from perfmodel_executors.kernels.moe.grouped.tile.triton import ExpertRows, own_tile
 from perfmodel_executors.kernels.moe.grouped.tiling import candidates, num_splits, shared_bytes
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, pick
 
@@ -134,7 +134,7 @@ def _down_one_kernel(
 def grouped_down(
     hidden_AI: Tensor,
     weights_TX: Tensor,
-    placement: Placement,
+    placement: ExpertRows,
     down_ECI: Tensor,
     forced: TileConfig | None = None,
 ) -> Tensor:
@@ -166,7 +166,7 @@ def _down_one(hidden_XI: Tensor, weights_1X: Tensor, experts_1X: Tensor, down_EC
 def _down(
     hidden_AI: Tensor,
     weights_TX: Tensor,
-    placement: Placement,
+    placement: ExpertRows,
     down_ECI: Tensor,
     out_TC: Tensor,
     forced: TileConfig | None,

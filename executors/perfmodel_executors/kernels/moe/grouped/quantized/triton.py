@@ -18,7 +18,7 @@ from perfmodel_executors.kernels.launch import launch
 from perfmodel_executors.kernels.linear_low_precision.triton import quantize_tokens
 from perfmodel_executors.kernels.moe.grouped.down.triton import combine
 from perfmodel_executors.kernels.moe.grouped.quantized.tiling import candidates, shared_bytes
-from perfmodel_executors.kernels.moe.grouped.tile.triton import Placement, own_tile
+from perfmodel_executors.kernels.moe.grouped.tile.triton import ExpertRows, own_tile
 from perfmodel_executors.kernels.moe.grouped.tiling import num_splits
 from perfmodel_executors.kernels.moe.grouped.up.triton import act
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, pick
@@ -124,7 +124,7 @@ def _down_stored_kernel(
 
 def grouped_up(
     x_TC: Tensor,
-    placement: Placement,
+    placement: ExpertRows,
     up: ExpertWeight,
     activation: str,
     gated: bool,
@@ -163,7 +163,7 @@ def grouped_up(
 
 
 def grouped_down(
-    hidden_AI: Tensor, weights_TX: Tensor, placement: Placement, down: ExpertWeight, forced: TileConfig | None = None
+    hidden_AI: Tensor, weights_TX: Tensor, placement: ExpertRows, down: ExpertWeight, forced: TileConfig | None = None
 ) -> Tensor:
     """[T, C]: the weighted sum of each token's experts, in hidden's dtype."""
     weights_TX = weights_TX.contiguous()

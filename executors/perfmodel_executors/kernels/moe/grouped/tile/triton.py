@@ -9,7 +9,7 @@ one     One token: each of its pairs is a tile.
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
-__all__ = ["FEW_TOKENS", "GROUP", "Placement", "own_tile"]
+__all__ = ["FEW_TOKENS", "GROUP", "ExpertRows", "own_tile"]
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ _FEW_PER_EXPERT = 2  # pairs: beyond, the programs that only exit take as long a
 
 
 @dataclass(frozen=True)
-class Placement:
+class ExpertRows:
     """Which rows go to which expert: `experts_TX`, contiguous, or what sorting made of it; tiles of `rows` rows."""
 
     experts_TX: Tensor
@@ -34,7 +34,7 @@ class Placement:
     pairs: SortedPairs | None
 
     @classmethod
-    def of(cls, experts_TX: Tensor, num_experts: int, rows: int) -> "Placement":
+    def of(cls, experts_TX: Tensor, num_experts: int, rows: int) -> "ExpertRows":
         """Sorted unless the tokens, and so the rows of any expert, are few enough to fit one tile."""
         experts_TX = experts_TX.contiguous()
         num_tokens, num_pairs = experts_TX.shape[0], experts_TX.numel()

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.launch import launch
-from perfmodel_executors.kernels.moe.grouped.tile.triton import Placement, own_tile
+from perfmodel_executors.kernels.moe.grouped.tile.triton import ExpertRows, own_tile
 from perfmodel_executors.kernels.moe.grouped.tiling import candidates, shared_bytes
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, pick
 
@@ -106,7 +106,7 @@ def _up_kernel(
 
 def grouped_up(
     x_TC: Tensor,
-    placement: Placement,
+    placement: ExpertRows,
     up_EFC: Tensor,
     activation: str,
     gated: bool,

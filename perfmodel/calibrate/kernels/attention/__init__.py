@@ -1,0 +1,3 @@
+"""Tables of measured attention kernels: decodes, prompts, both in one kernel, latents."""
+
+__all__: list[str] = []

@@ -1,0 +1,58 @@
+"""What a calibration says of its origin, who published the measurements, and which engine they ran.
+
+No file names and no models: a calibration must hold for whatever runs on the device, and says nothing of a single run.
+"""
+
+__all__ = ["KERNEL_TABLES", "LAYER_PROFILE", "SERVING_RUNS", "STEADY_STATES", "Origin", "recorded_engine"]
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.errors import SpecError
+from perfmodel.specs import EngineSpec, HardwareSpec
+from perfmodel.specs.engine.defaults import with_defaults
+from perfmodel.specs.engine.versions import parse_version
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A kind of recorded measurements: what they are, and their publisher with the licence."""
+
+    kind: str
+    publisher: str
+
+    def source(self, what: str) -> str:
+        """`what`, such as "1,000 kernel times", and who measured it."""
+        return f"{what} published by {self.publisher}"
+
+    def command(self, engine: str) -> str:
+        """The command that fits measurements of this kind."""
+        return f"perfmodel calibrate --from <{self.kind}> --engine {engine}"
+
+
+KERNEL_TABLES = Origin("kernel tables", "ai-dynamo/aiconfigurator (Apache-2.0)")
+LAYER_PROFILE = Origin("layer profile", "casys-kaist/LLMServingSim (MIT)")
+SERVING_RUNS = Origin("serving runs", "inference-sim/sim-to-real-accuracy-validation")
+STEADY_STATES = Origin("steady states", "ai-dynamo/aiconfigurator, silicon samples (Apache-2.0)")
+
+
+# Records without a version, or with the name of a build alone, are of the first half of 2026: what was current then.
+_CURRENT = {"vllm": "0.19.0", "sglang": "0.5.9", "trtllm": "1.2.0"}
+
+
+def recorded_engine(profile: str, version: str, hardware: HardwareSpec, arguments: Mapping[str, Any]) -> EngineSpec:
+    """The engine as it ran.
+
+    profile:   its name in hardware_specs/engines
+    version:   as the record states it, or ""; one older or newer than any described has the facts of the nearest, and
+               wider intervals (`perfmodel.cost.scenario_fits`)
+    hardware:  the devices that it ran on
+    arguments: those of `EngineSpec` that the record gives
+    """
+    try:
+        is_numbered = bool(parse_version(version)[0])
+    except SpecError:
+        is_numbered = False
+    stated = version if is_numbered else _CURRENT.get(profile)
+    return with_defaults(EngineSpec(**{**arguments, "profile": profile, "version": stated}), hardware)

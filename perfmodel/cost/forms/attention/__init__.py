@@ -1,0 +1,3 @@
+"""Forms of attention kernels: decodes, prompts, both in one kernel, latents."""
+
+__all__: list[str] = []

@@ -1,0 +1,310 @@
+"""Flash decoding: one new token per sequence over its KV cache, the KV length split over thread blocks.
+
+    t = launch + (tc^knee + tm^knee)^(1/knee) + doubling * log2(max(1, S / 64)) [+ swap] [+ combine]
+
+    C  = B K ceil(g / q) s                   thread blocks: B sequences, K KV heads, g query rows each (its query heads
+                                             times the new tokens of a sequence), q of them per block, s splits of the
+                                             KV length (see `DecodeKernel`)
+    tc = block (1 + group_block g / 8) max(1, C / SM)              what a block costs before and after it streams
+    tm = max( KV bytes ceil(g / q) (1 + group_traffic (g - 1) / 8) / (memory_fraction W f),
+              padded FLOPs / (tensor_fraction F f) ) + (Q, O, new K and V bytes) / (memory_fraction W)
+    f  = min(1, block_bandwidth C / SM)                            few blocks cannot fill the memory system
+
+W and F are the declared bandwidth and tensor rate, SM the compute units, S the KV tokens of a sequence. Few blocks are
+what makes short batches slow, not few bytes. `combine` is paid where s > 1, `swap` by libraries that fold the query
+heads of a group into the query length: a copy, unless B, K or g is 1. The measured kernels contain the write of the new
+keys and values into the cache. Serving reads its KV from HBM; a benchmark that repeats one shape finds it in L2
+(`is_warm`). Measured batches have equal contexts. Where they are not, and the kernel does not balance them, the longest
+block of duration a outlasts the T that all take together. Two blocks fit a compute unit; those of the first wave begin
+at 0, one of the others at any moment up to f T, f = 1 - 2 SM / C, and outlasts T by o(a) on average:
+
+    t += o(longest) - o(mean),    a = tokens / splits * 2 rows (h_k + h_v) (1 / (tensor_fraction F) + softmax) SM
+    o(a) = 0 if a < (1 - f) T,  (a - (1 - f) T)^2 / 2 f T if a < T,  else a - T + f T / 2
+
+Such a kernel splits contexts until the second wave is well filled, and not at all from 1.6 SM blocks on. A persistent
+kernel that cuts contexts to at most `split_share` of what a unit streams on average, L, has parts of length x_i, which
+units take one after another: with more parts than units it lasts L + max x - E x^2 / (2 E x), else max x.
+Source: Dao et al. 2023 (Flash-Decoding); FlashAttention-2/3, TensorRT-LLM XQA and MMHA sources for the splits;
+flash_prepare_scheduler.cu of FlashAttention-3 (1.1 of a unit's share); renewal theory (mean residual of a part).
+
+Without flash-decoding the prompts' kernel serves (FlashAttention-2 before 2.2): a block for each sequence and query
+head, in whose tile of `rows` the new tokens are a few, and which visits all keys alone. The unit with most blocks is
+the last, and what its blocks compute does not overlap:
+
+    tc = ceil(B H / SM) (block + ceil(queries / rows) rows S c),    c = 2 (h_k + h_v) SM / (tensor_fraction F) + softmax
+    tm = KV bytes / (memory_fraction W min(1, block_bandwidth B H / SM))   the other heads of a group read from L2
+"""
+
+__all__ = ["DecodeKernel", "DecodeParts", "DecodeSizes", "FlashDecodeFit", "decode_seconds", "decode_time"]
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from perfmodel.cost.forms.columns import SCALARS
+from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.forms.fits import Domain, Residuals
+from perfmodel.files.base import Spec
+from perfmodel.ops.extents import DecodeExtent, Values
+from perfmodel.ops.work import Work
+
+_NEVER_ZERO_S = 1e-12
+_SHORT = 64.0  # KV tokens up to which the context does not show
+_SOFTMAX_OPS = 38.0  # vector operations per score (see the mixed form, where two cards tell them from the tensor cores)
+_LEAST_PART = 128.0  # KV tokens of a persistent kernel's tile
+_PLACES = 16  # contexts that stand for a batch of unequal ones
+_RESIDENT = 2  # blocks on a compute unit at once
+_FULL = (
+    1.6  # blocks per compute unit from which on a kernel that does not balance contexts splits none (FlashAttention-2)
+)
+_LANES = 128  # fp32 operations per clock and compute unit
+_CACHED_SHARE = 0.7  # of L2 that a repeated benchmark keeps; nothing is left beyond twice of it
+
+
+class DecodeKernel(Spec):
+    """How a decode kernel cuts its work: facts of its code, chosen by reading it, not fitted.
+
+    heads_per_block: query heads of one KV head that share a thread block and its reads of the KV
+    rows:            rows of a tensor-core tile that those heads are padded to
+    split_tokens:    least KV tokens of a split
+    split_waves:     splits are made until so many blocks per compute unit are launched
+    whole_splits:    the number of splits is rounded down (else the scheduler balances fractions)
+    splits_mha:      KV heads with a single query head are split, too
+    splits_window:   splits are counted before a sliding window cuts the context
+    pays_splits:     every split costs a block (else splits of a context share one persistent block's cost)
+    split_share:     persistent kernels: a part of a context is at most so many times a unit's mean share
+    is_balanced:     the scheduler shares long contexts out evenly; else one block, or split, sees a context to its end
+    window_overlap:  KV tokens read beyond a sliding window, which starts within a tile
+    """
+
+    heads_per_block: PositiveInt = 64
+    rows: PositiveInt = 64
+    split_tokens: PositiveFloat = 256.0
+    split_waves: PositiveFloat = 1.0
+    whole_splits: bool = False
+    splits_mha: bool = True
+    splits_window: bool = False
+    pays_splits: bool = False
+    split_share: PositiveFloat | None = None
+    is_balanced: bool = True
+    window_overlap: float = Field(default=0.0, ge=0)
+
+
+class FlashDecodeFit(Spec):
+    """One decode kernel. Times in seconds at the clock of the device; fractions of the declared peaks."""
+
+    form: Literal["flash_decode"] = "flash_decode"
+    kernel: DecodeKernel = DecodeKernel()
+    domain: Domain = Domain()
+    rate: str | None = None  # the number format whose tensor peak it runs at; None: that of the work
+    launch_s: float = Field(default=8e-6, ge=1e-6, le=1e-4)
+    memory_fraction: float = Field(default=0.85, ge=0.1, le=1.0)
+    tensor_fraction: float = Field(default=0.9, ge=0.02, le=1.0)
+    block_s: float = Field(default=3e-6, ge=1e-8, le=3e-5)
+    block_bandwidth: float = Field(default=1.0, ge=0.05, le=10.0)  # one block's share of the bandwidth / (1 / SM)
+    knee: float = Field(
+        default=2.0, ge=1.0, le=20.0
+    )  # how well blocks' fixed costs hide behind the streaming of others
+    doubling_s: float = Field(default=3e-7, ge=1e-9, le=1e-5)  # per doubling of the context: splits, their scheduling
+    group_traffic: float = Field(default=0.01, ge=1e-5, le=3.0)
+    group_block: float = Field(default=0.01, ge=1e-4, le=5.0)
+    combine_s: float = Field(default=1e-9, ge=1e-9, le=5e-5)
+    swap_s: float = Field(default=1e-9, ge=1e-9, le=3e-5)
+    cache_speedup: float = Field(default=1.0, ge=1.0, le=6.0)  # of KV that a benchmark finds in L2
+    residuals: Residuals = Residuals()
+
+
+class DecodeSizes(NamedTuple):
+    """One decode batch, or many as columns. `length`: KV tokens per sequence before a window cuts them.
+
+    kv_token_bytes: of K and V per token, all KV heads; io_bytes: Q, O and the new K and V of the batch
+    flops_per_token: of one query head and KV token, 2 (h_k + h_v)
+    """
+
+    extent: DecodeExtent
+    length: Values
+    kv_token_bytes: Values
+    io_bytes: Values
+    flops_per_token: Values
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeParts:
+    """Seconds in all, and of the resources alone."""
+
+    duration: Values
+    compute: Values
+    memory: Values
+
+
+def decode_seconds(
+    sizes: DecodeSizes,
+    fit: FlashDecodeFit,
+    device: DeviceFacts,
+    rate: str = "bf16",
+    *,
+    is_warm: bool = False,
+    unpack_ops: Values = 0.0,
+    xp: Any = np,
+) -> DecodeParts:
+    """The formula of this module; `is_warm`: the KV may be in L2 from the last repetition. `unpack_ops`: vector
+    instructions that make numbers of the cached elements, once for each time that they are read; beside loads and
+    products of other warps, so that they show where they bind.
+    """
+    kernel, units = fit.kernel, device.compute_units
+    seqs, kv_heads, window = sizes.extent.num_seqs, sizes.extent.heads.num_kv_heads, sizes.extent.heads.window
+    group = sizes.extent.query_rows / kv_heads
+    reads = xp.ceil(group / kernel.heads_per_block)
+    first = seqs * kv_heads * reads
+    limit = xp.where(window > 0, window + kernel.window_overlap, np.inf)
+    visible = xp.minimum(sizes.length, limit)
+    length = sizes.length if kernel.splits_window else visible
+    splits = _splits(length, first, group, kernel, units, xp)
+    blocks = first * splits
+    fill = xp.minimum(1.0, fit.block_bandwidth * blocks / units)
+
+    bandwidth = device.bandwidth * fit.memory_fraction
+    kv_bytes = seqs * visible * sizes.kv_token_bytes
+    memory = kv_bytes * reads * (1 + fit.group_traffic / 8 * (group - 1)) / (bandwidth * fill)
+    if is_warm:
+        hit = xp.minimum(1.0, xp.maximum(0.0, 2 - kv_bytes / (_CACHED_SHARE * device.l2_bytes)))
+        memory = memory * (1 - hit + hit / fit.cache_speedup)
+    padded = xp.ceil(group / kernel.rows) * kernel.rows * kv_heads
+    flops = seqs * visible * padded * sizes.flops_per_token
+    compute = flops / (device.peak(fit.rate or rate) * fit.tensor_fraction * fill)
+    memory = memory + sizes.io_bytes / bandwidth
+    compute = xp.maximum(compute, unpack_ops * reads / (device.vector_instructions * fill))
+    stream = xp.maximum(memory, compute)
+
+    paid = blocks if kernel.pays_splits else first
+    block = fit.block_s * (1 + fit.group_block / 8 * group) * xp.maximum(1.0, paid / units)
+    high, low = xp.maximum(block, stream), xp.minimum(block, stream)
+    duration = fit.launch_s + high * (1 + (low / xp.maximum(high, _NEVER_ZERO_S)) ** fit.knee) ** (1 / fit.knee)
+    duration = duration + fit.doubling_s * xp.log2(xp.maximum(1.0, visible / _SHORT))
+    swaps = (group > 1) & (seqs > 1) & (kv_heads > 1)
+    duration = duration + fit.combine_s * (splits > 1.01) + fit.swap_s * swaps
+    return DecodeParts(duration, compute, memory)
+
+
+def _splits(length: Values, first: Values, group: Values, kernel: DecodeKernel, units: int, xp: Any) -> Values:
+    most = xp.maximum(1.0, length / kernel.split_tokens)
+    splits = xp.minimum(kernel.split_waves * units / first, most)
+    if kernel.whole_splits:
+        splits = xp.floor(splits)
+    if not kernel.splits_mha:
+        splits = xp.where(group == 1, 1.0, splits)
+    result: Values = xp.maximum(1.0, splits)
+    return result
+
+
+def decode_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> OperatorTime:
+    """How long one run of `work` takes: KV from HBM."""
+    if not work.num_kernels:
+        return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
+    extent = work.extent
+    assert isinstance(extent, DecodeExtent)
+    sizes = _sizes(work, extent, fit.kernel)
+    if not extent.splits_kv:
+        return _unsplit_time(work, sizes, fit, device)
+    parts = decode_seconds(sizes, fit, device, work.rate, unpack_ops=work.vector_ops, xp=SCALARS)
+    duration, compute, memory = float(parts.duration), float(parts.compute), float(parts.memory)
+    longest = float(extent.longest or sizes.length)
+    if longest > sizes.length and not 0 < extent.heads.window < sizes.length:
+        if fit.kernel.split_share is not None:
+            duration += _outlasting(longest, sizes, fit.kernel, device.compute_units) * max(memory, compute)
+        elif not fit.kernel.is_balanced:
+            duration += _ragged_seconds(longest, work, sizes, fit, device, duration - fit.launch_s)
+    overhead = max(0.0, duration - max(compute, memory))
+    return OperatorTime(duration, compute, memory, 0.0, overhead, bound_of(compute, memory, 0.0, overhead))
+
+
+def _unsplit_time(work: Work, sizes: DecodeSizes, fit: FlashDecodeFit, device: DeviceFacts) -> OperatorTime:
+    """A block for each sequence and query head, without splits; the longest of unequal contexts is the last."""
+    extent, heads, units = sizes.extent, sizes.extent.heads, device.compute_units
+    blocks, rows = extent.num_seqs * heads.num_heads, fit.kernel.rows
+    longest = float(extent.longest or sizes.length)
+    visible, longest = (min(length, heads.window or length) for length in (sizes.length, longest))
+    per_row = _seconds_per_score(sizes, work, fit, device) * units * ceil(extent.queries / rows) * rows
+    waves = ceil(blocks / units)
+    compute = waves * (fit.block_s + visible * per_row) + (longest - visible) * per_row
+    compute = max(compute, work.vector_ops * heads.num_heads / heads.num_kv_heads / device.vector_instructions)
+    bandwidth = device.bandwidth * fit.memory_fraction
+    memory = work.kv_bytes / (bandwidth * min(1.0, fit.block_bandwidth * blocks / units)) + sizes.io_bytes / bandwidth
+    high, low = max(compute, memory), min(compute, memory)
+    duration = fit.launch_s + high * (1 + (low / max(high, _NEVER_ZERO_S)) ** fit.knee) ** (1 / fit.knee)
+    overhead = duration - high
+    return OperatorTime(duration, compute, memory, 0.0, overhead, bound_of(compute, memory, 0.0, overhead))
+
+
+def _seconds_per_score(sizes: DecodeSizes, work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> float:
+    """Of the whole device, for one row of a tile and one key: its products and its softmax."""
+    seconds = sizes.flops_per_token / (device.peak(fit.rate or work.rate) * fit.tensor_fraction)
+    return float(seconds + _SOFTMAX_OPS / (device.compute_units * _LANES * device.clock_hz))
+
+
+def _outlasting(longest: float, sizes: DecodeSizes, kernel: DecodeKernel, units: int) -> float:
+    """How much longer a persistent kernel takes for unequal contexts than for equal ones, over its time of streaming.
+
+    Contexts lie evenly between the longest and as far below the mean.
+    """
+    extent, kv_heads = sizes.extent, sizes.extent.heads.num_kv_heads
+    blocks = extent.num_seqs * kv_heads * ceil(extent.query_rows / kv_heads / kernel.heads_per_block)
+    share = blocks * sizes.length / units
+    most = max((kernel.split_share or 1.0) * share, _LEAST_PART)
+    reach = min(longest - sizes.length, sizes.length)
+    unequal = [sizes.length + reach * (2 * i + 1 - _PLACES) / _PLACES for i in range(_PLACES)]
+    lasts = [_tokens_of_slowest(lengths, most, blocks, share, units) for lengths in (unequal, [sizes.length])]
+    return float(max(lasts[0] - lasts[1], 0.0) / share)
+
+
+def _tokens_of_slowest(lengths: list[float], most: float, blocks: float, share: float, units: int) -> float:
+    """Tokens that pass one unit until the last part of `blocks` contexts, spread over `lengths`, is through."""
+    parts = [ceil(length / most) for length in lengths]
+    tiles = [length / n for length, n in zip(lengths, parts, strict=True)]
+    if blocks * sum(parts) / len(lengths) <= units:
+        return max(tiles)
+    residual = sum(n * tile**2 for n, tile in zip(parts, tiles, strict=True)) / (2 * sum(lengths))
+    return share + max(tiles) - residual
+
+
+def _ragged_seconds(
+    longest: float, work: Work, sizes: DecodeSizes, fit: FlashDecodeFit, device: DeviceFacts, together: float
+) -> float:
+    """What the longest of unequal contexts adds to a batch that takes `together` with equal ones."""
+    kernel = fit.kernel
+    kv_heads, units = sizes.extent.heads.num_kv_heads, device.compute_units
+    group = sizes.extent.query_rows / kv_heads
+    first = sizes.extent.num_seqs * kv_heads * ceil(group / kernel.heads_per_block)
+    most = max(1.0, sizes.length / kernel.split_tokens)
+    splits = min(most, 2 * _RESIDENT * units / first) if first < _FULL * units else 1.0
+    waiting = max(0.0, 1.0 - _RESIDENT * units / (first * splits))
+    per_token = kernel.rows * _seconds_per_score(sizes, work, fit, device) * device.compute_units / splits
+    own, more = (_overshoot(length * per_token, together, waiting) for length in (sizes.length, longest))
+    return more - own
+
+
+def _overshoot(alone: float, together: float, waiting: float) -> float:
+    """Expected seconds by which a block begun at any moment of the share `waiting` of `together` outlasts it."""
+    if alone >= together:
+        return alone - together + waiting * together / 2
+    beyond = alone - (1 - waiting) * together
+    return beyond * beyond / (2 * waiting * together) if beyond > 0 else 0.0
+
+
+def _sizes(work: Work, extent: DecodeExtent, kernel: DecodeKernel) -> DecodeSizes:
+    """Sizes of a work. The window's overlap is added as the mean context comes near the window."""
+    kv_tokens, window = extent.kv_tokens, extent.heads.window
+    length = kv_tokens / extent.num_seqs
+    if window:
+        length += kernel.window_overlap * max(0.0, 2 * length / window - 1)
+    new_bytes = extent.queries * extent.num_seqs * work.kv_bytes / kv_tokens if kv_tokens else 0.0
+    return DecodeSizes(
+        extent,
+        length,
+        kv_token_bytes=work.kv_bytes / max(kv_tokens, 1.0),
+        io_bytes=work.activation_bytes + 2 * new_bytes,
+        flops_per_token=work.flops / max(extent.query_rows * kv_tokens, 1.0),
+    )

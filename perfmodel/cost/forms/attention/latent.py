@@ -1,0 +1,152 @@
+"""Attention over latents (MLA), measured as whole modules: projections and attention in one number.
+
+    prompts  t = max(floor, launch + projections + attention + activations / (activation_fraction W))
+    decode   t = max(floor, launch + projections + absorption + attention + activations / (weight_fraction W))
+             projections = max( 2 n w / (gemm_fraction F_g),  w e_g / (weight_fraction W) )
+
+n tokens, w weights of the projections in e_g bytes each at the tensor rate F_g. Attention of prompts has the tiles of
+`attention_prefill` at the keys' and values' expanded sizes; that of decodes is `attention_decode` with one KV head of
+the latent's size, whose query heads are padded to the rows of a tile. `floor` is the host's time where modules were
+launched one by one: serving replays graphs and does not pay it, nor the projections, which are operators of their own.
+The fractions of projections and of attention are told apart by the number of heads only: do not read one alone.
+"""
+
+__all__ = [
+    "LatentDecodeFit",
+    "LatentPrefillFit",
+    "LatentSizes",
+    "latent_decode_seconds",
+    "latent_decode_time",
+    "latent_prefill_seconds",
+    "latent_prefill_time",
+]
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from perfmodel.cost.forms.attention.decode import (
+    DecodeKernel,
+    DecodeSizes,
+    FlashDecodeFit,
+    decode_seconds,
+    decode_time,
+)
+from perfmodel.cost.forms.attention.prefill import (
+    FlashPrefillFit,
+    PrefillKernel,
+    PrefillSizes,
+    prefill_seconds,
+    prefill_time,
+)
+from perfmodel.cost.forms.device import DeviceFacts, OperatorTime
+from perfmodel.cost.forms.fits import Domain, Residuals
+from perfmodel.files.base import Spec
+from perfmodel.ops.extents import Values
+from perfmodel.ops.work import Work
+
+_KERNEL_S = 5e-6  # launch of the attention kernel alone, which no module tells apart
+
+
+class LatentPrefillFit(Spec):
+    """A module of prompts. As the fit of an operator it times its attention only."""
+
+    form: Literal["latent_prefill"] = "latent_prefill"
+    domain: Domain = Domain()
+    launch_s: float = Field(default=3e-5, ge=1e-6, le=1e-3)
+    gemm_fraction: float = Field(default=0.6, ge=0.05, le=1.0)
+    weight_fraction: float = Field(default=0.6, ge=0.05, le=1.0)
+    tensor_fraction: float = Field(default=0.5, ge=0.02, le=1.0)
+    activation_fraction: float = Field(default=0.5, ge=0.02, le=1.0)
+    floor_s: float = Field(default=1e-4, ge=1e-6, le=1e-3)
+    residuals: Residuals = Residuals()
+
+    @property
+    def attention(self) -> FlashPrefillFit:
+        """The attention inside."""
+        kernel = PrefillKernel(rows=128, keys=128, packs="never")
+        update = {"kernel": kernel, "launch_s": _KERNEL_S, "tensor_fraction": self.tensor_fraction}
+        return FlashPrefillFit(memory_fraction=self.activation_fraction).model_copy(update=update)
+
+
+class LatentDecodeFit(Spec):
+    """A module of decodes. As the fit of an operator it times its attention only."""
+
+    form: Literal["latent_decode"] = "latent_decode"
+    kernel: DecodeKernel = DecodeKernel()
+    domain: Domain = Domain()
+    launch_s: float = Field(default=3e-5, ge=1e-6, le=1e-3)
+    gemm_fraction: float = Field(default=0.5, ge=0.02, le=1.0)
+    weight_fraction: float = Field(default=0.6, ge=0.05, le=1.0)
+    tensor_fraction: float = Field(default=0.4, ge=0.02, le=1.0)
+    memory_fraction: float = Field(default=0.7, ge=0.05, le=1.0)
+    block_s: float = Field(default=2e-6, ge=1e-8, le=3e-5)
+    floor_s: float = Field(default=1e-4, ge=1e-6, le=1e-3)
+    residuals: Residuals = Residuals()
+
+    @property
+    def attention(self) -> FlashDecodeFit:
+        """The attention inside."""
+        update = {
+            "kernel": self.kernel,
+            "launch_s": _KERNEL_S,
+            "memory_fraction": self.memory_fraction,
+            "tensor_fraction": self.tensor_fraction,
+            "block_s": self.block_s,
+            "group_traffic": 0.0,  # a single KV head, read once per tile of query heads
+            "group_block": 0.0,
+        }
+        return FlashDecodeFit().model_copy(update=update)
+
+
+class LatentSizes(NamedTuple):
+    """Modules: n tokens, the weights of their projections, activations in bytes, and the attention inside.
+
+    absorbed: weights of the absorbing GEMMs of decodes, at the model's own format; weight_bytes: per projection weight
+    """
+
+    tokens: Values
+    weights: Values
+    weight_bytes: Values
+    absorbed: Values
+    activation_bytes: Values
+    attention: DecodeSizes | PrefillSizes
+
+
+def _projections(sizes: LatentSizes, fit: LatentPrefillFit | LatentDecodeFit, device: DeviceFacts) -> Values:
+    rate = np.where(sizes.weight_bytes == 1, device.peak("fp8"), device.peak("bf16"))
+    compute = 2 * sizes.tokens * sizes.weights / (rate * fit.gemm_fraction)
+    memory = sizes.weights * sizes.weight_bytes / (device.bandwidth * fit.weight_fraction)
+    return np.maximum(compute, memory)
+
+
+def latent_prefill_seconds(sizes: LatentSizes, fit: LatentPrefillFit, device: DeviceFacts) -> Values:
+    """The module of prompts."""
+    assert isinstance(sizes.attention, PrefillSizes)
+    attention = prefill_seconds(sizes.attention, fit.attention, device).compute
+    activations = sizes.activation_bytes / (device.bandwidth * fit.activation_fraction)
+    return np.maximum(fit.floor_s, fit.launch_s + _projections(sizes, fit, device) + attention + activations)
+
+
+def latent_decode_seconds(sizes: LatentSizes, fit: LatentDecodeFit, device: DeviceFacts) -> Values:
+    """The module of decodes."""
+    assert isinstance(sizes.attention, DecodeSizes)
+    attention = decode_seconds(sizes.attention, fit.attention, device).duration - _KERNEL_S
+    absorbed = np.maximum(
+        2 * sizes.tokens * sizes.absorbed / (device.peak("bf16") * fit.gemm_fraction),
+        2 * sizes.absorbed / (device.bandwidth * fit.weight_fraction),
+    )
+    activations = sizes.activation_bytes / (device.bandwidth * fit.weight_fraction)
+    whole = fit.launch_s + _projections(sizes, fit, device) + absorbed + attention + activations
+    return np.maximum(fit.floor_s, whole)
+
+
+def latent_prefill_time(work: Work, fit: LatentPrefillFit, device: DeviceFacts) -> OperatorTime:
+    """The attention of prompts inside the module."""
+    return prefill_time(work, fit.attention, device)
+
+
+def latent_decode_time(work: Work, fit: LatentDecodeFit, device: DeviceFacts) -> OperatorTime:
+    """The attention of decodes inside the module."""
+    return decode_time(work, fit.attention, device)

@@ -1,0 +1,245 @@
+"""Flash attention of prompts: query tiles that visit key tiles, one thread block per query tile and head.
+
+    t = launch + IO / (memory_fraction W) + write tokens min(K h, 512) / 512 / SM
+        + max( (A + block N) / SM + tail (L + block), L + block ) cost
+
+    n    = ceil(T / M) query tiles of M rows per sequence of T new tokens, N = sum(H n) blocks
+    A    = sum over sequences and heads of the key tokens that their query tiles visit, whole tiles of `keys` tokens:
+           n P + M n (n + 1) / 2 + padding for a causal chunk after P cached tokens, less under a window
+    L    = key tokens of the longest block: causal blocks are unequal, the last ones run alone, and no kernel is
+           shorter than its longest block
+    cost = 2 M (h_k + h_v) / (tensor_fraction F / SM) + M softmax_ops / (128 clock)      seconds per key token of a tile
+    IO   = Q, O and the new K and V once, + kv_weight x the K and V of all visible tokens
+
+W, F, SM as declared; `block` is a block's fixed cost in key tokens. Packed kernels (GQA) make tiles of T g rows per KV
+head. A sum, not a maximum: loads and stores of a short block do not hide behind its own products, and this term is
+what looks like a ramp with the prompt's length. The measured kernels contain the write of K and V into the cache,
+in vLLM one thread block per token with a thread per element, which costs its threads, not its bytes.
+Source: Dao 2023 (FlashAttention-2), Shah et al. 2024 (FlashAttention-3); tile sizes from their sources.
+"""
+
+__all__ = [
+    "FlashPrefillFit",
+    "PrefillKernel",
+    "PrefillParts",
+    "PrefillSizes",
+    "prefill_seconds",
+    "prefill_time",
+    "prompt_tiles",
+]
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field, PositiveInt
+
+from perfmodel.cost.forms.columns import SCALARS
+from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.forms.fits import Domain, Residuals
+from perfmodel.files.base import Spec
+from perfmodel.ops.extents import HeadsExtent, PrefillExtent, Values
+from perfmodel.ops.formats import MMA_SYNC_RATE
+from perfmodel.ops.work import Work
+
+_INPUT_BYTES = 2.0  # of an element of the new keys and values, as the projection leaves them
+_WRITE_THREADS = 512.0  # of a block that writes one token into the cache: one per element, this many at most
+_LANES = 128  # fp32 operations per clock and compute unit
+_WORTH_PACKING = 0.9  # packed tiles are used where they visit less than this of the unpacked ones' keys
+
+
+class PrefillKernel(Spec):
+    """How a prefill kernel cuts its work: facts of its code, not fitted.
+
+    rows, keys:   of a query tile and of a key tile, tokens
+    packs:        the g query heads of a KV head share tiles: never, for single queries only, or where it saves work
+    window_overlap: key tokens visited beyond a sliding window, which starts within a tile
+    """
+
+    rows: PositiveInt = 128
+    keys: PositiveInt = 128
+    packs: Literal["never", "single", "worthwhile"] = "worthwhile"
+    window_overlap: float = Field(default=0.0, ge=0)
+
+
+class FlashPrefillFit(Spec):
+    """One prefill kernel. Times in seconds; fractions of the declared peaks."""
+
+    form: Literal["flash_prefill"] = "flash_prefill"
+    kernel: PrefillKernel = PrefillKernel()
+    domain: Domain = Domain()
+    rate: str | None = None  # the number format whose tensor peak it runs at; None: that of the work
+    launch_s: float = Field(default=1e-5, ge=1e-6, le=1e-3)
+    tensor_fraction: float = Field(default=0.6, ge=0.02, le=1.0)  # of a full tile, the softmax it does not hide within
+    memory_fraction: float = Field(default=0.55, ge=0.02, le=1.0)
+    block_tokens: float = Field(default=50.0, ge=0.01, le=3000.0)
+    tail: float = Field(default=0.5, ge=0.01, le=3.0)  # the share of the longest block that runs alone
+    kv_weight: float = Field(default=1.0, ge=0.05, le=30.0)  # paged gathers cost more than their bytes, L2 hits less
+    softmax_ops: float = Field(default=0.01, ge=0.01, le=200.0)  # per score, beside the tensor cores
+    write_s: float = Field(default=1e-9, ge=1e-9, le=1e-5)  # of a full block that writes a token's K and V
+    residuals: Residuals = Residuals()
+
+
+class PrefillSizes(NamedTuple):
+    """One prompt, or equal ones, in one kernel; many kernels as columns.
+
+    tokens, cached: T and P of a prompt; count: of equal prompts
+    io_bytes:       Q and O per new token; kv_bytes: K and V per visible token
+    """
+
+    heads: HeadsExtent
+    tokens: Values
+    cached: Values
+    count: Values
+    io_bytes: Values
+    kv_bytes: Values
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillParts:
+    """Seconds in all, and of the resources alone."""
+
+    duration: Values
+    compute: Values
+    memory: Values
+
+
+# Key tokens visited, thread blocks, key tokens of the longest block.
+_Tiles = tuple[Values, Values, Values]
+
+
+def prefill_seconds(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts, rate: str = "bf16") -> PrefillParts:
+    """The formula of this module."""
+    tiles = _chosen(_plain(sizes, fit.kernel, np), _packed(sizes, fit.kernel, np), sizes, fit.kernel, np)
+    return _seconds(tiles, _memory(sizes, fit, device, np), sizes, fit, device, rate, np)
+
+
+def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> OperatorTime:
+    """How long one run of `work` takes: all its prompts in one kernel, their tiles together.
+
+    Work with a share of the FLOPs that its prompts need (a pipeline's microbatch, the keys that an indexer chose) takes
+    that share of the products' time; bytes are the work's own.
+    """
+    if not work.num_kernels:
+        return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
+    extent = work.extent
+    assert isinstance(extent, PrefillExtent)
+    kernel, prompts = fit.kernel, _sizes(work, extent)
+    plain = _together([_plain(sizes, kernel, SCALARS) for sizes in prompts])
+    packed = None
+    if kernel.packs == "worthwhile" or (kernel.packs == "single" and all(sizes.tokens == 1 for sizes in prompts)):
+        packed = _together([_packed(sizes, kernel, SCALARS) for sizes in prompts])
+    first = prompts[0]
+    if extent.has_block_per_head:
+        plain, packed = _together([_whole_heads(sizes, kernel, SCALARS) for sizes in prompts]), None
+    tiles = _chosen(plain, packed, first, kernel, SCALARS)
+    memory = sum(_memory(sizes, fit, device, SCALARS) for sizes in prompts)
+    share = work.flops / (2.0 * extent.pairs * first.heads.num_heads * first.heads.head_size)
+    compute = share * _seconds(tiles, memory, first, fit, device, work.rate, SCALARS).compute
+    compute += work.vector_ops / device.vector_instructions  # cached integers are made into numbers first
+    duration = fit.launch_s + compute + memory
+    return OperatorTime(duration, compute, memory, 0.0, fit.launch_s, bound_of(compute, memory, 0.0, fit.launch_s))
+
+
+def _sizes(work: Work, extent: PrefillExtent) -> list[PrefillSizes]:
+    """The prompts of a work."""
+    io_bytes, kv_bytes = work.activation_bytes / extent.tokens, work.kv_bytes / extent.kv_tokens
+    return [PrefillSizes(extent.heads, tokens, cached, 1.0, io_bytes, kv_bytes) for tokens, cached in extent.prefills]
+
+
+def _seconds(
+    tiles: _Tiles,
+    memory: Values,
+    sizes: PrefillSizes,
+    fit: FlashPrefillFit,
+    device: DeviceFacts,
+    rate: str,
+    xp: Any,
+) -> PrefillParts:
+    visited, blocks, longest = tiles
+    units, rows = device.compute_units, fit.kernel.rows
+    instruction = MMA_SYNC_RATE if rate.endswith(MMA_SYNC_RATE) else ""
+    peak = device.peak(fit.rate + instruction if fit.rate else rate)
+    per_key = 2 * rows * sizes.heads.head_size / (fit.tensor_fraction * peak / units)
+    per_key = per_key + rows * fit.softmax_ops / (_LANES * device.clock_hz)
+    alone = longest + fit.block_tokens
+    shared = (visited + fit.block_tokens * blocks) / units
+    compute = xp.maximum(shared + fit.tail * alone, alone) * per_key
+    return PrefillParts(fit.launch_s + memory + compute, compute, memory)
+
+
+def _memory(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts, xp: Any) -> Values:
+    """Seconds of Q, O, K, V and of the cache's write; never less than the bytes at the declared bandwidth."""
+    window, kv_elements = sizes.heads.window, sizes.heads.num_kv_heads * sizes.heads.head_size
+    cached = xp.where(window > 0, xp.minimum(sizes.cached, window), sizes.cached)
+    visible = (cached + sizes.tokens) * sizes.kv_bytes
+    queries = sizes.tokens * sizes.io_bytes
+    inputs = sizes.tokens * sizes.heads.num_kv_heads * sizes.heads.head_size * _INPUT_BYTES
+    least = (queries + visible) / device.bandwidth
+    io = (queries + inputs + fit.kv_weight * visible) / (fit.memory_fraction * device.bandwidth)
+    threads = xp.minimum(kv_elements / 2, _WRITE_THREADS) / _WRITE_THREADS
+    write = fit.write_s * threads * sizes.tokens / device.compute_units
+    return sizes.count * (xp.maximum(io, least) + write)
+
+
+def _plain(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
+    """Tiles of `rows` queries of one head."""
+    per_head, tiles, longest = prompt_tiles(sizes.tokens, sizes.cached, sizes.heads.window, kernel, kernel.rows, xp)
+    blocks = sizes.count * sizes.heads.num_heads
+    return blocks * per_head, blocks * tiles, longest
+
+
+def _whole_heads(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
+    """All query tiles of a head in one block (FlashAttention-1)."""
+    per_head, _, _ = prompt_tiles(sizes.tokens, sizes.cached, sizes.heads.window, kernel, kernel.rows, xp)
+    blocks = sizes.count * sizes.heads.num_heads
+    return blocks * per_head, blocks, per_head
+
+
+def _packed(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
+    """Tiles of `rows` queries of all g heads of a KV head."""
+    group = sizes.heads.num_heads / sizes.heads.num_kv_heads
+    per_head, tiles, longest = prompt_tiles(
+        sizes.tokens, sizes.cached, sizes.heads.window, kernel, xp.maximum(1.0, kernel.rows / group), xp
+    )
+    rows = xp.ceil(sizes.tokens * group / kernel.rows)  # tiles of T g rows, whatever they hold of each head
+    blocks = sizes.count * sizes.heads.num_kv_heads
+    return blocks * per_head * rows / tiles, blocks * rows, longest
+
+
+def _together(tiles: list[_Tiles]) -> _Tiles:
+    """The tiles of all prompts of one kernel."""
+    visited, blocks, longest = zip(*tiles, strict=True)
+    return sum(visited), sum(blocks), max(longest)
+
+
+def _chosen(plain: _Tiles, packed: _Tiles | None, sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
+    """The tiles that the kernel makes."""
+    if kernel.packs == "never" or packed is None:
+        return plain
+    is_packed = sizes.tokens <= 1 if kernel.packs == "single" else packed[0] < _WORTH_PACKING * plain[0]
+    visited, blocks, longest = (xp.where(is_packed, one, other) for one, other in zip(packed, plain, strict=True))
+    return visited, blocks, longest
+
+
+def prompt_tiles(
+    tokens: Values, cached: Values, window: Values, kernel: PrefillKernel, rows: Values, xp: Any = np
+) -> _Tiles:
+    """Of one head: key tokens visited by tiles of `rows` queries, the number of tiles, key tokens of the longest.
+
+    The first tiles of a window rise to its length, the rest stay there.
+    """
+    keys = kernel.keys
+    tiles = xp.ceil(tokens / rows)
+    step = xp.minimum(rows, keys)
+    start = xp.ceil(cached / step) * step
+    end = xp.ceil((cached + tokens) / keys) * keys
+    visited = tiles * (start + rows * (tiles + 1) / 2 + (keys - step) / 2)
+    visited = visited - xp.maximum(0.0, start + tiles * rows - end)
+    visited = xp.maximum(xp.minimum(visited, tiles * end), end * (rows < keys))
+    span = xp.ceil((rows + window) / keys) * keys + kernel.window_overlap
+    longest = xp.where(window > 0, xp.minimum(span, end), end)
+    rising = xp.minimum(xp.maximum(xp.floor((longest - start) / rows), 0.0), tiles)
+    within = rising * (start + rows * (rising + 1) / 2) + (tiles - rising) * longest
+    within = xp.minimum(visited, xp.maximum(within, longest))
+    return xp.where(window > 0, within, visited), tiles, longest

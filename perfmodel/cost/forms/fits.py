@@ -1,0 +1,97 @@
+"""What fits of all forms share: what they leave unexplained, the sizes they are for, how they pass to other devices.
+
+Fractions of declared peaks stay. Seconds (fields `..._s`: launches, prologues, hops of a protocol) follow the clock. A
+block's fixed cost counted in key tokens is a time as well: it follows the clock and what a token costs on one compute
+unit. Devices of one architecture with another memory (H100 -> H200) differ by the declared bandwidth only.
+"""
+
+__all__ = ["Domain", "Residuals", "distance", "transferred"]
+
+from math import log2
+from typing import Any, TypeVar
+
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.files.base import Spec
+from perfmodel.ops.extents import KernelTraits
+
+# What it costs to be out of a domain, in doublings of the head size: another kernel is worse than another size.
+_OTHER_FORMAT = 4.0
+_OTHER_GROUP = 8.0
+
+
+class Domain(Spec):
+    """What a library picks its kernel by; None is any.
+
+    Attention: head size, KV format, group sizes (query heads per KV head). TensorRT-LLM decodes groups of 2 to 32 with
+    one kernel, others with another. Experts: their gates (2 with one, else 1), and whether ranks share them out whole.
+    """
+
+    head_dim: int | None = None
+    kv_element_bytes: float | None = None
+    groups: tuple[tuple[int, int], ...] = ()  # inclusive ranges; none is any
+    gates: int | None = None
+    expert_parallel: bool | None = None
+
+    def distance(self, traits: KernelTraits) -> float:
+        """How far what a kernel is picked by is from this domain, 0 if inside or unknown."""
+        far = 0.0
+        if self.head_dim and traits.head_dim:
+            far += abs(log2(traits.head_dim / self.head_dim))
+        if self.kv_element_bytes and traits.kv_element_bytes:
+            far += _OTHER_FORMAT * abs(log2(traits.kv_element_bytes / self.kv_element_bytes))
+        if self.groups and traits.group and not any(low <= traits.group < high + 1 for low, high in self.groups):
+            far += _OTHER_GROUP
+        if self.gates is not None and traits.gates:
+            far += _OTHER_GROUP * (self.gates != traits.gates)
+        if self.expert_parallel is not None and traits.gates:
+            far += _OTHER_FORMAT * (self.expert_parallel != traits.shares_experts)
+        return far
+
+
+def distance(fit: object, traits: KernelTraits | None) -> float:
+    """How far what a kernel is picked by is from the domain of a fit; a fit without one takes any."""
+    domain = getattr(fit, "domain", None)
+    return domain.distance(traits) if traits is not None and isinstance(domain, Domain) else 0.0
+
+
+class Residuals(Spec):
+    """Quantiles of log(measured / predicted) over the rows of the fit: exp(p90) - 1 is how far one in ten is above."""
+
+    num_rows: int = 0
+    p10: float = 0.0
+    p50: float = 0.0
+    p90: float = 0.0
+
+
+FitT = TypeVar("FitT", bound=Spec)
+
+_NOT_OF_THE_DEVICE = {"eager_floor_s", "eager_launch_s", "link_latency_s"}  # the host's, and a declared figure
+_IN_KEY_TOKENS = {"block_tokens"}
+
+
+def transferred(fit: FitT, source: DeviceFacts, target: DeviceFacts, time_ratio: float | None = None) -> FitT:
+    """`fit`, made on `source`, for `target`; values stay within their plausible ranges.
+
+    time_ratio: seconds on the target per second on the source; by default the ratio of the declared clocks
+    """
+    ratio = source.clock_hz / target.clock_hz if time_ratio is None else time_ratio
+    rate = getattr(fit, "rate", None) or "bf16"
+    per_unit = (target.peak(rate) / target.compute_units) / (source.peak(rate) / source.compute_units)
+    update: dict[str, Any] = {}
+    for name, value in fit:
+        if isinstance(value, Spec) and name == "beyond":
+            update[name] = transferred(value, source, target, ratio)
+        elif isinstance(value, float) and name.endswith("_s") and name not in _NOT_OF_THE_DEVICE:
+            update[name] = _within(fit, name, value * ratio)
+        elif isinstance(value, float) and name in _IN_KEY_TOKENS:
+            update[name] = _within(fit, name, value * ratio * per_unit)
+    return fit.model_copy(update=update)
+
+
+def _within(fit: Spec, name: str, value: float) -> float:
+    """`value` cut to the plausible range of the field."""
+    for constraint in type(fit).model_fields[name].metadata:
+        low, high = getattr(constraint, "ge", None), getattr(constraint, "le", None)
+        value = value if low is None else max(value, float(low))
+        value = value if high is None else min(value, float(high))
+    return value

@@ -1,0 +1,128 @@
+"""What an answer stands on, so that it can be repeated: versions, the engine as described, the calibrations.
+
+Calibrations are named with a hash of all that they say, also where a device has none of its own and a relation's were
+passed on: equal hashes are equal step times.
+"""
+
+__all__ = ["EngineSource", "FittedSource", "Provenance", "provenance_of", "resolved"]
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.cost.calibration import Calibration
+from perfmodel.cost.calibrations import PASSED_ON, load_calibration
+from perfmodel.cost.generations import GenerationFit, load_generation
+from perfmodel.cost.server import EngineProfile, load_engine_profile
+from perfmodel.files.base import Spec
+from perfmodel.files.jsonable import to_jsonable
+from perfmodel.specs import list_hardware, load_hardware
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.scenario import Scenario
+from perfmodel.version import __version__
+
+_DIGITS = 16  # of a hash: enough to tell files apart
+Fit = Calibration | EngineProfile | GenerationFit
+
+
+@dataclass(frozen=True, order=True)
+class FittedSource:
+    """A calibration, an engine's profile or a generation's fit that predictions came from.
+
+    key: device@engine, engine@name or generation@name; digest: a hash of all that it says
+    """
+
+    name: str
+    source: str
+    date: str = ""
+    key: str = ""
+    digest: str = ""
+
+    @classmethod
+    def of(cls, fitted: Fit) -> "FittedSource":
+        """The source that `fitted` names."""
+        date = fitted.date.isoformat() if fitted.date else ""
+        if isinstance(fitted, EngineProfile):
+            key, source = f"engine@{fitted.engine}", fitted.source or "not fitted: adds nothing"
+            return cls(key, source, date, key, _digest(fitted))
+        if isinstance(fitted, GenerationFit):
+            key = f"generation@{fitted.architecture}"
+            return cls(key, fitted.source, date, key, _digest(fitted))
+        key = f"{fitted.device}@{fitted.engine}"
+        is_own = fitted.origin != "datasheet" and not fitted.source.startswith(PASSED_ON)
+        name = key if is_own else f"{fitted.device}, no file of its own"
+        return cls(name, fitted.source, date, key, _digest(fitted))
+
+    def to_json(self) -> dict[str, str]:
+        return {"name": self.name, "source": self.source, "date": self.date}
+
+
+@dataclass(frozen=True, order=True)
+class EngineSource:
+    """An engine as it was described: the version that stands for the one asked for; note: where they differ"""
+
+    name: str
+    version: str
+    digest: str
+    note: str = ""
+
+    @classmethod
+    def of(cls, engine: EngineSpec) -> "EngineSource":
+        """The engine that a scenario names, as it is described."""
+        described = engine.described
+        version = described.version
+        return cls(described.description.name, version.described, _digest(described.facts), version.note)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What the predictions of some scenarios stand on, each once, sorted by name."""
+
+    fitted: tuple[FittedSource, ...] = ()
+    engines: tuple[EngineSource, ...] = ()
+
+    def to_json(self, kind: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Versions, hashes and `inputs`: what was asked, as resolved. kind: of the result, as in run or plan"""
+        return {
+            "kind": kind,
+            "perfmodel": __version__,
+            "engines": [vars(engine) for engine in self.engines],
+            "calibrations": {each.key: each.digest for each in self.fitted},
+            "inputs": dict(inputs),
+        }
+
+
+def provenance_of(
+    scenarios: Iterable[Scenario], calibration: Calibration | None = None, profile: EngineProfile | None = None
+) -> Provenance:
+    """What simulations of `scenarios` stand on, in all their pools.
+
+    calibration: used for all devices, in place of their own; profile: for all engines
+    """
+    pools = [(pool.hardware or each.hardware, pool.engine) for each in scenarios for pool in each.pools]
+    asked = {(hardware.name, engine.profile, engine.version): (hardware, engine) for hardware, engine in pools}
+    fits: list[Fit] = []
+    for hardware, engine in asked.values():
+        fits.append(calibration or load_calibration(_as_in_its_file(hardware), engine.profile))
+        fits.append(profile or load_engine_profile(engine.profile))
+        generation = load_generation(hardware.declared.architecture) if calibration is None else None
+        fits += [generation] if generation is not None else []
+    engines = {EngineSource.of(engine) for _, engine in asked.values()}
+    return Provenance(tuple(sorted({FittedSource.of(fit) for fit in fits})), tuple(sorted(engines)))
+
+
+def resolved(spec: Spec) -> Any:
+    """All fields of a spec, defaults included, as plain data; sets in order, so that equal specs are equal texts."""
+    return to_jsonable(spec.model_dump())
+
+
+def _as_in_its_file(hardware: HardwareSpec) -> HardwareSpec:
+    """The device without a scenario's changes, which change what a calibration comes to, but not its files."""
+    return load_hardware(hardware.name) if hardware.name in list_hardware() else hardware
+
+
+def _digest(spec: Spec) -> str:
+    return hashlib.sha256(json.dumps(resolved(spec), sort_keys=True).encode()).hexdigest()[:_DIGITS]

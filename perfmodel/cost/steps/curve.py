@@ -1,0 +1,156 @@
+"""Decode steps over growing contexts: a curve tabulated at knots, and runs of consecutive steps along it.
+
+For a given batch decode attention is tabulated over each summed context that it looks at, at knots an eighth of an
+octave apart, and linear in between: lines are reproduced exactly, a curve to about 0.1 %. So a run of growing decode
+steps is an arithmetic series.
+
+All times are whole picoseconds: sums do not depend on the order of their terms.
+"""
+
+__all__ = ["Curve", "DecodeRun", "Piece", "Segment", "Used"]
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import repeat
+
+from perfmodel.cost.steps.tables import DrawnTables, StepCost, StepTables
+from perfmodel.cost.steps.usage import Usage
+
+
+def _knots() -> list[int]:
+    knots, x = [0], 1.0
+    while x < 2**44:
+        if round(x) > knots[-1]:
+            knots.append(round(x))
+        x *= 2**0.125
+    return knots
+
+
+_KNOTS = _knots()
+
+
+class Used:
+    """A known cost and how often it was used."""
+
+    __slots__ = ("duration", "usage", "uses")
+
+    def __init__(self, cost: StepCost) -> None:
+        self.duration, self.usage = cost.duration, cost.usage
+        self.uses = 0
+
+
+class Segment:
+    """A line over context from `start` up to `end`: `base + slope * (x - start)`."""
+
+    __slots__ = ("_ends", "base", "end", "slope", "start", "sum_offset", "uses")
+
+    def __init__(self, start: int, end: int, at_start: StepCost, at_end: StepCost) -> None:
+        self.start, self.end, self.base = start, end, at_start.duration
+        self.slope = round((at_end.duration - at_start.duration) / (end - start))
+        self._ends = at_start.usage, at_end.usage
+        self.uses = 0
+        self.sum_offset = 0
+
+    def add_to(self, total: Usage) -> None:
+        """Add what its uses amount to."""
+        if self.uses:
+            share = self.sum_offset / (self.end - self.start)
+            total.add(self._ends[0], self.uses - share)
+            total.add(self._ends[1], share)
+
+
+class Curve:
+    """The duration of some decode operators at one batch size, over one summed context.
+
+    queries: tokens of the whole batch; 0: one for each sequence
+    """
+
+    __slots__ = ("_tables", "axis", "batch", "queries", "segments")
+
+    def __init__(self, tables: StepTables | DrawnTables, batch: int, axis: int, queries: int = 0) -> None:
+        self._tables, self.batch, self.axis, self.queries = tables, batch, axis, queries
+        self.segments: dict[int, Segment] = {}
+
+    def segment(self, context: int) -> Segment:
+        index = bisect_right(_KNOTS, context) - 1
+        found = self.segments.get(index)
+        if found is None:
+            start, end = _KNOTS[index], _KNOTS[index + 1]
+            costs = (self._tables.decodes(self.axis, self.batch, knot, self.queries) for knot in (start, end))
+            found = self.segments[index] = Segment(start, end, *costs)
+        return found
+
+
+# (steps, first duration, delta, [(segment, first offset, growth) ...], host wait per step)
+Piece = tuple[int, int, int, list[tuple[Segment, int, int]], int]
+
+
+class DecodeRun:
+    """Consecutive decode steps of one batch, as pieces in which each step takes `delta` longer than the one before.
+
+    Built for some steps; `commit` says how many of them took place. used: what every step uses beside attention
+    """
+
+    __slots__ = ("_pieces", "_used")
+
+    def __init__(self, pieces: list[Piece], used: list[Used]) -> None:
+        self._pieces, self._used = pieces, used
+
+    @property
+    def first_duration(self) -> int:
+        return self._pieces[0][1]
+
+    def duration(self, num_steps: int) -> int:
+        """Picoseconds that the first `num_steps` take."""
+        total = 0
+        for steps, first, delta, _, _ in self._pieces:
+            n = min(steps, num_steps)
+            total += n * first + delta * (n * (n - 1) // 2)
+            num_steps -= n
+            if not num_steps:
+                break
+        return total
+
+    def step_durations(self, num_steps: int) -> Iterator[int]:
+        """Picoseconds of each of the first `num_steps`."""
+        for steps, first, delta, _, _ in self._pieces:
+            n = min(steps, num_steps)
+            yield from range(first, first + n * delta, delta) if delta else repeat(first, n)
+            num_steps -= n
+            if not num_steps:
+                break
+
+    def steps_to_reach(self, elapsed: int) -> int:
+        """The smallest number of steps that take at least `elapsed`; all of them if they take less."""
+        done = 0
+        for steps, first, delta, _, _ in self._pieces:
+            whole = steps * first + delta * (steps * (steps - 1) // 2)
+            if whole < elapsed:
+                elapsed -= whole
+                done += steps
+                continue
+            low, high = 0, steps  # the piece's first `low` steps take less than elapsed, its first `high` do not
+            while high - low > 1:
+                n = (low + high) // 2
+                if n * first + delta * (n * (n - 1) // 2) < elapsed:
+                    low = n
+                else:
+                    high = n
+            return done + high
+        return done
+
+    def commit(self, num_steps: int) -> int:
+        """Count the first `num_steps` as having run; returns the picoseconds the device waited for the host."""
+        for each in self._used:
+            each.uses += num_steps
+        waited = 0
+        for steps, _, _, segments, host_wait in self._pieces:
+            n = min(steps, num_steps)
+            for segment, offset, growth in segments:
+                segment.uses += n
+                segment.sum_offset += n * offset + growth * (n * (n - 1) // 2)
+            waited += n * host_wait
+            num_steps -= n
+            if not num_steps:
+                break
+        return waited

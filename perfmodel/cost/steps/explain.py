@@ -1,0 +1,224 @@
+"""How long a step takes, operator by operator, and what bounds it.
+
+    t_step = serial host + max( hidden host, sum over operators of count x t_op )
+
+Operators run one after another on a device, each bounded by its own resource: never a maximum of global sums. Of
+several pipeline stages, a step is the round in which each sequence of the batch gets a token (`stages`).
+"""
+
+__all__ = ["OperatorEstimate", "PipelineEstimate", "StepEstimate", "bound_share", "explain", "summed"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perfmodel.cost.rates import peak_flops_per_s
+from perfmodel.cost.roofline import OperatorTime, OperatorTimer
+from perfmodel.cost.steps.host import Host, step_seconds
+from perfmodel.ops.graphs.step import StepGraph
+from perfmodel.ops.node import OperatorNode
+from perfmodel.ops.work import BatchShape, Work
+
+_BOUNDS = ("compute", "memory", "communication", "overhead")
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorEstimate:
+    """One row: an operator that runs `count` times; `work` and `time` are of one run, the sums of all.
+
+    The count is a mean where tokens may leave layers out. link: the slowest that its messages go over, if it has any;
+    num_nodes: that its group is on
+    """
+
+    name: str
+    count: float
+    work: Work
+    time: OperatorTime
+    link: str = ""
+    num_nodes: int = 1
+
+    @property
+    def flops(self) -> float:
+        return self.count * self.work.flops
+
+    @property
+    def hbm_bytes(self) -> float:
+        return self.count * self.work.hbm_bytes
+
+    @property
+    def message_bytes(self) -> float:
+        return self.count * self.work.message.bytes_ if self.work.message else 0.0
+
+    @property
+    def intensity(self) -> float:
+        return self.work.intensity
+
+    @property
+    def duration_s(self) -> float:
+        return self.count * self.time.duration_s
+
+    @property
+    def bound(self) -> str:
+        return self.time.bound
+
+    @property
+    def bound_and_link(self) -> str:
+        """`bound`, and the network for messages that leave a node."""
+        return f"{self.bound}, {self.link} ({self.num_nodes} nodes)" if self.num_nodes > 1 else self.bound
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineEstimate:
+    """A step that is shared out to plans which pass several stages.
+
+    num_plans:    how many; stage_s: seconds of one of them, the longest, in each stage
+    latency_s:    of a plan that meets no other: a sequence that decodes alone waits as long for each token
+    bubble_share: of the time of all devices in the round, what they do nothing in
+    """
+
+    num_plans: int
+    stage_s: tuple[float, ...]
+    latency_s: float
+    bubble_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepEstimate:
+    """A step on one device. `str()` prints the roofline table.
+
+    duration_s:     the step, host included
+    device_s:       sum of the operators
+    serial_host_s:  host time that always shows
+    hidden_host_s:  host time beside the device; shows only where it is longer
+    flops, hbm_bytes: per device
+    mfu, mbu:       model FLOPs and bytes utilisation: share of the declared peaks over `duration_s`
+    bound_share:    share of `duration_s` by what bounds the operators; launches and host time that shows are overhead
+    pipeline:       of several stages; then rows are those of a device on their average, and `bound_share` is of the
+                    time in which it has something to do
+    """
+
+    rows: tuple[OperatorEstimate, ...]
+    duration_s: float
+    device_s: float
+    serial_host_s: float
+    hidden_host_s: float
+    flops: float
+    hbm_bytes: float
+    mfu: float
+    mbu: float
+    bound_share: dict[str, float]
+    origin: str
+    pipeline: PipelineEstimate | None = None
+
+    @property
+    def bound(self) -> str:
+        """What bounds the largest share of the step."""
+        return max(self.bound_share, key=self.bound_share.__getitem__)
+
+    @property
+    def num_kernels(self) -> int:
+        return round(sum(row.count * row.work.num_kernels for row in self.rows))
+
+    def __str__(self) -> str:
+        return _table(self)
+
+
+def explain(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
+    """One pass of `shape` over the operators of `graph`, as if they were all on one device."""
+    rows = _rows(_nodes_of(graph, timer, shape), timer, shape)
+    serial, hidden = Host(graph, timer).seconds(shape)
+    device = sum(row.duration_s for row in rows)
+    return summed(rows, step_seconds(serial, hidden, device), (serial, hidden), timer)
+
+
+def summed(
+    rows: Sequence[OperatorEstimate], duration: float, host: tuple[float, float], timer: OperatorTimer
+) -> StepEstimate:
+    """The estimate of a step of these rows.
+
+    duration: seconds of the step; host: its serial and its hidden seconds
+    """
+    device = sum(row.duration_s for row in rows)
+    at_peak = sum(row.flops / peak_flops_per_s(timer.hardware, row.work.rate) for row in rows)
+    num_bytes = sum(row.hbm_bytes for row in rows)
+    return StepEstimate(
+        rows=tuple(rows),
+        duration_s=duration,
+        device_s=device,
+        serial_host_s=host[0],
+        hidden_host_s=host[1],
+        flops=sum(row.flops for row in rows),
+        hbm_bytes=num_bytes,
+        mfu=at_peak / duration if duration else 0.0,
+        mbu=num_bytes / timer.hardware.memory_bandwidth / duration if duration else 0.0,
+        bound_share=bound_share(rows, duration, device),
+        origin=timer.calibration.origin,
+    )
+
+
+def _rows(nodes: Sequence[OperatorNode], timer: OperatorTimer, shape: BatchShape) -> list[OperatorEstimate]:
+    """In the order of the nodes; those that depend on the same things alternate, as in `StepTables`."""
+    works = [(node, node.expected_runs(shape), work) for node in nodes if (work := node.work(shape)).num_kernels]
+    found: dict[int, OperatorEstimate] = {}
+    for kind in {node.depends for node, _, _ in works}:
+        mine = [(place, *row) for place, row in enumerate(works) if row[0].depends is kind]
+        times = timer.times([(count, work, timer.fit(work)) for _, _, count, work in mine])
+        for (place, node, count, work), time in zip(mine, times, strict=True):
+            found[place] = OperatorEstimate(node.name, count, work, time, *_path(work, timer))
+    return [found[place] for place in range(len(works))]
+
+
+def _path(work: Work, timer: OperatorTimer) -> tuple[str, int]:
+    """The slowest link of a message, and the nodes of its group."""
+    if work.message is None:
+        return "", 1
+    num_nodes = timer.device.spread(work.message).num_nodes
+    return (timer.device.network if num_nodes > 1 else timer.device.link).name, num_nodes
+
+
+def _nodes_of(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> list[OperatorNode]:
+    """The graph's nodes; where prompts and decodes share a kernel and the step has both, that one for them."""
+    if not (shape.prefills and shape.num_decodes and timer.mixes_attention):
+        return list(graph.nodes)
+    instead = {parts[-1].name: node for node, parts in graph.mixed}
+    left_out = {part.name for _, parts in graph.mixed for part in parts} - set(instead)
+    return [instead.get(node.name, node) for node in graph.nodes if node.name not in left_out]
+
+
+def bound_share(rows: Sequence[OperatorEstimate], duration: float, device: float) -> dict[str, float]:
+    """Shares of `duration` by what bounds the operators; `device`: the sum of their times."""
+    seconds = dict.fromkeys(_BOUNDS, 0.0)
+    for row in rows:
+        overhead = row.count * row.time.overhead_s
+        seconds["overhead"] += overhead
+        seconds[row.bound] += row.duration_s - overhead
+    seconds["overhead"] += duration - device
+    return {bound: value / duration if duration else 0.0 for bound, value in seconds.items()}
+
+
+def _table(estimate: StepEstimate) -> str:
+    """The rows, aligned, most expensive operators as they come in the model's order, and the totals."""
+    head = ("GFLOP", "MB", "FLOP/B", "us each", "ms", "%")
+    widths = (11, 11, 8, 10, 9, 6)
+    titles = " ".join(f"{title:>{width}}" for title, width in zip(head, widths, strict=True))
+    lines = [f"{'operator':<28} {'count':>5} {titles}  bound"]
+    for row in estimate.rows:
+        share = row.duration_s / estimate.duration_s
+        moved = row.hbm_bytes + row.message_bytes
+        intensity = "-" if row.work.message else f"{row.intensity:.1f}"
+        lines.append(
+            f"{row.name:<28} {row.count:>5.4g} {row.flops / 1e9:>11.2f} {moved / 1e6:>11.2f} {intensity:>8} "
+            f"{row.time.duration_s * 1e6:>10.1f} {row.duration_s * 1e3:>9.3f} {share:>6.1%}  {row.bound_and_link}"
+        )
+    bubbles = estimate.pipeline.bubble_share * estimate.duration_s if estimate.pipeline is not None else 0.0
+    shown = estimate.duration_s - estimate.device_s - bubbles
+    if shown > 0:
+        lines.append(f"{'host time that shows':<66} {'':>10} {shown * 1e3:>9.3f}")
+    if bubbles:
+        lines.append(f"{'pipeline bubbles':<66} {'':>10} {bubbles * 1e3:>9.3f}")
+    shares = ", ".join(f"{bound} {share:.0%}" for bound, share in estimate.bound_share.items() if share >= 0.005)
+    lines.append(
+        f"step {estimate.duration_s * 1e3:.3f} ms ({estimate.origin}): {estimate.flops / 1e12:.4f} TFLOP, "
+        f"{estimate.hbm_bytes / 1e9:.3f} GB, {estimate.num_kernels} kernels, MFU {estimate.mfu:.1%}, "
+        f"MBU {estimate.mbu:.1%}; bound: {shares}"
+    )
+    return "\n".join(lines)

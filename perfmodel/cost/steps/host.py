@@ -1,0 +1,110 @@
+"""The host's time in a step: how much of it shows beside the device's.
+
+    t_step = serial + max( hidden, device )
+
+`serial` parts always show; `hidden` parts run beside the device, and show where they are the longer ones.
+"""
+
+__all__ = ["Host", "host_fit", "step_seconds", "step_ticks"]
+
+from perfmodel.cost.calibration import HostFit
+from perfmodel.cost.datasheet import EAGER_LAUNCH_S, EAGER_OPERATOR_S
+from perfmodel.cost.draws import Draw
+from perfmodel.cost.roofline import OperatorTimer
+from perfmodel.cost.steps.tables import to_ps
+from perfmodel.ops.graphs.step import StepGraph
+from perfmodel.ops.work import BatchShape, decode_shape
+
+# What comes once for a plan, and what comes with the layers of each stage.
+_NOT_OF_STAGES = dict.fromkeys(
+    ("serial_step_s", "serial_per_sequence_s", "hidden_step_s", "hidden_per_sequence_s", "prompt_step_s"), 0.0
+)
+_OF_STAGES = dict.fromkeys(("prompt_layer_s", "prompt_moe_layer_s", "hidden_prompt_layer_s"), 0.0)
+
+
+def step_seconds(serial: float, hidden: float, device: float) -> float:
+    """The step, in seconds."""
+    return serial + max(hidden, device)
+
+
+def step_ticks(serial: int, hidden: int, device: int) -> int:
+    """The step, in whole picoseconds."""
+    return serial + (hidden if hidden > device else device)
+
+
+class Host:
+    """What the host takes for steps of `graph`.
+
+    draw: factors on what the calibration says, for ensembles
+    """
+
+    def __init__(self, graph: StepGraph, timer: OperatorTimer, draw: Draw | None = None) -> None:
+        self.fit = host_fit(graph, timer)
+        self._factor = draw.step if draw is not None else 1.0
+        self._prompt_factor = draw.step * draw.prompt if draw is not None else 1.0
+        self.prompt_s = self._prompt_factor * self.fit.prompt_s(graph.num_layers, graph.num_moe_layers)
+        self._hidden_prompt_s = self._prompt_factor * self.fit.hidden_prompt_layer_s * graph.num_layers
+        self._prompt, self._hidden_prompt = to_ps(self.prompt_s), to_ps(self._hidden_prompt_s)
+        self._captured = self.fit.captured_tokens
+        self._known: list[tuple[int, int]] = []  # picoseconds, serial and hidden, by the number of sequences
+
+    def seconds(self, shape: BatchShape) -> tuple[float, float]:
+        """The serial and the hidden part of a step of `shape`."""
+        serial, hidden = self._of(shape.num_decodes + len(shape.prefills))
+        if shape.prefills and shape.num_tokens > self._captured:
+            return serial + self.prompt_s, hidden + self._hidden_prompt_s
+        return serial, hidden
+
+    def ticks(self, shape: BatchShape) -> tuple[int, int]:
+        """The same in whole picoseconds."""
+        num_sequences = shape.num_decodes + len(shape.prefills)
+        if num_sequences >= len(self._known):
+            for count in range(len(self._known), num_sequences + 1):
+                serial, hidden = self._of(count)
+                self._known.append((to_ps(serial), to_ps(hidden)))
+        times = self._known[num_sequences]
+        if shape.prefills and shape.num_tokens > self._captured:
+            return times[0] + self._prompt, times[1] + self._hidden_prompt
+        return times
+
+    def _of(self, num_sequences: int) -> tuple[float, float]:
+        return self._factor * self.fit.serial_s(num_sequences), self._factor * self.fit.hidden_s(num_sequences)
+
+
+def host_fit(graph: StepGraph, timer: OperatorTimer) -> HostFit:
+    """The host time of the timer's calibration, as it shows in this graph's steps.
+
+    Without CUDA graphs, unless that is how the host was measured, the launches take EAGER_LAUNCH_S per kernel of a
+    decode: they run ahead of the device and show only where they take longer. Plain PyTorch modules are no engine's
+    host; theirs take EAGER_OPERATOR_S each under any calibration, but not on a CPU, which computes in the same thread.
+
+    With pipeline stages the host of the engine plans each batch once, and a process on each stage launches its own
+    layers: of the graph of all stages what comes once, of a stage's graph what comes with layers and launches.
+    """
+    calibration = timer.calibration
+    is_plain = graph.is_plain and timer.hardware.kind != "cpu"
+    host = calibration.host if graph.is_async else _synchronous(calibration.host)
+    if graph.stage_layers is not None:
+        host = host.model_copy(update=_NOT_OF_STAGES)
+    if graph.stages:
+        host = host.model_copy(update=_OF_STAGES)
+    elif is_plain or (graph.is_eager and (calibration.origin == "datasheet" or host.replays_graphs)):
+        shape = decode_shape(1, 1, graph.model.attention_spans)
+        launch = EAGER_OPERATOR_S if is_plain else EAGER_LAUNCH_S
+        num_kernels = sum(node.count * node.work(shape).num_kernels for node in graph.nodes)
+        host = host.model_copy(update={"hidden_step_s": host.hidden_step_s + launch * num_kernels})
+    return host if calibration.host_overheads == 1.0 else host.times(calibration.host_overheads)
+
+
+def _synchronous(host: HostFit) -> HostFit:
+    """Where the host plans a step only after the one before, what could hide beside the device shows."""
+    return host.model_copy(
+        update={
+            "serial_step_s": host.serial_step_s + host.hidden_step_s,
+            "serial_per_sequence_s": host.serial_per_sequence_s + host.hidden_per_sequence_s,
+            "hidden_step_s": 0.0,
+            "hidden_per_sequence_s": 0.0,
+            "prompt_layer_s": host.prompt_layer_s + host.hidden_prompt_layer_s,
+            "hidden_prompt_layer_s": 0.0,
+        }
+    )

@@ -1,0 +1,206 @@
+"""Pipeline stages: how a step's work is shared out to plans, what each takes, and how long a round of them takes.
+
+p stages work on up to p plans at once. With h seconds of the host before a plan starts (`serial`), g beside it
+(`hidden`) and d_s in stage s, plan n passes a flow line, in which the host is the first server:
+
+    begin_s(n) = max( end_{s-1}(n), end_s(n-1) ),    end_s(n) = begin_s(n) + d_s
+
+and its sequences may decode again once it is through, and the host's work beside it is done. Plans n that go round and
+round in this order then take, each of them once,
+
+    round = max( over n: h(n) + max(g(n), sum over s of d_s(n)),   over s: sum over n of d_s(n),   sum of h(n) + g(n) )
+
+the longest circuits of a timed event graph, per plan on them (Baccelli et al. 1992, theorem 2.28): all of them where
+plans are equal, else further ones that mix plans may be a little longer. What stages do nothing in are bubbles: of m
+plans on p equal stages m / p of the round is work. m equal plans that pass once take sum of d_s + (m - 1) max(d_s),
+with bubbles of (p - 1) / (m + p - 1) where stages are equal (GPipe, Huang et al. 2019).
+
+What a stage costs has one home, its step graph: `StagedPricer` asks a pricer of each stage, the simulator's flow line
+(`perfmodel.sim.replica.pipeline`) asks it for the plans' times.
+"""
+
+__all__ = ["StageTicks", "StageTimes", "StagedPricer", "estimate_step", "plans_of_round", "round_time", "step_pricer"]
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil
+from typing import NamedTuple
+
+from perfmodel.cost.draws import Draw
+from perfmodel.cost.roofline import OperatorTimer
+from perfmodel.cost.steps.curve import DecodeRun
+from perfmodel.cost.steps.explain import (
+    OperatorEstimate,
+    PipelineEstimate,
+    StepEstimate,
+    bound_share,
+    explain,
+    summed,
+)
+from perfmodel.cost.steps.host import Host, step_seconds, step_ticks
+from perfmodel.cost.steps.pricer import GraphPricer, StepPricer
+from perfmodel.cost.steps.tables import StepTables, to_ps
+from perfmodel.cost.steps.usage import Usage
+from perfmodel.ops.graphs.step import StepGraph
+from perfmodel.ops.work import BatchShape
+
+
+class StageTicks(NamedTuple):
+    """Picoseconds of one plan: of the host before it starts, and beside it, then of each stage in turn."""
+
+    serial: int
+    hidden: int
+    stages: tuple[int, ...]
+
+    @property
+    def latency(self) -> int:
+        """Picoseconds until a plan that meets no other is through."""
+        return step_ticks(self.serial, self.hidden, sum(self.stages))
+
+
+class StageTimes(NamedTuple):
+    """Times of one plan: of the host before it starts, and beside it, then of each stage in turn; in any unit."""
+
+    serial: float
+    hidden: float
+    stages: tuple[float, ...]
+
+    @property
+    def latency(self) -> float:
+        """Until a plan that meets no other is through."""
+        return step_seconds(self.serial, self.hidden, sum(self.stages))
+
+
+def round_time(plans: Mapping[StageTimes, int]) -> float:
+    """How long it takes until all `plans`, so many of each, have passed all stages once more."""
+    busy = [sum(count * each for count, each in zip(plans.values(), stage, strict=True)) for stage in _by_stage(plans)]
+    host = sum(count * (times.serial + times.hidden) for times, count in plans.items())
+    return max(*busy, host, *(times.latency for times in plans))
+
+
+def _by_stage(plans: Mapping[StageTimes, int]) -> list[tuple[float, ...]]:
+    return list(zip(*(times.stages for times in plans), strict=True))
+
+
+def plans_of_round(shape: BatchShape, num_stages: int) -> dict[BatchShape, int]:
+    """The plans that make up a step of `shape`, and how many there are of each: one for each stage, if there are as
+    many sequences. Decodes are shared out evenly, prompts as they are, to one plan after another."""
+    count = max(1, min(num_stages, shape.num_decodes + len(shape.prefills)))
+    if count == 1:
+        return {shape: 1}
+    sizes = sorted(shape.prefills, reverse=True)
+    dealt = [tuple(sizes[i::count]) for i in range(count)]
+    found: dict[BatchShape, int] = {}
+    for prefills in dealt:
+        plan = _plan(shape, prefills, count)
+        found[plan] = found.get(plan, 0) + 1
+    return found
+
+
+def _plan(shape: BatchShape, prefills: tuple[tuple[int, int], ...], count: int) -> BatchShape:
+    """Of `count` plans, the one with these prompts."""
+    num_decoded = max(shape.num_tokens - sum(new for new, _ in shape.prefills), 0)
+    tokens = ceil(num_decoded / count) + sum(new for new, _ in prefills)
+    sampled = (shape.num_samples - shape.num_decodes) / max(len(shape.prefills), 1)
+    return BatchShape(
+        num_tokens=tokens,
+        num_samples=ceil(shape.num_decodes / count) + ceil(sampled * len(prefills)),
+        prefills=prefills,
+        num_decodes=ceil(shape.num_decodes / count),
+        decode_context=ceil(shape.decode_context / count),
+        decode_windowed=tuple(ceil(context / count) for context in shape.decode_windowed),
+        group_tokens=ceil(shape.group_tokens * tokens / max(shape.num_tokens, 1)),
+    )
+
+
+class StagedPricer:
+    """Prices plans that pass several stages; `tables` are those of a graph with stages.
+
+    draw: factors on what the calibration says, for ensembles
+    """
+
+    def __init__(self, tables: StepTables, draw: Draw | None = None) -> None:
+        self.has_runs = False
+        self.tables = tables
+        self._draw = draw
+        distinct = list(dict.fromkeys(tables.stages))
+        self._pricers = [GraphPricer(stage, draw) for stage in distinct]
+        self._order = [distinct.index(stage) for stage in tables.stages]
+        self._host = Host(tables.graph, tables.timer, draw)
+
+    @property
+    def num_stages(self) -> int:
+        return len(self._order)
+
+    def fresh(self) -> "StagedPricer":
+        """A pricer of the same steps that has counted nothing."""
+        return StagedPricer(self.tables, self._draw)
+
+    def pass_through(self, shape: BatchShape) -> StageTicks:
+        """What one plan of `shape` takes, which is counted as taken."""
+        times = [pricer.price(shape) for pricer in self._pricers]
+        serial, hidden = self._host.seconds(shape)
+        return StageTicks(to_ps(serial), to_ps(hidden), tuple([times[index] for index in self._order]))
+
+    def price(self, shape: BatchShape) -> int:
+        """Picoseconds of a step in steady state: the round of the plans that it is shared out to."""
+        found: dict[StageTimes, int] = {}
+        for plan, count in plans_of_round(shape, self.num_stages).items():
+            times = StageTimes(*self.pass_through(plan))
+            found[times] = found.get(times, 0) + count
+        return round(round_time(found))
+
+    def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun | None:
+        """None: plans overlap."""
+        return None
+
+    def commit(self, run: DecodeRun, num_steps: int) -> None:
+        """There are no runs."""
+
+    def explain(self, shape: BatchShape) -> StepEstimate:
+        """A step in steady state, operator by operator; without the draw."""
+        return _explain_round(self.tables.graph, self.tables.timer, shape)
+
+    def usage(self) -> Usage:
+        """Totals over all plans so far, of a device on the average of the stages."""
+        total = Usage()
+        for index, pricer in enumerate(self._pricers):
+            total.add(pricer.usage(), self._order.count(index) / self.num_stages)
+        return total
+
+
+def step_pricer(tables: StepTables, draw: Draw | None = None) -> StepPricer:
+    """What prices the steps of `tables`, in one stage or several."""
+    return StagedPricer(tables, draw) if tables.stages else GraphPricer(tables, draw)
+
+
+def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
+    """The estimate of one step of `shape` on `timer`'s device, in one stage or several."""
+    return _explain_round(graph, timer, shape) if graph.stages else explain(graph, timer, shape)
+
+
+def _explain_round(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
+    """A step in steady state: the round of the plans that `shape` is shared out to."""
+    num_stages = len(graph.stages)
+    rows: list[OperatorEstimate] = []
+    plans: dict[StageTimes, int] = {}
+    busy = 0.0
+    for plan, count in plans_of_round(shape, num_stages).items():
+        once = explain(graph, timer, plan)
+        stage_s = tuple(explain(stage, timer, plan).duration_s for stage in graph.stages)
+        times, share = StageTimes(once.serial_host_s, once.hidden_host_s, stage_s), count / num_stages
+        plans[times] = plans.get(times, 0) + count
+        rows += [replace(row, count=share * row.count) for row in once.rows]  # of a device on the average
+        busy += share * sum(stage_s)
+    duration, longest = round_time(plans), max(plans, key=lambda times: times.latency)
+    whole = summed(rows, duration, (longest.serial, longest.hidden), timer)
+    return replace(
+        whole,
+        bound_share=bound_share(rows, busy, whole.device_s),
+        pipeline=PipelineEstimate(
+            num_plans=sum(plans.values()),
+            stage_s=longest.stages,
+            latency_s=longest.latency,
+            bubble_share=1.0 - busy / duration if duration else 0.0,
+        ),
+    )

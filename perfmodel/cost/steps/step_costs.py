@@ -1,0 +1,163 @@
+"""`StepCosts`: how a scenario's steps are timed, set up in one place: the operators, their timer, the engine's profile.
+
+Whoever predicts a scenario (the simulator, `explain`, reports) asks here, so that all of them predict the same.
+"""
+
+__all__ = ["StepCosts", "scenario_drafts", "scenario_fits", "scenario_graph", "step_costs"]
+
+from dataclasses import dataclass
+
+from perfmodel.cost.calibration import Calibration
+from perfmodel.cost.calibrations import load_calibration
+from perfmodel.cost.draws import Draw
+from perfmodel.cost.roofline import OperatorTimer
+from perfmodel.cost.server import EngineProfile, load_engine_profile
+from perfmodel.cost.steps.drafts import DraftTables, draft_tables
+from perfmodel.cost.steps.explain import StepEstimate
+from perfmodel.cost.steps.pricer import StepPricer
+from perfmodel.cost.steps.speculation import SpeculativePricer
+from perfmodel.cost.steps.stages import estimate_step, step_pricer
+from perfmodel.cost.steps.tables import StepTables
+from perfmodel.ops.attention.ragged import ContextSpread
+from perfmodel.ops.experts.routing import routing_of
+from perfmodel.ops.formats import on_device
+from perfmodel.ops.graphs.step import StepGraph, build_graph
+from perfmodel.ops.work import BatchShape
+from perfmodel.specs.scenario import Overheads, Scenario
+
+_SPREAD_OTHER_VERSION = 1.3  # as of kernels measured under another engine [assumed]
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """What a scenario's steps cost, and what the engine adds.
+
+    tables: the costs of the model's own steps, which all pricers share
+    drafts: what drafting and verifying cost, with speculation
+    """
+
+    tables: StepTables
+    profile: EngineProfile
+    drafts: DraftTables | None = None
+
+    @property
+    def graph(self) -> StepGraph:
+        return self.tables.graph
+
+    @property
+    def timer(self) -> OperatorTimer:
+        return self.tables.timer
+
+    @property
+    def calibration(self) -> Calibration:
+        """The one that counts: with the host time and launches of the engine's profile."""
+        return self.tables.timer.calibration
+
+    def pricer(self, draw: Draw | None = None) -> StepPricer:
+        """What prices the steps, in one stage or several, with speculation or without.
+
+        draw: factors on what the calibration says, for ensembles
+        """
+        return step_pricer(self.tables, draw) if self.drafts is None else self.speculative_pricer(draw)
+
+    def speculative_pricer(self, draw: Draw | None = None) -> SpeculativePricer:
+        """What prices rounds of drafting and verifying; `drafts` must be there. draw: as of `pricer`"""
+        assert self.drafts is not None
+        return SpeculativePricer(self.tables, self.drafts, draw)
+
+    def draft_depth(self, shape: BatchShape) -> int:
+        """How deep the decodes of `shape` draft: all the way, not at all in large batches, or, adaptively, as brings
+        most tokens per second."""
+        config = self.drafts.config if self.drafts is not None else None
+        batch = shape.num_decodes
+        if config is None or not batch or shape.decode_tokens:
+            return 0
+        if config.disable_by_batch_size is not None and batch > config.disable_by_batch_size:
+            return 0
+        if not config.adaptive or config.acceptance is None:
+            return config.depth
+        pricer, context = self.speculative_pricer(), shape.decode_context // batch
+        return max(
+            range(config.depth + 1), key=lambda k: config.expected_tokens(k) / pricer.expected_time(batch, k, context)
+        )
+
+    def tokens_per_decode(self, shape: BatchShape) -> float:
+        """Tokens that a step of `shape` brings a decoding sequence on average; 1 where acceptance is not known."""
+        config = self.drafts.config if self.drafts is not None else None
+        if config is None or config.acceptance is None:
+            return 1.0
+        return config.expected_tokens(self.draft_depth(shape))
+
+    def estimate(self, shape: BatchShape) -> StepEstimate:
+        """One step of `shape`, operator by operator; with speculation its decodes draft, and are verified, and its
+        prompts pass through the drafter."""
+        if self.drafts is None:
+            return estimate_step(self.graph, self.timer, shape)
+        return self.speculative_pricer().explain(self.drafts.with_drafts(shape, self.draft_depth(shape)))
+
+
+def scenario_fits(
+    scenario: Scenario, calibration: Calibration | None = None, profile: EngineProfile | None = None
+) -> tuple[Calibration, EngineProfile]:
+    """The calibration as the engine runs its kernels, and its profile; by default what `engine.profile` names.
+
+    Intervals are wider for an engine of a version older or newer than any that is described: it may do otherwise.
+    """
+    profile = profile or load_engine_profile(scenario.engine.profile)
+    engine = scenario.engine
+    calibration = calibration or load_calibration(scenario.hardware, engine.profile)
+    if engine.described.version.age != "described":
+        calibration = calibration.model_copy(update={"spread": calibration.spread * _SPREAD_OTHER_VERSION})
+    applied = profile.applied_to(calibration, is_eager=engine.enforce_eager)
+    if engine.captured_tokens < applied.host.captured_tokens:
+        host = applied.host.model_copy(update={"captured_tokens": engine.captured_tokens})
+        applied = applied.model_copy(update={"host": host})
+    overheads = scenario.overheads
+    if overheads == Overheads():
+        return applied, profile
+    update = {"kernel_overheads": overheads.kernels, "host_overheads": overheads.host}
+    server = profile.server.times(overheads.host)
+    return applied.model_copy(update=update), profile.model_copy(update={"server": server})
+
+
+def scenario_graph(scenario: Scenario, profile: EngineProfile, spread: ContextSpread | None = None) -> StepGraph:
+    """The operators of the scenario's steps: sampling as the engine does it, experts as the scenario routes to them."""
+    method = scenario.sampling.method
+    return build_graph(
+        on_device(scenario.model, scenario.hardware),
+        scenario.engine,
+        sampling=method,
+        bytes_per_logit=profile.bytes_per_logit(method, scenario.model),
+        routing=routing_of(scenario.routing, scenario.engine),
+        spread=spread,
+    )
+
+
+def scenario_drafts(
+    scenario: Scenario, calibration: Calibration, profile: EngineProfile, graph: StepGraph
+) -> DraftTables | None:
+    """What drafting and verifying cost beside the steps of `graph`; None without speculation.
+
+    Raises SpecError for a model that cannot be drafted for as the scenario says.
+    """
+    method = scenario.sampling.method
+    return draft_tables(
+        scenario.model,
+        scenario.engine,
+        scenario.hardware,
+        calibration,
+        graph,
+        sampling=method,
+        bytes_per_logit=profile.bytes_per_logit(method, scenario.model),
+        routing=routing_of(scenario.routing, scenario.engine),
+    )
+
+
+def step_costs(
+    scenario: Scenario, calibration: Calibration | None = None, profile: EngineProfile | None = None
+) -> StepCosts:
+    """The costs of `scenario`; see `scenario_fits` for the defaults."""
+    calibration, profile = scenario_fits(scenario, calibration, profile)
+    graph = scenario_graph(scenario, profile)
+    drafts = scenario_drafts(scenario, calibration, profile, graph)
+    return StepCosts(StepTables(graph, OperatorTimer(scenario.hardware, calibration)), profile, drafts)

@@ -1,0 +1,227 @@
+"""`StepTables`: what the operators of a step graph cost, by what they depend on. Worked out once for all pricers.
+
+The operators fall into groups, each a function of one part of a batch's shape (`OperatorGroup`); decode attention
+depends on the batch and on summed contexts, by axis. Nothing here knows which steps were taken, so that simulations of
+one model on one device can share a table. Costs are kept apart by the fit that they come from, so that a draw of other
+factors (`DrawnTables`) only multiplies.
+"""
+
+__all__ = ["PS_PER_S", "DrawnTables", "OperatorGroup", "StepCost", "StepTables", "to_ps"]
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from perfmodel.cost.draws import Draw
+from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.forms.registry import FormFit
+from perfmodel.cost.power_cap import flop_energy
+from perfmodel.cost.roofline import OperatorTime, OperatorTimer
+from perfmodel.cost.steps.usage import Usage
+from perfmodel.ops.graphs.step import StepGraph
+from perfmodel.ops.messages import Spread
+from perfmodel.ops.node import OperatorNode
+from perfmodel.ops.work import BatchShape, Depends, Work
+
+PS_PER_S = 10**12
+_MOST_KNOWN = 40_000  # costs kept; prompts of a long trace are mostly unlike
+_ONE_TOKEN = BatchShape(1, 1)
+
+
+def to_ps(seconds: float) -> int:
+    """Whole picoseconds nearest to `seconds`."""
+    return round(seconds * PS_PER_S)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorGroup:
+    """Operators whose work is a function of one part of a batch's shape.
+
+    key:      that part; nothing to do where it is 0 or empty
+    shape:    a batch with that part and nothing else
+    by_token: whether the work is that of the step's tokens, whoever they are of
+    """
+
+    depends: Depends
+    key: Callable[[BatchShape], Any]
+    shape: Callable[[Any], BatchShape]
+    by_token: bool
+
+
+def _groups_of(graph: StepGraph) -> tuple[OperatorGroup, ...]:
+    """Those that `graph` has operators of, but for decode attention."""
+    num_ranks = graph.shard.dp
+    every = (
+        OperatorGroup(Depends.TOKENS, attrgetter("num_tokens"), lambda tokens: BatchShape(tokens, 0), True),
+        OperatorGroup(
+            Depends.ROWS,
+            attrgetter("num_tokens", "num_decodes"),
+            lambda key: BatchShape(key[0], 0, num_decodes=key[1]),
+            True,
+        ),
+        OperatorGroup(
+            Depends.GROUP,
+            lambda shape: shape.group_tokens or num_ranks * shape.num_tokens,
+            lambda tokens: BatchShape(0, 0, group_tokens=tokens),
+            True,
+        ),
+        OperatorGroup(Depends.SAMPLES, attrgetter("num_samples"), lambda samples: BatchShape(0, samples), False),
+        OperatorGroup(Depends.PREFILL, attrgetter("prefills"), lambda prefills: BatchShape(0, 0, prefills), False),
+    )
+    return tuple(group for group in every if graph.by_depends[group.depends])
+
+
+class StepCost(NamedTuple):
+    """Picoseconds that some operators take once, and what the device does in them.
+
+    parts: (number of a fit in `StepTables.fits`, seconds timed by it)
+    """
+
+    duration: int
+    usage: Usage
+    parts: tuple[tuple[int, float], ...] = ()
+
+
+_NOTHING = StepCost(0, Usage())
+
+
+class StepTables:
+    """Costs of the operators of `graph`, on the hardware and with the fits of `timer`."""
+
+    def __init__(self, graph: StepGraph, timer: OperatorTimer) -> None:
+        self.graph = graph
+        self.timer = timer
+        self.num_spans = len(graph.model.attention_spans)
+        self._decode_nodes = self._nodes_by_axis()
+        self.axes = tuple(self._decode_nodes)
+        self.groups = _groups_of(graph)
+        self._known: dict[tuple[Depends, Hashable], StepCost] = {}
+        self.stages = _tables_of_stages(graph, timer)
+        self.fits: list[tuple[str, Residuals]] = []  # family, and what its fit left unexplained
+        self._fit_numbers: dict[tuple[str, int], int] = {}
+
+    def cost(self, group: OperatorGroup, key: Hashable) -> StepCost:
+        """What the operators of `group` cost in a batch whose part is `key`."""
+        if not key:
+            return _NOTHING
+        entry = (group.depends, key)
+        return self._known.get(entry) or self._keep(entry, self.graph.by_depends[group.depends], group.shape(key))
+
+    def decodes(self, axis: int, batch: int, context: int, queries: int = 0) -> StepCost:
+        """What the decode operators cost that look at `axis`: 0 is the summed context, i that under the i-th span.
+
+        axis: 0 or 1 + the place of a span; batch: sequences; context: their summed tokens along the axis
+        queries: tokens of all decodes together; 0: one each
+        """
+        entry = (Depends.DECODE, (axis, batch, context, queries))
+        known = self._known.get(entry)
+        if known is not None:
+            return known
+        spans = [0] * self.num_spans
+        if axis:
+            spans[axis - 1] = context
+        shape = BatchShape(batch, batch, (), batch, 0 if axis else context, tuple(spans), decode_tokens=queries)
+        return self._keep(entry, self._decode_nodes[axis], shape)
+
+    def _keep(self, entry: tuple[Depends, Hashable], nodes: Iterable[OperatorNode], shape: BatchShape) -> StepCost:
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        cost = self._known[entry] = self.cost_of(nodes, shape)
+        return cost
+
+    def cost_of(self, nodes: Iterable[OperatorNode], shape: BatchShape) -> StepCost:
+        """What `nodes` cost in a batch of `shape`."""
+        usage, peak = Usage(), self.timer.device.peak
+        bound_s = usage.bound_s
+        parts: dict[int, float] = {}
+        seconds = 0.0
+        works = [(node.expected_runs(shape), node.work(shape)) for node in nodes]
+        runs = [(count, work, self.timer.fit(work)) for count, work in works]
+        for (count, work, fit), time in zip(runs, self.timer.times(runs), strict=True):
+            seconds += count * time.duration_s
+            number = self._number_of(work.family, fit)
+            parts[number] = parts.get(number, 0.0) + count * time.duration_s
+            usage.flops += count * work.flops
+            peak_compute_s = count * work.flops / peak(work.rate)
+            usage.peak_compute_s += peak_compute_s
+            usage.unspent_compute_s += peak_compute_s * (1.0 - flop_energy(time.clock))
+            usage.hbm_bytes += count * work.hbm_bytes
+            bound_s["overhead"] += count * time.overhead_s
+            bound_s[time.bound] += count * (time.duration_s - time.overhead_s)
+        return StepCost(to_ps(seconds), usage, tuple(parts.items()))
+
+    def time(self, work: Work) -> OperatorTime:
+        """How long one run of `work` takes."""
+        return self.timer.time(work)
+
+    def fit_number(self, work: Work) -> int:
+        """The place in `fits` of what times `work`."""
+        return self._number_of(work.family, self.timer.fit(work))
+
+    def _number_of(self, family: str, fit: FormFit | None) -> int:
+        key = (family, id(fit))  # the calibration keeps its fits alive
+        number = self._fit_numbers.get(key)
+        if number is None:
+            number = self._fit_numbers[key] = len(self.fits)
+            self.fits.append((family, fit.residuals if fit is not None else Residuals()))
+        return number
+
+    def _nodes_by_axis(self) -> dict[int, list[OperatorNode]]:
+        """Decode operators by the context they look at."""
+        by_axis: dict[int, list[OperatorNode]] = {0: []}
+        base = (64, 64, (), 64, 64 * 1000, (64 * 100,) * self.num_spans)
+        for node in self.graph.by_depends[Depends.DECODE]:
+            reference = node.work(BatchShape(*base))
+            axis = 0
+            for i in range(self.num_spans):
+                spans = tuple(6400 + 640 * (i == j) for j in range(self.num_spans))
+                if node.work(BatchShape(*base[:5], spans)) != reference:
+                    axis = i + 1
+            by_axis.setdefault(axis, []).append(node)
+        return by_axis
+
+
+def _tables_of_stages(graph: StepGraph, timer: OperatorTimer) -> tuple[StepTables, ...]:
+    """Of each pipeline stage; of stages that cost the same, the same object."""
+    found, known = [], dict[tuple[int, Spread | None], StepTables]()
+    for stage in graph.stages:
+        sends = [message for node in stage.nodes if (message := node.work(_ONE_TOKEN).message) is not None]
+        hop = next((timer.device.spread(message) for message in sends if message.kind == "send_recv"), None)
+        key = stage.stage_kind, hop
+        if key not in known:
+            known[key] = StepTables(stage, timer)
+        found.append(known[key])
+    return tuple(found)
+
+
+class DrawnTables:
+    """The costs of `tables` under a draw: the same work, other times."""
+
+    def __init__(self, tables: StepTables, draw: Draw) -> None:
+        self._tables = tables
+        self._draw = draw
+        self._factors: list[float] = []  # of the tables' fits, as far as they were needed
+
+    def cost(self, group: OperatorGroup, key: Hashable) -> StepCost:
+        """See `StepTables.cost`."""
+        return self._drawn(self._tables.cost(group, key))
+
+    def decodes(self, axis: int, batch: int, context: int, queries: int = 0) -> StepCost:
+        """See `StepTables.decodes`."""
+        return self._drawn(self._tables.decodes(axis, batch, context, queries))
+
+    def time(self, work: Work) -> OperatorTime:
+        """See `StepTables.time`."""
+        time = self._tables.time(work)
+        return replace(time, duration_s=time.duration_s * self._factor(self._tables.fit_number(work)))
+
+    def _drawn(self, cost: StepCost) -> StepCost:
+        seconds = sum(self._factor(number) * part for number, part in cost.parts)
+        return StepCost(to_ps(seconds), cost.usage)
+
+    def _factor(self, number: int) -> float:
+        factors = self._factors
+        while len(factors) <= number:
+            factors.append(self._draw.step * self._draw.kernel(*self._tables.fits[len(factors)]))
+        return factors[number]

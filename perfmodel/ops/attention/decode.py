@@ -1,0 +1,122 @@
+"""Softmax attention of one new token per sequence over its KV cache, alone or with prompts in one varlen kernel."""
+
+__all__ = ["attention_decode", "mixed_attention"]
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
+
+from perfmodel.ops.attention.prefill import SCORE_SUM_BYTES, Heads, flash_prefill
+from perfmodel.ops.attention.ragged import ContextSpread
+from perfmodel.ops.extents import DecodeExtent, MixedExtent, PrefillExtent
+from perfmodel.ops.work import Work
+
+_SPLIT_TOKENS = 256  # the least KV tokens that are worth a split of their own
+_MAX_GROUP = 64  # query heads of one KV head that share a thread block
+
+
+def attention_decode(
+    num_seqs: int,
+    context: float,
+    heads: Heads,
+    *,
+    splits_kv: bool = True,
+    is_flash: bool = True,
+    is_fused: bool = True,
+    is_module: bool = False,
+    queries: float = 1.0,
+    spread: ContextSpread | None = None,
+    name: str = "attention_decode",
+) -> Work:
+    """`num_seqs` sequences of `queries` new tokens each; `context` visible KV tokens of all sequences together
+    (of which block-sparse heads see a share).
+
+        FLOPs = 2 (h_k + h_v) H q C    HBM = b_kv K (h_k + h_v) C + b H (h_k + h_v) q B
+
+    The q queries of a sequence (drafted tokens or nodes of a tree to verify) see the same keys but for each other's:
+    their rows lie with those of the group's heads in one tile, g q in all, and a mask hides what a query must not see,
+    which is computed all the same. A window is as much longer as its last query is further.
+
+    Flash-decoding gives a thread block the heads of a group, B K ceil(g / 64) blocks with g = H / K, and cuts the KV
+    length into pieces (at most one per 256 tokens); how many are used depends on the device, so the extent counts them
+    all as `thread_blocks`. The kernel that combines them is launched in any case: a CUDA graph cannot leave it out when
+    the contexts are short. Without it the prompts' kernel serves: a block for each sequence and query head, B H, that
+    visits the whole context alone with a tile of rows of which the new tokens fill q; few sequences leave most of the
+    machine idle, and the group's other reads of the same KV hit L2.
+    `spread` tells how much longer than the mean the longest context is (default: all are equally long).
+    `is_flash=False` writes and reads the scores (4 b H C bytes, 3 kernels); unless fused, it first writes the KV heads
+    out for each query head and reads the copies (`Heads.copy_bytes`, 2 kernels); `is_module`: the operators on the
+    scores are those of `Heads.module_scores`. Under eviction by accumulated scores
+    the sums are read and written, too (8 H C bytes in fp32), in one more kernel that also looks for the lowest.
+    Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
+    """
+    if num_seqs == 0:
+        return Work(name, "attention_decode", rate=heads.dtype, num_kernels=0)
+    context = heads.visible(context, num_seqs)
+    group = queries * heads.num_heads / heads.num_kv_heads
+    spreads = splits_kv or not is_flash  # products of matrices spread over the keys by themselves
+    max_splits = max(1.0, context / num_seqs / _SPLIT_TOKENS) if spreads else 1.0
+    span = heads.window or heads.chunk or 0
+    read = context + (queries - 1.0) * num_seqs if span and context >= num_seqs * span else context
+    blocks = num_seqs * (heads.num_kv_heads * ceil(group / _MAX_GROUP) if spreads else heads.num_heads)
+    num_kernels, bytes_each = heads.module_scores if is_module else (3, 4.0 * heads.element_bytes)
+    score_bytes = 0.0 if is_flash else bytes_each * heads.num_heads * queries * context
+    if is_flash:
+        num_kernels = 2 if splits_kv else 1
+    if not (is_flash or is_fused) and heads.copies_kv:
+        score_bytes += heads.copy_bytes(read)
+        num_kernels += 2
+    if heads.kept is not None:
+        score_bytes += 2.0 * SCORE_SUM_BYTES * heads.num_heads * context
+        num_kernels += 1
+    return Work(
+        name,
+        "attention_decode",
+        flops=2.0 * queries * context * heads.query_elements,
+        rate=heads.dtype,
+        activation_bytes=queries * num_seqs * heads.query_elements * heads.element_bytes + score_bytes,
+        kv_bytes=heads.cached_bytes(read, num_seqs),
+        num_kernels=num_kernels,
+        vector_ops=0.0 if heads.is_plain else heads.cached_ops(read, num_seqs),
+        extent=DecodeExtent(
+            heads.extent,
+            num_seqs,
+            context,
+            queries,
+            longest=context / num_seqs * (spread.longest(num_seqs) if spread else 1.0),
+            splits_kv=spreads,
+            thread_blocks=blocks * max_splits,
+        ),
+    )
+
+
+def mixed_attention(
+    prefills: Sequence[tuple[int, int]],
+    num_decodes: int,
+    context: float,
+    heads: Heads,
+    *,
+    queries: float = 1.0,
+    spread: ContextSpread | None = None,
+    name: str = "attention_mixed",
+) -> Work:
+    """The work of `flash_prefill(prefills)` and `attention_decode(num_decodes, context)` together, in one launch.
+
+    `queries`: new tokens of each decode.
+    Only batches that have both are mixed: without a prompt or without a decode there is no work here.
+    """
+    if not prefills or not num_decodes:
+        return Work(name, "attention_mixed", rate=heads.dtype, num_kernels=0)
+    prompts = flash_prefill(prefills, heads)
+    decodes = attention_decode(num_decodes, context, heads, queries=queries, spread=spread)
+    assert isinstance(prompts.extent, PrefillExtent)
+    assert isinstance(decodes.extent, DecodeExtent)
+    return replace(
+        prompts,
+        name=name,
+        family="attention_mixed",
+        flops=prompts.flops + decodes.flops,
+        activation_bytes=prompts.activation_bytes + decodes.activation_bytes,
+        kv_bytes=prompts.kv_bytes + decodes.kv_bytes,
+        extent=MixedExtent(prompts.extent, decodes.extent),
+    )

@@ -1,0 +1,146 @@
+"""Multi-head latent attention (MLA): the cache holds one latent of r_kv + r elements per token for all heads.
+
+Symbols: H heads on this device, n / r / v no-position, rotary and value head sizes, r_kv the latent rank. Prefill
+expands keys and values from the latent and attends as usual; decode absorbs the expansion into query and output, so
+that it attends to the latent itself, as one KV head of size r_kv + r. Per query-key pair the first costs
+2 H (n + r + v) FLOPs, the second 2 H (2 r_kv + r): 3.4 times as many for DeepSeek-V3, for a cache 57 times smaller.
+"""
+
+__all__ = [
+    "absorb",
+    "expanded_heads",
+    "index_decode",
+    "index_prefill",
+    "latent_decode",
+    "latent_heads",
+    "sparse_prefill",
+]
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from perfmodel.models.architecture import Indexer, LatentAttention
+from perfmodel.ops.attention.decode import attention_decode
+from perfmodel.ops.attention.prefill import Heads, flash_prefill
+from perfmodel.ops.attention.spans import visible_keys, visible_pairs
+from perfmodel.ops.extents import DecodeExtent, GemmExtent, HeadsExtent, PrefillExtent
+from perfmodel.ops.work import Work
+
+
+def expanded_heads(mixer: LatentAttention, num_heads: int, dtype: str, element_bytes: float) -> Heads:
+    """The heads of expanded attention: keys n + r wide, values v wide, at the model's dtype."""
+    return Heads(
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=mixer.qk_nope_head_dim + mixer.qk_rope_head_dim,
+        v_head_dim=mixer.v_head_dim,
+        dtype=dtype,
+        element_bytes=element_bytes,
+        kv_element_bytes=element_bytes,
+    )
+
+
+def latent_heads(
+    mixer: LatentAttention, num_heads: int, dtype: str, element_bytes: float, kv_element_bytes: float
+) -> Heads:
+    """The heads of absorbed attention: one KV head, keys r_kv + r wide, values their first r_kv elements."""
+    return Heads(
+        num_heads=num_heads,
+        num_kv_heads=1,
+        head_dim=mixer.kv_lora_rank + mixer.qk_rope_head_dim,
+        v_head_dim=mixer.kv_lora_rank,
+        dtype=dtype,
+        element_bytes=element_bytes,
+        kv_element_bytes=kv_element_bytes,
+    )
+
+
+def absorb(name: str, num_tokens: float, num_heads: int, n: int, k: int, dtype: str, element_bytes: float) -> Work:
+    """One small GEMM per head, (tokens, k) x (k, n): W_UK into the query, or W_UV out of the latent output.
+
+        FLOPs = 2 T H n k    bytes = b H (n k + T (n + k))
+
+    The weights are kept at the model's dtype for this. Source: DeepSeek-V2 (2024), section 2.1.2.
+    """
+    if num_tokens == 0:
+        return Work(name, "gemm", rate=dtype, num_kernels=0)
+    return Work(
+        name,
+        "gemm",
+        flops=2.0 * num_tokens * num_heads * n * k,
+        rate=dtype,
+        weight_bytes=num_heads * n * k * element_bytes,
+        activation_bytes=num_tokens * num_heads * (n + k) * element_bytes,
+        extent=GemmExtent(num_tokens, n, k, element_bytes, element_bytes, batch=num_heads),
+    )
+
+
+def latent_decode(num_seqs: int, context: float, heads: Heads, *, splits_kv: bool = True, queries: float = 1.0) -> Work:
+    """Absorbed decode over `context` latents: FLOPs = 2 q C H (2 r_kv + r), KV bytes = C (r_kv + r) b_kv.
+
+    The value is part of the key, so the latent is read once. Source: DeepSeek-V2, section 2.1.
+    """
+    work = attention_decode(num_seqs, context, heads, splits_kv=splits_kv, queries=queries)
+    return replace(work, kv_bytes=context * heads.head_dim * heads.kv_element_bytes)
+
+
+def sparse_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, top_k: int) -> Work:
+    """Absorbed attention of prompts over the `top_k` latents that the indexer keeps for each query.
+
+    FLOPs = 2 H (2 r_kv + r) sum(min(pos + 1, top_k)); each visible latent is read from HBM once, gathers of the
+    queries come from L2 (`sram_bytes`). Source: DeepSeek-V3.2-Exp report (2025), eq. 2.
+    """
+    work = flash_prefill(prefills, heads)
+    if not prefills:
+        return work
+    pairs = sum(visible_pairs(t, p, window=top_k) for t, p in prefills)
+    latents = heads.head_dim * heads.kv_element_bytes
+    return replace(
+        work,
+        flops=2.0 * pairs * heads.query_elements,
+        kv_bytes=sum(t + p for t, p in prefills) * latents,
+        sram_bytes=work.activation_bytes + pairs * latents,
+    )
+
+
+def index_prefill(prefills: Sequence[tuple[int, int]], indexer: Indexer) -> Work:
+    """Index scores of every visible pair, and the choice of the best: FLOPs = 2 pairs H_i h_i, in fp8.
+
+    bytes: keys once (fp8), fp32 scores written and read by the top-k. Source: DeepSeek-V3.2-Exp report, eq. 1.
+    """
+    if not prefills:
+        return Work("index_prefill", "attention_prefill", rate="fp8", num_kernels=0)
+    pairs = sum(visible_pairs(t, p) for t, p in prefills)
+    keys = sum(visible_keys(t, p) for t, p in prefills)
+    tokens = sum(t for t, _ in prefills)
+    return Work(
+        "index_prefill",
+        "attention_prefill",
+        flops=2.0 * pairs * indexer.num_heads * indexer.head_dim,
+        rate="fp8",
+        activation_bytes=8.0 * pairs + tokens * indexer.num_heads * indexer.head_dim,
+        kv_bytes=float(keys * indexer.head_dim),
+        num_kernels=2,
+        extent=PrefillExtent(_index_heads(indexer), tuple(prefills), tokens, keys, pairs),
+    )
+
+
+def index_decode(num_seqs: int, context: float, indexer: Indexer, queries: float = 1.0) -> Work:
+    """The same for q new tokens per sequence: FLOPs = 2 q C H_i h_i, bytes C h_i of fp8 keys and 8 q C of scores."""
+    if num_seqs == 0:
+        return Work("index_decode", "attention_decode", rate="fp8", num_kernels=0)
+    return Work(
+        "index_decode",
+        "attention_decode",
+        flops=2.0 * queries * context * indexer.num_heads * indexer.head_dim,
+        rate="fp8",
+        activation_bytes=8.0 * queries * context + queries * num_seqs * indexer.num_heads * indexer.head_dim,
+        kv_bytes=context * indexer.head_dim,
+        num_kernels=2,
+        extent=DecodeExtent(_index_heads(indexer), num_seqs, context, queries),
+    )
+
+
+def _index_heads(indexer: Indexer) -> HeadsExtent:
+    """One fp8 key for all heads; no values are summed up."""
+    return HeadsExtent(indexer.num_heads, 1, indexer.head_dim, 0, kv_element_bytes=1.0)

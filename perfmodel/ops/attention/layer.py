@@ -1,0 +1,118 @@
+"""The operators of one softmax-attention mixer (MHA, GQA, MQA), sharded by heads."""
+
+__all__ = ["attention_heads", "attention_nodes"]
+
+from collections.abc import Sequence
+from functools import partial
+
+from perfmodel.models.architecture import Attention
+from perfmodel.models.formats.kv_cache import kv_surplus, unpack_operations
+from perfmodel.ops.attention.decode import attention_decode, mixed_attention
+from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefill
+from perfmodel.ops.elementwise import gate, kv_concat, kv_write, rms_norm, rope
+from perfmodel.ops.linear import linear_nodes
+from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_mixed, on_prefills, on_tokens
+from perfmodel.ops.work import Work
+
+
+def attention_heads(mixer: Attention, context: LayerContext) -> Heads:
+    """The heads of the mixer that one device computes."""
+    sparsity = mixer.sparsity
+    return Heads(
+        num_heads=context.shard.columns(mixer.num_heads),
+        num_kv_heads=context.shard.kv_heads(mixer.num_kv_heads),
+        head_dim=mixer.head_dim,
+        v_head_dim=mixer.v_head_dim,
+        dtype=context.dtype,
+        element_bytes=context.element_bytes,
+        kv_element_bytes=context.kv_element_bytes,
+        # Counts with sinks are those of a wider window; what eviction leaves is no window to a prompt.
+        window=mixer.span if mixer.chunk is None and mixer.evicts_to is None else None,
+        chunk=mixer.chunk,
+        keeps_all=mixer.window is None,
+        surplus=kv_surplus(context.model),
+        unpack_ops=unpack_operations(context.model),
+        kept=mixer.evicts_to,
+        fraction=sparsity.fraction or 1.0 if sparsity else 1.0,
+        block=sparsity.block if sparsity else 1,
+        flash_version=context.flash_version,
+    )
+
+
+def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNode]:
+    """QKV projection, query/key norm, RoPE, KV write, attention of prefills and of decodes, output projection."""
+    heads = attention_heads(mixer, context)
+    nodes = _projections(mixer, context, heads)
+    rotated = (heads.num_heads + heads.num_kv_heads) * heads.head_dim
+    size, fused = context.element_bytes, context.is_fused
+    if mixer.qk_norm:
+        norm = partial(rms_norm, "qk_norm", size=rotated, element_bytes=size, is_fused=fused, num_tensors=2)
+        nodes.append(on_tokens("qk_norm", norm))
+    if mixer.use_rope:
+        nodes.append(on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=fused)))
+    nodes += _written(mixer, context, heads)
+    is_flash = context.is_flash and heads.kept is None
+    prefill = flash_prefill if is_flash else partial(standard_prefill, is_fused=fused, is_module=not fused)
+    nodes.append(on_prefills("attention_prefill", partial(prefill, heads=heads)))
+    nodes += _decode(mixer, context, heads)
+    gated = heads.num_heads * heads.v_head_dim
+    if mixer.output_gate:
+        nodes.append(on_tokens("output_gate", lambda n: gate("output_gate", n, gated, size, is_fused=fused)))
+    form = context.format("attention")
+    out = linear_nodes({"o_proj": context.hidden}, gated, form, rank=mixer.out_rank, has_bias=mixer.out_bias)
+    return nodes + out
+
+
+def _written(mixer: Attention, context: LayerContext, heads: Heads) -> list[OperatorNode]:
+    """New keys and values into the cache, or with it into a new one."""
+    size, fused, elements = context.element_bytes, context.is_fused, heads.kv_elements
+    if not context.concatenates_kv:
+        written = heads.written_bytes
+        return [on_tokens("kv_write", lambda n: kv_write(n, elements, size, written, is_fused=fused))]
+    index = None if mixer.span is None else context.model.attention_spans.index(mixer.span)
+    sizes = size, heads.kv_element_bytes
+
+    def of_prompts(prefills: Sequence[tuple[int, int]]) -> Work:
+        num_bytes = heads.cached_bytes(sum(new + cached for new, cached in prefills), len(prefills))
+        new_elements = elements * sum(new for new, _ in prefills)
+        return kv_concat("kv_concat_prefill", len(prefills), num_bytes, new_elements, sizes)
+
+    def of_decodes(num_seqs: int, visible: float, queries: float) -> Work:
+        num_bytes = heads.cached_bytes(visible, num_seqs)
+        return kv_concat("kv_concat_decode", min(num_seqs, 1), num_bytes, elements * num_seqs * queries, sizes)
+
+    return [on_prefills("kv_concat_prefill", of_prompts), on_decodes("kv_concat_decode", of_decodes, index)]
+
+
+def _decode(mixer: Attention, context: LayerContext, heads: Heads) -> list[OperatorNode]:
+    """Attention of decodes, and the kernel that it shares with prompts where there is one."""
+    span = mixer.span
+    attend = partial(
+        attention_decode,
+        splits_kv=context.splits_kv,
+        is_flash=context.is_flash and heads.kept is None,
+        is_fused=context.is_fused,
+        is_module=not context.is_fused,
+        spread=context.spread if span is None else None,
+    )
+    index = None if span is None else context.model.attention_spans.index(span)
+    nodes = [on_decodes("attention_decode", lambda seqs, c, queries: attend(seqs, c, heads, queries=queries), index)]
+    if span is None and context.is_flash and heads.is_plain and heads.flash_version in (None, 3):
+        mixed = partial(mixed_attention, heads=heads, spread=context.spread)
+        nodes.append(on_mixed("attention_mixed", lambda prompts, b, c, queries: mixed(prompts, b, c, queries=queries)))
+    return nodes
+
+
+def _projections(mixer: Attention, context: LayerContext, heads: Heads) -> list[OperatorNode]:
+    """One GEMM for q, k, v (and the gate) when fused, one each otherwise."""
+    form, hidden = context.format("attention"), context.hidden
+    widths = {
+        "q_proj": heads.num_heads * heads.head_dim,
+        "gate_proj": heads.num_heads * heads.v_head_dim if mixer.output_gate else 0,
+        "k_proj": heads.num_kv_heads * heads.head_dim,
+        "v_proj": heads.num_kv_heads * heads.v_head_dim,
+    }
+    if context.is_fused:
+        widths = {"qkv_proj": sum(widths.values())}
+    widths = {name: width for name, width in widths.items() if width}
+    return linear_nodes(widths, hidden, form, rank=mixer.qkv_rank, thin="qkv_rank_proj", has_bias=mixer.qkv_bias)

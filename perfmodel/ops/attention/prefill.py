@@ -1,0 +1,226 @@
+"""Softmax attention of prompts: flash (tiled through SRAM) and standard (scores in HBM).
+
+Softmax arithmetic (an exponential and a few operations per score) is not counted as FLOPs; calibrated fractions of
+the tensor rate contain it. Masked positions inside a tile are no FLOPs.
+"""
+
+__all__ = ["SCORE_SUM_BYTES", "Heads", "flash_prefill", "standard_prefill"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from perfmodel.models.formats.kv_cache import Surplus
+from perfmodel.ops.attention.spans import tile_pairs, visible_keys, visible_pairs
+from perfmodel.ops.elementwise import FP32_BYTES
+from perfmodel.ops.extents import HeadsExtent, PrefillExtent
+from perfmodel.ops.formats import MMA_SYNC_RATE
+from perfmodel.ops.work import Work
+
+SCORE_SUM_BYTES = 4.0  # of the scores that eviction accumulates for each cached token and query head
+_TILE = 128  # rows of a query tile and of a key tile (FlashAttention-2 and -3 use 64 to 192)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Attention heads on one device, the element sizes, and how far a query sees."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    dtype: str
+    element_bytes: float
+    kv_element_bytes: float
+    window: int | None = None  # with its sinks
+    chunk: int | None = None
+    keeps_all: bool = False  # a query sees `window` keys, but not the nearest ones only: together they see all
+    fraction: float = 1.0  # of the keys before it that a query sees, in blocks of `block`
+    block: int = 1
+    surplus: tuple[Surplus, ...] = ()  # of the newest tokens, whose elements take more than `kv_element_bytes`
+    unpack_ops: float = 0.0  # vector operations per cached element of the oldest tokens
+    flash_version: int | None = None  # generation of FlashAttention; None: the calibrated kernels'
+    kept: int | None = None  # tokens that eviction by accumulated scores leaves of a sequence
+
+    def cached_bytes(self, num_tokens: float, num_seqs: float) -> float:
+        """Of K and V of `num_tokens` cached tokens of `num_seqs` sequences, equally long."""
+        if not self.surplus:
+            return num_tokens * self.kv_elements * self.kv_element_bytes
+        more = sum(min(num_tokens, num_seqs * tier.tokens) * tier.num_bytes for tier in self.surplus)
+        return (num_tokens * self.kv_element_bytes + more) * self.kv_elements
+
+    def cached_ops(self, num_tokens: float, num_seqs: float) -> float:
+        """Vector operations that make numbers of them."""
+        more = sum(min(num_tokens, num_seqs * tier.tokens) * tier.operations for tier in self.surplus)
+        return (num_tokens * self.unpack_ops + more) * self.kv_elements
+
+    @property
+    def written_bytes(self) -> float:
+        """Per element of a token that enters the cache and moves on through the formats of its age: each is read and
+        the next written, a token for each that enters."""
+        total = size = self.kv_element_bytes
+        for tier in reversed(self.surplus):
+            size += tier.num_bytes
+            total += 2 * size
+        return total
+
+    @property
+    def copies_kv(self) -> bool:
+        """Whether products of a query head with keys of its own need copies of the KV heads."""
+        return self.num_heads > self.num_kv_heads
+
+    def copy_bytes(self, num_tokens: float) -> float:
+        """Of K and V of `num_tokens` tokens, written out for each query head and read again."""
+        return 2.0 * num_tokens * self.query_elements * self.element_bytes
+
+    @property
+    def module_scores(self) -> tuple[int, float]:
+        """Kernels, and bytes per score, of attention as Hugging Face's modules write it: product, scale, mask, cast to
+        fp32, softmax, cast back, product. For fp16 the softmax casts while it reads (ATen's SoftMax.cpp)."""
+        num_casts = {"fp32": 0, "fp16": 1}.get(self.dtype, 2)
+        return 5 + num_casts, 8.0 * self.element_bytes + 2.0 * FP32_BYTES * num_casts
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether cached elements are multiplied as they are read: floating point, one format."""
+        return not (self.surplus or self.unpack_ops)
+
+    @property
+    def kernel_element_bytes(self) -> float:
+        """Of the cached elements that the kernel multiplies, by which a calibration picks it."""
+        return self.kv_element_bytes if self.is_plain else self.element_bytes
+
+    def visible(self, num_keys: float, num_queries: float) -> float:
+        """Of `num_keys` that `num_queries` queries see together under full attention, those they see in blocks.
+
+        f x rounded up to whole blocks, half a block more on average, but never more than all.
+        """
+        if self.fraction == 1.0:
+            return num_keys
+        return min(num_keys, self.fraction * num_keys + num_queries * self.block / 2)
+
+    @property
+    def extent(self) -> HeadsExtent:
+        """What the kernel's form and choice depend on."""
+        return HeadsExtent(
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.v_head_dim,
+            self.kernel_element_bytes,
+            self.window or self.chunk or 0,
+        )
+
+    @property
+    def query_elements(self) -> int:
+        """Elements of Q and O per token."""
+        return self.num_heads * (self.head_dim + self.v_head_dim)
+
+    @property
+    def kv_elements(self) -> int:
+        """Elements of K and V per token."""
+        return self.num_kv_heads * (self.head_dim + self.v_head_dim)
+
+
+def _extent(prefills: Sequence[tuple[int, int]], heads: Heads, *, has_block_per_head: bool = False) -> PrefillExtent:
+    tokens = sum(t for t, _ in prefills)
+    near = None if heads.keeps_all else heads.window
+    blocks = len(prefills) if has_block_per_head else sum(ceil(t / _TILE) for t, _ in prefills)
+    return PrefillExtent(
+        heads.extent,
+        tuple(prefills),
+        tokens,
+        kv_tokens=sum(visible_keys(t, p, near, heads.chunk) for t, p in prefills),
+        pairs=heads.visible(sum(visible_pairs(t, p, heads.window, heads.chunk) for t, p in prefills), tokens),
+        thread_blocks=heads.num_heads * blocks,
+        has_block_per_head=has_block_per_head,
+    )
+
+
+def flash_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: str = "attention_prefill") -> Work:
+    """Flash attention of `prefills`, (new tokens T, cached tokens P) each, in one kernel.
+
+        FLOPs = 2 (h_k + h_v) H sum(pairs)          pairs = visible query-key pairs, T P + T (T+1)/2 if causal
+        HBM   = b H (h_k + h_v) sum(T)              Q read and O written once
+              + b_kv K (h_k + h_v) sum(keys)        each visible K and V once
+        SRAM  = the same Q and O + b_kv H (h_k + h_v) x keys visited by every query tile of 128 rows
+
+    The re-reads of K and V by later query tiles hit L2 and are counted as `sram_bytes` only.
+    Version 1 gives a head of a prompt one thread block, which walks over the keys outside and the queries inside:
+    Q is read, O read and written once for each key tile, b H (h_k + 2 h_v) x the rows visited. Versions before 3
+    multiply with mma.sync, which is not Hopper's fastest instruction.
+    Source: Dao 2023 (FlashAttention-2), algorithm 1 and section 3.2; Dao et al. 2022, algorithm 1 and theorem 2.
+    """
+    if not prefills:
+        return Work(name, "attention_prefill", rate=heads.dtype, num_kernels=0)
+    extent = _extent(prefills, heads, has_block_per_head=heads.flash_version == 1)
+    num_old = extent.kv_tokens - extent.tokens
+    query_bytes = extent.tokens * heads.query_elements * heads.element_bytes
+    tile_kv = heads.fraction * sum(tile_pairs(t, p, heads.window, heads.chunk, _TILE) for t, p in prefills)
+    if extent.has_block_per_head:
+        visited = heads.num_heads * (heads.head_dim + 2 * heads.v_head_dim)
+        query_bytes = max(query_bytes, tile_kv * visited * heads.element_bytes)
+    return Work(
+        name,
+        "attention_prefill",
+        flops=2.0 * extent.pairs * heads.query_elements,
+        rate=heads.dtype + (MMA_SYNC_RATE if heads.flash_version in (1, 2) else ""),
+        activation_bytes=query_bytes,
+        kv_bytes=heads.cached_bytes(extent.kv_tokens, len(prefills)),
+        sram_bytes=query_bytes + tile_kv * heads.query_elements * heads.kernel_element_bytes,
+        vector_ops=0.0 if heads.is_plain else heads.cached_ops(num_old, len(prefills)),
+        extent=extent,
+    )
+
+
+def standard_prefill(
+    prefills: Sequence[tuple[int, int]],
+    heads: Heads,
+    name: str = "attention_prefill",
+    *,
+    is_fused: bool = True,
+    is_module: bool = False,
+) -> Work:
+    """Attention that materialises the score matrix: S = Q K^T, P = softmax(S), O = P V, one kernel each per prompt.
+
+        FLOPs = 2 (h_k + h_v) H sum(T (P + T))      the masked half is computed and thrown away
+        HBM   = Q, K, V, O once + 4 b H sum(T (P + T)): S written and read, P written and read
+
+    Windows and blocks only mask: they save nothing. Unfused, as a framework runs it operator by operator, the mask is a
+    kernel of its own (2 b H sum(T (P + T)) more) and the KV heads are written out for each query head; `is_module`: as
+    `Heads.module_scores`, and the output is copied from heads by tokens to tokens by heads. Under eviction each key's
+    scores are summed up besides, in fp32, and a prompt that comes in chunks finds `kept` of its earlier tokens.
+    Source: Dao et al. 2022, algorithm 0; Zhang et al. 2023 (H2O); Hugging Face's eager_attention_forward.
+    """
+    if not prefills:
+        return Work(name, "attention_prefill", rate=heads.dtype, num_kernels=0)
+    if heads.kept is not None:
+        prefills = tuple((tokens, min(cached, heads.kept)) for tokens, cached in prefills)
+    scores = sum(t * (t + p) for t, p in prefills)
+    tokens = sum(t for t, _ in prefills)
+    score_bytes = 4.0 * heads.num_heads * scores * heads.element_bytes
+    keys, num_kernels = sum(t + p for t, p in prefills), 3
+    if is_module:
+        num_kernels, bytes_each = heads.module_scores
+        num_kernels += 1
+        score_bytes = heads.num_heads * (bytes_each * scores + 2.0 * tokens * heads.v_head_dim * heads.element_bytes)
+    elif not is_fused:
+        score_bytes *= 1.5
+        num_kernels += 1
+    if not is_fused and heads.copies_kv:
+        score_bytes += heads.copy_bytes(keys)
+        num_kernels += 2
+    if heads.kept is not None:
+        num_kernels += 1
+        score_bytes += heads.num_heads * (scores * heads.element_bytes + 2 * SCORE_SUM_BYTES * keys)
+    return Work(
+        name,
+        "attention_prefill",
+        flops=2.0 * scores * heads.query_elements,
+        rate=heads.dtype,
+        activation_bytes=tokens * heads.query_elements * heads.element_bytes + score_bytes,
+        kv_bytes=heads.cached_bytes(keys, len(prefills)),
+        num_kernels=num_kernels * len(prefills),
+        vector_ops=0.0 if heads.is_plain else heads.cached_ops(sum(p for _, p in prefills), len(prefills)),
+        extent=_extent(prefills, heads),
+    )

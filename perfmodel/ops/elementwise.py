@@ -1,0 +1,221 @@
+"""Operators that pass over their elements once: norms, rotary embedding, activations and gates, the embedding's gather,
+writes into the KV cache, and choosing the next token. Their bytes set their time; FLOPs hardly matter.
+"""
+
+__all__ = [
+    "BYTES_PER_LOGIT",
+    "FP32_BYTES",
+    "activation",
+    "embedding",
+    "gate",
+    "kv_concat",
+    "kv_write",
+    "residual_add",
+    "rms_norm",
+    "rope",
+    "sample",
+]
+
+from perfmodel.errors import SpecError
+from perfmodel.ops.work import Work
+
+FP32_BYTES = 4.0  # in which plain PyTorch modules take norms and softmax
+_ARITHMETIC_KERNELS = 6  # square, mean, + epsilon, 1/sqrt, times it, times the weight
+_CAST_KERNELS = 2  # to fp32 and back, for narrower models
+
+
+def rms_norm(
+    name: str,
+    num_tokens: float,
+    size: int,
+    element_bytes: float,
+    *,
+    adds_residual: bool = False,
+    is_fused: bool = True,
+    num_tensors: int = 1,
+) -> Work:
+    """y = x / rms(x) * g over rows of `size` elements.
+
+        FLOPs = 4 n d (square and sum, two scalings); bytes = 2 n d b: x read, y written
+
+    `adds_residual`: the fused kernel of serving engines, which also reads and rewrites the residual stream
+    (4 n d b, 5 n d FLOPs). `is_fused=False`: one kernel per operator of PyTorch's expression, each reading and writing
+    its tensor: n d (2 b + 5 * 4), and n d (2 b + 2 * 4) more for the casts to fp32 and back; the `num_tensors` that
+    share the `size` elements one after another. Source: identity; Hugging Face's LlamaRMSNorm for the operators.
+    """
+    elements = num_tokens * size
+    casts = element_bytes != FP32_BYTES
+    if is_fused:
+        num_kernels, bytes_each = 1, (2 + 2 * adds_residual) * element_bytes
+    else:
+        num_kernels = num_tensors * (_ARITHMETIC_KERNELS + _CAST_KERNELS * casts)
+        bytes_each = (2 + 2 * casts) * element_bytes + (5 + 2 * casts) * FP32_BYTES
+    return Work(
+        name,
+        "elementwise",
+        flops=(4.0 + adds_residual) * elements,
+        rate="vector",
+        weight_bytes=size * element_bytes,
+        activation_bytes=bytes_each * elements,
+        num_kernels=num_kernels,
+    )
+
+
+def residual_add(name: str, num_tokens: float, size: int, element_bytes: float) -> Work:
+    """x + y: n d FLOPs, 3 n d b bytes. Source: identity."""
+    elements = num_tokens * size
+    return Work(
+        name,
+        "elementwise",
+        flops=elements,
+        rate="vector",
+        activation_bytes=3 * elements * element_bytes,
+    )
+
+
+_FLOPS_PER_ELEMENT = {"relu": 1.0, "relu2": 2.0, "silu": 5.0, "gelu": 8.0}  # an exponential counted as four
+
+
+def activation(
+    num_tokens: float, size: int, element_bytes: float, *, function: str = "silu", is_gated: bool = True, is_fused: bool
+) -> Work:
+    """act(g) * u (gated, SwiGLU-like) or act(x), over `size` output elements per token.
+
+        bytes: gated and fused 3 n s b (g and u read, product written); gated and unfused 5 n s b in two kernels
+               plain 2 n s b; relu2 unfused 4 n s b in two (the square is a kernel of its own)
+
+    FLOPs per element depend on the function and never matter. Source: Shazeer 2020 (GLU variants); identity.
+    """
+    elements = num_tokens * size
+    kernels = 1 if is_fused else 1 + is_gated + (function == "relu2")
+    passes = 2 * kernels + is_gated
+    return Work(
+        f"{function}_and_mul" if is_gated else function,
+        "elementwise",
+        flops=(_FLOPS_PER_ELEMENT.get(function, 5.0) + is_gated) * elements,
+        rate="vector",
+        activation_bytes=passes * elements * element_bytes,
+        num_kernels=kernels,
+    )
+
+
+def gate(name: str, num_tokens: float, size: int, element_bytes: float, *, is_fused: bool = True) -> Work:
+    """x * sigmoid(g) over `size` elements per token: 3 n s b bytes; unfused 5 n s b, 2 kernels. Source: identity."""
+    elements = num_tokens * size
+    return Work(
+        name,
+        "elementwise",
+        flops=6.0 * elements,
+        rate="vector",
+        activation_bytes=(3 if is_fused else 5) * elements * element_bytes,
+        num_kernels=1 if is_fused else 2,
+    )
+
+
+_EAGER_KERNELS = 10  # q and k each: negate one half, concatenate the halves, times sin, times cos, sum
+_EAGER_PASSES = 10  # (half + half) + 2 + 2 + 2 + 3; the tables stay in cache
+
+
+def rope(num_tokens: float, num_elements: int, element_bytes: float, *, is_fused: bool = True) -> Work:
+    """Rotates `num_elements` elements per token (query and key heads of this device together), in place.
+
+        FLOPs = 3 n e (two products and a sum per element); bytes = 2 n e b; the cos/sin table stays in cache
+
+    `is_fused=False`: PyTorch's expression x cos + rotate_half(x) sin, operator by operator: 10 n e b in 10 kernels. Its
+    work goes by another name, since no measured attention kernel contains it. Source: Su et al. 2021, eq. 34; Hugging
+    Face's apply_rotary_pos_emb for the operators.
+    """
+    elements = num_tokens * num_elements
+    return Work(
+        "rope" if is_fused else "rope_unfused",
+        "elementwise",
+        flops=3.0 * elements,
+        rate="vector",
+        activation_bytes=(2 if is_fused else _EAGER_PASSES) * elements * element_bytes,
+        num_kernels=1 if is_fused else _EAGER_KERNELS,
+    )
+
+
+def embedding(num_tokens: float, hidden_size: int, element_bytes: float, *, num_tables: int = 1) -> Work:
+    """One row of each table (tokens, learned positions) per token, read; their sum written: (t + 1) n d b bytes.
+
+    Rows that repeat within a step are counted each time; only the touched rows move, never the table. Under tensor
+    parallelism each rank owns a slice of the vocabulary, gathers its rows and writes zeros elsewhere, so the traffic
+    is counted in full. Source: identity.
+    """
+    row_bytes = hidden_size * element_bytes
+    return Work(
+        "embedding",
+        "embedding",
+        weight_bytes=num_tables * num_tokens * row_bytes,
+        activation_bytes=num_tokens * row_bytes,
+    )
+
+
+def kv_write(
+    num_tokens: float, num_elements: int, element_bytes: float, kv_element_bytes: float, *, is_fused: bool = True
+) -> Work:
+    """Copies `num_elements` per token from the projection's output into the blocks of the cache.
+
+        bytes = n e (b + b_kv): read at the model's dtype, written at the cache's
+
+    `is_fused=False`: an indexed copy of K and one of V, which no measured attention kernel contains (hence another
+    name). Source: identity.
+    """
+    elements = num_tokens * num_elements
+    return Work(
+        "kv_write" if is_fused else "kv_write_unfused",
+        "elementwise",
+        activation_bytes=elements * element_bytes,
+        kv_bytes=elements * kv_element_bytes,
+        rate="vector",
+        num_kernels=1 if is_fused else 2,
+    )
+
+
+def kv_concat(name: str, num_calls: int, cached_bytes: float, new_elements: float, sizes: tuple[float, float]) -> Work:
+    """A cache that grows by concatenation, as in plain PyTorch: each step reads it and writes it anew, a token longer.
+
+        bytes = 2 C - n b_kv + n b: C of the cache after the step; its n new elements are read at the model's dtype
+
+    in a kernel for K and one for V. num_calls: sequences that decode together lie in one tensor, prompts in one each;
+    sizes: b and b_kv. Source: identity; Hugging Face's DynamicCache.
+    """
+    element_bytes, kv_element_bytes = sizes
+    return Work(
+        name,
+        "elementwise",
+        activation_bytes=new_elements * element_bytes,
+        kv_bytes=2.0 * cached_bytes - new_elements * kv_element_bytes,
+        rate="vector",
+        num_kernels=2 * num_calls,
+    )
+
+
+# HBM traffic per logit. greedy: cast to fp32 (2 read, 4 written), argmax (4 read): counted. The others sort the
+# vocabulary and walk it some thirty times (sort with indices, softmax, cumulative sum, masks, scatter, noise, argmax):
+# 460 is measured, as the slope of step time over sequences of servers whose models ask for top-p, on three GPUs
+# (18, 29 and 68 us per sequence at 128k logits scale as one over bandwidth).
+BYTES_PER_LOGIT = {"greedy": 10.0, "random": 60.0, "top_k": 460.0, "top_p": 460.0}
+_KERNELS = {"greedy": 2, "random": 6, "top_k": 20, "top_p": 20}
+
+
+def sample(num_samples: float, vocab_size: int, method: str = "greedy", bytes_per_logit: float | None = None) -> Work:
+    """One token for each of `num_samples` rows of `vocab_size` logits: B V x bytes, of the method unless given.
+
+    Every tensor-parallel rank holds the gathered logits and samples for itself. Source: BYTES_PER_LOGIT.
+
+    Raises SpecError for a method that is none of perfmodel.models.spec.SamplingMethod.
+    """
+    if method not in BYTES_PER_LOGIT:
+        raise SpecError(f"sampling: found {method!r}, allowed {', '.join(BYTES_PER_LOGIT)}.")
+    per_logit = BYTES_PER_LOGIT[method] if bytes_per_logit is None else bytes_per_logit
+    logits = num_samples * vocab_size
+    return Work(
+        "sample",
+        "sampling",
+        flops=2.0 * logits,
+        rate="vector",
+        activation_bytes=per_logit * logits,
+        num_kernels=_KERNELS[method] if num_samples else 0,
+    )

@@ -1,0 +1,275 @@
+"""Which experts tokens go to: the load of one rank, in expectation, for uniform and for skewed routing.
+
+A load counts what the grouped experts' time depends on: distinct experts (their weights are read), assignments (rows
+multiplied), and tiles of rows, since every expert pads its rows to whole tiles. A router learns to balance its experts,
+so uniform is the model of a well-trained one; power laws stand for domain traffic that favours some experts.
+
+Experts of a fixed capacity have buffers of equal size for every expert, whatever the router says:
+
+    C = ceil(c n k / E) rows for each expert, of n tokens that choose k of E experts under capacity factor c
+
+Every expert multiplies C rows: those that get fewer pad, those that get more drop the rest. No rank waits for a
+popular expert, and shapes do not depend on the data; what is paid is the padding and, in quality, the tokens dropped.
+
+Source: Lepikhin et al. 2020 (GShard); Fedus et al. 2021 (Switch Transformer), section 2.2.
+"""
+
+__all__ = [
+    "TILE_ROWS",
+    "ExpertLoad",
+    "Routing",
+    "capacity_rows",
+    "distinct_experts",
+    "dropped_share",
+    "expected_tiles",
+    "popularity_of",
+    "power_law_routing",
+    "recorded_routing",
+    "routing_of",
+    "slowest_uniform_routing",
+    "uniform_routing",
+    "with_capacity",
+]
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, sqrt
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.models.architecture import MoEFFN
+from perfmodel.ops.experts.placement import Placement, consecutive_experts, place_experts
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.traffic import ExpertRouting
+
+Values = NDArray[np.float64]
+
+TILE_ROWS = (16, 32, 64, 128, 256)  # rows of the tiles that grouped GEMM kernels use
+_TILES = np.array(TILE_ROWS, dtype=np.float64)
+_EXACT_BELOW = 64.0  # rows per expert up to which the binomial is summed; above, a normal's quantiles stand for it
+_QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / 64) for i in range(64)])
+_MOST_POPULAR = 200.0  # how much more often than the least the most popular expert may be drawn [assumed]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLoad:
+    """What one rank is sent.
+
+    distinct: experts that get a token; assignments: (token, expert) pairs to them
+    tiles:    sum over experts of ceil(rows / t), for each t in TILE_ROWS; empty if not known
+    """
+
+    distinct: float
+    assignments: float
+    tiles: tuple[float, ...] = ()
+
+
+# (block, tokens of all data-parallel ranks, ranks that share out the experts) -> load of the rank that sets the time
+Routing = Callable[[MoEFFN, int, int], ExpertLoad]
+
+
+def distinct_experts(num_experts: int, top_k: int, num_tokens: float) -> float:
+    """Expected experts that get at least one of `num_tokens` tokens: D = E (1 - (1 - k/E)^n).
+
+    Each token picks k of E distinct experts uniformly and independently of other tokens. Group-limited routing
+    (DeepSeek-V3: the best 4 of 8 groups first) leaves k/E, and so D, unchanged while tokens choose their groups
+    independently. Source: linearity of expectation.
+    """
+    missed: float = (1.0 - min(1.0, top_k / num_experts)) ** num_tokens
+    return num_experts * (1.0 - missed)
+
+
+def expected_tiles(num_tokens: float, probability: float) -> Values:
+    """E ceil(X / t) for each t in TILE_ROWS, with X ~ Binomial(n, p) the rows of one expert.
+
+    E ceil(X / t) = sum over j >= 0 of P(X > j t). Source: tail sum.
+    """
+    mean = num_tokens * probability
+    if probability >= 1.0:
+        return np.ceil(num_tokens / _TILES)
+    if mean <= 0.0:
+        return np.zeros(len(TILE_ROWS))
+    if mean > _EXACT_BELOW:
+        rows = np.maximum(mean + sqrt(mean * (1.0 - probability)) * _QUANTILES, 0.0)
+        tiles: Values = np.ceil(rows[:, None] / _TILES).mean(axis=0)
+        return tiles
+    most = int(min(num_tokens, mean + 8.0 * sqrt(mean) + 8.0))
+    i = np.arange(most)
+    # In logarithms: of an expert that all but one in 10^16 tokens choose, P(X = 0) is no number.
+    steps = np.log((num_tokens - i) / (i + 1.0)) + (np.log(probability) - np.log1p(-probability))
+    mass = np.exp(num_tokens * np.log1p(-probability) + np.cumsum(np.append(0.0, steps)))
+    above = np.maximum(1.0 - np.cumsum(mass), 0.0)  # P(X > i)
+    return np.array([above[::t].sum() for t in TILE_ROWS])
+
+
+def uniform_routing(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
+    """The expected load of any rank with ceil(E / ranks) experts: its share of D, and n k E_local / E assignments."""
+    local, top_k = ceil(ffn.num_experts / num_ranks), min(ffn.top_k, ffn.num_experts)
+    return _uniform(local, num_tokens, top_k / ffn.num_experts)
+
+
+def slowest_uniform_routing(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
+    """The expected load of the rank that gets most, under uniform routing.
+
+    Assignments of a rank are about normal, with variance n k (1/R) (1 - 1/R); the largest of R is expected at the
+    quantile (R - 3/8) / (R + 1/4). Its experts are then that much more popular. Source: Blom 1958 (order statistics).
+    """
+    local, top_k = ceil(ffn.num_experts / num_ranks), min(ffn.top_k, ffn.num_experts)
+    if num_ranks <= 1:
+        return _uniform(local, num_tokens, top_k / ffn.num_experts)
+    total, share = num_tokens * top_k, local / ffn.num_experts
+    above = NormalDist().inv_cdf((num_ranks - 0.375) / (num_ranks + 0.25))
+    most = min(total * share + above * sqrt(total * share * (1.0 - share)), total, num_tokens * local)
+    return _uniform(local, num_tokens, most / (num_tokens * local))
+
+
+def _uniform(num_experts: int, num_tokens: int, probability: float) -> ExpertLoad:
+    tiles = num_experts * expected_tiles(num_tokens, probability)
+    distinct = num_experts * (1.0 - (1.0 - probability) ** num_tokens)
+    return ExpertLoad(distinct, num_experts * num_tokens * probability, tuple(tiles.tolist()))
+
+
+Chances = Callable[[int, int], Values]  # (experts, top_k) -> (draws, experts): how likely each is among a token's k
+
+
+def popularity_of(spec: ExpertRouting, *, num_draws: int = 8, seed: int = 0) -> Chances:
+    """How likely each expert is among the k of a token, as a scenario says; `num_draws` of what is drawn."""
+    if spec.alpha is not None:
+        return _power_law_chances(spec.alpha, num_draws, seed)
+    if spec.popularity is not None:
+        return _recorded_chances(spec.popularity, num_draws, seed)
+    return lambda num_experts, top_k: np.full((1, num_experts), min(1.0, top_k / num_experts))
+
+
+def power_law_routing(
+    exponent: float, num_redundant: int | None = None, *, num_draws: int = 8, seed: int = 0
+) -> Routing:
+    """Routing in which experts are drawn in proportion to x, x of density x^-exponent; the slowest rank's load.
+
+    Popularity is drawn once per block shape, counts for each number of tokens: means over seeded draws. Ranks hold
+    consecutive experts, or, with `num_redundant` copies of popular ones, those that `place_experts` gives them.
+    """
+    return _skewed(_power_law_chances(exponent, num_draws, seed), num_redundant, seed)
+
+
+def recorded_routing(
+    popularity: Sequence[float], num_redundant: int | None = None, *, num_draws: int = 8, seed: int = 0
+) -> Routing:
+    """Routing in proportion to recorded counts, one for each expert; the slowest rank's load.
+
+    A block with another number of experts than were recorded takes the record's quantiles, most popular first.
+    """
+    return _skewed(_recorded_chances(popularity, num_draws, seed), num_redundant, seed)
+
+
+def _power_law_chances(exponent: float, num_draws: int, seed: int) -> Chances:
+    @lru_cache(maxsize=256)
+    def chances(num_experts: int, top_k: int) -> Values:
+        draws = np.random.default_rng((seed, num_experts, top_k)).random((num_draws, num_experts))
+        return _inclusion(_power_law(draws, exponent), top_k)
+
+    return chances
+
+
+def _recorded_chances(popularity: Sequence[float], num_draws: int, seed: int) -> Chances:
+    recorded = np.sort(np.asarray(popularity, dtype=np.float64))[::-1]
+
+    @lru_cache(maxsize=256)
+    def chances(num_experts: int, top_k: int) -> Values:
+        places = (np.arange(num_experts) + 0.5) / num_experts * len(recorded) - 0.5
+        counts = np.interp(places, np.arange(len(recorded)), recorded)
+        draws = np.random.default_rng((seed, num_experts)).permuted(np.tile(counts, (num_draws, 1)), axis=1)
+        return _inclusion(draws, top_k)
+
+    return chances
+
+
+def _skewed(chances_of: Chances, num_redundant: int | None, seed: int) -> Routing:
+    """Routing by each expert's chance to be among a token's k; counts drawn anew for each batch.
+
+    num_redundant: copies of popular experts, all placed by their popularity; None: consecutive experts, no copies
+    """
+
+    @lru_cache(maxsize=256)
+    def placements(num_experts: int, top_k: int, num_ranks: int) -> list[Placement]:
+        chances = chances_of(num_experts, top_k)
+        if num_redundant is None:
+            return [consecutive_experts(num_experts, num_ranks)] * len(chances)
+        return [place_experts(draw, num_ranks, num_redundant) for draw in chances]
+
+    def route(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
+        top_k = min(ffn.top_k, ffn.num_experts)
+        counts = np.random.default_rng((seed, num_tokens)).binomial(num_tokens, chances_of(ffn.num_experts, top_k))
+        places = placements(ffn.num_experts, top_k, num_ranks)
+        rows = np.array([placed.rows(count) for placed, count in zip(places, counts, strict=True)])
+        heaviest = rows[np.arange(len(rows)), rows.sum(axis=2).argmax(axis=1)]
+        tiles = np.ceil(heaviest[:, :, None] / _TILES).sum(axis=1).mean(axis=0)
+        means = (heaviest > 0).sum(axis=1).mean(), heaviest.sum(axis=1).mean()
+        return ExpertLoad(float(means[0]), float(means[1]), tuple(tiles.tolist()))
+
+    return route
+
+
+def _power_law(uniform: Values, exponent: float) -> Values:
+    """Uniform numbers to values of density x^-exponent on [1, _MOST_POPULAR]."""
+    if abs(exponent - 1.0) < 1e-9:
+        return np.asarray(_MOST_POPULAR**uniform)
+    power = 1.0 - exponent
+    return np.asarray((1.0 + (_MOST_POPULAR**power - 1.0) * uniform) ** (1.0 / power))
+
+
+def _inclusion(popularity: Values, top_k: int) -> Values:
+    """Chances that a token's k experts include each: proportional to popularity, none above 1, k in sum."""
+    chances: Values = popularity * (top_k / popularity.sum(axis=1, keepdims=True))
+    for _ in range(popularity.shape[1]):
+        full = chances >= 1.0
+        missing = top_k - np.minimum(chances, 1.0).sum(axis=1, keepdims=True)
+        if (missing < 1e-9).all():
+            break
+        free = np.where(full, 0.0, chances)
+        chances = np.where(full, 1.0, chances * (1.0 + missing / np.maximum(free.sum(axis=1, keepdims=True), 1e-30)))
+    return np.asarray(np.minimum(chances, 1.0))
+
+
+def capacity_rows(ffn: MoEFFN, num_tokens: int, factor: float) -> int:
+    """C, at most all tokens."""
+    return min(num_tokens, ceil(factor * num_tokens * min(ffn.top_k, ffn.num_experts) / ffn.num_experts - 1e-9))
+
+
+def with_capacity(factor: float) -> Routing:
+    """The load of any rank when each of its experts multiplies C rows."""
+
+    def route(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
+        local, rows = ceil(ffn.num_experts / num_ranks), capacity_rows(ffn, num_tokens, factor)
+        tiles = tuple(float(local * ceil(rows / size)) for size in TILE_ROWS)
+        return ExpertLoad(float(local if rows else 0), float(local * rows), tiles)
+
+    return route
+
+
+def dropped_share(ffn: MoEFFN, num_tokens: int, factor: float, chances: NDArray[np.float64]) -> float:
+    """The expected share of (token, expert) pairs beyond the capacity.
+
+    chances: (draws, experts), how likely each expert is among a token's k; the rows of one are binomial. The mean
+             of max(X - C, 0) is taken over a normal's quantiles, and exactly 0 where C holds all tokens.
+    """
+    rows = capacity_rows(ffn, num_tokens, factor)
+    if rows >= num_tokens:
+        return 0.0
+    counts = np.random.default_rng(num_tokens).binomial(num_tokens, np.tile(chances, (64, 1)))
+    return float(np.maximum(counts - rows, 0).sum() / counts.sum())
+
+
+def routing_of(spec: ExpertRouting, engine: EngineSpec | None = None) -> Routing:
+    """How loaded the slowest rank is. Experts that all are alike gain nothing from being placed by popularity."""
+    if spec.capacity_factor is not None:
+        return with_capacity(spec.capacity_factor)
+    num_redundant = engine.eplb_config.num_redundant_experts if engine is not None and engine.enable_eplb else None
+    if spec.alpha is not None:
+        return power_law_routing(spec.alpha, num_redundant)
+    if spec.popularity is not None:
+        return recorded_routing(spec.popularity, num_redundant)
+    return slowest_uniform_routing

@@ -1,0 +1,216 @@
+"""A layer of any kind as a list of operators, and what stands before and after the layers."""
+
+__all__ = ["embedding_nodes", "head_nodes", "layer_nodes", "passing_on_nodes"]
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from perfmodel.models.architecture import (
+    Attention,
+    DenseFFN,
+    FeedForward,
+    GatedDeltaNet,
+    LatentAttention,
+    Layer,
+    LinearAttention,
+    Mixer,
+    QuantizationSpec,
+)
+from perfmodel.ops.attention.latent_layer import latent_nodes
+from perfmodel.ops.attention.layer import attention_nodes
+from perfmodel.ops.collectives import all_gather, all_reduce, send_recv
+from perfmodel.ops.elementwise import embedding, residual_add, rms_norm, sample
+from perfmodel.ops.experts.layer import moe_nodes
+from perfmodel.ops.feedforward import dense_ffn_nodes
+from perfmodel.ops.graphs.exits import asking_nodes, filling_nodes, leaving_node
+from perfmodel.ops.linear import gemm
+from perfmodel.ops.node import LayerContext, OperatorNode, on_samples, on_tokens
+from perfmodel.ops.recurrent.layer import delta_net_nodes, mamba_nodes
+from perfmodel.ops.recurrent.linear_attention import linear_attention_nodes
+from perfmodel.ops.work import Depends
+
+Block = TypeVar("Block", Mixer, FeedForward)
+Formats = tuple[tuple[str, QuantizationSpec], ...]
+_MIXERS = frozenset({"attention", "linear_attention"})
+_FFNS = frozenset({"dense_ffn", "experts", "shared_experts"})
+_LABELS = {
+    "LatentAttention": "mla",
+    "LinearAttention": "linear",
+    "GatedDeltaNet": "delta_net",
+    "Mamba": "mamba",
+    "DenseFFN": "dense",
+    "MoEFFN": "moe",
+}
+
+
+def embedding_nodes(context: LayerContext) -> list[OperatorNode]:
+    hidden, size, tp = context.hidden, context.element_bytes, context.shard.tp
+    tables = 2 if context.model.num_learned_positions else 1
+    nodes = [on_tokens("embedding", lambda n: embedding(n, hidden, size, num_tables=tables))]
+    if tp > 1:
+        name, group = "embedding_all_reduce", context.shard.tp_group
+        nodes.append(on_tokens(name, lambda n: all_reduce(n * hidden * size, group, name)))
+    return nodes
+
+
+def passing_on_nodes(context: LayerContext, stage: int | None = None) -> list[OperatorNode]:
+    """From the devices of pipeline stage `stage` (or any) to those of the next: the hidden states and, where norms add
+    it, the residual beside them. Each tensor-parallel rank sends its part of both, which the receivers then gather.
+
+    Source: vLLM's IntermediateTensors and `send_tensor_dict(all_gather_group=get_tp_group())`; SGLang's likewise.
+    """
+    shard = context.shard
+    pair, group, name = shard.next_stage(stage), shard.tp_group, "stage_all_gather"
+    token_bytes = context.hidden * context.element_bytes * (2 if context.is_fused else 1)
+    nodes = [on_tokens("send_recv", lambda n: send_recv(n * token_bytes / shard.tp, pair))]
+    if shard.tp > 1:
+        nodes.append(on_tokens(name, lambda n: all_gather(n * token_bytes, group, name)))
+    return nodes
+
+
+def head_nodes(context: LayerContext, method: str, bytes_per_logit: float | None) -> list[OperatorNode]:
+    hidden, size, tp = context.hidden, context.element_bytes, context.shard.tp
+    vocab, form = context.model.vocab_size, context.format("lm_head")
+    columns = context.shard.columns(vocab)
+    bias = context.model.lm_head_bias
+    nodes = [
+        *_norm("final_norm", context, adds_residual=context.is_fused),
+        on_samples("lm_head", lambda b: gemm("lm_head", b, columns, hidden, form, has_bias=bias)),
+    ]
+    if tp > 1:
+        name, group = "logits_all_gather", context.shard.tp_group
+        nodes.append(on_samples(name, lambda b: all_gather(b * columns * tp * size, group, name)))
+    nodes.append(on_samples("sample", lambda b: sample(b, vocab, method, bytes_per_logit)))
+    return nodes
+
+
+def layer_nodes(
+    layers: Sequence[Layer], context: LayerContext, reach: Sequence[float] | None = None
+) -> list[OperatorNode]:
+    """Each distinct mixer and each distinct feed-forward block of `layers` once, with how often it occurs.
+
+    reach: the share of decodes that comes to each layer, where they may leave earlier
+
+    Nodes whose names would coincide are told apart by a label of their block: "attention_decode@window_128".
+    """
+    reaches = reach or [1.0] * len(layers)
+    pairs = list(zip(layers, reaches, strict=True))
+    mixers = _places(((x.mixer, _own(x, _MIXERS)), p) for x, p in pairs if x.mixer is not None)
+    ffns = _places(((x.ffn, _own(x, _FFNS)), p) for x, p in pairs if x.ffn is not None)
+    groups = [
+        (label, _mixer_block(mixer, replace(context, formats=own)), mixers[mixer, own])
+        for (mixer, own), label in _labels(mixers).items()
+    ]
+    groups += [
+        (label, _ffn_block(ffn, replace(context, formats=own)), ffns[ffn, own])
+        for (ffn, own), label in _labels(ffns).items()
+    ]
+    names = Counter(node.name for _, nodes, _ in groups for node in nodes if node.depends is not Depends.MIXED)
+    found = []
+    for label, nodes, shares in groups:
+        for node in nodes:
+            placed = leaving_node(node, shares) if reach else replace(node, count=node.count * len(shares))
+            name = f"{node.name}@{label}" if names[_told_apart_by(node)] > 1 else node.name
+            found.append(replace(placed, name=name))
+    if reach:
+        for (mixer, own), shares in mixers.items():
+            found += filling_nodes(mixer, replace(context, formats=own), shares)
+        found += asking_nodes(context, reach[:-1])
+    return found
+
+
+def _own(layer: Layer, components: frozenset[str]) -> Formats:
+    return tuple((name, form) for name, form in layer.formats if name in components)
+
+
+def _places(blocks: Iterable[tuple[tuple[Block, Formats], float]]) -> dict[tuple[Block, Formats], list[float]]:
+    """Each distinct block with its formats, and the reach of the layers that have it."""
+    places: dict[tuple[Block, Formats], list[float]] = {}
+    for block, share in blocks:
+        places.setdefault(block, []).append(share)
+    return places
+
+
+def _told_apart_by(node: OperatorNode) -> str:
+    """A kernel of prompts and decodes goes by the same label as the attention that it stands for."""
+    return "attention_prefill" if node.depends is Depends.MIXED else node.name
+
+
+def _mixer_block(mixer: Mixer, context: LayerContext) -> list[OperatorNode]:
+    """Norm, mixer, all-reduce. Where both blocks of a layer read the same input, the second one's all-reduce serves."""
+    nodes = _norms("input_norm", context)
+    if isinstance(mixer, Attention):
+        nodes += attention_nodes(mixer, context)
+    elif isinstance(mixer, LatentAttention):
+        nodes += latent_nodes(mixer, context)
+    elif isinstance(mixer, LinearAttention):
+        nodes += linear_attention_nodes(mixer, context)
+    elif isinstance(mixer, GatedDeltaNet):
+        nodes += delta_net_nodes(mixer, context)
+    else:
+        nodes += mamba_nodes(mixer, context)
+    if not context.model.parallel_blocks:
+        nodes += _reduce("mixer_all_reduce", context)
+    return nodes + _post_norm("mixer_post_norm", context)
+
+
+def _ffn_block(ffn: FeedForward, context: LayerContext) -> list[OperatorNode]:
+    """Norm, feed-forward block, all-reduce (mixtures of experts bring their own messages)."""
+    nodes = [] if context.model.shared_block_norm else _norms("post_attention_norm", context)
+    if isinstance(ffn, DenseFFN):
+        nodes += [*dense_ffn_nodes(ffn, context), *_reduce("mlp_all_reduce", context)]
+    else:
+        nodes += moe_nodes(ffn, context)
+    return nodes + _post_norm("ffn_post_norm", context)
+
+
+def _norms(name: str, context: LayerContext) -> list[OperatorNode]:
+    """The norm in front of a block, and the residual addition after the one before it (one kernel when fused)."""
+    hidden, size = context.hidden, context.element_bytes
+    nodes = _norm(name, context, adds_residual=context.is_fused)
+    if not context.is_fused:
+        nodes.append(on_tokens("residual_add", lambda n: residual_add("residual_add", n, hidden, size)))
+    return nodes
+
+
+def _post_norm(name: str, context: LayerContext) -> list[OperatorNode]:
+    return _norm(name, context) if context.model.post_norms else []
+
+
+def _norm(name: str, context: LayerContext, adds_residual: bool = False) -> list[OperatorNode]:
+    """One norm; PyTorch has a kernel for LayerNorm, so that one is never taken apart."""
+    hidden, size, fused = context.hidden, context.element_bytes, context.is_fused or context.model.norm_bias
+    return [on_tokens(name, lambda n: rms_norm(name, n, hidden, size, adds_residual=adds_residual, is_fused=fused))]
+
+
+def _reduce(name: str, context: LayerContext) -> list[OperatorNode]:
+    group, token_bytes = context.shard.tp_group, context.hidden * context.element_bytes
+    return [on_tokens(name, lambda n: all_reduce(n * token_bytes, group, name))] if group.tp > 1 else []
+
+
+def _labels(blocks: Iterable[tuple[Block, Formats]]) -> dict[tuple[Block, Formats], str]:
+    """A short name for each distinct block; blocks of one kind are numbered from the second on."""
+    seen: Counter[str] = Counter()
+    labels: dict[tuple[Block, Formats], str] = {}
+    for block, formats in blocks:
+        label = _label(block, formats)
+        seen[label] += 1
+        labels[block, formats] = label if seen[label] == 1 else f"{label}_{seen[label]}"
+    return labels
+
+
+def _label(block: Mixer | FeedForward, formats: Formats) -> str:
+    """Its kind, and the weights of its own formats: "full", "full_int4"."""
+    return "_".join((_kind(block), *(form.weights or "plain" for _, form in formats)))
+
+
+def _kind(block: Mixer | FeedForward) -> str:
+    if isinstance(block, Attention):
+        if block.window is not None:
+            return f"window_{block.window}"
+        if block.sparsity is not None:
+            return "sparse"
+        return f"chunk_{block.chunk}" if block.chunk is not None else "full"
+    return _LABELS[type(block).__name__]

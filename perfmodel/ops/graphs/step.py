@@ -1,0 +1,177 @@
+"""The step graph: every operator that one step of a model runs on one device, and how often.
+
+Equal mixers and equal feed-forward blocks share their nodes, so that a model of 80 equal layers has some twenty nodes.
+
+Parallelism, per device of the replica (`BatchShape` is the batch of one data-parallel rank):
+    tensor:    projections by columns then rows, heads shared out, one all-reduce after each mixer and each
+               feed-forward block and after the embedding, logits gathered
+    pipeline:  a plan passes one stage after another. The nodes are those of its whole way, on one device of each
+               stage, with the messages between stages; `StepGraph.stages` has the part of each. Which plans are under
+               way together, and how long that takes, is not known here (the pipeline's timer in `perfmodel.cost`).
+    data:      ranks are independent, but mixtures of experts see the tokens of all of them (`has_group`)
+    expert:    whole experts are shared out over tp * dp ranks
+"""
+
+__all__ = ["GraphPart", "StepGraph", "build_graph"]
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from perfmodel.models.architecture import MoEFFN
+from perfmodel.models.spec import ModelSpec
+from perfmodel.ops.attention.ragged import ContextSpread
+from perfmodel.ops.experts.routing import Routing, slowest_uniform_routing
+from perfmodel.ops.formats import served_model
+from perfmodel.ops.graphs.layers import embedding_nodes, head_nodes, layer_nodes, passing_on_nodes
+from perfmodel.ops.node import LayerContext, OperatorNode
+from perfmodel.ops.sharding import Sharding, stages
+from perfmodel.ops.work import Depends
+from perfmodel.specs.engine.spec import EngineSpec
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """All operators of a step. `model` is as served (formats of the engine applied); `is_eager`: no CUDA graphs;
+    `is_async`: the host plans a step while the one before runs; `is_plain`: operators of plain PyTorch modules,
+    launched one by one from Python.
+
+    mixed: (node, nodes that it stands for): one kernel for prompts and decodes of a step that has both, where the
+           calibration knows such a kernel
+    stages: the graph of each pipeline stage; none where there is but one
+    stage_layers, stage_kind: of a stage: the layers that it computes, and the first stage that is equal but for where
+           its messages go
+    """
+
+    model: ModelSpec
+    shard: Sharding
+    nodes: tuple[OperatorNode, ...]
+    is_eager: bool = False
+    mixed: tuple[tuple[OperatorNode, tuple[OperatorNode, ...]], ...] = ()
+    is_async: bool = True
+    is_plain: bool = False
+    stages: tuple["StepGraph", ...] = ()
+    stage_layers: range | None = None
+    stage_kind: int = 0
+
+    @cached_property
+    def num_layers(self) -> int:
+        """Layers of the model, or of the stage."""
+        return self.model.num_layers if self.stage_layers is None else len(self.stage_layers)
+
+    @cached_property
+    def num_moe_layers(self) -> int:
+        """Of those, layers with a mixture of experts."""
+        layers, span = list(self.model.iter_layers()), self.stage_layers
+        return sum(
+            isinstance(layer.ffn, MoEFFN) for layer in (layers if span is None else layers[span.start : span.stop])
+        )
+
+    @property
+    def has_group(self) -> bool:
+        """Whether data-parallel ranks share operators, so that they must step together."""
+        return bool(self.by_depends[Depends.GROUP])
+
+    @cached_property
+    def by_depends(self) -> dict[Depends, tuple[OperatorNode, ...]]:
+        """The nodes grouped by what their work is a function of."""
+        return {kind: tuple(node for node in self.nodes if node.depends is kind) for kind in Depends}
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPart:
+    """Consecutive layers of a model, with what stands before or behind all of them, or without.
+
+    num_hops: from a pipeline stage to the next, within these layers or behind them; stage: the one, if it is one
+    """
+
+    layers: range
+    has_embedding: bool = True
+    has_head: bool = True
+    num_hops: int = 0
+    stage: int | None = None
+
+
+def build_graph(
+    model: ModelSpec,
+    engine: EngineSpec | None = None,
+    *,
+    sampling: str = "default",
+    bytes_per_logit: float | None = None,
+    routing: Routing = slowest_uniform_routing,
+    spread: ContextSpread | None = None,
+    part: GraphPart | None = None,
+) -> StepGraph:
+    """The step graph of `model` under `engine`.
+
+    sampling:        "greedy", "top_p", ...; "default" is the model's own generation config
+    bytes_per_logit: overrides the traffic of the sampling method
+    routing:         the load of the rank that sets the time, for mixtures of experts
+    spread:          of the contexts of sequences that decode together (default: all are equally long)
+    part:            some layers only, on one pipeline stage (default: all of them)
+    """
+    engine = engine or EngineSpec()
+    model = served_model(model, engine)
+    is_plain = engine.enforce_eager and not engine.fused_kernels
+    context = LayerContext(
+        model,
+        Sharding.of(engine),
+        is_fused=engine.fused_kernels,
+        is_flash=engine.attention == "flash",
+        splits_kv=engine.split_kv and engine.flash_attn_version != 1,
+        flash_version=engine.flash_attn_version,
+        concatenates_kv=is_plain and engine.kv_cache == "paged",
+        routing=routing,
+        spread=spread,
+    )
+    method = model.sampling if sampling == "default" else sampling
+    num_stages = context.shard.pp
+
+    def graph(of: GraphPart) -> StepGraph:
+        nodes, mixed = _nodes(context, of, method, bytes_per_logit)
+        if engine.kv_cache == "off":
+            nodes = [node for node in nodes if node.name.split("@")[0] != "kv_write"]
+        return StepGraph(model, context.shard, tuple(nodes), engine.enforce_eager, mixed, engine.plans_ahead, is_plain)
+
+    if part is not None or num_stages == 1:
+        return graph(part or GraphPart(range(model.num_layers)))
+    whole = graph(GraphPart(range(model.num_layers), num_hops=num_stages - 1))
+    return replace(whole, stages=_stage_graphs(model, num_stages, graph))
+
+
+def _nodes(
+    context: LayerContext, part: GraphPart, method: str, bytes_per_logit: float | None
+) -> tuple[list[OperatorNode], tuple[tuple[OperatorNode, tuple[OperatorNode, ...]], ...]]:
+    """The operators of `part`, and those that can stand for several of them (`StepGraph.mixed`)."""
+    model, span = context.model, part.layers
+    layers = list(model.iter_layers())[span.start : span.stop]
+    reach = model.exits.reach[span.start : span.stop] if model.exits else None
+    nodes = [
+        *(embedding_nodes(context) if part.has_embedding else []),
+        *layer_nodes(layers, context, reach),
+        *(head_nodes(context, method, bytes_per_logit) if part.has_head else []),
+        *(replace(node, count=part.num_hops) for node in passing_on_nodes(context, part.stage) if part.num_hops),
+    ]
+    together = [node for node in nodes if node.depends is Depends.MIXED]
+    nodes = [node for node in nodes if node.depends is not Depends.MIXED]
+    if model.exits is not None:  # prompts pass layers that decodes leave out
+        together = []
+    return nodes, tuple((node, _parts(node, nodes)) for node in together)
+
+
+def _stage_graphs(model: ModelSpec, num_stages: int, graph: Callable[[GraphPart], StepGraph]) -> tuple[StepGraph, ...]:
+    """The graph of each stage; `graph` builds one."""
+    layers, found, kinds = list(model.iter_layers()), [], dict[Hashable, int]()
+    for index, span in enumerate(stages(len(layers), num_stages)):
+        is_first, is_last = index == 0, index == num_stages - 1
+        reach = model.exits.reach[span.start : span.stop] if model.exits else ()
+        kind = kinds.setdefault((is_first, is_last, tuple(layers[span.start : span.stop]), tuple(reach)), index)
+        part = GraphPart(span, is_first, is_last, num_hops=int(not is_last), stage=index)
+        found.append(replace(graph(part), stage_layers=span, stage_kind=kind))
+    return tuple(found)
+
+
+def _parts(mixed: OperatorNode, nodes: Sequence[OperatorNode]) -> tuple[OperatorNode, ...]:
+    """The attention of prompts and of decodes of the same layers."""
+    layers = mixed.name.removeprefix("attention_mixed")
+    return tuple(node for node in nodes if node.name in (f"attention_prefill{layers}", f"attention_decode{layers}"))

@@ -1,0 +1,162 @@
+"""Who sends what to whom: groups of ranks, how they are spread over nodes, and copies of tokens for their experts.
+
+Ranks are numbered as vLLM does it: those of a tensor-parallel group are neighbours, then come pipeline stages, then
+data-parallel ranks. Rank r is on node r // (devices of a node), the first rank on the first device of a node.
+Source: vLLM, vllm/distributed/parallel_state.py, initialize_model_parallel: "the layout order is: ExternalDP x DP x PP
+x TP", arange(world).reshape(dp, pp, tp); expert-parallel groups are dp x tp ranks of one stage.
+"""
+
+__all__ = ["Exchange", "Message", "RankGroup", "Route", "Spread", "distinct_nodes", "distinct_ranks", "spread_over"]
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import comb
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.models.architecture import MoEFFN
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """The groups along one axis of tp x pp x dp ranks.
+
+    tensor:   tp ranks each; data: dp ranks of equal place; expert: tp * dp ranks of a stage
+    pipeline: the rank of a stage and its like in the next; `stage`: of this one only, of all alike unless given
+    """
+
+    axis: Literal["tensor", "pipeline", "data", "expert"]
+    tp: int
+    pp: int = 1
+    dp: int = 1
+    stage: int | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        """Of one group."""
+        sizes = {"tensor": self.tp, "pipeline": min(self.pp, 2), "data": self.dp, "expert": self.tp * self.dp}
+        return sizes[self.axis]
+
+    @property
+    def num_devices(self) -> int:
+        """Of the whole replica."""
+        return self.tp * self.pp * self.dp
+
+    def members(self) -> NDArray[Any]:
+        """(groups, ranks of each)"""
+        ranks = np.arange(self.num_devices).reshape(self.dp, self.pp, self.tp)
+        if self.axis == "tensor":
+            return ranks.reshape(-1, self.tp)
+        if self.axis == "data":
+            return np.moveaxis(ranks, 0, -1).reshape(-1, self.dp)
+        if self.axis == "expert":
+            return np.moveaxis(ranks, 1, 0).reshape(self.pp, -1)
+        first = range(self.pp - 1) if self.stage is None else (self.stage,)
+        pairs = [np.stack((ranks[:, i].ravel(), ranks[:, i + 1].ravel()), axis=-1) for i in first]
+        return np.concatenate(pairs) if pairs else np.zeros((1, 1), dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A group over nodes: the group that most of its messages leave the node for.
+
+    most, least: of its ranks on one node
+    crossing:    share of the axis' groups that are on several nodes (of a pipeline's sends, those that cross)
+    """
+
+    num_ranks: int
+    num_nodes: int
+    most: int
+    least: int
+    crossing: float
+
+
+@lru_cache(maxsize=4096)
+def spread_over(group: RankGroup, devices_per_node: int) -> Spread:
+    """How `group` is spread over nodes of `devices_per_node`."""
+    k = group.num_ranks
+    if group.num_devices <= devices_per_node:
+        return Spread(k, 1, k, k, 0.0)
+    nodes = group.members() // devices_per_node
+    counts = [np.unique(row, return_counts=True)[1] for row in np.unique(nodes, axis=0)]
+    worst = max(counts, key=lambda on_each: (len(on_each), -int(on_each.min())))
+    is_split = (nodes != nodes[:, :1]).any(axis=1)
+    return Spread(k, len(worst), int(worst.max()), int(worst.min()), float(is_split.mean()))
+
+
+Route = Literal["node", "rank", "expert"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What the bytes of a dispatch or a combine are made of.
+
+    copy_bytes: of all tokens of a rank, once
+    route:      one copy for each "node" that has an expert of the token, handed on there over the scale-up link; for
+                each "rank"; for each "expert"; None: the first or the last, whichever is faster
+    """
+
+    ffn: MoEFFN
+    copy_bytes: float
+    route: Route | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A collective or point-to-point transfer: `bytes_` is the payload on each participating rank.
+
+    group:    who they are among the ranks of the replica; neighbours from its first on unless given
+    exchange: what an all-to-all of expert parallelism is made of
+    """
+
+    kind: str  # all_reduce | all_gather | reduce_scatter | all_to_all | send_recv
+    bytes_: float
+    num_ranks: int
+    group: RankGroup | None = None
+    exchange: Exchange | None = None
+
+
+def distinct_ranks(ffn: MoEFFN, num_ranks: int) -> float:
+    """Expected distinct ranks that a token's k experts live on, when E/R experts live on each.
+
+        R (1 - C(E - E/R, k) / C(E, k))
+
+    With group-limited routing the token reaches only top_k_groups / num_groups of experts and ranks.
+    Source: inclusion of a rank, hypergeometric.
+    """
+    fraction = ffn.top_k_groups / ffn.num_groups
+    return _distinct(ffn, max(1.0, num_ranks * fraction), ffn.num_experts * fraction)
+
+
+def distinct_nodes(ffn: MoEFFN, num_nodes: int) -> float:
+    """Expected distinct nodes that a token's k experts live on.
+
+    As of ranks, but a node may hold several of the G groups of which a token reaches t. With g = G / N of them, a node
+    is missed with the mean of C(E t / G - j E / G, k) / C(E t / G, k) over the j of its groups that are among the t,
+    hypergeometric as well. Where nodes cut groups, the most there can be.
+    """
+    groups, chosen = ffn.num_groups, ffn.top_k_groups
+    if chosen == groups:
+        return _distinct(ffn, float(num_nodes), float(ffn.num_experts))
+    if groups % num_nodes:
+        return distinct_ranks(ffn, num_nodes) if num_nodes > groups else float(min(num_nodes, ffn.top_k))
+    own, size = groups // num_nodes, ffn.num_experts / groups
+    missed = 0.0
+    for j in range(min(own, chosen) + 1):
+        chance = comb(own, j) * comb(groups - own, chosen - j) / comb(groups, chosen)
+        missed += chance * _missed(ffn, size * chosen, size * j)
+    return num_nodes * (1.0 - missed)
+
+
+def _distinct(ffn: MoEFFN, parts: float, reachable: float) -> float:
+    return parts * (1.0 - _missed(ffn, reachable, reachable / parts))
+
+
+def _missed(ffn: MoEFFN, reachable: float, local: float) -> float:
+    """Chance that none of k among `reachable` experts is one of `local`."""
+    missed = 1.0
+    for i in range(min(ffn.top_k, ffn.num_experts)):
+        missed *= max(0.0, (reachable - local - i) / (reachable - i))
+    return missed

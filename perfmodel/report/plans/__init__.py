@@ -1,1 +1,0 @@
-"""Plans: on a terminal, pictures, the page."""

@@ -1,0 +1,1 @@
+"""Interactive plots of runs and steps, with plotly."""

@@ -1,0 +1,222 @@
+"""Figures of one step: its operators on the roofline, their times, and what lies in device memory."""
+
+__all__ = ["memory_figure", "operators_figure", "roofline_figure"]
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from perfmodel.cost import MemoryPlan
+from perfmodel.cost.rates import peak_flops_per_s
+from perfmodel.cost.steps.explain import OperatorEstimate
+from perfmodel.report.drawing.colours import BLUE, BOUND_COLOURS, GREEN, GREY, INK, ORANGE, PINK, SKY, VERMILION
+from perfmodel.report.numbers import format_si
+from perfmodel.report.plots.style import styled
+from perfmodel.specs.hardware import HardwareSpec
+
+_MAX_OPERATORS = 14
+_LEAST_LABELLED = 0.02  # share of the step below which a marker has no name beside it; hovering names all
+
+
+def roofline_figure(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) -> go.Figure:
+    """Log-log: achieved FLOP/s over intensity, with a roof for each dtype that the operators use.
+
+    Marker area follows the operator's share of the step. Operators without FLOPs or bytes (collectives, launches)
+    have no place on a roofline and are left out; `operators_figure` shows their time.
+    """
+    drawable = [row for row in rows if _is_drawable(row)]
+    roofs = _roofs(hardware, drawable)
+    intensities = [point.intensity for point in drawable] + [peak / hardware.memory_bandwidth for peak in roofs]
+    low, high = min(intensities) / 4, max(intensities) * 16
+    figure = go.Figure()
+    for position, (peak, rate) in enumerate(roofs.items()):
+        _add_roof(figure, hardware, rate, peak, (low, high), position)
+    _add_operators(figure, drawable)
+    floor = min((point.flops / point.duration_s for point in drawable), default=low * hardware.memory_bandwidth)
+    top = max(roofs) * 3
+    figure.update_xaxes(title_text="arithmetic intensity (FLOP/byte)", range=_log_range(low, high))
+    decades = [10.0**power for power in range(math.floor(math.log10(floor / 3)), math.ceil(math.log10(top)) + 1)]
+    names = [format_si(decade, "", 1) for decade in decades]
+    figure.update_yaxes(title_text="FLOP/s", range=_log_range(floor / 3, top), tickvals=decades, ticktext=names)
+    figure.update_xaxes(dtick=1)
+    for axes in (figure.update_xaxes, figure.update_yaxes):
+        axes(type="log", minor={"dtick": "D1", "showgrid": True, "gridcolor": "#F3F5F7"})
+    figure.update_layout(legend={"yanchor": "top", "y": -0.16}, margin={"b": 96})
+    return styled(figure, 520)
+
+
+def _is_drawable(row: OperatorEstimate) -> bool:
+    """A point on a log-log plot needs FLOPs, bytes and time above zero."""
+    return row.flops > 0 and row.hbm_bytes > 0 and row.duration_s > 0
+
+
+def _roofs(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) -> dict[float, str]:
+    """Peak FLOP/s -> the formats that run at it, for the formats of `points`, the busiest first."""
+    busy: dict[str, float] = {}
+    for point in rows:
+        busy[point.work.rate] = busy.get(point.work.rate, 0.0) + point.duration_s
+    rates = sorted(busy, key=lambda rate: -busy[rate]) or list(hardware.declared.peak_flops_per_s)[:1]
+    roofs: dict[float, str] = {}
+    for rate in rates:
+        peak = peak_flops_per_s(hardware, rate)
+        roofs[peak] = f"{roofs[peak]}, {rate}" if peak in roofs else rate
+    return roofs
+
+
+def _log_range(low: float, high: float) -> list[float]:
+    return [math.log10(low), math.log10(high)]
+
+
+def _add_roof(
+    figure: go.Figure, hardware: HardwareSpec, rate: str, peak: float, span: tuple[float, float], position: int
+) -> None:
+    is_first = position == 0
+    bandwidth = hardware.memory_bandwidth
+    ridge = peak / bandwidth
+    x = np.geomspace(*span, 120)
+    x = np.sort(np.append(x, ridge))
+    figure.add_trace(
+        go.Scatter(
+            x=x,
+            y=np.minimum(peak, bandwidth * x),
+            mode="lines",
+            line={"color": INK if is_first else GREY, "width": 2.5 if is_first else 1.5},
+            name=f"{rate}: {format_si(peak, 'FLOP/s')}, {format_si(bandwidth, 'B/s')}",
+            hovertemplate=f"{rate} roof: %{{y:.3s}}FLOP/s at %{{x:.3g}} FLOP/byte<extra></extra>",
+        )
+    )
+    figure.add_annotation(
+        x=math.log10(span[1]),
+        y=math.log10(peak),
+        xanchor="right",
+        yanchor="bottom",
+        text=f"{rate}: ridge at {ridge:.0f} FLOP/byte",
+        showarrow=False,
+        font={"size": 12},
+    )
+
+
+def _add_operators(figure: go.Figure, rows: Sequence[OperatorEstimate]) -> None:
+    total = sum(point.duration_s for point in rows) or 1.0
+    labels = _labels(rows)
+    for bound, colour in BOUND_COLOURS.items():
+        mine = [point for point in rows if point.bound == bound]
+        if not mine:
+            continue
+        figure.add_trace(
+            go.Scatter(
+                x=[point.intensity for point in mine],
+                y=[point.flops / point.duration_s for point in mine],
+                mode="markers+text",
+                name=_bound_name(bound),
+                marker={
+                    "color": colour,
+                    "opacity": 0.85,
+                    "size": [9 + 34 * math.sqrt(point.duration_s / total) for point in mine],
+                    "line": {"color": "white", "width": 1},
+                },
+                text=[labels.get(point.name, "") for point in mine],
+                textposition="bottom center",
+                textfont={"size": 11},
+                customdata=[
+                    [p.name, format_si(p.duration_s, "s"), p.duration_s / total * 100, format_si(p.hbm_bytes, "B")]
+                    for p in mine
+                ],
+                hovertemplate="<b>%{customdata[0]}</b><br>%{x:.3g} FLOP/byte, %{y:.3s}FLOP/s<br>"
+                "%{customdata[1]} (%{customdata[2]:.1f} %), %{customdata[3]}<extra></extra>",
+            )
+        )
+
+
+def _bound_name(bound: str) -> str:
+    return bound if bound in ("overhead", "others") else f"{bound}-bound"
+
+
+def _labels(rows: Sequence[OperatorEstimate]) -> dict[str, str]:
+    """Names to write beside markers: one for each cluster of markers that would overlap, with how many it speaks for.
+
+    Products of one batch with different weights have nearly the same intensity, so they lie on top of each other.
+    """
+    total = sum(point.duration_s for point in rows) or 1.0
+    leaders: dict[str, tuple[float, float, int]] = {}
+    for point in sorted(rows, key=lambda p: -p.duration_s):
+        x, y = math.log10(point.intensity), math.log10(point.flops / point.duration_s)
+        near = next((n for n, (a, b, _) in leaders.items() if abs(a - x) < 0.35 and abs(b - y) < 0.2), None)
+        if near is None:
+            leaders[point.name] = (x, y, 0)
+        else:
+            a, b, others = leaders[near]
+            leaders[near] = (a, b, others + 1)
+    shares = {point.name: point.duration_s / total for point in rows}
+    shown = {name: others for name, (_, _, others) in leaders.items() if shares[name] >= _LEAST_LABELLED}
+    return {name: f"{name} +{others}" if others else name for name, others in shown.items()}
+
+
+def operators_figure(rows: Sequence[OperatorEstimate]) -> go.Figure:
+    """Time of each operator in the step, longest first; what does not fit is one bar called `others`."""
+    ordered = sorted((p for p in rows if p.duration_s > 0), key=lambda p: -p.duration_s)
+    shown, rest = ordered[:_MAX_OPERATORS], ordered[_MAX_OPERATORS:]
+    bars = [(p.name, p.duration_s, p.bound) for p in shown]
+    if rest:
+        bars.append((f"{len(rest)} others", sum(p.duration_s for p in rest), "others"))
+    total = sum(p.duration_s for p in ordered) or 1.0
+    figure = go.Figure()
+    for bound, colour in {**BOUND_COLOURS, "others": "#C9CED6"}.items():
+        mine = [bar for bar in bars if bar[2] == bound]
+        if mine:
+            figure.add_trace(
+                go.Bar(
+                    y=[name for name, _, _ in mine],
+                    x=[time_s * 1e6 for _, time_s, _ in mine],
+                    orientation="h",
+                    name=_bound_name(bound),
+                    marker={"color": colour},
+                    text=[f"{time_s / total:.1%}" for _, time_s, _ in mine],
+                    textposition="outside",
+                    cliponaxis=False,
+                    hovertemplate="%{y}: %{x:,.1f} µs<extra></extra>",
+                )
+            )
+    figure.update_yaxes(categoryorder="array", categoryarray=[name for name, _, _ in reversed(bars)])
+    figure.update_xaxes(title_text="time in the step (µs)")
+    figure.update_layout(barmode="stack", margin={"r": 64})
+    return styled(figure, 130 + 26 * len(bars))
+
+
+def memory_figure(plan: MemoryPlan) -> go.Figure:
+    """What lies in one device's memory, one bar, beside what a process sees of it; what is left is not used."""
+    parts = (
+        ("weights", plan.weight_bytes),
+        ("activations and reserve", plan.beside_bytes),
+        ("recurrent states", plan.state_bytes),
+        ("KV blocks", plan.kv_bytes),
+    )
+    capacity_bytes = plan.visible_bytes
+    colours = (BLUE, GREEN, ORANGE, PINK, SKY, VERMILION)
+    free = capacity_bytes - sum(size for _, size in parts)
+    bars = [(name, size, colours[i % len(colours)]) for i, (name, size) in enumerate(parts) if size > 0]
+    if free > 0:
+        bars.append(("not used", free, "#E6E9ED"))
+    figure = go.Figure()
+    for name, size, colour in bars:
+        figure.add_trace(
+            go.Bar(
+                x=[size / 1e9],
+                y=[""],
+                name=name,
+                orientation="h",
+                marker={"color": colour, "line": {"color": "white", "width": 1}},
+                text=[f"{name}<br>{size / 1e9:.1f} GB"] if size > 0.07 * capacity_bytes else None,
+                textposition="inside",
+                insidetextanchor="middle",
+                textangle=0,
+                textfont={"color": INK if name == "not used" else "white"},
+                hovertemplate=f"{name}: %{{x:.2f}} GB<extra></extra>",
+            )
+        )
+    figure.add_vline(x=capacity_bytes / 1e9, line={"color": INK, "width": 1.5})
+    figure.update_layout(barmode="stack", margin={"t": 40, "b": 40})
+    figure.update_xaxes(title_text="GB on one device")
+    return styled(figure, 190)

@@ -1,0 +1,188 @@
+"""A document as one HTML page: styles, sections, pictures, and plots with plotly's script inlined once.
+
+The page has no address of any other file in it, so it opens without a network, and equal documents give equal bytes.
+"""
+
+__all__ = ["render_page"]
+
+import re
+from collections.abc import Sequence
+from html import escape
+
+from perfmodel.report.document import (
+    Block,
+    Commands,
+    Document,
+    Fact,
+    Facts,
+    Heading,
+    Item,
+    Line,
+    Notes,
+    Paragraph,
+    Picture,
+    Plot,
+    Sentences,
+    Table,
+    Tiles,
+    spans,
+)
+
+_STYLE = """
+:root { --ink: #1f2933; --soft: #5f6b7a; --line: #e3e7ec; --tint: #f6f8fa; --blue: #0072b2; --green: #00785a;
+        --red: #b94a00; }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--tint); color: var(--ink);
+       font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+main { max-width: 1180px; margin: 0 auto; padding: 28px 20px 60px; }
+h1 { font-size: 26px; margin: 0; letter-spacing: -0.01em; }
+h2 { font-size: 18px; margin: 0 0 4px; }
+p { margin: 4px 0 10px; max-width: 85ch; }
+.sub { color: var(--soft); margin: 2px 0 20px; }
+.tag { display: inline-block; border: 1px solid currentColor; border-radius: 99px; padding: 0 10px; font-size: 13px;
+       color: var(--blue); vertical-align: 4px; margin-left: 10px; font-weight: 600; }
+section { background: white; border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px; margin: 16px 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; }
+.tile { background: white; border: 1px solid var(--line); border-radius: 10px; padding: 12px 16px; }
+.tile .label { color: var(--soft); font-size: 13px; }
+.tile .value { font-size: 24px; font-weight: 650; letter-spacing: -0.02em; white-space: nowrap; }
+.tile .value small { font-size: 14px; font-weight: 400; color: var(--soft); letter-spacing: 0; }
+.tile .aside { font-size: 13px; color: var(--soft); }
+.good { color: var(--green) !important; } .bad { color: var(--red) !important; } .strong { font-weight: 600; }
+.muted { color: var(--soft); } .compute { color: var(--blue); } .memory { color: var(--green); }
+.communication { color: #9a6700; } .overhead { color: var(--soft); }
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(240px, 1fr)); gap: 8px 36px; }
+.columns h3 { font-size: 14px; margin: 8px 0 2px; color: var(--blue); }
+dl { display: grid; grid-template-columns: fit-content(65%) 1fr; gap: 1px 12px; margin: 0; font-size: 14px; }
+dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; width: 100%; }
+th, td { padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--line); }
+th { color: var(--soft); font-weight: 600; } th:first-child, td:first-child, .text { text-align: left; }
+tr.total td { font-weight: 600; border-top: 2px solid var(--line); }
+tr:last-child td { border-bottom: none; }
+.scroll { overflow-x: auto; }
+.note { color: var(--soft); font-size: 13.5px; }
+ul { margin: 6px 0; padding-left: 20px; } li ul { color: var(--soft); font-size: 13.5px; }
+pre { background: var(--tint); border-radius: 6px; padding: 10px 12px; margin: 6px 0; font-size: 13px;
+      overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
+@media print { body { background: white; } section, .tile { break-inside: avoid; } }
+"""
+
+
+_CONFIG = {
+    "displaylogo": False,
+    "responsive": True,
+    "plotlyServerURL": "",  # no button may lead out of the file
+    "modeBarButtonsToRemove": ["sendChartToCloud", "lasso2d", "select2d"],
+}
+
+
+def render_page(document: Document) -> str:
+    """The whole file."""
+    has_plots = any(isinstance(block, Plot) for block in document.flat)
+    script = f"<script>{_offline_script()}</script>" if has_plots else ""
+    tag = f'<span class="tag">{escape(document.tag)}</span>' if document.tag else ""
+    head = f'<h1>{escape(document.title)}{tag}</h1><p class="sub">{escape(document.subtitle)}</p>'
+    if document.command:
+        head += f"<pre>{escape(document.command)}</pre>"
+    body = "".join(_section(block, number) for number, block in enumerate(document.flat))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(document.title)}</title><style>{_STYLE}</style>{script}</head>"
+        f"<body><main>{head}{body}</main></body></html>\n"
+    )
+
+
+def _section(block: Block, number: int) -> str:
+    match block:
+        case Heading(text):
+            return f"<h2>{escape(text)}</h2>"
+        case Paragraph(line):
+            return f"<p>{_line(line)}</p>"
+        case Sentences(lines, title):
+            return _framed(title, _list(lines)) if lines else ""
+        case Table():
+            return _framed(block.title, _table(block), block.note) if block.rows else ""
+        case Facts(title, groups):
+            return _framed(title, _facts(groups))
+        case Tiles():
+            return _tiles(block)
+        case Picture():
+            return f'<section><div class="scroll">{block.draw()}</div></section>'
+        case Plot(title, _, note):
+            return _framed(title, _plot(block, number), note)
+        case Commands(title, lines):
+            return _framed(title, f"<pre>{escape(chr(10).join(lines))}</pre>") if lines else ""
+        case Notes(lines):
+            return _framed("Notes", _list(lines)) if lines else ""
+    raise AssertionError(block)  # details are flattened
+
+
+def _framed(title: str, inner: str, note: str = "") -> str:
+    head = f"<h2>{escape(title)}</h2>" if title else ""
+    tail = f'<p class="note">{escape(note)}</p>' if note else ""
+    return f"<section>{head}{tail}{inner}</section>"
+
+
+def _list(lines: Sequence[Line | Item]) -> str:
+    items = []
+    for line in lines:
+        item = line if isinstance(line, Item) else Item(line)
+        parts = "".join(f"<li>{escape(part)}</li>" for part in item.parts)
+        items.append(f"<li>{_line(item.line)}{f'<ul>{parts}</ul>' if parts else ''}</li>")
+    return f"<ul>{''.join(items)}</ul>"
+
+
+def _table(table: Table) -> str:
+    def row(cells: Sequence[Line], tag: str = "td") -> str:
+        kinds = (' class="text"' if column and table.is_text(column) else "" for column in range(len(cells)))
+        return "".join(f"<{tag}{kind}>{_line(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
+
+    body = "".join(f"<tr>{row(cells)}</tr>" for cells in table.rows)
+    total = f'<tr class="total">{row(table.total)}</tr>' if table.total else ""
+    return f'<div class="scroll"><table><tr>{row(table.head, "th")}</tr>{body}{total}</table></div>'
+
+
+def _facts(groups: Sequence[tuple[str, Sequence[Fact]]]) -> str:
+    columns = []
+    for name, facts in groups:
+        rows = "".join(
+            f"<dt>{escape(fact.label)}</dt><dd>{escape(f'{fact.value} {fact.unit}'.rstrip())}</dd>" for fact in facts
+        )
+        columns.append(f"<div><h3>{escape(name)}</h3><dl>{rows}</dl></div>")
+    return f'<div class="columns">{"".join(columns)}</div>'
+
+
+def _tiles(block: Tiles) -> str:
+    cells = [
+        f'<div class="tile"><div class="label">{escape(tile.label)}</div><div class="value">{escape(tile.value)} '
+        f'<small>{escape(tile.unit)}</small></div><div class="aside {tile.aside.tone}">{escape(tile.aside.text)}</div>'
+        f"</div>"
+        for tile in block.tiles
+    ]
+    return f'<div class="tiles">{"".join(cells)}</div>'
+
+
+def _plot(plot: Plot, number: int) -> str:
+    import plotly.io
+
+    drawn: str = plotly.io.to_html(
+        plot.draw(), include_plotlyjs=False, full_html=False, div_id=f"figure-{number}", config=_CONFIG
+    )
+    return drawn
+
+
+def _line(line: Line) -> str:
+    return "".join(
+        f'<span class="{span.tone}">{escape(span.text)}</span>' if span.tone else escape(span.text)
+        for span in spans(line)
+    )
+
+
+def _offline_script() -> str:
+    """plotly.js as the package carries it, kept from ending the page's script element early."""
+    from plotly.offline import get_plotlyjs
+
+    script: str = get_plotlyjs()
+    return re.sub(r"</(script)", r"<\\/\1", script, flags=re.IGNORECASE)

@@ -1,0 +1,162 @@
+"""A document on a terminal. Tables too wide for it are stacked, a row below the other."""
+
+__all__ = ["render_html", "render_text", "rich_table", "show_document"]
+
+import io
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from perfmodel.report.document import (
+    Block,
+    Commands,
+    Document,
+    Facts,
+    Heading,
+    Item,
+    Line,
+    Notes,
+    Paragraph,
+    Sentences,
+    Table,
+    plain,
+    spans,
+)
+
+_STYLES = {
+    "": "",
+    "strong": "bold",
+    "muted": "dim",
+    "good": "green",
+    "bad": "red",
+    "compute": "blue",
+    "memory": "green",
+    "communication": "yellow",
+    "overhead": "bright_black",
+}
+_WIDTH = 140  # of what is shown as text
+_UNLIMITED = 100_000
+_PAGE = '<pre style="line-height:normal;font-family:monospace;white-space:pre;overflow-x:auto">{code}</pre>'
+
+
+def show_document(document: Document, console: Console) -> None:
+    """Print `document` on `console`; pictures, plots, tiles and details are left out."""
+    if document.title:
+        console.print()
+        console.print(Text(document.title, style="bold"))
+    if document.subtitle:
+        console.print(Text(document.subtitle))
+    for block in document.blocks:
+        _show(block, console)
+
+
+def render_text(document: Document) -> str:
+    """What `show_document` prints, without colours or an empty line at the end."""
+    written = io.StringIO()
+    show_document(document, Console(file=written, width=_WIDTH, soft_wrap=True, no_color=True, force_terminal=False))
+    return "\n".join(line.rstrip() for line in written.getvalue().strip("\n").splitlines())
+
+
+def render_html(document: Document) -> str:
+    """The same as one element of HTML, in colours: for notebooks."""
+    console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_terminal=True, force_jupyter=False)
+    show_document(document, console)
+    return console.export_html(inline_styles=True, code_format=_PAGE)
+
+
+def _show(block: Block, console: Console) -> None:
+    match block:
+        case Heading(text):
+            console.print()
+            console.print(Text(text, style="bold cyan"))
+        case Paragraph(line):
+            console.print(_text(line))
+        case Sentences(lines, title):
+            _show_sentences(lines, title, console)
+        case Table():
+            _show_table(block, console)
+        case Facts():
+            console.print(_facts_table(block))
+        case Commands(_, lines):
+            console.print()
+            for line in lines:
+                console.print(Text(line, style="dim" if line.startswith("#") else ""), soft_wrap=True)
+        case Notes(lines):
+            for note in lines:
+                console.print(Text(f"Note: {note}", style="dim"))
+        case _:
+            pass  # a page's
+
+
+def _show_sentences(lines: Sequence[Line | Item], title: str, console: Console) -> None:
+    if title:
+        console.print()
+        console.print(Text(title, style="bold"))
+    for line in lines:
+        item = line if isinstance(line, Item) else Item(line)
+        console.print(Text("- ").append_text(_text(item.line)))
+        for part in item.parts[:1]:
+            console.print(Text(f"    {part}", style="dim"))
+
+
+def _show_table(table: Table, console: Console) -> None:
+    if not table.rows:
+        return
+    if table.title:
+        console.print()
+        console.print(Text(table.title, style="bold"))
+    drawn = rich_table(table)
+    unlimited = console.options.update(no_wrap=False, width=_UNLIMITED)
+    if Measurement.get(console, unlimited, drawn).minimum > console.width:
+        _show_stacked(table, console)
+    else:
+        console.print(drawn, no_wrap=False, soft_wrap=False, crop=False)
+
+
+def rich_table(table: Table) -> RichTable:
+    """`table` without the columns that only a page has room for."""
+    count = len(table.head) - table.num_wide
+    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column, name in enumerate(table.head[:count]):
+        drawn.add_column(name, justify="left" if table.is_text(column) else "right", overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*map(_text, row[:count]))
+    if table.total:
+        drawn.add_section()
+        drawn.add_row(*map(_text, table.total[:count]), style="bold")
+    return drawn
+
+
+def _show_stacked(table: Table, console: Console) -> None:
+    """Each row as lines: its names, then a line for each number."""
+    count = len(table.head) - table.num_wide
+    width = max(len(name) for name in table.head[table.left : count])
+    for row in (*table.rows, *([table.total] if table.total else [])):
+        console.print(Text(", ".join(plain(cell) for cell in row[: table.left] if plain(cell)), style="bold"))
+        for name, cell in zip(table.head[table.left : count], row[table.left : count], strict=False):
+            if plain(cell):
+                console.print(Text(f"  {name:<{width}}  ").append_text(_text(cell)))
+
+
+def _facts_table(facts: Facts) -> RichTable:
+    drawn = RichTable(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    drawn.add_column("quantity")
+    drawn.add_column("value", justify="right")
+    drawn.add_column("unit", style="dim")
+    for name, group in facts.groups:
+        if group:
+            drawn.add_row(Text(name, style="bold cyan"), "", "")
+        for fact in group:
+            drawn.add_row(f"  {fact.label}", Text(fact.value), fact.unit)
+    return drawn
+
+
+def _text(line: Line) -> Text:
+    found = Text()
+    for span in spans(line):
+        found.append(span.text, style=_STYLES[span.tone])
+    return found

@@ -1,1 +1,0 @@
-"""Studies: words, tables, pictures, the page."""

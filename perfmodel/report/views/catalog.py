@@ -1,0 +1,154 @@
+"""What is known: devices, networks and models, listed and one by one."""
+
+__all__ = ["device_facts", "device_view", "devices_view", "model_facts", "model_view", "models_view", "network_view"]
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from perfmodel.cost import peak_flops_per_s, ridge_point
+from perfmodel.models.params import count_parameters, weight_bytes
+from perfmodel.models.spec import ModelSpec
+from perfmodel.report.document import Block, Document, Paragraph, Span, Table
+from perfmodel.report.numbers import format_number, format_si
+from perfmodel.report.views.step import ridge_points
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.networks import NetworkFile
+
+_DEVICES = ("device", "kind", "memory", "bandwidth", "bf16 peak", "FLOP/byte", "TDP W", "USD/h")
+_MODELS = ("model", "type", "parameters", "active", "layers", "hidden", "weights")
+
+
+def devices_view(devices: Sequence[HardwareSpec], networks: Sequence[NetworkFile]) -> Document:
+    """A row for each device, and for each network between nodes."""
+    rows = [
+        (
+            device.name,
+            device.kind,
+            format_si(device.memory_bytes, "B"),
+            format_si(device.memory_bandwidth, "B/s"),
+            format_si(peak_flops_per_s(device, "bf16"), "FLOP/s"),
+            format_number(ridge_point(device), 0),
+            format_number(device.declared.tdp_w, 0),
+            format_number(device.price.usd_per_hour if device.price else None),
+        )
+        for device in devices
+    ]
+    links = [
+        (network.name, format_si(network.bandwidth_bytes_per_s, "B/s"), format_number(network.latency_s * 1e6, 1))
+        for network in networks
+    ]
+    return Document("", [Table(_DEVICES, rows, left=2), Table(("network", "a card, one way", "µs a hop"), links)])
+
+
+def device_facts(device: HardwareSpec) -> dict[str, Any]:
+    """A device's row as data."""
+    return {
+        "name": device.name,
+        "kind": device.kind,
+        "memory_bytes": device.memory_bytes,
+        "memory_bandwidth_bytes_per_s": device.memory_bandwidth,
+        "peak_flops_per_s": device.declared.peak_flops_per_s,
+        "ridge_flop_per_byte": ridge_points(device),
+        "tdp_w": device.declared.tdp_w,
+        "usd_per_hour": device.price.usd_per_hour if device.price else None,
+    }
+
+
+def device_view(device: HardwareSpec) -> Document:
+    """All that is declared of a device, and where it comes from."""
+    declared, price = device.declared, device.price
+    rates = [
+        (rate, format_si(peak, "FLOP/s"), format_number(peak / device.memory_bandwidth, 1))
+        for rate, peak in declared.peak_flops_per_s.items()
+    ]
+    levels = [
+        (m.level, format_si(m.capacity_bytes, "B"), m.per.replace("_", " "), format_si(m.bandwidth_bytes_per_s, "B/s"))
+        for m in declared.memory
+    ]
+    links = [(link.name, format_si(link.bandwidth_bytes_per_s, "B/s")) for link in declared.links]
+    blocks: list[Block] = [
+        Paragraph(f"{declared.compute_units} compute units at {format_si(declared.clock_hz, 'Hz')}"),
+        Table(("dtype", "dense peak", "ridge FLOP/byte"), rates),
+        Table(("memory", "capacity", "per", "bandwidth"), levels),
+        Table(("link", "one way"), links),
+        Paragraph(f"TDP {format_number(declared.tdp_w, 0)} W. Source: {declared.source}"),
+    ]
+    if price is not None:
+        blocks.append(Paragraph(f"{price.usd_per_hour:g} USD an hour ({price.source}, {price.date.isoformat()})"))
+    if declared.unconfirmed:
+        missing = f"Not confirmed in a vendor's document: {', '.join(declared.unconfirmed)}"
+        blocks.append(Paragraph(Span(missing, "communication")))
+    return Document(device.name, blocks, f"{device.kind}, {declared.architecture or 'other'}")
+
+
+def network_view(network: NetworkFile) -> Document:
+    """What is declared of a network between nodes."""
+    rate = format_si(network.bandwidth_bytes_per_s, "B/s")
+    sources = [Paragraph(f"Source: {network.source}"), Paragraph(f"Latency: {network.latency_source}")]
+    return Document(network.name, sources, f"{rate} a card, one way, {network.latency_s * 1e6:g} µs a hop")
+
+
+def model_facts(model: ModelSpec) -> dict[str, Any]:
+    """A model's sizes as data."""
+    counts = count_parameters(model)
+    return {
+        "name": model.name,
+        "hf_id": model.hf_id,
+        "model_type": model.model_type,
+        "num_parameters": counts.total,
+        "num_active_parameters": counts.active,
+        "published_parameters": model.published_params,
+        "parameters_by_component": dict(counts.stored),
+        "weight_bytes": sum(weight_bytes(model).values()),
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": model.max_position_embeddings,
+        "weights": model.quantization.weights or model.dtype,
+    }
+
+
+def models_view(facts: Sequence[dict[str, Any]]) -> Document:
+    """A row for each of `model_facts`."""
+    rows = [
+        (
+            fact["name"],
+            fact["model_type"],
+            f"{fact['num_parameters'] / 1e9:,.2f} B",
+            f"{fact['num_active_parameters'] / 1e9:,.2f} B",
+            str(fact["num_layers"]),
+            format_number(fact["hidden_size"], 0),
+            fact["weights"],
+        )
+        for fact in facts
+    ]
+    return Document("", [Table(_MODELS, rows, left=2)])
+
+
+def model_view(model: ModelSpec) -> Document:
+    """A model's layers, parameters by component, and bytes."""
+    facts = model_facts(model)
+    rows = [(name, format_number(count, 0)) for name, count in facts["parameters_by_component"].items() if count]
+    rows.append(("active per token", format_number(facts["num_active_parameters"], 0)))
+    shape = (
+        f"{model.num_layers} layers, hidden {model.hidden_size:,}, vocabulary {model.vocab_size:,}, "
+        f"up to {model.max_position_embeddings:,} positions"
+    )
+    blocks: list[Block] = [
+        Paragraph(shape),
+        Table(("parameters", ""), rows, total=("total", format_number(facts["num_parameters"], 0))),
+        *(Paragraph(f"{count} x {_part(layer.mixer)} + {_part(layer.ffn)}") for layer, count in model.layers),
+        Paragraph(f"Weights: {format_si(facts['weight_bytes'], 'B')} as {facts['weights']}"),
+    ]
+    if model.source:
+        blocks.append(Paragraph(Span(f"Source: {model.source}", "muted")))
+    return Document(model.name, blocks, f"{model.model_type} {model.hf_id or ''}".rstrip())
+
+
+def _part(part: Any) -> str:
+    """A layer's mixer or feed-forward part with its sizes."""
+    if part is None:
+        return "nothing"
+    sizes = {key: value for key, value in asdict(part).items() if isinstance(value, int) and value > 1}
+    return f"{type(part).__name__}({', '.join(f'{key} {value}' for key, value in sizes.items())})"

@@ -1,0 +1,180 @@
+"""A plan in sentences: what to deploy, what it costs, who comes next, how sure that is."""
+
+__all__ = ["OBJECTIVES", "bound_sentence", "plan_sentences"]
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+
+from perfmodel.plan.deployments.choice import may_have
+from perfmodel.plan.deployments.finalist import Finalist
+from perfmodel.plan.deployments.result import SURE, PlanResult
+from perfmodel.plan.sweeps.metrics import shares_text
+
+OBJECTIVES = {
+    "cheapest": "USD per hour",
+    "fewest_gpus": "GPUs",
+    "goodput_per_gpu": "requests/s under the SLO per GPU",
+    "lowest_latency": "latency over its limit",
+}
+_BINDS = {
+    "ttft": "the time to the first token",
+    "tpot": "the time per output token",
+    "max_itl": "the longest gap between tokens",
+    "reading": "the reader's speed",
+    "e2el": "the end-to-end latency",
+    "KV cache": "memory (the KV cache holds no more sequences)",
+    "max_num_seqs": "max_num_seqs",
+}
+_HOURS_PER_MONTH = 730  # a year's, over twelve
+
+
+def plan_sentences(result: PlanResult) -> list[str]:
+    """The answer in sentences."""
+    spec, winner = result.spec, result.winner
+    wanted = f"{result.rate:g} requests/s with {spec.attainment:.0%} of them within the SLO"
+    if winner is None:
+        return [f"Nothing within {spec.max_gpus} GPUs serves {wanted}. {result.nearest}".strip(), *_near_misses(result)]
+    lines = [f"Take {winner.label}: {_cost(winner)}, for {wanted}."]
+    tokens = _tokens(winner)
+    if tokens:
+        lines.append(f"At that rate it comes to {tokens}.")
+    low, high = winner.rate_interval
+    lines.append(
+        f"It serves up to {winner.rate:.3g} requests/s (80 % interval {low:.3g} to {high:.3g}), "
+        f"{winner.rate / result.rate - 1:+.0%} against the target; beyond that, "
+        f"{_BINDS[winner.deployment.screened.binds]} binds first."
+    )
+    lines += _reserve(result, winner)
+    lines += bound_sentence(result.bound_share)
+    lines += _comparison(result, winner)
+    return lines
+
+
+def _reserve(result: PlanResult, winner: Finalist) -> list[str]:
+    """Whether its replicas are enough, whatever the calibration leaves unexplained, and whether fewer were."""
+    lines = []
+    share = result.sufficient(winner)
+    serve = _serve(winner)
+    if share < SURE:
+        lines.append(
+            f"In {_in_100(share)} of the calibration's errors, {serve} the target rate; in the "
+            f"others more are needed: measure one before the rest is bought."
+        )
+    else:
+        lines.append(f"In {_in_100(share)} of the calibration's errors, {serve} the target rate.")
+    safe = _safest(result) if share < SURE else None
+    if safe is not None:
+        lines.append(f"{safe} would do in {_in_100(SURE)} at least, the cheapest of the finalists that would.")
+    for label, share in result.fewer.items():
+        lines.append(f"One replica fewer misses the SLO: {label}, simulated, with {share:.1%} of requests within it.")
+    return lines
+
+
+def _safest(result: PlanResult) -> str | None:
+    """The best finalist, by cost or devices, with as many replicas as serve the rate in nearly all draws."""
+    if result.spec.objective not in ("cheapest", "fewest_gpus"):
+        return None
+    found: dict[str, float] = {}
+    for each in (*result.ranked, *result.missed):
+        needed = float(np.quantile(result.replicas_needed(each), SURE, method="higher"))
+        screened, most = each.deployment.screened, result.spec.max_gpus
+        if needed * screened.candidate.num_devices <= most and may_have(screened, result.spec, int(needed)):
+            more = replace(each, replicas=max(int(needed), each.replicas))
+            found[f"{more.label} ({_cost(more)})"] = result.figure(more)
+    return min(found, key=lambda label: found[label], default=None)
+
+
+def _comparison(result: PlanResult, winner: Finalist) -> list[str]:
+    runner_up = result.runner_up
+    if runner_up is None:
+        return ["No other finalist serves the rate, so there is nothing to compare it with.", *_near_misses(result)]
+    mine, its = result.figure(winner), result.figure(runner_up)
+    margin = result.margin(runner_up)
+    unit = OBJECTIVES[result.spec.objective]
+    if margin < 0.005:
+        reserve = winner.rate / runner_up.rate - 1
+        lines = [
+            f"A tie with {runner_up.label} ({its:.4g} {unit} beside {mine:.4g}); the choice's maximum rate is "
+            f"{reserve:+.0%} against it."
+        ]
+    else:
+        lines = [f"Runner-up: {runner_up.label}, {its:.4g} {unit} beside {mine:.4g}; the margin is {margin:.0%}."]
+    share = result.better_share(winner, runner_up)
+    drawn = f"In {_in_100(share)} of the model's errors, the same for both where they share a device, the choice is"
+    if result.is_doubtful(runner_up):
+        lines.append(
+            f"{drawn} better than the runner-up, in the others the runner-up is: the order of the two is in doubt "
+            f"(below {SURE:.0%}), and measuring one replica of each would settle it."
+        )
+        if share < 0.5:
+            lines.append(
+                "More draws favour the runner-up: the choice is ahead as long as steps are about as fast as predicted."
+            )
+    else:
+        lines.append(f"{drawn} better than the runner-up.")
+    if _is_apart(winner):
+        usual = next((each for each in (*result.ranked, *result.missed) if not _is_apart(each)), None)
+        if usual is not None:
+            lines.append(
+                f"Best without prefill engines of their own: {usual.label}, {result.figure(usual):.4g} {unit}, "
+                f"{usual.attained:.0%} of requests within the SLO."
+            )
+    return lines + _near_misses(result)
+
+
+def _near_misses(result: PlanResult) -> list[str]:
+    """What would have been preferred, had the simulator not found it to miss the SLO."""
+    sign = 1.0 if result.is_better_low else -1.0
+    best = sign * result.figure(result.winner) if result.winner is not None else inf
+    better = [each for each in result.missed if sign * result.figure(each) < best]
+    if not better:
+        return []
+    each = max(better, key=lambda one: one.attained)
+    return [
+        f"Screened as better, but not so when simulated: {each.label}, with {each.attained:.1%} of requests within the "
+        f"SLO at the target rate."
+    ]
+
+
+def bound_sentence(shares: Mapping[str, float]) -> list[str]:
+    """What the devices' time goes to, where that is known."""
+    return [f"Device time goes to: {shares_text(shares)}."] if shares else []
+
+
+def _in_100(share: float) -> str:
+    """`83 of 100 draws`"""
+    return f"{min(int(100 * share + 0.5), 100 if share == 1 else 99)} of 100 draws"
+
+
+def _is_apart(finalist: Finalist) -> bool:
+    return finalist.deployment.screened.candidate.ratio is not None
+
+
+def _serve(finalist: Finalist) -> str:
+    """`3 replicas serve`"""
+    what = "group" if _is_apart(finalist) else "replica"
+    return f"1 {what} serves" if finalist.replicas == 1 else f"{finalist.replicas} {what}s serve"
+
+
+def _cost(finalist: Finalist) -> str:
+    parts = ["1 GPU" if finalist.num_devices == 1 else f"{finalist.num_devices} GPUs"]
+    if finalist.usd_per_hour is not None:
+        per_month = finalist.usd_per_hour * _HOURS_PER_MONTH
+        parts.append(f"{finalist.usd_per_hour:.2f} USD per hour, {per_month:,.0f} USD per month")
+    return ", ".join(parts)
+
+
+def _tokens(finalist: Finalist) -> str:
+    """What tokens cost and take; a bill for both kinds is shared out by the time that each takes."""
+    prompts = finalist.mean("usd_per_million_input_tokens_split")
+    answers = finalist.mean("usd_per_million_output_tokens_split")
+    energy = finalist.mean("joules_per_output_token")
+    parts = []
+    if prompts is not None and answers is not None:
+        parts.append(f"{prompts:.3g} USD per million input tokens and {answers:.3g} USD per million output tokens")
+    if energy is not None:
+        parts.append(f"{energy:.3g} J per output token, prompts included")
+    return "; ".join(parts)

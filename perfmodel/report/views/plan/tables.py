@@ -1,0 +1,119 @@
+"""A plan's tables: how the finalists serve, what they cost, what more money buys."""
+
+__all__ = ["format_interval", "plan_tables"]
+
+from collections.abc import Callable
+from math import isfinite
+
+from perfmodel.plan.deployments.finalist import Finalist, FrontPoint, Interval
+from perfmodel.plan.deployments.result import PlanResult
+from perfmodel.report.document import Table
+from perfmodel.report.numbers import format_optional
+
+
+def plan_tables(result: PlanResult) -> list[Table]:
+    """The tables that have rows."""
+    tables = [_service(result), _cost(result), _front(result)]
+    return [table for table in tables if table.rows]
+
+
+def _service(result: PlanResult) -> Table:
+    quantile, winner = result.quantile, result.winner
+
+    def row(each: Finalist) -> tuple[str, ...]:
+        better = "-" if winner is None or each is winner else f"{result.better_share(winner, each):.0%}"
+        return (
+            each.label,
+            f"{each.rate:.3g} {format_interval(each.rate_interval, '.3g')}",
+            *(
+                f"{format_optional(each.mean(f'{quantile}_{name}_ms'), form)} "
+                f"{format_interval(each.latency_interval(quantile, name), form)}".strip()
+                for name, form in (("ttft", ".0f"), ("tpot", ".1f"))
+            ),
+            f"{each.attained:.1%}",
+            f"{result.sufficient(each):.0%}",
+            better,
+            each.deployment.screened.binds,
+        )
+
+    seeds = result.spec.seeds
+    note = (
+        f"max req/s: the highest rate at which {result.spec.attainment:.0%} of the requests meet the SLO, of the whole "
+        f"deployment, simulated under {seeds} seeds. {quantile} latencies and the share in the SLO are at the target "
+        f"rate. In brackets 80 % intervals: what the calibration leaves unexplained (common draws, carried to the "
+        f"simulated value by the screen's formulas) and the scatter of the seeds. suffices: the share of draws in "
+        f"which so many replicas serve the target rate. choice better: the share of draws, the same for both, in which "
+        f"the first row is better by the objective. binds: what is missed first beyond the highest rate."
+    )
+    head = (
+        "deployment",
+        "max req/s",
+        f"{quantile} TTFT ms",
+        f"{quantile} TPOT ms",
+        "in SLO",
+        "suffices",
+        "choice better",
+        "binds",
+    )
+    return Table(head, _each(result, row), "Finalists, simulated: how they serve", texts=(len(head) - 1,), note=note)
+
+
+def _cost(result: PlanResult) -> Table:
+    def row(each: Finalist) -> tuple[str, ...]:
+        low, high = result.interval(each)
+        return (
+            each.label,
+            str(each.num_devices),
+            f"{format_optional(each.usd_per_hour, '.2f')}"
+            + (f" {format_interval((low, high), '.2f')}" if result.spec.objective == "cheapest" else ""),
+            format_optional(each.mean("usd_per_million_input_tokens_split"), ".3g"),
+            format_optional(each.mean("usd_per_million_output_tokens_split"), ".3g"),
+            format_optional(each.mean("joules_per_output_token"), ".3g"),
+            f"{each.rate_per_device:.3g}",
+            f"{each.rate / (each.replicas * each.deployment.screened.rate):.2f}",
+        )
+
+    note = (
+        "USD/Mtok: at the target rate, the bill shared out between prompts and answers by the time that their steps "
+        "take; both together are the whole of it. J/tok out: all energy over the output tokens. req/s/GPU: of the "
+        "highest rate. over screen: the simulated highest rate over that of the closed form."
+    )
+    head = ("deployment", "GPUs", "USD/h", "USD/Mtok in", "USD/Mtok out", "J/tok out", "req/s/GPU", "over screen")
+    return Table(head, _each(result, row), "Finalists, simulated: what they cost", note=note)
+
+
+def _front(result: PlanResult) -> Table:
+    def row(number: str, point: FrontPoint) -> tuple[str, ...]:
+        return (
+            number,
+            point.label,
+            str(point.num_devices),
+            format_optional(point.usd_per_hour, ".2f"),
+            f"{point.tightness:.2f}",
+            f"{point.screened_tightness:.2f}" if isfinite(point.screened_tightness) else "no end",
+            f"{point.attained:.1%}",
+        )
+
+    rows = [row(str(number), point) for number, point in enumerate(result.front, 1)]
+    rows += [row("misses", point) for point in result.not_serving]
+    note = (
+        "Of all that was simulated at the target rate, deployments that no cheaper one beats in latency. latency over "
+        "limit: of the limit that comes nearest; 1 is just met. screened: the same in closed form. misses: the screen "
+        "took it to serve the rate, the simulator finds that it does not."
+    )
+    head = ("", "deployment", "GPUs", "USD/h", "latency over limit", "screened", "in SLO")
+    is_worth_it = len(result.front) > 1 or result.not_serving
+    return Table(head, rows if is_worth_it else (), "What more money buys, simulated", left=2, note=note)
+
+
+def _each(result: PlanResult, row: Callable[[Finalist], tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """A row for each finalist, best first; those that miss the SLO at the rate at the end."""
+    return tuple(row(each) for each in (*result.ranked, *result.missed))
+
+
+def format_interval(interval: Interval | None, form: str) -> str:
+    """`[2.6..7.4]`"""
+    if interval is None:
+        return ""
+    low, high = (format(end, form) if isfinite(end) else "no end" for end in interval)
+    return f"[{low}..{high}]"

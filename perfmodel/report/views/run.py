@@ -1,0 +1,224 @@
+"""A run as a document: latencies, throughput, efficiency, cost, what bounded its time, where its numbers come from."""
+
+__all__ = ["run_view"]
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.plan.metrics import LATENCIES, STATISTICS, metric_of
+from perfmodel.plan.sweeps.step_report import StepReport
+from perfmodel.report.document import (
+    Block,
+    Details,
+    Document,
+    Fact,
+    Facts,
+    Line,
+    Notes,
+    Paragraph,
+    Plot,
+    Sentences,
+    Span,
+    Table,
+    Tile,
+    Tiles,
+)
+from perfmodel.report.numbers import MISSING, format_in, format_number, is_number
+from perfmodel.report.views.scenario import describe_traffic, hardware_source, headline, scenario_facts
+from perfmodel.report.views.step import bound_shares, step_blocks
+from perfmodel.sim.records.result import RunResult
+from perfmodel.specs.prices import price_lines
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_DEFINITIONS = (
+    "TTFT: from arrival to the first output token, queueing included. TPOT: (E2E - TTFT) / (output tokens - 1), "
+    "requests of one output token have none. ITL: gap between consecutive tokens of a request. "
+    "E2E: from arrival to the last token. The names are those of vLLM's bench serve."
+)
+_GROUPS = {
+    "Requests": (
+        *("completed", "failed", "timed_out", "rejected", "retries", "duration"),
+        *("total_input_tokens", "total_output_tokens"),
+    ),
+    "Throughput": (
+        *("request_throughput", "request_goodput", "slo_attainment", "output_throughput"),
+        *("total_token_throughput", "output_throughput_per_gpu"),
+    ),
+    "Offline job": ("tail_s", "tail_share"),
+    "Efficiency": (
+        *("mfu", "mbu", "kv_cache_usage_peak", "pipeline_bubble_share", "kv_cache_waste", "prefix_cache_hit_rate"),
+        *("acceptance_rate", "mean_acceptance_length", "preemptions"),
+    ),
+    "Cost and energy": (
+        *("gpu_hours", "usd_total", "usd_per_million_tokens", "usd_per_million_output_tokens"),
+        *("usd_per_million_input_tokens_split", "usd_per_million_output_tokens_split"),
+        *("energy_j", "energy_wh", "mean_power_w", "joules_per_output_token"),
+    ),
+}
+_RARE = ("timed_out", "rejected", "retries")  # shown where they are not 0
+_ALWAYS = ("ttft", "tpot", "itl", "e2el")
+_OF_GROUPS = (
+    *("completed", "failed", "timed_out", "request_goodput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms"),
+    *("p99_e2el_ms", "busy_share", "replicas_peak", "failures", "gpu_hours"),
+)
+
+
+def run_view(result: RunResult, step: StepReport | None = None) -> Document:
+    """The whole answer of `simulate` and `execute`. step: the one that a page draws on the roofline"""
+    scenario, summary = result.scenario, result.summary
+    blocks: list[Block] = [
+        Paragraph(Span(f"{describe_traffic(scenario.traffic)}, seed {scenario.seed}", "muted")),
+        Details([_tiles(result), scenario_facts(scenario, "What was run")]),
+        Facts("Summary", list(_summary(summary))),
+        _latencies(result),
+        *_told_apart(summary),
+        *_shares(summary),
+        Details([*_plots(result), *(step_blocks(step) if step is not None else ())]),
+        Paragraph(("Origin of step times: ", Span(str(summary.get("origin") or MISSING), "strong"))),
+        *map(Paragraph, price_lines(scenario)),
+        Details([Sentences([_origin(result), hardware_source(scenario)], "Where the numbers come from")]),
+        Notes(result.notes),
+    ]
+    return Document(scenario.name, blocks, f"{headline(scenario)}, {result.clock}", result.clock)
+
+
+def _tiles(result: RunResult) -> Tiles:
+    summary, slo = result.summary, result.scenario.slo
+    tiles = []
+    for name in ("ttft", "tpot", "e2el"):
+        p99, limit = _latency(summary, "p99", name), slo.limit_ms(name)
+        aside = Span(f"p99 {_short(p99)} ms")
+        if limit is not None and p99 is not None:
+            aside = Span(f"{aside.text}, SLO {limit:g}", "good" if p99 <= limit else "bad")
+        tiles.append(Tile(f"mean {LATENCIES[name][0]}", _short(_latency(summary, "mean", name)), "ms", aside))
+    goodput, requests = summary.get("request_goodput"), summary.get("request_throughput")
+    within = f"{goodput / requests:.1%} within the SLO" if goodput is not None and requests else ""
+    tiles.append(Tile("output", _short(summary.get("output_throughput")), "tok/s"))
+    tiles.append(Tile("requests", _short(requests), "per s", Span(within)))
+    cost = summary.get("usd_per_million_output_tokens")
+    if cost is not None:
+        tiles.append(Tile("cost", f"{cost:,.2f}", "USD", Span("per million output tokens")))
+    return Tiles(tiles)
+
+
+def _short(value: float | None) -> str:
+    """Three significant digits, as large numbers are read at a glance."""
+    return format_number(value, 0 if abs(value or 0) >= 100 else 1 if abs(value or 0) >= 10 else 2)
+
+
+def _summary(summary: Mapping[str, Any]) -> Iterator[tuple[str, list[Fact]]]:
+    """Groups of what the summary has a value of."""
+    for group, keys in _GROUPS.items():
+        shown = [key for key in keys if summary.get(key) is not None and not (key in _RARE and summary[key] == 0)]
+        metrics = map(metric_of, shown)
+        facts = [Fact(metric.name, format_in(summary, metric), metric.unit) for metric in metrics]
+        if facts:
+            yield group, facts
+
+
+def _latency(summary: Mapping[str, Any], statistic: str, name: str) -> float | None:
+    """In milliseconds; None if the run has none (a TPOT of one-token answers)."""
+    value = summary.get(f"{statistic}_{name}_ms")
+    return float(value) if is_number(value) else None
+
+
+def _interval(summary: Mapping[str, Any], name: str) -> str:
+    """The 80 % prediction interval of the mean in ms, if the calibration gave one."""
+    found = (summary.get("interval") or {}).get(f"mean_{name}_ms")
+    return " to ".join(map(format_number, found)) if found else ""
+
+
+def _latencies(result: RunResult) -> Table:
+    """By statistic, in ms, with the share of requests within the SLO where there is one."""
+    summary, slo = result.summary, result.scenario.slo
+    names = [name for name in LATENCIES if name in _ALWAYS or f"mean_{name}_ms" in summary]
+    has_interval = any(_interval(summary, name) for name in names)
+    head = ["", *STATISTICS, *(["80 % interval of mean"] * has_interval), *(["SLO"] * slo.is_given)]
+    rows: list[list[Line]] = []
+    for name in names:
+        row: list[Line] = [Span(LATENCIES[name][0], "strong")]
+        row += [format_number(_latency(summary, statistic, name)) for statistic in STATISTICS]
+        row += [_interval(summary, name)] * has_interval
+        row += [_slo_cell(slo.limit_ms(name), name, summary)] * slo.is_given
+        rows.append(row)
+    return Table(head, rows, "Latency (ms)", note=_DEFINITIONS)
+
+
+def _slo_cell(limit: float | None, name: str, summary: Mapping[str, Any]) -> Line:
+    """The limit beside the p99; of one that differs from request to request, the share that meets it."""
+    if limit is None:
+        share = (summary.get("slo_attainment_by") or {}).get(name)
+        return "" if share is None else Span(f"{share:.1%} met", "good" if share >= 0.99 else "")
+    p99 = _latency(summary, "p99", name)
+    is_met = p99 is not None and p99 <= limit
+    return Span(f"{limit:g} {'p99 ok' if is_met else 'p99 over'}", "good" if is_met else "bad")
+
+
+def _told_apart(summary: Mapping[str, Any]) -> Iterator[Table]:
+    """A table of the pools and one of the priority classes, where there are several."""
+    for key, title in (("pools", "Pools"), ("classes", "Classes")):
+        groups: Sequence[Mapping[str, Any]] = summary.get(key) or ()
+        metrics = [metric_of(name) for name in _OF_GROUPS if any(group.get(name) is not None for group in groups)]
+        rows = [
+            (_name(number, group), *(format_in(group, metric) for metric in metrics))
+            for number, group in enumerate(groups)
+        ]
+        if rows:
+            yield Table(("", *(metric.title for metric in metrics)), rows, title)
+
+
+def _name(number: int, group: Mapping[str, Any]) -> str:
+    """What a row is called: its own name, else its deployment and its role."""
+    place = " ".join(str(group[key]) for key in ("deployment", "role") if group.get(key))
+    name = str(group.get("name") or place or number)
+    return f"{name} (shadow)" if group.get("shadow") else name
+
+
+def _shares(summary: Mapping[str, Any]) -> Iterator[Paragraph]:
+    if shares := summary.get("bound_share"):
+        yield Paragraph(("Time bound by: ", *bound_shares(shares)))
+    if split := summary.get("energy_split_j"):
+        taken = {name: joules / sum(split.values()) for name, joules in split.items()}
+        yield Paragraph(("Energy taken by: ", *bound_shares(taken)))
+
+
+def _plots(result: RunResult) -> Iterator[Plot]:
+    from perfmodel.report.plots.series import MAX_BINS, MAX_POINTS
+
+    requests, steps = result.requests, result.steps
+    if requests is not None and len(requests):
+        note = f"Share of {len(requests):,} requests at or below each latency."
+        if len(requests) > MAX_POINTS:
+            note += f" Drawn through {MAX_POINTS} of them, evenly spaced in rank, the extremes included."
+        yield _plot("Latency distributions", "latency_figure", note, requests, result.scenario.slo)
+    if steps is not None and len(steps):
+        binned = f"Means over at most {MAX_BINS} equal intervals; {len(steps):,} step records in all."
+        yield _plot("Tokens per second", "throughput_figure", binned, steps)
+        yield _plot("Requests in the system", "load_figure", f"All replicas together. {binned}", steps)
+        if result.num_blocks:
+            yield _plot("KV cache in use", "kv_figure", binned, steps, result.num_blocks)
+    if shares := result.summary.get("bound_share"):
+        yield _plot("What bounded the time", "bound_figure", "", shares)
+
+
+def _plot(title: str, drawing: str, note: str, *data: Any) -> Plot:
+    """A plot by the name of its function, which loads plotly: nothing is drawn before a page asks for it."""
+
+    def draw() -> "go.Figure":
+        from perfmodel.report.plots import run
+
+        figure: go.Figure = getattr(run, drawing)(*data)
+        return figure
+
+    return Plot(title, draw, note)
+
+
+def _origin(result: RunResult) -> str:
+    if result.clock == "executed":
+        return "Step times: measured while the model ran on this machine, on a clock that counts those times alone."
+    if result.summary.get("origin") == "calibrated":
+        profile = result.scenario.engine.profile
+        return f"Step times: predicted by a calibration fitted to measurements (profile {profile!r})."
+    return "Step times: predicted from the datasheet alone; no measurement of this device was used."

@@ -1,0 +1,154 @@
+"""A scenario in short labelled facts, and in a line."""
+
+__all__ = ["describe_lengths", "describe_traffic", "hardware_source", "headline", "scenario_facts"]
+
+from perfmodel.cost.energy import tdp_w
+from perfmodel.report.document import Fact, Facts
+from perfmodel.report.numbers import format_si
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.traffic import Arrivals, Lengths, Traffic
+
+Pairs = list[tuple[str, str]]
+
+
+def headline(scenario: Scenario) -> str:
+    """`llama-3.1-8b on 1 x a100-sxm-80gb`."""
+    devices = scenario.num_devices
+    return f"{scenario.model.name} on {devices} x {scenario.hardware.name}"
+
+
+def hardware_source(scenario: Scenario) -> str:
+    """Where the facts of the device come from, and which of them no vendor's document confirms."""
+    declared = scenario.hardware.declared
+    text = f"Hardware facts of {scenario.hardware.name}: {declared.source}."
+    if declared.unconfirmed:
+        text += f" Not confirmed in a vendor's document: {', '.join(declared.unconfirmed)}."
+    return text
+
+
+def scenario_facts(scenario: Scenario, title: str = "Scenario") -> Facts:
+    """What is served, on what, by which engine, under which load."""
+    groups = {
+        "Model": _model_facts(scenario),
+        "Hardware": _hardware_facts(scenario),
+        "Engine": _engine_facts(scenario),
+        "Traffic": _traffic_facts(scenario),
+    }
+    return Facts(title, [(name, [Fact(*pair) for pair in pairs]) for name, pairs in groups.items()])
+
+
+def _model_facts(scenario: Scenario) -> Pairs:
+    model = scenario.model
+    facts = [
+        ("name", model.name),
+        ("layers", f"{model.num_layers} x {model.hidden_size:,} wide"),
+        ("vocabulary", f"{model.vocab_size:,}"),
+        ("dtype", model.dtype if scenario.engine.dtype == "auto" else scenario.engine.dtype),
+    ]
+    if model.published_params:
+        facts.insert(1, ("parameters", format_si(model.published_params, "").replace("G", "B")))
+    if model.quantization.weights:
+        facts.append(("quantization", f"{model.quantization.method} {model.quantization.weights}"))
+    return facts
+
+
+def _hardware_facts(scenario: Scenario) -> Pairs:
+    hardware = scenario.hardware
+    peaks = hardware.declared.peak_flops_per_s
+    rate = next((name for name in ("bf16", "fp16", "fp32", "int8") if name in peaks), next(iter(peaks), None))
+    facts = [
+        ("device", hardware.name),
+        ("devices", f"{scenario.num_devices} ({_parallelism(scenario)})"),
+        ("memory", f"{format_si(hardware.memory_bytes, 'B')} at {format_si(hardware.memory_bandwidth, 'B/s')}"),
+    ]
+    if rate:
+        facts.append(("peak", f"{format_si(peaks[rate], 'FLOP/s')} {rate}"))
+    if scenario.num_nodes > 1:
+        link, most = hardware.network_link, hardware.devices_per_node
+        rate = format_si(link.bandwidth_bytes_per_s, "B/s")
+        facts.append(("network", f"{link.name}, {rate} a device, between nodes of {most}"))
+    if hardware.power_cap_w is not None:
+        facts.append(("power cap", f"{hardware.power_cap_w:g} W of {tdp_w(hardware):g} W a device"))
+    return facts
+
+
+def _parallelism(scenario: Scenario) -> str:
+    engine = scenario.engine
+    sizes = {
+        "TP": engine.tensor_parallel_size,
+        "PP": engine.pipeline_parallel_size,
+        "DP": engine.data_parallel_size,
+        "replicas": scenario.cluster.replicas,
+    }
+    return ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one device"
+
+
+def _engine_facts(scenario: Scenario) -> Pairs:
+    engine = scenario.engine
+    on = [
+        label
+        for label, is_on in (
+            ("chunked prefill", engine.enable_chunked_prefill),
+            ("prefix caching", engine.enable_prefix_caching),
+            ("async scheduling", engine.async_scheduling),
+            ("expert parallel", engine.enable_expert_parallel),
+            ("eager", engine.enforce_eager),
+        )
+        if is_on
+    ]
+    return [
+        ("batching", f"{engine.batching}, {engine.scheduling_policy}"),
+        ("batch", f"up to {engine.max_num_seqs:,} sequences, {engine.max_num_batched_tokens:,} tokens a step"),
+        ("with", ", ".join(on) or "nothing optional"),
+        ("profile", engine.profile),
+    ]
+
+
+def _traffic_facts(scenario: Scenario) -> Pairs:
+    traffic, slo = scenario.traffic, scenario.slo
+    facts = [("arrivals", describe_traffic(traffic))]
+    if traffic.input_tokens:
+        facts.append(("input tokens", describe_lengths(traffic.input_tokens)))
+    if traffic.output_tokens:
+        facts.append(("output tokens", describe_lengths(traffic.output_tokens)))
+    if traffic.trace:
+        facts.append(("trace", f"{traffic.trace.path} ({traffic.trace.format})"))
+    facts.append(("SLO", ", ".join(slo.limits_in_words) or "none"))
+    facts.append(("seed", str(scenario.seed)))
+    return facts
+
+
+def describe_traffic(traffic: Traffic) -> str:
+    """`poisson at 4 req/s, 1,000 requests`."""
+    text = _describe_arrivals(traffic.arrivals)
+    if traffic.num_requests:
+        text += f", {traffic.num_requests:,} requests"
+    if traffic.duration_s:
+        text += f", {traffic.duration_s:g} s"
+    return text
+
+
+def _describe_arrivals(arrivals: Arrivals) -> str:
+    if arrivals.process == "closed_loop":
+        return f"closed loop of {arrivals.concurrency:,}"
+    text = arrivals.process.replace("_", " ")
+    if arrivals.process == "burst":
+        return "all at once" + ("" if arrivals.order == "given" else f", {arrivals.order.replace('_', ' ')}")
+    if arrivals.stages:
+        return f"{text} in {len(arrivals.stages)} stages"
+    if arrivals.rate:
+        text += f" at {arrivals.rate:g} req/s"
+    if arrivals.process == "gamma":
+        text += f" (cv {arrivals.cv:g})"
+    return text
+
+
+def describe_lengths(lengths: Lengths) -> str:
+    """`lognormal, mean 1155, p99 4142`."""
+    if lengths.distribution == "empirical":
+        return f"empirical, {lengths.path or f'{len(lengths.values or ()):,} values'}"
+    if lengths.distribution == "fixed":
+        return f"{lengths.value:,} each"
+    names = ("low", "high", "mean", "p99", "std")
+    given = [f"{name} {value:g}" for name in names if (value := getattr(lengths, name)) is not None]
+    return ", ".join([lengths.distribution, *given])

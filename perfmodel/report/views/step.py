@@ -1,0 +1,236 @@
+"""One step as a document: the table of its operators, its roofline, what lies in device memory; the steps of a run."""
+
+__all__ = [
+    "StepKind",
+    "bound_shares",
+    "kinds_of_steps",
+    "kinds_view",
+    "occupancy_view",
+    "ridge_points",
+    "step_blocks",
+    "step_view",
+]
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+
+from perfmodel.cost import MemoryPlan, plan_memory
+from perfmodel.cost.steps.explain import OperatorEstimate, PipelineEstimate, StepEstimate
+from perfmodel.plan.sweeps.step_report import StepReport
+from perfmodel.report.document import Block, Details, Document, Line, Paragraph, Plot, Sentences, Span, Table, Tone
+from perfmodel.report.numbers import format_number, format_si
+from perfmodel.report.views.scenario import hardware_source, headline, scenario_facts
+from perfmodel.sim.records.columns import StepColumns
+from perfmodel.sim.records.result import RunResult
+from perfmodel.specs.hardware import HardwareSpec
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_COLUMNS = ("operator", "count", "GFLOP", "MB", "FLOP/B", "µs each", "ms", "%", "bound")
+_KERNELS = (
+    *("kernel", "tile", "count", "blocks", "waves", "warps", "registers", "SRAM", "spills", "tensor", "per unit"),
+    "limited by",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepKind:
+    """All steps of one kind in a run: how many, how long together, how long and how large on average."""
+
+    name: str  # decode | chunk | mixed
+    num_steps: int
+    busy_s: float
+    share: float
+    mean_ms: float
+    mean_tokens: float
+
+
+def step_view(report: StepReport, is_roofline: bool = False) -> Document:
+    """One step operator by operator; `is_roofline`: with the ridge points of the device."""
+    scenario, estimate = report.scenario, report.estimate
+    blocks: list[Block] = [Details([scenario_facts(scenario)])]
+    if is_roofline:
+        blocks.append(_ridge_table(scenario.hardware))
+    blocks += [_operators(estimate), Paragraph(_summary(estimate))]
+    if estimate.pipeline is not None:
+        blocks.append(Paragraph(_pipeline(estimate.pipeline)))
+    sources = Sentences([hardware_source(scenario)], "Where the numbers come from")
+    blocks.append(Details([*step_blocks(report), sources]))
+    title = f"{scenario.name}: roofline" if is_roofline else headline(scenario)
+    return Document(title, blocks, f"{report.label}, per device", f"{estimate.origin} times")
+
+
+def step_blocks(report: StepReport) -> Iterator[Block]:
+    """The step on the roofline, its operators' times, and the device's memory."""
+    estimate, hardware = report.estimate, report.scenario.hardware
+    label = f"{report.label}, predicted ({estimate.origin})"
+    hidden = [row.name for row in estimate.rows if not (row.flops > 0 and row.hbm_bytes > 0 and row.duration_s > 0)]
+    note = f"{label}. One device's share; marker area follows the time."
+    if hidden:
+        note += f" Not on the plot, because they do no counted FLOPs or move no bytes: {', '.join(hidden)}."
+    yield Plot("Roofline of one step", partial(_roofline, hardware, estimate.rows), note)
+    yield Plot("Operators of that step", partial(_operator_times, estimate.rows), f"{label}.")
+    plan = plan_memory(report.scenario.model, hardware, report.scenario.engine)
+    note = "One device; the line is what a process sees of it."
+    yield Plot("Device memory", partial(_memory, plan), note)
+
+
+def _roofline(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) -> "go.Figure":
+    from perfmodel.report.plots.step import roofline_figure
+
+    return roofline_figure(hardware, rows)
+
+
+def _operator_times(rows: Sequence[OperatorEstimate]) -> "go.Figure":
+    from perfmodel.report.plots.step import operators_figure
+
+    return operators_figure(rows)
+
+
+def _memory(plan: MemoryPlan) -> "go.Figure":
+    from perfmodel.report.plots.step import memory_figure
+
+    return memory_figure(plan)
+
+
+def ridge_points(hardware: HardwareSpec) -> dict[str, float]:
+    """Intensity (FLOP/byte) where each dtype's peak meets the main memory's bandwidth."""
+    return {rate: peak / hardware.memory_bandwidth for rate, peak in hardware.declared.peak_flops_per_s.items()}
+
+
+def _ridge_table(hardware: HardwareSpec) -> Table:
+    peaks = hardware.declared.peak_flops_per_s
+    rows = [
+        (rate, format_si(peaks[rate], "FLOP/s"), format_number(ridge, 1))
+        for rate, ridge in ridge_points(hardware).items()
+    ]
+    return Table(("dtype", "peak", "FLOP/byte"), rows, f"Ridge points of {hardware.name}")
+
+
+def _operators(estimate: StepEstimate) -> Table:
+    """One row per operator in the model's order, then the exposed host time, then the step."""
+    rows = [_operator_cells(row, estimate.duration_s) for row in estimate.rows]
+    bubbles_s = estimate.pipeline.bubble_share * estimate.duration_s if estimate.pipeline is not None else 0.0
+    exposed_s = estimate.duration_s - estimate.device_s - bubbles_s
+    for name, seconds, bound in (("pipeline bubbles", bubbles_s, ""), ("exposed host time", exposed_s, "overhead")):
+        if seconds > 1e-12:
+            share = f"{seconds / estimate.duration_s:.1%}"
+            rows.append((name, "", "", "", "", "", f"{seconds * 1e3:.3f}", share, bound))
+    flops, moved = format_number(estimate.flops / 1e9), format_number(estimate.hbm_bytes / 1e6)
+    total = ("step", "", flops, moved, "", "", f"{estimate.duration_s * 1e3:.3f}", "", estimate.bound)
+    return Table(_COLUMNS, rows, texts=(len(_COLUMNS) - 1,), total=total)
+
+
+def _operator_cells(row: OperatorEstimate, step_s: float) -> tuple[Line, ...]:
+    return (
+        row.name,
+        f"{row.count:.4g}",
+        format_number(row.flops / 1e9),
+        format_number((row.hbm_bytes + row.message_bytes) / 1e6),
+        format_number(row.intensity if row.hbm_bytes else None, 1),
+        format_number(row.time.duration_s * 1e6, 1),
+        f"{row.duration_s * 1e3:.3f}",
+        f"{row.duration_s / step_s:.1%}",
+        Span(row.bound_and_link, _tone(row.bound)),
+    )
+
+
+def _summary(estimate: StepEstimate) -> Line:
+    return (
+        f"{estimate.duration_s * 1e3:.3f} ms a step ({estimate.origin}), {estimate.num_kernels} kernels, "
+        f"MFU {estimate.mfu:.1%}, MBU {estimate.mbu:.1%}; bound by ",
+        *bound_shares(estimate.bound_share),
+    )
+
+
+def _pipeline(pipeline: PipelineEstimate) -> str:
+    """What the stages of a step do."""
+    count, num_stages = pipeline.num_plans, len(pipeline.stage_s)
+    plans = "one plan is" if count == 1 else f"{count} plans are"
+    stages = ", ".join(f"{seconds * 1e3:.3f}" for seconds in pipeline.stage_s)
+    few = f"; fewer sequences than stages leave {num_stages - count} of them idle" if count < num_stages else ""
+    return (
+        f"{num_stages} pipeline stages of {stages} ms: {plans} under way, each through in "
+        f"{pipeline.latency_s * 1e3:.3f} ms if it meets no other; bubbles {pipeline.bubble_share:.1%}{few}"
+    )
+
+
+def bound_shares(shares: Mapping[str, float]) -> tuple[Span | str, ...]:
+    """`memory 71%  compute 20%  overhead 9%`, largest first."""
+    found: list[Span | str] = []
+    for name, share in sorted(shares.items(), key=lambda item: -item[1]):
+        if share:
+            found += [*(["  "] if found else []), Span(f"{name} {share:.0%}", _tone(name))]
+    return tuple(found)
+
+
+def _tone(bound: str) -> Tone:
+    return bound if bound in get_args(Tone) else ""  # type: ignore[return-value]
+
+
+def kinds_of_steps(steps: StepColumns) -> list[StepKind]:
+    """What a run's time went to: decode-only, prefill-only and mixed steps, the longest together first."""
+    duration = steps.end_s - steps.start_s
+    total = float(duration.sum()) or 1.0
+    has_decodes, has_chunks = steps.num_decodes > 0, steps.num_chunks > 0
+    masks = {"decode": has_decodes & ~has_chunks, "mixed": has_decodes & has_chunks, "chunk": ~has_decodes & has_chunks}
+    kinds = []
+    for name, mask in masks.items():
+        count = int(steps.num_steps[mask].sum())
+        if count:
+            busy = float(duration[mask].sum())
+            tokens = float(np.dot(steps.num_steps[mask], steps.num_tokens[mask])) / count
+            kinds.append(StepKind(name, count, busy, busy / total, busy / count * 1e3, tokens))
+    return sorted(kinds, key=lambda kind: -kind.busy_s)
+
+
+def kinds_view(result: RunResult, kinds: Sequence[StepKind]) -> Document:
+    """What a whole run's time went to: `kinds_of_steps` as rows."""
+    rows = [
+        (
+            kind.name,
+            format_number(kind.num_steps, 0),
+            f"{kind.busy_s:.2f}",
+            f"{kind.share:.1%}",
+            f"{kind.mean_ms:.3f}",
+            format_number(kind.mean_tokens, 1),
+        )
+        for kind in kinds
+    ]
+    table = Table(("steps", "count", "busy s", "% of busy", "ms each", "tokens each"), rows)
+    bound = Paragraph(("Time bound by: ", *bound_shares(result.summary.get("bound_share") or {})))
+    return Document(headline(result.scenario), [table, bound], f"The whole run, {result.clock}")
+
+
+def occupancy_view(report: StepReport, kernels: Sequence[Mapping[str, Any]]) -> Document:
+    """The step's compiled kernels, as `explain_occupancy` of the executor gives them: what each takes of the hardware,
+    and how often its blocks fill it."""
+    note = (
+        "tensor: tensor-core instructions in the binary; per unit: blocks that run at once on a compute unit, and the "
+        "share of its warps that they fill; limited by: what keeps it from more."
+    )
+    table = Table(_KERNELS, [_kernel_cells(row) for row in kernels], left=2, texts=(len(_KERNELS) - 1,), note=note)
+    return Document(report.label, [table], f"Kernels compiled for {report.scenario.hardware.name}")
+
+
+def _kernel_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    sizes = [part.removeprefix("BLOCK_") for part in row["tile"].split() if part.startswith(("BLOCK", "SPLIT", "TILE"))]
+    return (
+        str(row["kernel"]),
+        " ".join(sizes),  # of a kernel's constants, BLOCK_M=32 BLOCK_K=64 GATED=True, those of the tile
+        f"{row['count']:,}",
+        f"{row['blocks']:,}",
+        f"{row['waves']:.2f}",
+        str(row["warps"]),
+        str(row["registers"]),
+        f"{row['shared_bytes'] / 1024:.1f} KiB",
+        str(row["spills"]),
+        f"{row['tensor_instructions']:,}" if row["tensor_instructions"] else "none",
+        f"{row['blocks_per_unit']} ({row['occupancy']:.0%})",
+        str(row["limited_by"]),
+    )

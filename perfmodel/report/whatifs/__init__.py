@@ -1,1 +1,0 @@
-"""What-ifs: words, tables, pictures, the page."""

@@ -1,0 +1,190 @@
+"""KV blocks on their way from a prefill to a decode replica: how long a transfer takes, and who waits for whom.
+
+Every device has its own link. A decode device receives its part of each token (latent KV is kept in full on every
+device of a tensor-parallel group, so it is sent to each of them); prefill devices share what has to be sent evenly.
+With b bytes per token on one of n decode devices, m prefill devices, and whole blocks of T tokens:
+
+    t = latency + T b max(1, n / m) / W
+
+at most one transfer at a time leaves a prefill engine, and one enters a decode engine. Source: the pull protocol of
+vLLM's NIXL connector (blocks are freed at the source once they have been read).
+
+Layer by layer (as Mooncake does) the KV of a layer leaves while the next is computed. The first of L layers is there
+when 1/L of the prefill's time P is over; from then on, or from when both links are free if that is later, bytes move,
+and what the client waits for is what is left when the prefill ends, the last layer at least:
+
+    t = latency + max(B / L, B - W (time that the links had)) / W,    B = T b max(1, n / m)
+
+That needs a place to go: if the decode engine has no blocks when the prefill ends, nothing has moved yet.
+
+All links may lead into one fabric (`fabric.py`), which transfers then share; what moves under a prefill is taken to
+have its links' full rate. What is not modelled: prefixes that the decode engine has cached.
+"""
+
+__all__ = ["KvTransfers", "TransferCost", "transfer_cost"]
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+from simpy import Interrupt, Resource
+from simpy.events import Event, Process
+
+from perfmodel.cost import kv_bytes_per_token, state_bytes_per_sequence
+from perfmodel.ops.formats import served_model
+from perfmodel.ops.sharding import Sharding
+from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment, to_ticks
+from perfmodel.sim.fleet.disaggregation.fabric import Fabric
+from perfmodel.specs.hardware import Link
+from perfmodel.specs.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class TransferCost:
+    """Seconds of one transfer, over the busiest of the links that it uses.
+
+    bytes_per_token, bytes_per_sequence: on that link; bytes_factor: times this, all links together
+    """
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    bytes_per_token: float
+    bytes_per_sequence: float
+    bytes_factor: float
+    block_size: int
+    rolling_span: int | None = None  # tokens that are kept at most, if not all
+    num_layers: int = 1
+
+    def link_bytes(self, num_tokens: int) -> float:
+        """Bytes over the busiest link for the KV of `num_tokens`: whole blocks, and the recurrent state if any."""
+        if self.rolling_span is not None:
+            num_tokens = min(num_tokens, self.rolling_span)
+        whole = -(-num_tokens // self.block_size) * self.block_size
+        return whole * self.bytes_per_token + self.bytes_per_sequence
+
+    def duration_s(self, num_tokens: int) -> float:
+        return self.latency_s + self.link_bytes(num_tokens) / self.bandwidth_bytes_per_s
+
+
+def transfer_cost(source: Scenario, target: Scenario, source_link: Link, target_link: Link) -> TransferCost:
+    """The cost between one engine (data-parallel rank) of `source` and one of `target`; the slower link sets the rate.
+
+    Where pipeline stages differ in size the mean stands for them.
+    """
+    shard = Sharding.of(target.engine)
+    model = served_model(target.model, target.engine)
+    layers = list(model.iter_layers())
+    num_to = shard.tp * shard.pp
+    num_from = source.engine.tensor_parallel_size * source.engine.pipeline_parallel_size
+    per_link = max(1.0, num_to / num_from) / shard.pp
+    return TransferCost(
+        max(source_link.latency_s, target_link.latency_s),
+        min(source_link.bandwidth_bytes_per_s, target_link.bandwidth_bytes_per_s),
+        kv_bytes_per_token(model, shard, layers) * per_link,
+        state_bytes_per_sequence(model, shard, layers) * per_link,
+        min(num_to, num_from),
+        source.engine.block_size,
+        model.rolling_span,
+        len(layers),
+    )
+
+
+class KvTransfers:
+    """Carries out transfers between engines; counts them.
+
+    A transfer first waits for its source's link, then for its target's; sources and targets are different engines, so
+    no circle of waiting can close.
+
+    is_layerwise: layers move while others are still computed
+    fabric:       what all links lead into, if it can be too narrow
+    """
+
+    def __init__(self, env: TickEnvironment, is_layerwise: bool = False, fabric: Fabric | None = None) -> None:
+        self._env, self._is_layerwise, self._fabric = env, is_layerwise, fabric
+        self._free_since: dict[Resource, int] = {}
+        self._links: dict[tuple[str, int], Resource] = {}
+        self.num_transfers = self.num_abandoned = 0
+        self.num_bytes = 0.0
+        self.ticks = 0  # from the wish to the last byte, summed
+
+    def start(
+        self,
+        cost: TransferCost,
+        source: int,
+        target: int,
+        num_tokens: int,
+        done: Callable[[], None],
+        prefill_ticks: int = 0,
+    ) -> Process:
+        """Move the KV of `num_tokens` from engine `source` to engine `target`, then call `done`.
+
+        prefill_ticks: how long the prefill took that has ended now; 0 if it ended before
+        """
+        links = self._link("out", source), self._link("in", target)
+        head_start = self._head_start(cost, links, prefill_ticks)
+        return self._env.process(self._move(cost, *links, num_tokens, done, head_start))
+
+    def abandon(self, transfer: Process) -> None:
+        """One of its engines is gone: `transfer` ends now, and its `done` is never called."""
+        self.num_abandoned += 1
+        transfer.interrupt()
+
+    def _head_start(self, cost: TransferCost, links: tuple[Resource, Resource], prefill_ticks: int) -> int:
+        """Ticks in which layers could move before now."""
+        if not self._is_layerwise or any(link.count or link.queue for link in links):
+            return 0
+        now = self._env.ticks
+        first_layer = now - prefill_ticks * (cost.num_layers - 1) // cost.num_layers
+        return now - max(first_layer, *(self._free_since.get(link, 0) for link in links))
+
+    def _left_bytes(self, cost: TransferCost, num_tokens: int, head_start: int) -> float:
+        """Bytes over the busiest link that have not moved yet."""
+        whole = cost.link_bytes(num_tokens)
+        if not head_start:
+            return whole
+        return max(whole / cost.num_layers, whole - head_start / TICKS_PER_S * cost.bandwidth_bytes_per_s)
+
+    def _link(self, way: str, engine: int) -> Resource:
+        link = self._links.get((way, engine))
+        if link is None:
+            link = self._links[way, engine] = Resource(self._env)
+        return link
+
+    def _move(
+        self,
+        cost: TransferCost,
+        out: Resource,
+        into: Resource,
+        num_tokens: int,
+        done: Callable[[], None],
+        head_start: int,
+    ) -> Generator[Event, None, None]:
+        asked_at = self._env.ticks
+        left = self._left_bytes(cost, num_tokens, head_start)
+        try:
+            with out.request() as leaves:
+                yield leaves
+                with into.request() as enters:
+                    yield enters
+                    yield from self._carry(cost, left)
+        except Interrupt:
+            return
+        finally:
+            self._free_since[out] = self._free_since[into] = self._env.ticks
+        self.num_transfers += 1
+        self.num_bytes += cost.link_bytes(num_tokens) * cost.bytes_factor
+        self.ticks += self._env.ticks - asked_at
+        done()
+
+    def _carry(self, cost: TransferCost, left_bytes: float) -> Generator[Event, None, None]:
+        """Over links that are free now."""
+        if self._fabric is None:
+            yield self._env.timeout(to_ticks(cost.latency_s + left_bytes / cost.bandwidth_bytes_per_s))
+            return
+        yield self._env.timeout(to_ticks(cost.latency_s))
+        all_links = cost.bytes_factor
+        moved = self._fabric.move(left_bytes * all_links, cost.bandwidth_bytes_per_s * all_links)
+        try:
+            yield moved
+        except Interrupt:
+            self._fabric.stop(moved)
+            raise

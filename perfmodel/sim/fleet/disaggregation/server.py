@@ -1,0 +1,274 @@
+"""`DisaggregatedServer`: prompts computed by prefill replicas, answers by decode replicas, KV fetched in between.
+
+One request, in the order of vLLM's NIXL connector, Dynamo and TensorRT-LLM:
+
+1. the front end hands it to a prefill replica, where it is a request for one token;
+2. that token sampled, its KV blocks stay where they are and a decode replica is chosen;
+3. when the decode replica has KV blocks for the whole prompt and one more token, it fetches the prompt's KV: the
+   transfer waits for the links of both engines, then takes its time; then the prefill replica's blocks go free;
+4. as soon as a sequence slot is free the decode replica goes on from token 2, as for any running request.
+
+The client has the first token when that first decode step is over (it comes with the second, as TensorRT-LLM sends it),
+so TTFT contains the wait for a decode slot and the transfer. An answer of one token ends at the prefill replica.
+
+A replica that fails takes with it what it has, and what is on its way to it or from it: `fail`.
+"""
+
+__all__ = ["DisaggregatedServer"]
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from simpy.events import Process
+
+from perfmodel.engine import Request, RequestStatus
+from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment
+from perfmodel.sim.fleet.disaggregation.kv_transfer import KvTransfers, TransferCost
+from perfmodel.sim.fleet.entrance import Entrance
+from perfmodel.sim.fleet.pool import FleetRouter
+from perfmodel.sim.replica.front_end import FrontEnd
+from perfmodel.sim.replica.replica import Replica
+
+# What one transfer costs from an engine to another, by their numbers.
+CostOf = Callable[[int, int], TransferCost]
+
+
+class _Stage(Enum):
+    """The stage that a request is in."""
+
+    ENTRANCE = "waits for a prefill replica to be there"
+    PREFILL = "with its prefill replica"
+    BETWEEN = "waits for a decode replica to be there"
+    INBOUND = "waits for its decode replica's blocks"
+    MOVING = "its KV is on its way"
+    DECODE = "with its decode replica"
+
+
+_HAS_SOURCE = (_Stage.PREFILL, _Stage.BETWEEN, _Stage.INBOUND, _Stage.MOVING)
+_HAS_TARGET = (_Stage.INBOUND, _Stage.MOVING, _Stage.DECODE)
+
+
+class _Passage:
+    """The way of a client's `request`; `prefill` is what the prefill replica `source` has of it, `target` decodes."""
+
+    __slots__ = ("prefill", "request", "source", "stage", "target", "transfer")
+    source: Replica
+    target: Replica
+    transfer: Process | None
+
+    def __init__(self, request: Request, prefill: Request) -> None:
+        self.request, self.prefill, self.stage = request, prefill, _Stage.ENTRANCE
+
+    def touches(self, engines: set[int]) -> bool:
+        """Whether it is with one of these now, or on its way to one or from it."""
+        is_from = self.stage in _HAS_SOURCE and self.source.index in engines
+        return is_from or (self.stage in _HAS_TARGET and self.target.index in engines)
+
+
+class DisaggregatedServer:
+    """Takes requests like a replica does, and passes each from a prefill to a decode replica.
+
+    to_prefill, to_decode: the routers of the two roles
+    on_finished: called with (replica that had it last, request) for each request that is done
+    """
+
+    def __init__(
+        self,
+        env: TickEnvironment,
+        to_prefill: FleetRouter,
+        to_decode: FleetRouter,
+        cost_of: CostOf,
+        on_finished: Callable[[Replica, Request], None],
+        front_end: FrontEnd | None = None,
+        transfers: KvTransfers | None = None,
+    ) -> None:
+        self.env = env
+        self.transfers = transfers or KvTransfers(env)
+        self.prefill_entrance = Entrance(to_prefill, self._prefill_at)
+        self.decode_entrance = Entrance(to_decode, self._expect_at)
+        self._cost_of, self._on_finished, self._front_end = cost_of, on_finished, front_end
+        self._passages: dict[int, _Passage] = {}  # of requests that somebody waits for, by their numbers
+        self._inbound: dict[int, deque[_Passage]] = {}  # by the decode replica that has no blocks for them yet
+        self._moving: dict[_Passage, None] = {}  # transfers that have begun, whether somebody still waits or not
+
+    # ---------------------------------------------------------------- the way through
+
+    def add(self, request: Request) -> None:
+        """`request` arrives now, at the front end if there is one."""
+        delay = self._front_end.delay(request, self.env.ticks) if self._front_end is not None else 0
+        if delay:
+            Alarm(self.env, delay, lambda _: self._enter(request), ARRIVAL_PRIORITY)
+        else:
+            self._enter(request)
+
+    def _enter(self, request: Request) -> None:
+        if request.status is RequestStatus.ABORTED:
+            return
+        prefill = Request(
+            request.request_id, request.arrival, request.num_prompt_tokens, 1, request.block_hashes, request.priority
+        )
+        prefill.session = request.session
+        prefill.keeps_blocks = request.max_output_tokens > 1
+        self._passages[request.request_id] = _Passage(request, prefill)
+        self.prefill_entrance.send(prefill)
+
+    def _prefill_at(self, prefill: Request, source: Replica) -> None:
+        passage = self._passages[prefill.request_id]
+        passage.source, passage.stage = source, _Stage.PREFILL
+        source.add(prefill)
+
+    def on_prefilled(self, source: Replica, prefill: Request) -> None:
+        """`source` has sampled the first token of `prefill`."""
+        passage = self._passages[prefill.request_id]
+        request = passage.request
+        request.first_scheduled_at = prefill.first_scheduled_at
+        request.num_cached_tokens = prefill.num_cached_tokens
+        request.num_preemptions = prefill.num_preemptions
+        request.num_promised_tokens = request.num_output_tokens = 1
+        if not prefill.keeps_blocks:
+            request.first_token_at, request.finished_at = prefill.first_token_at, prefill.finished_at
+            request.first_token_batch = request.last_token_batch = prefill.first_token_batch
+            self._deliver(source, request)
+            return
+        request.num_transferred_tokens = request.num_prompt_tokens
+        passage.stage = _Stage.BETWEEN
+        self.decode_entrance.send(request)
+
+    def _expect_at(self, request: Request, target: Replica) -> None:
+        target.loop.scheduler.check_can_ever_run(request)
+        target.expect(request)  # on its way counts, for routers
+        passage = self._passages[request.request_id]
+        passage.target, passage.stage = target, _Stage.INBOUND
+        inbound, urgency = self._inbound.setdefault(target.index, deque()), target.loop.scheduler.urgency
+        insort(inbound, passage, key=lambda other: urgency(other.request))
+        self.fetch(target)
+
+    def fetch(self, target: Replica) -> None:
+        """Start the transfers for which the decode replica `target` has blocks now, in their order."""
+        inbound = self._inbound.get(target.index)
+        while inbound and target.reserve(inbound[0].request):
+            self._move(inbound.popleft())
+
+    def _move(self, passage: _Passage) -> None:
+        prefill, request = passage.prefill, passage.request
+        cost = self._cost_of(passage.source.index, passage.target.index)
+        prefill_ticks = 0
+        if prefill.finished_at == self.env.ticks and prefill.first_scheduled_at is not None:
+            prefill_ticks = self.env.ticks - prefill.first_scheduled_at
+        passage.stage = _Stage.MOVING
+        self._moving[passage], passage.transfer = None, None
+        if passage.source.is_dead:
+            return
+        ends = passage.source.index, passage.target.index
+        passage.transfer = self.transfers.start(
+            cost, *ends, request.num_prompt_tokens, lambda: self._arrived(passage), prefill_ticks
+        )
+
+    def _arrived(self, passage: _Passage) -> None:
+        request, target = passage.request, passage.target
+        if self._passages.get(request.request_id) is not passage:  # nobody waits for it any more
+            self._end_move(passage)
+            self.fetch(target)
+            return
+        del self._moving[passage]
+        passage.source.release(passage.prefill)
+        target.forget((request,))
+        passage.stage = _Stage.DECODE
+        target.add(request)
+
+    def _end_move(self, passage: _Passage) -> None:
+        """What either side keeps for a transfer that came to nothing is free again."""
+        del self._moving[passage]
+        passage.source.release(passage.prefill)
+        passage.target.drop(passage.request)
+        passage.target.forget((passage.request,))
+
+    def on_decoded(self, replica: Replica, request: Request) -> None:
+        """`replica` has sampled the last token of `request`."""
+        self._deliver(replica, request)
+
+    def _deliver(self, replica: Replica, request: Request) -> None:
+        del self._passages[request.request_id]
+        if self._front_end is not None:
+            self._front_end.deliver(request)
+        self._on_finished(replica, request)
+
+    # ---------------------------------------------------------------- what comes to nothing
+
+    def abort(self, request: Request) -> bool:
+        """`request` gives up, wherever it is; its KV goes with it, once a transfer that has begun is over."""
+        passage = self._passages.pop(request.request_id, None)
+        if passage is not None:
+            self._withdraw(passage)
+            if passage.stage in _HAS_TARGET:
+                self.fetch(passage.target)
+        request.status = RequestStatus.ABORTED  # if it is in the front end, that keeps it from going on
+        return True
+
+    def sever(self, ranks: Sequence[Replica]) -> None:
+        """The replica of these ranks has died, and nobody knows: no transfer from it or to it goes on.
+
+        What other replicas keep for these they keep until it is noticed: `fail`.
+        """
+        engines = {rank.index for rank in ranks}
+        for passage in self._moving:
+            if passage.touches(engines):
+                self._stop(passage)
+
+    def _stop(self, passage: _Passage) -> None:
+        if passage.transfer is not None:
+            self.transfers.abandon(passage.transfer)
+            passage.transfer = None
+
+    def fail(self, ranks: Sequence[Replica]) -> list[Request]:
+        """The replica of these ranks has died: the clients' requests that are lost with it.
+
+        They are those that it has, and those whose KV it keeps or waits for; what other replicas keep for them is free
+        again, and transfers from it and to it are over.
+        """
+        engines = {rank.index for rank in ranks}
+        lost = [passage for passage in self._passages.values() if passage.touches(engines)]
+        for passage in lost:
+            del self._passages[passage.request.request_id]
+            self._withdraw(passage)
+        moving = [passage for passage in self._moving if passage.touches(engines)]
+        for passage in moving:
+            self._stop(passage)
+            self._end_move(passage)
+        ends = {p.target.index: p.target for p in (*lost, *moving) if p.stage in _HAS_TARGET}
+        for index in sorted(ends):
+            self.fetch(ends[index])
+        return [passage.request for passage in lost]
+
+    def _withdraw(self, passage: _Passage) -> None:
+        """Nobody waits for it: it gives up what it has, unless that is being moved."""
+        stage, request, prefill = passage.stage, passage.request, passage.prefill
+        if stage is _Stage.ENTRANCE:
+            self.prefill_entrance.abort(prefill)
+        elif stage is _Stage.PREFILL:
+            passage.source.abort(prefill)
+        elif stage is _Stage.BETWEEN:
+            self.decode_entrance.abort(request)
+            passage.source.release(prefill)
+        elif stage is _Stage.INBOUND:
+            self._inbound[passage.target.index].remove(passage)
+            passage.target.forget((request,))
+            passage.source.release(prefill)
+        elif stage is _Stage.DECODE:
+            passage.target.abort(request)
+
+    # ---------------------------------------------------------------- invariants
+
+    def check_idle(self, engines: Sequence[Replica]) -> None:
+        """Raise AssertionError unless nothing is left anywhere: no request, no KV block, no transfer."""
+        assert not self._passages
+        assert not any(self._inbound.values())
+        assert not self._moving
+        for engine in engines:
+            scheduler = engine.loop.scheduler
+            scheduler.check_integrity()
+            assert not scheduler.has_requests
+            assert not scheduler.detached
+            assert scheduler.blocks.num_free == scheduler.blocks.num_blocks

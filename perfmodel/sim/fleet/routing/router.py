@@ -1,0 +1,213 @@
+"""Routers: which of several equal targets (replicas, or ranks of one) a request goes to. One class each.
+
+Targets come and go (`join`, `leave`): replicas start, stop and fail. No router looks at all targets for each request,
+and none draws from a common stream: chance is a hash of the seed and the request's number, so what becomes of one
+request does not change where the next goes.
+"""
+
+__all__ = [
+    "ROUTERS",
+    "LeastKv",
+    "LeastOutstanding",
+    "MakeRouter",
+    "PowerOfTwo",
+    "PrefixAffinity",
+    "RandomChoice",
+    "RoundRobin",
+    "Router",
+    "SessionAffinity",
+    "Target",
+]
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable
+from typing import Generic, Protocol, TypeVar
+
+from perfmodel.engine import Request
+from perfmodel.sim.fleet.routing.hash_ring import HashRing
+from perfmodel.sim.fleet.routing.least_loaded import LeastLoaded
+from perfmodel.sim.traffic.shares import hashed
+
+
+class Target(Protocol):
+    """What a router looks at."""
+
+    index: int
+
+    @property
+    def num_outstanding(self) -> int:
+        """Requests that wait or run there, or are on their way."""
+        ...
+
+    @property
+    def num_prompt_blocks(self) -> int:
+        """KV blocks that the prompts of those requests fill."""
+        ...
+
+    def watch(self, on_less: Callable[[int], None]) -> None:
+        """Call `on_less` with the target's index whenever it has fewer requests than before."""
+        ...
+
+
+T = TypeVar("T", bound=Target)
+
+
+class Router(ABC, Generic[T]):
+    """Chooses among the targets that have joined and not left; `seed`: of what is left to chance."""
+
+    def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
+        self.targets: list[T] = []
+        self._seed = seed
+        for target in targets:
+            self.join(target)
+
+    @abstractmethod
+    def __call__(self, request: Request) -> T:
+        """The target that `request` goes to. There must be a target."""
+
+    def join(self, target: T) -> None:
+        """`target` takes requests from now on."""
+        self.targets.append(target)
+        self._joined(target)
+
+    def leave(self, target: T) -> None:
+        """`target` takes no more requests, until it joins again."""
+        self.targets.remove(target)
+        self._left(target)
+
+    def _joined(self, target: T) -> None:
+        """Hook of routers that keep more than the list."""
+
+    def _left(self, target: T) -> None:
+        """Hook of routers that keep more than the list."""
+
+
+class RoundRobin(Router[T]):
+    """Each target in turn."""
+
+    _turn = -1
+
+    def __call__(self, request: Request) -> T:
+        self._turn += 1
+        return self.targets[self._turn % len(self.targets)]
+
+
+class RandomChoice(Router[T]):
+    """Any target, all alike."""
+
+    def __call__(self, request: Request) -> T:
+        return self.targets[hashed(self._seed, request.request_id) % len(self.targets)]
+
+
+class PowerOfTwo(Router[T]):
+    """Picks the one with fewer requests of two targets drawn at random, the first in a tie (Mitzenmacher 2001)."""
+
+    def __call__(self, request: Request) -> T:
+        targets, drawn = self.targets, hashed(self._seed, request.request_id)
+        count = len(targets)
+        if count == 1:
+            return targets[0]
+        first, drawn = drawn % count, drawn // count
+        other = (first + 1 + drawn % (count - 1)) % count
+        a, b = targets[first], targets[other]
+        return b if b.num_outstanding < a.num_outstanding else a
+
+
+class _Least(Router[T]):
+    """The target that has least of something; the first among equals."""
+
+    def __init__(self, amount: Callable[[T], int], targets: Iterable[T], seed: int) -> None:
+        self._order: LeastLoaded[T] = LeastLoaded(amount)
+        super().__init__(targets, seed)
+
+    def __call__(self, request: Request) -> T:
+        return self._order.least()
+
+    def _joined(self, target: T) -> None:
+        self._order.join(target)
+
+    def _left(self, target: T) -> None:
+        self._order.leave(target)
+
+
+class LeastOutstanding(_Least[T]):
+    """The target with the fewest requests that wait or run; the first among equals."""
+
+    def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
+        super().__init__(lambda target: target.num_outstanding, targets, seed)
+
+
+class LeastKv(_Least[T]):
+    """The target with the fewest KV blocks in the prompts of its requests, in use or promised; the first among equals.
+
+    What answers add is not known to a router when it sends a request, and not counted.
+    """
+
+    def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
+        super().__init__(lambda target: target.num_prompt_blocks, targets, seed)
+
+
+class PrefixAffinity(Router[T]):
+    """Requests whose prompts begin with the same block share a target; others go where the fewest are outstanding."""
+
+    def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
+        self._homes: dict[Hashable, T] = {}
+        self._fewest: LeastOutstanding[T] = LeastOutstanding()
+        super().__init__(targets, seed)
+
+    def __call__(self, request: Request) -> T:
+        if not request.block_hashes:
+            return self._fewest(request)
+        beginning = request.block_hashes[0]
+        home = self._homes.get(beginning)
+        if home is None:
+            home = self._homes[beginning] = self._fewest(request)
+        return home
+
+    def _joined(self, target: T) -> None:
+        self._fewest.join(target)
+
+    def _left(self, target: T) -> None:
+        self._fewest.leave(target)
+        self._homes = {beginning: home for beginning, home in self._homes.items() if home is not target}
+
+
+class SessionAffinity(Router[T]):
+    """Requests of one session share a target, by consistent hashing: a target that leaves moves its own sessions only.
+
+    Without a session, those whose prompts begin with the same block do; without either, a request goes by its number.
+    """
+
+    def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
+        self._ring: HashRing[T] = HashRing(seed)
+        super().__init__(targets, seed)
+
+    def __call__(self, request: Request) -> T:
+        if request.session is not None:
+            return self._ring.at(("session", request.session))
+        if request.block_hashes:
+            return self._ring.at(("prefix", request.block_hashes[0]))
+        return self._ring.at(("request", request.request_id))
+
+    def _joined(self, target: T) -> None:
+        self._ring.join(target)
+
+    def _left(self, target: T) -> None:
+        self._ring.leave(target)
+
+
+class MakeRouter(Protocol):
+    """One of the classes above."""
+
+    def __call__(self, targets: Iterable[T] = (), seed: int = 0) -> Router[T]: ...
+
+
+ROUTERS: dict[str, MakeRouter] = {
+    "least_kv": LeastKv,
+    "least_outstanding": LeastOutstanding,
+    "power_of_two": PowerOfTwo,
+    "prefix_affinity": PrefixAffinity,
+    "random": RandomChoice,
+    "round_robin": RoundRobin,
+    "session_affinity": SessionAffinity,
+}

@@ -1,0 +1,125 @@
+"""`WholeRuns`: prediction intervals of clusters whose replicas come and go, from whole runs under opposite draws.
+
+No part of such a run represents the whole: how long requests wait while replicas start, and how many replicas there
+are, depend on step times, too. So whole runs are simulated again, but only two, under opposite draws, where an ensemble
+has eight: the draws in whose direction the mean E2E changes most. A linear function of independent scores has its whole
+standard deviation along its gradient, which is estimated from the (shortened) ensemble of a twin: the same pools with
+constant sizes, their averages. The variance of other latencies along other directions comes from the twin as well.
+
+A run of no more requests than a shortened run is simulated eight times instead, as in the ensemble of any run.
+"""
+
+__all__ = ["WholeRuns", "simulate_whole_runs"]
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.draws import NUM_SCORES, Scores
+from perfmodel.sim.records.columns import RequestColumns
+from perfmodel.sim.records.ensemble import (
+    MOST,
+    Ensemble,
+    Interval,
+    Serve,
+    design,
+    interval_of,
+    log_ratio,
+    mean_latencies,
+    run_ensemble,
+    span_s,
+)
+from perfmodel.specs.scenario import Scenario
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class WholeRuns:
+    """A run, its twin's ensemble, and two whole runs under opposite draws.
+
+    whole:     requests of the run
+    twin:      the ensemble of the cluster with constant sizes, its averages
+    direction: scores of unit length
+    pair:      requests of the whole runs under `direction` and under its opposite
+    """
+
+    whole: RequestColumns
+    twin: Ensemble
+    direction: Scores
+    pair: tuple[RequestColumns, RequestColumns]
+
+    def factors(self, arrived_s: Interval | None = None) -> dict[str, Interval]:
+        """80 % intervals of mean ttft, tpot, itl and e2el as factors of the mean; of requests that arrived between two
+        times, if given. Metrics without a mean are left out."""
+        base = _means(self.whole, arrived_s)
+        ends = [_means(requests, arrived_s) for requests in self.pair]
+        twin = self.twin.logs()
+        found = {}
+        for metric, mean in base.items():
+            if isfinite(mean) and mean > 0:
+                logs = np.array([[log_ratio(end[metric], mean) for end in ends]])
+                aside = _beside(twin[metric], self.direction) if metric in twin else 0.0
+                found[metric] = interval_of(logs, aside)
+        return found
+
+    def duration_factor(self) -> Interval:
+        """80 % interval of the time until the last request is answered, as a factor of it."""
+        return interval_of(np.array([[log_ratio(span_s(requests), span_s(self.whole)) for requests in self.pair]]))
+
+
+def simulate_whole_runs(
+    scenario: Scenario, requests: RequestColumns, sizes: Mapping[int, int], serve: Serve
+) -> "Ensemble | WholeRuns":
+    """The intervals of a run of `scenario` with `requests`.
+
+    sizes: replicas of pools, by number, that were there on average, of those whose replicas came and went
+    serve: see `run_ensemble`
+    """
+    if len(requests) <= MOST:
+        return run_ensemble(scenario, requests, serve, can_shorten=False)
+    twin = run_ensemble(_settled(scenario, sizes), requests, serve)
+    direction = _steepest(twin.logs().get("e2el"))
+    pair = (serve(scenario, direction), serve(scenario, tuple(-score for score in direction)))
+    return WholeRuns(requests, twin, direction, pair)
+
+
+def _settled(scenario: Scenario, sizes: Mapping[int, int]) -> Scenario:
+    """The scenario with pools of these constant sizes."""
+    cluster = scenario.cluster
+    pools = tuple(
+        pool.model_copy(update={"replicas": sizes.get(number, pool.replicas), "autoscaling": None})
+        for number, pool in enumerate(cluster.pools)
+    )
+    alone = {} if pools else {"replicas": sizes.get(0, cluster.replicas)}
+    update = {"pools": pools, "autoscaling": None, "failures": None, **alone}
+    return scenario.model_copy(update={"cluster": cluster.model_copy(update=update)})
+
+
+def _slopes(logs: Floats) -> Floats:
+    """Slopes of a metric's logarithm over each score, from its logarithms under the draws of the design."""
+    return np.array(design()).T @ ((logs[:, 0] - logs[:, 1]) / 2) / NUM_SCORES
+
+
+def _steepest(logs: Floats | None) -> Scores:
+    """The direction in which a metric grows fastest; all scores alike where it does not move."""
+    slopes = np.zeros(NUM_SCORES) if logs is None else _slopes(logs)
+    length = float(np.linalg.norm(slopes))
+    return tuple(float(each) for each in slopes / length) if length > 0 else (1 / sqrt(NUM_SCORES),) * NUM_SCORES
+
+
+def _beside(logs: Floats, direction: Scores) -> float:
+    """Standard deviation of a metric's logarithm that is not along `direction`."""
+    slopes = _slopes(logs)
+    along = float(slopes @ np.array(direction))
+    return sqrt(max(float(slopes @ slopes) - along**2, 0.0))
+
+
+def _means(requests: RequestColumns, arrived_s: Interval | None) -> dict[str, float]:
+    weights = np.ones(len(requests))
+    if arrived_s is not None:
+        weights = ((requests.arrival_s > arrived_s[0]) & (requests.arrival_s <= arrived_s[1])).astype(np.float64)
+    return mean_latencies(requests, weights)

@@ -1,0 +1,127 @@
+"""`SimulatedBackend`: asks the cost model how long a plan takes, and draws which of its drafted tokens are right."""
+
+__all__ = ["SimulatedBackend", "shape_of"]
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from perfmodel.cost import StagedPricer, StageTicks, StepPricer
+from perfmodel.cost.offload import RestoreCost
+from perfmodel.cost.steps.curve import DecodeRun
+from perfmodel.engine import Outcome, StepPlan
+from perfmodel.ops.work import BatchShape
+from perfmodel.sim.clock import TICKS_PER_S, to_ticks
+from perfmodel.sim.replica.acceptance import SimulatedAcceptance
+from perfmodel.sim.replica.prompt_time import PromptTime
+
+
+class SimulatedBackend:
+    """Executes plans in the time that `pricer` says.
+
+    can_leap:   whether runs of equal steps are priced together
+    acceptance: judges drafts, with speculation
+    ahead:      pipelined: how deep the drafter goes in a step, for every request that decodes
+    restore:    what KV that comes back from a second tier adds. Pipeline stages fetch theirs side by side from when the
+                plan is made: what the first stage waits for is there for the others when the plan comes to them
+    is_split:   whether `prompt_time` counts what prompts cost
+    """
+
+    def __init__(
+        self,
+        pricer: StepPricer,
+        acceptance: SimulatedAcceptance | None = None,
+        ahead: int | None = None,
+        is_split: bool = False,
+    ) -> None:
+        self.can_leap = pricer.has_runs
+        self.restore: RestoreCost | None = None
+        self.prompt_time = PromptTime(self._apart if is_split else None)
+        self._pricer = pricer
+        self._stages = pricer if isinstance(pricer, StagedPricer) else None
+        self._acceptance = acceptance
+        self._ahead = ahead
+        self._alone = pricer.fresh() if is_split else pricer  # prices what is not taken
+
+    @property
+    def num_stages(self) -> int:
+        return self._stages.num_stages if self._stages is not None else 1
+
+    def execute(self, plan: StepPlan) -> Outcome:
+        """A step; of several stages, a plan that meets no other."""
+        if self._stages is not None:
+            return Outcome(self.pass_through(plan).latency)
+        duration = self._pricer.price(shape_of(plan, self._ahead))
+        if plan.num_restored_tokens:
+            duration += self._restoring(plan, duration, self.restore)
+        self.prompt_time.add(plan, duration)
+        return Outcome(duration, None, self._acceptance.judge(plan) if self._acceptance is not None else None)
+
+    def pass_through(self, plan: StepPlan) -> StageTicks:
+        """What `plan` takes in each of several stages."""
+        assert self._stages is not None
+        times = self._stages.pass_through(shape_of(plan))
+        if self.restore is not None and plan.num_restored_tokens:
+            cost = replace(self.restore, layers=self.restore.layers // self.num_stages)
+            first, *rest = times.stages
+            times = times._replace(stages=(first + self._restoring(plan, first, cost), *rest))
+        self.prompt_time.add(plan, sum(times.stages))
+        return times
+
+    def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
+        """What `num_steps` steps from `plan` on take; `growth` is what each adds to `plan.decode_windowed`."""
+        run = self._pricer.run(shape_of(plan), growth, num_steps)
+        assert run is not None
+        return run
+
+    def commit(self, run: DecodeRun, plan: StepPlan, num_steps: int) -> None:
+        """The first `num_steps` of `run`, which began with `plan`, have taken place."""
+        self._pricer.commit(run, num_steps)
+        self.prompt_time.add_decoding(run.duration(num_steps))
+
+    def _apart(self, plan: StepPlan) -> tuple[int, int]:
+        prompts, decodes = shape_of(plan, self._ahead).apart
+        return self._busy_time(prompts), self._busy_time(decodes)
+
+    def _busy_time(self, shape: BatchShape) -> int:
+        alone = self._alone
+        return sum(alone.pass_through(shape).stages) if isinstance(alone, StagedPricer) else alone.price(shape)
+
+    def _restoring(self, plan: StepPlan, duration: int, cost: RestoreCost | None) -> int:
+        """Ticks by which `plan`, which takes `duration` without, takes longer for KV that comes back."""
+        if cost is None:
+            return 0
+        return to_ticks(cost.added_s(duration / TICKS_PER_S, plan.num_restored_tokens, plan.num_restored_blocks))
+
+
+def shape_of(plan: StepPlan, ahead: int | None = None) -> BatchShape:
+    """What `plan` computes. ahead: as of `SimulatedBackend`"""
+    num_decodes = len(plan.decodes)
+    depths = plan.draft_depths
+    if not depths:
+        drafting: tuple[int, ...] = ()
+    else:
+        drafting = (num_decodes,) * ahead if ahead is not None else _num_drafting(depths)
+    return BatchShape(
+        num_decodes + plan.num_chunk_tokens,
+        num_decodes + len(plan.samples),
+        plan.chunk_lengths if plan.chunks else (),
+        num_decodes,
+        plan.decode_context,
+        plan.decode_windowed,
+        plan.group_tokens,
+        0,
+        drafting,
+        plan.num_draft_tokens,
+    )
+
+
+def _num_drafting(depths: Sequence[int]) -> tuple[int, ...]:
+    """How many of `depths` are at least 1, 2 ... up to the deepest."""
+    deepest = max(depths)
+    if len(depths) * deepest == sum(depths):
+        return (len(depths),) * deepest
+    exactly = [0] * (deepest + 1)
+    for depth in depths:
+        exactly[depth] += 1
+    return tuple(reversed(list(accumulate(reversed(exactly[1:])))))

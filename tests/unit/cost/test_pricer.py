@@ -1,0 +1,121 @@
+"""Pricers say what the step estimate says, only faster."""
+
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.cost import Calibration, FamilyFit, GraphPricer, HostFit, OperatorTimer, StepTables, estimate_step
+from perfmodel.ops import BatchShape, StepGraph, build_graph
+from perfmodel.specs import EngineSpec, load_hardware, load_model
+
+MODELS = ("llama-3.1-8b", "gpt-oss-20b", "deepseek-v3", "nemotron-h-56b", "qwen3.5-35b-a3b")
+HARDWARE = load_hardware("h100-sxm-80gb")
+GRAPHS = {name: build_graph(load_model(name), EngineSpec(tensor_parallel_size=2)) for name in MODELS}
+FITTED = Calibration(
+    device="h100-sxm-80gb",
+    engine="test",
+    default=FamilyFit(compute_fraction=0.7, memory_fraction=0.8, overhead_s=3e-6, knee=2.0),
+    host=HostFit(serial_step_s=2e-4, serial_per_sequence_s=5e-6, hidden_step_s=4e-3, hidden_per_sequence_s=2e-5),
+)
+CALIBRATIONS = {"datasheet": None, "fitted": FITTED}
+
+
+def graph_and_timer(model: str, calibration: str) -> tuple[StepGraph, OperatorTimer]:
+    return GRAPHS[model], OperatorTimer(HARDWARE, CALIBRATIONS[calibration])
+
+
+shapes = st.builds(
+    lambda decodes, context, chunks: (decodes, decodes * context, tuple(chunks)),
+    st.integers(0, 300),
+    st.integers(1, 20_000),
+    st.lists(st.tuples(st.integers(2, 2048), st.integers(0, 8000)), max_size=3),
+)
+
+
+@pytest.mark.parametrize("calibration", sorted(CALIBRATIONS))
+@pytest.mark.parametrize("model", MODELS)
+@given(shapes)
+@settings(max_examples=40, deadline=None)
+def test_a_step_takes_what_the_estimate_says(
+    model: str, calibration: str, drawn: tuple[int, int, tuple[tuple[int, int], ...]]
+) -> None:
+    decodes, context, chunks = drawn
+    if not decodes and not chunks:
+        return
+    graph, timer = graph_and_timer(model, calibration)
+    tokens = decodes + sum(new for new, _ in chunks)
+    windowed = tuple(min(context, decodes * span) for span in graph.model.attention_spans)
+    samples = decodes + len(chunks)
+    shape = BatchShape(tokens, samples, chunks, decodes, context, windowed)
+    expected = estimate_step(graph, timer, shape).duration_s
+    picoseconds = GraphPricer(StepTables(graph, timer)).price(shape)
+    assert picoseconds / 1e12 == pytest.approx(expected, rel=3e-3)
+
+
+@pytest.mark.parametrize("calibration", sorted(CALIBRATIONS))
+@pytest.mark.parametrize("model", MODELS)
+@given(st.integers(1, 200), st.integers(1, 9000), st.integers(1, 300), st.integers(1, 10**12))
+@settings(max_examples=40, deadline=None)
+def test_a_run_is_the_sum_of_its_steps_to_the_last_picosecond(
+    model: str, calibration: str, batch: int, mean_context: int, num_steps: int, elapsed: int
+) -> None:
+    graph, timer = graph_and_timer(model, calibration)
+    spans = graph.model.attention_spans
+    growth = tuple(batch // 2 for _ in spans)
+    windowed = tuple(min(span, mean_context) * batch for span in spans)
+    together, single = GraphPricer(StepTables(graph, timer)), GraphPricer(StepTables(graph, timer))
+    run = together.run(BatchShape(batch, batch, (), batch, batch * mean_context, windowed), growth, num_steps)
+    steps = [
+        single.price(
+            BatchShape(
+                batch,
+                batch,
+                (),
+                batch,
+                batch * (mean_context + i),
+                tuple(w + i * g for w, g in zip(windowed, growth, strict=True)),
+            )
+        )
+        for i in range(num_steps)
+    ]
+    assert run.first_duration == steps[0]
+    assert run.duration(num_steps) == sum(steps)
+    assert run.duration(num_steps // 2) == sum(steps[: num_steps // 2])
+    reached = run.steps_to_reach(elapsed)
+    assert 1 <= reached <= num_steps
+    assert reached == num_steps or sum(steps[:reached]) >= elapsed
+    assert reached == 1 or sum(steps[: reached - 1]) < elapsed
+    together.commit(run, num_steps)
+    one, other = together.usage(), single.usage()
+    assert one.flops == pytest.approx(other.flops, rel=1e-9)
+    assert one.hbm_bytes == pytest.approx(other.hbm_bytes, rel=1e-9)
+    assert one.busy_s == pytest.approx(other.busy_s, rel=1e-6)
+
+
+def test_usage_adds_up_to_the_steps_it_came_from() -> None:
+    graph, timer = graph_and_timer("llama-3.1-8b", "datasheet")
+    pricer = GraphPricer(StepTables(graph, timer))
+    total, flops = 0.0, 0.0
+    for i in range(1, 200, 7):
+        shape = BatchShape(i + 100, i + 1, ((100, 50 * i),), i, i * 1000)
+        total += pricer.price(shape) / 1e12
+        flops += estimate_step(graph, timer, shape).flops
+    usage = pricer.usage()
+    assert usage.flops == pytest.approx(flops, rel=1e-6)
+    assert usage.busy_s == pytest.approx(total, rel=1e-3)
+
+
+def test_memory_of_prefill_shapes_is_bounded_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[GraphPricer.__module__], "_MOST_KNOWN", 10)
+    graph, timer = graph_and_timer("llama-3.1-8b", "datasheet")
+    bounded = GraphPricer(StepTables(graph, timer))
+    for length in range(2, 102):
+        bounded.price(BatchShape(length, 1, ((length, 0),)))
+    monkeypatch.undo()
+    free = GraphPricer(StepTables(graph, timer))
+    for length in range(2, 102):
+        free.price(BatchShape(length, 1, ((length, 0),)))
+    assert bounded.usage().flops == pytest.approx(free.usage().flops)
+    assert all(len(memo.known) <= 10 for memo in bounded._prompts)

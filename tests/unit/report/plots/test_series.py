@@ -1,0 +1,35 @@
+"""Curves made from records: areas and shares are conserved by binning and thinning."""
+
+import numpy as np
+import pytest
+
+from perfmodel.report.plots.series import MAX_BINS, MAX_POINTS, quantile_curve, rate, summed, time_bins
+
+
+def test_binning_conserves_tokens(result):
+    steps = result.steps
+    bins = time_bins(steps)
+    tokens_per_s = rate(steps, steps.num_tokens, bins)
+    assert len(tokens_per_s) <= MAX_BINS
+    assert tokens_per_s.sum() * bins.width_s == pytest.approx((steps.num_tokens * steps.num_steps).sum(), rel=1e-9)
+
+
+def test_binned_mean_weighs_by_time_and_counts_idle_time_as_zero(result):
+    steps = result.steps
+    bins = time_bins(steps)
+    ones = summed(steps, np.ones(len(steps)), bins)
+    assert ones == pytest.approx(np.ones(len(ones)))
+
+
+def test_quantile_curve_keeps_the_extremes_and_ends_at_one():
+    values = np.random.default_rng(0).exponential(1.0, 100_000)
+    x, share = quantile_curve(values)
+    assert len(x) == MAX_POINTS
+    assert (x[0], x[-1], share[-1]) == (values.min(), values.max(), 1.0)
+    assert share == pytest.approx([np.mean(values <= v) for v in x])
+
+
+def test_quantile_curve_passes_over_missing_values():
+    x, share = quantile_curve(np.array([np.nan, 2.0, 1.0]))
+    assert x.tolist() == [1.0, 2.0]
+    assert share.tolist() == [0.5, 1.0]

@@ -1,0 +1,189 @@
+"""One document with every kind of block, in every rendering; what a format has for its own is escaped."""
+
+import io
+import json
+import re
+from types import SimpleNamespace
+
+import plotly.graph_objects as go
+import pytest
+from rich.console import Console
+
+from perfmodel.report import document as blocks
+from perfmodel.report.document import (
+    Commands,
+    Details,
+    Document,
+    Fact,
+    Facts,
+    Heading,
+    Item,
+    Notes,
+    Paragraph,
+    Picture,
+    Plot,
+    Sentences,
+    Span,
+    Table,
+    Tile,
+    Tiles,
+    pictures_of,
+    plain,
+)
+from perfmodel.report.render.html import render_page
+from perfmodel.report.render.json import document_json
+from perfmodel.report.render.markdown import render_markdown
+from perfmodel.report.render.terminal import render_html, render_text, show_document
+
+ODD = "a|b <i>*c*</i> [red]&"
+TABLE = Table(
+    ("name", "kind", "ms", "why"),
+    [("first|row", "x", Span("1.50", "good"), "prose <b>"), (ODD, "y", "20.00", "more")],
+    "A table",
+    left=2,
+    note="ms: a note",
+    total=("all", "", "21.50", ""),
+    num_wide=1,
+)
+DOCUMENT = Document(
+    "Title <&>",
+    [
+        Heading("Part"),
+        Paragraph(("bound by: ", Span("memory 71%", "memory"), "  rest")),
+        Sentences([f"sentence {ODD}", Item((Span("TTFT", "strong"), " is off"), ["part one", "part two"])], "Answer"),
+        TABLE,
+        Facts("Facts", [("Group", [Fact("label", "1,234.50", "tok/s")])]),
+        Picture("drawn", lambda: "<svg><title>inside</title></svg>"),
+        Commands("To start it", ["# two of them", "vllm serve x --flag '{\"a\": 1}'"]),
+        Details(
+            [
+                Tiles([Tile("mean TTFT", "12", "ms", Span("p99 20 ms, SLO 10", "bad"))]),
+                Plot("Plotted", lambda: go.Figure(go.Scatter(x=[1, 2], y=[3, 4])), "how"),
+            ]
+        ),
+        Notes(["a note"]),
+    ],
+    "the question",
+    "kind",
+    "perfmodel plan x",
+)
+
+
+def on_terminal(document, width):
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    show_document(document, console)
+    return console.file.getvalue()
+
+
+def test_the_document_has_every_kind_of_block():
+    """So that a new kind cannot be left out of a renderer unseen."""
+    kinds = set(blocks.Block.__args__)
+    assert {type(block) for block in DOCUMENT.blocks} | {type(block) for block in DOCUMENT.flat} == kinds
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_terminal_shows_all_but_what_is_a_pages(width):
+    text = on_terminal(DOCUMENT, width)
+    for wanted in (
+        "Title <&>",
+        "the question",
+        "Part",
+        "bound by: memory 71%  rest",
+        f"- sentence {ODD}",
+        "- TTFT is off",
+    ):
+        assert wanted in text
+    for wanted in (
+        "A table",
+        "first|row",
+        "20.00",
+        "21.50",
+        "1,234.50   tok/s",
+        "vllm serve x",
+        "Note: a note",
+        "part one",
+    ):
+        assert wanted in text
+    for left_out in ("prose", "part two", "svg", "Plotted", "mean TTFT"):
+        assert left_out not in text
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_table_too_wide_for_a_terminal_is_stacked_whole():
+    """Thirty columns of ten characters do not fit 80: every number is there all the same, beside its name."""
+    head = ["deployment", *(f"metric-{i:02d}" for i in range(30))]
+    table = Table(head, [["one", *(f"{i}.123456789" for i in range(30))]])
+    lines = on_terminal(Document("", [table]), 80).splitlines()
+    assert "one" in lines
+    found = dict(line.split() for line in lines if line.startswith("  metric-"))
+    assert found == {f"metric-{i:02d}": f"{i}.123456789" for i in range(30)}
+
+
+def test_text_for_python_has_no_colours_and_html_for_notebooks_has():
+    assert "\x1b" not in render_text(DOCUMENT)
+    assert render_html(DOCUMENT).startswith("<pre")
+    assert "&lt;&amp;&gt;" in render_html(DOCUMENT)
+
+
+def test_markdown_escapes_what_it_takes_for_its_own():
+    text = render_markdown(DOCUMENT, "Generated today.", lambda name: f"report.{name}.svg")
+    assert "| a\\|b \\<i>\\*c\\*\\</i> [red]& | y | 20.00 | more |" in text
+    assert "| name | kind | ms | why |\n|---|---|---:|---|" in text
+    assert "![report.drawn.svg](report.drawn.svg)" in text
+    assert "- **TTFT** is off\n  - part one\n  - part two\n" in text
+    assert "```\nperfmodel plan x\n```\n\nGenerated today.\n\n**the question**" in text
+    assert "```sh\n# two of them\nvllm serve x" in text
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    columns = {len(re.findall(r"(?<!\\)\|", row)) for row in rows if "name" in row or "first" in row}
+    assert columns == {5}  # four cells, however many pipes stand in them
+
+
+def test_code_in_a_sentence_stays_code():
+    assert "`a*b<c>` and a\\*b" in render_markdown(Document("x", [Paragraph("`a*b<c>` and a*b")]))
+
+
+def test_a_page_is_escaped_and_opens_without_a_network():
+    page = render_page(DOCUMENT)
+    body = page[: page.index("<script>")] + page[page.index("</head>") :]
+    assert "a|b &lt;i&gt;*c*&lt;/i&gt; [red]&amp;" in body
+    assert "<b>" not in body.replace("<body>", "")
+    assert '<td class="text">x</td><td><span class="good">1.50</span></td><td class="text">prose' in body
+    assert '<tr class="total"><td>all</td>' in body
+    assert "<svg><title>inside</title></svg>" in body
+    assert '<div class="aside bad">p99 20 ms, SLO 10</div>' in body
+    assert not re.search(r"""(?:src|href)\s*=\s*["']|@import|url\(|https?://""", body)
+    assert page.count("plotly.js v") == 1
+    assert render_page(DOCUMENT) == page
+
+
+def test_a_page_without_plots_does_not_carry_the_library():
+    assert len(render_page(Document("x", [TABLE]))) < 20_000
+
+
+def test_json_has_every_block_as_plain_data():
+    found = json.loads(json.dumps(document_json(DOCUMENT)))
+    kinds = [block["kind"] for block in found["blocks"]]
+    assert kinds == [type(block).__name__.lower() for block in DOCUMENT.blocks]
+    table = found["blocks"][kinds.index("table")]
+    assert table["rows"][0][2] == [{"text": "1.50", "tone": "good"}]
+    assert [column["is_text"] for column in table["head"]] == [True, True, False, True]
+    tiles, plot = found["blocks"][kinds.index("details")]["blocks"]
+    assert plot["figure"]["data"][0]["y"] == [3, 4]
+    assert tiles["tiles"][0]["unit"] == "ms"
+
+
+def test_nothing_is_drawn_before_it_is_asked_for():
+    calls = []
+    figure = SimpleNamespace(to_plotly_json=dict)
+    lazy = Document(
+        "x", [Picture("p", lambda: calls.append("p") or "<svg/>"), Plot("q", lambda: calls.append("q") or figure)]
+    )
+    on_terminal(lazy, 80)
+    assert not calls
+    assert pictures_of(lazy) == {"p": "<svg/>"}
+    document_json(lazy)
+    assert calls == ["p", "p", "q"]
+
+
+def test_a_line_without_its_tones_is_its_text():
+    assert plain(("a ", Span("b", "bad"), "c")) == "a bc"
