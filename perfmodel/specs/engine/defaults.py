@@ -1,6 +1,6 @@
 """What an engine's version puts where a scenario gives no argument, and what an answer says of that."""
 
-__all__ = ["default_of", "engine_notes", "with_defaults"]
+__all__ = ["VERSIONED_DEFAULTS", "default_of", "engine_notes", "with_defaults"]
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +11,7 @@ from perfmodel.specs.hardware import HardwareSpec
 
 _ON_EVERY_DEVICE = ("gpu_memory_utilization", "block_size", "async_scheduling")
 _OF_A_STEP = ("max_num_batched_tokens", "max_num_seqs")
+VERSIONED_DEFAULTS = (*_ON_EVERY_DEVICE, *_OF_A_STEP)
 
 
 def with_defaults(
@@ -53,7 +54,7 @@ def engine_notes(engine: EngineSpec) -> tuple[str, ...]:
     """The sentences that an answer owes its reader: which version stands for which, and whose defaults were taken."""
     described = engine.described
     notes = [f"{described.description.title}: {described.version.note}."] if described.version.note else []
-    taken = [name for name in (*_ON_EVERY_DEVICE, *_OF_A_STEP) if name not in engine.model_fields_set]
+    taken = [name for name in VERSIONED_DEFAULTS if name not in engine.model_fields_set]
     if engine.num_gpu_blocks_override is not None:
         taken = [name for name in taken if name != "gpu_memory_utilization"]
     if taken:

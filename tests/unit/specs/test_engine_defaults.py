@@ -4,8 +4,8 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.sim import simulate
-from perfmodel.specs import load_hardware, load_scenario
-from perfmodel.specs.engine.defaults import engine_notes, with_defaults
+from perfmodel.specs import load_hardware, load_scenario, scenario_schema
+from perfmodel.specs.engine.defaults import VERSIONED_DEFAULTS, engine_notes, with_defaults
 from perfmodel.specs.engine.spec import EngineSpec
 
 
@@ -107,3 +107,11 @@ def test_nothing_is_said_of_what_was_given():
     given = {"gpu_memory_utilization": 0.9, "block_size": 16, "async_scheduling": True}
     sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
     assert engine_notes(EngineSpec(**given, **sizes)) == ()
+
+
+def test_the_scenarios_schema_promises_no_default_that_depends_on_the_device():
+    fields = scenario_schema()["$defs"]["EngineSpec"]["properties"]
+    assert "default" in fields["enforce_eager"]
+    assert not [name for name in VERSIONED_DEFAULTS if "default" in fields[name]]
+    assert "vllm" in fields["profile"]["examples"]
+    assert {"type": "number"} in fields["version"]["anyOf"]  # `version: 0.19`, as people write it
