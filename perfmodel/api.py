@@ -73,6 +73,7 @@ def whatif(
     vary:    `{"engine.max_num_seqs": (16, 256), "hardware.hbm.bandwidth": "0.5x..2x"}` (values, or a range as the
              command takes it), or the command's texts; by default the resources that could be bought, and the load
     metrics: of runs, steps and memory; by default latencies and throughput
+    grid:    two varied values in all their combinations
     against: overrides of an alternative: where along each axis does it begin to pay?
     workers: processes; in a script, start them below `if __name__ == "__main__":`
     """
@@ -104,6 +105,7 @@ def sweep(
 
     over:    path -> values; `{"engine.max_num_seqs": [16, 64], "traffic.arrivals.rate": [1, 2, 4]}`
     metrics: of runs, steps (with `step.batch=8` among the overrides) and memory; by default latencies and throughput
+    progress: called with (points done, points in all)
     workers: processes; in a script, start them below `if __name__ == "__main__":`
     engine:  local | ray | ray:ADDRESS
     """
@@ -132,6 +134,7 @@ def make_plan(
     overrides: `{"plan.objective": "fewest_gpus", "traffic.arrivals.rate": 50}`
     store:     file with points that are already known, and for those evaluated now; default: the user's
     workers:   processes; in a script, start them below `if __name__ == "__main__":`
+    engine:    local | ray | ray:ADDRESS
     """
     return search.make_plan(str(scenario), _texts(overrides), store, workers, engine)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from perfmodel.cost import plan_memory, step_costs, usd_per_hour
-from perfmodel.cost.calibration import Calibration
+from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.engine import Backend, Request, StepRecord
 from perfmodel.errors import PerfmodelError, WorkloadError
 from perfmodel.models.spec import ModelSpec

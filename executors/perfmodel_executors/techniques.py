@@ -6,7 +6,7 @@ from collections.abc import Callable
 from statistics import fmean
 
 from perfmodel.calibrate.whole_steps import fit_steps
-from perfmodel.cost.calibration import Calibration
+from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.errors import SpecError
 from perfmodel.plan.sweeps.metrics import run_metric
 from perfmodel.sim import simulate

@@ -77,7 +77,11 @@ class LinearErrors:
         here: Floats | None = None,
         at_here: Floats | None = None,
     ) -> "LinearErrors":
-        """Take the derivatives, one evaluation of `errors` for each parameter and one for the point itself."""
+        """Take the derivatives, one evaluation of `errors` for each parameter and one for the point itself.
+
+        begin:         the profile whose `parameters` are varied
+        here, at_here: the point, as logarithms of the parameters, and the errors there; the starts unless given
+        """
         if here is None:
             here = np.log([p.start for p in parameters])
         if at_here is None:
@@ -138,7 +142,9 @@ def fit_parameters(
 ) -> EngineProfile:
     """The profile with the parameters that make `errors` (weighted log(predicted / measured)) small.
 
-    Gauss-Newton with a soft L1 loss: simulations are dear and their means all but linear in such parameters, so the
+    begin: the profile to start from; rounds: at most
+
+    Gauss-Newton with a soft L1 loss: simulations are expensive and their means nearly linear in such parameters, so the
     derivatives are taken once a round, and each round goes to the optimum of its linear model, until one gains little
     (of two parameters that do nearly the same, the linear model of a far beginning tells little).
     """

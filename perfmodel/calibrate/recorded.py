@@ -17,8 +17,8 @@ from perfmodel.calibrate.steady.generation import fit_generation
 from perfmodel.calibrate.steady.profile import fit_steady_profile, fitting_rows
 from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost import Calibration, EngineProfile, load_engine_profile, save_calibration, save_engine_profile
-from perfmodel.cost.calibrations import HEADER
-from perfmodel.cost.generations import GenerationFit, save_generation
+from perfmodel.cost.calibrations.files import HEADER
+from perfmodel.cost.calibrations.unmeasured import GenerationFit, save_generation
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
 

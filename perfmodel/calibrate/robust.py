@@ -36,6 +36,7 @@ def fit_form(
 
     predict: seconds of the given rows (numbers into `seconds`) under a fit
     starts:  changes of `start` to begin from; the best end wins
+    most_rows, seed: above so many rows a sample is fitted, drawn by `seed`
     """
     from scipy.optimize import least_squares
 

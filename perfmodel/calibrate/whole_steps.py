@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import lsq_linear  # type: ignore[import-untyped, unused-ignore]
 
-from perfmodel.cost.calibration import Calibration, FamilyFit, Residuals
-from perfmodel.cost.roofline import OperatorTimer
+from perfmodel.cost.calibrations.calibration import Calibration, FamilyFit, Residuals
+from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.work import BatchShape, Work
 from perfmodel.specs.hardware import HardwareSpec
@@ -122,7 +122,7 @@ def fit_steps(
     samples: Sequence[Sequence[float]],
     engine: str = "perfmodel",
 ) -> FitResult:
-    """Fits the parameters that occur in `rows` (see `features`; of one model or several).
+    """Fits the parameters of `hardware` under `engine` that occur in `rows` (see `features`; of one model or several).
 
     samples: seconds of each row, measured repeatedly; the fit is to their medians, and the residuals are those of
     single samples from predictions that left their row out: a run executes each step once

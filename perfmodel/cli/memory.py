@@ -3,28 +3,27 @@
 __all__ = ["memory"]
 
 from perfmodel.cli.options import JsonFlag, Overrides, ScenarioName, load
-from perfmodel.cli.terminal import print_json
+from perfmodel.cli.terminal import answer
 
 
 def memory(scenario: ScenarioName, overrides: Overrides = None, as_json: JsonFlag = False) -> None:
     """Show weights, KV cache and activations per device, and the largest batch and context that fit."""
     loaded = load(scenario, overrides)
+    from dataclasses import asdict
+
     from perfmodel.cost import plan_memory
+    from perfmodel.cost.calibrations.provenance import provenance_of, resolved
+    from perfmodel.report.views.memory import memory_view
 
     plan = plan_memory(loaded.model, loaded.hardware, loaded.engine)
-    if as_json:
-        from dataclasses import asdict
-
-        from perfmodel.cost.provenance import provenance_of, resolved
-
-        derived = {
-            "weight_bytes": plan.weight_bytes,
-            "kv_bytes": plan.kv_bytes,
-            "max_tokens": plan.max_tokens,
-            "max_batch_at_2048_tokens": plan.max_batch(2048),
-            "max_context": plan.max_context(),
-        }
-        provenance = provenance_of([loaded]).to_json("memory", {"scenario": resolved(loaded)})
-        print_json({"scenario": loaded.name, **asdict(plan), **derived, "provenance": provenance})
-        return
-    print(plan)
+    data = {
+        "scenario": loaded.name,
+        **asdict(plan),
+        "weight_bytes": plan.weight_bytes,
+        "kv_bytes": plan.kv_bytes,
+        "max_tokens": plan.max_tokens,
+        "max_batch_at_2048_tokens": plan.max_batch(2048),
+        "max_context": plan.max_context(),
+        "provenance": provenance_of([loaded]).to_json("memory", {"scenario": resolved(loaded)}),
+    }
+    answer(memory_view(plan), data, as_json)

@@ -22,7 +22,7 @@ StoreFile = Annotated[
     typer.Option(
         "--store",
         metavar="FILE",
-        help="Where evaluated points are kept; by default in the user's cache folder.",
+        help="Where evaluated points are stored; by default in the user's cache folder.",
         show_default=False,
     ),
 ]
@@ -38,7 +38,7 @@ def plan(
     engine: EngineName = "local",
 ) -> None:
     """Find the deployment that serves a scenario's rate within its SLO: cheapest, fewest GPUs, most goodput per GPU, or
-    lowest latency; or that does its offline job: for the least money before a deadline, or first.
+    lowest latency; or that does its offline job: at the lowest cost before a deadline, or first.
 
     The scenario's `plan` block says what to look for, and where (`--set plan.objective=fewest_gpus`,
     `--set plan.space.hardware=[a100-sxm-80gb, h100-sxm-80gb]`). Candidates are screened in closed form, the best are

@@ -46,7 +46,7 @@ def run_to_folder(
             result = run(progress, folder)
         present(result, folder, as_json)
     except KeyboardInterrupt:
-        kept = f"the finished requests are in {folder / 'requests.csv'}." if folder else "nothing was kept (no --out)."
+        kept = f"the finished requests are in {folder / 'requests.csv'}." if folder else "nothing was saved (no --out)."
         say(f"interrupted: {kept}")
         raise typer.Exit(EXIT_INTERRUPTED) from None
 

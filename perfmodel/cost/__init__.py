@@ -1,4 +1,10 @@
-"""How long work takes: roofline, calibration, step estimate, memory plan, energy, price."""
+"""How long work takes, what it needs of memory, energy and money.
+
+forms, calibrations   formulas of kernels and messages; the fits in them, their files and origin
+operator_timer, rates, power_cap, occupancy   one operator on one device
+steps                 from operators to the step of a batch
+memory, energy        what a device holds; what it draws and costs
+"""
 
 __all__ = [
     "DATASHEET",
@@ -44,16 +50,19 @@ __all__ = [
     "usd_per_million_tokens",
 ]
 
-from perfmodel.cost.calibration import Calibration, FamilyFit, HostFit, Residuals
-from perfmodel.cost.calibrations import load_calibration, save_calibration
-from perfmodel.cost.datasheet import DATASHEET, datasheet
-from perfmodel.cost.energy import energy_j, energy_split_j
-from perfmodel.cost.footprint import kv_bytes_per_token, state_bytes_per_sequence
-from perfmodel.cost.memory import MemoryPlan, plan_memory
-from perfmodel.cost.price import usd_per_hour, usd_per_million_tokens
+from perfmodel.cost.calibrations.calibration import DATASHEET, Calibration, FamilyFit, HostFit, Residuals, datasheet
+from perfmodel.cost.calibrations.engine_profile import (
+    EngineProfile,
+    ServerFit,
+    load_engine_profile,
+    save_engine_profile,
+)
+from perfmodel.cost.calibrations.files import load_calibration, save_calibration
+from perfmodel.cost.energy import energy_j, energy_split_j, usd_per_hour, usd_per_million_tokens
+from perfmodel.cost.memory.footprint import kv_bytes_per_token, state_bytes_per_sequence
+from perfmodel.cost.memory.plan import MemoryPlan, plan_memory
+from perfmodel.cost.operator_timer import OperatorTime, OperatorTimer
 from perfmodel.cost.rates import peak_flops_per_s, ridge_point
-from perfmodel.cost.roofline import OperatorTime, OperatorTimer
-from perfmodel.cost.server import EngineProfile, ServerFit, load_engine_profile, save_engine_profile
 from perfmodel.cost.steps.drafts import DraftTables
 from perfmodel.cost.steps.explain import OperatorEstimate, StepEstimate
 from perfmodel.cost.steps.host import host_fit

@@ -1,4 +1,4 @@
-"""Energy of a device from how busy its memory and its arithmetic units were.
+"""What a device draws, and what it costs: watts and joules from how busy its memory and its arithmetic units were.
 
     P = min(TDP, idle + (TDP - idle) (u_compute + 0.5 u_memory)),    E = P t
 
@@ -8,11 +8,22 @@ Under a power cap (`perfmodel.cost.power_cap`) a FLOP at a lower clock takes les
 What it does not know: the host, cooling.
 """
 
-__all__ = ["MEMORY_SHARE", "DeviceUsage", "device_power_w", "energy_j", "energy_split_j", "idle_power_w", "tdp_w"]
+__all__ = [
+    "MEMORY_SHARE",
+    "DeviceUsage",
+    "device_power_w",
+    "energy_j",
+    "energy_split_j",
+    "idle_power_w",
+    "tdp_w",
+    "usd_per_hour",
+    "usd_per_million_tokens",
+]
 
 from typing import Protocol
 
 from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.scenario import PriceOverride
 
 MEMORY_SHARE = 0.5  # of what full arithmetic draws beside idle
 _IDLE_SHARE = 0.15  # of TDP, where idle power is not declared (A100: 50-60 of 400 W)
@@ -73,3 +84,17 @@ def energy_split_j(hardware: HardwareSpec, usage: DeviceUsage, duration_s: float
     memory = MEMORY_SHARE * usage.hbm_bytes / hardware.memory_bandwidth
     each = (whole - idle) / (compute + memory) if compute + memory > 0 else 0.0
     return {"idle": idle, "memory": each * memory, "compute": each * compute}
+
+
+def usd_per_hour(hardware: HardwareSpec, override: PriceOverride | None = None) -> float | None:
+    """Price of a device hour: the scenario's if it has one, else the hardware file's; None if neither knows."""
+    if override is not None:
+        return override.usd_per_gpu_hour
+    return hardware.price.usd_per_hour if hardware.price else None
+
+
+def usd_per_million_tokens(device_usd_per_hour: float, num_devices: int, tokens_per_s: float) -> float:
+    """USD for a million tokens at a steady `tokens_per_s`: 1e6 price devices / (3600 rate). Infinite at rate 0."""
+    if tokens_per_s <= 0:
+        return float("inf")
+    return 1e6 * device_usd_per_hour * num_devices / (3600 * tokens_per_s)

@@ -82,7 +82,7 @@ class DecodeCohort:
         self._foresee_blocks(request, age - computed + 1, last)
         if self.watch is not None:
             self.watch.join(request, age)
-        for i, span in enumerate(self._spans):
+        for i, span in enumerate(self._spans) if self._spans else ():
             self.windowed[i] += min(computed, span)
             if computed < span:
                 self.growing[i] += 1
@@ -148,9 +148,10 @@ class DecodeCohort:
             self._due[phase] -= 1
         computed = request.num_computed_tokens
         self.context -= computed
-        for i, span in enumerate(self._spans):
-            self.windowed[i] -= min(computed, span)
-            self.growing[i] -= computed < span
+        if self._spans:
+            for i, span in enumerate(self._spans):
+                self.windowed[i] -= min(computed, span)
+                self.growing[i] -= computed < span
 
     def _settle(self, request: Request) -> None:
         """Bring the member's own counters up to date."""
@@ -198,12 +199,14 @@ class DecodeCohort:
         num_blocks = self._num_blocks_due_in(num_steps)
         if num_blocks:
             self._blocks.set_aside(num_blocks)
-        for request in self._filled.pop(age, ()):
-            self._hand_out_blocks(request, self.num_computed(request))
-            self._due[self._phase.pop(request)] -= 1
-        for i, fills in enumerate(self._fills):
-            self.windowed[i] += num_steps * self.growing[i]
-            self.growing[i] -= fills.pop(age, 0)
+        if self._filled:
+            for request in self._filled.pop(age, ()):
+                self._hand_out_blocks(request, self.num_computed(request))
+                self._due[self._phase.pop(request)] -= 1
+        if self._spans:
+            for i, fills in enumerate(self._fills):
+                self.windowed[i] += num_steps * self.growing[i]
+                self.growing[i] -= fills.pop(age, 0)
 
     def _num_blocks_due_in(self, num_steps: int) -> int:
         """Blocks that were due in the last `num_steps` steps."""
@@ -224,7 +227,9 @@ class DecodeCohort:
         if self.watch is not None:
             self.watch.pass_step(plan.cohort_age, self.last_token_at, now, self.joined)
         self._applied, self.last_token_at = plan.cohort_age, now
-        ended = self._ending.pop(plan.cohort_age, [])
+        ended = self._ending.pop(plan.cohort_age, None)
+        if ended is None:
+            return []
         for request in ended:
             if request in self.joined:
                 self._leave(request)

@@ -18,7 +18,10 @@ from perfmodel.engine.speculation import AcceptanceEstimate
 
 
 class DraftingRequests(RunningRequests):
-    """As its base, for a `config` with speculation."""
+    """As its base, for a `config` with speculation.
+
+    blocks, key, on_preempted: as of `RunningRequests`
+    """
 
     def __init__(
         self, config: SchedulerConfig, blocks: KVBlockManager, key: Policy, on_preempted: Callable[[Request], None]

@@ -8,6 +8,7 @@ from perfmodel.engine.plan import StepPlan
 def note_uneven(plan: StepPlan, now: int, last_token_at: int, into: list[tuple[int, int]]) -> int:
     """How many of the plan's tokens end no plain gap: first ones, and ones after steps that the request sat out.
 
+    now:  the end of the step, in ticks
     into: gets (ticks, how many times) of the latter; last_token_at: when those who stalled together had their last
     """
     if plan.num_stalled:

@@ -70,7 +70,8 @@ class HostBlocks:
         return found if found - num_cached >= self.least_tokens else num_cached
 
     def restore(self, request: Request, num_cached: int, num_ready: int, block_size: int) -> int:
-        """`request` is admitted with `num_ready` tokens there, all but the first `num_cached` from here; the blocks."""
+        """`request` is admitted with `num_ready` tokens there, all but the first `num_cached` from here; the blocks, of
+        `block_size` tokens."""
         parked = self._parked.pop(request, None)
         if parked is not None:
             self._num_parked -= parked[1]

@@ -47,8 +47,9 @@ class _Lot:
 
 
 class KVBlockManager:
-    """`num_blocks` blocks of `block_size` tokens; a request holds at most those for `span` tokens, if that is given,
-    and `num_buffers` more. Cached blocks that are reused leave their content with `host`, if there is one.
+    """`num_blocks` blocks of `block_size` tokens, with or without a prefix cache (`enable_prefix_caching`); a request
+    holds at most those for `span` tokens, if that is given, and `num_buffers` more. Cached blocks that are reused leave
+    their content with `host`, if there is one.
 
     Invariants (`check_integrity`): every block is free or owned; a private block has one owner; a hashed block has
     as many owners as its count says and is free exactly when that is zero.

@@ -25,7 +25,10 @@ _ADMISSION = attrgetter("admission")
 
 
 class PipelinedRequests(RunningRequests):
-    """As its base, for a `config` with a pipeline_parallel_size above 1."""
+    """As its base, for a `config` with a pipeline_parallel_size above 1.
+
+    blocks, key, on_preempted: as of `RunningRequests`
+    """
 
     def __init__(
         self, config: SchedulerConfig, blocks: KVBlockManager, key: Policy, on_preempted: Callable[[Request], None]

@@ -114,7 +114,7 @@ class StepPlan:
     @property
     def chunk_lengths(self) -> tuple[tuple[int, int], ...]:
         """(new tokens, tokens already computed) of each chunk."""
-        return tuple((new, computed) for _, computed, new in self.chunks)
+        return tuple([(new, computed) for _, computed, new in self.chunks])
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.chunks)

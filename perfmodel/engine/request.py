@@ -36,6 +36,9 @@ class TokenTimes:
 class Request:
     """One request as the engine knows it: counts of tokens, never their text.
 
+    request_id, arrival:   its number; when it arrived, in ticks
+    num_prompt_tokens, max_output_tokens: tokens of the prompt; tokens to generate
+    priority:              the least goes first, under the policy `priority`
     block_hashes:          identity of the prompt's full KV blocks, in order; () = a prompt like no other
     num_computed_tokens:   tokens whose KV is computed, or will be once the plans made so far have run
     num_promised_tokens:   output tokens that the plans made so far will have sampled

@@ -21,6 +21,8 @@ from perfmodel.engine.request import Request, RequestStatus
 class RunningRequests:
     """The requests that hold a slot. `on_preempted` is called with each that loses it.
 
+    config: the limits of a step; blocks: the KV blocks; key: the policy's order, the least is preempted last
+
     A request in `_prompts` has more to compute than its newest token, or no token yet; one in `_joining` has had a
     token sampled and decodes from the next plan on; the others are of the cohort, or have their last token in flight.
     """
@@ -97,7 +99,7 @@ class RunningRequests:
             return self._grant_sequences(plan, budget)
         cohort = self.cohort
         cohort.drop_ended()
-        if decodes:
+        if decodes and self._joining:
             self._join_cohort(plan)
         chunks = self._chunks(budget, decodes)
         if chunks is None:
@@ -125,7 +127,7 @@ class RunningRequests:
         if decodes:
             left -= len(self.cohort.joined)
             num_blocks = self.cohort.num_blocks_due
-        chunks = []
+        chunks: list[tuple[Request, int]] = []
         for request in self._prompts:
             missing = request.num_tokens - request.num_computed_tokens
             if missing == 1 and not decodes:

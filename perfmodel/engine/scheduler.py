@@ -197,7 +197,7 @@ class Scheduler:
         self._sum_up(plan)
         is_held = not is_polled or (not admits and self.has_free_slot)
         self._may_admit = is_held and self.num_waiting > 0
-        if plan:
+        if plan.decodes or plan.chunks:
             self._next_index += 1
         return plan
 

@@ -62,7 +62,7 @@ class ServeLoop:
         if self._num_under_way == self._most_under_way:
             return None
         plan = self._ahead
-        if not plan:
+        if plan is None or not (plan.decodes or plan.chunks):
             plan = self.scheduler.plan(now, admits)
             while not plan and plan.preempted:  # what it gave back may let others in, and nothing else would wake them
                 plan = self.scheduler.plan(now, admits)
@@ -76,7 +76,10 @@ class ServeLoop:
     def finish_step(
         self, plan: StepPlan, started: int, now: int, num_accepted: Sequence[int] | None = None
     ) -> tuple[list[Request], StepRecord]:
-        """`plan` has been executed from `started` to `now`: the requests it finished, and its record."""
+        """`plan` has been executed from `started` to `now`, in ticks: the requests it finished, and its record.
+
+        num_accepted: right drafted tokens of each decode, with speculation
+        """
         self._num_under_way -= 1
         counts = self.scheduler.counts()
         finished = self.scheduler.apply(plan, now, num_accepted)
@@ -120,8 +123,9 @@ class ServeLoop:
         first_duration: int,
         durations: Callable[[int], Iterable[int]] | None = None,
     ) -> StepRecord:
-        """`plan` and `num_steps - 1` equal steps after it, at most `max_leap` in all, were executed by `now`.
+        """`plan` and `num_steps - 1` equal steps after it, at most `max_leap` in all, ran from `started` to `now`.
 
+        first_duration: of the first of them; all times in ticks
         durations: says what each of so many steps took; needed where the scheduler has a watch
         """
         self._num_under_way -= 1
@@ -147,19 +151,22 @@ def _record(
 ) -> StepRecord:
     """`index` and `context` are those of the first step: a leap has moved the plan's own."""
     num_decodes = len(plan.decodes)
+    num_running, num_waiting, used_blocks = counts
     return StepRecord(
         index,
         num_steps,
         started,
         now,
         first_duration,
-        plan.num_tokens,
+        num_decodes + plan.num_draft_tokens + plan.num_chunk_tokens,
         num_decodes,
         context,
         len(plan.chunks),
-        *counts,
+        num_running,
+        num_waiting,
+        used_blocks,
         plan.num_gaps,
-        sum(map(bool, plan.draft_depths)),
+        sum(map(bool, plan.draft_depths)) if plan.draft_depths else 0,
         plan.num_draft_tokens,
         plan.num_accepted_tokens,
     )

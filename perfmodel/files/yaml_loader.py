@@ -189,7 +189,7 @@ def _construct(node: yaml.Node, name: str, parents: tuple[int, ...]) -> Any:
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
-            raise SpecError(f"{name}:{line}: found a list or mapping as a key; keys are words.")
+            raise SpecError(f"{name}:{line}: found a list or mapping as a key; keys are strings.")
         key = str(key_node.value)
         if key in lines:
             raise SpecError(f"{name}:{line}: key {key!r} is given twice, first on line {lines[key]}; keep one.")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from perfmodel.models.architecture import QuantizationSpec
 from perfmodel.models.formats.quantization import bytes_per_weight, kv_element_bytes
 from perfmodel.models.spec import ModelSpec
-from perfmodel.ops.attention.ragged import ContextSpread
+from perfmodel.ops.attention.decode import ContextSpread
 from perfmodel.ops.experts.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.formats import LinearFormat, linear_format
 from perfmodel.ops.sharding import Sharding

@@ -9,10 +9,13 @@ __all__ = ["BatchShape", "Depends", "Work", "decode_shape", "windowed_contexts"]
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from perfmodel.errors import SpecError
 from perfmodel.ops.extents import Extent
 from perfmodel.ops.messages import Message
+
+E = TypeVar("E")
 
 
 class Depends(Enum):
@@ -72,19 +75,20 @@ class BatchShape(NamedTuple):
         decoded = self.num_decodes
         tokens, samples = self.num_tokens - decoded, self.num_samples - decoded
         everyone = self.group_tokens
-        prompts = BatchShape(
-            tokens,
-            samples,
-            self.prefills,
-            group_tokens=everyone - decoded - self.num_draft_tokens if everyone else 0,
+        of_prompts = everyone - decoded - self.num_draft_tokens if everyone else 0
+        decodes = BatchShape(
+            decoded,
+            decoded,
+            (),
+            decoded,
+            self.decode_context,
+            self.decode_windowed,
+            everyone - tokens if everyone else 0,
+            self.decode_tokens,
+            self.drafting,
+            self.num_draft_tokens,
         )
-        decodes = self._replace(
-            num_tokens=decoded,
-            num_samples=decoded,
-            prefills=(),
-            group_tokens=everyone - tokens if everyone else 0,
-        )
-        return prompts, decodes
+        return BatchShape(tokens, samples, self.prefills, 0, 0, (), of_prompts), decodes
 
     def verified(self, spans: tuple[int, ...]) -> "BatchShape":
         """The step that verifies `num_draft_tokens`: more tokens, more samples, more KV; drafts nothing itself."""
@@ -159,6 +163,15 @@ class Work:
     extent: Extent | None = None
     format: str = ""
     vector_ops: float = 0.0
+
+    def extent_as(self, kind: type[E]) -> E:
+        """Its extent, of the type that a form reads. Raises SpecError for a work of another family."""
+        if isinstance(self.extent, kind):
+            return self.extent
+        raise SpecError(
+            f"calibration: family {self.family!r} has a fit whose form reads a {kind.__name__}, and {self.name} has "
+            f"{'none' if self.extent is None else f'a {type(self.extent).__name__}'}; give it a fit of another form."
+        )
 
     @property
     def hbm_bytes(self) -> float:

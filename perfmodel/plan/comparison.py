@@ -124,10 +124,10 @@ def read_result(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}.") from None
     except ValueError as error:
-        raise SpecError(f"{path}: is no JSON ({error}); give what a command printed with --json.") from None
+        raise SpecError(f"{path}: is not JSON ({error}); give what a command printed with --json.") from None
     provenance = found.get("provenance") if isinstance(found, dict) else None
     if not isinstance(provenance, dict) or any(name not in provenance for name in _WANTED):
-        raise SpecError(f"{path}: is no result of perfmodel, it has no provenance; write one anew with --json.")
+        raise SpecError(f"{path}: is not a result of perfmodel: it has no provenance; write it again with --json.")
     result: dict[str, Any] = found
     return result
 

@@ -199,7 +199,21 @@ _COMPARED = _by_key(
     Metric("serving_step", "step time while serving", "s", True),
     *(Metric(name, label, "s", True) for name, (label, _) in LATENCIES.items()),
 )
-_EVERYTHING = _SUMMARY | _LATENCY_METRICS | _RUN | _STEP | _OPERATOR | _MEMORY
+# What plans say of a finalist beside its runs, and steps of themselves.
+_PLAN = _by_key(
+    Metric("gpus", "devices", "count", True, 0),
+    Metric("num_devices", "devices", "count", True, 0),
+    Metric("replicas", "replicas", "count", True, 0),
+    Metric("max_rate", "maximum request rate within the SLO", "requests/s", False),
+    Metric("screened_rate", "maximum request rate in closed form", "requests/s", False),
+    Metric("rate_per_gpu", "maximum request rate per device", "requests/s", False),
+    Metric("attained", "SLO attainment", "fraction", False, 1),
+    Metric("tightness", "latency over its limit", "times", True),
+    Metric("screened_tightness", "latency over its limit in closed form", "times", True),
+    Metric("duration_s", "duration", "s", True),
+    Metric("device_s", "device time", "s", True),
+)
+_EVERYTHING = _PLAN | _SUMMARY | _LATENCY_METRICS | _RUN | _STEP | _OPERATOR | _MEMORY
 # Names that mean the same.
 ALIASES: Mapping[str, str] = {
     "ttft_ms": "mean_ttft_ms",

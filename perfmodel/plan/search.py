@@ -53,8 +53,10 @@ def make_plan(
     """The plan of the scenario at `path` (a name or a file), with its `plan` block or the defaults of one; of an
     offline job where its objective says so.
 
-    store:   file with points that are already known, and for those evaluated now; default: the user's
+    overrides: as `--set` takes them
+    store:     file with points that are already known, and for those evaluated now; default: the user's
     workers, engine: as for `perfmodel.plan.sweeps.sweep`
+    stages:    a stage's name -> what shows its progress
 
     Raises SpecError for a scenario without an SLO or a rate, or with a mistake in it.
     """
@@ -75,7 +77,7 @@ def make_plan(
         settled = run.settled(finalists(serving, spec), progress)
     with shown("at the rate") as progress:
         done = _drawn(screen, run.at_the_rate(settled, progress), rate)
-    with shown("what more money buys") as progress:
+    with shown("what a higher budget buys") as progress:
         simulated = _with_front(run, screen, settled, front, progress)
     serve, do_not = simulated_front(simulated, front, spec, scenario.slo, quantile_name(spec.attainment))
     result = PlanResult(
@@ -138,7 +140,10 @@ def _completed(result: PlanResult, simulated: Mapping[str, tuple[Deployment, Rec
     traffic = at_rate(result.scenario, result.rate, _REQUESTS)
     run = simulate(result.base.load(as_overrides({**choices, **traffic})), keep_steps=False)
     origin = result.winner.deployment.screened.origin
-    notes = [*run.notes, *(["Step times are the datasheet's, nobody measured this device."] * (origin == "datasheet"))]
+    notes = [
+        *run.notes,
+        *(["Step times come from the datasheet: this device was not measured."] * (origin == "datasheet")),
+    ]
     if result.scenario.traffic.arrivals.process == "trace":
         notes.append("Arrivals are the trace's own, at other rates the same with longer or shorter gaps.")
     notes = list(dict.fromkeys([*notes, *_prices(result)]))
@@ -173,13 +178,13 @@ def _deployments(screen: Screen, screened: Sequence[Screened], spec: PlanSpec, r
 def _nearest(screened: Sequence[Screened], rate: float) -> str:
     """What would serve the rate with the fewest devices, were they allowed."""
     if not screened:
-        return "None of the candidates can run at all, for the reasons below: widen plan.space where they are."
+        return "None of the candidates can run, for the reasons below; widen plan.space accordingly."
     able = [each for each in screened if each.rate > 0]
     if not able:
-        return "No candidate meets the SLO for a single user: allow more time in it, or faster devices in the space."
+        return "No candidate meets the SLO even for a single user; relax it, or add faster devices to plan.space."
     best = max(able, key=lambda each: each.rate_per_device)
     count = math.ceil(rate / best.rate - 1e-9)
     return (
-        f"Most for its devices serves {best.candidate.label}, {best.rate:.3g} requests/s on "
-        f"{best.candidate.num_devices}; {count} of them, {count * best.candidate.num_devices} GPUs, would do."
+        f"The highest rate per device is that of {best.candidate.label}, {best.rate:.3g} requests/s on "
+        f"{best.candidate.num_devices}; {count} of them, {count * best.candidate.num_devices} GPUs, would suffice."
     )

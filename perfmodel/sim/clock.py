@@ -8,6 +8,7 @@ by then.
 __all__ = ["ARRIVAL_PRIORITY", "STEP_PRIORITY", "TICKS_PER_S", "Alarm", "TickEnvironment", "to_ticks"]
 
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 from simpy import Environment
@@ -34,9 +35,23 @@ class TickEnvironment(Environment):
         """The current tick."""
         return self._now  # type: ignore[return-value]  # every delay put on this calendar is an integer
 
+    def run_dry(self) -> None:
+        """`run` until nothing is left on the calendar: its loop without a call for each event."""
+        queue = self._queue
+        while queue:
+            self._now, _, _, event = heappop(queue)
+            callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]  # as SimPy marks it as over
+            for callback in callbacks:
+                callback(event)
+            if not event._ok and not hasattr(event, "_defused"):
+                raise event._value
+
 
 class Alarm(Event):
-    """An event that happens after `delay` ticks and calls `callback` with itself, so that a stale one is recognised."""
+    """An event that happens after `delay` ticks and calls `callback` with itself, so that a stale one is recognised.
+
+    priority: its order among events at the same tick
+    """
 
     def __init__(
         self,
@@ -49,4 +64,4 @@ class Alarm(Event):
         self.callbacks = [callback]
         self._value: Any = None
         self._ok = True
-        env.schedule(self, priority, delay)
+        heappush(env._queue, (env._now + delay, priority, next(env._eid), self))  # as `env.schedule` does

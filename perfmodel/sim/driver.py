@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.cost import Calibration, EngineProfile
-from perfmodel.cost.draws import Scores
+from perfmodel.cost.calibrations.draws import Scores
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment, to_ticks
@@ -72,7 +72,7 @@ def simulate(
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
     if not collector.num_steps:
         raise WorkloadError(
-            f"{scenario.name}: no step was taken: {collector.num_lost('failed')} requests failed and "
+            f"{scenario.name}: no step ran: {collector.num_lost('failed')} requests failed and "
             f"{collector.num_lost('timed_out')} timed out before one; raise the limits of cluster.gateway"
         )
     used = basis_of(entrance).calibration
@@ -86,8 +86,8 @@ def simulate(
     if intervals and len(requests) and ensemble is None:
         notes = (
             *notes,
-            f"No intervals: where replicas come and go they take two more runs, of {len(requests):,} "
-            f"requests here; up to {_MOST_REPEATED:,} they are found.",
+            f"No intervals: where replicas come and go they take two more runs, here of {len(requests):,} "
+            f"requests; they are computed up to {_MOST_REPEATED:,}.",
         )
     steps = collector.steps()
     return RunResult(scenario, "simulated", summary, requests, steps, num_blocks, notes, ensemble, calibration, profile)
@@ -133,7 +133,7 @@ def _serve(
         client = ClosedLoopClient(env, workload.requests(), route, workload.concurrency, think)
     if cluster.dynamic is not None:
         cluster.dynamic.is_sent = lambda: client.is_done
-    env.run()
+    env.run_dry()
     return cluster
 
 

@@ -105,7 +105,7 @@ class ClusterSpec(Spec):
         served = [deployment for deployment in self.deployments if not deployment.is_shadow]
         shares = [deployment.share for deployment in served if deployment.share is not None]
         if self.pools and not served:
-            raise ValueError("found shadow pools only; one pool at least has to answer the requests")
+            raise ValueError("found shadow pools only; at least one pool must answer the requests")
         if shares and (len(shares) < len(served) or abs(sum(shares) - 1) > 1e-6):
             raise ValueError(
                 f"found shares that add up to {sum(shares):g} in {len(shares)} of {len(served)} pools, or deployments "
@@ -126,7 +126,7 @@ class ClusterSpec(Spec):
                     f"are {', '.join(str(pool.most_replicas) for pool in pools)} replicas"
                 )
             if pools[event.pool].shadow:
-                raise ValueError(f"found a {what} in pool {event.pool}, a shadow; nobody waits for its answers")
+                raise ValueError(f"found a {what} in pool {event.pool}, a shadow; its answers are discarded")
 
     @property
     def is_dynamic(self) -> bool:

@@ -45,9 +45,9 @@ def stale_price_notes(scenario: Scenario) -> list[str]:
     if scenario.price is not None:
         return []
     return [
-        f"The price of {device.name}, {price.usd_per_hour:g} USD per hour, is of {price.date.isoformat()}, more than a "
-        f"year older than the newest in hardware_specs ({newest_price_date()}); `price: {{usd_per_gpu_hour: ...}}` "
-        f"gives one of today."
+        f"The price of {device.name}, {price.usd_per_hour:g} USD per hour, dates from {price.date.isoformat()}, more "
+        f"than a year before the newest in hardware_specs ({newest_price_date()}); give "
+        f"`price: {{usd_per_gpu_hour: ...}}` a current one."
         for device, price in _priced(scenario)
         if is_stale(price)
     ]

@@ -15,7 +15,10 @@ _CLOSE = 0.02  # of the measured value: nothing to explain below
 
 
 def why(predicted: float, measured: float, shares: Mapping[str, float], whole: str) -> str:
-    """The part that, alone, would have to take so much longer or shorter for `predicted` to be `measured`."""
+    """The largest part, and by what factor it alone would have to change for `predicted` to be `measured` (same unit).
+
+    shares: of each part in the prediction, which is called `whole`
+    """
     ratio = measured / predicted
     head = f"measured {ratio:.2f}x predicted"
     name, share = max(shares.items(), key=lambda item: item[1])
@@ -29,7 +32,10 @@ def why(predicted: float, measured: float, shares: Mapping[str, float], whole: s
 
 
 def kernel_breakdown(predicted: float, measured: float, compute: float, memory: float) -> dict[str, Any]:
-    """Parts of a kernel's time: seconds of each resource alone (they overlap), its bound, and its overhead."""
+    """Parts of a kernel's time: seconds of each resource alone (they overlap), its bound, and its overhead.
+
+    predicted, measured: seconds; compute, memory: predicted seconds of each resource
+    """
     longest = max(compute, memory)
     overhead = max(0.0, predicted - longest)
     bound = "memory" if memory >= compute else "compute"

@@ -75,7 +75,8 @@ class Comparison:
 
     @classmethod
     def of(cls, metric: str, rows: Rows, unit: str, dimensions: Mapping[str, Dimension]) -> "Comparison":
-        """`dimensions` of all pairs that were given to `rows`, of which it may have left out some."""
+        """The comparison by `metric` in `unit`, with `dimensions` of all pairs that were given to `rows`, of which
+        it may have left out some."""
         kept = {name: Dimension(each.names, each.codes[rows.kept]) for name, each in dimensions.items()}
         return cls(metric, rows, unit, kept)
 

@@ -55,7 +55,10 @@ def kernel_sizes(sizes: Any) -> dict[str, Dimension]:
 
 
 def row_breakdown(group: Group, row: int, fit: Any, device: DeviceFacts, predicted: float) -> dict[str, Any]:
-    """The parts of row number `row` of a group, timed as its table was; a module measured as one number has none."""
+    """The parts of row number `row` of a group, timed as its table was; a module measured as one number has none.
+
+    fit, device: of its kernel; predicted: seconds
+    """
     measured, sizes = float(group.seconds[row]), group.sizes
     if isinstance(sizes, LatentSizes):
         lengths = _numbers(take(sizes.attention, np.array([row])))

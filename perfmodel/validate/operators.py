@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from perfmodel.calibrate.kernels.systems import KernelModule, module_of
 from perfmodel.calibrate.kernels.tables import Group, read_table
 from perfmodel.cost import Calibration, load_calibration
-from perfmodel.cost.calibrations import PASSED_ON
+from perfmodel.cost.calibrations.files import PASSED_ON
+from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.provenance import FittedSource, Provenance
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.specs import load_hardware
 from perfmodel.validate.groups import NOT_APPLICABLE, Comparison, Dimension, by_dimension, joined, pooled, worst_of

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.serving.request_logs import RequestLog, read_request_log
 from perfmodel.cost import EngineProfile, ServerFit, load_engine_profile
-from perfmodel.cost.provenance import provenance_of
+from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.plan.sweeps.step_report import mean_step
 from perfmodel.plan.sweeps.typical_step import StepChoice
 from perfmodel.sim import RequestColumns, simulate

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfmodel.cost.provenance import Provenance
+from perfmodel.cost.calibrations.provenance import Provenance
 from perfmodel.printable import Printable
 from perfmodel.validate.groups import Comparison
 from perfmodel.validate.rows import ErrorStats

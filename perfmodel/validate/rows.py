@@ -41,8 +41,10 @@ class ErrorStats:
 
 
 class Rows:
-    """Pairs of one metric. `interval`: the prediction's 80 % interval as factors (low, high) of its value, one for all
-    rows or one for each, nan where there is none.
+    """Pairs of one metric, `predicted` and `measured`, with their `labels`.
+
+    interval: the prediction's 80 % interval as factors (low, high) of its value, one for all rows or one for each,
+              nan where there is none
 
     Pairs that are not finite, or not measured above zero, are left out.
     """

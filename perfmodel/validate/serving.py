@@ -11,7 +11,7 @@ import numpy as np
 
 from perfmodel.calibrate.serving.runs import METRICS, read_serving_runs
 from perfmodel.calibrate.serving.simulation import StageRow, simulate_runs
-from perfmodel.cost.provenance import provenance_of
+from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.specs import Scenario
 from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled, range_names, worst_of
 from perfmodel.validate.report import ValidationReport

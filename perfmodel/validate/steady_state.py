@@ -13,7 +13,7 @@ import numpy as np
 from perfmodel.calibrate.steady.reduced import num_slices
 from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
 from perfmodel.calibrate.steady.states import read_steady_states
-from perfmodel.cost.provenance import provenance_of
+from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.specs.pools import PoolSpec
 from perfmodel.specs.traffic import Lengths
 from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled, worst_of

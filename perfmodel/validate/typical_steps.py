@@ -36,7 +36,8 @@ class TypicalSteps:
         prompt: int | None = None,
         server: ServerFit | None = None,
     ) -> "TypicalSteps":
-        """By default the scenario's own typical batch, mean prompt and front end."""
+        """The typical steps of `scenario`: with the decode step `choice`, prompts of `prompt` tokens and the front end
+        `server`, by default its own typical batch, mean prompt and front end."""
         costs = step_costs(scenario)
         choice = choice or typical_step(scenario, lambda shape: costs.estimate(shape).duration_s)
         lengths, batch = scenario.traffic.input_tokens, choice.shape.num_decodes
@@ -71,7 +72,10 @@ class TypicalSteps:
 def latency_breakdown(
     metric: str, predicted_ms: float, measured_ms: float, ttft_ms: float, steps: TypicalSteps
 ) -> dict[str, Any]:
-    """The parts of one predicted latency; ttft_ms: the predicted one of the same requests."""
+    """The parts of the predicted latency `metric`, by the scenario's typical `steps`.
+
+    predicted_ms, measured_ms: the latency, ms; ttft_ms: the predicted TTFT of the same requests
+    """
     if metric.startswith("ttft"):
         prefill, front_end = steps.prefill_s * 1e3, steps.front_end_s * 1e3
         known = min(1.0, predicted_ms / (prefill + front_end))  # a mean prompt may take longer than this one

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.cost.footprint import kv_bytes_per_token
+from perfmodel.cost.memory.footprint import kv_bytes_per_token
 from perfmodel.models.cards import list_models, load_model
 from perfmodel.models.params import count_parameters
 from perfmodel.ops import BatchShape, Sharding, build_graph, decode_shape

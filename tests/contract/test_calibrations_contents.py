@@ -13,9 +13,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from perfmodel.cost import Calibration, EngineProfile
-from perfmodel.cost.calibrations import HEADER
+from perfmodel.cost.calibrations.files import HEADER
+from perfmodel.cost.calibrations.unmeasured import GenerationFit
 from perfmodel.cost.forms.registry import FormFit
-from perfmodel.cost.generations import GenerationFit
 from perfmodel.files.catalog import data_dir, find_file
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.cards import load_card

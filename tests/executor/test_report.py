@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from perfmodel.cost.calibration import Residuals
+from perfmodel.cost.calibrations.calibration import Residuals
 from perfmodel.engine import Outcome, Request, StepPlan
 from perfmodel.errors import MissingExtraError
 from perfmodel.sim.records.columns import RequestColumns, StepColumns

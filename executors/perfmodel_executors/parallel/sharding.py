@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from perfmodel.cost.footprint import shard_layer
+from perfmodel.cost.memory.footprint import shard_layer
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN
 from perfmodel.models.spec import ModelSpec

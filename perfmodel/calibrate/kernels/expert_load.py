@@ -34,7 +34,10 @@ class RankLoad:
 
 @lru_cache(maxsize=65536)
 def rank_load(num_tokens: int, num_experts: int, top_k: int, num_ranks: int, distribution: str) -> RankLoad:
-    """The load of the timed rank; `distribution` is "balanced" or "power_law_<a>"."""
+    """The load of the timed rank when `num_tokens` tokens choose `top_k` of `num_experts` experts on `num_ranks` ranks.
+
+    distribution: "balanced" or "power_law_<a>"
+    """
     if distribution == "balanced":
         return _balanced(num_tokens, num_experts, top_k, num_ranks)
     exponent = float(distribution.rpartition("_")[2])

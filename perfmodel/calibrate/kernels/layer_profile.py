@@ -15,7 +15,7 @@ import numpy as np
 
 from perfmodel.calibrate.kernels.tables import KernelTable
 from perfmodel.calibrate.robust import residuals_of
-from perfmodel.cost.calibration import FamilyFit
+from perfmodel.cost.calibrations.calibration import FamilyFit
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.roofline import roofline_time
 from perfmodel.errors import SpecError
@@ -58,8 +58,7 @@ def read_layer_profile(folder: str | Path) -> LayerProfile:
             if name in _SMALL:
                 small.append((work, seconds))
             else:
-                assert isinstance(work.extent, GemmExtent)
-                gemms.append((work.extent.m, work.extent.n, work.extent.k, seconds * 1e3))
+                gemms.append((*work.extent_as(GemmExtent)[:3], seconds * 1e3))
     if not gemms:
         raise SpecError(f"{root}: no folder tp<degree> with a dense.csv")
     version = f"vllm {meta.get('vllm_version', '')}"

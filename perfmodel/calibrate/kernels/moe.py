@@ -112,7 +112,10 @@ _LEAST_MISALIGNED = 50  # rows with odd shards that it takes to fit what they co
 
 
 def sizes_of(table: KernelTable, form: WeightFormat, kernel: _Kernel, gates: Floats) -> ExpertSizes:
-    """The sizes of rows of one kernel, with the load of the rank that was timed."""
+    """The sizes of the rows of `table` for one kernel, with the load of the rank that was timed.
+
+    form: the weights' format; gates: matrices of the first product (2 where it is gated)
+    """
     tokens, top_k, experts = (numbers(table, name) for name in ("num_tokens", "topk", "num_experts"))
     ranks, width = numbers(table, "moe_ep_size"), numbers(table, "hidden_size")
     inner = numbers(table, "inter_size") / numbers(table, "moe_tp_size")

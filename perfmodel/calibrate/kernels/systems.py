@@ -20,7 +20,7 @@ from perfmodel.calibrate.kernels.attention import mixed as mixed_attention
 from perfmodel.calibrate.kernels.layer_profile import fit_small_kernels, read_layer_profile
 from perfmodel.calibrate.kernels.tables import Group, KernelTable, read_table
 from perfmodel.calibrate.origins import KERNEL_TABLES, LAYER_PROFILE
-from perfmodel.cost.calibration import Calibration, FamilyFit
+from perfmodel.cost.calibrations.calibration import Calibration, FamilyFit
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.errors import SpecError
 from perfmodel.specs import HardwareSpec, load_hardware

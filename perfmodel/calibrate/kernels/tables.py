@@ -167,7 +167,8 @@ def kernel_groups(
     kernels: Callable[[KernelTable], NDArray[np.str_]],
     sizes_of: Callable[[KernelTable], Any],
 ) -> list[Group]:
-    """One group of the `usable` rows per engine, kernel, number formats and head size.
+    """One group of the `usable` rows of `table`, of the operator `family`, per engine, kernel, number formats and head
+    size.
 
     kernels: the kernel of each row; sizes_of: the sizes of rows of one kernel
     """

@@ -23,7 +23,7 @@ from perfmodel.calibrate.measured.host import fit_host, step_rows
 from perfmodel.calibrate.measured.records import KernelRecord, MeasuredStep, Measurements
 from perfmodel.calibrate.measured.tables import kernel_tables, small_kernels
 from perfmodel.calibrate.whole_steps import fit_steps
-from perfmodel.cost.calibration import Calibration, FamilyFit
+from perfmodel.cost.calibrations.calibration import Calibration, FamilyFit
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.roofline import roofline_time
 from perfmodel.errors import SpecError

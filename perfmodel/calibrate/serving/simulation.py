@@ -50,7 +50,11 @@ def simulate_runs(
     profile: EngineProfile | None = None,
     intervals: bool = False,
 ) -> list[StageRow]:
-    """All stages of all runs, simulated over the cores of this machine; the answer does not depend on how many."""
+    """All stages of all runs, simulated over the cores of this machine; the answer does not depend on how many.
+
+    calibration, profile: instead of the committed ones
+    intervals:            whether predictions get 80 % intervals
+    """
     work = partial(_simulate_run, calibration=calibration, profile=profile, intervals=intervals)
     rows: list[StageRow] = []
     with ProcessPoolExecutor(min(len(runs), len(os.sched_getaffinity(0)))) as pool:

@@ -44,7 +44,10 @@ def is_disaggregated(entry: Entry) -> bool:
 def disaggregated_scenario(
     name: str, entry: Entry, model: ModelSpec, hardware: HardwareSpec, traffic: Traffic, siblings: Sequence[Entry]
 ) -> Scenario:
-    """The row as a scenario; `siblings` are the rows of its sweep, itself included: they share their servers."""
+    """The row `entry` as the scenario `name` of `model` on `hardware` under `traffic`.
+
+    siblings: the rows of its sweep, itself included: they share their servers
+    """
     inputs, outputs = (int(float(entry[key])) for key in ("isl", "osl"))
     is_trtllm = entry["backend"] == "trtllm"
     shared = {

@@ -13,7 +13,7 @@ import numpy as np
 from perfmodel.calibrate.steady.profile import log_errors
 from perfmodel.calibrate.steady.simulation import simulate_steady_states
 from perfmodel.calibrate.steady.states import SteadyState
-from perfmodel.cost.generations import GenerationFit
+from perfmodel.cost.calibrations.unmeasured import GenerationFit
 from perfmodel.errors import SpecError
 
 _MOST_CONCURRENCY = 16

@@ -10,7 +10,7 @@ from perfmodel.calibrate.over_cores import over_cores
 from perfmodel.calibrate.steady.reduced import num_slices, shortened, slice_of, weighted_means
 from perfmodel.calibrate.steady.states import SteadyState
 from perfmodel.cost import EngineProfile, load_calibration
-from perfmodel.cost.generations import GenerationFit
+from perfmodel.cost.calibrations.unmeasured import GenerationFit
 from perfmodel.errors import PerfmodelError
 from perfmodel.sim import simulate
 from perfmodel.specs import Scenario

@@ -142,8 +142,7 @@ def time_experts(work: Work, fit: GroupedExpertsFit, device: DeviceFacts) -> Ope
 
 def _sizes(work: Work) -> ExpertSizes:
     """A work as columns of one row; without tile counts each expert gets the same number of rows."""
-    extent = work.extent
-    assert isinstance(extent, ExpertsExtent)
+    extent = work.extent_as(ExpertsExtent)
     numbers = np.array(extent[: -len(_NO_COLUMNS)], dtype=np.float64)[:, None]
     each = extent.assignments / max(extent.distinct, 1e-9)
     tiles = extent.tiles or [extent.distinct * max(1.0, np.ceil(each / rows)) for rows in TILE_ROWS]

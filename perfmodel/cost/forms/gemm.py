@@ -177,8 +177,7 @@ def time_gemm(work: Work, fit: TiledGemmFit, device: DeviceFacts) -> OperatorTim
     """How long one run of `work` takes, replayed from a CUDA graph."""
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
-    extent = work.extent
-    assert isinstance(extent, GemmExtent)
+    extent = work.extent_as(GemmExtent)
     per_element = extent.weight_bytes, extent.input_bytes
     key = (id(fit), id(device), extent.n, extent.k, extent.batch, work.rate, *per_element)
     sizes = _sizes(work, extent)

@@ -9,9 +9,8 @@ __all__ = ["DraftTables", "Pass", "draft_tables", "ngram_seconds", "passes_of"]
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from perfmodel.cost.calibration import Calibration, HostFit
-from perfmodel.cost.datasheet import EAGER_LAUNCH_S
-from perfmodel.cost.roofline import OperatorTimer
+from perfmodel.cost.calibrations.calibration import EAGER_LAUNCH_S, Calibration, HostFit
+from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.tables import StepTables
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.experts.routing import Routing, slowest_uniform_routing

@@ -11,12 +11,13 @@ __all__ = ["OperatorEstimate", "PipelineEstimate", "StepEstimate", "bound_share"
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perfmodel.cost.operator_timer import OperatorTime, OperatorTimer
 from perfmodel.cost.rates import peak_flops_per_s
-from perfmodel.cost.roofline import OperatorTime, OperatorTimer
 from perfmodel.cost.steps.host import Host, step_seconds
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.node import OperatorNode
 from perfmodel.ops.work import BatchShape, Work
+from perfmodel.printable import Printable
 
 _BOUNDS = ("compute", "memory", "communication", "overhead")
 
@@ -82,8 +83,8 @@ class PipelineEstimate:
 
 
 @dataclass(frozen=True, slots=True)
-class StepEstimate:
-    """A step on one device. `str()` prints the roofline table.
+class StepEstimate(Printable):
+    """A step on one device; `str()` prints the table of its operators.
 
     duration_s:     the step, host included
     device_s:       sum of the operators
@@ -91,7 +92,7 @@ class StepEstimate:
     hidden_host_s:  host time beside the device; shows only where it is longer
     flops, hbm_bytes: per device
     mfu, mbu:       model FLOPs and bytes utilisation: share of the declared peaks over `duration_s`
-    bound_share:    share of `duration_s` by what bounds the operators; launches and host time that shows are overhead
+    bound_share:    share of `duration_s` by what bounds the operators; launches and exposed host time are overhead
     pipeline:       of several stages; then rows are those of a device on their average, and `bound_share` is of the
                     time in which it has something to do
     """
@@ -117,9 +118,6 @@ class StepEstimate:
     @property
     def num_kernels(self) -> int:
         return round(sum(row.count * row.work.num_kernels for row in self.rows))
-
-    def __str__(self) -> str:
-        return _table(self)
 
 
 def explain(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
@@ -193,32 +191,3 @@ def bound_share(rows: Sequence[OperatorEstimate], duration: float, device: float
         seconds[row.bound] += row.duration_s - overhead
     seconds["overhead"] += duration - device
     return {bound: value / duration if duration else 0.0 for bound, value in seconds.items()}
-
-
-def _table(estimate: StepEstimate) -> str:
-    """The rows, aligned, most expensive operators as they come in the model's order, and the totals."""
-    head = ("GFLOP", "MB", "FLOP/B", "us each", "ms", "%")
-    widths = (11, 11, 8, 10, 9, 6)
-    titles = " ".join(f"{title:>{width}}" for title, width in zip(head, widths, strict=True))
-    lines = [f"{'operator':<28} {'count':>5} {titles}  bound"]
-    for row in estimate.rows:
-        share = row.duration_s / estimate.duration_s
-        moved = row.hbm_bytes + row.message_bytes
-        intensity = "-" if row.work.message else f"{row.intensity:.1f}"
-        lines.append(
-            f"{row.name:<28} {row.count:>5.4g} {row.flops / 1e9:>11.2f} {moved / 1e6:>11.2f} {intensity:>8} "
-            f"{row.time.duration_s * 1e6:>10.1f} {row.duration_s * 1e3:>9.3f} {share:>6.1%}  {row.bound_and_link}"
-        )
-    bubbles = estimate.pipeline.bubble_share * estimate.duration_s if estimate.pipeline is not None else 0.0
-    shown = estimate.duration_s - estimate.device_s - bubbles
-    if shown > 0:
-        lines.append(f"{'host time that shows':<66} {'':>10} {shown * 1e3:>9.3f}")
-    if bubbles:
-        lines.append(f"{'pipeline bubbles':<66} {'':>10} {bubbles * 1e3:>9.3f}")
-    shares = ", ".join(f"{bound} {share:.0%}" for bound, share in estimate.bound_share.items() if share >= 0.005)
-    lines.append(
-        f"step {estimate.duration_s * 1e3:.3f} ms ({estimate.origin}): {estimate.flops / 1e12:.4f} TFLOP, "
-        f"{estimate.hbm_bytes / 1e9:.3f} GB, {estimate.num_kernels} kernels, MFU {estimate.mfu:.1%}, "
-        f"MBU {estimate.mbu:.1%}; bound: {shares}"
-    )
-    return "\n".join(lines)

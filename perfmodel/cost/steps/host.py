@@ -7,10 +7,9 @@
 
 __all__ = ["Host", "host_fit", "step_seconds", "step_ticks"]
 
-from perfmodel.cost.calibration import HostFit
-from perfmodel.cost.datasheet import EAGER_LAUNCH_S, EAGER_OPERATOR_S
-from perfmodel.cost.draws import Draw
-from perfmodel.cost.roofline import OperatorTimer
+from perfmodel.cost.calibrations.calibration import EAGER_LAUNCH_S, EAGER_OPERATOR_S, HostFit
+from perfmodel.cost.calibrations.draws import Draw
+from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.tables import to_ps
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.work import BatchShape, decode_shape

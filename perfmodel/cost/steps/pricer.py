@@ -11,7 +11,7 @@ __all__ = ["GraphPricer", "StepPricer"]
 from collections.abc import Hashable
 from typing import Protocol
 
-from perfmodel.cost.draws import Draw
+from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.steps.curve import Curve, DecodeRun, Piece, Used
 from perfmodel.cost.steps.explain import StepEstimate, explain
 from perfmodel.cost.steps.host import Host, step_ticks
@@ -19,7 +19,8 @@ from perfmodel.cost.steps.tables import PS_PER_S, DrawnTables, OperatorGroup, St
 from perfmodel.cost.steps.usage import Usage
 from perfmodel.ops.work import BatchShape, Depends, Work
 
-_MOST_KNOWN = 20_000  # costs of one group, each with its count
+_MOST_KNOWN = 20_000  # costs of one group, or batches, each with its count
+_OF_BATCH = (Depends.TOKENS, Depends.ROWS, Depends.SAMPLES)  # what `_Batch` sums up
 
 
 class StepPricer(Protocol):
@@ -61,17 +62,18 @@ class StepPricer(Protocol):
 class _Memo:
     """The costs of one group that are in use, by the group's part of a shape."""
 
-    __slots__ = ("_folded", "_group", "_tables", "by_token", "key", "known")
+    __slots__ = ("_folded", "_group", "_is_prompts", "_tables", "by_token", "key", "known")
 
     def __init__(self, tables: StepTables | DrawnTables, group: OperatorGroup) -> None:
         self._tables, self._group = tables, group
         self.key, self.by_token = group.key, group.by_token
+        self._is_prompts = group.depends is Depends.PREFILL
         self.known: dict[Hashable, Used] = {}
         self._folded = Usage()  # of costs dropped to bound memory
 
     def add(self, key: Hashable) -> Used:
         """Work out what `key`, not known yet, costs."""
-        if len(self.known) >= _MOST_KNOWN and not self.by_token:  # those are as many as the token budget
+        if len(self.known) >= _MOST_KNOWN and self._is_prompts:  # the others are as many as the token budget
             self._fold()
         used = self.known[key] = Used(self._tables.cost(self._group, key))
         return used
@@ -80,6 +82,12 @@ class _Memo:
         """The cost for `shape`, which is not counted as used."""
         key = self.key(shape)
         return self.known.get(key) or self.add(key)
+
+    def use(self, shape: BatchShape) -> int:
+        """Picoseconds for `shape`, which is counted as taken."""
+        used = self.at(shape)
+        used.uses += 1
+        return used.duration
 
     def _fold(self) -> None:
         for used in self.known.values():
@@ -91,6 +99,27 @@ class _Memo:
         total.add(self._folded, 1)
         for used in self.known.values():
             total.add(used.usage, used.uses)
+
+
+class _Batch:
+    """What steps of some tokens, samples, decodes and prompts cost, whatever their contexts, and how often it was used.
+
+    curves: the attention of the decodes
+    """
+
+    __slots__ = ("curves", "duration", "hidden", "serial", "used", "uses")
+
+    def __init__(self, used: list[Used], curves: list[Curve], host: tuple[int, int]) -> None:
+        self.used, self.curves = used, curves
+        self.duration = sum([each.duration for each in used])
+        self.serial, self.hidden = host
+        self.uses = 0
+
+    def settle(self) -> None:
+        """Hand the count down to the costs of the groups."""
+        for used in self.used:
+            used.uses += self.uses
+        self.uses = 0
 
 
 class GraphPricer:
@@ -106,11 +135,12 @@ class GraphPricer:
         self._costs = tables if draw is None else DrawnTables(tables, draw)
         self.host = Host(tables.graph, tables.timer, draw)
         self.host_wait = 0  # picoseconds in which the device waited for the host
-        self._memos, self._prompts = list[_Memo](), list[_Memo]()
-        for group in tables.groups:
-            (self._prompts if group.depends is Depends.PREFILL else self._memos).append(_Memo(self._costs, group))
-        self._curves: dict[int, list[Curve]] = {}
-        self._verifying: dict[tuple[int, int], list[Curve]] = {}  # curves of decodes with more than one token each
+        self._memos = {group.depends: _Memo(self._costs, group) for group in tables.groups}
+        self._of_batch = [memo for depends, memo in self._memos.items() if depends in _OF_BATCH]
+        self._shared = self._memos.get(Depends.GROUP)
+        self._prompts = self._memos.get(Depends.PREFILL)
+        self._batches: dict[tuple[int, int, int, int, int], _Batch] = {}
+        self._curves: dict[tuple[int, int], list[Curve]] = {}
         self._mixed = tables.graph.mixed if tables.timer.mixes_attention else ()
         self._mixed_usage = Usage()
 
@@ -122,38 +152,52 @@ class GraphPricer:
 
     def price(self, shape: BatchShape) -> int:
         """Picoseconds of a step, which is counted as taken."""
-        device = 0
-        for memo in self._memos:
-            key = memo.key(shape)
-            used = memo.known.get(key) or memo.add(key)
-            used.uses += 1
-            device += used.duration
-        if shape.num_decodes:
-            device += self._attend(shape)
-        if shape.prefills:
-            for memo in self._prompts:
-                used = memo.at(shape)
-                used.uses += 1
-                device += used.duration
-            if self._draw is not None:
-                device += self._drawn_prompts(shape, self._draw)
-            if self._mixed and shape.num_decodes:
-                device += self._mixed_extra(shape)
-        serial, hidden = self.host.ticks(shape)
-        duration = step_ticks(serial, hidden, device)
-        self.host_wait += duration - device
-        return duration
-
-    def _attend(self, shape: BatchShape) -> int:
-        """Picoseconds of the attention of the decodes."""
-        duration, windowed = 0, shape.decode_windowed
-        for curve in self._curves_of(shape):
-            context = windowed[curve.axis - 1] if curve.axis else shape.decode_context
+        batch = self._batch_of(shape)
+        batch.uses += 1
+        device = batch.duration
+        for curve in batch.curves:
+            context = shape.decode_windowed[curve.axis - 1] if curve.axis else shape.decode_context
             segment = curve.segment(context)
             offset = context - segment.start
             segment.uses += 1
             segment.sum_offset += offset
-            duration += segment.base + segment.slope * offset
+            device += segment.base + segment.slope * offset
+        if self._shared is not None:
+            device += self._shared.use(shape)
+        if shape.prefills:
+            device += self._prompt_time(shape)
+        duration = step_ticks(batch.serial, batch.hidden, device)
+        self.host_wait += duration - device
+        return duration
+
+    def _batch_of(self, shape: BatchShape) -> _Batch:
+        num_decodes, queries = shape.num_decodes, shape.decode_tokens
+        key = (shape.num_tokens, shape.num_samples, num_decodes, queries, len(shape.prefills))
+        batch = self._batches.get(key)
+        if batch is None:
+            if len(self._batches) >= _MOST_KNOWN:
+                self._settle()
+                self._batches.clear()
+            curves = self._curves_of(num_decodes, queries if queries > num_decodes else 0) if num_decodes else []
+            batch = _Batch([memo.at(shape) for memo in self._of_batch], curves, self.host.ticks(shape))
+            self._batches[key] = batch
+        return batch
+
+    def _curves_of(self, num_decodes: int, queries: int) -> list[Curve]:
+        key = (num_decodes, queries)
+        curves = self._curves.get(key)
+        if curves is None:
+            curves = [Curve(self._costs, num_decodes, axis, queries) for axis in self.tables.axes]
+            self._curves[key] = curves
+        return curves
+
+    def _prompt_time(self, shape: BatchShape) -> int:
+        """Picoseconds of the attention of prompts, and what else a step takes longer for them."""
+        duration = self._prompts.use(shape) if self._prompts is not None else 0
+        if self._draw is not None:
+            duration += self._drawn_prompts(shape, self._draw)
+        if self._mixed and shape.num_decodes:
+            duration += self._mixed_extra(shape)
         return duration
 
     def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
@@ -161,22 +205,30 @@ class GraphPricer:
 
         growth: what each step adds to `shape.decode_windowed`
         """
-        used = [memo.at(shape) for memo in self._memos]
-        fixed = sum([each.duration for each in used])
-        serial, hidden = self.host.ticks(shape)
-        curves, windowed = self._curves_of(shape), shape.decode_windowed
-        contexts = [windowed[c.axis - 1] if c.axis else shape.decode_context for c in curves]
-        growths = [growth[c.axis - 1] if c.axis else shape.num_decodes for c in curves]
+        batch = self._batch_of(shape)
+        fixed, serial, hidden, used = batch.duration, batch.serial, batch.hidden, batch.used
+        num_decodes, windowed = shape.num_decodes, shape.decode_windowed
+        if self._shared is not None:
+            each = self._shared.at(shape)
+            fixed += each.duration
+            used = [*used, each]
+        tracks = [
+            (curve, windowed[curve.axis - 1], growth[curve.axis - 1])
+            if curve.axis
+            else (curve, shape.decode_context, num_decodes)
+            for curve in batch.curves
+        ]
         pieces: list[Piece] = []
-        while num_steps:
+        while True:
             n, device, delta, segments = num_steps, fixed, 0, []
-            for curve, x, g in zip(curves, contexts, growths, strict=True):
+            for curve, x, g in tracks:
                 segment = curve.segment(x)
-                if g:
-                    n = min(n, -((x - segment.end) // g))
-                device += segment.base + segment.slope * (x - segment.start)
+                offset = x - segment.start
+                if g and x + (n - 1) * g >= segment.end:
+                    n = (segment.end - x + g - 1) // g
+                device += segment.base + segment.slope * offset
                 delta += segment.slope * g
-                segments.append((segment, x - segment.start, g))
+                segments.append((segment, offset, g))
             if device < hidden:  # the host is the longer one, as long as the device's work has not grown past it
                 if delta > 0:
                     n = min(n, -((device - hidden) // delta))
@@ -186,26 +238,13 @@ class GraphPricer:
                 n = n if delta >= 0 else 1
                 pieces.append((n, serial + device, delta, segments, serial))
             num_steps -= n
-            if num_steps:
-                contexts = [x + n * g for x, g in zip(contexts, growths, strict=True)]
-        return DecodeRun(pieces, used)
+            if not num_steps:
+                return DecodeRun(pieces, used)
+            tracks = [(curve, x + n * g, g) for curve, x, g in tracks]
 
     def commit(self, run: DecodeRun, num_steps: int) -> None:
         """Count the first `num_steps` of `run` as taken."""
         self.host_wait += run.commit(num_steps)
-
-    def _curves_of(self, shape: BatchShape) -> list[Curve]:
-        batch, queries = shape.num_decodes, shape.decode_tokens
-        if queries > batch:
-            curves = self._verifying.get((batch, queries))
-            if curves is None:
-                curves = [Curve(self._costs, batch, axis, queries) for axis in self.tables.axes]
-                self._verifying[batch, queries] = curves
-            return curves
-        curves = self._curves.get(batch)
-        if curves is None:
-            curves = self._curves[batch] = [Curve(self._costs, batch, axis) for axis in self.tables.axes]
-        return curves
 
     def _drawn_prompts(self, shape: BatchShape, draw: Draw) -> int:
         """Picoseconds that the draw's factor on prompts adds: to what the operators of prompts and tokens take beyond
@@ -213,8 +252,8 @@ class GraphPricer:
         count = max(shape.num_decodes, 1)
         everyone = shape.group_tokens or self.tables.graph.shard.dp * shape.num_tokens
         alone = BatchShape(count, 0, (), count, group_tokens=everyone - shape.num_tokens + count)
-        added = sum([memo.at(shape).duration for memo in self._prompts])
-        for memo in self._memos:
+        added = self._prompts.at(shape).duration if self._prompts is not None else 0
+        for memo in self._memos.values():
             if memo.by_token:
                 added += memo.at(shape).duration - memo.at(alone).duration
         return round(added * (draw.prompt - 1.0))
@@ -244,11 +283,16 @@ class GraphPricer:
         """Totals over all steps so far, per device."""
         total = Usage()
         total.add(self._mixed_usage, 1)
-        for memo in (*self._memos, *self._prompts):
+        self._settle()
+        for memo in self._memos.values():
             memo.add_to(total)
-        for curves in (*self._curves.values(), *self._verifying.values()):
+        for curves in self._curves.values():
             for curve in curves:
                 for segment in curve.segments.values():
                     segment.add_to(total)
         total.bound_s["overhead"] += self.host_wait / PS_PER_S
         return total
+
+    def _settle(self) -> None:
+        for batch in self._batches.values():
+            batch.settle()

@@ -20,7 +20,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
-from perfmodel.cost.draws import Draw
+from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.steps.curve import DecodeRun
 from perfmodel.cost.steps.drafts import DraftTables, Pass, ngram_seconds, passes_of
 from perfmodel.cost.steps.explain import OperatorEstimate, StepEstimate, summed

@@ -26,8 +26,8 @@ from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
-from perfmodel.cost.draws import Draw
-from perfmodel.cost.roofline import OperatorTimer
+from perfmodel.cost.calibrations.draws import Draw
+from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.curve import DecodeRun
 from perfmodel.cost.steps.explain import (
     OperatorEstimate,

@@ -7,18 +7,18 @@ __all__ = ["StepCosts", "scenario_drafts", "scenario_fits", "scenario_graph", "s
 
 from dataclasses import dataclass
 
-from perfmodel.cost.calibration import Calibration
-from perfmodel.cost.calibrations import load_calibration
-from perfmodel.cost.draws import Draw
-from perfmodel.cost.roofline import OperatorTimer
-from perfmodel.cost.server import EngineProfile, load_engine_profile
+from perfmodel.cost.calibrations.calibration import Calibration
+from perfmodel.cost.calibrations.draws import Draw
+from perfmodel.cost.calibrations.engine_profile import EngineProfile, load_engine_profile
+from perfmodel.cost.calibrations.files import load_calibration
+from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.drafts import DraftTables, draft_tables
 from perfmodel.cost.steps.explain import StepEstimate
 from perfmodel.cost.steps.pricer import StepPricer
 from perfmodel.cost.steps.speculation import SpeculativePricer
 from perfmodel.cost.steps.stages import estimate_step, step_pricer
 from perfmodel.cost.steps.tables import StepTables
-from perfmodel.ops.attention.ragged import ContextSpread
+from perfmodel.ops.attention.decode import ContextSpread
 from perfmodel.ops.experts.routing import routing_of
 from perfmodel.ops.formats import on_device
 from perfmodel.ops.graphs.step import StepGraph, build_graph

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from perfmodel.cost.draws import Draw
+from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.registry import FormFit
+from perfmodel.cost.operator_timer import OperatorTime, OperatorTimer
 from perfmodel.cost.power_cap import flop_energy
-from perfmodel.cost.roofline import OperatorTime, OperatorTimer
 from perfmodel.cost.steps.usage import Usage
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.messages import Spread

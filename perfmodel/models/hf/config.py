@@ -27,7 +27,7 @@ _UNLIMITED_POSITIONS = 1 << 20  # scans without positions have no limit of their
 def model_from_config(
     config: Json, name: str, *, source: str = "config.json", origin: str = "", **about: Any
 ) -> ModelSpec:
-    """Normalises a config.json. `source` names the file in errors.
+    """Normalises a config.json as the model `name`. `source` names the file in errors.
 
     `origin` (who says so) and `about` (other fields of ModelSpec that a card adds) go into the result as they are.
 

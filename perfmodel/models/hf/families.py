@@ -188,6 +188,6 @@ def refuse_unless_decoder(fields: Fields) -> None:
         raise SpecError(f"{fields.source}: {kind} is not a decoder-only text model; only those are modelled.")
     if not fields.has("vocab_size"):
         raise SpecError(
-            f"{fields.source}: vocab_size is missing, so this is no text model's config.json "
+            f"{fields.source}: vocab_size is missing, so this is not a text model's config.json "
             f"(of a multimodal model, the text part stands under text_config)."
         )

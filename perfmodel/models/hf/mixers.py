@@ -19,7 +19,13 @@ def attention(
     use_rope: bool = True,
     num_kv_heads: int | None = None,
 ) -> Attention:
-    """Softmax attention. A sliding layer takes the `swa_*` sizes where the file has its own for them (MiMo-V2)."""
+    """Softmax attention of a layer of `family`, by the `fields` of its file. A sliding layer takes the `swa_*` sizes
+    where the file has its own for them (MiMo-V2).
+
+    window, chunk: how far back it sees, in tokens; None: all
+    use_rope:      whether positions are rotated
+    num_kv_heads:  where the layer has a number of its own
+    """
     prefix = "swa_" if window is not None and fields.has("swa_num_attention_heads") else ""
     num_heads = fields.integer(f"{prefix}num_attention_heads")
     head_dim = _head_dim(fields, family, num_heads, prefix)
@@ -123,7 +129,7 @@ def _head_dim(fields: Fields, family: Family, num_heads: int, prefix: str) -> in
     if d % num_heads:
         raise SpecError(
             f"{fields.source}: head_dim is missing and hidden_size {d} "
-            f"is no multiple of num_attention_heads {num_heads}."
+            f"is not a multiple of num_attention_heads {num_heads}."
         )
     return d // num_heads
 

@@ -61,7 +61,7 @@ def quantization_from_config(fields: Fields, layers: Sequence[Layer]) -> Quantiz
         raise SpecError(f"{fields.source}: quantization_config: holds a value of the wrong kind ({error}).") from None
     for format in (found.weights, found.activations, found.kv_cache):
         if format is not None and format not in BITS_PER_WEIGHT:
-            raise SpecError(f"{fields.source}: quantization_config: {format!r} is no known number format.")
+            raise SpecError(f"{fields.source}: quantization_config: {format!r} is not a known number format.")
     if found.group_size < 0 or found.group_rows < 1:
         raise SpecError(
             f"{fields.source}: quantization_config: found groups of {found.group_rows} x {found.group_size}, "

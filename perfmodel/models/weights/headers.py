@@ -63,7 +63,7 @@ def weight_files(path: Path) -> list[Path]:
             weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
             names = sorted(set(weight_map.values()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise SpecError(f"{path}: is no safetensors index (a JSON object with weight_map).") from None
+            raise SpecError(f"{path}: is not a safetensors index (a JSON object with weight_map).") from None
         return [path.with_name(str(name)) for name in names]
     shards = re.sub(r"-\d+-of-(\d+)\.safetensors$", r"-*-of-\1.safetensors", path.name)
     return sorted(path.parent.glob(shards)) or [path]

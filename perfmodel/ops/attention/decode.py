@@ -1,18 +1,63 @@
-"""Softmax attention of one new token per sequence over its KV cache, alone or with prompts in one varlen kernel."""
+"""Softmax attention of one new token per sequence over its KV cache, alone or with prompts in one varlen kernel.
 
-__all__ = ["attention_decode", "mixed_attention"]
+How unequal the contexts of sequences are that decode side by side is a `ContextSpread`.
+"""
 
-from collections.abc import Sequence
-from dataclasses import replace
+__all__ = ["ContextSpread", "attention_decode", "mixed_attention"]
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil
 
+import numpy as np
+
 from perfmodel.ops.attention.prefill import SCORE_SUM_BYTES, Heads, flash_prefill
-from perfmodel.ops.attention.ragged import ContextSpread
 from perfmodel.ops.extents import DecodeExtent, MixedExtent, PrefillExtent
 from perfmodel.ops.work import Work
 
 _SPLIT_TOKENS = 256  # the least KV tokens that are worth a split of their own
 _MAX_GROUP = 64  # query heads of one KV head that share a thread block
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSpread:
+    """Quantiles, in even steps of probability, of a decoding sequence's context over its mean."""
+
+    quantiles: tuple[float, ...]
+
+    @classmethod
+    def of(cls, lengths: Iterable[tuple[int, int]]) -> "ContextSpread | None":
+        """From (prompt, answer) lengths in tokens; None without any.
+
+        A request is met while it decodes in proportion to its answer's length, anywhere in it.
+        """
+        pairs = np.array([(prompt, answer) for prompt, answer in lengths if answer > 1], dtype=np.float64)
+        if not len(pairs):
+            return None
+        places = (np.arange(_POSITIONS) + 0.5) / _POSITIONS
+        contexts = (pairs[:, :1] + pairs[:, 1:] * places).ravel()
+        weights = np.repeat(pairs[:, 1], _POSITIONS)
+        order = np.argsort(contexts)
+        below = np.cumsum(weights[order]) / weights.sum()
+        levels = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+        at_levels = contexts[order][np.searchsorted(below, levels)]
+        return cls(tuple((at_levels / at_levels.mean()).tolist()))
+
+    def longest(self, num_seqs: int) -> float:
+        """The longest context expected among `num_seqs`, over their mean.
+
+            E max = sum over i of q_i ((i / Q)^n - ((i - 1) / Q)^n)
+
+        Source: distribution of the largest of n independent draws.
+        """
+        return _expected_largest(self.quantiles, num_seqs)
+
+
+@lru_cache(maxsize=2048)
+def _expected_largest(quantiles: tuple[float, ...], count: int) -> float:
+    below = np.arange(len(quantiles) + 1) / len(quantiles)
+    return float(max(1.0, np.dot(quantiles, np.diff(below**count))))
 
 
 def attention_decode(
@@ -109,8 +154,6 @@ def mixed_attention(
         return Work(name, "attention_mixed", rate=heads.dtype, num_kernels=0)
     prompts = flash_prefill(prefills, heads)
     decodes = attention_decode(num_decodes, context, heads, queries=queries, spread=spread)
-    assert isinstance(prompts.extent, PrefillExtent)
-    assert isinstance(decodes.extent, DecodeExtent)
     return replace(
         prompts,
         name=name,
@@ -118,5 +161,9 @@ def mixed_attention(
         flops=prompts.flops + decodes.flops,
         activation_bytes=prompts.activation_bytes + decodes.activation_bytes,
         kv_bytes=prompts.kv_bytes + decodes.kv_bytes,
-        extent=MixedExtent(prompts.extent, decodes.extent),
+        extent=MixedExtent(prompts.extent_as(PrefillExtent), decodes.extent_as(DecodeExtent)),
     )
+
+
+_QUANTILES = 128
+_POSITIONS = 8  # in its answer, at which a request may be met

@@ -21,8 +21,7 @@ from dataclasses import replace
 
 from perfmodel.models.architecture import Indexer, LatentAttention
 from perfmodel.ops.attention.decode import attention_decode
-from perfmodel.ops.attention.prefill import Heads, flash_prefill
-from perfmodel.ops.attention.spans import visible_keys, visible_pairs
+from perfmodel.ops.attention.prefill import Heads, flash_prefill, visible_keys, visible_pairs
 from perfmodel.ops.extents import DecodeExtent, GemmExtent, HeadsExtent, PrefillExtent
 from perfmodel.ops.work import Work
 

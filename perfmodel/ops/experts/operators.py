@@ -55,8 +55,8 @@ def experts(
     with w, a, o bytes of a weight, a multiplied input and an output. `width` is d, or the latent width the experts
     work in; `local_experts` the experts that this rank holds (default all). Unfused, every distinct expert launches its
     own kernels, gate and up read their input each, and gathered rows, activations, weighted outputs and sums are
-    written and read: 3 d a + 2 f o + 4 d o more per assignment. The up GEMM gathers its rows by index; libraries that
-    permute (or quantize) them first move more. Source: identity; D: `distinct_experts`; Hugging Face's
+    written and read: (g + 1) d a + 2 f o (gated) + 4 d o more per assignment. The up GEMM gathers its rows by index;
+    libraries that permute (or quantize) them first move more. Source: identity; D: `distinct_experts`; Hugging Face's
     MixtralSparseMoeBlock for the operators.
     """
     if num_tokens == 0:
@@ -67,7 +67,7 @@ def experts(
     num_kernels = EXPERT_KERNELS + 2 * form.quantizes_input
     if not is_fused:
         num_kernels = (_EAGER_EXPERT_KERNELS - (not ffn.gated) * 2) * ceil(load.distinct)
-        row_bytes += 3 * d * a + 2 * f * o * ffn.gated + 4 * d * o
+        row_bytes += (1 + gates) * d * a + 2 * f * o * ffn.gated + 4 * d * o
     return Work(
         "experts",
         "moe",

@@ -41,7 +41,8 @@ class Deployment:
 
 
 def pick_replicas(screened: Screened, spec: PlanSpec, rate: float, group_rate: float | None = None) -> int | None:
-    """How many groups a plan takes to serve `rate`, if each serves `group_rate` (default: what the screen found).
+    """Number of groups of `screened` that serve `rate` (requests/s) within the limits of `spec`, if each serves
+    `group_rate` (default: what the screen found).
 
     None if so many are not allowed, or none serves.
     """
@@ -83,7 +84,7 @@ def shortfalls(screened: Iterable[Screened], spec: PlanSpec, rate: float) -> dic
         elif pick_replicas(each, spec, rate) is None:
             needed = ceil(rate / each.rate - 1e-9)
             is_dear = needed * each.candidate.num_devices <= spec.max_gpus and spec.budget_usd_per_hour is not None
-            found["too dear at the rate" if is_dear else "too slow for the rate with max_gpus"] += 1
+            found["over budget at the rate" if is_dear else "too slow for the rate with max_gpus"] += 1
     return dict(found.most_common())
 
 

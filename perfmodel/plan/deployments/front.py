@@ -1,4 +1,4 @@
-"""What more money buys: deployments that none beats in cost and latency both, as the simulator has them.
+"""What a higher budget buys: deployments that none beats in cost and latency both, as the simulator has them.
 
 The screen says which are worth simulating; those that the simulator finds not to serve the rate are told apart.
 """
@@ -21,8 +21,8 @@ _MOST_POINTS = 8
 
 
 def screened_front(screen: Screen, serving: Sequence[Deployment], spec: PlanSpec, rate: float) -> list[Deployment]:
-    """Cost against latency, of the best candidates with as many replicas as are allowed, thinned out evenly where there
-    are many."""
+    """Pareto front of cost and latency at `rate` (requests/s): the best of `serving` with all numbers of replicas that
+    `spec` allows, by `screen`; thinned out evenly where there are many."""
     more: list[Deployment] = []
     for each in serving[:_MOST_LOOKED_AT]:
         most = pick_replicas(each.screened, spec.model_copy(update={"objective": "lowest_latency"}), rate) or 0
@@ -51,9 +51,12 @@ def simulated_front(
     slo: SLO,
     quantile: str,
 ) -> tuple[list[FrontPoint], list[FrontPoint]]:
-    """(the front of all that was simulated at the rate and serves it, what the screen had on it and does not).
+    """(the front of all that was simulated at the rate and meets the SLO, what the screen had on it and does not).
 
-    simulated: by label, as at the wanted rate
+    simulated: by label, at the target rate
+    screened:  the front by the screen
+    spec, slo: the plan's objective and limits
+    quantile:  that latencies are compared by, as in "p90"
     """
     points = {
         label: FrontPoint(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.provenance import provenance_of, resolved
+from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 from perfmodel.plan.deployments.finalist import Finalist, FrontPoint, Interval, interval_of, tightness
 from perfmodel.plan.screening.candidates import Base
 from perfmodel.plan.spec import PlanSpec

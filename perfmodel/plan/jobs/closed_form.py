@@ -49,7 +49,10 @@ class JobTimes:
 def job_times(
     surfaces: Surfaces, slots: Floats, budget: Floats, engines: Floats, requests: Floats, demand: Demand
 ) -> JobTimes:
-    """Times of a job of `requests` on each of so many engines, with so many slots and so many tokens in a step."""
+    """Times of a job of `requests` on each of `engines` engines, with `slots` sequences and `budget` tokens in a step.
+
+    surfaces: step times of the candidates; demand: lengths of the job's prompts and answers
+    """
     prompt, answer = demand.mean_prompt, demand.mean_outputs
     full, step = _steady(surfaces, slots, budget, demand)
     brought = surfaces.tokens(full)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.provenance import provenance_of, resolved
+from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 from perfmodel.plan.deployments.finalist import Interval, interval_of, mean, seed_draws
 from perfmodel.plan.screening.candidates import Base, Candidate
 from perfmodel.plan.screening.draws import NUM_DRAWS

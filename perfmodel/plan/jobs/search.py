@@ -1,4 +1,4 @@
-"""`plan_job`: from an offline job to the deployment that does it for the least money, or first.
+"""`plan_job`: from an offline job to the deployment that does it at the lowest cost, or first.
 
 Stage one, in closed form (`screen`): how long the job takes on each number of replicas of each candidate. Stage two, on
 the simulator: the best of them do the whole job, with one replica more where it is late, with one fewer where that may
@@ -52,7 +52,14 @@ Stages = Callable[[str], AbstractContextManager[Progress | None]]
 def plan_job(
     base: Base, scenario: Scenario, spec: PlanSpec, store: Path, workers: int | None, engine: str, shown: Stages
 ) -> JobPlan:
-    """See the module. Raises SpecError for traffic that is not there at once."""
+    """The plan of the job of `scenario` (`base`: its file and overrides) by `spec`; see the module.
+
+    store:           file of evaluated points
+    workers, engine: as for `perfmodel.plan.sweeps.sweep`
+    shown:           a stage's name -> what shows its progress
+
+    Raises SpecError for traffic that is not there at once.
+    """
     if not scenario.traffic.is_offline:
         raise SpecError(
             f"plan.objective={spec.objective} is for a job that is there at once, and arrivals of process "
@@ -81,7 +88,7 @@ def _is_in_time(seconds: float, spec: PlanSpec) -> bool:
 
 
 def _why_late(spec: PlanSpec) -> str:
-    return "too late, or too dear, with max_gpus" if spec.deadline_s is not None else "not within what may be spent"
+    return "late or over budget with max_gpus" if spec.deadline_s is not None else "over budget"
 
 
 def _figure(job: Job, spec: PlanSpec) -> tuple[float, float]:
@@ -192,7 +199,7 @@ def _completed(plan: JobPlan, screen: JobScreen) -> JobPlan:
     run = simulate(plan.base.load(plan.winner.candidate.overrides(plan.winner.replicas)), keep_steps=False)
     notes = [*run.notes]
     if screen.origin(plan.winner.candidate) == "datasheet":
-        notes.append("Step times are the datasheet's, nobody measured this device.")
+        notes.append("Step times come from the datasheet: this device was not measured.")
     notes = list(dict.fromkeys([*notes, *_prices(plan)]))
     return replace(plan, bound_share=device_shares(run.summary), notes=notes)
 

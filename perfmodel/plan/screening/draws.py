@@ -1,8 +1,8 @@
 """Common draws of what calibrations leave unexplained, so that candidates are compared under equal errors.
 
 Two candidates on one device err alike: if its kernels are slower than their fits say, both are slower. So each is
-screened under the same draws of scores (`perfmodel.cost.draws`), and their difference is read draw by draw. Of two
-devices
+screened under the same draws of scores (`perfmodel.cost.calibrations.draws`), and their difference is read draw by
+draw. Of two devices
 
     one device, one engine profile      have all scores in common
     of one architecture                 share what the fits' own errors are; what is passed on to a sibling adds errors
@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost import Calibration, scenario_fits
-from perfmodel.cost.calibrations import PASSED_ON, SPREAD_SIBLING
-from perfmodel.cost.draws import NUM_SCORES, Uncertainty
+from perfmodel.cost.calibrations.draws import NUM_SCORES, Uncertainty
+from perfmodel.cost.calibrations.files import PASSED_ON, SPREAD_SIBLING
 from perfmodel.plan.screening.surfaces import StepSurface, step_surface
 from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.scenario import Scenario
@@ -67,7 +67,8 @@ class SharedScores:
         )
 
     def of_device(self, device: str, architecture: str | None, profile: str, calibration: Calibration) -> Floats:
-        """Draws of a device's errors, by its name and architecture, and by whether its fits are its own or related."""
+        """Draws of a device's errors, by its name and architecture, its engine's `profile`, and whether the
+        fits of `calibration` are its own or related."""
         if architecture is None:
             return self._normal(f"device {device} {profile}")
         shared = self._normal(f"architecture {architecture} {profile}")
@@ -89,7 +90,9 @@ class SharedScores:
 def drawn_surfaces(
     scenario: Scenario, grid: Grid, scores: Floats, is_disaggregated: bool
 ) -> tuple[list[StepSurface], Floats]:
-    """The step surface of a layout under each row of `scores`, and the factors on the front end.
+    """The step surface of the layout of `scenario` on `grid` under each row of `scores`, and the front end's factors.
+
+    is_disaggregated: whether its engines compute prompts or decode, and not both
 
     The simulator's own times at one standard deviation of each score; between and beyond, the times' logarithms are
     taken to be linear in each, up and down apart: exact for what all of a step has in common.

@@ -79,7 +79,8 @@ class Service:
 
 
 def repeated(service: Service, count: int, surfaces: Surfaces, prompts: Surfaces, server: Floats) -> Service:
-    """One candidate's service so many times, with step times and a front end (`server`: factors) of each its own."""
+    """One candidate's service `count` times, each with its own step times (`surfaces`, `prompts`: of the engines that
+    compute those) and its own front end (`server`: factors)."""
     (start, each), (fixed, per_token, per_sequence), times = service.transfer, service.front_end, server[:, None]
     return replace(
         service,

@@ -83,7 +83,11 @@ def longest_gap(
 ) -> Floats:
     """Seconds of the longest step that a request meets while it decodes: with the largest of the prompts that come in
     its life, L of them on average, which is at most m with probability exp(-L P(prompt > m)), and those that came in
-    the `long` seconds of steps with prompts before."""
+    the `long` seconds of steps with prompts before.
+
+    rate: requests/s; batch: sequences that decode; step: seconds of a step; budget: tokens of a step
+    surfaces: step times; demand: lengths of prompts and answers
+    """
     outputs = demand.typical[2][None, :]
     prompts = np.maximum(rate * np.maximum(outputs - 1, 0.0) * step, 1e-12)
     share = 1.0 + np.log(SCORES[0][None, :]) / prompts  # of prompts that are at most as large

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from perfmodel.cost import MemoryPlan, plan_memory, usd_per_hour
-from perfmodel.cost.memory import heads_divide
+from perfmodel.cost.memory.plan import heads_divide
 from perfmodel.errors import DoesNotFitError, SpecError
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.formats import linear_format

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost import SpeculativePricer, StepCosts
-from perfmodel.cost.draws import Draw
+from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.steps.host import Host
 from perfmodel.cost.steps.stages import step_pricer
 from perfmodel.ops.work import BatchShape, windowed_contexts

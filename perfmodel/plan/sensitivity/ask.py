@@ -43,6 +43,8 @@ def ask_whatif(
     metrics:   of runs, steps and memory; by default latencies and throughput
     grid:      two varied values in all their combinations
     against:   overrides of an alternative: where along each axis does it begin to pay?
+    workers, engine: as for `perfmodel.plan.sweeps.sweep`
+    watch:     a stage's name -> what shows its progress
 
     Raises SpecError for what cannot be read.
     """

@@ -80,7 +80,11 @@ def bound_changes(base: Point, axis: Axis, with_operators: bool = False) -> list
 def payoffs(
     answers: WhatIfAnswers, metric: str, workers: int | None = None, engine: str = "local", seeds: int = _SEEDS
 ) -> list[Payoff]:
-    """Where the question's alternative begins (or ceases) to be better by `metric`, along each of its axes."""
+    """Crossovers: where the alternative of `answers` becomes better by `metric`, or stops being so, along each axis.
+
+    workers, engine: as for `perfmodel.plan.sweeps.sweep`
+    seeds:           draws of the traffic for the interval
+    """
     question = answers.question
     tasks = []
     for axis in question.axes:

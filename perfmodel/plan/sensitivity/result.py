@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.provenance import provenance_of, resolved
+from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 from perfmodel.plan.sensitivity.crossovers import BoundChange, Payoff
 from perfmodel.plan.sensitivity.vary import Axis
 from perfmodel.plan.sensitivity.whatif import WhatIfAnswers

@@ -112,7 +112,10 @@ def default_metrics(scenario: Scenario) -> tuple[str, ...]:
 def answer(
     question: WhatIf, progress: Progress | None = None, workers: int | None = None, engine: str = "local"
 ) -> WhatIfAnswers:
-    """Evaluate all points of a question. Raises SpecError for a grid of other than two axes, or a wrong override."""
+    """Evaluate all points of a question, with `workers` and `engine` as for `perfmodel.plan.sweeps.sweep`.
+
+    Raises SpecError for a grid of other than two axes, or a wrong override.
+    """
     for metric in question.base.metrics:
         try:
             study_metric(metric)

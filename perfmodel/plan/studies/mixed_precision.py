@@ -33,7 +33,9 @@ class BlockLoss:
 
 
 def choose_blocks(losses: Sequence[BlockLoss], bits: float, num_weights: float, budget: float) -> tuple[Unit, ...]:
-    """The blocks that go to the smaller format, in order, where all weights take `bits` each before.
+    """The blocks that go to the smaller format, in order, where all `num_weights` weights take `bits` each before.
+
+    losses: what each block loses there, and the bits it saves; budget: bits per weight, on average
 
     Raises SpecError for a budget below what the smaller format takes.
     """

@@ -15,7 +15,7 @@ from perfmodel.plan.studies.study import Answers
 def with_quality(answers: Answers, file: StudyFile) -> Answers:
     """`answers` with the quality that the study's file names, where a variant has one.
 
-    Raises SpecError for a file that is not there, is no JSON, or lacks an entry.
+    Raises SpecError for a file that is not there, is not JSON, or lacks an entry.
     """
     quality = file.study.quality
     if quality is None:

@@ -105,7 +105,7 @@ class Answers:
         return self.record(variant, at).values.get(metric)
 
     def line(self, variant: str, metric: str, axis: str, fixed: Mapping[str, Label]) -> list[float | None]:
-        """The metric along `axis`, the others at `fixed`."""
+        """The metric of `variant` along `axis`, the others at `fixed`."""
         return [self.value(variant, {**fixed, axis: label}, metric) for label in self.axes[axis].labels]
 
 

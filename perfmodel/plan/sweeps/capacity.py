@@ -34,7 +34,7 @@ def max_request_rate(scenario: Scenario) -> float:
 
     found = highest(is_served, arrivals.rate)
     if found is None:
-        raise SpecError("max_request_rate: the slo is missed at any rate; allow more time in it.")
+        raise SpecError("max_request_rate: the slo is missed at any rate; relax it.")
     return found
 
 

@@ -43,7 +43,10 @@ def best_at(values: Mapping[str, float | None], is_better_low: bool, tie: float 
 
 
 def stretches(xs: Sequence[float], lines: Mapping[str, Values], is_better_low: bool, tie: float = TIE) -> list[Stretch]:
-    """The axis cut into stretches with the same winners, in order; places where nothing has a value are left out."""
+    """The axis `xs` cut into stretches with the same winners of `lines`, in order; values without any are left out.
+
+    is_better_low: whether less is better; tie: relative difference below which two are equal
+    """
     found: list[Stretch] = []
     for index, x in enumerate(xs):
         winners = best_at({name: line[index] for name, line in lines.items()}, is_better_low, tie)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost import StepEstimate, peak_flops_per_s, plan_memory
-from perfmodel.cost.footprint import kv_bytes, kv_bytes_per_token, weights
+from perfmodel.cost.memory.footprint import kv_bytes, kv_bytes_per_token, weights
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, Work, windowed_contexts
@@ -51,7 +51,10 @@ def roofline_s(work: Work, hardware: HardwareSpec) -> float:
 def step_metrics(
     scenario: Scenario, estimate: StepEstimate, shape: BatchShape, tokens_per_decode: float = 1.0
 ) -> dict[str, float]:
-    """All metrics of a step that brings each decoding sequence so many tokens (more than 1 with speculation)."""
+    """All metrics of the step `shape` of `scenario`, from its `estimate`.
+
+    tokens_per_decode: tokens that a decoding sequence gets from it (more than 1 with speculation)
+    """
     seconds = estimate.duration_s
     num_tokens = shape.num_tokens + shape.num_decodes * (tokens_per_decode - 1.0)
     return {

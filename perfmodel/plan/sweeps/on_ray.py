@@ -66,7 +66,7 @@ def _over(
                 except ray.exceptions.RayTaskError as failure:  # the function's own errors are answers
                     reason = str(failure).strip().splitlines()[-1]
                     raise PerfmodelError(
-                        f"--engine ray: a worker could not begin ({reason}); its nodes need this perfmodel installed."
+                        f"--engine ray: a worker could not start ({reason}); its nodes need this perfmodel installed."
                     ) from None
                 except ray.exceptions.RayError as failure:
                     lost.append((index, f"its Ray worker was lost ({type(failure).__name__})"))
@@ -117,7 +117,7 @@ def _knock(address: str | None) -> None:
 def _trouble(address: str | None) -> str:
     if address is None:
         return "Ray does not start on this machine"
-    return "no Ray cluster to be used here" if address == "auto" else f"the cluster at {address} lets nobody in"
+    return "no usable Ray cluster here" if address == "auto" else f"the cluster at {address} refuses connections"
 
 
 def _way_in(address: str | None) -> str:

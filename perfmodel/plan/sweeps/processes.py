@@ -111,7 +111,7 @@ def _mourned(worker: _Worker) -> list[tuple[int, str]]:
             how += ", as when memory runs out"
     if not worker.is_ready:
         raise PerfmodelError(
-            f"a worker process ended before it began ({how}); a script needs `if __name__ == '__main__':` around what "
+            f"a worker process ended at its start ({how}); a script needs `if __name__ == '__main__':` around what "
             f"starts workers, or workers=1."
         )
     return [] if worker.index is None else [(worker.index, f"its worker process was lost ({how})")]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost import StepEstimate, step_costs
-from perfmodel.cost.provenance import provenance_of, resolved
+from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 from perfmodel.ops import BatchShape
 from perfmodel.plan.sweeps.typical_step import StepChoice, choose_step, engine_of_step
 from perfmodel.printable import Printable

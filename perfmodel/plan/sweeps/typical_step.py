@@ -33,7 +33,11 @@ def choose_step(
     context: int | None = None,
     prefill: int | None = None,
 ) -> StepChoice:
-    """The step asked for: a prefill of `prefill` tokens, a decode of `batch` sequences, or the typical one."""
+    """The step asked for: a prefill of `prefill` tokens, a decode of `batch` sequences with `context` tokens each, or
+    the typical one of `scenario`.
+
+    step_s: seconds of a step
+    """
     if prefill is not None:
         shape = BatchShape(num_tokens=prefill, num_samples=1, prefills=((prefill, 0),))
         return StepChoice(shape, f"Prefill of {prefill:,} tokens")

@@ -32,7 +32,10 @@ class Scale:
 
 
 def scale_over(values: Iterable[float], start: float, end: float, is_log: bool, from_zero: bool = False) -> Scale:
-    """A scale on which all of `values` have their place, with a little room at the ends."""
+    """A scale on which all of `values` have their place, with a little room at the ends.
+
+    start, end: pixels of the axis; is_log: logarithmic; from_zero: a linear one begins at 0 at the latest
+    """
     there = [value for value in values if not is_log or value > 0]
     low, high = (min(there), max(there)) if there else (1.0, 10.0)
     if is_log:

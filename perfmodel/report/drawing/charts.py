@@ -75,7 +75,7 @@ def text_width(text: str, size: float = 12) -> float:
 
 
 def document(parts: Sequence[str], title: str, width: float, height: float) -> str:
-    """The SVG file around its parts."""
+    """The SVG file around its parts, with a title; width and height in pixels."""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
@@ -92,7 +92,12 @@ def document(parts: Sequence[str], title: str, width: float, height: float) -> s
 def lines_svg(
     panels: Sequence[Panel], title: str, x_title: str, y_title: str, log: Sequence[str] = (), even: float | None = None
 ) -> str:
-    """Lines by panel, all over the same axes; `even`: a value at which a thin line says "no difference"."""
+    """Lines by panel, all over the same axes.
+
+    panels: pictures side by side; title, x_title, y_title: of the whole and of its axes
+    log:    which of the axes are logarithmic, of "x" and "y"
+    even:   a value at which a thin line says "no difference"
+    """
     xs = list(dict.fromkeys(x for panel in panels for line in panel.lines for x in line.xs))
     ys = [y for panel in panels for line in panel.lines for _, y in line.points] + ([even] if even is not None else [])
     y = scale_over(ys, _TOP + _HEIGHT, _TOP, "y" in log, from_zero=True)
@@ -114,7 +119,10 @@ def lines_svg(
 
 
 def bars_svg(groups: Mapping[str, Sequence[Bar]], title: str, x_title: str, is_log: bool = False) -> str:
-    """Horizontal bars by group, each with its value at its end; long names stand over their bars, not before them."""
+    """Horizontal bars by group, each with its value at its end; long names stand over their bars, not before them.
+
+    groups: by heading, which may be empty; title, x_title: of the whole and of the axis; is_log: a logarithmic axis
+    """
     bars = [bar for group in groups.values() for bar in group]
     left = 24 + max(text_width(bar.name) for bar in bars)
     is_over = left > _WIDTH / 2
@@ -147,7 +155,11 @@ def pareto_svg(
     log: Sequence[str] = (),
     legend: Sequence[str] = (),
 ) -> str:
-    """Dots by panel; the front is filled and joined by a line, what it dominates is hollow. legend: lines below."""
+    """Dots by panel; the front is filled and joined by a line, what it dominates is hollow.
+
+    panels: by heading; title, x_title, y_title: of the whole and of its axes
+    log:    which of the axes are logarithmic, of "x" and "y"; legend: lines below
+    """
     width = (_WIDTH - _LEFT - 90 - _BETWEEN * (len(panels) - 1)) / len(panels)
     parts = [f'<text x="12" y="40" fill="{GREY}">{escape(y_title)}</text>']
     for number, (name, dots) in enumerate(panels.items()):

@@ -27,7 +27,10 @@ class Ladder:
 
 
 def waterfall_svg(names: Sequence[str], ladders: Sequence[Ladder], title: str, x_title: str) -> str:
-    """One panel per ladder; rungs from top to bottom, each from where the one above ends."""
+    """One panel for each of `ladders`; rungs from top to bottom, each from where the one above ends.
+
+    names: of the rungs; title, x_title: of the whole and of the axis
+    """
     left = 24 + max(map(text_width, names))
     width = max(240.0, (960 - left - 30 - _BETWEEN * (len(ladders) - 1)) / len(ladders))
     bottom = _TOP + _ROW * (len(names) + 1)

@@ -58,7 +58,10 @@ def replicas_of(steps: StepColumns) -> list[int]:
 
 
 def binned_mean(steps: StepColumns, values: Floats, bins: TimeBins, replica: int) -> Floats:
-    """Mean over time of a value that holds during each record of `replica` and is 0 between records."""
+    """Mean over time of a value that holds during each record of `replica` and is 0 between records.
+
+    steps: all records, with `values` of each; bins: of time, each of which gets a mean
+    """
     mine = np.flatnonzero(steps.replica == replica)
     mine = mine[np.argsort(steps.start_s[mine], kind="stable")]
     if not len(mine):

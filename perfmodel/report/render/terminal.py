@@ -1,13 +1,13 @@
-"""A document on a terminal. Tables too wide for it are stacked, a row below the other."""
+"""A document on a terminal. Tables too wide for it are turned, or stacked, a row below the other."""
 
-__all__ = ["render_html", "render_text", "rich_table", "show_document"]
+__all__ = ["render_html", "render_text", "show_document"]
 
 import io
 from collections.abc import Sequence
+from typing import Literal
 
 from rich import box
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -39,7 +39,7 @@ _STYLES = {
     "overhead": "bright_black",
 }
 _WIDTH = 140  # of what is shown as text
-_UNLIMITED = 100_000
+_BETWEEN = 3  # characters that a column takes beside its text
 _PAGE = '<pre style="line-height:normal;font-family:monospace;white-space:pre;overflow-x:auto">{code}</pre>'
 
 
@@ -109,26 +109,53 @@ def _show_table(table: Table, console: Console) -> None:
     if table.title:
         console.print()
         console.print(Text(table.title, style="bold"))
-    drawn = rich_table(table)
-    unlimited = console.options.update(no_wrap=False, width=_UNLIMITED)
-    if Measurement.get(console, unlimited, drawn).minimum > console.width:
-        _show_stacked(table, console)
-    else:
-        console.print(drawn, no_wrap=False, soft_wrap=False, crop=False)
+    for each in (table, _transposed(table)):
+        widths = _widths(each, console.width)
+        if widths:
+            console.print(_drawn(each, widths), no_wrap=False, soft_wrap=False, crop=False)
+            return
+    _show_stacked(table, console)
 
 
-def rich_table(table: Table) -> RichTable:
+def _drawn(table: Table, widths: Sequence[int]) -> RichTable:
     """`table` without the columns that only a page has room for."""
-    count = len(table.head) - table.num_wide
     drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column, name in enumerate(table.head[:count]):
-        drawn.add_column(name, justify="left" if table.is_text(column) else "right", overflow="fold")
+    for column, width in enumerate(widths):
+        justify: Literal["left", "right"] = "left" if table.is_text(column) else "right"
+        drawn.add_column(table.head[column], justify=justify, width=width, overflow="fold")
     for row in table.rows:
-        drawn.add_row(*map(_text, row[:count]))
+        drawn.add_row(*map(_text, row[: len(widths)]))
     if table.total:
         drawn.add_section()
-        drawn.add_row(*map(_text, table.total[:count]), style="bold")
+        drawn.add_row(*map(_text, table.total[: len(widths)]), style="bold")
     return drawn
+
+
+def _transposed(table: Table) -> Table:
+    """Columns as rows: what few rows of many numbers need to fit."""
+    count = len(table.head) - table.num_wide
+    rows = [*table.rows, *([table.total] if table.total else [])]
+    names = [" ".join(plain(cell) for cell in row[: table.left] if plain(cell)) for row in rows]
+    numbers = range(table.left, count)
+    return Table(("", *names), [(table.head[column], *(row[column] for row in rows)) for column in numbers])
+
+
+def _widths(table: Table, room: int) -> list[int]:
+    """Characters for each column, so that no word is broken and few lines are; none where `room` is too small."""
+    columns = [
+        [head, *(plain(row[column]) for row in table.rows), *([plain(table.total[column])] if table.total else [])]
+        for column, head in enumerate(table.head[: len(table.head) - table.num_wide])
+    ]
+    whole = [max(map(len, cells)) for cells in columns]
+    widths = [max(len(word) for cell in cells for word in (cell.split() or [""])) for cells in columns]
+    left = room - sum(widths) - _BETWEEN * len(widths) + 1
+    if left < 0:
+        return []
+    while left > 0 and widths != whole:
+        widest = max(range(len(widths)), key=lambda column: (whole[column] - widths[column]) / max(widths[column], 1))
+        widths[widest] += 1
+        left -= 1
+    return widths
 
 
 def _show_stacked(table: Table, console: Console) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import exp
 from typing import Any
 
-from perfmodel.cost.calibration import Calibration
+from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.report.document import Block, Document, Paragraph, Table
 
 

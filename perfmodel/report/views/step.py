@@ -3,6 +3,7 @@
 __all__ = [
     "StepKind",
     "bound_shares",
+    "estimate_view",
     "kinds_of_steps",
     "kinds_view",
     "occupancy_view",
@@ -63,6 +64,11 @@ def step_view(report: StepReport, is_roofline: bool = False) -> Document:
     blocks.append(Details([*step_blocks(report), sources]))
     title = f"{scenario.name}: roofline" if is_roofline else headline(scenario)
     return Document(title, blocks, f"{report.label}, per device", f"{estimate.origin} times")
+
+
+def estimate_view(estimate: StepEstimate) -> Document:
+    """The operators of an estimate, and what they add up to."""
+    return Document("", [_operators(estimate), Paragraph(_summary(estimate))])
 
 
 def step_blocks(report: StepReport) -> Iterator[Block]:

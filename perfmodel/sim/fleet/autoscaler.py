@@ -13,7 +13,7 @@ from perfmodel.specs.autoscaling import AutoscalingSpec, FailuresSpec, Slowdown
 
 
 class Autoscaler:
-    """Looks at the load of `fleet` from time to time, until `is_over`, and sets its size."""
+    """Looks at the load of `fleet` every `spec.interval_s` seconds, until `is_over`, and sets its size."""
 
     def __init__(self, env: TickEnvironment, spec: AutoscalingSpec, fleet: Fleet, is_over: Callable[[], bool]) -> None:
         self._env, self._spec, self._fleet, self._is_over = env, spec, fleet, is_over
@@ -64,7 +64,10 @@ class Autoscaler:
 
 
 class Failures:
-    """Lets replicas of `fleets`, by the numbers of their pools, die as `spec` says, until `is_over`."""
+    """Makes replicas of `fleets`, by the numbers of their pools, fail as `spec` says, until `is_over`.
+
+    seed: of the times between failures
+    """
 
     def __init__(
         self,

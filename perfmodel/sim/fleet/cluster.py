@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from perfmodel.cost import Calibration, EngineProfile, ServerFit
-from perfmodel.cost.draws import Draw, Scores, Uncertainty
+from perfmodel.cost.calibrations.draws import Draw, Scores, Uncertainty
 from perfmodel.engine import Request
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.fleet.deployed import Deployed
@@ -25,11 +25,14 @@ if TYPE_CHECKING:  # what most clusters lack is loaded by those that have it
 
 
 class Cluster:
-    """Idle pools of replicas; `route` says who takes a request.
+    """Idle pools of replicas of `scenario`; `route` says which one takes a request.
 
+    basis_of:    calibration and profile of a pool's scenario
+    on_step:     called with (replica, record) for each step or leap that has ended
+    can_leap:    whether runs of equal steps are advanced together
     on_finished: called with (replica, request) for each answer that is complete, and that a client waits for
     on_lost:     called for each request whose client gets no answer
-    one_of: the pools have one of so many of their engines
+    one_of:      the pools have one of so many of their engines
     scores:      of a draw of what the costs leave unexplained, the same in all pools
     """
 

@@ -17,6 +17,7 @@ _IN_USE: tuple[State, ...] = ("starting", "up", "draining")
 class Fleet:
     """The replicas of `pool`, of which the first `num_up` are up from the beginning.
 
+    entrance:    where requests wait for a replica
     start_ticks: until a replica that is started takes requests
     on_lost:     called with the ranks of a replica that has failed, to say what was with them
     dead_ticks:  until a failure is noticed

@@ -73,8 +73,9 @@ class _TokenBucket:
 
 
 class Gateway:
-    """Takes requests like a replica does and passes them on to those that `route` names.
+    """Takes requests like a replica does and passes them on to those that `route` names, within the limits of `spec`.
 
+    seed:    of the jitter of retries
     route:   where a request goes
     on_lost: called for each request whose client gets none
     """

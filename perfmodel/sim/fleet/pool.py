@@ -17,8 +17,8 @@ from perfmodel.cost import (
     energy_j,
     energy_split_j,
 )
-from perfmodel.cost.draws import Draw
-from perfmodel.cost.offload import least_restored_tokens, restore_cost
+from perfmodel.cost.calibrations.draws import Draw
+from perfmodel.cost.memory.offload import least_restored_tokens, restore_cost
 from perfmodel.engine import HostBlocks, Request, StepRecord
 from perfmodel.errors import SpecError
 from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment
@@ -116,7 +116,12 @@ def build_pool(
 ) -> Pool:
     """The pool `spec` of `scenario` with idle replicas, numbered from `first_index`; each asks for its `front_end`.
 
-    draw: factors on what steps take
+    memory:               of one device
+    calibration, profile: what step times come from
+    on_finished, on_step: called with (replica, request) and (replica, record)
+    can_leap:             whether runs of equal steps are advanced together
+    one_of:               the pool has one of so many of its engines
+    draw:                 factors on step times
     """
     mine = scenario.of_pool(spec)
     costs = shared_step_costs(mine, calibration, profile)

@@ -35,7 +35,7 @@ class _Table:
     def __init__(self, names: tuple[str, ...], is_kept: bool, path: Path | None) -> None:
         self.is_kept = is_kept
         self.columns = {name: array("d" if name.endswith("_s") else "q") for name in names}
-        self._appends = [column.append for column in self.columns.values()]
+        self._rows: list[tuple[float, ...]] = []  # that are in no column yet
         self._file: IO[str] | None = None
         self._lines: list[str] = []
         if path is not None:
@@ -44,8 +44,9 @@ class _Table:
 
     def add(self, row: tuple[float, ...]) -> None:
         if self.is_kept:
-            for append, value in zip(self._appends, row, strict=True):
-                append(value)  # type: ignore[arg-type]
+            self._rows.append(row)
+            if len(self._rows) >= _FLUSH_EVERY:
+                self._settle()
         if self._file is not None:
             self._lines.append(",".join(map(repr, row)))
             if len(self._lines) >= _FLUSH_EVERY:
@@ -63,7 +64,13 @@ class _Table:
             self._file.close()
             self._file = None
 
+    def _settle(self) -> None:
+        for column, values in zip(self.columns.values(), zip(*self._rows, strict=True), strict=False):
+            column.extend(values)
+        self._rows.clear()
+
     def arrays(self) -> dict[str, Any]:
+        self._settle()
         return {name: np.frombuffer(column, dtype=_DTYPES[column.typecode]) for name, column in self.columns.items()}
 
 

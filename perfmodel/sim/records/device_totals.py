@@ -49,7 +49,9 @@ class DeviceTotals:
 
 
 def costs(totals: DeviceTotals, duration: float, inputs: int, outputs: int) -> dict[str, Any]:
-    """Money and energy of a run of `duration` seconds that answered `inputs` tokens with `outputs`; see docs/costs.md.
+    """Cost and energy of a run of `duration` seconds that answered `inputs` tokens with `outputs`; see docs/costs.md.
+
+    totals: device seconds, price and energy of the run
 
     None where there is no price, no energy, or no token to divide by.
     """

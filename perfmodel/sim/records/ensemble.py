@@ -4,9 +4,10 @@ What a factor on a kernel, on prompts or on the front end does to a mean latency
 it, the host hides it, a cached prompt has none of it. So it is simulated: the same arrivals and lengths (common random
 numbers) under each of a few draws, and without. The logarithms of the ratios of means give the interval of the mean.
 
-The draws are the rows of a Hadamard matrix and their opposites, one column per score (`perfmodel.cost.draws`): as each
-pair of columns is orthogonal, a latency that is a product of powers of the factors gets exactly its variance, from
-eight draws. Up and down are told apart by the pairs: near saturation slower is worse than faster is good.
+The draws are the rows of a Hadamard matrix and their opposites, one column per score
+(`perfmodel.cost.calibrations.draws`): as each pair of columns is orthogonal, a latency that is a product of powers of
+the factors gets exactly its variance, from eight draws. Up and down are told apart by the pairs: near saturation slower
+is worse than faster is good.
 
 Shortened runs have more of what only the beginning of a run has, an idle engine and an empty prefix cache; early
 requests count for themselves alone, and the others for all the rest of the long run. What they do not last for is a
@@ -34,7 +35,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.draws import NUM_SCORES, Scores
+from perfmodel.cost.calibrations.draws import NUM_SCORES, Scores
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.specs.scenario import Scenario
 
@@ -127,9 +128,10 @@ def mean_latencies(requests: RequestColumns, weights: Floats) -> dict[str, float
 
 
 def run_ensemble(scenario: Scenario, requests: RequestColumns, serve: Serve, can_shorten: bool = True) -> Ensemble:
-    """The ensemble of a run of `scenario` that had `requests`.
+    """The ensemble of a run of `scenario` with `requests`.
 
-    serve: the requests of a scenario with other traffic, under a draw of scores or without
+    serve:       the requests of a scenario with other traffic, under a draw of scores or without
+    can_shorten: whether a shorter run may represent it
     """
     num_early, count = _sizes(scenario, requests)
     short, time_share = _shortened(scenario, count) if can_shorten else (scenario, 1.0)

@@ -15,7 +15,7 @@ from perfmodel.specs.scenario import Scenario
 
 
 def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, num_steps: int) -> tuple[str, ...]:
-    """Notes of a run; `num_steps` counts the steps of all engines together."""
+    """Notes of a run of `scenario` with the calibration `used` and `requests`; `num_steps` are those of all engines."""
     notes = []
     if used.origin == "datasheet":
         notes.append(
@@ -45,7 +45,7 @@ def network_notes(scenario: Scenario) -> list[str]:
         notes.append(
             f"A replica of {num_devices} devices spans {ceil(num_devices / per_node)} nodes of {per_node} "
             f"{hardware.name}; the network between them is assumed to be {link.name}, "
-            f"{link.bandwidth_bytes_per_s / 1e9:g} GB/s one way for each device. Say which it is with cluster.network."
+            f"{link.bandwidth_bytes_per_s / 1e9:g} GB/s one way for each device. Set cluster.network to the real one."
         )
     return [*dict.fromkeys(notes), *_kv_notes(scenario)]
 
@@ -61,8 +61,8 @@ def _kv_notes(scenario: Scenario) -> list[str]:
     if together <= per_node:
         return []
     return [
-        f"KV is taken to move over {transfer.link_of(scenario.hardware).name}, which joins {per_node} devices, and a "
-        f"prefill and a decode engine have {together}. Say what joins their nodes with cluster.kv_transfer.link."
+        f"KV is assumed to move over {transfer.link_of(scenario.hardware).name}, which joins {per_node} devices, and a "
+        f"prefill and a decode engine have {together}. Set cluster.kv_transfer.link to the link between their nodes."
     ]
 
 
@@ -78,6 +78,6 @@ def _dropped(scenario: Scenario, requests: RequestColumns, num_steps: int) -> li
     chances = popularity_of(scenario.routing)(ffn.num_experts, min(ffn.top_k, ffn.num_experts))
     share = dropped_share(ffn, tokens, factor, chances)
     return [
-        f"With capacity_factor {factor:g}, experts leave out about {share:.0%} of what the router sends them in a step "
-        f"of {tokens} tokens, the mean of this run; what that does to answers is not modelled."
+        f"With capacity_factor {factor:g}, experts drop about {share:.0%} of the tokens routed to them in a step "
+        f"of {tokens} tokens, the mean of this run; the effect on answers is not modelled."
     ]

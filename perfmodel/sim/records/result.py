@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from perfmodel.cost import Calibration, EngineProfile
-from perfmodel.cost.provenance import provenance_of, resolved
+from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 from perfmodel.errors import SpecError
 from perfmodel.printable import Printable
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
@@ -63,7 +63,7 @@ class RunResult(Printable):
             raise SpecError(f"columns({of!r}): allowed 'requests' or 'steps'.")
         records = self.requests if of == "requests" else self.steps
         if records is None:
-            raise SpecError(f"columns({of!r}): this run kept none; simulate with keep_steps=True, and without `out`.")
+            raise SpecError(f"columns({of!r}): this run has none; simulate with keep_steps=True, and without `out`.")
         columns = {field.name: getattr(records, field.name) for field in fields(records)}
         found = {name: column for name, column in columns.items() if column is not None}
         if isinstance(records, RequestColumns):

@@ -5,7 +5,7 @@ __all__ = ["summarize"]
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cost.calibration import Calibration
+from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.sim.records.device_totals import DeviceTotals, costs
@@ -29,8 +29,9 @@ def summarize(
     calibration: Calibration | None = None,
     ensemble: "Ensemble | WholeRuns | None" = None,
 ) -> dict[str, Any]:
-    """The summary of what `collector` has seen. Latencies in ms; null where there is nothing to tell.
+    """The summary of a run of `scenario` as `collector` has seen it. Latencies in ms; null where there is no value.
 
+    totals:      seconds, energy and cost of the devices
     calibration: what the times came from, for their origin
     ensemble:    the run under other factors, for the prediction intervals
     """

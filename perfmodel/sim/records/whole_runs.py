@@ -18,7 +18,7 @@ from math import isfinite, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.draws import NUM_SCORES, Scores
+from perfmodel.cost.calibrations.draws import NUM_SCORES, Scores
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.sim.records.ensemble import (
     MOST,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from perfmodel.cost import StagedPricer, StageTicks, StepPricer
-from perfmodel.cost.offload import RestoreCost
+from perfmodel.cost.memory.offload import RestoreCost
 from perfmodel.cost.steps.curve import DecodeRun
 from perfmodel.engine import Outcome, StepPlan
 from perfmodel.ops.work import BatchShape
@@ -51,21 +51,23 @@ class SimulatedBackend:
         """A step; of several stages, a plan that meets no other."""
         if self._stages is not None:
             return Outcome(self.pass_through(plan).latency)
-        duration = self._pricer.price(shape_of(plan, self._ahead))
+        shape = shape_of(plan, self._ahead)
+        duration = self._pricer.price(shape)
         if plan.num_restored_tokens:
             duration += self._restoring(plan, duration, self.restore)
-        self.prompt_time.add(plan, duration)
+        self.prompt_time.add(shape, duration)
         return Outcome(duration, None, self._acceptance.judge(plan) if self._acceptance is not None else None)
 
     def pass_through(self, plan: StepPlan) -> StageTicks:
         """What `plan` takes in each of several stages."""
         assert self._stages is not None
-        times = self._stages.pass_through(shape_of(plan))
+        shape = shape_of(plan)
+        times = self._stages.pass_through(shape)
         if self.restore is not None and plan.num_restored_tokens:
             cost = replace(self.restore, layers=self.restore.layers // self.num_stages)
             first, *rest = times.stages
             times = times._replace(stages=(first + self._restoring(plan, first, cost), *rest))
-        self.prompt_time.add(plan, sum(times.stages))
+        self.prompt_time.add(shape, sum(times.stages))
         return times
 
     def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
@@ -79,8 +81,8 @@ class SimulatedBackend:
         self._pricer.commit(run, num_steps)
         self.prompt_time.add_decoding(run.duration(num_steps))
 
-    def _apart(self, plan: StepPlan) -> tuple[int, int]:
-        prompts, decodes = shape_of(plan, self._ahead).apart
+    def _apart(self, shape: BatchShape) -> tuple[int, int]:
+        prompts, decodes = shape.apart
         return self._busy_time(prompts), self._busy_time(decodes)
 
     def _busy_time(self, shape: BatchShape) -> int:

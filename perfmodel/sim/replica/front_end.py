@@ -2,7 +2,7 @@
 
 __all__ = ["FrontEnd"]
 
-from perfmodel.cost.server import ServerFit
+from perfmodel.cost.calibrations.engine_profile import ServerFit
 from perfmodel.engine import Request
 from perfmodel.sim.clock import to_ticks
 

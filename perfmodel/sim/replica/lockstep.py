@@ -175,18 +175,32 @@ class Lockstep:
         self._started = now
         self._run, self._is_settled = None, False
         self._num_steps = num_steps = self._max_leap()
-        if self._leaper is not None and num_steps > 1:
-            foresee = self._leaper.foresee
-            self._runs = [foresee(plan, rank.loop.leap_growth, num_steps) for rank, plan in active]
-            is_plain = len(active) == 1 and self.slowdown == 1
-            self._run = run = self._runs[0] if is_plain else _SlowestRun(self._runs, num_steps, self.slowdown)
-            duration = run.duration(num_steps)
+        duration = self._foresee(active, num_steps) if num_steps > 1 else self._execute(active)
+        self._pending = Alarm(self.env, duration, self._end, self._priority)
+
+    def _execute(self, active: list[tuple[Rank, StepPlan]]) -> int:
+        """Ticks of a single step."""
+        duration, outcomes = 0, []
+        for _, plan in active:
+            outcome = self.backend.execute(plan)
+            outcomes.append(outcome)
+            duration = max(duration, outcome.duration)
+        self._outcomes = outcomes
+        return duration if self.slowdown == 1 else round(duration * self.slowdown)
+
+    def _foresee(self, active: list[tuple[Rank, StepPlan]], num_steps: int) -> int:
+        """Ticks of a leap."""
+        assert self._leaper is not None
+        run: Run
+        if len(active) == 1 and self.slowdown == 1:
+            rank, plan = active[0]
+            run = self._leaper.foresee(plan, rank.loop.leap_growth, num_steps)
+            self._runs = [run]
         else:
-            self._outcomes = [self.backend.execute(plan) for _, plan in active]
-            duration = max([outcome.duration for outcome in self._outcomes])
-            if self.slowdown != 1:
-                duration = round(duration * self.slowdown)
-        self._pending = self._alarm(duration, self._end)
+            self._runs = [self._leaper.foresee(plan, rank.loop.leap_growth, num_steps) for rank, plan in active]
+            run = _SlowestRun(self._runs, num_steps, self.slowdown)
+        self._run = run
+        return run.duration(num_steps)
 
     def _wait(self, now: int) -> None:
         """Nothing can run: until something arrives, or the wait of a batch that is not full is over."""
@@ -224,25 +238,47 @@ class Lockstep:
     def _end(self, event: Event) -> None:
         if event is not self._pending:
             return
-        started, now, num_steps, run = self._started, self.env.ticks, self._num_steps, self._run
+        if len(self._active) == 1:
+            self._end_alone()
+        else:
+            self._end_together()
+        self._begin()
+
+    def _end_alone(self) -> None:
+        """As `_end_together`, where there is nobody to wait for."""
+        (rank, plan), started, now, num_steps = self._active[0], self._started, self.env.ticks, self._num_steps
+        finished: list[Request] = []
+        if self._run is None:
+            finished, record = rank.loop.finish_step(plan, started, now, self._outcomes[0].num_accepted)
+        else:
+            record = self._finish_leap(rank, plan, self._runs[0], now)
+            if self._balance is not None:
+                self._balance.pass_steps(num_steps - 1)
+            self._run = None  # nothing is left to cut
+        rank.end_step(record, finished)
+
+    def _finish_leap(self, rank: Rank, plan: StepPlan, run: Run, now: int) -> StepRecord:
+        assert self._leaper is not None
+        num_steps = self._num_steps
+        self._leaper.commit(run, plan, num_steps)
+        return rank.loop.finish_leap(plan, num_steps, self._started, now, run.first_duration, run.step_durations)
+
+    def _end_together(self) -> None:
+        """All ranks have ended the step, or leap, before any of them is asked what its requests do next."""
+        started, now, num_steps = self._started, self.env.ticks, self._num_steps
         ended: list[tuple[Rank, StepRecord, list[Request]]] = []
-        if run is None:
+        if self._run is None:
             for (rank, plan), outcome in zip(self._active, self._outcomes, strict=True):
                 finished, record = rank.loop.finish_step(plan, started, now, outcome.num_accepted)
                 ended.append((rank, record, finished))
         else:
-            assert self._leaper is not None
             for (rank, plan), own in zip(self._active, self._runs, strict=True):
-                self._leaper.commit(own, plan, num_steps)
-                first, each = run.first_duration, run.step_durations
-                record = rank.loop.finish_leap(plan, num_steps, started, now, first, each)
-                ended.append((rank, record, []))
+                ended.append((rank, self._finish_leap(rank, plan, own, now), []))
             if self._balance is not None:
                 self._balance.pass_steps(num_steps - 1)
         self._run = None  # nothing is left to cut
         for rank, record, finished in ended:
             rank.end_step(record, finished)
-        self._begin()
 
 
 class _SlowestRun:

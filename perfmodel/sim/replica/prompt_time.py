@@ -10,15 +10,15 @@ __all__ = ["PromptTime"]
 
 from collections.abc import Callable
 
-from perfmodel.engine import StepPlan
+from perfmodel.ops.work import BatchShape
 
-Apart = Callable[[StepPlan], tuple[int, int]]
+Apart = Callable[[BatchShape], tuple[int, int]]
 
 
 class PromptTime:
     """Ticks of the steps of one pool, and those of them that prompts cost.
 
-    apart: what the prompts of a plan would take alone, and its decodes alone, in ticks; None: nothing is counted
+    apart: what the prompts of a step would take alone, and its decodes alone, in ticks; None: nothing is counted
     """
 
     __slots__ = ("_apart", "_prompt_ticks", "_ticks")
@@ -32,15 +32,15 @@ class PromptTime:
         """Prompts' share of the time of all steps; None before the first, or where nothing is counted."""
         return self._prompt_ticks / self._ticks if self._ticks else None
 
-    def add(self, plan: StepPlan, duration: int) -> None:
-        """The step of `plan` took `duration`."""
+    def add(self, shape: BatchShape, duration: int) -> None:
+        """The step of `shape` took `duration`."""
         if self._apart is None:
             return
         self._ticks += duration
-        if not plan.chunks:
+        if not shape.prefills:
             return
-        if plan.decodes:
-            prompts, decodes = self._apart(plan)
+        if shape.num_decodes:
+            prompts, decodes = self._apart(shape)
             duration = duration * prompts // (prompts + decodes)
         self._prompt_ticks += duration
 

@@ -16,6 +16,8 @@ from perfmodel.sim.replica.lockstep import Lockstep
 class Replica:
     """An engine under simulated time.
 
+    index, loop: its number in the cluster; its serve loop
+    front_end:   the HTTP server in front, if there is one
     lockstep:    the clock of this engine and those that step with it
     on_finished: called with (replica, request) for each request that is done, before the next step is planned; its
                  times are those of the client if there is a front end
@@ -97,8 +99,9 @@ class Replica:
         self._say_less()
 
     def _say_less(self) -> None:
-        for on_less in self._watchers:
-            on_less(self.index)
+        if self._watchers:
+            for on_less in self._watchers:
+                on_less(self.index)
 
     def watch(self, on_less: Callable[[int], None]) -> None:
         """Call `on_less` with `index` whenever requests are forgotten, or kept blocks released."""

@@ -70,7 +70,8 @@ def build_serve_loop(
 ) -> ServeLoop:
     """A serve loop with an empty engine of `num_blocks` KV blocks, and a second tier for them if there is a `host`.
 
-    config: the scenario's, where it is known
+    record_positions: whether plans say where each request's tokens begin
+    config:           the scenario's, where it is known
     """
     engine = scenario.engine
     config = config or scheduler_config(scenario, record_positions)
@@ -94,7 +95,8 @@ def build_locksteps(
     graph: StepGraph,
     can_leap: bool,
 ) -> list[Lockstep]:
-    """The clock of each engine, in order: one for `num_ranks` data-parallel ranks that share operators, else its own.
+    """The clocks of `num_engines` engines under `engine` over `backend`: one for `num_ranks` data-parallel ranks that
+    share operators of `graph`, else one each. can_leap: whether runs of equal steps are advanced together
 
     `num_ranks` is that of a replica, or what is simulated of it: the tokens that its experts see are the whole group's.
     """

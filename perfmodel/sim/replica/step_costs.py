@@ -17,7 +17,7 @@ from perfmodel.cost import (
     scenario_fits,
     scenario_graph,
 )
-from perfmodel.ops.attention.ragged import ContextSpread
+from perfmodel.ops.attention.decode import ContextSpread
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.scenario import Scenario
 

@@ -5,10 +5,10 @@ __all__ = ["ClosedLoopClient", "OpenLoopClient", "Server"]
 from collections.abc import Callable, Generator, Iterator
 from typing import Protocol
 
-from simpy.events import Event
+from simpy.events import URGENT, Event
 
 from perfmodel.engine import Request
-from perfmodel.sim.clock import TickEnvironment
+from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment
 
 
 class Server(Protocol):
@@ -28,22 +28,28 @@ class OpenLoopClient:
     def __init__(self, env: TickEnvironment, requests: Iterator[Request], route: Route) -> None:
         self._env, self._requests, self._route = env, requests, route
         self.is_done = False  # whether the last request is sent
-        env.process(self._send())
+        self._next: Request | None = None  # the one that is sent when the alarm goes off
+        Alarm(env, 0, self._send, URGENT)
 
-    def _send(self) -> Generator[Event, None, None]:
-        env, route = self._env, self._route
-        for request in self._requests:
-            if request.arrival > env.ticks:
-                yield env.timeout(request.arrival - env.ticks)
+    def _send(self, _: Event) -> None:
+        """Send what is due now, and come back for the next."""
+        now, route = self._env.ticks, self._route
+        request = self._next or next(self._requests, None)
+        while request is not None and request.arrival <= now:
             route(request).add(request)
-        self.is_done = True
+            request = next(self._requests, None)
+        self._next = request
+        if request is None:
+            self.is_done = True
+        else:
+            Alarm(self._env, request.arrival - now, self._send, ARRIVAL_PRIORITY)
 
     def on_finished(self, request: Request) -> None:
         """Nothing to do: arrivals do not wait for answers."""
 
 
 class ClosedLoopClient:
-    """`concurrency` users; each sends the next request `think_ticks` after its last was answered."""
+    """`concurrency` users; each sends the next of `requests` by `route`, `think_ticks` after its last was answered."""
 
     def __init__(
         self, env: TickEnvironment, requests: Iterator[Request], route: Route, concurrency: int, think_ticks: int = 0

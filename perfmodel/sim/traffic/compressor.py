@@ -49,7 +49,11 @@ class Compressor:
         fits: tuple[Calibration, EngineProfile],
         route: Callable[[Request], Server],
     ) -> "Compressor":
-        """One that runs `model` as the scenario's engine would, on one device, with nothing beside the prompt."""
+        """One that runs `model` as the scenario's engine would, on one device, with nothing beside the prompt.
+
+        fits:  calibration and profile of the device
+        route: where the shortened request goes
+        """
         engine = EngineSpec(profile=scenario.engine.profile, enforce_eager=scenario.engine.enforce_eager)
         costs = step_costs(scenario.model_copy(update={"model": model, "engine": engine}), *fits)
 

@@ -73,7 +73,7 @@ def _empirical_values(lengths: Lengths) -> NDArray[np.int64]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise WorkloadError(
-            f"{path}: cannot be read ({error.strerror}); give a file with one token count a line"
+            f"{path}: cannot be read ({error.strerror}); give a file with one token count per line"
         ) from None
     values = []
     for number, line in enumerate(lines, 1):
@@ -82,5 +82,5 @@ def _empirical_values(lengths: Lengths) -> NDArray[np.int64]:
                 raise WorkloadError(f"{path}:{number}: found {line.strip()!r}, expected a positive token count")
             values.append(int(line))
     if not values:
-        raise WorkloadError(f"{path}: has no token counts; write one a line")
+        raise WorkloadError(f"{path}: has no token counts; write one per line")
     return np.array(values)

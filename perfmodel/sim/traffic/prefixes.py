@@ -18,7 +18,10 @@ _PROMPT = 1 << 62  # offset of the content numbers of whole prompts
 def prefix_plan(
     prefix: Prefix | None, lengths: Iterator[int], rng: np.random.Generator, block_size: int
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """(prompt tokens, content of its leading full blocks) for each request; the length includes the shared prefix."""
+    """(prompt tokens, content of its leading full blocks) for each request; the length includes the shared prefix.
+
+    lengths: of the prompts, in tokens; rng: draws the group; block_size: tokens of a block
+    """
     if prefix is None:
         return ((length, ()) for length in lengths)
     if prefix.num_prompts_per_group is None:

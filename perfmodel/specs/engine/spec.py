@@ -264,7 +264,7 @@ def _conflicts_with_drafts(engine: "EngineSpec") -> Iterator[str]:
 def _conflicts_of_tiers(engine: "EngineSpec") -> Iterator[str]:
     if engine.kv_cache_dtype != "auto" or engine.kv_cache_residual_tokens:
         other = "kv_cache_residual_tokens" if engine.kv_cache_residual_tokens else "kv_cache_dtype"
-        yield f"found kv_tiers beside {other}, which say the same in two ways; leave {other} out"
+        yield f"found kv_tiers beside {other}, which set the same thing; leave {other} out"
     *newer, oldest = engine.kv_tiers
     if oldest.tokens is not None:
         yield f"kv_tiers: found tokens={oldest.tokens} in the last tier, which takes all older tokens; leave it out"

@@ -60,9 +60,9 @@ class MeasuredAcceptance(Spec):
             if accepted > examined:
                 raise ValueError(f"depth {depth}: found {accepted} accepted of {examined} examined; at most all are")
         if not self.examined[0]:
-            raise ValueError("found no token examined at depth 1; write a run that has drafted something")
+            raise ValueError("found no token examined at depth 1; record a run that drafts tokens")
         if self.by_rank is not None and tuple(map(sum, self.by_rank)) != self.accepted:
-            raise ValueError("found by_rank that does not sum to accepted at each depth; leave it out, or mend it")
+            raise ValueError("found by_rank that does not sum to accepted at each depth; leave it out, or correct it")
         return self
 
     @property

@@ -46,7 +46,7 @@ def parse_version(text: str) -> tuple[tuple[int, ...], Kind]:
     if found is None:
         if _NIGHTLY.fullmatch(text.strip()):
             return (), "nightly"
-        raise SpecError(f"{text!r} is no version; write it as the engine's --version prints it, as in 0.21.0")
+        raise SpecError(f"{text!r} is not a version; write it as the engine's --version prints it, as in 0.21.0")
     kind: Kind = "release"
     if found["dev"]:
         kind = "nightly"

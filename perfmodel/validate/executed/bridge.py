@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from perfmodel.cost.calibration import Calibration
+from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.errors import MissingExtraError
 from perfmodel.models.formats.by_layer import LayerQuantization
 from perfmodel.ops.work import BatchShape
@@ -98,7 +98,10 @@ class ExecutorPackage(Protocol):
     def measure_quality(
         self, scenario: Scenario, baseline: Scenario | None = None, text: str = "pydoc", chunk: int | None = None
     ) -> MeasuredQuality:
-        """Perplexity of the scenario's model on real text; beside `baseline`, the share of equal greedy answers."""
+        """Perplexity of the scenario's model on real text; beside `baseline`, the share of equal greedy answers.
+
+        chunk: new tokens in a step
+        """
         ...
 
     def measure_sensitivity(
@@ -111,13 +114,18 @@ class ExecutorPackage(Protocol):
         by_block: bool = False,
         progress: Progress | None = None,
     ) -> "MeasuredSensitivity":
-        """What each layer loses in the format `method`, and the mix that meets `bits` per weight."""
+        """Loss of each layer of the scenario's model in the format `method`, and the mix that meets `bits` per weight.
+
+        group_size: weights per scale; by_block: attention and feed-forward apart
+        text:       a file, or Python's help
+        """
         ...
 
     def measure_technique(
         self, scenario: Scenario, baseline: Scenario, metric: str, repeats: int = 1
     ) -> list[TechniqueRun]:
-        """Calibrates for both together, then simulates and executes both `repeats` times."""
+        """Calibrates for `scenario` and `baseline` together, then simulates and executes both `repeats` times;
+        speedups are by `metric`."""
         ...
 
     def validate_executor(

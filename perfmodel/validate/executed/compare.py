@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfmodel.cost.calibration import Residuals
+from perfmodel.cost.calibrations.calibration import Residuals
 from perfmodel.engine import Backend, Outcome, StepPlan
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult
@@ -170,7 +170,7 @@ def _joined(rows: Sequence[Rows]) -> Rows:
 
 def _requests(result: RunResult) -> RequestColumns:
     if result.requests is None:
-        raise ValueError("the run's request records were not kept")
+        raise ValueError("the run's request records were not saved")
     return result.requests
 
 
@@ -182,7 +182,7 @@ def _agreement(comparison: ExecutorComparison) -> str:
     """How many steps of the two runs were the same plan."""
     simulated, executed = comparison.simulated.steps, comparison.executed.steps
     if simulated is None or executed is None:
-        return "Step records were not kept: plans are not compared."
+        return "Step records were not saved: plans are not compared."
     ours, theirs = _plans(simulated), _plans(executed)
     same = sum(ours.get(index) == shape for index, shape in theirs.items())
     return f"{same} of {len(theirs)} executed steps had the same plan in the simulation."

@@ -23,9 +23,9 @@ from perfmodel.calibrate.measured.fit import KernelPrediction, fit_measured, pre
 from perfmodel.calibrate.measured.host import costs_of
 from perfmodel.calibrate.measured.records import KernelRecord, MeasuredStep, shape_of
 from perfmodel.cost import GraphPricer, step_costs
-from perfmodel.cost.calibration import Calibration, Residuals
-from perfmodel.cost.provenance import FittedSource, Provenance
-from perfmodel.cost.server import EngineProfile
+from perfmodel.cost.calibrations.calibration import Calibration, Residuals
+from perfmodel.cost.calibrations.engine_profile import EngineProfile
+from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
 from perfmodel.errors import PerfmodelError
 from perfmodel.sim import simulate
 from perfmodel.specs import load_hardware, load_scenario

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cost.provenance import provenance_of
+from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.blocks import block_as
 from perfmodel.specs import load_scenario

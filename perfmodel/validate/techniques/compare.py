@@ -43,7 +43,9 @@ def validate_techniques(
 ) -> ValidationReport:
     """Simulate and execute the scenario of every `*.yaml` below `path`, or of one file, and its baseline.
 
-    journal: keeps each finished pair, and has those of a session that was cut off
+    repeats: runs of each, simulated and executed
+    measure: what runs a pair
+    journal: stores each finished pair, and has those of an interrupted session
     judged:  called with each pair's verdict
 
     Files that cannot be read or executed are listed with the reason. Raises SpecError where that goes for all.

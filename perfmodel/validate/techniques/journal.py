@@ -37,7 +37,10 @@ class Journal:
         return self._known.get(_key(scenario, baseline, repeats))
 
     def add(self, file: str, scenario: Scenario, baseline: Scenario, runs: list[TechniqueRun]) -> None:
-        """Append a finished pair. Raises SpecError if the file cannot be written."""
+        """Append the finished pair of `scenario` (of `file`) and `baseline`, with its `runs`.
+
+        Raises SpecError if the journal cannot be written.
+        """
         if self._path is None:
             return
         key = _key(scenario, baseline, len(runs))

@@ -9,7 +9,7 @@ import pytest
 from perfmodel.calibrate.kernels import gemm, moe
 from perfmodel.calibrate.kernels.expert_load import rank_load
 from perfmodel.calibrate.kernels.tables import WEIGHT_FORMATS, KernelTable, read_table
-from perfmodel.cost.calibration import Calibration
+from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.forms import DeviceFacts
 from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.experts import GroupedExpertsFit

@@ -5,7 +5,7 @@ import datetime
 import pytest
 
 from perfmodel.cost import Calibration, FamilyFit, HostFit, Residuals, load_calibration, save_calibration
-from perfmodel.cost.generations import GenerationFit, load_generation, save_generation
+from perfmodel.cost.calibrations.unmeasured import GenerationFit, load_generation, save_generation
 from perfmodel.errors import SpecError
 from perfmodel.specs.scenario_file import load_hardware
 
@@ -39,15 +39,15 @@ def test_without_a_relation_the_datasheet_stands_in():
 
 
 def test_the_file_of_the_device_and_profile_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr("perfmodel.cost.calibrations.data_dir", lambda kind: tmp_path)
+    monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
     save_calibration(FITTED, tmp_path / "a100-sxm-80gb@vllm.yaml")
     assert load_calibration(A100, "vllm") == FITTED
     assert load_calibration(A100, "datasheet").origin == "datasheet"
 
 
 def test_the_nearest_relation_passes_its_fits_on_and_intervals_widen_with_the_distance(tmp_path, monkeypatch):
-    monkeypatch.setattr("perfmodel.cost.calibrations.data_dir", lambda kind: tmp_path)
-    monkeypatch.setattr("perfmodel.cost.generations.data_dir", lambda kind: tmp_path)
+    monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
+    monkeypatch.setattr("perfmodel.cost.calibrations.unmeasured.data_dir", lambda kind: tmp_path)
     save_calibration(FITTED, tmp_path / "a100-sxm-80gb@vllm.yaml")
     spreads = []
     for device, engine in (
@@ -69,8 +69,8 @@ def test_the_nearest_relation_passes_its_fits_on_and_intervals_widen_with_the_di
 def test_a_generation_that_is_known_to_reach_less_of_its_peaks_does_so_with_fits_from_the_one_before(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("perfmodel.cost.calibrations.data_dir", lambda kind: tmp_path)
-    monkeypatch.setattr("perfmodel.cost.generations.data_dir", lambda kind: tmp_path)
+    monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
+    monkeypatch.setattr("perfmodel.cost.calibrations.unmeasured.data_dir", lambda kind: tmp_path)
     save_calibration(FITTED.model_copy(update={"device": "h100-sxm-80gb"}), tmp_path / "h100-sxm-80gb@vllm.yaml")
     known = GenerationFit(architecture="blackwell", compute=0.5, memory=0.9)
     assert load_generation("blackwell") is None
@@ -84,7 +84,7 @@ def test_a_generation_that_is_known_to_reach_less_of_its_peaks_does_so_with_fits
 
 
 def test_a_sibling_goes_before_a_neighbour(tmp_path, monkeypatch):
-    monkeypatch.setattr("perfmodel.cost.calibrations.data_dir", lambda kind: tmp_path)
+    monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
     for device in ("a100-sxm-80gb", "h100-sxm-80gb"):
         save_calibration(FITTED.model_copy(update={"device": device}), tmp_path / f"{device}@vllm.yaml")
     assert "from h100-sxm-80gb" in load_calibration(load_hardware("h200-sxm"), "vllm").source
@@ -92,7 +92,7 @@ def test_a_sibling_goes_before_a_neighbour(tmp_path, monkeypatch):
 
 
 def test_of_engines_equally_far_away_the_default_profile_goes_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("perfmodel.cost.calibrations.data_dir", lambda kind: tmp_path)
+    monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
     for engine in ("an-engine", "vllm", "zz-engine"):
         save_calibration(FITTED.model_copy(update={"engine": engine}), tmp_path / f"a100-sxm-80gb@{engine}.yaml")
     found = load_calibration(A100, "perfmodel")

@@ -5,8 +5,8 @@ from math import exp, log
 import pytest
 
 from perfmodel.cost import Calibration, EngineProfile, FamilyFit, GraphPricer, OperatorTimer, Residuals, StepTables
-from perfmodel.cost.draws import NUM_SCORES, Draw, LogNormal, Uncertainty
-from perfmodel.cost.server import ServerFit
+from perfmodel.cost.calibrations.draws import NUM_SCORES, Draw, LogNormal, Uncertainty
+from perfmodel.cost.calibrations.engine_profile import ServerFit
 from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.specs import load_hardware, load_model
 

@@ -12,7 +12,7 @@ from perfmodel.cost import (
     estimate_step,
     host_fit,
 )
-from perfmodel.cost.calibrations import load_calibration
+from perfmodel.cost.calibrations.files import load_calibration
 from perfmodel.cost.forms.experts import GroupedExpertsFit
 from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.ops.experts.operators import EXPERT_KERNELS

@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.cost import Calibration, FamilyFit, HostFit, OperatorTimer, estimate_step, host_fit
-from perfmodel.cost.datasheet import EAGER_LAUNCH_S
+from perfmodel.cost.calibrations.calibration import EAGER_LAUNCH_S
 from perfmodel.models.cards import load_model
 from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.specs.engine.spec import EngineSpec
@@ -68,11 +68,9 @@ def test_utilization_by_hand():
     assert found.mfu == pytest.approx((matrix / 312e12 + vector / 19.5e12) / found.duration_s)
 
 
-def test_the_table_is_aligned_and_adds_up():
+def test_an_estimate_prints_its_operators_and_what_they_add_up_to():
     found = estimate_step(GRAPH, timer(serial_step_s=1e-4), decode_shape(8, 1000))
-    lines = str(found).splitlines()
-    assert lines[0].split()[:3] == ["operator", "count", "GFLOP"]
-    assert len(lines) == len(found.rows) + 3
-    assert len({line.rindex("%") for line in lines[1 : 1 + len(found.rows)]}) == 1
-    assert "host time that shows" in lines[-2]
-    assert lines[-1].startswith("step ")
+    text = str(found)
+    assert all(row.name in text for row in found.rows)
+    assert "exposed host time" in text
+    assert f"{found.duration_s * 1e3:.3f} ms a step" in text

@@ -88,6 +88,13 @@ def test_skew_costs_where_multiplying_does_and_spares_reads_where_it_does_not():
         assert (skewed > even) == is_slower
 
 
+def test_nothing_to_do_takes_no_time():
+    ffn = BLOCKS[0]
+    none = experts(0, ffn, uniform_routing(ffn, 0, 1), FORMATS[0], width=4096, intermediate=ffn.intermediate_size)
+    time = time_experts(none, FITS[0], DEVICES[0])
+    assert (time.duration_s, time.compute_s, time.memory_s, time.communication_s, time.overhead_s) == (0, 0, 0, 0, 0)
+
+
 def test_misaligned_shards_cost_their_factor():
     device, fit = DEVICES[1], FITS[0]
     slower = fit.model_copy(update={"misaligned": 2.0})

@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.cost import plan_memory, step_costs
-from perfmodel.cost.footprint import kv_bytes
+from perfmodel.cost.memory.footprint import kv_bytes
 from perfmodel.errors import SpecError
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.sharding import Sharding

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import plan_memory
-from perfmodel.cost.memory import smallest_fitting_tp
+from perfmodel.cost.memory.plan import smallest_fitting_tp
 from perfmodel.errors import DoesNotFitError
 from perfmodel.models.cards import list_models, load_model
 from perfmodel.models.params import weight_bytes

@@ -3,8 +3,8 @@
 import pytest
 
 from perfmodel.cost import OperatorTimer, StepEstimate, estimate_step, host_fit
-from perfmodel.cost.calibrations import load_calibration
-from perfmodel.cost.datasheet import EAGER_OPERATOR_S
+from perfmodel.cost.calibrations.calibration import EAGER_OPERATOR_S
+from perfmodel.cost.calibrations.files import load_calibration
 from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.specs import EngineSpec, list_models, load_hardware, load_model
 

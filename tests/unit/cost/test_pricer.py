@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import Calibration, FamilyFit, GraphPricer, HostFit, OperatorTimer, StepTables, estimate_step
-from perfmodel.ops import BatchShape, StepGraph, build_graph
+from perfmodel.ops import BatchShape, StepGraph, build_graph, decode_shape
 from perfmodel.specs import EngineSpec, load_hardware, load_model
 
 MODELS = ("llama-3.1-8b", "gpt-oss-20b", "deepseek-v3", "nemotron-h-56b", "qwen3.5-35b-a3b")
@@ -118,4 +118,21 @@ def test_memory_of_prefill_shapes_is_bounded_and_nothing_is_lost(monkeypatch: py
     for length in range(2, 102):
         free.price(BatchShape(length, 1, ((length, 0),)))
     assert bounded.usage().flops == pytest.approx(free.usage().flops)
-    assert all(len(memo.known) <= 10 for memo in bounded._prompts)
+    assert len(bounded._prompts.known) <= 10
+
+
+def test_a_run_under_way_counts_all_the_same_when_other_costs_are_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twenty steps foreseen, then taken after thirty unlike ones: the FLOPs of fifty steps."""
+    graph, timer = graph_and_timer("llama-3.1-8b", "datasheet")
+    shapes = [BatchShape(length, 1, ((length, 0),)) for length in range(2, 32)]
+    monkeypatch.setattr(sys.modules[GraphPricer.__module__], "_MOST_KNOWN", 5)
+    pricer, decodes = GraphPricer(StepTables(graph, timer)), decode_shape(8, 1000)
+    run = pricer.run(decodes, (), 20)
+    for shape in shapes:
+        pricer.price(shape)
+    pricer.commit(run, 20)
+    flops = sum(estimate_step(graph, timer, shape).flops for shape in shapes)
+    flops += sum(estimate_step(graph, timer, decode_shape(8, 1000 + i)).flops for i in range(20))
+    assert pricer.usage().flops == pytest.approx(flops, rel=1e-9)

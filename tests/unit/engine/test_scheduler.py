@@ -207,3 +207,14 @@ def test_fingerprints_tell_plans_apart() -> None:
     for engine, length in ((first, 10), (second, 11)):
         engine.add(Request(0, 0, length, 2))
     assert first.plan(0).fingerprint() != second.plan(0).fingerprint()
+
+
+def test_without_a_cache_a_sequence_that_fills_the_budget_is_computed_and_a_longer_one_waits() -> None:
+    """Each step computes all tokens of whom it advances: 9 of the prompt, then 10 with the first of the answer, which
+    is all of the budget. A second request finds room for its 5 only once the first is done."""
+    engine = scheduler(keeps_kv=False, max_num_batched_tokens=10)
+    engine.add(Request(0, 0, 9, 2))
+    assert turn(engine, 0) == {0: 9}
+    engine.add(Request(1, 1, 5, 1))
+    assert turn(engine, 1) == {0: 10}
+    assert turn(engine, 2) == {1: 5}

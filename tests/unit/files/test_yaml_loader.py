@@ -77,7 +77,7 @@ def test_positions_are_those_of_keys_and_items(tmp_path: Path) -> None:
         (b"a: *q\n", ":1: ", "undefined alias"),
         (b"a: &x [*x]\n", ":1: ", "contains itself"),
         (b"a: !include x\n", ":1: ", "found the tag !include"),
-        (b"[a]: 1\n", ":1: ", "keys are words"),
+        (b"[a]: 1\n", ":1: ", "keys are strings"),
         (b"a: 1\n---\nb: 1\n", ":2: ", "second document"),
         (b"# nothing\n", ": ", "the file is empty"),
         (b"- 1\n", ":1: ", "found a list, a mapping"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from perfmodel.cost.footprint import kv_bytes_per_token, state_bytes_per_sequence
+from perfmodel.cost.memory.footprint import kv_bytes_per_token, state_bytes_per_sequence
 from perfmodel.errors import SpecError
 from perfmodel.models import count_parameters, weight_bytes
 from perfmodel.models.changes import CHANGES

@@ -302,6 +302,25 @@ GLM_4_5_AIR: dict[str, Any] = {
     "max_position_embeddings": 131072,
     "tie_word_embeddings": False,
 }
+ERNIE_4_5_21B: dict[str, Any] = {
+    "model_type": "ernie4_5_moe",
+    "hidden_size": 2560,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "moe_num_experts": 64,
+    "moe_num_shared_experts": 2,
+    "moe_k": 6,
+    "moe_layer_start_index": 1,
+    "moe_layer_end_index": 27,
+    "moe_layer_interval": 1,
+    "vocab_size": 103424,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+}
 SMOLLM3: dict[str, Any] = {
     "model_type": "smollm3",
     "hidden_size": 2048,
@@ -363,6 +382,7 @@ GRANITE_H_SMALL: dict[str, Any] = {
         pytest.param(BAMBA_9B, 9.78e9, 0.01, id="bamba-9b"),
         pytest.param(QWEN3_NEXT, 80e9, 0.01, id="qwen3-next-80b-a3b"),
         pytest.param(GLM_4_5_AIR, 106e9, 0.01, id="glm-4.5-air"),
+        pytest.param(ERNIE_4_5_21B, 21.8e9, 0.01, id="ernie-4.5-21b-a3b"),
         pytest.param(SMOLLM3, 3_075_098_624, 0, id="smollm3-3b"),
         pytest.param(GRANITE_H_SMALL, 32.2e9, 0.01, id="granite-4.0-h-small"),
     ],

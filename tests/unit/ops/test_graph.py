@@ -23,6 +23,17 @@ MODELS = [
     "nemotron-3-nano-30b-a3b",
     "opt-13b",
 ]
+FAMILIES = {  # as `Work` lists them: what achieved fractions are known by
+    "attention_decode",
+    "attention_prefill",
+    "collective",
+    "elementwise",
+    "embedding",
+    "gemm",
+    "moe",
+    "sampling",
+    "scan",
+}
 FIELDS = {
     Depends.TOKENS: ("num_tokens",),
     Depends.GROUP: ("group_tokens",),
@@ -69,7 +80,10 @@ def test_every_card_has_a_graph_of_distinctly_named_nodes(name):
     names = [node.name for node in graph.nodes]
     assert len(names) == len(set(names))
     shape = decode_shape(8, 1000, model.attention_spans)
-    assert all(node.work(shape).flops >= 0 for node in graph.nodes)
+    works = [node.work(shape) for node in graph.nodes]
+    assert all(work.flops >= 0 for work in works)
+    assert {work.family for work in works} <= FAMILIES
+    assert not {work.name for work in works} & FAMILIES - {"attention_decode", "attention_prefill", "embedding"}
     assert sum(len(nodes) for nodes in graph.by_depends.values()) == len(names)
 
 

@@ -68,6 +68,20 @@ def test_grouped_experts_by_hand(num_tokens):
     assert work.weight_bytes == pytest.approx(8 * (1 - 0.75**num_tokens) * 3 * 4096 * 14336 * 2)
 
 
+@pytest.mark.parametrize("gated", [True, False])
+def test_experts_as_modules_move_what_their_operators_read_and_write(gated):
+    """Hugging Face's MixtralSparseMoeBlock, an expert on n of its rows, elements in bf16: gather (read d, write d), w1
+    and, if gated, w3 (read d each, write f each), the activation (read f, write f) and the product (read 2 f, write f),
+    w2 (read f, write d), times the router's weight (read d, write d), index_add_ (read 2 d, write d); one sum of d is
+    written a token."""
+    ffn, d, f = MoEFFN(8, 2, 14336, gated=gated), 4096, 14336
+    load = uniform_routing(ffn, 100, 1)
+    work = experts(100, ffn, load, BF16, width=d, intermediate=f, is_fused=False)
+    product = 3 * f if gated else 0
+    row = 2 * d + (1 + gated) * (d + f) + 2 * f + product + (f + d) + 2 * d + 3 * d
+    assert work.activation_bytes == pytest.approx(2 * (load.assignments * row + 100 * d))
+
+
 @given(st.integers(1, 2000), st.integers(1, 2000))
 def test_distinct_experts_grow_and_saturate(a, b):
     low, high = sorted((a, b))

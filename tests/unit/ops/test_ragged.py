@@ -5,7 +5,7 @@ import pytest
 
 from perfmodel.cost import OperatorTimer, load_calibration
 from perfmodel.ops import build_graph, decode_shape
-from perfmodel.ops.attention.ragged import ContextSpread
+from perfmodel.ops.attention.decode import ContextSpread
 from perfmodel.specs import load_hardware, load_model
 
 

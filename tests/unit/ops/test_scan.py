@@ -17,6 +17,19 @@ def state(mixer, tp=1):
     return state_shape(mixer, tp, "bf16", 2.0)
 
 
+@pytest.mark.parametrize(
+    ("mixer", "inputs", "channels"),
+    [
+        (DELTA, 2 * 16 * 128 + 2 * 32 * 128, 32 * 128 + 2 * 16 * 128),  # q and k of 16 heads; v and the output of 32
+        (MAMBA2, 2 * 128 * 64 + 2 * 8 * 128, 128 * 64 + 2 * 8 * 128),  # x and the output; B and C of 8 groups
+        (MAMBA1, 2 * 8192 + 2 * 16, 8192),  # the convolution is of x alone
+    ],
+)
+def test_a_scan_reads_and_writes_its_rows_and_the_convolution_has_their_channels(mixer, inputs, channels):
+    assert state(mixer).inputs == inputs
+    assert conv_channels(mixer, state(mixer)) == channels
+
+
 def test_state_update_by_hand():
     """Qwen3-Next: 32 heads of 128 x 128 in fp32, read and written, 7 FLOPs each, per sequence."""
     work = state_update(3, state(DELTA))

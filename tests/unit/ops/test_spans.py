@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.ops.attention.spans import tile_pairs, visible_keys, visible_pairs
+from perfmodel.ops.attention.prefill import tile_pairs, visible_keys, visible_pairs
 
 TOKENS = st.integers(1, 60)
 CACHED = st.integers(0, 60)

@@ -122,10 +122,10 @@ def test_scenarios_are_compared_by_name(run):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("not json", "is no JSON"),
-        ("[1, 2]", "is no result of perfmodel"),
-        ('{"duration": 2}', "is no result of perfmodel"),
-        ('{"provenance": {"kind": "run"}}', "is no result of perfmodel"),
+        ("not json", "is not JSON"),
+        ("[1, 2]", "is not a result of perfmodel"),
+        ('{"duration": 2}', "is not a result of perfmodel"),
+        ('{"provenance": {"kind": "run"}}', "is not a result of perfmodel"),
     ],
 )
 def test_what_is_no_result_is_one_sentence(run, tmp_path, text, says):

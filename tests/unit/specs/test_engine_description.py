@@ -163,7 +163,7 @@ traffic:
         ("kv_cache_dtype: fp88", r"mine\.yaml:6: engine\.kv_cache_dtype: .*'fp88'.*Did you mean 'fp8'"),
         ("version: 0.99", r"mine\.yaml:6: engine\.version: 0\.99 is newer than 0\.\d+, the newest described.*0\.\d+"),
         ("version: 0.2", r"mine\.yaml:6: engine\.version: 0\.2 is older than 0\.9, the oldest described.*0\.9"),
-        ("version: banana", r"mine\.yaml:6: engine\.version: 'banana' is no version"),
+        ("version: banana", r"mine\.yaml:6: engine\.version: 'banana' is not a version"),
     ],
 )
 def test_unknown_names_are_refused_with_file_line_field_and_the_nearest(tmp_path, line, sentence):

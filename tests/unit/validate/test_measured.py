@@ -9,7 +9,7 @@ from perfmodel.calibrate.measured import read_measurements
 from perfmodel.calibrate.measured.fit import fit_measured, predict_kernels
 from perfmodel.calibrate.measured.host import costs_of
 from perfmodel.cost import load_calibration
-from perfmodel.cost.calibration import HostFit
+from perfmodel.cost.calibrations.calibration import HostFit
 from perfmodel.errors import SpecError
 from perfmodel.specs import load_hardware
 from perfmodel.validate.executed.measured import halves, validate_measured

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.cost.provenance import FittedSource, Provenance
+from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
 from perfmodel.errors import SpecError
 from perfmodel.report.views.validation import validation_view
 from perfmodel.report.written import write_report

@@ -204,8 +204,7 @@ def decode_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> Operato
     """How long one run of `work` takes: KV from HBM."""
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
-    extent = work.extent
-    assert isinstance(extent, DecodeExtent)
+    extent = work.extent_as(DecodeExtent)
     sizes = _sizes(work, extent, fit.kernel)
     if not extent.splits_kv:
         return _unsplit_time(work, sizes, fit, device)

@@ -82,8 +82,7 @@ def mixed_time(work: Work, fit: MixedAttentionFit, device: DeviceFacts) -> Opera
     """How long one run of `work` takes: prompts and decodes together."""
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
-    extent = work.extent
-    assert isinstance(extent, MixedExtent)
+    extent = work.extent_as(MixedExtent)
     kernel, heads, prompts = fit.kernel, extent.prompts.heads, extent.prompts.prefills
     tiles = [prompt_tiles(new, cached, 0, kernel, kernel.rows, SCALARS) for new, cached in prompts]
     visited, numbers, longest = zip(*tiles, strict=True)

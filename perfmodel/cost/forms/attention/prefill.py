@@ -122,8 +122,7 @@ def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> Opera
     """
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
-    extent = work.extent
-    assert isinstance(extent, PrefillExtent)
+    extent = work.extent_as(PrefillExtent)
     kernel, prompts = fit.kernel, _sizes(work, extent)
     plain = _together([_plain(sizes, kernel, SCALARS) for sizes in prompts])
     packed = None

@@ -18,8 +18,8 @@ and at least that between nodes, and one hop more where tokens are handed on.
 __all__ = ["exchange_between_nodes", "nccl_between_nodes"]
 
 from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.messages.links import TwoLevel, ways_of
 from perfmodel.cost.forms.messages.nccl import CollectiveFit
-from perfmodel.cost.forms.messages.two_level import TwoLevel, ways_of
 from perfmodel.ops.messages import Message, Spread
 
 # What a protocol reaches of a card's line rate. Simple: nccl-tests between DGX H100 with eight 400 Gbit/s cards report

@@ -1,4 +1,4 @@
-"""The plan of an offline job as a document: what does it in time for the least money, or first."""
+"""The plan of an offline job as a document: what does it in time at the lowest cost, or first."""
 
 __all__ = ["job_json", "job_view"]
 
@@ -7,8 +7,9 @@ from typing import Any
 from perfmodel.plan.deployments.result import SURE
 from perfmodel.plan.jobs.export import batch_command
 from perfmodel.plan.jobs.result import Job, JobPlan
+from perfmodel.plan.metrics import metric_of
 from perfmodel.report.document import Block, Commands, Document, Notes, Sentences, Table
-from perfmodel.report.numbers import format_duration, format_optional
+from perfmodel.report.numbers import format_duration, format_metric, format_optional
 from perfmodel.report.views.plan.sentences import bound_sentence
 
 
@@ -116,22 +117,24 @@ def _table(plan: JobPlan) -> Table:
             "-" if job.candidate.usd_per_hour is None else f"{job.bill:.3g}",
             format_optional(job.mean("output_throughput_per_gpu"), ",.0f"),
             format_optional(job.mean("usd_per_million_output_tokens"), ".3g"),
-            format_optional(job.mean("tail_share"), ".1%"),
+            format_metric(metric_of("tail_share"), job.mean("tail_share")),
             f"{plan.in_time(job):.0%}",
             better,
             f"{job.seconds / job.screened_s:.2f}",
         )
 
     note = (
-        f"time: of the whole job, simulated under {plan.spec.seeds} seeds; in brackets 80 % intervals: what the "
-        "calibration leaves unexplained (common draws) and the scatter of the seeds. tok/s/GPU: output tokens. drain: "
-        "the share of the time in which no request waits any more. in time: the share of draws in which the "
-        "deadline is met. choice better: the share of draws, the same for both, in which the first row is better by "
-        "the objective. over screen: the simulated time over that of the closed form."
+        f"Of the whole job, simulated under {plan.spec.seeds} seeds; in brackets 80 % intervals: what the calibration "
+        "leaves unexplained (common draws) and the scatter of the seeds. Drain time: in which no request waits any "
+        "more. in time: the share of draws in which the deadline is met. choice better: the share of draws, the same "
+        "for both, in which the first row is better by the objective. over screen: the simulated time over that of the "
+        "closed form."
     )
+    shown = ("usd_total", "output_throughput_per_gpu", "usd_per_million_output_tokens", "tail_share")
     head = (
-        *("deployment", "GPUs", "time", "USD", "tok/s/GPU", "USD/Mtok out", "drain", "in time"),
-        *("choice better", "over screen"),
+        *("deployment", metric_of("gpus").title, metric_of("duration").name),
+        *(metric_of(key).title for key in shown),
+        *("in time", "choice better", "over screen"),
     )
     return Table(head, [row(job) for job in (*plan.ranked, *plan.late)], "Finalists, simulated", note=note)
 
@@ -139,7 +142,7 @@ def _table(plan: JobPlan) -> Table:
 def _question(plan: JobPlan) -> str:
     """What was asked, in a sentence."""
     spec = plan.spec
-    best = "for the least money" if spec.objective == "cheapest_job" else "first"
+    best = "at the lowest cost" if spec.objective == "cheapest_job" else "first"
     when = f" within {format_duration(spec.deadline_s)}" if spec.deadline_s is not None else ""
     job = f"{plan.num_requests:,} requests to {plan.scenario.model.name}"
     return f"What does {job}{when} {best}, on at most {spec.max_gpus} GPUs?"

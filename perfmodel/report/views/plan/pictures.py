@@ -1,4 +1,4 @@
-"""A plan's pictures: the finalists by what the objective compares, and what more money buys."""
+"""A plan's pictures: the finalists by what the objective compares, and what a higher budget buys."""
 
 __all__ = ["plan_pictures"]
 

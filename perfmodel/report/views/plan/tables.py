@@ -1,4 +1,4 @@
-"""A plan's tables: how the finalists serve, what they cost, what more money buys."""
+"""A plan's tables: how the finalists serve, what they cost, what a higher budget buys."""
 
 __all__ = ["format_interval", "plan_tables"]
 
@@ -7,8 +7,15 @@ from math import isfinite
 
 from perfmodel.plan.deployments.finalist import Finalist, FrontPoint, Interval
 from perfmodel.plan.deployments.result import PlanResult
+from perfmodel.plan.metrics import metric_of
 from perfmodel.report.document import Table
-from perfmodel.report.numbers import format_optional
+from perfmodel.report.numbers import format_number, format_optional
+
+_COSTS = (
+    *("gpus", "usd_per_hour", "usd_per_million_input_tokens_split", "usd_per_million_output_tokens_split"),
+    *("joules_per_output_token", "rate_per_gpu"),
+)
+_FRONT = ("gpus", "usd_per_hour", "tightness", "screened_tightness", "attained")
 
 
 def plan_tables(result: PlanResult) -> list[Table]:
@@ -30,7 +37,7 @@ def _service(result: PlanResult) -> Table:
                 f"{format_interval(each.latency_interval(quantile, name), form)}".strip()
                 for name, form in (("ttft", ".0f"), ("tpot", ".1f"))
             ),
-            f"{each.attained:.1%}",
+            format_number(100 * each.attained, 1),
             f"{result.sufficient(each):.0%}",
             better,
             each.deployment.screened.binds,
@@ -38,19 +45,16 @@ def _service(result: PlanResult) -> Table:
 
     seeds = result.spec.seeds
     note = (
-        f"max req/s: the highest rate at which {result.spec.attainment:.0%} of the requests meet the SLO, of the whole "
-        f"deployment, simulated under {seeds} seeds. {quantile} latencies and the share in the SLO are at the target "
-        f"rate. In brackets 80 % intervals: what the calibration leaves unexplained (common draws, carried to the "
+        f"The maximum rate is that at which {result.spec.attainment:.0%} of the requests meet the SLO, of the whole "
+        f"deployment, simulated under {seeds} seeds; latencies and attainment are at the target rate. In brackets "
+        f"80 % intervals: what the calibration leaves unexplained (common draws, carried to the "
         f"simulated value by the screen's formulas) and the scatter of the seeds. suffices: the share of draws in "
         f"which so many replicas serve the target rate. choice better: the share of draws, the same for both, in which "
         f"the first row is better by the objective. binds: what is missed first beyond the highest rate."
     )
     head = (
         "deployment",
-        "max req/s",
-        f"{quantile} TTFT ms",
-        f"{quantile} TPOT ms",
-        "in SLO",
+        *(metric_of(key).title for key in ("max_rate", f"{quantile}_ttft_ms", f"{quantile}_tpot_ms", "attained")),
         "suffices",
         "choice better",
         "binds",
@@ -74,11 +78,11 @@ def _cost(result: PlanResult) -> Table:
         )
 
     note = (
-        "USD/Mtok: at the target rate, the bill shared out between prompts and answers by the time that their steps "
-        "take; both together are the whole of it. J/tok out: all energy over the output tokens. req/s/GPU: of the "
-        "highest rate. over screen: the simulated highest rate over that of the closed form."
+        "Costs and energy are at the target rate. Prefill and decode cost: the total cost split between prompts and "
+        "answers by the time that their steps take. Energy per output token: all of it, prompts included. over screen: "
+        "the simulated maximum rate over that of the closed form."
     )
-    head = ("deployment", "GPUs", "USD/h", "USD/Mtok in", "USD/Mtok out", "J/tok out", "req/s/GPU", "over screen")
+    head = ("deployment", *(metric_of(key).title for key in _COSTS), "over screen")
     return Table(head, _each(result, row), "Finalists, simulated: what they cost", note=note)
 
 
@@ -91,19 +95,18 @@ def _front(result: PlanResult) -> Table:
             format_optional(point.usd_per_hour, ".2f"),
             f"{point.tightness:.2f}",
             f"{point.screened_tightness:.2f}" if isfinite(point.screened_tightness) else "no end",
-            f"{point.attained:.1%}",
+            format_number(100 * point.attained, 1),
         )
 
     rows = [row(str(number), point) for number, point in enumerate(result.front, 1)]
     rows += [row("misses", point) for point in result.not_serving]
     note = (
-        "Of all that was simulated at the target rate, deployments that no cheaper one beats in latency. latency over "
-        "limit: of the limit that comes nearest; 1 is just met. screened: the same in closed form. misses: the screen "
-        "took it to serve the rate, the simulator finds that it does not."
+        "Deployments that no cheaper one beats in latency, among all that were simulated at the target rate. The limit "
+        "is the one that comes nearest; 1 is just met. misses: serves the rate in closed form, but not simulated."
     )
-    head = ("", "deployment", "GPUs", "USD/h", "latency over limit", "screened", "in SLO")
+    head = ("", "deployment", *(metric_of(key).title for key in _FRONT))
     is_worth_it = len(result.front) > 1 or result.not_serving
-    return Table(head, rows if is_worth_it else (), "What more money buys, simulated", left=2, note=note)
+    return Table(head, rows if is_worth_it else (), "What a higher budget buys, simulated", left=2, note=note)
 
 
 def _each(result: PlanResult, row: Callable[[Finalist], tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:

@@ -5,7 +5,7 @@ __all__ = ["study_json", "study_view"]
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from perfmodel.cost.provenance import provenance_of, resolved
+from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 from perfmodel.plan.metrics import Metric
 from perfmodel.plan.studies.result import StudyPart, StudyResult
 from perfmodel.plan.studies.study import Answers, Label

@@ -66,7 +66,8 @@ class TransferCost:
 
 
 def transfer_cost(source: Scenario, target: Scenario, source_link: Link, target_link: Link) -> TransferCost:
-    """The cost between one engine (data-parallel rank) of `source` and one of `target`; the slower link sets the rate.
+    """The cost between one engine (data-parallel rank) of `source` and one of `target`; the slower of `source_link` and
+    `target_link` sets the rate.
 
     Where pipeline stages differ in size the mean stands for them.
     """
@@ -117,6 +118,7 @@ class KvTransfers:
     ) -> Process:
         """Move the KV of `num_tokens` from engine `source` to engine `target`, then call `done`.
 
+        cost:          what such a transfer takes
         prefill_ticks: how long the prefill took that has ended now; 0 if it ended before
         """
         links = self._link("out", source), self._link("in", target)

@@ -32,7 +32,11 @@ class PrefillDecode:
         front_end: FrontEnd | None,
         transfers: KvTransfers,
     ) -> DisaggregatedServer:
-        """The server between the prefill and the decode pools among `pools`."""
+        """The server between the prefill and the decode pools among `pools` of `scenario`.
+
+        on_finished: called with (replica that had it last, request); front_end: the HTTP server in front, if any
+        transfers:   those under way on the links
+        """
         prefill, decode = ([p for p in pools if p.spec.role == role] for role in ("prefill", "decode"))
         routers = FleetRouter.over(prefill, scenario), FleetRouter.over(decode, scenario)
         costs = _transfer_costs(scenario, pools)

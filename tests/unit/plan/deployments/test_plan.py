@@ -68,7 +68,7 @@ def test_who_does_not_serve_is_counted_by_its_reason() -> None:
     assert shortfalls(all_of_them, spec, 10.0) == {
         "misses the SLO at any rate": 1,
         "too slow for the rate with max_gpus": 1,
-        "too dear at the rate": 1,
+        "over budget at the rate": 1,
     }
 
 

@@ -42,6 +42,15 @@ def test_the_highest_step_is_found_from_anywhere_in_few_looks(seed: int) -> None
     assert len(set(looks)) == len(looks)
 
 
+def test_what_is_met_everywhere_is_met_where_the_search_ends() -> None:
+    """A search that never finds the edge stops after so many doublings, at the highest place that it looked at."""
+    looks: list[int] = []
+    found = highest_on_lattice(lambda step: not looks.append(step), 0)  # type: ignore[func-returns-value]
+    assert found in looks
+    assert found is not None
+    assert found > 150
+
+
 def test_nothing_that_is_met_is_told() -> None:
     assert highest_on_lattice(lambda _: False, 0) is None
 

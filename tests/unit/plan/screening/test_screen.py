@@ -39,7 +39,8 @@ def test_steps_are_the_simulators_own() -> None:
         [step_surface(scenario, demand.context, demand.mean_prompt, 512, 8192)], np.array([0], dtype=np.intp)
     )
     pricer = GraphPricer(shared_step_costs(scenario).tables)
-    for batch, within in ((64, 1e-9), (80, 0.03), (300, 0.07)):
+    knots = ((batch, 1e-9) for batch in (1, 2, 3, 4, 6, 64))
+    for batch, within in (*knots, (80, 0.03), (300, 0.07)):
         seconds = pricer.price(BatchShape(batch, batch, (), batch, round(batch * demand.context))) / 1e12
         assert surfaces.decode(np.array([[float(batch)]]))[0, 0] == pytest.approx(seconds, rel=within)
     for tokens, within in ((1024, 1e-9), (1500, 0.03), (700, 0.08)):

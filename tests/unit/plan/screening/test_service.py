@@ -20,21 +20,23 @@ def engine(
     apart: bool = False,
     per_sequence_s: float = 0.0,
     transfer: tuple[float, float] = (0.0, 0.0),
+    per_pair_s: float = 0.0,
+    budget: float = 8192.0,
 ) -> Service:
     """Decode steps of 20 ms, and `per_sequence_s` for each of the batch; prompts cost in proportion to their tokens,
-    and so does KV that another engine has computed."""
+    and so does KV that another engine has computed, and each with what is in the cache before it (`per_pair_s`)."""
     beside = np.full((5, len(CHUNKS)), STEP_S) + per_prompt_token_s * CHUNKS
     if apart:
         beside = np.tile(per_prompt_token_s * CHUNKS, (5, 1))
     ones = np.ones(len(BATCHES))
-    surface = StepSurface(STEP_S + per_sequence_s * BATCHES, ones, beside, np.zeros(len(CHUNKS)), 0.0, 0, "datasheet")
+    surface = StepSurface(STEP_S + per_sequence_s * BATCHES, ones, beside, per_pair_s * CHUNKS, 0.0, 0, "datasheet")
 
     def one(value: float) -> np.ndarray:  # type: ignore[type-arg]
         return np.array([[value]])
 
     surfaces = Surfaces([surface], np.array([0]))
     none, kv = (one(0.0), one(0.0), one(0.0)), (one(transfer[0]), one(transfer[1]))
-    return Service(surfaces, surfaces, one(slots), one(8192.0), one(float(apart)), one(1.0), kv, none, one(gates))
+    return Service(surfaces, surfaces, one(slots), one(budget), one(float(apart)), one(1.0), kv, none, one(gates))
 
 
 def asks(prompt: float, outputs: float) -> Demand:
@@ -124,3 +126,17 @@ def test_kv_from_another_engine_waits_for_half_a_step_and_for_those_planned(gate
     service = engine(64, per_prompt_token_s=1e-4, gates=gates, apart=True, transfer=(0.003, 2e-6))
     served = at(service, asks(1000, 100), 1e-6)
     assert float(served.ttft.mean()) == pytest.approx(0.1 + 0.003 + 0.002 + (0.5 + gates) * STEP_S, rel=1e-3)
+
+
+@pytest.mark.parametrize(("budget", "parts"), [(8193.0, 1), (1025.0, 1), (257.0, 4)])
+def test_a_prompt_in_parts_attends_to_the_parts_before_and_to_what_is_cached(budget: float, parts: int) -> None:
+    """1,024 tokens after 2,000 cached ones, each pair of a token and one before it 2 ns: all of the prompt sees what is
+    cached, and a part what the parts before it left in the cache. (A decode beside takes one token of the budget.)"""
+    demand = asks(1024, 100)
+    demand = replace(demand, typical=(demand.typical[0], np.full(NUM_TYPICAL, 2000.0), demand.typical[2]))
+    plain, attends = (
+        at(engine(64, per_prompt_token_s=1e-4, budget=budget, per_pair_s=pair), demand, 1e-6) for pair in (0.0, 2e-9)
+    )
+    size = 1024 / parts
+    pairs = 1024 * 2000 + sum(size * size * before for before in range(parts))
+    assert float((attends.ttft - plain.ttft).mean()) == pytest.approx(2e-9 * pairs, rel=0.02)

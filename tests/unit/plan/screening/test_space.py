@@ -163,3 +163,11 @@ def test_tensor_parallelism_stays_on_a_node_unless_asked_for() -> None:
     (candidate,) = enumerate_space(nodes, asked).candidates
     for scenario in (candidate.layout.scenario, load_scenario(nodes.path, [*nodes.overrides, *candidate.overrides(1)])):
         assert (scenario.hardware.devices_per_node, scenario.hardware.network_link.name) == (4, "infiniband-hdr")
+
+
+def test_sizes_that_are_tried_by_default_are_powers_of_two() -> None:
+    """As people write them; devices, too, of which a node has 8."""
+    space = PlanSpec().space
+    for sizes in (space.tensor_parallel_size, space.max_num_seqs, space.max_num_batched_tokens):
+        assert len(sizes) > 3
+        assert all(size & (size - 1) == 0 for size in sizes)

@@ -155,11 +155,11 @@ def test_a_node_with_another_perfmodel_is_told_from_one_that_may_answer(
 @pytest.mark.parametrize(
     ("address", "mode", "says"),
     [
-        ("auto", None, r"no Ray cluster to be used here \(not found\); start one with `ray start --head`"),
+        ("auto", None, r"no usable Ray cluster here \(not found\); start one with `ray start --head`"),
         (
             "ray://somewhere",
             None,
-            r"somewhere lets nobody in \(not found\); if it asks for tokens, set RAY_AUTH_MODE=token",
+            r"somewhere refuses connections \(not found\); if it asks for tokens, set RAY_AUTH_MODE=token",
         ),
         (
             "ray://somewhere",

@@ -198,4 +198,4 @@ def test_workers_that_cannot_begin_are_not_started_for_ever(tmp_path):
     command = [sys.executable, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
     assert done.returncode
-    assert "ended before it began" in done.stderr
+    assert "ended at its start" in done.stderr

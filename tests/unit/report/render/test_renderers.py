@@ -109,14 +109,34 @@ def test_a_terminal_shows_all_but_what_is_a_pages(width):
     assert max(map(len, text.splitlines())) <= width
 
 
-def test_a_table_too_wide_for_a_terminal_is_stacked_whole():
-    """Thirty columns of ten characters do not fit 80: every number is there all the same, beside its name."""
-    head = ["deployment", *(f"metric-{i:02d}" for i in range(30))]
-    table = Table(head, [["one", *(f"{i}.123456789" for i in range(30))]])
-    lines = on_terminal(Document("", [table]), 80).splitlines()
-    assert "one" in lines
-    found = dict(line.split() for line in lines if line.startswith("  metric-"))
-    assert found == {f"metric-{i:02d}": f"{i}.123456789" for i in range(30)}
+WIDE = [f"metric-{i:02d}" for i in range(30)]
+
+
+def test_a_table_too_wide_for_a_terminal_is_turned():
+    """Thirty columns of ten characters do not fit 80, thirty rows of two numbers do: every number beside its name."""
+    rows = [[name, *(f"{i}.{name}" for i in range(30))] for name in ("one", "two")]
+    lines = on_terminal(Document("", [Table(["", *WIDE], rows)]), 80).splitlines()
+    found = [line.split() for line in lines if "metric" in line]
+    assert found == [[name, f"{i}.one", f"{i}.two"] for i, name in enumerate(WIDE)]
+
+
+def test_a_table_too_wide_either_way_is_stacked():
+    """Thirty rows of thirty numbers: a row below the other, every number on a line with its name, none cut."""
+    rows = [[f"row-{row:02d}", *(f"{row}.{column}0123456" for column in range(30))] for row in range(30)]
+    lines = on_terminal(Document("", [Table(["", *WIDE], rows)]), 80).splitlines()
+    assert [line for line in lines if line.startswith("row")] == [row[0] for row in rows]
+    found = [line.split()[-1] for line in lines if line.startswith("  metric-")]
+    assert found == [cell for row in rows for cell in row[1:]]
+
+
+@pytest.mark.parametrize("width", [40, 60, 79, 80, 81, 120, 200])
+def test_no_word_is_broken_and_no_line_too_long(width):
+    table = Table(
+        ["deployment", "a long head of words", "ms"], [["3 x h100-sxm-80gb TP2", "1.25 [0.75..2.50]", "7.25"]]
+    )
+    text = on_terminal(Document("", [table]), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert {"h100-sxm-80gb", "[0.75..2.50]", "7.25"} <= set(text.split())
 
 
 def test_text_for_python_has_no_colours_and_html_for_notebooks_has():

@@ -225,7 +225,7 @@ def test_leaps_change_nothing_about_a_fleet_in_trouble(metric: str, ranks: int) 
 
 
 def test_a_gateway_that_lets_nothing_through_is_a_sentence_and_one_that_answers_nobody_is_a_result() -> None:
-    with pytest.raises(WorkloadError, match="no step was taken: 0 requests failed and 400 timed out"):
+    with pytest.raises(WorkloadError, match="no step ran: 0 requests failed and 400 timed out"):
         run("cluster.gateway={timeout_s: 1 ns}")
     hasty = run("cluster.gateway={timeout_s: 50 ms}").summary
     assert (hasty["completed"], hasty["timed_out"]) == (0, 400)

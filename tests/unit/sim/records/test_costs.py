@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.engine import Grant, Request, StepPlan
+from perfmodel.ops import BatchShape
 from perfmodel.plan.sweeps.metrics import run_metric
 from perfmodel.sim import simulate
 from perfmodel.sim.replica.prompt_time import PromptTime
@@ -109,21 +109,14 @@ def test_without_a_price_there_is_energy_but_no_money():
 
 def test_a_shared_step_is_split_by_what_its_parts_take_apart():
     """Prompts alone 30, decodes alone 10, together 36 (weights are read once): three quarters are the prompts'."""
-    time = PromptTime(lambda plan: (30, 10))
+    time = PromptTime(lambda shape: (30, 10))
     assert time.share is None
-    time.add(_plan(chunks=True, decodes=True), 36)
+    time.add(BatchShape(101, 1, ((100, 0),), 1, 50), 36)
     assert time.share == pytest.approx(27 / 36)
     time.add_decoding(18)
     assert time.share == pytest.approx(27 / 54)
-    time.add(_plan(chunks=True, decodes=False), 46)
+    time.add(BatchShape(100, 0, ((100, 0),)), 46)
     assert time.share == pytest.approx(73 / 100)
-
-
-def _plan(chunks: bool, decodes: bool) -> StepPlan:
-    plan, request = StepPlan(0), Request(0, 0, 100, 10)
-    plan.chunks = [Grant(request, 0, 100)] if chunks else []
-    plan.decodes = [request] if decodes else []
-    return plan
 
 
 def test_what_a_device_does_is_over_those_that_were_there():

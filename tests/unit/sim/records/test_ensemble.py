@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost import Calibration, EngineProfile, FamilyFit, Residuals, ServerFit
-from perfmodel.cost.draws import COMMON, NUM_SCORES
+from perfmodel.cost.calibrations.draws import COMMON, NUM_SCORES
 from perfmodel.sim import simulate
 from perfmodel.sim.records.ensemble import design
 from perfmodel.specs import Scenario, load_scenario

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost import Calibration, EngineProfile, FamilyFit, Residuals, ServerFit
-from perfmodel.cost.draws import COMMON
+from perfmodel.cost.calibrations.draws import COMMON
 from perfmodel.sim import simulate
 from perfmodel.sim.records.ensemble import MOST, Ensemble
 from perfmodel.sim.records.result import RunResult

@@ -146,7 +146,7 @@ def test_what_makes_no_sense_together_is_refused():
     for overrides, words in (
         (["engine.kv_cache=off", "engine.kv_eviction={heavy_tokens: 8, recent_tokens: 8}"], "keeps no keys"),
         (["engine.kv_cache=contiguous", "engine.kv_offload={capacity_bytes: 1e9}"], "nothing would ever be moved"),
-        (["engine.kv_tiers=[{tokens: 8}, {dtype: int4}]", "engine.kv_cache_dtype=fp8"], "in two ways"),
+        (["engine.kv_tiers=[{tokens: 8}, {dtype: int4}]", "engine.kv_cache_dtype=fp8"], "the same thing"),
         (["engine.kv_tiers=[{tokens: 8}, {tokens: 9, dtype: int4}]"], "all older tokens"),
         (["engine.kv_cache_residual_tokens=8"], "name the format"),
         (["engine.kv_cache_group_size=8"], "no scales in groups"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost import load_calibration, step_costs
-from perfmodel.cost.offload import RestoreCost, least_restored_tokens
+from perfmodel.cost.memory.offload import RestoreCost, least_restored_tokens
 from perfmodel.engine import HostBlocks, KVBlockManager, Request, Scheduler, SchedulerConfig
 from perfmodel.sim import RunResult, simulate
 from perfmodel.specs import load_scenario

@@ -71,6 +71,15 @@ def test_a_fixed_count_fills_each_stage_exactly() -> None:
     assert times[-1] == pytest.approx(150.0)
 
 
+@pytest.mark.parametrize(
+    ("rate", "duration_s", "count"), [(2.0, 3.0, 6), (2.0, 3.25, 6), (4.0, 0.75, 3), (1.0, 0.5, 0)]
+)
+def test_a_constant_rate_brings_as_many_as_it_says(rate: float, duration_s: float, count: int) -> None:
+    """The n-th at n / rate, the one at the very end too."""
+    times = list(arrival_times(Arrivals(process="constant", rate=rate), duration_s, np.random.default_rng(0)))
+    assert times == [(n + 1) / rate for n in range(count)]
+
+
 def test_stages_of_a_poisson_process_change_its_rate() -> None:
     stages = (Stage(rate=50.0, duration_s=100.0), Stage(rate=200.0, duration_s=100.0))
     times = np.array(list(arrival_times(Arrivals(stages=stages), None, np.random.default_rng(3))))
@@ -103,6 +112,14 @@ def test_lengths_have_the_mean_of_their_distribution(lengths: Lengths, mean: flo
     assert min(drawn) >= 1
 
 
+@pytest.mark.parametrize(("most", "highest"), [(300, 300), (None, 500), (800, 500)])
+def test_no_length_is_beyond_its_own_limit_or_the_engines(most: int | None, highest: int) -> None:
+    """A lognormal of mean 200 whose tail is far beyond; the engine takes 500."""
+    lengths = Lengths(distribution="lognormal", mean=200, std=400, min=5, max=most)
+    drawn = list(islice(draw_lengths(lengths, np.random.default_rng(0), 500), 5000))
+    assert (min(drawn), max(drawn)) == (5, highest)
+
+
 def test_repeated_prompts_repeat_in_whole_and_groups_share_their_beginning() -> None:
     prefix = "{num_groups: 2, shared_tokens: 64, num_prompts_per_group: 3}"
     prompts = [row[3] for row in rows(scenario(f"traffic.prefix={prefix}", "traffic.num_requests=60"))]
@@ -116,6 +133,10 @@ def test_an_answer_ends_where_the_context_is_full_and_a_prompt_beyond_it_is_refu
     assert max(row[2] for row in rows(full)) <= 192  # type: ignore[type-var]
     with pytest.raises(WorkloadError, match=r"a prompt of 9000 tokens, but max_model_len=8192"):
         rows(scenario("traffic.input_tokens={distribution: fixed, value: 9000}"))
+    longest = "traffic.input_tokens={distribution: fixed, value: 8191}", "traffic.num_requests=3"
+    assert {row[1:3] for row in rows(scenario(*longest))} == {(8191, 1)}
+    with pytest.raises(WorkloadError, match="8192 tokens"):  # no room for an answer
+        rows(scenario("traffic.input_tokens={distribution: fixed, value: 8192}"))
 
 
 TRACES = {

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from perfmodel.cost.draft_footprint import draft_footprint
-from perfmodel.cost.footprint import (
+from perfmodel.cost.memory.footprint import (
     activation_bytes,
+    draft_footprint,
     is_rolling,
     kv_bytes_per_token,
     rolling_bytes_per_sequence,
@@ -28,6 +28,7 @@ from perfmodel.models.formats.kv_cache import surplus_tokens
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import on_device, served_model
 from perfmodel.ops.sharding import Sharding, stages
+from perfmodel.printable import Printable
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -44,8 +45,8 @@ _GRAPH_BYTES = 3 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Bytes on the device that limits the KV cache. `str()` prints the layout.
+class MemoryPlan(Printable):
+    """Bytes on the device that limits the KV cache; `str()` prints the layout.
 
     usable_bytes:  gpu_memory_utilization x what a process sees of the device
     weights:       bytes by component
@@ -106,9 +107,6 @@ class MemoryPlan:
         context = max(self.num_kv_blocks // batch - self.num_buffers, 0) * self.block_size
         has_no_limit = self.rolling_span is not None and context >= self.rolling_span
         return max(context, self.longest) if has_no_limit else context
-
-    def __str__(self) -> str:
-        return _layout(self)
 
 
 def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec | None = None) -> MemoryPlan:
@@ -251,22 +249,3 @@ def _does_not_fit(plan: MemoryPlan, model: ModelSpec, hardware: HardwareSpec, en
     else:
         way_out = f"Smallest that fits: {fitting}."
     return f"{has}; {what} {needed / 1e9:.1f} GB per device at tensor_parallel_size={tp}. {way_out}"
-
-
-def _layout(plan: MemoryPlan) -> str:
-    rows = [(f"weights: {name.replace('_', ' ')}", size) for name, size in plan.weights.items() if size]
-    rows += [("activations", plan.activation_bytes), ("reserve", plan.reserve_bytes)]
-    if plan.graph_bytes:
-        rows.append(("CUDA graphs", plan.graph_bytes))
-    if plan.state_bytes:
-        rows.append((f"states of {plan.max_num_seqs} sequences", plan.state_bytes))
-    rows.append(("KV blocks", plan.kv_bytes))
-    lines = [f"{plan.model} on {plan.num_devices} x {plan.hardware}, per device:"]
-    lines += [f"  {name:<28} {size / 1e9:>8.2f} GB {size / plan.visible_bytes:>6.1%}" for name, size in rows]
-    lines.append(f"  {'usable':<28} {plan.usable_bytes / 1e9:>8.2f} GB of {plan.visible_bytes / 1e9:.2f} GB visible")
-    lines.append(
-        f"  {plan.num_kv_blocks:,} blocks of {plan.block_size} tokens at {plan.kv_bytes_per_token:,.0f} B per token: "
-        f"{plan.max_tokens:,} tokens; largest batch at 2,048 tokens {plan.max_batch(2048):,}, "
-        f"largest context of one sequence {plan.max_context():,}"
-    )
-    return "\n".join(lines)

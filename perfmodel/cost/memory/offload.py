@@ -11,8 +11,8 @@ __all__ = ["RestoreCost", "least_restored_tokens", "restore_cost"]
 
 from dataclasses import dataclass
 
-from perfmodel.cost.footprint import kv_bytes_per_token
-from perfmodel.cost.roofline import OperatorTimer
+from perfmodel.cost.memory.footprint import kv_bytes_per_token
+from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.stages import estimate_step
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.sharding import Sharding

@@ -14,11 +14,9 @@ from pathlib import Path
 
 import yaml
 
-from perfmodel.cost.calibration import Calibration
-from perfmodel.cost.datasheet import datasheet
+from perfmodel.cost.calibrations.calibration import Calibration, datasheet
+from perfmodel.cost.calibrations.unmeasured import GenerationFit, load_generation, with_unmeasured
 from perfmodel.cost.forms.messages.collective import over_link
-from perfmodel.cost.generations import GenerationFit, load_generation
-from perfmodel.cost.unmeasured import with_unmeasured
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir, find_file
 from perfmodel.files.validation import parse

@@ -18,9 +18,9 @@ __all__ = ["NUM_SCORES", "Draw", "LogNormal", "Scores", "Uncertainty"]
 from dataclasses import dataclass
 from math import exp
 
-from perfmodel.cost.calibration import Calibration
+from perfmodel.cost.calibrations.calibration import Calibration
+from perfmodel.cost.calibrations.engine_profile import EngineProfile, ServerFit
 from perfmodel.cost.forms.fits import Residuals
-from perfmodel.cost.server import EngineProfile, ServerFit
 
 # Standard deviations, each of two factors: fewer scores take fewer draws, and two that share one count as going wrong
 # together, which is on the wide side. So they are paired that no latency owes much to both.

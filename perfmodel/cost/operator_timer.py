@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from perfmodel.cost.calibration import Calibration
-from perfmodel.cost.datasheet import datasheet
+from perfmodel.cost.calibrations.calibration import Calibration, datasheet
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.registry import FormFit, time_work

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 from pydantic import Field
 
-from perfmodel.cost.calibration import Calibration, HostFit
-from perfmodel.cost.calibrations import HEADER
+from perfmodel.cost.calibrations.calibration import Calibration, HostFit
+from perfmodel.cost.calibrations.files import HEADER
 from perfmodel.cost.forms.experts import GroupedExpertsFit
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.files.base import Spec

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from perfmodel.cost.calibration import Calibration
-from perfmodel.cost.calibrations import PASSED_ON, load_calibration
-from perfmodel.cost.generations import GenerationFit, load_generation
-from perfmodel.cost.server import EngineProfile, load_engine_profile
+from perfmodel.cost.calibrations.calibration import Calibration
+from perfmodel.cost.calibrations.engine_profile import EngineProfile, load_engine_profile
+from perfmodel.cost.calibrations.files import PASSED_ON, load_calibration
+from perfmodel.cost.calibrations.unmeasured import GenerationFit, load_generation
 from perfmodel.files.base import Spec
 from perfmodel.files.jsonable import to_jsonable
 from perfmodel.specs import list_hardware, load_hardware
