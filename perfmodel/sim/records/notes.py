@@ -29,7 +29,7 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
 
 
 def _engine_notes(scenario: Scenario) -> list[str]:
-    """Whose defaults were taken where the scenario gives none, and which version for which."""
+    """Notes on the defaults that were taken where the scenario gives none, and on versions taken for others."""
     return list(dict.fromkeys(note for pool in scenario.pools for note in engine_notes(pool.engine)))
 
 
