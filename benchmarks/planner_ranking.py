@@ -23,16 +23,16 @@ from pathlib import Path
 
 import numpy as np
 
-from perfmodel.plan.deployments.choice import Deployment
-from perfmodel.plan.deployments.finalist import Finalist
-from perfmodel.plan.deployments.result import SURE, PlanResult
-from perfmodel.plan.deployments.trials import Trial, try_rates
-from perfmodel.plan.screening.candidates import Base
-from perfmodel.plan.screening.screen import Screen, Screened
-from perfmodel.plan.screening.space import enumerate_space
-from perfmodel.plan.spec import PlanSpec
-from perfmodel.plan.sweeps.points import Record
-from perfmodel.plan.sweeps.workers import spread
+from perfmodel.planning.deployments.choice import Deployment
+from perfmodel.planning.deployments.finalist import Finalist
+from perfmodel.planning.deployments.result import SURE, PlanResult
+from perfmodel.planning.deployments.trials import Trial, try_rates
+from perfmodel.planning.screening.candidates import Base
+from perfmodel.planning.screening.screen import Screen, Screened
+from perfmodel.planning.screening.space import enumerate_space
+from perfmodel.planning.spec import PlanSpec
+from perfmodel.planning.sweeps.points import Record
+from perfmodel.planning.sweeps.workers import spread
 
 _MODELS = ("llama-3.1-8b", "qwen3-14b", "qwen3-30b-a3b", "mixtral-8x7b", "llama-3.1-70b", "llama-3.1-70b-fp8")
 _DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm", "l40s")

@@ -26,7 +26,7 @@ SPACE = {
 
 def whole() -> None:
     """The plan that the screen is for."""
-    from perfmodel.plan.search import make_plan
+    from perfmodel.planning.search import make_plan
 
     began, spent = time.perf_counter(), os.times()
     with tempfile.TemporaryDirectory() as folder:
@@ -49,10 +49,10 @@ def main() -> None:
 
 
 def screen() -> None:
-    from perfmodel.plan.screening.candidates import Base
-    from perfmodel.plan.screening.screen import Screen
-    from perfmodel.plan.screening.space import enumerate_space
-    from perfmodel.plan.spec import PlanSpec
+    from perfmodel.planning.screening.candidates import Base
+    from perfmodel.planning.screening.screen import Screen
+    from perfmodel.planning.screening.space import enumerate_space
+    from perfmodel.planning.spec import PlanSpec
 
     imported = time.process_time()
     base, spec = Base("llama-3.1-70b-h100-tp4"), PlanSpec.model_validate({"space": SPACE})

@@ -42,24 +42,28 @@ from perfmodel.files.blocks import register_block
 from perfmodel.version import __version__
 
 if TYPE_CHECKING:
-    from perfmodel.api import Plan, Result, make_plan, simulate, sweep, whatif
+    from perfmodel.api import make_plan, simulate, sweep, whatif
+    from perfmodel.api import make_plan as plan
     from perfmodel.cost import estimate_step, plan_memory
     from perfmodel.ops import build_graph
+    from perfmodel.planning.deployments.result import PlanResult as Plan
     from perfmodel.sim import RunResult
+    from perfmodel.sim import RunResult as Result
     from perfmodel.specs import Scenario, load_hardware, load_model, load_scenario
 
 # Blocks of files that rooms above `specs` answer.
-register_block("plan", "perfmodel.plan.spec:PlanSpec")
-register_block("study", "perfmodel.plan.studies.spec:Study")
+register_block("plan", "perfmodel.planning.spec:PlanSpec")
+register_block("study", "perfmodel.planning.studies.spec:Study")
 register_block("published", "perfmodel.validate.published.spec:Published", "perfmodel.validate.published.spec:complete")
 register_block("technique", "perfmodel.validate.techniques.spec:Technique")
 
 # Results print themselves as the commands show them; what makes their text is loaded on the first print.
 printable.print_with(lambda: import_module("perfmodel.report.printed"))
 
+# Name -> module, and the name there where it is another.
 _HOMES = {
-    "Plan": "perfmodel.api",
-    "Result": "perfmodel.api",
+    "Plan": "perfmodel.planning.deployments.result:PlanResult",
+    "Result": "perfmodel.sim:RunResult",
     "RunResult": "perfmodel.sim",
     "Scenario": "perfmodel.specs",
     "build_graph": "perfmodel.ops",
@@ -68,6 +72,7 @@ _HOMES = {
     "load_model": "perfmodel.specs",
     "load_scenario": "perfmodel.specs",
     "make_plan": "perfmodel.api",
+    "plan": "perfmodel.api:make_plan",
     "plan_memory": "perfmodel.cost",
     "simulate": "perfmodel.api",
     "sweep": "perfmodel.api",
@@ -76,14 +81,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "plan":  # the room of that name, which can be called: it is `make_plan`
-        import perfmodel.plan
-
-        return perfmodel.plan
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in _HOMES:
         raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    home, _, there = _HOMES[name].partition(":")
+    value = getattr(import_module(home), there or name)
     globals()[name] = value
     return value
 

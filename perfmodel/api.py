@@ -9,7 +9,7 @@
 Overrides are what `--set` takes: a mapping from paths to values (`"0.5x"` multiplies), or its texts.
 """
 
-__all__ = ["Overrides", "Plan", "Result", "make_plan", "simulate", "sweep", "whatif"]
+__all__ = ["Overrides", "make_plan", "simulate", "sweep", "whatif"]
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -18,16 +18,16 @@ from typing import Any
 
 from perfmodel import sim
 from perfmodel.errors import SpecError
-from perfmodel.plan import search
-from perfmodel.plan.deployments.result import PlanResult as Plan
-from perfmodel.plan.jobs.result import JobPlan
-from perfmodel.plan.sensitivity.ask import ask_whatif
-from perfmodel.plan.sensitivity.result import WhatIfResult
-from perfmodel.plan.sensitivity.whatif import default_metrics
-from perfmodel.plan.sweeps.points import Point
-from perfmodel.plan.sweeps.sweep import SweepResult
-from perfmodel.plan.sweeps.sweep import sweep as sweep_points
-from perfmodel.sim.records.result import RunResult as Result
+from perfmodel.planning import search
+from perfmodel.planning.deployments.result import PlanResult
+from perfmodel.planning.jobs.result import JobPlan
+from perfmodel.planning.sensitivity.ask import ask_whatif
+from perfmodel.planning.sensitivity.result import WhatIfResult
+from perfmodel.planning.sensitivity.whatif import default_metrics
+from perfmodel.planning.sweeps.points import Point
+from perfmodel.planning.sweeps.sweep import SweepResult
+from perfmodel.planning.sweeps.sweep import sweep as sweep_points
+from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import as_overrides, parse_override
 from perfmodel.specs.scenario import Scenario
@@ -36,7 +36,7 @@ Overrides = Mapping[str, Any] | Sequence[str]
 Progress = Callable[[int, int | None], None]
 
 
-def simulate(scenario: Scenario | str | Path, overrides: Overrides = (), /, **options: Any) -> Result:
+def simulate(scenario: Scenario | str | Path, overrides: Overrides = (), /, **options: Any) -> RunResult:
     """Serve a scenario's traffic on the simulated clock: as `perfmodel simulate`.
 
     scenario:  a name, a path, or what `load_scenario` gave
@@ -127,7 +127,7 @@ def make_plan(
     store: Path | None = None,
     workers: int | None = None,
     engine: str = "local",
-) -> Plan | JobPlan:
+) -> PlanResult | JobPlan:
     """The deployment that serves a scenario's rate within its SLO, or does its job by an offline objective: as
     `perfmodel plan`; also called as `pm.plan(...)`.
 

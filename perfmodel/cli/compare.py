@@ -23,7 +23,7 @@ def compare(one: One, other: Other, as_json: JsonFlag = False) -> None:
     Results are files that a command wrote with `--json` (`--out` and `--report` write them, too). Scenarios, by their
     names or files, are simulated and compared.
     """
-    from perfmodel.plan.comparison import compare_results
+    from perfmodel.planning.comparison import compare_results
     from perfmodel.report.views.comparison import comparison_view
 
     found = compare_results(_result(one), _result(other), one, other)
@@ -33,7 +33,7 @@ def compare(one: One, other: Other, as_json: JsonFlag = False) -> None:
 def _result(name: str) -> dict[str, Any]:
     """The result in a file, or of a scenario that is simulated now."""
     if name.endswith(".json"):
-        from perfmodel.plan.comparison import read_result
+        from perfmodel.planning.comparison import read_result
 
         return read_result(Path(name))
     from perfmodel import sim

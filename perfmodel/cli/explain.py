@@ -11,7 +11,7 @@ from perfmodel.cli.terminal import answer, progress_bar
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
-    from perfmodel.plan.sweeps.step_report import StepReport
+    from perfmodel.planning.sweeps.step_report import StepReport
     from perfmodel.specs.scenario import Scenario
 
 Batch = Annotated[int | None, typer.Option("--batch", min=1, help="Decode this many sequences.", show_default=False)]
@@ -55,7 +55,7 @@ def explain(
     if whole_run:
         _explain_run(loaded, as_json)
         return
-    from perfmodel.plan.sweeps.step_report import estimate_choice
+    from perfmodel.planning.sweeps.step_report import estimate_choice
     from perfmodel.report.views.step import step_view
 
     report = estimate_choice(loaded, batch, context, prefill)

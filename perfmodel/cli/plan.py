@@ -44,8 +44,8 @@ def plan(
     `--set plan.space.hardware=[a100-sxm-80gb, h100-sxm-80gb]`). Candidates are screened in closed form, the best are
     simulated. Every simulated point is kept: a plan that was stopped goes on where it was.
     """
-    from perfmodel.plan.deployments.result import PlanResult
-    from perfmodel.plan.search import make_plan
+    from perfmodel.planning.deployments.result import PlanResult
+    from perfmodel.planning.search import make_plan
     from perfmodel.report.views.plan.job import job_json, job_view
     from perfmodel.report.views.plan.view import plan_json, plan_view
     from perfmodel.report.written import check_report_file
@@ -55,7 +55,7 @@ def plan(
     command = command_line("plan", scenario, set=overrides, report=report_file)
     if isinstance(result, PlanResult):
         if export is not None:
-            from perfmodel.plan.deployments.export import export_plan
+            from perfmodel.planning.deployments.export import export_plan
 
             for written in export_plan(result, export):
                 say(f"Written to {written}")

@@ -31,7 +31,7 @@ def roofline(
     Which step: as for `explain`.
     """
     loaded = load(scenario, overrides)
-    from perfmodel.plan.sweeps.step_report import estimate_choice
+    from perfmodel.planning.sweeps.step_report import estimate_choice
     from perfmodel.report.render.html import render_page
     from perfmodel.report.views.step import ridge_points, step_view
     from perfmodel.report.written import write_text

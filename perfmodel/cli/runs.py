@@ -71,7 +71,7 @@ def _write_files(result: "RunResult", folder: Path) -> None:
     import json
 
     from perfmodel.files.jsonable import to_jsonable
-    from perfmodel.plan.sweeps.step_report import estimate_mean_step
+    from perfmodel.planning.sweeps.step_report import estimate_mean_step
     from perfmodel.report.render.html import render_page
     from perfmodel.report.runs.timeline import write_timeline
     from perfmodel.report.views.run import run_view

@@ -52,7 +52,7 @@ def whatif(
     """
     import shlex
 
-    from perfmodel.plan.sensitivity.ask import ask_whatif
+    from perfmodel.planning.sensitivity.ask import ask_whatif
     from perfmodel.report.views.whatif.view import whatif_json, whatif_view
     from perfmodel.report.written import check_report_file
 

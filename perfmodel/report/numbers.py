@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from perfmodel.plan.metrics import Metric
+from perfmodel.planning.metrics import Metric
 
 MISSING = "–"
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from perfmodel.calibrate.serving.request_logs import RequestLog, read_request_log
 from perfmodel.cost import EngineProfile, ServerFit, load_engine_profile
 from perfmodel.cost.calibrations.provenance import provenance_of
-from perfmodel.plan.sweeps.step_report import mean_step
-from perfmodel.plan.sweeps.typical_step import StepChoice
+from perfmodel.planning.sweeps.step_report import mean_step
+from perfmodel.planning.sweeps.typical_step import StepChoice
 from perfmodel.sim import RequestColumns, simulate
 from perfmodel.validate.groups import Comparison, by_dimension, pooled, range_names, worst_of
 from perfmodel.validate.report import ValidationReport

@@ -8,11 +8,11 @@ elasticities of time to all resources add up to -1.
 import pytest
 
 from perfmodel.cost.rates import peak_flops_per_s
-from perfmodel.plan.sensitivity.crossovers import bound_changes
-from perfmodel.plan.sensitivity.vary import axis_of
-from perfmodel.plan.sensitivity.whatif import WhatIf, answer
-from perfmodel.plan.step import StepSpec
-from perfmodel.plan.sweeps.points import Point
+from perfmodel.planning.sensitivity.crossovers import bound_changes
+from perfmodel.planning.sensitivity.vary import axis_of
+from perfmodel.planning.sensitivity.whatif import WhatIf, answer
+from perfmodel.planning.step import StepSpec
+from perfmodel.planning.sweeps.points import Point
 from perfmodel.specs import load_scenario
 
 NAME = "llama-3.1-8b-a100"

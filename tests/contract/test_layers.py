@@ -1,4 +1,4 @@
-"""Imports point one way: files <- models <- specs <- ops <- cost; engine alone; sim; plan, validate, report; cli."""
+"""Imports point one way: files, models, specs, ops, cost; engine alone; sim, planning, validate, report; then cli."""
 
 import ast
 import sys
@@ -8,11 +8,11 @@ import pytest
 # Each room may import those before it, but for what stands beside it.
 ORDER = (
     *("version", "errors", "printable", "files", "models", "specs", "ops", "cost"),
-    *("engine", "sim", "plan", "calibrate", "validate", "report"),
+    *("engine", "sim", "planning", "calibrate", "validate", "report"),
 )
 NOT_FOR = {
     "engine": {"printable", "files", "models", "specs", "ops", "cost"},
-    "calibrate": {"plan"},
+    "calibrate": {"planning"},
 }
 BELOW = {here: set(ORDER[:place]) - NOT_FOR.get(here, set()) for place, here in enumerate(ORDER)}
 BELOW |= {"api": set(ORDER), "cli": set(ORDER)}
@@ -20,7 +20,7 @@ BELOW |= {"api": set(ORDER), "cli": set(ORDER)}
 WITHIN = {
     "sim": ("clock", "traffic", "replica", "fleet", "records", "driver"),
     "report": ("document", "numbers", "render", "written", "drawing", "plots", "runs", "views", "printed"),
-    "plan": (
+    "planning": (
         "spec",
         "metrics",
         "comparison",
@@ -44,7 +44,7 @@ HOMES = {
     "plotly": {"perfmodel.report"},
     "yaml": {"perfmodel.files", "perfmodel.cost", "perfmodel_executors"},
     "pandas": set(),
-    "ray": {"perfmodel.plan"},
+    "ray": {"perfmodel.planning"},
 }
 
 

@@ -52,7 +52,7 @@ NOT_FOR_A_PLAIN_SIMULATION = (
     "numpy.ma",
     "perfmodel.api",
     "perfmodel.calibrate",
-    "perfmodel.plan",
+    "perfmodel.planning",
     "perfmodel.report",
     "perfmodel.sim.fleet.autoscaler",
     "perfmodel.sim.fleet.disaggregation.server",
@@ -72,7 +72,7 @@ def test_a_plain_simulation_loads_no_other_room(loaded):
 
 def test_specs_build_their_validators_when_they_are_first_read(run_python):
     """Building takes a millisecond or two for each of some hundred specs, of which a run reads a third."""
-    code = "from perfmodel.plan.spec import PlanSpec; print(PlanSpec.__pydantic_complete__)"
+    code = "from perfmodel.planning.spec import PlanSpec; print(PlanSpec.__pydantic_complete__)"
     assert run_python(code).split() == ["False"]
 
 

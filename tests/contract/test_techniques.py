@@ -13,7 +13,7 @@ import pytest
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.model_changes import LinearChange, ModelChanges, Prune, SparseAttention
-from perfmodel.plan.metrics import metric_named, needs_no_run
+from perfmodel.planning.metrics import metric_named, needs_no_run
 from perfmodel.specs import load_scenario
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import SpeculativeConfig

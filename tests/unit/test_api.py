@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import perfmodel as pm
 from perfmodel.cli import app
-from perfmodel.plan.sweeps.points import Point, evaluate
+from perfmodel.planning.sweeps.points import Point, evaluate
 
 NAME = "llama-3.1-8b-a100"
 FEW = {"traffic.num_requests": 40}
@@ -103,9 +103,8 @@ def test_what_if_prints_itself_and_has_columns():
     assert columns["high"][0] < columns["base"][0] < columns["low"][0]
 
 
-def test_plan_is_a_room_of_modules_and_a_function(tmp_path):
-    import perfmodel.plan.sweeps.points
-
+def test_plan_is_make_plan(tmp_path):
+    assert pm.plan is pm.make_plan
     space = {"hardware": ["a100-sxm-80gb"], "tensor_parallel_size": [1], "max_num_seqs": [64]}
     space["max_num_batched_tokens"] = [2048]
     overrides = {
@@ -118,4 +117,3 @@ def test_plan_is_a_room_of_modules_and_a_function(tmp_path):
     assert "vllm serve" in str(found)
     assert found._repr_html_().startswith("<pre")
     assert found.columns()["gpus"].tolist() == [each.num_devices for each in (*found.ranked, *found.missed)]
-    assert perfmodel.plan.sweeps.points.Point is Point

@@ -15,7 +15,7 @@ from perfmodel.models.formats.by_layer import BLOCKS, LayerQuantization, bits_pe
 from perfmodel.models.formats.quantization import with_quantization
 from perfmodel.models.params import layer_parameters
 from perfmodel.models.spec import ModelSpec
-from perfmodel.plan.studies.mixed_precision import BlockLoss, Unit, choose_blocks, rules_of
+from perfmodel.planning.studies.mixed_precision import BlockLoss, Unit, choose_blocks, rules_of
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.models.quantized import check_quantization, layer_quantizer
 from perfmodel_executors.models.support import with_plain_weights

@@ -5,7 +5,7 @@ __all__ = ["comparison_view"]
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from perfmodel.plan.comparison import Change, MetricChange, ResultComparison
+from perfmodel.planning.comparison import Change, MetricChange, ResultComparison
 from perfmodel.report.document import Block, Document, Line, Paragraph, Span, Table, Tone
 from perfmodel.report.numbers import MISSING, format_metric, format_short
 

@@ -5,8 +5,8 @@ __all__ = ["run_view"]
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.plan.metrics import LATENCIES, STATISTICS, metric_of
-from perfmodel.plan.sweeps.step_report import StepReport
+from perfmodel.planning.metrics import LATENCIES, STATISTICS, metric_of
+from perfmodel.planning.sweeps.step_report import StepReport
 from perfmodel.report.document import (
     Block,
     Details,

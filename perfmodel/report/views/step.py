@@ -21,7 +21,7 @@ import numpy as np
 
 from perfmodel.cost import MemoryPlan, plan_memory
 from perfmodel.cost.steps.explain import OperatorEstimate, PipelineEstimate, StepEstimate
-from perfmodel.plan.sweeps.step_report import StepReport
+from perfmodel.planning.sweeps.step_report import StepReport
 from perfmodel.report.document import Block, Details, Document, Line, Paragraph, Plot, Sentences, Span, Table, Tone
 from perfmodel.report.numbers import format_number, format_si
 from perfmodel.report.views.scenario import hardware_source, headline, scenario_facts

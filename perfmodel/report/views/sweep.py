@@ -2,8 +2,8 @@
 
 __all__ = ["sweep_view"]
 
-from perfmodel.plan.metrics import metric_of
-from perfmodel.plan.sweeps.sweep import SweepResult
+from perfmodel.planning.metrics import metric_of
+from perfmodel.planning.sweeps.sweep import SweepResult
 from perfmodel.report.document import Document, Notes, Table
 from perfmodel.report.numbers import format_metric
 

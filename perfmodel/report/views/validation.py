@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from perfmodel.plan.metrics import metric_of
+from perfmodel.planning.metrics import metric_of
 from perfmodel.report.document import (
     Block,
     Details,

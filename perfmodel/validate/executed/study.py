@@ -10,11 +10,11 @@ from statistics import median
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.plan.studies.file import StudyFile
-from perfmodel.plan.studies.spec import QualitySpec
-from perfmodel.plan.studies.study import Answers, StudyPoints
-from perfmodel.plan.sweeps.metrics import run_metric
-from perfmodel.plan.sweeps.points import Record, load_point
+from perfmodel.planning.studies.file import StudyFile
+from perfmodel.planning.studies.spec import QualitySpec
+from perfmodel.planning.studies.study import Answers, StudyPoints
+from perfmodel.planning.sweeps.metrics import run_metric
+from perfmodel.planning.sweeps.points import Record, load_point
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import as_overrides

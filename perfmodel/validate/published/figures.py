@@ -10,8 +10,8 @@ from perfmodel import sim
 from perfmodel.cost import OperatorEstimate, StepEstimate, step_costs
 from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.files.blocks import block_as
-from perfmodel.plan.sweeps.capacity import max_request_rate
-from perfmodel.plan.sweeps.metrics import (
+from perfmodel.planning.sweeps.capacity import max_request_rate
+from perfmodel.planning.sweeps.metrics import (
     batch_shape,
     memory_metric,
     roofline_s,

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from perfmodel.files.base import Spec
-from perfmodel.plan.metrics import ALIASES, RATIOS, Basis, Metric, metric_named, needs_no_run
-from perfmodel.plan.step import StepSpec
+from perfmodel.planning.metrics import ALIASES, RATIOS, Basis, Metric, metric_named, needs_no_run
+from perfmodel.planning.step import StepSpec
 from perfmodel.validate.published.units import factor_of_unit
 
 # What stands in where a figure needs no traffic and no model of its own.
@@ -103,7 +103,7 @@ class KernelShape(Spec):
 class Published(Spec):
     """A published figure, and how it is to be predicted.
 
-    metric:    see perfmodel.plan.metrics, or docs/published.md
+    metric:    see perfmodel.planning.metrics, or docs/published.md
     value:     a number in `unit`; [low, high] where the source gives a range
     technique: the family of techniques that the figure speaks of, any words; figures are grouped by it
     setup:     what the source says of how it was measured; note: why the prediction may differ from it

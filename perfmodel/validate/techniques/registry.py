@@ -14,7 +14,7 @@ from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file, list_names
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
-from perfmodel.plan.step import StepSpec
+from perfmodel.planning.step import StepSpec
 
 
 class Move(Spec):

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from perfmodel.files.base import Spec
-from perfmodel.plan.metrics import ALIASES, Metric, metric_named
+from perfmodel.planning.metrics import ALIASES, Metric, metric_named
 
 
 class Technique(Spec):

@@ -3,7 +3,7 @@
 import yaml
 
 from perfmodel.cli.quality import _fields
-from perfmodel.plan.studies.mixed_precision import rules_of
+from perfmodel.planning.studies.mixed_precision import rules_of
 from perfmodel.specs import load_scenario
 
 

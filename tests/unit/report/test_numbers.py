@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from perfmodel.plan.metrics import metric_of
+from perfmodel.planning.metrics import metric_of
 from perfmodel.report.numbers import format_duration, format_factor, format_in, format_metric, format_number, format_si
 
 

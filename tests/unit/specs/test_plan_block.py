@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.plan.spec import PlanSpec, ratio_of
+from perfmodel.planning.spec import PlanSpec, ratio_of
 from perfmodel.specs import load_scenario
 
 _SCENARIO = """\

@@ -4,10 +4,10 @@ __all__ = ["job_json", "job_view"]
 
 from typing import Any
 
-from perfmodel.plan.deployments.result import SURE
-from perfmodel.plan.jobs.export import batch_command
-from perfmodel.plan.jobs.result import Job, JobPlan
-from perfmodel.plan.metrics import metric_of
+from perfmodel.planning.deployments.result import SURE
+from perfmodel.planning.jobs.export import batch_command
+from perfmodel.planning.jobs.result import Job, JobPlan
+from perfmodel.planning.metrics import metric_of
 from perfmodel.report.document import Block, Commands, Document, Notes, Sentences, Table
 from perfmodel.report.numbers import format_duration, format_metric, format_optional
 from perfmodel.report.views.plan.sentences import bound_sentence

@@ -5,8 +5,8 @@ __all__ = ["plan_pictures"]
 from collections.abc import Iterator
 from functools import partial
 
-from perfmodel.plan.deployments.finalist import Finalist
-from perfmodel.plan.deployments.result import PlanResult
+from perfmodel.planning.deployments.finalist import Finalist
+from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.report.document import Picture
 from perfmodel.report.drawing.charts import COLOURS, Bar, Dot, bars_svg, pareto_svg
 from perfmodel.report.views.plan.sentences import OBJECTIVES

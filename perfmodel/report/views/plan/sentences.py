@@ -8,10 +8,10 @@ from math import inf
 
 import numpy as np
 
-from perfmodel.plan.deployments.choice import may_have
-from perfmodel.plan.deployments.finalist import Finalist
-from perfmodel.plan.deployments.result import SURE, PlanResult
-from perfmodel.plan.sweeps.metrics import shares_text
+from perfmodel.planning.deployments.choice import may_have
+from perfmodel.planning.deployments.finalist import Finalist
+from perfmodel.planning.deployments.result import SURE, PlanResult
+from perfmodel.planning.sweeps.metrics import shares_text
 
 OBJECTIVES = {
     "cheapest": "USD per hour",

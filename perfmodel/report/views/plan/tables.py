@@ -5,9 +5,9 @@ __all__ = ["format_interval", "plan_tables"]
 from collections.abc import Callable
 from math import isfinite
 
-from perfmodel.plan.deployments.finalist import Finalist, FrontPoint, Interval
-from perfmodel.plan.deployments.result import PlanResult
-from perfmodel.plan.metrics import metric_of
+from perfmodel.planning.deployments.finalist import Finalist, FrontPoint, Interval
+from perfmodel.planning.deployments.result import PlanResult
+from perfmodel.planning.metrics import metric_of
 from perfmodel.report.document import Table
 from perfmodel.report.numbers import format_number, format_optional
 

@@ -4,8 +4,8 @@ __all__ = ["plan_json", "plan_view"]
 
 from typing import Any
 
-from perfmodel.plan.deployments.export import serve_commands
-from perfmodel.plan.deployments.result import PlanResult
+from perfmodel.planning.deployments.export import serve_commands
+from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.report.document import Block, Commands, Document, Notes, Sentences
 from perfmodel.report.views.plan.pictures import plan_pictures
 from perfmodel.report.views.plan.sentences import OBJECTIVES, plan_sentences

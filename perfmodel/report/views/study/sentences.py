@@ -1,14 +1,22 @@
 """A study's answer in sentences: who is best where, where a variant stops paying, what a ladder gains, who is on a
-front. Numbers come from `perfmodel.plan.sweeps.findings`."""
+front. Numbers come from `perfmodel.planning.sweeps.findings`."""
 
 __all__ = ["agreement_sentence", "answer_sentences", "place_label"]
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from perfmodel.plan.studies.spec import PlotSpec
-from perfmodel.plan.studies.study import Answers, Label
-from perfmodel.plan.sweeps.findings import Stretch, best_at, better_by, crossings, ladder_gains, pareto_front, stretches
+from perfmodel.planning.studies.spec import PlotSpec
+from perfmodel.planning.studies.study import Answers, Label
+from perfmodel.planning.sweeps.findings import (
+    Stretch,
+    best_at,
+    better_by,
+    crossings,
+    ladder_gains,
+    pareto_front,
+    stretches,
+)
 from perfmodel.report.numbers import format_factor, format_metric, format_short
 
 _EVEN = 0.02  # a gain below is a tie

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
-from perfmodel.plan.metrics import Metric
-from perfmodel.plan.studies.result import StudyPart, StudyResult
-from perfmodel.plan.studies.study import Answers, Label
-from perfmodel.plan.sweeps.findings import better_by
+from perfmodel.planning.metrics import Metric
+from perfmodel.planning.studies.result import StudyPart, StudyResult
+from perfmodel.planning.studies.study import Answers, Label
+from perfmodel.planning.sweeps.findings import better_by
 from perfmodel.report.document import Block, Document, Heading, Notes, Paragraph, Sentences, Table
 from perfmodel.report.numbers import MISSING, format_factor, format_metric, format_short
 from perfmodel.report.views.study.pictures import part_title, study_pictures

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from html import escape
 
-from perfmodel.plan.metrics import Metric, study_metric
-from perfmodel.plan.sensitivity.vary import Axis
-from perfmodel.plan.sensitivity.whatif import Sensitivity, WhatIfAnswers
-from perfmodel.plan.sweeps.points import Record
+from perfmodel.planning.metrics import Metric, study_metric
+from perfmodel.planning.sensitivity.vary import Axis
+from perfmodel.planning.sensitivity.whatif import Sensitivity, WhatIfAnswers
+from perfmodel.planning.sweeps.points import Record
 from perfmodel.report.document import Picture
 from perfmodel.report.drawing.chart_axes import Scale, scale_over
 from perfmodel.report.drawing.charts import Line, Panel, document, lines_svg, text_width

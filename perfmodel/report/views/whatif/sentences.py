@@ -4,10 +4,10 @@ __all__ = ["whatif_sentences"]
 
 from collections.abc import Iterator, Sequence
 
-from perfmodel.plan.metrics import study_metric
-from perfmodel.plan.sensitivity.crossovers import Payoff
-from perfmodel.plan.sensitivity.result import WhatIfResult
-from perfmodel.plan.sensitivity.whatif import Sensitivity
+from perfmodel.planning.metrics import study_metric
+from perfmodel.planning.sensitivity.crossovers import Payoff
+from perfmodel.planning.sensitivity.result import WhatIfResult
+from perfmodel.planning.sensitivity.whatif import Sensitivity
 from perfmodel.report.numbers import format_metric, format_short
 from perfmodel.report.views.whatif.labels import path_label, place_label, x_label
 

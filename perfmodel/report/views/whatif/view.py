@@ -5,11 +5,11 @@ __all__ = ["whatif_json", "whatif_view"]
 from collections.abc import Iterator
 from typing import Any
 
-from perfmodel.plan.metrics import Metric, study_metric
-from perfmodel.plan.sensitivity.result import WhatIfResult
-from perfmodel.plan.sensitivity.vary import Axis
-from perfmodel.plan.sensitivity.whatif import NEAR, Sensitivity, WhatIfAnswers
-from perfmodel.plan.sweeps.points import Record
+from perfmodel.planning.metrics import Metric, study_metric
+from perfmodel.planning.sensitivity.result import WhatIfResult
+from perfmodel.planning.sensitivity.vary import Axis
+from perfmodel.planning.sensitivity.whatif import NEAR, Sensitivity, WhatIfAnswers
+from perfmodel.planning.sweeps.points import Record
 from perfmodel.report.document import Block, Document, Notes, Sentences, Table
 from perfmodel.report.numbers import MISSING, format_metric
 from perfmodel.report.views.scenario import headline

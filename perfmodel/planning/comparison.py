@@ -1,0 +1,207 @@
+"""Two results of one command beside each other: what differs in what was asked, in versions, and in the answers.
+
+Results are the documents that commands print with `--json`. Rows of a list are matched by their names where they have
+any (a finalist's label, a pool's role), else by their places.
+"""
+
+__all__ = ["Change", "MetricChange", "ResultComparison", "compare_results", "read_result"]
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import SpecError
+from perfmodel.planning.metrics import Metric, metric_of
+from perfmodel.printable import Printable
+
+# What says no more than the numbers beside it, or is compared by itself.
+_LEFT_OUT = ("answer", "interval", "notes", "provenance", "scenario", "worst")
+_NAMES = ("label", "name", "path", "role", "variant", "set", "metric", "at", "deployment", "technique", "id", "what")
+_WANTED = ("kind", "perfmodel", "engines", "calibrations", "inputs")
+_CLOSE = 1e-12  # relative: below what adding in another order comes to
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A field that differs; None where one of the two has none."""
+
+    field: str
+    one: Any
+    other: Any
+
+
+@dataclass(frozen=True, slots=True)
+class MetricChange:
+    """A number that differs, in the metric's own unit. place: the row that it is of; empty for the whole"""
+
+    metric: Metric
+    place: str
+    one: float
+    other: float
+
+    @property
+    def difference(self) -> float:
+        return self.other - self.one
+
+    @property
+    def relative(self) -> float | None:
+        """The change over the first value; None where that is 0."""
+        return self.difference / self.one if self.one else None
+
+    @property
+    def gain(self) -> float:
+        """How much better the second is, as a logarithm; 0 where neither way is better."""
+        if self.metric.is_neutral or not self.difference:
+            return 0.0
+        sign = -1.0 if self.metric.is_better_low else 1.0
+        if self.one > 0 and self.other > 0:
+            return sign * math.log(self.other / self.one)
+        return math.copysign(math.inf, sign * self.difference)
+
+    @property
+    def verdict(self) -> str:
+        """`better`, `worse`, or nothing."""
+        return "better" if self.gain > 0 else "worse" if self.gain < 0 else ""
+
+    def to_json(self) -> dict[str, Any]:
+        metric = self.metric
+        return {
+            "metric": metric.key,
+            "place": self.place,
+            "label": metric.label,
+            "unit": metric.dimension,
+            "one": self.one,
+            "other": self.other,
+            "difference": self.difference,
+            "relative": self.relative,
+            "verdict": self.verdict,
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class ResultComparison(Printable):
+    """What differs.
+
+    one, other: names of the two results
+    inputs:     field by field, with the scenario as resolved; `versions`: of perfmodel, engines, calibrations
+    answers:    numbers, the largest gain first; `texts`: what is no number (a choice, an origin)
+    """
+
+    one: str
+    other: str
+    kind: str
+    inputs: tuple[Change, ...] = ()
+    versions: tuple[Change, ...] = ()
+    answers: tuple[MetricChange, ...] = ()
+    texts: tuple[Change, ...] = ()
+
+    @property
+    def is_same(self) -> bool:
+        return not (self.inputs or self.versions or self.answers or self.texts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, for `--json`."""
+        return {
+            "one": self.one,
+            "other": self.other,
+            "kind": self.kind,
+            "is_same": self.is_same,
+            "inputs": [asdict(each) for each in self.inputs],
+            "versions": [asdict(each) for each in self.versions],
+            "answers": [each.to_json() for each in self.answers],
+            "texts": [asdict(each) for each in self.texts],
+        }
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A result that a command wrote with `--json`. Raises SpecError for a file that is none, or cannot be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise SpecError(f"{path}: is not JSON ({error}); give what a command printed with --json.") from None
+    provenance = found.get("provenance") if isinstance(found, dict) else None
+    if not isinstance(provenance, dict) or any(name not in provenance for name in _WANTED):
+        raise SpecError(f"{path}: is not a result of perfmodel: it has no provenance; write it again with --json.")
+    result: dict[str, Any] = found
+    return result
+
+
+def compare_results(one: Result, other: Result, name: str = "one", other_name: str = "other") -> ResultComparison:
+    """What differs between two results of one kind.
+
+    one, other: documents as `read_result` gives them; name, other_name: what they are called
+
+    Raises SpecError for results of two kinds.
+    """
+    made, made_other = one["provenance"], other["provenance"]
+    if made["kind"] != made_other["kind"]:
+        raise SpecError(
+            f"{name} is a result of kind {made['kind']!r}, {other_name} of kind {made_other['kind']!r}; compare two of "
+            f"one command."
+        )
+    versions = (
+        *_changes(made["perfmodel"], made_other["perfmodel"], ("perfmodel",)),
+        *_changes(made["engines"], made_other["engines"], ("engines",)),
+        *(
+            Change(f"calibrations.{key}", made["calibrations"].get(key), made_other["calibrations"].get(key))
+            for key in sorted({**made["calibrations"], **made_other["calibrations"]})
+            if made["calibrations"].get(key) != made_other["calibrations"].get(key)
+        ),
+    )
+    answers, texts = _answers(one, other)
+    inputs = tuple(_changes(made["inputs"], made_other["inputs"]))
+    ordered = sorted(answers, key=lambda each: (each.metric.is_neutral, -each.gain))
+    return ResultComparison(name, other_name, made["kind"], inputs, versions, tuple(ordered), tuple(texts))
+
+
+def _changes(one: Any, other: Any, path: tuple[str, ...] = ()) -> Iterator[Change]:
+    """Leaves that differ, in the order of the first."""
+    for place, mine, its in _leaves(one, other, path):
+        yield Change(".".join(place), mine, its)
+
+
+def _answers(one: Result, other: Result) -> tuple[list[MetricChange], list[Change]]:
+    numbers, texts = [], []
+    kept = [{key: value for key, value in each.items() if key not in _LEFT_OUT} for each in (one, other)]
+    for path, mine, its in _leaves(kept[0], kept[1], ()):
+        if path[-1] in _LEFT_OUT:
+            continue
+        if _is_number(mine) and _is_number(its):
+            if not math.isclose(mine, its, rel_tol=_CLOSE, abs_tol=0.0):
+                numbers.append(MetricChange(metric_of(path[-1]), " ".join(path[:-1]), mine, its))
+        else:
+            texts.append(Change(" ".join(path), mine, its))
+    return numbers, texts
+
+
+def _leaves(one: Any, other: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """(place, value, other value) of what differs; what only one of them has is None in the other."""
+    mine, its = _named(one), _named(other)
+    if mine is None and its is None:
+        if one != other:
+            yield path, one, other
+        return
+    for key in {**(mine or {}), **(its or {})}:
+        yield from _leaves((mine or {}).get(key), (its or {}).get(key), (*path, key))
+
+
+def _named(value: Any) -> Mapping[str, Any] | None:
+    """What is inside by name: of a mapping its keys, of a list of rows their names; None for a leaf."""
+    if isinstance(value, Mapping):
+        return value or None
+    if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
+        names = [" ".join(str(row[key]) for key in _NAMES if row.get(key) not in (None, "")) for row in value]
+        if len(set(names)) == len(names):
+            return dict(zip(names, value, strict=True))
+        return {str(number): row for number, row in enumerate(value)}
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,132 @@
+"""What a plan wants of candidates: how many of each serve the rate, what that costs, who is best by the objective."""
+
+__all__ = ["Deployment", "deployed", "finalists", "may_have", "objective_key", "pick_replicas", "shortfalls"]
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+
+from perfmodel.planning.screening.screen import Screened
+from perfmodel.planning.spec import PlanSpec
+
+_ALIKE = 0.01  # rates of one layout that differ by less are one choice: one of them goes on
+_MOST_OF_LAYOUT = 2  # finalists that differ in scheduling only
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """So many groups (replicas, unless disaggregated) of a candidate.
+
+    tightness: the limit of the SLO that is nearest, as latency over limit at the rate; 1 is just met
+    """
+
+    screened: Screened
+    replicas: int
+    tightness: float = 1.0
+
+    @property
+    def num_devices(self) -> int:
+        return self.replicas * self.screened.candidate.num_devices
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        price = self.screened.usd_per_hour
+        return None if price is None else price * self.replicas
+
+    @property
+    def capacity(self) -> float:
+        """Requests per second that all of it serves under the SLO."""
+        return self.screened.rate * self.replicas
+
+
+def pick_replicas(screened: Screened, spec: PlanSpec, rate: float, group_rate: float | None = None) -> int | None:
+    """Number of groups of `screened` that serve `rate` (requests/s) within the limits of `spec`, if each serves
+    `group_rate` (default: what the screen found).
+
+    None if so many are not allowed, or none serves.
+    """
+    each = screened.rate if group_rate is None else group_rate
+    if each <= 0:
+        return None
+    needed = max(1, ceil(rate / each - 1e-9))
+    most = _most(screened, spec)
+    choices = [count for count in spec.space.replicas or range(1, most + 1) if needed <= count <= most]
+    if not choices:
+        return None
+    return max(choices) if spec.objective == "lowest_latency" else min(choices)
+
+
+def may_have(screened: Screened, spec: PlanSpec, replicas: int) -> bool:
+    """Whether the plan allows so many groups."""
+    return replicas <= _most(screened, spec) and (not spec.space.replicas or replicas in spec.space.replicas)
+
+
+def _most(screened: Screened, spec: PlanSpec) -> int:
+    most = spec.max_gpus // screened.candidate.num_devices
+    if spec.budget_usd_per_hour is not None and screened.usd_per_hour:
+        most = min(most, int(spec.budget_usd_per_hour / screened.usd_per_hour))
+    return most
+
+
+def deployed(screened: Iterable[Screened], spec: PlanSpec, rate: float) -> list[Deployment]:
+    """Deployments that serve the rate within what may be spent."""
+    found = ((each, pick_replicas(each, spec, rate)) for each in screened)
+    return [Deployment(each, replicas) for each, replicas in found if replicas is not None]
+
+
+def shortfalls(screened: Iterable[Screened], spec: PlanSpec, rate: float) -> dict[str, int]:
+    """How many candidates do not serve the rate, by reason."""
+    found: Counter[str] = Counter()
+    for each in screened:
+        if each.rate <= 0:
+            found["misses the SLO at any rate"] += 1
+        elif pick_replicas(each, spec, rate) is None:
+            needed = ceil(rate / each.rate - 1e-9)
+            is_dear = needed * each.candidate.num_devices <= spec.max_gpus and spec.budget_usd_per_hour is not None
+            found["over budget at the rate" if is_dear else "too slow for the rate with max_gpus"] += 1
+    return dict(found.most_common())
+
+
+def objective_key(deployment: Deployment, spec: PlanSpec) -> tuple[float, ...]:
+    """Smaller is better; ties go to whoever has more in reserve."""
+    reserve = -deployment.capacity
+    usd = inf if deployment.usd_per_hour is None else deployment.usd_per_hour
+    if spec.objective == "cheapest":
+        return usd, reserve
+    if spec.objective == "fewest_gpus":
+        return float(deployment.num_devices), usd, reserve
+    if spec.objective == "lowest_latency":
+        return deployment.tightness, usd, reserve
+    return -deployment.screened.rate_per_device, usd
+
+
+def finalists(deployments: Sequence[Deployment], spec: PlanSpec) -> list[Deployment]:
+    """The best by the objective, of which few differ in scheduling only, so that the simulator sees several kinds.
+
+    Where all of them are disaggregated, the best that is not takes the last place: what is usual is simulated, too.
+    """
+    chosen: list[Deployment] = []
+    spare: list[Deployment] = []
+    per_layout: Counter[Hashable] = Counter()
+    for each in sorted(deployments, key=lambda deployment: objective_key(deployment, spec)):
+        if len(chosen) >= spec.finalists:
+            break
+        if any(_is_alike(each, other) for other in chosen):
+            continue
+        kind = each.screened.candidate.kind
+        if per_layout[kind] < _MOST_OF_LAYOUT:
+            per_layout[kind] += 1
+            chosen.append(each)
+        else:
+            spare.append(each)
+    chosen += spare[: spec.finalists - len(chosen)]
+    usual = [each for each in deployments if each.screened.candidate.ratio is None]
+    if usual and len(chosen) > 1 and all(each.screened.candidate.ratio is not None for each in chosen):
+        chosen[-1] = min(usual, key=lambda deployment: objective_key(deployment, spec))
+    return chosen
+
+
+def _is_alike(one: Deployment, other: Deployment) -> bool:
+    a, b = one.screened, other.screened
+    return a.candidate.kind == b.candidate.kind and abs(a.rate - b.rate) <= _ALIKE * max(a.rate, b.rate)

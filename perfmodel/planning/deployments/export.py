@@ -1,0 +1,149 @@
+"""A deployment as something to start: `vllm serve` command lines and a scenario file."""
+
+__all__ = ["device_files", "engine_arguments", "export_plan", "scenario_yaml", "serve_commands"]
+
+import json
+import shlex
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import SpecError
+from perfmodel.files.catalog import find_file
+from perfmodel.files.yaml_loader import Positions, dump_yaml, load_yaml
+from perfmodel.planning.deployments.finalist import Finalist
+from perfmodel.planning.deployments.result import PlanResult
+from perfmodel.planning.screening.rates import at_rate
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.overrides import apply_override, as_overrides, parse_override
+
+# Engine arguments that are vLLM's own, in the order in which they are written. Those at vLLM's default are left out.
+_ARGUMENTS = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "block_size",
+)
+_SWITCHES = ("enable_expert_parallel", "enable_chunked_prefill", "enable_prefix_caching")
+_ALWAYS = ("tensor_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
+_KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+
+
+def serve_commands(result: PlanResult, finalist: Finalist) -> list[str]:
+    """One line for each kind of replica: how many, and the command that starts one."""
+    scenario = result.base.load(finalist.deployment.screened.candidate.overrides(finalist.replicas))
+    lines = []
+    for pool in scenario.pools:
+        hardware = (pool.hardware or scenario.hardware).name
+        words = ["vllm", "serve", scenario.model.hf_id or scenario.model.name, *engine_arguments(pool.engine)]
+        num_nodes = ceil(pool.engine.num_devices / (pool.hardware or scenario.hardware).devices_per_node)
+        words += _across_nodes(pool.engine) if num_nodes > 1 else []
+        if pool.role in _KV_ROLES:
+            config = f'{{"kv_connector": "NixlConnector", "kv_role": "{_KV_ROLES[pool.role]}"}}'
+            words += ["--kv-transfer-config", config]
+        what = f"{pool.replicas} x {pool.role} on {pool.engine.num_devices} x {hardware}"
+        what += f", {num_nodes} nodes that a Ray cluster joins" if num_nodes > 1 else ""
+        lines += [f"# {what}", shlex.join(words)]
+    return lines
+
+
+def _across_nodes(engine: EngineSpec) -> list[str]:
+    """What starts ranks on other nodes. Source: vLLM's documentation, "Parallelism and Scaling", "Data Parallel
+    Deployment"."""
+    words = ["--distributed-executor-backend", "ray"]
+    return [*words, "--data-parallel-backend", "ray"] if engine.data_parallel_size > 1 else words
+
+
+def engine_arguments(engine: EngineSpec) -> list[str]:
+    """What vLLM is started with, where it differs from its defaults."""
+    words, defaults = [], dict(engine.described.facts.defaults)
+    for name in _ARGUMENTS:
+        value, default = getattr(engine, name), defaults.get(name, EngineSpec.model_fields[name].default)
+        if value is not None and (value != default or name in _ALWAYS):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    for name in _SWITCHES:
+        value = getattr(engine, name)
+        if value != EngineSpec.model_fields[name].default:
+            words.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
+    drafts = engine.speculative_config
+    if drafts is not None:
+        given: dict[str, Any] = {"method": drafts.method, "num_speculative_tokens": drafts.num_speculative_tokens}
+        if drafts.model is not None:
+            given["model"] = drafts.model.hf_id or drafts.model.name
+        words += ["--speculative-config", json.dumps(given)]
+    return words
+
+
+def scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
+    """The base scenario's file with what the plan has chosen, at the rate that was planned for.
+
+    A device that overrides have changed is named as the file beside it that `device_files` writes.
+    """
+    loaded = load_yaml(find_file("scenarios", result.base.path))
+    data: dict[str, Any] = loaded.data
+    data.pop("plan", None)
+    candidate = finalist.deployment.screened.candidate
+    requests = result.scenario.traffic.num_requests or 1000
+    if isinstance(data.get("traffic"), str):
+        traffic = result.scenario.traffic.model_dump(mode="json", exclude_defaults=True, exclude={"name", "source"})
+        data["traffic"] = traffic
+    choices = {**candidate.choices(finalist.replicas), **at_rate(result.scenario, result.rate, requests)}
+    for text in (*result.base.overrides, *as_overrides(choices)):
+        change = parse_override(text)
+        if change.path[0] == "plan" or (change.path == ("traffic",) and isinstance(change.value, str)):
+            continue
+        if change.path[0] == "hardware" and len(change.path) > 1:
+            data["hardware"] = f"./{_device_file(candidate.layout.scenario.hardware)}"
+            continue
+        apply_override(change, data, change.path, Positions(result.base.path))
+    if device_files(result, finalist):  # a later override, the plan's own choice, has put the plain name there again
+        data["hardware"] = f"./{_device_file(candidate.layout.scenario.hardware)}"
+    data["name"] = f"{result.scenario.name}-planned"
+    words = f"# Chosen by `perfmodel plan {Path(result.base.path).name}`: {finalist.label}.\n"
+    return words + dump_yaml(data)
+
+
+def device_files(result: PlanResult, finalist: Finalist) -> dict[str, str]:
+    """File name -> text, of the device where `--set hardware...` has changed what its file says."""
+    changed = [text for text in result.base.overrides if text.startswith("hardware.")]
+    if not changed:
+        return {}
+    hardware = finalist.deployment.screened.candidate.layout.scenario.hardware
+    words = f"# {hardware.name} with {', '.join(changed)}.\n"
+    data = hardware.model_dump(mode="json", exclude_unset=True)
+    return {_device_file(hardware): words + dump_yaml(data)}
+
+
+def _device_file(hardware: HardwareSpec) -> str:
+    return f"{hardware.name}-changed.yaml"
+
+
+def export_plan(result: PlanResult, folder: Path) -> list[Path]:
+    """Write `serve.sh` and `<scenario>-planned.yaml` of the winner to `folder`, and its device where it was changed;
+    returns the files.
+
+    Raises SpecError where there is no winner, or the folder cannot be written.
+    """
+    winner = result.winner
+    if winner is None:
+        raise SpecError(f"--export {folder}: nothing serves the rate, so there is nothing to write; see the answer.")
+    texts = {
+        folder / "serve.sh": "#!/bin/sh\n" + "\n".join(serve_commands(result, winner)) + "\n",
+        folder / f"{result.scenario.name}-planned.yaml": scenario_yaml(result, winner),
+        **{folder / name: text for name, text in device_files(result, winner).items()},
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in texts.items():
+            file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"--export {folder}: cannot be written: {error.strerror}.") from None
+    return list(texts)

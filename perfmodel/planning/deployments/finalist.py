@@ -1,0 +1,165 @@
+"""`Finalist`: a deployment that was simulated, with what common draws make of it. `FrontPoint`: one beside its cost."""
+
+__all__ = ["Finalist", "FrontPoint", "Interval", "attained", "interval_of", "mean", "seed_draws", "tightness"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp, inf, log
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.planning.deployments.choice import Deployment
+from perfmodel.planning.screening.draws import NUM_DRAWS, Drawn
+from perfmodel.planning.sweeps.points import Record
+from perfmodel.specs.slo import SLO
+
+Floats = NDArray[np.float64]
+Interval = tuple[float, float]
+
+_LIMITED = ("ttft", "tpot", "max_itl", "e2el")
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A deployment that was simulated as a whole.
+
+    replicas: groups of its candidate
+    rates:    its highest rate under the SLO, for each seed
+    records:  what it does at the wanted rate, for each seed
+    drawn:    factors on both under draws of what the calibration leaves unexplained
+    """
+
+    deployment: Deployment
+    replicas: int
+    rates: tuple[float, ...] = ()
+    records: tuple[Record, ...] = ()
+    drawn: Drawn = field(default_factory=Drawn.none)
+
+    @property
+    def label(self) -> str:
+        return f"{self.replicas} x {self.deployment.screened.candidate.label}"
+
+    @property
+    def num_devices(self) -> int:
+        return self.replicas * self.deployment.screened.candidate.num_devices
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        price = self.deployment.screened.usd_per_hour
+        return None if price is None else price * self.replicas
+
+    @property
+    def rate(self) -> float:
+        """Requests per second that it serves under the SLO: the geometric mean over seeds; 0 where none is served."""
+        return exp(sum(map(log, self.rates)) / len(self.rates)) if self.rates else 0.0
+
+    @property
+    def rate_per_device(self) -> float:
+        return self.rate / self.num_devices
+
+    @property
+    def rate_draws(self) -> Floats:
+        """`rate` under each draw, of the calibration's errors and of which requests come by chance."""
+        found: Floats = self.rate * self.drawn.rate * np.exp(seed_draws(self.rates))
+        return found
+
+    @property
+    def rate_interval(self) -> Interval:
+        """80 %."""
+        return interval_of(self.rate_draws, self.rate)
+
+    @property
+    def attained(self) -> float:
+        return attained(self.records)
+
+    def mean(self, metric: str) -> float | None:
+        return mean(self.records, metric)
+
+    def latency_draws(self, quantile: str, name: str) -> Floats | None:
+        """A latency at the wanted rate, as `rate_draws`; None where the run has none."""
+        metric = f"{quantile}_{name}_ms"
+        values = [record.values.get(metric) for record in self.records]
+        there = [value for value in values if value]
+        if not there or len(there) < len(values):
+            return None
+        found: Floats = (sum(there) / len(there)) * self.drawn.latencies[name] * np.exp(seed_draws(there))
+        return found
+
+    def latency_interval(self, quantile: str, name: str) -> Interval | None:
+        """80 %."""
+        draws, value = self.latency_draws(quantile, name), self.mean(f"{quantile}_{name}_ms")
+        return None if draws is None or value is None else interval_of(draws, value)
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A deployment beside its cost, simulated at the wanted rate.
+
+    tightness: the limit that comes nearest, as latency over limit; `screened_tightness`: as the screen had it
+    attained:  the share of requests within the SLO
+    """
+
+    label: str
+    num_devices: int
+    usd_per_hour: float | None
+    tightness: float
+    attained: float
+    screened_tightness: float
+
+    @property
+    def cost(self) -> float:
+        """What the front is over: USD per hour, or devices where there is no price."""
+        return float(self.num_devices) if self.usd_per_hour is None else self.usd_per_hour
+
+
+def attained(records: Sequence[Record]) -> float:
+    """Share of the requests of all seeds that met the SLO."""
+    good = sum(record.values.get("request_goodput") or 0.0 for record in records)
+    whole = sum(record.values.get("request_throughput") or 0.0 for record in records)
+    return good / whole if whole else 0.0
+
+
+def mean(records: Sequence[Record], metric: str) -> float | None:
+    """A metric over the seeds."""
+    values = [record.values.get(metric) for record in records]
+    there = [value for value in values if value is not None]
+    return sum(there) / len(there) if there else None
+
+
+def tightness(records: Sequence[Record], slo: SLO, quantile: str) -> float:
+    """The limit of the SLO that comes nearest, as latency over limit; 1 is just met. Where the only limit differs from
+    request to request, the requests that miss it over those that may."""
+    found = []
+    for name in _LIMITED:
+        value, limit = mean(records, f"{quantile}_{name}_ms"), slo.planned_ms(name)
+        if limit is not None and value is not None:
+            found.append(value / limit)
+    may_miss = {"median": 0.5, "p90": 0.1, "p95": 0.05, "p99": 0.01}
+    return max(found) if found else (1.0 - attained(records)) / may_miss[quantile] if records else inf
+
+
+def seed_draws(values: Sequence[float]) -> Floats:
+    """How far the logarithm of a mean over seeds may be off because requests come by chance: Student's t about 0.
+
+    Equal seeds have equal weights in every finalist's draws (common random numbers), so that what a seed does to all of
+    them alike cancels in their difference. With one seed nothing is known of it: 0.
+    """
+    count = len(values)
+    if count < 2 or min(values) <= 0:
+        return np.zeros(NUM_DRAWS)
+    rng = np.random.default_rng(count)
+    half = NUM_DRAWS // 2
+    weights = rng.standard_normal((half, count)) / (count * (count - 1)) ** 0.5
+    weights *= np.sqrt((count - 1) / rng.chisquare(count - 1, (half, 1)))
+    # In another order than the calibration's draws, whose second half is the first with the signs turned, too.
+    weights = rng.permutation(np.concatenate([weights, -weights]))
+    logs = np.log(values)
+    found: Floats = weights @ (logs - logs.mean())
+    return found
+
+
+def interval_of(draws: Floats, value: float) -> Interval:
+    """80 % of the draws lie within, and the value without any."""
+    low, high = np.quantile(draws, [0.1, 0.9], method="nearest")
+    return min(float(low), value), max(float(high), value)

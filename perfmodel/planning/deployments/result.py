@@ -1,0 +1,228 @@
+"""`PlanResult`: the finalists in order, the front, why the winner wins and how sure that is."""
+
+__all__ = ["SURE", "PlanResult", "quantile_name"]
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.calibrations.provenance import provenance_of, resolved
+from perfmodel.planning.deployments.finalist import Finalist, FrontPoint, Interval, interval_of, tightness
+from perfmodel.planning.screening.candidates import Base
+from perfmodel.planning.spec import PlanSpec
+from perfmodel.planning.sweeps.findings import TIE
+from perfmodel.printable import Printable
+from perfmodel.specs.scenario import Scenario
+
+Floats = NDArray[np.float64]
+
+SURE = 0.9  # of the draws in which one has to be better than another for their order not to be in doubt
+_AT_THE_RATE = (
+    "usd_per_million_input_tokens_split",
+    "usd_per_million_output_tokens_split",
+    "usd_per_million_output_tokens",
+    "joules_per_output_token",
+)
+_QUANTILES = {0.5: "median", 0.9: "p90", 0.95: "p95", 0.99: "p99"}
+
+
+@dataclass(frozen=True, repr=False)
+class PlanResult(Printable):
+    """What came of a plan.
+
+    ranked:      finalists that serve the rate, best first; `missed`: those that the simulator found not to
+    ruled_out:   candidates by why they are none
+    front:       cost against latency, simulated; `not_serving`: what the screen had on it, and the simulator has not
+    fewer:       label -> share of requests within the SLO, of winners with fewer replicas than they got, simulated
+    bound_share: of the winner's busy time, by what bounds it
+    nearest:     where nothing serves the rate: what comes nearest, in words
+    """
+
+    base: Base
+    scenario: Scenario
+    spec: PlanSpec
+    rate: float
+    num_candidates: int
+    num_serving: int
+    ruled_out: Mapping[str, int]
+    ranked: Sequence[Finalist]
+    missed: Sequence[Finalist]
+    front: Sequence[FrontPoint] = ()
+    not_serving: Sequence[FrontPoint] = ()
+    fewer: Mapping[str, float] = field(default_factory=dict)
+    bound_share: Mapping[str, float] = field(default_factory=dict)
+    nearest: str = ""
+    notes: Sequence[str] = ()
+
+    @property
+    def winner(self) -> Finalist | None:
+        return self.ranked[0] if self.ranked else None
+
+    @property
+    def runner_up(self) -> Finalist | None:
+        """The next one that is another kind of deployment, or else the next one."""
+        if len(self.ranked) < 2:
+            return None
+        first = self.ranked[0].deployment.screened.candidate
+        for each in self.ranked[1:]:
+            if each.deployment.screened.candidate.kind != first.kind:
+                return each
+        return self.ranked[1]
+
+    @property
+    def quantile(self) -> str:
+        """The percentile that the SLO asks for, as metrics name it."""
+        return quantile_name(self.spec.attainment)
+
+    def figure(self, finalist: Finalist) -> float:
+        """What the objective compares; smaller is better except for goodput_per_gpu."""
+        if self.spec.objective == "cheapest":
+            return inf if finalist.usd_per_hour is None else finalist.usd_per_hour
+        if self.spec.objective == "fewest_gpus":
+            return float(finalist.num_devices)
+        if self.spec.objective == "goodput_per_gpu":
+            return finalist.rate_per_device
+        return self.tightness(finalist)
+
+    def figure_draws(self, finalist: Finalist) -> Floats:
+        """`figure` under each draw; of cost and devices, with as many replicas as the draw asks for."""
+        if self.spec.objective == "goodput_per_gpu":
+            return finalist.rate_draws / finalist.num_devices
+        if self.spec.objective == "lowest_latency":
+            return self._tightness_draws(finalist)
+        return self.figure(finalist) / finalist.replicas * self.replicas_needed(finalist)
+
+    def replicas_needed(self, finalist: Finalist) -> Floats:
+        """Replicas that serve the rate under each draw; in proportion from those that were simulated to serve it: more
+        than one fewer than these, since without a draw one fewer does not do."""
+        needed = max(self._load(finalist), finalist.replicas - 1 + 1e-9)
+        with np.errstate(divide="ignore"):
+            return np.ceil(needed * finalist.rate / finalist.rate_draws - 1e-9)
+
+    def sufficient(self, finalist: Finalist) -> float:
+        """The share of draws in which the finalist's replicas serve the rate."""
+        least = self._load(finalist) / finalist.replicas * finalist.rate
+        return float(np.mean(finalist.rate_draws >= least * (1 - 1e-9))) if finalist.rate else 0.0
+
+    def _load(self, finalist: Finalist) -> float:
+        """Replicas that the rate takes, as a fraction; no more than were simulated to serve it, whatever a scattering
+        highest rate makes of them."""
+        if not finalist.rate:
+            return inf
+        most = finalist.replicas if finalist.attained >= self.spec.attainment else inf
+        return min(self.rate * finalist.replicas / finalist.rate, most)
+
+    def interval(self, finalist: Finalist) -> Interval:
+        """80 % of `figure`."""
+        return interval_of(self.figure_draws(finalist), self.figure(finalist))
+
+    def better_share(self, one: Finalist, other: Finalist) -> float:
+        """The share of draws, the same for both, in which `one` is better than `other`: by the objective, and where
+        that tells them not apart by who has more in reserve."""
+        sign = 1.0 if self.is_better_low else -1.0
+        mine, its = sign * self.figure_draws(one), sign * self.figure_draws(other)
+        reserve = np.sign(one.rate_draws - other.rate_draws)
+        with np.errstate(invalid="ignore"):
+            is_alike = (mine == its) | (np.abs(mine - its) <= TIE * np.abs(its))
+        score = np.where(is_alike, reserve, np.sign(np.nan_to_num(its) - np.nan_to_num(mine)))
+        return float(np.mean((score + 1) / 2))
+
+    def tightness(self, finalist: Finalist) -> float:
+        """The limit that comes nearest at the wanted rate, as latency over limit; 1 is just met."""
+        return tightness(finalist.records, self.scenario.slo, self.quantile)
+
+    def _tightness_draws(self, finalist: Finalist) -> Floats:
+        found = []
+        for name in ("ttft", "tpot", "e2el"):
+            draws, limit = finalist.latency_draws(self.quantile, name), self.scenario.slo.planned_ms(name)
+            if limit is not None and draws is not None:
+                found.append(draws / limit)
+        return np.max(found, axis=0) if found else np.full(len(finalist.rate_draws), inf)
+
+    @property
+    def is_better_low(self) -> bool:
+        return self.spec.objective != "goodput_per_gpu"
+
+    def margin(self, other: Finalist) -> float:
+        """By what share the winner's figure is better than the other's."""
+        assert self.winner is not None
+        mine, its = self.figure(self.winner), self.figure(other)
+        worse, better = (its, mine) if self.is_better_low else (mine, its)
+        return worse / better - 1.0 if better else 0.0
+
+    def is_doubtful(self, other: Finalist) -> bool:
+        """Whether the winner is better than the other in too few draws."""
+        assert self.winner is not None
+        return self.better_share(self.winner, other) < SURE
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The finalists' figures, best first, those that do not serve the rate (`serves`) last; nan without a value."""
+        rows = [{**self._row(each), "serves": serves} for each, serves in self._judged]
+        names = [name for name, value in (rows[0] if rows else {}).items() if not isinstance(value, dict | list)]
+        return {name: np.array([np.nan if row[name] is None else row[name] for row in rows]) for name in names}
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but sentences: the plan, and what each finalist's simulations gave."""
+        return {
+            "scenario": self.scenario.name,
+            "objective": self.spec.objective,
+            "attainment": self.spec.attainment,
+            "rate": self.rate,
+            "candidates": self.num_candidates,
+            "serving": self.num_serving,
+            "ruled_out": dict(self.ruled_out),
+            "winner": self._row(self.winner) if self.winner is not None else None,
+            "ranked": [self._row(each) for each in self.ranked],
+            "missed": [self._row(each) for each in self.missed],
+            "fewer_replicas": dict(self.fewer),
+            "front": [vars(point) for point in self.front],
+            "screened_on_the_front_but_not_serving": [vars(point) for point in self.not_serving],
+            "bound_share": dict(self.bound_share),
+            "notes": list(self.notes),
+            "provenance": self._provenance(),
+        }
+
+    def _provenance(self) -> dict[str, Any]:
+        layouts = [layout for each, _ in self._judged for layout, _ in each.deployment.screened.candidate.counts]
+        used = provenance_of([self.scenario, *(layout.scenario for layout in layouts)])
+        return used.to_json("plan", {"scenario": resolved(self.scenario), "rate": self.rate})
+
+    @property
+    def _judged(self) -> list[tuple[Finalist, bool]]:
+        return [*((each, True) for each in self.ranked), *((each, False) for each in self.missed)]
+
+    def _row(self, finalist: Finalist) -> dict[str, Any]:
+        screened, quantile, winner = finalist.deployment.screened, self.quantile, self.winner
+        better = None if winner is None or finalist is winner else self.better_share(winner, finalist)
+        names = ("ttft", "tpot")
+        return {
+            "label": finalist.label,
+            "choices": screened.candidate.choices(finalist.replicas),
+            "replicas": finalist.replicas,
+            "gpus": finalist.num_devices,
+            "usd_per_hour": finalist.usd_per_hour,
+            **{metric: finalist.mean(metric) for metric in _AT_THE_RATE},
+            "max_rate": finalist.rate,
+            "max_rate_interval": list(finalist.rate_interval),
+            "max_rate_by_seed": list(finalist.rates),
+            "screened_rate": finalist.replicas * screened.rate,
+            "rate_per_gpu": finalist.rate_per_device,
+            "figure": self.figure(finalist),
+            "interval": list(self.interval(finalist)),
+            "serves_the_rate_in_share_of_draws": self.sufficient(finalist),
+            "winner_better_in_share_of_draws": better,
+            "attained": finalist.attained,
+            "latencies_ms": {f"{quantile}_{name}": finalist.mean(f"{quantile}_{name}_ms") for name in names},
+            "latency_intervals_ms": {f"{quantile}_{name}": finalist.latency_interval(quantile, name) for name in names},
+            "binds": screened.binds,
+            "origin": screened.origin,
+        }
+
+
+def quantile_name(share: float) -> str:
+    """The percentile that a share of requests asks for, as metrics name it: the nearest that is not lower."""
+    return next((name for known, name in _QUANTILES.items() if known >= share - 1e-9), "p99")

@@ -1,0 +1,174 @@
+"""`JobPlan`: deployments that were simulated doing a job, best first, and how sure their order is."""
+
+__all__ = ["Job", "JobPlan"]
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, exp, inf, log
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.calibrations.provenance import provenance_of, resolved
+from perfmodel.planning.deployments.finalist import Interval, interval_of, mean, seed_draws
+from perfmodel.planning.screening.candidates import Base, Candidate
+from perfmodel.planning.screening.draws import NUM_DRAWS
+from perfmodel.planning.spec import PlanSpec
+from perfmodel.planning.sweeps.points import Record
+from perfmodel.printable import Printable
+from perfmodel.specs.scenario import Scenario
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job on so many replicas of a candidate.
+
+    screened_s: how long it takes in closed form
+    records:    what it comes to when simulated, for each seed
+    drawn:      factors on its time under draws of what the calibration leaves unexplained, in closed form
+    """
+
+    candidate: Candidate
+    replicas: int
+    screened_s: float
+    records: tuple[Record, ...] = ()
+    drawn: Floats = field(default_factory=lambda: np.ones(NUM_DRAWS))
+
+    @property
+    def label(self) -> str:
+        return f"{self.replicas} x {self.candidate.label}"
+
+    @property
+    def num_devices(self) -> int:
+        return self.replicas * self.candidate.num_devices
+
+    @property
+    def price(self) -> float:
+        """USD per hour; device hours per hour where there is no price."""
+        each = self.candidate.usd_per_hour
+        return float(self.num_devices) if each is None else each * self.replicas
+
+    @property
+    def seconds(self) -> float:
+        """The geometric mean over seeds, as simulated; else in closed form. Infinite where it cannot be simulated."""
+        if not self.records:
+            return self.screened_s
+        found = [record.values.get("duration") for record in self.records]
+        times = [value for value in found if value]
+        return exp(sum(map(log, times)) / len(times)) if len(times) == len(found) else inf
+
+    @property
+    def bill(self) -> float:
+        """USD of the whole job; device hours where there is no price."""
+        return self.price * self.seconds / 3600
+
+    @property
+    def seconds_draws(self) -> Floats:
+        """`seconds` under each draw, of the calibration's errors and of which requests come by chance."""
+        times = [value for record in self.records if (value := record.values.get("duration"))]
+        found: Floats = self.seconds * self.drawn * np.exp(seed_draws(times))
+        return found
+
+    @property
+    def seconds_interval(self) -> Interval:
+        """80 %."""
+        return interval_of(self.seconds_draws, self.seconds)
+
+    def mean(self, metric: str) -> float | None:
+        return mean(self.records, metric)
+
+
+@dataclass(frozen=True, repr=False)
+class JobPlan(Printable):
+    """What came of the plan of a job.
+
+    ranked:      finalists that are done before the deadline, best first; `late`: those that are not
+    ruled_out:   candidates by why they are none; `num_in_time`: those that the closed form has done in time
+    bound_share: of the winner's busy time, by what bounds it
+    """
+
+    base: Base
+    scenario: Scenario
+    spec: PlanSpec
+    num_candidates: int
+    num_in_time: int
+    ruled_out: Mapping[str, int]
+    ranked: Sequence[Job]
+    late: Sequence[Job]
+    bound_share: Mapping[str, float] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    @property
+    def winner(self) -> Job | None:
+        return self.ranked[0] if self.ranked else None
+
+    @property
+    def num_requests(self) -> int:
+        return self.scenario.traffic.num_requests or 0
+
+    def figure(self, job: Job) -> float:
+        """What the objective compares; smaller is better."""
+        return job.bill if self.spec.objective == "cheapest_job" else job.seconds
+
+    def figure_draws(self, job: Job) -> Floats:
+        scale: Floats = job.seconds_draws * (self.figure(job) / job.seconds)
+        return scale
+
+    def better_share(self, one: Job, other: Job) -> float:
+        """The share of draws, the same for both, in which `one` is better."""
+        return float(np.mean(self.figure_draws(one) < self.figure_draws(other)))
+
+    def in_time(self, job: Job) -> float:
+        """The share of draws in which it is done before the deadline."""
+        if self.spec.deadline_s is None:
+            return 1.0
+        return float(np.mean(job.seconds_draws <= self.spec.deadline_s))
+
+    def replicas_for_sure(self, job: Job, share: float) -> int:
+        """Replicas, in proportion, that are done in time in such a share of draws."""
+        if self.spec.deadline_s is None:
+            return job.replicas
+        worst = float(np.quantile(job.seconds_draws, share, method="higher"))
+        return max(job.replicas, ceil(job.replicas * worst / self.spec.deadline_s - 1e-9))
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but sentences."""
+        return {
+            "scenario": self.scenario.name,
+            "objective": self.spec.objective,
+            "deadline_s": self.spec.deadline_s,
+            "num_requests": self.num_requests,
+            "candidates": self.num_candidates,
+            "in_time": self.num_in_time,
+            "ruled_out": dict(self.ruled_out),
+            "ranked": [self._row(job) for job in self.ranked],
+            "late": [self._row(job) for job in self.late],
+            "bound_share": dict(self.bound_share),
+            "notes": list(self.notes),
+            "provenance": self._provenance(),
+        }
+
+    def _provenance(self) -> dict[str, Any]:
+        used = [job.candidate.layout.scenario for job in (*self.ranked, *self.late)]
+        inputs = {"scenario": resolved(self.scenario)}
+        return provenance_of([self.scenario, *used]).to_json("job", inputs)
+
+    def _row(self, job: Job) -> dict[str, Any]:
+        has_price = job.candidate.usd_per_hour is not None
+        return {
+            "label": job.label,
+            "choices": job.candidate.choices(job.replicas),
+            "replicas": job.replicas,
+            "gpus": job.num_devices,
+            "usd_per_hour": job.price if has_price else None,
+            "duration_s": job.seconds,
+            "duration_interval_s": list(job.seconds_interval),
+            "screened_duration_s": job.screened_s,
+            "usd_total": job.bill if has_price else None,
+            "in_time_in_share_of_draws": self.in_time(job),
+            "metrics": {name: job.mean(name) for name in (job.records[0].values if job.records else ())},
+            "problems": [record.problem for record in job.records if record.problem],
+        }

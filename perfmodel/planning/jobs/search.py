@@ -1,0 +1,211 @@
+"""`plan_job`: from an offline job to the deployment that does it at the lowest cost, or first.
+
+Stage one, in closed form (`screen`): how long the job takes on each number of replicas of each candidate. Stage two, on
+the simulator: the best of them do the whole job, with one replica more where it is late, with one fewer where that may
+do. Every simulated point is kept in the store, as in other plans.
+"""
+
+__all__ = ["METRICS", "plan_job"]
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from perfmodel.errors import SpecError
+from perfmodel.planning.jobs.result import Job, JobPlan
+from perfmodel.planning.jobs.screen import JobScreen
+from perfmodel.planning.screening.candidates import Base
+from perfmodel.planning.screening.space import enumerate_space
+from perfmodel.planning.spec import PlanSpec
+from perfmodel.planning.sweeps.metrics import device_shares
+from perfmodel.planning.sweeps.points import Point, Record
+from perfmodel.planning.sweeps.stored_points import StoredPoint, stored_records
+from perfmodel.planning.sweeps.workers import Progress, spread
+from perfmodel.sim import simulate
+from perfmodel.specs.overrides import as_overrides
+from perfmodel.specs.prices import price_lines, stale_price_notes
+from perfmodel.specs.scenario import Scenario
+
+METRICS = (
+    "duration",
+    "usd_total",
+    "usd_per_million_tokens",
+    "usd_per_million_output_tokens",
+    "output_throughput_per_gpu",
+    "total_token_throughput_per_gpu",
+    "tail_share",
+    "joules_per_output_token",
+    "kv_cache_usage_peak",
+    "preemptions",
+    "mfu",
+    "mbu",
+)
+_MOST_OF_LAYOUT = 2  # finalists that differ in scheduling only
+_NEARLY = 1.1  # times the deadline in closed form, or with one replica fewer: the simulator may find it met
+_MOST_MOVES = 3  # replicas more or fewer that are tried
+_APART = "with prefill and decode apart, which plans of jobs leave out"
+Stages = Callable[[str], AbstractContextManager[Progress | None]]
+
+
+def plan_job(
+    base: Base, scenario: Scenario, spec: PlanSpec, store: Path, workers: int | None, engine: str, shown: Stages
+) -> JobPlan:
+    """The plan of the job of `scenario` (`base`: its file and overrides) by `spec`; see the module.
+
+    store:           file of evaluated points
+    workers, engine: as for `perfmodel.planning.sweeps.sweep`
+    shown:           a stage's name -> what shows its progress
+
+    Raises SpecError for traffic that is not there at once.
+    """
+    if not scenario.traffic.is_offline:
+        raise SpecError(
+            f"plan.objective={spec.objective} is for a job that is there at once, and arrivals of process "
+            f"{scenario.traffic.arrivals.process} are not; give traffic.arrivals={{process: burst}}."
+        )
+    with shown("screening"):
+        space = enumerate_space(base, spec)
+        unified = [each for each in space.candidates if each.ratio is None]
+        screen = JobScreen(unified, scenario, spec)
+        jobs = screen.jobs()
+    run = _Runs(base, scenario, spec, store, workers, engine)
+    with shown("the job, simulated") as progress:
+        done = _settled(run, screen, _finalists(jobs, spec), spec, progress)
+    in_time = {id(job.candidate) for job in jobs if _is_in_time(job.screened_s, spec)}
+    ruled_out = Counter({_APART: len(space.candidates) - len(unified), _why_late(spec): len(unified) - len(in_time)})
+    ruled_out = +(ruled_out + Counter(dict(space.ruled_out)))
+    plan = JobPlan(base, scenario, spec, space.num_all, len(in_time), dict(ruled_out.most_common()), (), ())
+    ordered = sorted(screen.under_draws(done), key=lambda job: (plan.figure(job), job.seconds))
+    ranked = [job for job in ordered if _is_in_time(job.seconds, spec)]
+    late = [job for job in ordered if not _is_in_time(job.seconds, spec)]
+    return _completed(replace(plan, ranked=ranked, late=late), screen)
+
+
+def _is_in_time(seconds: float, spec: PlanSpec) -> bool:
+    return seconds < float("inf") and (spec.deadline_s is None or seconds <= spec.deadline_s)
+
+
+def _why_late(spec: PlanSpec) -> str:
+    return "late or over budget with max_gpus" if spec.deadline_s is not None else "over budget"
+
+
+def _figure(job: Job, spec: PlanSpec) -> tuple[float, float]:
+    both = job.bill, job.seconds
+    return both if spec.objective == "cheapest_job" else both[::-1]
+
+
+def _finalists(jobs: Sequence[Job], spec: PlanSpec) -> list[Job]:
+    """The best number of replicas of the best candidates in time or nearly, few of which differ in scheduling only;
+    where none is, those that are done first."""
+    best: dict[int, Job] = {}
+    near = [job for job in jobs if _is_in_time(job.screened_s / _NEARLY, spec)]
+    order = (lambda job: _figure(job, spec)) if near else (lambda job: (job.seconds, job.bill))
+    for job in near or jobs:
+        # One that only nearly is in time is looked at with one replica more, too, by `_settled`.
+        known = best.get(id(job.candidate))
+        if known is None or order(job) < order(known):
+            best[id(job.candidate)] = job
+    chosen: list[Job] = []
+    per_layout: Counter[Hashable] = Counter()
+    for job in sorted(best.values(), key=order):
+        if len(chosen) < spec.finalists and per_layout[job.candidate.kind] < _MOST_OF_LAYOUT:
+            per_layout[job.candidate.kind] += 1
+            chosen.append(job)
+    return chosen
+
+
+def _settled(
+    run: "_Runs", screen: JobScreen, chosen: Sequence[Job], spec: PlanSpec, progress: Progress | None
+) -> list[Job]:
+    """Each finalist with the replicas that the simulator finds best."""
+    tried: list[dict[int, Job]] = [{} for _ in chosen]
+    pending = list(enumerate(chosen))
+    while pending:
+        for (place, _), job in zip(pending, run.of([job for _, job in pending], progress), strict=True):
+            tried[place][job.replicas] = job
+        moves = [(place, _next(known, screen, spec)) for place, known in enumerate(tried)]
+        pending = [(place, job) for place, job in moves if job is not None]
+    return [_best(known, spec) for known in tried]
+
+
+def _next(tried: dict[int, Job], screen: JobScreen, spec: PlanSpec) -> Job | None:
+    """The number of replicas to try next: more where the job is late, fewer where these might do."""
+    if spec.deadline_s is None or spec.objective != "cheapest_job" or len(tried) > _MOST_MOVES:
+        return None
+    best = _best(tried, spec)
+    if best.seconds == float("inf"):
+        return None
+    is_late = not _is_in_time(best.seconds, spec)
+    count = best.replicas + (1 if is_late else -1)
+    if count in tried or count not in screen.allowed(best.candidate):
+        return None
+    might_do = is_late or best.seconds * best.replicas / count <= _NEARLY * spec.deadline_s
+    # Its time in closed form, in proportion: it is only shown.
+    screened_s = best.screened_s * best.replicas / count
+    return Job(best.candidate, count, screened_s) if might_do else None
+
+
+def _best(tried: dict[int, Job], spec: PlanSpec) -> Job:
+    in_time = [job for job in tried.values() if _is_in_time(job.seconds, spec)]
+    if in_time:
+        return min(in_time, key=lambda job: _figure(job, spec))
+    return min(tried.values(), key=lambda job: job.seconds)
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The simulations of a plan."""
+
+    base: Base
+    scenario: Scenario
+    spec: PlanSpec
+    store: Path
+    workers: int | None
+    engine: str
+
+    def of(self, jobs: Sequence[Job], progress: Progress | None) -> list[Job]:
+        """The jobs, simulated under each seed."""
+        seeds = range(self.scenario.seed, self.scenario.seed + self.spec.seeds)
+        points = [
+            Point(
+                self.base.path,
+                METRICS,
+                (*self.base.overrides, *job.candidate.overrides(job.replicas), *as_overrides({"seed": seed})),
+            )
+            for job in jobs
+            for seed in seeds
+        ]
+        found, count = self._records(points, progress), len(seeds)
+        return [replace(job, records=tuple(found[i * count : (i + 1) * count])) for i, job in enumerate(jobs)]
+
+    def _records(self, points: Sequence[Point], progress: Progress | None) -> list[Record]:
+        """Records of `points`: from the store where it has them; new ones are stored as soon as they are known."""
+        items = [StoredPoint(point, str(self.store)) for point in dict.fromkeys(points)]
+        records = spread(stored_records, items, _lost, progress, self.workers, self.engine) if items else []
+        found = {kept.point: record for kept, record in zip(items, records, strict=True)}
+        return [found[point] for point in points]
+
+
+def _lost(_: StoredPoint, reason: str) -> Record:
+    return Record(problem=f"{reason}.")
+
+
+def _completed(plan: JobPlan, screen: JobScreen) -> JobPlan:
+    """The plan with what bounds the winner, and notes."""
+    if plan.winner is None:
+        return plan
+    run = simulate(plan.base.load(plan.winner.candidate.overrides(plan.winner.replicas)), keep_steps=False)
+    notes = [*run.notes]
+    if screen.origin(plan.winner.candidate) == "datasheet":
+        notes.append("Step times come from the datasheet: this device was not measured.")
+    notes = list(dict.fromkeys([*notes, *_prices(plan)]))
+    return replace(plan, bound_share=device_shares(run.summary), notes=notes)
+
+
+def _prices(plan: JobPlan) -> Iterator[str]:
+    """The prices that finalists are compared by, with source and date, and which of them are old."""
+    for sentences in (price_lines, stale_price_notes):
+        for job in (*plan.ranked, *plan.late):
+            yield from sentences(job.candidate.layout.scenario)

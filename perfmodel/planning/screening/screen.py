@@ -1,0 +1,309 @@
+"""Stage one of a plan: the highest rate under the SLO of every candidate, without simulating any.
+
+Step times come from the simulator's own tables (`surfaces`), how requests wait from closed forms (`service`); the rate
+is found by bisection for all candidates at once. What the closed forms do not know (policies, preemption, the order of
+requests) is for stage two, the simulator, on those that are best here.
+"""
+
+__all__ = ["Screen", "Screened"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost import load_engine_profile
+from perfmodel.errors import SpecError
+from perfmodel.planning.screening.candidates import Candidate, Layout
+from perfmodel.planning.screening.demand import Demand, demand_of
+from perfmodel.planning.screening.draws import NUM_DRAWS, Drawn, Grid, SharedScores, drawn_surfaces
+from perfmodel.planning.screening.service import Served, Service, repeated, serve
+from perfmodel.planning.screening.surfaces import StepSurface, Surfaces, step_surface
+from perfmodel.sim.fleet.disaggregation.kv_transfer import transfer_cost
+from perfmodel.sim.replica.step_costs import shared_step_costs
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.slo import SLO
+
+Floats = NDArray[np.float64]
+Engine = tuple[Layout, int]  # and the tokens of its plans
+Key = tuple[int, int]
+
+_AT_ONCE = 400  # candidates: as many rows as stay in a processor's cache
+_HALVINGS = 10
+_WIDEST = 1e3  # highest to lowest rate that is looked at
+_MUCH = 0.05  # of a limit spent waiting for a slot: then slots are what is scarce
+_BEYOND = 1.05  # times the highest rate: where what binds is seen
+
+
+@dataclass(frozen=True)
+class Screened:
+    """What the screen has found of a candidate: one group of it (a replica, unless disaggregated).
+
+    rate:         requests per second at which the wanted share of them meets the SLO; 0 if there is no such rate
+    binds:        what is missed first above `rate`: ttft, tpot, max_itl, reading, e2el, or what holds too few
+                  sequences: KV cache, max_num_seqs
+    batch:        mean sequences that decode on an engine at `rate`
+    usd_per_hour: of its devices; None without a price
+    origin:       of the step times
+    """
+
+    candidate: Candidate
+    rate: float
+    binds: str
+    batch: float
+    usd_per_hour: float | None
+    origin: str
+
+    @property
+    def rate_per_device(self) -> float:
+        return self.rate / self.candidate.num_devices
+
+
+class Screen:
+    """The screen of `candidates` for the traffic and SLO of `scenario`.
+
+    Raises SpecError for a scenario without an SLO.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, attainment: float) -> None:
+        self.demand = demand_of(scenario)
+        self._limits, self._attainment = _limits(scenario.slo, self.demand), attainment
+        self._candidates = candidates
+        batches = max((candidate.max_num_seqs for candidate in candidates), default=1)
+        chunk = max((max(c.max_num_batched_tokens, _budget(c)) for c in candidates), default=1)
+        self._most = batches, chunk
+        engines = {self._key(engine): engine for candidate in candidates for engine in _engines(candidate)}
+        self._surfaces: dict[Key, StepSurface] = {}
+        layouts = {id(layout): layout for layout, _ in engines.values()}
+        for layout in layouts.values():
+            costs = shared_step_costs(layout.scenario)
+            mine = [engine for engine in engines.values() if engine[0] is layout]
+            for each in mine:
+                grid = self._grid(*each)
+                self._surfaces[self._key(each)] = step_surface(layout.scenario, *grid, costs=costs)
+
+    def _grid(self, layout: Layout, tokens: int) -> Grid:
+        """What a layout's steps are asked for; only where plans pass stages does it matter how large one may be."""
+        has_stages = layout.scenario.engine.pipeline_parallel_size > 1
+        return (self.demand.context, self.demand.mean_prompt, *self._most, tokens if has_stages else 0)
+
+    def _key(self, engine: Engine) -> Key:
+        return id(engine[0]), self._grid(*engine)[-1]
+
+    def all(self) -> list[Screened]:
+        """Every candidate, in order."""
+        found: list[Screened] = []
+        for start in range(0, len(self._candidates), _AT_ONCE):
+            found += self._screened(self._candidates[start : start + _AT_ONCE])
+        return found
+
+    def tightness(self, chosen: Sequence[Screened], rates: Sequence[float]) -> list[float]:
+        """For each candidate at its rate, the smallest factor on all limits with which the wanted share meets them."""
+        found: list[float] = []
+        for start in range(0, len(chosen), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            service = self._service([each.candidate for each in chosen[part]])
+            served = serve(service, self.demand, np.array(rates[part])[:, None])
+            worst = np.max(
+                [_seconds(served, self.demand, name) / limit for name, limit in self._limits.items()], axis=0
+            )
+            found += np.quantile(worst, self._attainment, axis=1, method="higher").tolist()
+        return found
+
+    def under_draws(self, chosen: Sequence[Screened], rates: Sequence[float]) -> list[Drawn]:
+        """What common draws of the calibration's errors do to each, at the rate that it is to serve."""
+        known = SharedScores()
+        return [self._under_draws(each.candidate, rate, known) for each, rate in zip(chosen, rates, strict=True)]
+
+    def _under_draws(self, candidate: Candidate, rate: float, known: SharedScores) -> Drawn:
+        plain = self._service([candidate])
+        found, is_apart = {}, candidate.ratio is not None
+        for engine in _engines(candidate):
+            scenario = engine[0].scenario
+            found[self._key(engine)] = drawn_surfaces(scenario, self._grid(*engine), known.of(scenario), is_apart)
+        read = {key: Surfaces(surfaces, np.arange(NUM_DRAWS)) for key, (surfaces, _) in found.items()}
+        decode, prompts = (self._key(engine) for engine in _engines(candidate))
+        drawn = repeated(plain, NUM_DRAWS, read[decode], read[prompts], found[prompts][1])
+        base = self._latencies(serve(plain, self.demand, np.array([[rate]])))
+        each = self._latencies(serve(drawn, self.demand, np.full((NUM_DRAWS, 1), rate)))
+        highest, most = self._highest(drawn)[:, 0], float(self._highest(plain)[0, 0])
+        return Drawn(
+            highest / most if most > 0 else np.ones(NUM_DRAWS),
+            {name: _over(values, float(base[name][0])) for name, values in each.items()},
+        )
+
+    def _latencies(self, served: Served) -> dict[str, Floats]:
+        """The latencies that the wanted share of requests does not exceed, in seconds."""
+        return {
+            name: np.quantile(_seconds(served, self.demand, name), self._attainment, axis=1, method="higher")
+            for name in ("ttft", "tpot", "e2el")
+        }
+
+    def _service(self, candidates: Sequence[Candidate]) -> Service:
+        surfaces = self._read([_engines(candidate)[0] for candidate in candidates])
+        prompts = surfaces
+        if any(candidate.prefill is not None for candidate in candidates):
+            prompts = self._read([_engines(candidate)[1] for candidate in candidates])
+        return _service(candidates, surfaces, prompts, self.demand)
+
+    def _read(self, engines: Sequence[Engine]) -> Surfaces:
+        """The surfaces of so many candidates' engines."""
+        keys = [self._key(engine) for engine in engines]
+        place = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+        return Surfaces([self._surfaces[key] for key in place], np.array([place[key] for key in keys], np.intp))
+
+    def _origin(self, candidate: Candidate) -> str:
+        """Origin of the candidate's step times: the datasheet where any of them comes from there."""
+        origins = [self._surfaces[self._key(engine)].origin for engine in _engines(candidate)]
+        return "datasheet" if "datasheet" in origins else origins[0]
+
+    def _highest(self, service: Service) -> Floats:
+        return _highest(service, self.demand, self._limits, self._attainment)
+
+    def _screened(self, candidates: Sequence[Candidate]) -> list[Screened]:
+        service = self._service(candidates)
+        rate = self._highest(service)
+        at = serve(service, self.demand, np.maximum(rate, 1e-9))
+        beyond = serve(service, self.demand, np.maximum(rate, 1e-9) * _BEYOND)
+        binds = _binding(candidates, service, beyond, self.demand, self._limits)
+        return [
+            Screened(
+                candidate,
+                float(rate[i, 0]),
+                binds[i],
+                float(at.batch[i, 0]),
+                candidate.usd_per_hour,
+                self._origin(candidate),
+            )
+            for i, candidate in enumerate(candidates)
+        ]
+
+
+def _limits(slo: SLO, demand: Demand) -> dict[str, Floats]:
+    """Seconds, by metric, a column for each typical request."""
+    prompt, cached, _ = demand.typical
+    whole = slo.ttft_ms if slo.ttft_ms_per_input_token is None else slo.ttft_limit_ms(prompt + cached)
+    given = {"ttft": whole, "tpot": slo.tpot_limit_ms, "max_itl": slo.max_itl_ms, "e2el": slo.e2el_ms}
+    if slo.reading_speed is not None:
+        given["reading"] = slo.reading_wait_ms + 1e3 / slo.reading_speed
+    limits = {
+        name: np.broadcast_to(np.asarray(limit, np.float64) / 1e3, (1, len(prompt)))
+        for name, limit in given.items()
+        if limit is not None
+    }
+    if not limits:
+        raise SpecError("a plan needs limits to meet: give the scenario an slo, as in {ttft_ms: 500, tpot_ms: 50}.")
+    return limits
+
+
+def _over(values: Floats, base: float) -> Floats:
+    """Ratios; 1 where there is nothing to compare (no token after the first)."""
+    return values / base if 0 < base < np.inf else np.ones(len(values))
+
+
+def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfaces, demand: Demand) -> Service:
+    def column(values: list[float]) -> Floats:
+        return np.array(values, np.float64)[:, None]
+
+    held = [candidate.memory.max_batch(max(int(demand.context), 1)) for candidate in candidates]
+    moved = [_transfer(candidate) for candidate in candidates]
+    server = load_engine_profile(candidates[0].layout.scenario.engine.profile).server
+    ones = np.ones((len(candidates), 1))
+    return Service(
+        surfaces,
+        prompts,
+        column([max(1, min(c.max_num_seqs, n)) for c, n in zip(candidates, held, strict=True)]),
+        column([_budget(c) for c in candidates]),
+        column([c.ratio[0] * _ranks(c.prefill_layout) if c.ratio else 0 for c in candidates]),
+        column([c.num_engines for c in candidates]),
+        (column([start for start, _ in moved]), column([per_token for _, per_token in moved])),
+        (
+            (server.in_s + server.out_s) * ones,
+            server.in_per_prompt_token_s * ones,
+            server.out_per_sequence_s * ones,
+        ),
+        column([float(c.layout.scenario.engine.plans_ahead) for c in candidates]),
+    )
+
+
+def _engines(candidate: Candidate) -> tuple[Engine, Engine]:
+    """Engines that decode, and engines that compute prompts (the same, unless disaggregated)."""
+    of_prompts = candidate.prefill or candidate
+    return (candidate.layout, candidate.max_num_batched_tokens), (of_prompts.layout, of_prompts.max_num_batched_tokens)
+
+
+def _budget(candidate: Candidate) -> int:
+    """Tokens of a step of the engines that compute prompts: of a plan for each stage."""
+    layout, tokens = _engines(candidate)[1]
+    return layout.scenario.engine.pipeline_parallel_size * tokens
+
+
+def _ranks(layout: Layout) -> int:
+    return layout.scenario.engine.data_parallel_size
+
+
+def _transfer(candidate: Candidate) -> tuple[float, float]:
+    """Seconds to hand a prompt's KV on: before its first token, and for each."""
+    if candidate.ratio is None:
+        return 0.0, 0.0
+    ends = [layout.scenario for layout in (candidate.prefill_layout, candidate.layout)]
+    source, target = (candidate.layout.kv_transfer.link_of(end.hardware) for end in ends)
+    cost = transfer_cost(ends[0], ends[1], source, target)
+    none, some = cost.duration_s(0), cost.duration_s(10_000)
+    return none, (some - none) / 10_000
+
+
+def _highest(service: Service, demand: Demand, limits: dict[str, Floats], attainment: float) -> Floats:
+    """The highest rate of each candidate at which the share `attainment` of requests meets all limits; 0 if none."""
+    step = service.surfaces.decode(service.slots) / service.surfaces.tokens(service.slots)
+    high = service.decodes * service.slots / (demand.mean_outputs * step)
+    low = high / _WIDEST
+    is_ever = _attained(serve(service, demand, low), demand, limits) >= attainment
+    for _ in range(_HALVINGS):
+        middle = np.sqrt(low * high)
+        is_met = _attained(serve(service, demand, middle), demand, limits) >= attainment
+        low, high = np.where(is_met, middle, low), np.where(is_met, high, middle)
+    return np.where(is_ever, low, 0.0)
+
+
+def _attained(served: Served, demand: Demand, limits: dict[str, Floats]) -> Floats:
+    """The share of typical requests that meets all limits."""
+    good = np.ones(served.ttft.shape, dtype=bool)
+    for name, limit in limits.items():
+        good &= _seconds(served, demand, name) <= limit
+    found: Floats = good.mean(axis=1, keepdims=True)
+    return found
+
+
+def _seconds(served: Served, demand: Demand, metric: str) -> Floats:
+    """A latency of typical requests; TPOT of an answer of one token is nothing."""
+    later = np.maximum(demand.typical[2][None, :] - 1, 0.0)
+    if metric == "ttft":
+        return served.ttft
+    if metric == "tpot":
+        return np.where(later > 0, served.tpot, 0.0)
+    if metric == "e2el":
+        return served.ttft + later * served.tpot
+    assert served.single is not None  # the demand has asked for it
+    if metric == "max_itl":
+        return np.where(later > 0, np.where(served.is_stable, served.single.gap, np.inf), 0.0)
+    speed = demand.reading_speed or np.inf  # reading: until the next token is there to be read, at worst
+    wait = np.maximum(served.single.reader_wait(speed), later * (served.tpot - 1.0 / speed))
+    return np.where(later > 0, wait, 0.0) + 1.0 / speed
+
+
+def _binding(
+    candidates: Sequence[Candidate], service: Service, beyond: Served, demand: Demand, limits: dict[str, Floats]
+) -> list[str]:
+    """What is missed most often a little above the highest rate."""
+    names = list(limits)
+    missed = np.array([(_seconds(beyond, demand, name) > limits[name]).mean(axis=1) for name in names])
+    most = missed.argmax(axis=0)
+    found = []
+    for index, candidate in enumerate(candidates):
+        name = names[most[index]]
+        if name in ("ttft", "e2el") and beyond.slot_wait[index, 0] > _MUCH * limits[name].mean():
+            name = "max_num_seqs" if service.slots[index, 0] >= candidate.max_num_seqs else "KV cache"
+        found.append(name)
+    return found

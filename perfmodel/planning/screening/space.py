@@ -1,0 +1,298 @@
+"""The candidates of a plan: every combination of its space, less what cannot serve, with the reason of each kind.
+
+What does not depend on how requests are scheduled is decided once for a layout; only the memory plan looks at the
+largest batch and step as well.
+"""
+
+__all__ = ["Space", "enumerate_space"]
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from perfmodel.cost import MemoryPlan, plan_memory, usd_per_hour
+from perfmodel.cost.memory.plan import heads_divide
+from perfmodel.errors import DoesNotFitError, SpecError
+from perfmodel.models.architecture import MoEFFN
+from perfmodel.ops.formats import linear_format
+from perfmodel.planning.screening.candidates import Base, Candidate, Layout, PrefillEngine
+from perfmodel.planning.spec import PlanSpace, PlanSpec, PoolSpace, ratio_of
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.overrides import as_overrides
+from perfmodel.specs.scenario import Scenario
+
+# Choices that the times of steps depend on, and the fields of a scenario that they set.
+_LAYOUT_FIELDS = {
+    "hardware": "hardware",
+    "tensor_parallel_size": "engine.tensor_parallel_size",
+    "pipeline_parallel_size": "engine.pipeline_parallel_size",
+    "data_parallel_size": "engine.data_parallel_size",
+    "enable_expert_parallel": "engine.enable_expert_parallel",
+    "quantization": "engine.quantization",
+    "kv_cache_dtype": "engine.kv_cache_dtype",
+    "speculation": "engine.speculative_config",
+}
+_MATMULS = ("attention", "dense_ffn", "experts")
+
+
+@dataclass(frozen=True)
+class Space:
+    """Candidates that can serve, and how many others each reason has ruled out.
+
+    examples: one sentence for reasons that have more to say
+    """
+
+    candidates: tuple[Candidate, ...]
+    ruled_out: Mapping[str, int]
+    examples: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def num_all(self) -> int:
+        return len(self.candidates) + sum(self.ruled_out.values())
+
+
+class _RefusedError(Exception):
+    """A layout or candidate that cannot serve: the reason in a few words, and a sentence about this one."""
+
+    def __init__(self, reason: str, example: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.example = reason, example
+
+
+def enumerate_space(base: Base, spec: PlanSpec) -> Space:
+    """The candidates of `spec` for the scenario `base`.
+
+    Raises SpecError where the scenario itself, or a value of the space for it, is wrong.
+    """
+    rooms = _Layouts(base, spec, base.load())
+    found = _Found([], Counter(), {})
+    space, is_unequal = spec.space, spec.space.prefill is not None or spec.space.decode is not None
+    ratios = [ratio_of(text) for text in space.disaggregation] or [None]
+    for choices in _layout_choices(space):
+        own = [ratio for ratio in ratios if ratio is None or not is_unequal]
+        _add(
+            found,
+            rooms,
+            choices,
+            [(*each, ratio, None) for each in _schedules(space, rooms.engine(choices)) for ratio in own],
+        )
+    if is_unequal:
+        _check_hardware_is_whole(base, space)
+        apart = [ratio for ratio in ratios if ratio is not None]
+        decode = _overlaid(space, space.decode)
+        for choices in _layout_choices(decode):
+            with_prefills = [
+                (*each, ratio, prefill)
+                for each in _schedules(decode, rooms.engine(choices))
+                for ratio in apart
+                for prefill in _prefills(choices, space.prefill, *each[:2])
+            ]
+            _add(found, rooms, choices, with_prefills)
+    return Space(tuple(found.candidates), dict(found.ruled_out.most_common()), found.examples)
+
+
+# max_num_seqs, max_num_batched_tokens, enable_chunked_prefill, ratio, prefill engines that differ
+_Prefill = tuple[dict[str, Any], int, int]
+_Schedule = tuple[int, int, bool, tuple[int, int] | None, _Prefill | None]
+
+
+@dataclass
+class _Found:
+    candidates: list[Candidate]
+    ruled_out: Counter[str]
+    examples: dict[str, str]
+
+    def refuse(self, error: _RefusedError, count: int) -> None:
+        self.ruled_out[error.reason] += count
+        if error.example:
+            self.examples.setdefault(error.reason, error.example)
+
+
+def _add(found: _Found, rooms: "_Layouts", choices: dict[str, Any], schedules: Sequence[_Schedule]) -> None:
+    """The candidates of one layout."""
+    if not schedules:
+        return
+    try:
+        layout = rooms.layout(choices)
+    except _RefusedError as error:
+        found.refuse(error, len(schedules))
+        return
+    for seqs, tokens, chunked, ratio, own in schedules:
+        try:
+            _check_steps(layout, seqs, tokens, chunked)
+            prefill = None
+            if own is not None:
+                prefill = PrefillEngine(rooms.layout(own[0]), own[1], own[2])
+                _check_steps(prefill.layout, own[1], own[2], chunked)
+            memory = rooms.memory(layout, seqs, tokens)
+            if prefill is not None:
+                rooms.memory(prefill.layout, prefill.max_num_seqs, prefill.max_num_batched_tokens)
+            candidate = Candidate(layout, seqs, tokens, chunked, ratio, memory, prefill)
+            _check_size(candidate, rooms.spec)
+        except _RefusedError as error:
+            found.refuse(error, 1)
+            continue
+        found.candidates.append(candidate)
+
+
+def _prefills(choices: dict[str, Any], space: PoolSpace | None, seqs: int, tokens: int) -> list[_Prefill | None]:
+    """The prefill engines that `space` has beside decode engines of these choices; None for equal ones."""
+    if space is None:
+        return [None]
+    found: list[_Prefill | None] = []
+    for own in _layout_choices(space):
+        for mine in product(space.max_num_seqs or (seqs,), space.max_num_batched_tokens or (tokens,)):
+            whole = {**choices, **own}
+            found.append(None if (whole, *mine) == (choices, seqs, tokens) else (whole, *mine))
+    return found
+
+
+def _overlaid(space: PlanSpace, pool: PoolSpace | None) -> PlanSpace:
+    """`space` with what the pool has of its own."""
+    given = {} if pool is None else {name: values for name, values in pool if values}
+    return space.model_copy(update=given)
+
+
+def _check_hardware_is_whole(base: Base, space: PlanSpace) -> None:
+    changed = [text for text in base.overrides if text.startswith("hardware.")]
+    if changed and any(pool is not None and pool.hardware for pool in (space.prefill, space.decode)):
+        raise SpecError(
+            f"--set {changed[0]}: changes one device, and prefill and decode engines may have two; copy the device's "
+            f"file, change it there and name the copy in the space."
+        )
+
+
+_KEPT = {"router", "kv_transfer", "network"}  # of the scenario's cluster, whatever the plan makes of it
+
+
+class _Layouts:
+    """Layouts and memory plans of a plan, each worked out once."""
+
+    def __init__(self, base: Base, spec: PlanSpec, scenario: Scenario) -> None:
+        self._base, self.spec, self.scenario = base, spec, scenario
+        self._cluster = scenario.cluster.model_dump(mode="json", include=_KEPT, exclude_unset=True)
+        self._known: dict[tuple[str, ...], Layout | _RefusedError] = {}
+        self._plans: dict[tuple[int, int, int], MemoryPlan | _RefusedError] = {}
+
+    def layout(self, choices: dict[str, Any]) -> Layout:
+        """Raises _RefusedError for choices that no schedule makes serve."""
+        key = tuple(sorted(as_overrides(choices)))
+        if key not in self._known:
+            try:
+                self._known[key] = _layout(self._base, self.spec, choices, self._cluster)
+            except _RefusedError as error:
+                self._known[key] = error
+        found = self._known[key]
+        if isinstance(found, _RefusedError):
+            raise found
+        return found
+
+    def engine(self, choices: dict[str, Any]) -> EngineSpec:
+        """The engine of a layout, with its version's defaults on its devices."""
+        try:
+            return self.layout(choices).scenario.engine
+        except _RefusedError:
+            return self.scenario.engine
+
+    def memory(self, layout: Layout, seqs: int, tokens: int) -> MemoryPlan:
+        """Raises _RefusedError for a layout that does not hold the model, or too few tokens beside it."""
+        key = id(layout), seqs, tokens
+        if key not in self._plans:
+            self._plans[key] = _memory(layout, seqs, tokens)
+        found = self._plans[key]
+        if isinstance(found, _RefusedError):
+            raise found
+        return found
+
+
+def _layout_choices(space: PlanSpace | PoolSpace) -> Iterator[dict[str, Any]]:
+    axes = {field: getattr(space, name, ()) for name, field in _LAYOUT_FIELDS.items() if getattr(space, name, ())}
+    for values in product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
+
+
+def _schedules(space: PlanSpace, engine: EngineSpec) -> Iterator[tuple[int, int, bool]]:
+    yield from product(
+        space.max_num_seqs or (engine.max_num_seqs,),
+        space.max_num_batched_tokens or (engine.max_num_batched_tokens,),
+        space.enable_chunked_prefill or (engine.enable_chunked_prefill,),
+    )
+
+
+def _layout(base: Base, spec: PlanSpec, choices: dict[str, Any], cluster: Mapping[str, Any]) -> Layout:
+    """The layout of `choices`. Raises _RefusedError for one that no schedule makes serve."""
+    around = {name: cluster[name] for name in ("router", "network") if name in cluster}
+    try:
+        scenario = base.load(as_overrides({**choices, "cluster": around}))
+    except SpecError as error:
+        if _is_about_names(error, choices):
+            raise
+        raise _RefusedError("the scenario refuses it", str(error)) from None
+    _check_cut(scenario, spec)
+    rates = {linear_format(scenario.model, name).rate for name in _MATMULS}
+    peaks = scenario.hardware.declared.peak_flops_per_s
+    missing = sorted(rate for rate in rates if rate.partition("@")[0] not in peaks)
+    if missing:
+        raise _RefusedError("no units for the number format", f"{scenario.hardware.name} has no {missing[0]} units")
+    if spec.objective == "cheapest" or spec.budget_usd_per_hour is not None:
+        price = usd_per_hour(scenario.hardware, scenario.price)
+        if price is None:
+            raise _RefusedError("no price known", f"{scenario.hardware.name} has no price; give price.usd_per_gpu_hour")
+    return Layout(choices, scenario, cluster)
+
+
+def _is_about_names(error: SpecError, choices: Mapping[str, Any]) -> bool:
+    """Whether a name of the space is unknown, which is a mistake, not a candidate that is ruled out."""
+    return any(f"--set {text}: {text.partition('=')[0]}: " in str(error) for text in as_overrides(choices))
+
+
+def _check_cut(scenario: Scenario, spec: PlanSpec) -> None:
+    engine, model = scenario.engine, scenario.model
+    tp, pp, dp = engine.tensor_parallel_size, engine.pipeline_parallel_size, engine.data_parallel_size
+    has_experts = any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers)
+    if engine.num_devices > spec.max_gpus:
+        raise _RefusedError("more devices than max_gpus")
+    domain = spec.link_domain or scenario.hardware.devices_per_node
+    if tp > domain:
+        raise _RefusedError("tensor parallelism beyond the link domain", f"TP{tp} on {domain} joined devices")
+    if not heads_divide(model, tp):
+        raise _RefusedError("attention heads do not divide by tensor_parallel_size")
+    if pp > model.num_layers:
+        raise _RefusedError("more pipeline stages than layers")
+    if dp > 1 and not has_experts:
+        raise _RefusedError("data-parallel ranks of a dense model are replicas")
+    if engine.enable_expert_parallel and not (has_experts and tp * dp > 1):
+        raise _RefusedError("expert parallelism without experts to share out")
+
+
+def _check_steps(layout: Layout, seqs: int, tokens: int, chunked: bool) -> None:
+    engine = layout.scenario.engine
+    if tokens < seqs and engine.batching == "continuous":
+        raise _RefusedError("max_num_batched_tokens below max_num_seqs")
+    if not chunked and tokens < (engine.max_model_len or 0):
+        # As vLLM: a prompt that is computed at once has to fit.
+        raise _RefusedError("unchunked prompts of max_model_len exceed max_num_batched_tokens")
+
+
+def _check_size(candidate: Candidate, spec: PlanSpec) -> None:
+    if candidate.num_devices > spec.max_gpus:
+        raise _RefusedError("more devices than max_gpus")
+    if spec.budget_usd_per_hour is not None and (candidate.usd_per_hour or 0.0) > spec.budget_usd_per_hour:
+        raise _RefusedError("beyond budget_usd_per_hour")
+    if candidate.ratio is not None and candidate.layout.scenario.engine.speculative_config is not None:
+        raise _RefusedError("speculation beside prefill and decode pools")
+
+
+def _memory(layout: Layout, seqs: int, tokens: int) -> MemoryPlan | _RefusedError:
+    scenario = layout.scenario
+    engine = scenario.engine.model_copy(update={"max_num_seqs": seqs, "max_num_batched_tokens": tokens})
+    try:
+        plan = plan_memory(scenario.model, scenario.hardware, engine)
+    except DoesNotFitError as error:
+        return _RefusedError("does not fit in memory", str(error))
+    if plan.max_context() < (engine.max_model_len or 0):  # vLLM refuses to start
+        has = f"{layout.label} keeps {plan.max_context():,} tokens, max_model_len is {engine.max_model_len:,}"
+        return _RefusedError("KV cache holds less than max_model_len", has)
+    return plan

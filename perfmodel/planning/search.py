@@ -1,0 +1,190 @@
+"""`make_plan`: from a scenario with an SLO to the deployment that is best by the plan's objective.
+
+    stage one    every candidate in closed form (`screen`)
+    stage two    finalists on the simulator (`runs`): their highest rates, and the whole at the wanted rate; then what
+                 more money buys (`front`), and how sure the order is (`draws`)
+
+All that stage two evaluates is in a store on disk: a plan that was stopped goes on where it was.
+"""
+
+__all__ = ["Stages", "make_plan"]
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from perfmodel.files.blocks import block_as
+from perfmodel.planning.deployments.choice import Deployment, deployed, finalists, objective_key, shortfalls
+from perfmodel.planning.deployments.finalist import Finalist, attained
+from perfmodel.planning.deployments.front import label_of, screened_front, simulated_front
+from perfmodel.planning.deployments.result import PlanResult, quantile_name
+from perfmodel.planning.deployments.runs import Records, Runs, Settled
+from perfmodel.planning.jobs.result import JobPlan
+from perfmodel.planning.jobs.search import plan_job
+from perfmodel.planning.screening.candidates import Base
+from perfmodel.planning.screening.rates import at_rate, wanted_rate
+from perfmodel.planning.screening.screen import Screen, Screened
+from perfmodel.planning.screening.space import enumerate_space
+from perfmodel.planning.spec import PlanSpec
+from perfmodel.planning.sweeps.findings import TIE
+from perfmodel.planning.sweeps.metrics import device_shares
+from perfmodel.planning.sweeps.store import default_store
+from perfmodel.planning.sweeps.workers import Progress
+from perfmodel.sim import simulate
+from perfmodel.specs.overrides import as_overrides
+from perfmodel.specs.prices import price_lines, stale_price_notes
+
+Stages = Callable[[str], AbstractContextManager[Progress | None]]  # a stage's name -> what shows how far it is
+
+_LITTLE_MONEY = 0.05  # of a bill: below what the prices of two sellers differ by
+_REQUESTS = 400  # of the run that says what bounds the winner
+
+
+def make_plan(
+    path: str,
+    overrides: Sequence[str] = (),
+    store: Path | None = None,
+    workers: int | None = None,
+    engine: str = "local",
+    stages: Stages | None = None,
+) -> PlanResult | JobPlan:
+    """The plan of the scenario at `path` (a name or a file), with its `plan` block or the defaults of one; of an
+    offline job where its objective says so.
+
+    overrides: as `--set` takes them
+    store:     file with points that are already known, and for those evaluated now; default: the user's
+    workers, engine: as for `perfmodel.planning.sweeps.sweep`
+    stages:    a stage's name -> what shows its progress
+
+    Raises SpecError for a scenario without an SLO or a rate, or with a mistake in it.
+    """
+    base, shown = Base(path, tuple(overrides)), stages or (lambda _: nullcontext())
+    scenario = base.load()
+    spec = block_as(scenario.plan, PlanSpec) or PlanSpec()
+    if spec.is_offline:
+        return plan_job(base, scenario, spec, store or default_store(), workers, engine, shown)
+    rate = wanted_rate(scenario, spec)
+    with shown("screening"):
+        space = enumerate_space(base, spec)
+        screen = Screen(space.candidates, scenario, spec.attainment)
+        screened = screen.all()
+        serving = _deployments(screen, screened, spec, rate)
+        front = screened_front(screen, serving, spec, rate)
+    run = Runs(base, scenario, spec, rate, str(store or default_store()), workers, engine)
+    with shown("highest rates") as progress:
+        settled = run.settled(finalists(serving, spec), progress)
+    with shown("at the rate") as progress:
+        done = _drawn(screen, run.at_the_rate(settled, progress), rate)
+    with shown("what a higher budget buys") as progress:
+        simulated = _with_front(run, screen, settled, front, progress)
+    serve, do_not = simulated_front(simulated, front, spec, scenario.slo, quantile_name(spec.attainment))
+    result = PlanResult(
+        base,
+        scenario,
+        spec,
+        rate,
+        space.num_all,
+        len(serving),
+        dict(space.ruled_out) | shortfalls(screened, spec, rate),
+        [each for each in done if each.attained >= spec.attainment],
+        [each for each in done if each.attained < spec.attainment],
+        serve,
+        do_not,
+        nearest=_nearest(screened, rate) if not serving else "",
+    )
+    return _completed(result, simulated)
+
+
+def _drawn(screen: Screen, done: Sequence[Finalist], rate: float) -> list[Finalist]:
+    """The finalists with what common draws of the calibration's errors make of them, of their latencies as near to
+    the highest rate of the closed form as the wanted rate is to the simulated one."""
+    rates = [rate * each.deployment.screened.rate / max(each.rate, 1e-9) for each in done]
+    drawn = screen.under_draws([each.deployment.screened for each in done], rates)
+    return [replace(each, drawn=factors) for each, factors in zip(done, drawn, strict=True)]
+
+
+def _with_front(
+    run: Runs, screen: Screen, settled: Sequence[Settled], front: Sequence[Deployment], progress: Progress | None
+) -> dict[str, tuple[Deployment, Records]]:
+    """All deployments that were simulated at the rate, and those of the front now; by label."""
+    found: dict[str, tuple[Deployment, Records]] = {}
+    for one in settled:
+        for count, records in one.runs.items():
+            each = replace(one.deployment, replicas=count)
+            found[label_of(each)] = each, records
+    missing = [each for each in front if label_of(each) not in found]
+    records_of = run.at_rate([(each, each.replicas) for each in missing], progress)
+    found |= {label_of(each): (each, known) for each, known in zip(missing, records_of, strict=True)}
+    whole = [each for each, _ in found.values()]
+    near = screen.tightness([each.screened for each in whole], [run.rate / each.replicas for each in whole])
+    return {
+        label: (replace(each, tightness=value), known)
+        for (label, (each, known)), value in zip(found.items(), near, strict=True)
+    }
+
+
+def _completed(result: PlanResult, simulated: Mapping[str, tuple[Deployment, Records]]) -> PlanResult:
+    """The result with finalists in order, and what bounds the winner."""
+    sign = 1.0 if result.is_better_low else -1.0
+    ranked = sorted(result.ranked, key=lambda each: (sign * result.figure(each), -each.rate))
+    if ranked:  # of those that are about as good as the best, who has most in reserve goes first
+        tie = _LITTLE_MONEY if result.spec.objective == "cheapest" else TIE
+        alike = [each for each in ranked if abs(result.figure(each) / result.figure(ranked[0]) - 1) <= tie]
+        ranked = sorted(alike, key=lambda each: -each.rate) + ranked[len(alike) :]
+    result = replace(result, ranked=ranked)
+    if result.winner is None:
+        return result
+    choices = result.winner.deployment.screened.candidate.choices(result.winner.replicas)
+    traffic = at_rate(result.scenario, result.rate, _REQUESTS)
+    run = simulate(result.base.load(as_overrides({**choices, **traffic})), keep_steps=False)
+    origin = result.winner.deployment.screened.origin
+    notes = [
+        *run.notes,
+        *(["Step times come from the datasheet: this device was not measured."] * (origin == "datasheet")),
+    ]
+    if result.scenario.traffic.arrivals.process == "trace":
+        notes.append("Arrivals are the trace's own, at other rates the same with longer or shorter gaps.")
+    notes = list(dict.fromkeys([*notes, *_prices(result)]))
+    fewer = {
+        label: attained(records)
+        for label, (each, records) in simulated.items()
+        if each.screened is result.winner.deployment.screened and each.replicas < result.winner.replicas
+    }
+    return replace(result, bound_share=device_shares(run.summary), notes=notes, fewer=fewer)
+
+
+def _prices(result: PlanResult) -> Iterator[str]:
+    """The prices that finalists are compared by, with source and date, and which of them are old."""
+    finalists = (*result.ranked, *result.missed)
+    layouts = [layout for each in finalists for layout, _ in each.deployment.screened.candidate.counts]
+    scenarios = [layout.scenario for layout in layouts]
+    for sentences in (price_lines, stale_price_notes):
+        for scenario in scenarios:
+            yield from sentences(scenario)
+
+
+def _deployments(screen: Screen, screened: Sequence[Screened], spec: PlanSpec, rate: float) -> list[Deployment]:
+    """What serves the rate, with how near its limits come, best first."""
+    found = deployed(screened, spec, rate)
+    near = (
+        screen.tightness([each.screened for each in found], [rate / each.replicas for each in found]) if found else []
+    )
+    found = [replace(each, tightness=value) for each, value in zip(found, near, strict=True)]
+    return sorted(found, key=lambda deployment: objective_key(deployment, spec))
+
+
+def _nearest(screened: Sequence[Screened], rate: float) -> str:
+    """What would serve the rate with the fewest devices, were they allowed."""
+    if not screened:
+        return "None of the candidates can run, for the reasons below; widen plan.space accordingly."
+    able = [each for each in screened if each.rate > 0]
+    if not able:
+        return "No candidate meets the SLO even for a single user; relax it, or add faster devices to plan.space."
+    best = max(able, key=lambda each: each.rate_per_device)
+    count = math.ceil(rate / best.rate - 1e-9)
+    return (
+        f"The highest rate per device is that of {best.candidate.label}, {best.rate:.3g} requests/s on "
+        f"{best.candidate.num_devices}; {count} of them, {count * best.candidate.num_devices} GPUs, would suffice."
+    )

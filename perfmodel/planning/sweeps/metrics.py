@@ -1,0 +1,133 @@
+"""One number of a scenario, by the names of `perfmodel.planning.metrics`: of a run, of a step, of memory."""
+
+__all__ = [
+    "batch_shape",
+    "device_shares",
+    "mean_batch",
+    "memory_metric",
+    "roofline_s",
+    "run_metric",
+    "shares_text",
+    "step_metrics",
+]
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost import StepEstimate, peak_flops_per_s, plan_memory
+from perfmodel.cost.memory.footprint import kv_bytes, kv_bytes_per_token, weights
+from perfmodel.ops.formats import served_model
+from perfmodel.ops.sharding import Sharding
+from perfmodel.ops.work import BatchShape, Work, windowed_contexts
+from perfmodel.planning.step import StepSpec
+from perfmodel.sim.records.result import RunResult
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.scenario import Scenario
+
+Found = tuple[float, str]  # in the metric's own unit, and what it is made of
+
+
+def batch_shape(step: StepSpec, scenario: Scenario) -> BatchShape:
+    """The batch that a file's `step` block describes."""
+    prompts = ((step.prefill, step.cached),) * step.prompts if step.prefill else ()
+    spans, context = scenario.model.attention_spans, step.context or 0
+    return BatchShape(
+        num_tokens=step.batch + step.prefill * len(prompts),
+        num_samples=step.batch + len(prompts),
+        prefills=prompts,
+        num_decodes=step.batch,
+        decode_context=step.batch * context,
+        decode_windowed=windowed_contexts(step.batch, step.batch * context, spans),
+    )
+
+
+def roofline_s(work: Work, hardware: HardwareSpec) -> float:
+    """max(FLOPs / declared peak, bytes / declared bandwidth), with messages and launches free of charge."""
+    return max(work.flops / peak_flops_per_s(hardware, work.rate), work.hbm_bytes / hardware.memory_bandwidth)
+
+
+def step_metrics(
+    scenario: Scenario, estimate: StepEstimate, shape: BatchShape, tokens_per_decode: float = 1.0
+) -> dict[str, float]:
+    """All metrics of the step `shape` of `scenario`, from its `estimate`.
+
+    tokens_per_decode: tokens that a decoding sequence gets from it (more than 1 with speculation)
+    """
+    seconds = estimate.duration_s
+    num_tokens = shape.num_tokens + shape.num_decodes * (tokens_per_decode - 1.0)
+    return {
+        "step_ms": seconds * 1e3,
+        "device_ms": estimate.device_s * 1e3,
+        "roofline_ms": sum(row.count * roofline_s(row.work, scenario.hardware) for row in estimate.rows) * 1e3,
+        "tokens_per_s": num_tokens / seconds,
+        "tokens_per_s_per_user": tokens_per_decode / seconds,
+        "tflops": estimate.flops / seconds / 1e12,
+        "gb_per_s": estimate.hbm_bytes / seconds / 1e9,
+        "mfu": estimate.mfu,
+        "mbu": estimate.mbu,
+    }
+
+
+def memory_metric(scenario: Scenario, metric: str, step: StepSpec | None = None) -> Found:
+    """A metric of memory; `step` says how many sequences of how many tokens where the metric asks for them.
+
+    Raises DoesNotFitError where the metric is about what room is left, and there is none.
+    """
+    context = step.context or 0 if step is not None else 0
+    batch = step.batch if step is not None else 0
+    model, undivided = served_model(scenario.model, scenario.engine), Sharding()
+    layers = list(model.iter_layers())
+    per_token = kv_bytes_per_token(model, undivided, layers)
+    made_of = f"{per_token:,.0f} B of KV per token, one copy of it"
+    whole = {
+        "kv_bytes_per_token": per_token,
+        "kv_gb": batch * kv_bytes(model, undivided, layers, context) / 1e9,
+        "weight_gb": sum(weights(model, undivided, layers, is_first=True, is_last=True).values()) / 1e9,
+    }
+    if metric in whole:
+        return whole[metric], made_of
+    plan = plan_memory(scenario.model, scenario.hardware, scenario.engine)
+    left = {
+        "kv_blocks": plan.num_kv_blocks,
+        "max_tokens": plan.max_tokens,
+        "max_batch": plan.max_batch(context) if context else 0,
+        "max_context": plan.max_context(),
+    }
+    return float(left[metric]), made_of
+
+
+def run_metric(result: RunResult, metric: str) -> float | None:
+    """A metric of a whole run, simulated or executed; None where the run has none (request_goodput needs an SLO)."""
+    summary = result.summary
+    if metric == "mean_batch":
+        return mean_batch(result)
+    if metric == "kv_cache_filled":
+        waste = summary["kv_cache_waste"]
+        return None if waste is None else 1.0 - float(waste)
+    value = summary.get(metric)
+    return None if value is None else float(value)
+
+
+def mean_batch(result: RunResult) -> float | None:
+    """Sequences in a step, over the time in which steps run; None without the records of steps."""
+    steps = result.steps
+    if steps is None or not len(steps.start_s):
+        return None
+    duration = steps.end_s - steps.start_s
+    return float(np.dot(duration, steps.num_decodes + steps.num_chunks) / duration.sum())
+
+
+def device_shares(summary: Mapping[str, Any]) -> dict[str, float]:
+    """What the devices' time goes to in a run: what bounds their work, and pipeline bubbles where there are stages."""
+    bubbles = summary.get("pipeline_bubble_share")
+    shares: dict[str, float] = dict(summary["bound_share"])
+    if bubbles is None:
+        return shares
+    return {**{bound: share * (1.0 - bubbles) for bound, share in shares.items()}, "pipeline bubbles": bubbles}
+
+
+def shares_text(shares: Mapping[str, Any]) -> str:
+    """`memory 71%, compute 29%`"""
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)

@@ -1,0 +1,122 @@
+"""`StepReport`: a step operator by operator: the one asked for, a scenario's typical one, or the mean one of a run."""
+
+__all__ = ["StepReport", "estimate_choice", "estimate_mean_step", "mean_step"]
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost import StepEstimate, step_costs
+from perfmodel.cost.calibrations.provenance import provenance_of, resolved
+from perfmodel.ops import BatchShape
+from perfmodel.planning.sweeps.typical_step import StepChoice, choose_step, engine_of_step
+from perfmodel.printable import Printable
+from perfmodel.sim.records.columns import StepColumns
+from perfmodel.sim.records.result import RunResult
+from perfmodel.specs.scenario import Scenario
+
+
+@dataclass(frozen=True, repr=False)
+class StepReport(Printable):
+    """A step in words, its shape, and its estimate operator by operator."""
+
+    scenario: Scenario
+    label: str
+    shape: BatchShape
+    estimate: StepEstimate
+
+    def to_json(self) -> dict[str, Any]:
+        """Quantities are totals over an operator's `count` runs on one device."""
+        estimate, shape, scenario = self.estimate, self.shape, self.scenario
+        inputs = {"scenario": resolved(scenario), "step": shape._asdict()}
+        return {
+            "scenario": self.scenario.name,
+            "step": self.label,
+            "num_tokens": shape.num_tokens,
+            "num_decodes": shape.num_decodes,
+            "decode_context": shape.decode_context,
+            "duration_s": estimate.duration_s,
+            "device_s": estimate.device_s,
+            "flops": estimate.flops,
+            "hbm_bytes": estimate.hbm_bytes,
+            "mfu": estimate.mfu,
+            "mbu": estimate.mbu,
+            "bound_share": estimate.bound_share,
+            "origin": estimate.origin,
+            **({} if estimate.pipeline is None else {"pipeline": asdict(estimate.pipeline)}),
+            "operators": [
+                {
+                    "name": row.name,
+                    "family": row.work.family,
+                    "rate": row.work.rate,
+                    "count": row.count,
+                    "flops": row.flops,
+                    "hbm_bytes": row.hbm_bytes,
+                    "message_bytes": row.message_bytes,
+                    "link": row.link or None,
+                    "num_nodes": row.num_nodes,
+                    "intensity": row.intensity,
+                    "duration_s": row.duration_s,
+                    "bound": row.bound,
+                }
+                for row in estimate.rows
+            ],
+            "provenance": provenance_of([scenario]).to_json("step", inputs),
+        }
+
+
+def estimate_choice(
+    scenario: Scenario, batch: int | None = None, context: int | None = None, prefill: int | None = None
+) -> StepReport:
+    """The step asked for, or the scenario's typical one, estimated as the simulator times it.
+
+    batch:   sequences that decode; context: tokens of each; prefill: instead, tokens of one prompt
+    """
+    costs = step_costs(engine_of_step(scenario, is_prompt=prefill is not None))
+    choice = choose_step(
+        scenario,
+        lambda shape: costs.estimate(shape).duration_s / costs.tokens_per_decode(shape),
+        batch,
+        context,
+        prefill,
+    )
+    depth, label = costs.draft_depth(choice.shape), choice.label
+    if depth and costs.drafts is not None:
+        label += f", each with {costs.drafts.config.nodes_by_depth[depth]} drafted tokens to verify"
+        if costs.drafts.config.acceptance is not None:
+            label += f" ({costs.tokens_per_decode(choice.shape):.2f} tokens a step expected)"
+    return StepReport(scenario, label, choice.shape, costs.estimate(choice.shape))
+
+
+def estimate_mean_step(result: RunResult) -> StepReport:
+    """The run's mean decode step; without step records, or where nothing decoded, the scenario's typical one."""
+    scenario = result.scenario
+    choice = mean_step(result.steps, scenario.model.attention_spans) if result.steps is not None else None
+    if choice is None:
+        return estimate_choice(scenario)
+    return StepReport(scenario, choice.label, choice.shape, step_costs(scenario).estimate(choice.shape))
+
+
+def mean_step(steps: StepColumns, spans: tuple[int, ...]) -> StepChoice | None:
+    """The decode step at a run's mean batch and context, over time; None if the run never decoded."""
+    weights = (steps.end_s - steps.start_s) * (steps.num_decodes > 0)
+    total = float(weights.sum())
+    if total <= 0:
+        return None
+    batch = max(1, round(float(np.dot(weights, steps.num_decodes)) / total * _num_under_way(steps)))
+    tokens = float(np.dot(steps.num_steps, steps.decode_context)) / float(np.dot(steps.num_steps, steps.num_decodes))
+    context = max(1, round(tokens))
+    shape = BatchShape(batch, batch, (), batch, batch * context, tuple(batch * min(context, span) for span in spans))
+    return StepChoice(shape, f"Decode of {batch:,} sequences with {context:,} tokens each (the run's mean batch)")
+
+
+def _num_under_way(steps: StepColumns) -> float:
+    """Plans of a replica that are under way at once, over the time in which any is; 1 without pipeline stages."""
+    order = np.lexsort((steps.start_s, steps.replica))
+    start, end, replica = steps.start_s[order], steps.end_s[order], steps.replica[order]
+    shift = replica * float(end.max() + 1.0)  # so that one replica's time follows another's
+    until = np.maximum.accumulate(end + shift)
+    overlap = np.maximum(until[:-1] - (start + shift)[1:], 0.0).clip(max=(end - start)[1:])
+    whole, twice = float((end - start).sum()), float(overlap.sum())
+    return whole / (whole - twice) if twice > 1e-6 * whole else 1.0

@@ -1,0 +1,256 @@
+"""Plans: choices by hand, intervals, and a whole plan from the file to the command line that serves it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from perfmodel.cli import app
+from perfmodel.errors import SpecError
+from perfmodel.planning.deployments.choice import deployed, finalists, objective_key, pick_replicas, shortfalls
+from perfmodel.planning.deployments.result import PlanResult
+from perfmodel.planning.screening.candidates import Base
+from perfmodel.planning.screening.rates import wanted_rate
+from perfmodel.planning.screening.screen import Screened
+from perfmodel.planning.search import make_plan
+from perfmodel.planning.spec import PlanSpec
+from perfmodel.specs import load_scenario
+
+SPACE = (
+    "plan={finalists: 3, seeds: 2, num_requests: 200, max_gpus: 4, space: {hardware: [a100-sxm-80gb, h100-sxm-80gb], "
+    "tensor_parallel_size: [1, 2], max_num_seqs: [64], max_num_batched_tokens: [2048]}}"
+)
+SHORT = (
+    "traffic.input_tokens={distribution: fixed, value: 300}",
+    "traffic.output_tokens={distribution: fixed, value: 40}",
+)
+
+
+def serving(rate: float, devices: int = 1, usd: float | None = 2.0, **update: Any) -> Screened:
+    """A candidate of which only size, rate and price count."""
+    candidate: Any = SimpleNamespace(num_devices=devices, kind=object(), ratio=None, label=f"{devices} devices")
+    return replace(Screened(candidate, rate, "ttft", 1.0, usd, "calibrated"), **update)
+
+
+@pytest.mark.parametrize(
+    ("spec", "count"),
+    [
+        (PlanSpec(), 4),  # 10 / 3, rounded up
+        (PlanSpec(objective="lowest_latency"), 8),  # as many as 16 devices of 2 are
+        (PlanSpec(max_gpus=7), None),
+        (PlanSpec(budget_usd_per_hour=7.9), None),
+        (PlanSpec(budget_usd_per_hour=8.0), 4),
+        (PlanSpec.model_validate({"space": {"replicas": (2, 5, 6)}}), 5),
+    ],
+)
+def test_as_many_replicas_as_the_rate_asks_for(spec: PlanSpec, count: int | None) -> None:
+    assert pick_replicas(serving(3.0, devices=2), spec, 10.0) == count
+
+
+def test_each_objective_prefers_what_it_says() -> None:
+    """Ten requests a second: small and dear, large and cheap, fast for its devices."""
+    small, cheap, fast = serving(5.0, 1, 9.0), serving(10.0, 4, 2.0), serving(30.0, 3, 10.0)
+    best = {}
+    for objective in ("cheapest", "fewest_gpus", "goodput_per_gpu"):
+        spec = PlanSpec.model_validate({"objective": objective})
+        found = deployed([small, cheap, fast], spec, 10.0)
+        best[objective] = min(found, key=lambda each: objective_key(each, spec)).screened
+    assert best == {"cheapest": cheap, "fewest_gpus": small, "goodput_per_gpu": fast}
+
+
+def test_who_does_not_serve_is_counted_by_its_reason() -> None:
+    spec = PlanSpec(max_gpus=4, budget_usd_per_hour=5.0)
+    all_of_them = [serving(0.0), serving(1.0), serving(3.0, usd=2.0), serving(10.0)]
+    assert shortfalls(all_of_them, spec, 10.0) == {
+        "misses the SLO at any rate": 1,
+        "too slow for the rate with max_gpus": 1,
+        "over budget at the rate": 1,
+    }
+
+
+def test_finalists_are_of_several_kinds() -> None:
+    """Five ways to schedule on the best layout leave room for the second best."""
+    kind = object()
+    alike = [serving(10.0 + i) for i in range(5)]
+    for each in alike:
+        each.candidate.kind = kind  # type: ignore[misc]
+    other = serving(6.0)
+    spec = PlanSpec(finalists=3, objective="goodput_per_gpu")
+    chosen = [each.screened for each in finalists(deployed([*alike, other], spec, 5.0), spec)]
+    assert chosen == [alike[4], alike[3], other]
+
+
+def test_what_most_would_do_is_simulated_too() -> None:
+    """Three disaggregated candidates are better than the unified one, which is simulated all the same."""
+    apart = [serving(10.0 + 2 * i) for i in range(3)]
+    for each in apart:
+        each.candidate.ratio = (1, 1)  # type: ignore[misc]
+    spec = PlanSpec(finalists=2, objective="goodput_per_gpu")
+    unified = serving(6.0)
+    chosen = [each.screened for each in finalists(deployed([*apart, unified], spec, 5.0), spec)]
+    assert chosen == [apart[2], unified]
+
+
+def test_the_rate_is_the_traffics_unless_the_plan_says_another() -> None:
+    scenario = load_scenario("llama-3.1-8b-a100")
+    assert wanted_rate(scenario, PlanSpec()) == 4.0
+    assert wanted_rate(scenario, PlanSpec(rate=7.0)) == 7.0
+    closed = load_scenario("llama-3.1-8b-a100", ["traffic.arrivals={process: closed_loop, concurrency: 8}"])
+    with pytest.raises(SpecError, match="give plan"):
+        wanted_rate(closed, PlanSpec())
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plan") / "points.sqlite"
+
+
+@pytest.fixture(scope="module")
+def result(store: Path) -> PlanResult:
+    return make_plan("llama-3.1-8b-a100", (*SHORT, "traffic.arrivals.rate=60", SPACE), store, workers=1)
+
+
+def test_the_choice_serves_the_rate_and_nothing_that_does_is_cheaper(result: PlanResult) -> None:
+    winner = result.winner
+    assert winner is not None
+    assert winner.attained >= 0.9
+    assert winner.rate >= 60
+    assert winner.num_devices <= 4
+    assert winner.usd_per_hour == min(each.usd_per_hour for each in result.ranked)
+    assert result.num_candidates == result.num_serving + sum(result.ruled_out.values())
+
+
+def test_a_result_prints_itself(result: PlanResult) -> None:
+    assert result.winner is not None
+    text = str(result)
+    assert f"Take {result.winner.label}" in text
+    assert "USD per hour" in text
+    assert "interval" in text
+
+
+def test_a_plan_says_which_prices_it_compares(result: PlanResult) -> None:
+    compared = {each.deployment.screened.candidate.layout.scenario.hardware.name for each in result.ranked}
+    told = [note for note in result.notes if note.startswith("Price: ")]
+    assert all(any(name in line for line in told) for name in compared)
+    assert len(told) == len(set(told))
+
+
+def test_on_the_front_what_is_dearer_has_shorter_latencies(result: PlanResult) -> None:
+    costs = [point.usd_per_hour or 0.0 for point in result.front]
+    assert costs == sorted(costs)
+    near = [point.tightness for point in result.front]
+    assert near == sorted(near, reverse=True)
+
+
+def test_an_slo_beyond_reach_says_what_comes_nearest(store: Path) -> None:
+    found = make_plan("llama-3.1-8b-a100", (*SHORT, "traffic.arrivals.rate=4000", SPACE), store, workers=1)
+    assert found.winner is None
+    assert "would do" in str(found)
+    with_no_hope = make_plan("llama-3.1-8b-a100", (*SHORT, "slo={tpot_ms: 0.1}", SPACE), store, workers=1)
+    assert "for a single user" in str(with_no_hope)
+    odd = "plan.space.tensor_parallel_size=[3]"
+    with_no_candidate = make_plan("llama-3.1-8b-a100", (*SHORT, SPACE, odd), store, workers=1)
+    assert "None of the candidates can run" in str(with_no_candidate)
+    assert "attention heads do not divide" in str(with_no_candidate)
+
+
+def test_from_the_command_line_to_files_that_serve(tmp_path: Path, store: Path, result: PlanResult) -> None:
+    """What `--export` writes is a scenario with the plan's engine and rate, and a command of vLLM's."""
+    flags = [f"--set={text}" for text in (*SHORT, "traffic.arrivals.rate=60", SPACE)]
+    files = ["--report", str(tmp_path / "plan.md"), "--export", str(tmp_path / "out"), "--store", str(store)]
+    ran = CliRunner().invoke(app, ["plan", "llama-3.1-8b-a100", *flags, *files, "--json"])
+    assert ran.exit_code == 0, ran.output
+    answer = json.loads(ran.stdout)
+    assert result.winner is not None
+    assert answer["winner"]["label"] == result.winner.label
+    planned = load_scenario(tmp_path / "out" / "llama-3.1-8b-a100-planned.yaml")
+    assert planned.num_devices == result.winner.num_devices
+    assert planned.traffic.arrivals.rate == 60
+    assert planned.engine.max_num_seqs == 64
+    serve = (tmp_path / "out" / "serve.sh").read_text(encoding="utf-8")
+    assert "vllm serve" in serve
+    assert "--max-num-seqs 64" in serve
+    document = (tmp_path / "plan.md").read_text(encoding="utf-8")
+    for name in ("plan.finalists.svg", "plan.json"):
+        assert (tmp_path / name).is_file()
+    assert "## To start it" in document
+    page = CliRunner().invoke(
+        app, ["plan", "llama-3.1-8b-a100", *flags, "--report", str(tmp_path / "plan.html"), "--store", str(store)]
+    )
+    assert page.exit_code == 0, page.output
+    assert "<svg" in (tmp_path / "plan.html").read_text(encoding="utf-8")
+
+
+def test_disaggregated_choices_name_the_connector(store: Path) -> None:
+    from perfmodel.planning.deployments.export import serve_commands
+
+    space = SPACE.replace("max_num_seqs", "disaggregation: ['1:1'], max_num_seqs")
+    found = make_plan("llama-3.1-8b-a100", (*SHORT, space), store, workers=1)
+    assert found.winner is not None
+    lines = serve_commands(found, found.winner)
+    assert sum("kv_producer" in line for line in lines) == 1
+    assert sum("kv_consumer" in line for line in lines) == 1
+    assert Base("llama-3.1-8b-a100").load().plan is None
+
+
+def test_replicas_on_several_nodes_are_started_over_ray(store: Path) -> None:
+    """Nodes of one device: TP2 spans two of them, TP1 none."""
+    from perfmodel.planning.deployments.export import serve_commands
+
+    for tp, most in ((1, 1), (2, 2)):
+        space = f"plan.space={{tensor_parallel_size: [{tp}]}}"
+        small = ("cluster.network.devices_per_node=1", f"plan.link_domain={most}", "plan.finalists=1", "plan.seeds=1")
+        found = make_plan("llama-3.1-8b-a100", (*SHORT, *small, space), store, workers=1)
+        assert found.winner is not None
+        lines = "\n".join(serve_commands(found, found.winner))
+        assert ("--distributed-executor-backend ray" in lines) == (tp > 1)
+        assert ("2 nodes" in lines) == (tp > 1)
+
+
+ONE_DEVICE = SPACE.replace("hardware: [a100-sxm-80gb, h100-sxm-80gb], ", "")
+UNEQUAL = SPACE.replace(
+    "max_num_seqs",
+    "disaggregation: ['1:1'], prefill: {hardware: [h100-sxm-80gb]}, "
+    "decode: {hardware: [a100-sxm-80gb], max_num_batched_tokens: [1024]}, max_num_seqs",
+)
+DRAFTING = SPACE.replace(
+    "max_num_seqs",
+    "speculation: [{method: ngram, num_speculative_tokens: 2, acceptance: {rate: 0.7}}], max_num_seqs",
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "space"),
+    [(("hardware.hbm.bandwidth=1.2x", "hardware.price=3"), ONE_DEVICE), ((), UNEQUAL), ((), DRAFTING)],
+    ids=["changed device", "unequal pools", "drafts"],
+)
+def test_what_is_exported_simulates_to_the_plans_own_answer(
+    overrides: tuple[str, ...], space: str, store: Path, tmp_path: Path
+) -> None:
+    """Of a device with changed facts, of unequal pools, with drafts: the same requests, the same answer."""
+    from perfmodel import sim
+    from perfmodel.planning.deployments.export import export_plan, serve_commands
+    from perfmodel.planning.screening.rates import at_rate
+    from perfmodel.specs.overrides import as_overrides
+
+    found = make_plan("llama-3.1-8b-a100", (*SHORT, *overrides, space), store, workers=1)
+    assert found.winner is not None
+    export_plan(found, tmp_path)
+    fields = at_rate(found.scenario, found.rate, 100)
+    planned = load_scenario(tmp_path / "llama-3.1-8b-a100-planned.yaml", as_overrides(fields))
+    meant = found.base.load(
+        (*found.winner.deployment.screened.candidate.overrides(found.winner.replicas), *as_overrides(fields))
+    )
+    ran, expected = (sim.simulate(each).summary for each in (planned, meant))
+    for metric in ("mean_ttft_ms", "mean_tpot_ms", "usd_total", "energy_wh"):
+        assert ran[metric] == expected[metric]
+    lines = "\n".join(serve_commands(found, found.winner))
+    assert ("ngram" in lines) == ("ngram" in space)
+    if "prefill" in space:
+        assert "1 x h100-sxm-80gb" in lines
+        assert "1 x a100-sxm-80gb" in lines
+        assert "--max-num-batched-tokens 1024" in lines

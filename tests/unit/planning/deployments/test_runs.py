@@ -1,0 +1,103 @@
+"""How many replicas a plan ends with, with a simulator whose answer is known."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perfmodel.planning.deployments.choice import Deployment
+from perfmodel.planning.deployments.finalist import Finalist
+from perfmodel.planning.deployments.runs import Runs
+from perfmodel.planning.screening.candidates import Base
+from perfmodel.planning.screening.screen import Screened
+from perfmodel.planning.spec import PlanSpec
+from perfmodel.planning.sweeps.points import Record
+from perfmodel.specs import load_scenario
+
+WANTED = 30.0
+
+
+class Known(Runs):
+    """Instead of simulating: `capacity` of so many replicas, and all deployments that were asked for."""
+
+    asked: list[int]
+    capacity: Any
+
+    def _highest(self, whole: Any, starts: Any, progress: Any) -> Any:
+        return [(self.capacity(replicas),) for _, replicas in whole]
+
+    def at_rate(self, whole: Any, progress: Any) -> Any:
+        self.asked.extend(replicas for _, replicas in whole)
+        return [
+            (Record({"request_goodput": min(self.capacity(n) / WANTED, 1.0) * 0.9, "request_throughput": 1.0}),)
+            for _, n in whole
+        ]
+
+
+def settle(capacity: Any, screened_rate: float, **spec: Any) -> tuple[Finalist | None, list[int]]:
+    base = Base("llama-3.1-8b-a100")
+    plan = PlanSpec.model_validate({"seeds": 1, **spec})
+    run = Known(base, load_scenario(base.path), plan, WANTED, "", 1, "local")
+    object.__setattr__(run, "asked", [])
+    object.__setattr__(run, "capacity", capacity)
+    candidate: Any = SimpleNamespace(num_devices=1, ratio=None, label="one", kind=1)
+    deployment = Deployment(Screened(candidate, screened_rate, "ttft", 1.0, 2.0, ""), -(-30 // int(screened_rate)))
+    done = run.at_the_rate(run.settled([deployment], None), None)
+    return (done[0] if done else None), run.asked
+
+
+@pytest.mark.parametrize("screened_rate", [5.0, 7.0, 8.0, 10.0, 15.0])
+def test_as_few_replicas_as_the_simulator_finds_to_serve(screened_rate: float) -> None:
+    """Whatever the screen took one to serve: 8 each, a router's pooling adds nothing, so four."""
+    found, _ = settle(lambda count: 8.0 * count, screened_rate)
+    assert found is not None
+    assert (found.replicas, found.rate) == (4, 32.0)
+
+
+def test_one_fewer_is_tried_where_pooling_may_make_it_do() -> None:
+    """Four would serve 7.2 each, 28.8 in proportion; simulated as a whole three of them do, since fewer share better
+    (as no router does: the law is only that what was simulated counts)."""
+    found, asked = settle(lambda count: {5: 37.5, 4: 30.5, 3: 25.0}[count], 6.0)
+    assert found is not None
+    assert (found.replicas, found.rate) == (4, 30.5)
+    assert 5 not in asked or 4 in asked
+
+
+def test_one_fewer_that_misses_is_not_taken() -> None:
+    found, asked = settle(lambda count: 8.0 * count - (3 if count == 3 else 0), 10.0)
+    assert found is not None
+    assert found.replicas == 4
+    near, asked = settle(lambda count: {4: 39.0, 3: 29.0}[count], 8.0)
+    assert near is not None
+    assert near.replicas == 4
+    assert 3 in asked
+
+
+def test_one_more_is_tried_where_the_whole_misses() -> None:
+    """Three serve 30 by their highest rate in proportion to two, as a whole they do not."""
+    found, asked = settle(lambda count: {2: 20.5, 3: 29.5, 4: 40.0}[count], 15.0)
+    assert found is not None
+    assert found.replicas == 4
+    assert asked[0] == 3
+
+
+def test_not_more_than_is_allowed() -> None:
+    found, asked = settle(lambda count: 6.0 * count, 8.0, max_gpus=4)
+    assert found is not None
+    assert found.attained < 0.9
+    assert max(asked) == 4
+
+
+def test_only_as_many_as_the_space_lists() -> None:
+    """Two, four or eight: four miss the SLO as a whole, so eight; six would do."""
+    found, asked = settle(lambda count: 7.0 * count, 8.0, space={"replicas": (2, 4, 8)})
+    assert found is not None
+    assert found.replicas == 8
+    assert set(asked) <= {2, 4, 8}
+
+
+def test_for_the_lowest_latency_all_that_are_allowed_stay() -> None:
+    found, asked = settle(lambda count: 10.0 * count, 10.0, objective="lowest_latency", max_gpus=6)
+    assert found is not None
+    assert found.replicas == 6
+    assert asked == [6]

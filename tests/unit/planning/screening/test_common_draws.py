@@ -1,0 +1,116 @@
+"""Common draws: what devices share, and what a draw does to a rate beside the simulator under the same scores."""
+
+from math import exp
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfmodel.planning.deployments.finalist import seed_draws
+from perfmodel.planning.deployments.trials import highest_on_lattice, lattice
+from perfmodel.planning.screening.candidates import Base
+from perfmodel.planning.screening.draws import NUM_DRAWS, SharedScores
+from perfmodel.planning.screening.rates import at_rate
+from perfmodel.planning.screening.screen import Screen, Screened
+from perfmodel.planning.screening.space import enumerate_space
+from perfmodel.planning.spec import PlanSpec
+from perfmodel.sim.driver import _serve_drawn
+from perfmodel.sim.fleet.pool_basis import remembered_basis
+from perfmodel.specs import load_scenario
+from perfmodel.specs.overrides import as_overrides
+
+BASE = Base("llama-3.1-8b-a100")
+
+
+def correlation(one: str, other: str) -> float:
+    scores = SharedScores()
+    mine, its = (scores.of(load_scenario(BASE.path, [f"hardware={name}"])) for name in (one, other))
+    return float(np.corrcoef(mine.ravel(), its.ravel())[0, 1])
+
+
+def test_devices_share_as_much_as_their_fits_do() -> None:
+    """One device: all; a sibling, whose interval is 1.5 times as wide by errors of its own: 1 / 1.5; else nothing."""
+    assert correlation("h100-sxm-80gb", "h100-sxm-80gb") == pytest.approx(1.0)
+    assert correlation("h100-sxm-80gb", "h200-sxm") == pytest.approx(1 / 1.5, abs=0.06)
+    assert correlation("a100-sxm-80gb", "h100-sxm-80gb") == pytest.approx(0.0, abs=0.1)
+
+
+@pytest.mark.parametrize("device", ["a100-sxm-80gb", "h200-sxm"])
+def test_scores_are_standard_normal_and_even(device: str) -> None:
+    scores = SharedScores().of(load_scenario(BASE.path, [f"hardware={device}"]))
+    assert scores.shape[0] == NUM_DRAWS
+    assert scores.mean(axis=0) == pytest.approx(0.0, abs=1e-12)
+    assert scores.std() == pytest.approx(1.0, abs=0.06)
+
+
+def test_what_seeds_say_of_a_mean_is_students_t() -> None:
+    """The spread of the mean of three values, with two degrees of freedom: 80 % within 1.886 standard errors."""
+    logs = np.array([-0.1, 0.0, 0.1])
+    draws = seed_draws([exp(value) for value in logs])
+    error = float(logs.std(ddof=1)) / 3**0.5
+    assert np.mean(np.abs(draws) <= 1.886 * error) == pytest.approx(0.8, abs=0.06)
+    assert not seed_draws([3.0]).any()
+
+
+def test_what_a_seed_does_to_all_alike_cancels() -> None:
+    """Equal seeds have equal weights: a candidate that is 10 % better under each seed is better in each draw."""
+    one = np.array([9.0, 10.0, 12.0])
+    assert np.allclose(seed_draws(list(one)), seed_draws(list(1.1 * one)))
+
+
+def screened() -> tuple[Screen, Screened]:
+    space = {"tensor_parallel_size": (1,), "max_num_seqs": (128,), "max_num_batched_tokens": (2048,)}
+    candidates = enumerate_space(BASE, PlanSpec.model_validate({"space": space})).candidates
+    screen = Screen(candidates, BASE.load(), 0.9)
+    (found,) = screen.all()
+    return screen, found
+
+
+def latencies_s(found: Screened, rate: float, scores: tuple[float, ...] | None, seed: int = 0) -> tuple[Any, Any]:
+    """TTFT and TPOT of 400 requests under scores, simulated."""
+    texts = (*found.candidate.overrides(1), *as_overrides({**at_rate(BASE.load(), rate, 400), "seed": seed}))
+    requests = _serve_drawn(remembered_basis(None, None), 1, load_scenario(BASE.path, texts), scores)
+    later = np.maximum(requests.num_output_tokens - 1, 1)
+    return requests.ttft_s, (requests.e2el_s - requests.ttft_s) / later
+
+
+@pytest.mark.parametrize("score", [(0.0, 1.0, 0.0, 0.0), (0.9, 0.9, 0.9, 0.9), (-0.9, -0.9, -0.9, -0.9)])
+def test_the_simulator_agrees_about_what_a_draw_does_to_the_rate(
+    score: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The highest rate under the scores over that without, within a tenth: 0.7 to 1.25 times."""
+    screen, found = screened()
+    slo = BASE.load().slo
+    assert slo.ttft_ms is not None
+    assert slo.tpot_ms is not None
+    limits_s = slo.ttft_ms / 1e3, slo.tpot_ms / 1e3
+    monkeypatch.setattr(SharedScores, "of", lambda *_: np.tile(np.array(score), (NUM_DRAWS, 1)))
+    (drawn,) = screen.under_draws([found], [found.rate / 2])
+
+    def highest(scores: tuple[float, ...] | None) -> float:
+        def is_met(step: int) -> bool:
+            ttft, tpot = latencies_s(found, 1.02**step, scores)
+            return float(np.mean((ttft <= limits_s[0]) & (tpot <= limits_s[1]))) >= 0.9
+
+        step = highest_on_lattice(is_met, lattice(found.rate))
+        assert step is not None
+        return float(1.02**step)
+
+    assert float(drawn.rate[0]) == pytest.approx(highest(score) / highest(None), rel=0.1)
+
+
+@pytest.mark.parametrize("score", [(0.9, 0.9, 0.9, 0.9), (-0.9, -0.9, -0.9, -0.9), (1.0, -1.0, 1.0, -1.0)])
+def test_the_simulator_agrees_about_what_a_draw_does_to_latencies(
+    score: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The 90th percentiles at 0.7 of the highest rate, over those without a draw, within 15 %."""
+    screen, found = screened()
+    monkeypatch.setattr(SharedScores, "of", lambda *_: np.tile(np.array(score), (NUM_DRAWS, 1)))
+    rate = 0.7 * found.rate
+    (drawn,) = screen.under_draws([found], [rate])
+    under, plain = (
+        np.mean([[np.quantile(each, 0.9) for each in latencies_s(found, rate, one, seed)] for seed in range(3)], axis=0)
+        for one in (score, None)
+    )
+    for name, ratio in zip(("ttft", "tpot"), under / plain, strict=True):
+        assert float(drawn.latencies[name][0]) == pytest.approx(float(ratio), rel=0.15)

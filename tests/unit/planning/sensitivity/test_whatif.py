@@ -1,0 +1,126 @@
+"""What-ifs from question to answer: one at a time, in a grid, against an alternative; the command writes it all."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from perfmodel.cli import app
+from perfmodel.errors import SpecError
+from perfmodel.planning.sensitivity.ask import ask_whatif
+from perfmodel.planning.sensitivity.crossovers import payoffs
+from perfmodel.planning.sweeps.points import evaluate
+from perfmodel.report.document import pictures_of
+from perfmodel.report.views.whatif.sentences import whatif_sentences
+from perfmodel.report.views.whatif.view import whatif_view
+
+NAME = "llama-3.1-8b-a100"
+FEW = ("traffic.num_requests=60",)
+
+
+def test_speeding_everything_up_with_the_load_takes_that_much_off_every_latency():
+    """Nothing in a run has a time of its own: with peaks, bandwidths, overheads' inverses and arrivals all k times as
+    much, latencies are 1/k. So elasticities add up to -1, queueing and scheduling included."""
+    paths = ("hardware.peak_flops", "hardware.hbm.bandwidth", "traffic.arrivals.rate")
+    slow = ("overheads.kernels", "overheads.host")
+    vary = [f"{path}=0.9x,1.1x" for path in (*paths, *slow)]
+    found = ask_whatif(NAME, vary, ("traffic.num_requests=150",), ("mean_tpot_ms", "mean_e2el_ms"), workers=1)
+    for metric in ("mean_tpot_ms", "mean_e2el_ms"):
+        by_path = {each.axis.path: each.elasticity or 0.0 for each in found.answers.of_metric(metric)}
+        assert sum(by_path[path] for path in paths) - sum(by_path[path] for path in slow) == pytest.approx(-1, abs=0.06)
+
+
+def test_without_anything_asked_the_resources_are_varied():
+    found = ask_whatif(NAME, overrides=FEW, metrics=("mean_tpot_ms",), workers=1)
+    assert {each.axis.path for each in found.answers.sensitivities} >= {"hardware.hbm.bandwidth", "overheads.host"}
+    sentences = whatif_sentences(found)
+    assert "HBM bandwidth" in sentences[0]
+    assert "tornado-mean_tpot_ms" in pictures_of(whatif_view(found))
+
+
+def test_the_two_sides_of_a_crossover_differ_in_who_is_better():
+    """Half the peaks but twice the bandwidth: better for small batches of decodes, worse for large ones. A step has no
+    draw, so all seeds agree."""
+    against = ("hardware.peak_flops=0.5x", "hardware.hbm.bandwidth=2x")
+    overrides = ("engine.profile=datasheet", "step.batch=8", "step.context=64")
+    vary = ["step.batch=8..2048:3"]
+    found = ask_whatif(NAME, vary, overrides, ("step_ms",), against=against, workers=1)
+    (turn,) = found.payoffs
+    assert (turn.low, turn.high, turn.begins) == (turn.at, turn.at, False)
+    question = found.answers.question
+
+    def is_better(batch: float) -> bool:
+        text = f"step.batch={batch:.0f}"
+        ours, theirs = (evaluate(question.point(text, alternative=which)) for which in (False, True))
+        return (theirs.values["step_ms"] or 0) < (ours.values["step_ms"] or 0)
+
+    assert is_better(turn.at * 0.97)
+    assert not is_better(turn.at * 1.03)
+
+
+def test_what_only_large_changes_move_is_told_so():
+    """A limit of 64 is never reached at 4 req/s, one of 4 is: the elasticity is zero and the answer is not."""
+    found = ask_whatif(NAME, ["engine.max_num_seqs=4..128:3"], FEW, ("mean_ttft_ms",), workers=1)
+    (sensitivity,) = found.answers.sensitivities
+    assert sensitivity.elasticity == 0
+    assert "no small change of what was varied moves it" in whatif_sentences(found)[0]
+    assert "from 4 to 128, engine.max_num_seqs takes it from" in whatif_sentences(found)[0]
+
+
+def test_the_overrides_of_an_axis_stand_above_the_alternatives():
+    against = ("traffic.arrivals.rate=1",)
+    found = ask_whatif(NAME, ["traffic.arrivals.rate=2,4"], FEW, ("mean_tpot_ms",), against=against, workers=1)
+    answers = found.answers
+    assert answers.by_axis == answers.others
+    assert answers.other is not None
+    assert answers.other != answers.base
+    assert payoffs(answers, "mean_tpot_ms", workers=1) == []
+
+
+def test_a_grid_has_all_combinations():
+    vary = ["engine.max_num_seqs=8,16", "traffic.arrivals.rate=2,4,8"]
+    found = ask_whatif(NAME, vary, FEW, ("mean_tpot_ms",), grid=True, workers=1)
+    assert len(found.answers.grid) == 6
+    assert "grid-mean_tpot_ms" in pictures_of(whatif_view(found))
+    with pytest.raises(SpecError, match="a grid has two"):
+        ask_whatif(NAME, vary[:1], FEW, ("mean_tpot_ms",), grid=True)
+
+
+def test_what_does_not_fit_is_told_and_the_rest_answered():
+    vary = ["hardware.hbm.capacity=0.1x..1x:2"]
+    found = ask_whatif(NAME, vary, FEW, ("mean_tpot_ms",), workers=1)
+    assert any("need" in problem for problem in found.answers.problems)
+    (each,) = found.answers.sensitivities
+    assert each.low is None
+    assert each.high is not None
+
+
+def test_the_command_writes_one_document_and_a_report(tmp_path):
+    arguments = ["whatif", NAME, "--set", FEW[0], "--vary", "hardware.hbm.bandwidth=0.5x..2x:3"]
+    arguments += ["--vary", "engine.quantization=fp8,awq", "--metric", "mean_tpot_ms", "--json"]
+    for name in ("out.md", "out.html"):
+        done = CliRunner().invoke(app, [*arguments, "--report", str(tmp_path / name)])
+        assert done.exit_code == 0, done.output
+        document = json.loads(done.stdout)
+        assert document["metrics"] == ["mean_tpot_ms"]
+        assert document["sensitivities"][0]["elasticity"] < 0
+        assert len(document["points"]) == 5
+        assert (tmp_path / name).read_text(encoding="utf-8")
+    shown = CliRunner().invoke(app, arguments[:-1])
+    assert "elasticity" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--metric", "mean_tpott_ms"], "Did you mean 'mean_tpot_ms'"),
+        (["--vary", "engine.max_num_sequences=1..2"], "unknown key 'max_num_sequences'"),
+        (["--against", "engine.max_num_sequences=1"], "unknown key 'max_num_sequences'"),
+        (["--grid"], "give --vary twice"),
+        (["--engine", "lokal"], "Did you mean 'local'"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, says):
+    done = CliRunner().invoke(app, ["whatif", NAME, *arguments])
+    assert done.exit_code == 2
+    assert says in done.stderr
