@@ -97,7 +97,7 @@ def _engine_s(cluster: Cluster, number: int, collector: Collector) -> float:
         fleet = cluster.dynamic.fleet_of(pool)
     if fleet is None:
         return collector.end_tick / 1e12 * len(pool.engines)
-    return fleet.used_s(collector.end_tick) * len(pool.ranks[0])
+    return fleet.used_s(collector.end_tick) * len(pool.replicas[0].ranks)
 
 
 def _usd_per_hour(cluster: Cluster, engine_s: list[float], duration: float) -> float | None:
