@@ -138,6 +138,8 @@ def scenario_drafts(
 ) -> DraftTables | None:
     """What drafting and verifying cost beside the steps of `graph`; None without speculation.
 
+    calibration, profile: as `scenario_fits` has them
+
     Raises SpecError for a model that cannot be drafted for as the scenario says.
     """
     method = scenario.sampling.method
