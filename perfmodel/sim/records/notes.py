@@ -34,7 +34,7 @@ def _engine_notes(scenario: Scenario) -> list[str]:
 
 
 def network_notes(scenario: Scenario) -> list[str]:
-    """What was assumed of the network between nodes, where a replica needs one and nobody said."""
+    """What was assumed of the network between nodes, where a replica needs one and the scenario names none."""
     notes = []
     for pool in scenario.pools:
         hardware, num_devices = pool.hardware or scenario.hardware, pool.engine.num_devices
