@@ -12,7 +12,7 @@ from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
 from perfmodel.validate import Rows
-from perfmodel.validate import executor_bridge as bridge
+from perfmodel.validate.executed import bridge
 from perfmodel.validate.executed.compare import ExecutorComparison, ShadowedBackend, StepPair, report_executor
 
 
