@@ -1,4 +1,4 @@
-"""Results print themselves, though the rooms that make them know nothing of tables: someone above says how."""
+"""Results print themselves, though the rooms that make them know no tables: a printer is set from above."""
 
 __all__ = ["Printable", "Printer", "print_with"]
 

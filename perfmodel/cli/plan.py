@@ -42,7 +42,7 @@ def plan(
 
     The scenario's `plan` block says what to look for, and where (`--set plan.objective=fewest_gpus`,
     `--set plan.space.hardware=[a100-sxm-80gb, h100-sxm-80gb]`). Candidates are screened in closed form, the best are
-    simulated. Every simulated point is kept: a plan that was stopped goes on where it was.
+    simulated. Every simulated point is stored: a plan that was stopped resumes where it was.
     """
     from perfmodel.planning.deployments.result import PlanResult
     from perfmodel.planning.search import make_plan

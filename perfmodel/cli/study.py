@@ -1,4 +1,4 @@
-"""`perfmodel study STUDY`: one question, many scenarios, the answer in words, tables and pictures."""
+"""`perfmodel study STUDY`: one question, many scenarios, the answer in sentences, tables and pictures."""
 
 __all__ = ["study"]
 

@@ -82,7 +82,7 @@ def validate(
     by request; `techniques` does so for each scenario of a folder with its `technique` and without, and compares the
     speedups. Both need the executor extra (torch) and take `--repeat`; `--set` and `--seed` go with `executor`. The
     other kinds read recorded measurements. `--report` writes the comparison as a document, with its JSON and plots
-    beside it; `techniques` keeps each finished pair there meanwhile, and goes on where it was cut off.
+    beside it; `techniques` saves each finished pair there meanwhile, and resumes where it was cut off.
     """
     from perfmodel.report.written import check_report_file
 

@@ -35,13 +35,13 @@ class RankGroup:
 
     @property
     def num_ranks(self) -> int:
-        """Of one group."""
+        """Ranks of one group."""
         sizes = {"tensor": self.tp, "pipeline": min(self.pp, 2), "data": self.dp, "expert": self.tp * self.dp}
         return sizes[self.axis]
 
     @property
     def num_devices(self) -> int:
-        """Of the whole replica."""
+        """Ranks of the whole replica."""
         return self.tp * self.pp * self.dp
 
     def members(self) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from perfmodel.errors import SpecError
 from perfmodel.planning.metrics import Metric, metric_of
 from perfmodel.printable import Printable
 
-# What says no more than the numbers beside it, or is compared by itself.
+# What follows from the numbers beside it, or is compared by itself.
 _LEFT_OUT = ("answer", "interval", "notes", "provenance", "scenario", "worst")
 _NAMES = ("label", "name", "path", "role", "variant", "set", "metric", "at", "deployment", "technique", "id", "what")
 _WANTED = ("kind", "perfmodel", "engines", "calibrations", "inputs")
@@ -168,8 +168,8 @@ def _changes(one: Any, other: Any, path: tuple[str, ...] = ()) -> Iterator[Chang
 
 def _answers(one: Result, other: Result) -> tuple[list[MetricChange], list[Change]]:
     numbers, texts = [], []
-    kept = [{key: value for key, value in each.items() if key not in _LEFT_OUT} for each in (one, other)]
-    for path, mine, its in _leaves(kept[0], kept[1], ()):
+    compared = [{key: value for key, value in each.items() if key not in _LEFT_OUT} for each in (one, other)]
+    for path, mine, its in _leaves(compared[0], compared[1], ()):
         if path[-1] in _LEFT_OUT:
             continue
         if _is_number(mine) and _is_number(its):

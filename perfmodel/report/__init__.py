@@ -1,11 +1,12 @@
-"""What a person reads: tables, plots, pages, a timeline, and records on disk. Each room imports those before it only.
+"""From results to what people read. Each room imports those before it only.
 
-    drawing   what each number is called, its unit and its digits (fields.py, metric_labels.py); charts as SVG, one
-              style for all figures, the frame of a page
-    runs      a run in words and tables (facts.py, tables.py), as curves small enough to draw (series.py, plots.py), as
-              one page that is readable without a network (html.py), for Perfetto (timeline.py), as files that can be
-              read back even when cut short (records.py); one step and its roofline (step_table.py, roofline.py)
-    studies, whatifs, plans   words, tables, pictures and the page of each
+    document.py   a `Document` of blocks, which knows no renderer; numbers.py: numbers as text
+    render        any document on a terminal, as Markdown, as one page that opens without a network, as JSON
+    written.py    `--report FILE`: a document with its pictures and the answer's JSON
+    drawing       charts as SVG; plots: interactive figures of runs and steps, with plotly
+    runs          a run's records on disk, readable even when cut short (records.py), and as a timeline for Perfetto
+    views         one pure function from each kind of result to a document
+    printed.py    any result by its kind: how results print themselves in Python
 
 Nothing is imported here: a table does not pay for plotly.
 """

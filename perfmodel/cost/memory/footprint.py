@@ -101,6 +101,8 @@ def weights(
     """Bytes of weights on a device of a pipeline stage, by component; "other" is what comes with the text decoder.
 
     A tied LM head shares the embedding's memory, and is a copy of it where the two are on different stages.
+
+    model, shard: as served, and how it is cut; stage: its layers; is_first, is_last: with embedding, with head
     """
     plain = bytes_per_weight(model.dtype)
     totals: dict[str, float] = {}
@@ -159,7 +161,10 @@ def kv_bytes_per_token(model: ModelSpec, shard: Sharding, layers: Sequence[Layer
 
 def kv_bytes(model: ModelSpec, shard: Sharding, layers: Sequence[Layer], context: int) -> float:
     """KV cache bytes of a sequence of `context` tokens in `layers` on one device: newer tokens may be in wider formats,
-    and layers that overwrite or evict hold no more than their span."""
+    and layers that overwrite or evict hold no more than their span.
+
+    model, shard: as served, and how it is cut
+    """
     held: dict[int, list[Layer]] = {}
     for layer in layers:
         mixer = layer.mixer
@@ -179,7 +184,10 @@ def is_rolling(layer: Layer) -> bool:
 
 
 def rolling_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequence[Layer], longest: int) -> float:
-    """Bytes of one sequence in buffers as long as the window of each rolling layer, or as `longest`."""
+    """Bytes of one sequence in buffers as long as the window of each rolling layer, or as `longest`.
+
+    model, shard, layers: as served, how it is cut, which layers; longest: of a sequence, in tokens
+    """
     return sum(
         min(layer.mixer.span or longest, longest) * kv_bytes_per_token(model, shard, [layer])
         for layer in layers

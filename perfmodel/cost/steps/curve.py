@@ -40,7 +40,10 @@ class Used:
 
 
 class Segment:
-    """A line over context from `start` up to `end`: `base + slope * (x - start)`."""
+    """A line over context from `start` up to `end`: `base + slope * (x - start)`.
+
+    at_start, at_end: what the operators take there
+    """
 
     __slots__ = ("_ends", "base", "end", "slope", "start", "sum_offset", "uses")
 
@@ -62,6 +65,7 @@ class Segment:
 class Curve:
     """The duration of some decode operators at one batch size, over one summed context.
 
+    tables: that have the costs; axis: which context the operators look at
     queries: tokens of the whole batch; 0: one for each sequence
     """
 

@@ -1,1 +1,1 @@
-"""What pages are made of: names and units of numbers, charts as SVG, styles, the frame of a page."""
+"""Charts as SVG text: axes, lines, bars, fronts, scatter plots, waterfalls; their colours."""

@@ -72,9 +72,9 @@ def _rungs(ladder: Ladder, reached: Sequence[float], x: Scale) -> Iterator[str]:
         at = _TOP + _ROW * row
         low, high = sorted((x(below), x(above)))
         colour = ladder.colour if above >= below else VERMILION
-        words = "not run" if gain is None else "start" if row == 0 else f"x{_times(gain)}"
+        label = "not run" if gain is None else "start" if row == 0 else f"x{_times(gain)}"
         yield f'<rect x="{low:.1f}" y="{at + 3}" width="{max(high - low, 2):.1f}" height="16" fill="{colour}"/>'
-        yield f'<text x="{high + 6:.1f}" y="{at + 15}" fill="{GREY if gain is None else colour}">{words}</text>'
+        yield f'<text x="{high + 6:.1f}" y="{at + 15}" fill="{GREY if gain is None else colour}">{label}</text>'
         below = above
     at = _TOP + _ROW * len(ladder.gains)
     start = x(1.0)

@@ -1,1 +1,1 @@
-"""A run, or one step of it: tables, the HTML page, records on disk, the timeline, the roofline."""
+"""A run as files: its records, and a timeline."""

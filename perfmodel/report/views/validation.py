@@ -208,7 +208,7 @@ def _pictures(report: ValidationReport) -> Iterator[Picture]:
 
 
 def _series(comparison: Comparison) -> list[Series]:
-    """By the first dimension that tells kinds of rows apart."""
+    """The rows by the first dimension that has several groups."""
     for dimension in ("kernel", "device", *comparison.dimensions):
         if dimension in comparison.dimensions and len(dict(comparison.groups(dimension))) > 1:
             return [_one(name, rows) for name, rows in comparison.groups(dimension)]

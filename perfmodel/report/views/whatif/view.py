@@ -37,7 +37,7 @@ def _notes(answers: WhatIfAnswers) -> list[str]:
 
 
 def _tables(answers: WhatIfAnswers) -> Iterator[Table]:
-    """Sensitivities by metric; then each axis of more than three values, or of words; then the grid."""
+    """Sensitivities by metric; then each axis of more than three values, or of names; then the grid."""
     metrics = [study_metric(name) for name in answers.question.base.metrics]
     for metric in metrics:
         yield _sensitivities(answers, metric)

@@ -8,7 +8,7 @@ import pytest
 from perfmodel.cost import Calibration, EngineProfile, FamilyFit, Residuals, ServerFit
 from perfmodel.cost.calibrations.draws import COMMON, NUM_SCORES
 from perfmodel.sim import simulate
-from perfmodel.sim.records.ensemble import design
+from perfmodel.sim.records.ensemble import _backlog_s, design
 from perfmodel.specs import Scenario, load_scenario
 
 CLOSED = ("traffic.arrivals={process: closed_loop, concurrency: 8}", "traffic.num_requests=32")
@@ -159,3 +159,14 @@ def test_the_shortened_run_of_a_short_run_is_that_run() -> None:
     assert again is not None
     assert found.base is found.whole
     assert found.base.finished_s.tolist() == again.finished_s.tolist()
+
+
+@pytest.mark.parametrize(("spare_s", "grows"), [(-0.5, True), (0.5, False)])
+def test_a_queue_that_grows_waits_longer_in_a_longer_run_by_as_much_as_it_grows(spare_s: float, grows: bool) -> None:
+    """A request each second to a server that needs half a second more, or less: the n-th waits n / 2 s, or not at all.
+    In a run of three times as many the mean wait is three times as long; what is extrapolated is the other two."""
+    arrival = np.arange(600.0)
+    waits = arrival / 2 if grows else np.zeros(600)
+    assert _backlog_s(arrival, arrival + waits, 1.0) == 0.0
+    expected = 2 * waits.mean() if grows else 0.0
+    assert _backlog_s(arrival, arrival + waits, 3.0) == pytest.approx(expected, rel=0.01)
