@@ -71,7 +71,7 @@ def step_residuals(runs: Sequence[ServingRun], profile: EngineProfile) -> Residu
 
 
 def starting_profile(profile: EngineProfile) -> EngineProfile:
-    """`profile` with what these runs do not tell apart, and nobody else does."""
+    """`profile` with the values that no runs separate."""
     return with_values(profile, {"server.out_s": _OUT_S})
 
 

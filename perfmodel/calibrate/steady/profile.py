@@ -1,4 +1,4 @@
-"""Fits what serving at a fixed concurrency shows of an engine: steps with prompts, synchronous hosts, graphs.
+"""Fits what serving at a fixed concurrency determines of an engine: steps with prompts, synchronous hosts, graphs.
 
 Time to first token at low concurrency is the front end and one step with a prompt; time per output token at low
 concurrency is a step's fixed costs, which the kernels' tables have too high where they were timed launch by launch.
@@ -40,7 +40,7 @@ _OF_STEPS = (
 )
 _WEIGHTS = {"tpot": 1.0, "ttft": 0.4}
 _MOST_ROWS = 60
-_MOST_CONCURRENCY = 32  # larger batches take long to simulate and tell of kernels
+_MOST_CONCURRENCY = 32  # larger batches take long to simulate and depend on kernels
 
 
 def fit_steady_profile(

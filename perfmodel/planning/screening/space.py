@@ -53,7 +53,7 @@ class Space:
 
 
 class _RefusedError(Exception):
-    """A layout or candidate that cannot serve: the reason in a few words, and a sentence about this one."""
+    """A layout or candidate that cannot serve: the reason in short, and a sentence about this one."""
 
     def __init__(self, reason: str, example: str = "") -> None:
         super().__init__(reason)

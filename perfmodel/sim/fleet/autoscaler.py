@@ -27,7 +27,7 @@ class Autoscaler:
         Alarm(self._env, self._interval, lambda _: self._look(), ARRIVAL_PRIORITY)
 
     def _wake(self) -> None:
-        """A request waits and nobody can take it: it is not kept until the next look."""
+        """A request waits and no replica can take it: it does not wait until the next look."""
         if not self._fleet.num("starting", "failed"):
             self._fleet.start()
 

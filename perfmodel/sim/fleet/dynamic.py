@@ -62,7 +62,7 @@ class DynamicCluster:
         self.shadowed[replica.index] += 1
 
     def on_shadow_step(self, replica: EngineRank, record: StepRecord) -> None:
-        """A step like any other, but the gaps between its tokens are nobody's."""
+        """A step like any other, but the gaps between its tokens are not recorded."""
         replica.loop.scheduler.irregular_gaps.clear()
         self._on_step(replica, record._replace(num_gaps=0))
 

@@ -28,7 +28,7 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
 
 
 def network_notes(scenario: Scenario) -> list[str]:
-    """What was assumed of the network between nodes, where a replica needs one and nobody said."""
+    """What was assumed of the network between nodes, where a replica needs one and the scenario names none."""
     notes = []
     for pool in scenario.pools:
         hardware, num_devices = pool.hardware or scenario.hardware, pool.engine.num_devices

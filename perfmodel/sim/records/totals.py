@@ -156,7 +156,7 @@ def _of_pool(cluster: Cluster, number: int, engine_s: float, collector: Collecto
 
 
 def _dynamics(cluster: Cluster, number: int, engine_s: float, collector: Collector) -> dict[str, object]:
-    """What there is to tell of a pool whose replicas come and go, or that has a share of the requests."""
+    """The figures of a pool whose replicas come and go, or that has a share of the requests."""
     dynamic, pool, row = cluster.dynamic, cluster.pools[number], dict[str, object]()
     if dynamic is None:
         return row

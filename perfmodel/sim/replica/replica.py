@@ -37,7 +37,7 @@ class EngineRank:
         self.loop = loop
         self.num_outstanding = 0  # requests that wait or run here, or are on their way, and the blocks of their prompts
         self.num_prompt_blocks = 0
-        self.is_dead = False  # it answers nobody, which is not known yet
+        self.is_dead = False  # failed, not yet detected
         self._watchers: list[Callable[[int], None]] = []
         self._block_size = loop.scheduler.config.block_size
         self._lockstep = lockstep
@@ -76,7 +76,7 @@ class EngineRank:
             self._lockstep.enter(self, request)
 
     def die(self) -> None:
-        """It loses all that it has, and nobody knows: what is sent here, or was, waits for nothing until it is aborted.
+        """It fails undetected and loses all that it has: what is sent here, or was, waits in vain until it is aborted.
 
         As with an abort, a step that runs or is planned computes its tokens in vain.
         """
@@ -109,7 +109,7 @@ class EngineRank:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no requests, none are on their way, and nobody is to fetch KV from it."""
+        """Whether it has no requests, none are on their way, and no KV is to be fetched from it."""
         return not (self.num_outstanding or self.loop.scheduler.detached or self.loop.has_requests)
 
     @property

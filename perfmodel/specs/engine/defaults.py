@@ -33,7 +33,7 @@ def with_defaults(
 ) -> EngineSpec:
     """`engine` with its version's default for every argument that it was not given.
 
-    Which ones were given is still told by `model_fields_set`, so that other devices get their own defaults.
+    `model_fields_set` still has those that were given, so that other devices get their own defaults.
 
     hardware:      the devices that it runs on
     use:           server, or offline: all requests are there at once

@@ -91,9 +91,9 @@ class DisaggregatedServer:
         self.prefill_entrance = Entrance(to_prefill, self._prefill_at)
         self.decode_entrance = Entrance(to_decode, self._expect_at)
         self._cost_of, self._on_finished, self._front_end = cost_of, on_finished, front_end
-        self._passages: dict[int, _Passage] = {}  # of requests that somebody waits for, by their numbers
+        self._passages: dict[int, _Passage] = {}  # of requests that a client waits for, by their numbers
         self._inbound: dict[int, deque[_Passage]] = {}  # by the decode replica that has no blocks for them yet
-        self._moving: dict[_Passage, None] = {}  # transfers that have begun, whether somebody still waits or not
+        self._moving: dict[_Passage, None] = {}  # transfers that have begun, whether a client still waits or not
 
     # ---------------------------------------------------------------- the way through
 
@@ -170,7 +170,7 @@ class DisaggregatedServer:
 
     def _arrived(self, passage: _Passage) -> None:
         request, target = passage.request, passage.target
-        if self._passages.get(request.request_id) is not passage:  # nobody waits for it any more
+        if self._passages.get(request.request_id) is not passage:  # its client has given up
             self._end_move(passage)
             self.fetch(target)
             return
