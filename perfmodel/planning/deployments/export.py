@@ -64,9 +64,9 @@ def _across_nodes(engine: EngineSpec) -> list[str]:
 
 def engine_arguments(engine: EngineSpec) -> list[str]:
     """What vLLM is started with, where it differs from its defaults."""
-    arguments = []
+    arguments, defaults = [], dict(engine.described.facts.defaults)
     for name in _ARGUMENTS:
-        value, default = getattr(engine, name), EngineSpec.model_fields[name].default
+        value, default = getattr(engine, name), defaults.get(name, EngineSpec.model_fields[name].default)
         if value is not None and (value != default or name in _ALWAYS):
             arguments += [f"--{name.replace('_', '-')}", str(value)]
     for name in _SWITCHES:
