@@ -112,7 +112,7 @@ def attention_decode(
     if not (is_flash or is_fused) and heads.copies_kv:
         score_bytes += heads.copy_bytes(read)
         num_kernels += 2
-    if heads.kept is not None:
+    if heads.evicts_to is not None:
         score_bytes += 2.0 * SCORE_SUM_BYTES * heads.num_heads * context
         num_kernels += 1
     return Work(
