@@ -30,7 +30,7 @@ def fit_recorded(
 ) -> list[tuple[Calibration | EngineProfile, Path]]:
     """Fit what `path` holds and write it to the folder `out`, by default among the calibrations.
 
-    A folder gives one calibration per device; a JSON file of serving runs, or a CSV of steady states, what it says about
+    A folder gives one calibration per device; a JSON file of serving runs or a CSV of steady states what it says about
     the engine's profile. Raises SpecError for measurements that cannot be read, or are of another engine.
     """
     folder = out or data_dir("calibrations")

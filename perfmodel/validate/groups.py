@@ -107,7 +107,7 @@ def by_dimension(comparisons: Sequence[Comparison], dimensions: Sequence[str] = 
 def worst_of(
     comparisons: Sequence[Comparison], count: int, breakdown: Callable[[Comparison, int], Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The `count` rows of each metric with the largest errors; `breakdown` gives the parts of a row's time by its number."""
+    """The `count` rows of each metric with the largest errors; `breakdown` of a number gives the row's parts."""
     return [row for each in comparisons for row in each.rows.worst(each.metric, count, partial(breakdown, each))]
 
 
