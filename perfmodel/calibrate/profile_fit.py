@@ -31,7 +31,7 @@ class Parameter:
 
 
 # A step's host work that shows: launch gaps, copies, the sampler's synchronisation; and a sequence's: its row of inputs
-# and outputs. Whole runs of any kind tell them.
+# and outputs. Whole runs of any kind determine them.
 STEP_PARAMETERS = (
     Parameter("host.serial_step_s", 3e-4, 2e-5, 3e-3),
     Parameter("host.serial_per_sequence_s", 6e-6, 2e-7, 6e-5),
@@ -96,7 +96,7 @@ class LinearErrors:
     def optimum(self, keep: NDArray[np.bool_] | None = None) -> Floats:
         """Where the soft L1 loss of the (kept) errors is least, within the plausible ranges and not too far.
 
-        What the errors do not tell stays near where it began.
+        What the errors do not determine stays near where it began.
         """
         from scipy.optimize import least_squares
 
@@ -146,7 +146,7 @@ def fit_parameters(
 
     Gauss-Newton with a soft L1 loss: simulations are expensive and their means nearly linear in such parameters, so the
     derivatives are taken once a round, and each round goes to the optimum of its linear model, until one gains little
-    (of two parameters that do nearly the same, the linear model of a far beginning tells little).
+    (of two parameters that do nearly the same, the linear model far from it says little).
     """
     calls = 0
 

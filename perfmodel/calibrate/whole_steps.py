@@ -8,7 +8,7 @@ are never timed alone here: the step graph says what each step does, and the fit
 where compute and memory are seconds at the declared peaks, so that c and m are the achieved fractions; vector ops are
 those that make numbers of cached integers, which a CPU writes out before it multiplies. The features
 are what `OperatorTimer` itself returns under unit calibrations: the fit and the simulator share one formula. What
-cannot be told apart on a fixed model (say, kernel overhead from weight bytes, both constant per step) is settled by a
+cannot be separated on a fixed model (say, kernel overhead from weight bytes, both constant per step) is settled by a
 weak pull towards prior values; only the sum matters for predictions on that model, and the source text says so.
 """
 

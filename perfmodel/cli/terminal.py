@@ -88,7 +88,7 @@ def print_json(document: Any) -> None:
 
 @contextmanager
 def progress_bar(what: str, enabled: bool = True) -> Iterator[Callable[[int, int | None], None] | None]:
-    """A callback `(done, total)` that draws on stderr, or None where nobody is watching."""
+    """A callback `(done, total)` that draws on stderr, or None where no terminal is watching."""
     if not enabled or not sys.stderr.isatty():
         yield None
         return

@@ -64,6 +64,8 @@ def occupancy(hardware: HardwareSpec, num_warps: int, registers_per_thread: int,
     registers_per_thread: as compiled
     shared_bytes:         static and dynamic, of one block
 
+    hardware: with its compute units' registers and shared memory
+
     Raises SpecError for a block that the device cannot hold at all, and for a device without known limits.
     """
     limits = _LIMITS.get(hardware.declared.compile_target or "")

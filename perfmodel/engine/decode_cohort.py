@@ -31,7 +31,7 @@ class DecodeCohort:
     last_index:     of the last plan that granted the members anything
     last_token_at:  when the last of those plans that has run was over
     last_admission: the latest admission of anyone who ever was a member
-    watch:          told of the tokens' times, if anyone wants to know
+    watch:          gets the tokens' times, if there is one
     """
 
     def __init__(self, blocks: KVBlockManager, spans: tuple[int, ...]) -> None:

@@ -34,7 +34,7 @@ class DraftingRequests(RunningRequests):
 
     def admit(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
         super().admit(request, num_new_tokens, plan)
-        self._prompts.clear()  # nobody needs to be told apart from a cohort
+        self._prompts.clear()  # all are in the cohort
         self._joining.clear()
 
     def drop(self, request: Request) -> None:

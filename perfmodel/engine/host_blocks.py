@@ -2,7 +2,7 @@
 
 Two kinds: all blocks of a preempted request, until it runs again; and blocks of shared content that the device's prefix
 cache has reused for something else, least recently used first out. Room for the first is made by dropping the second.
-How long a copy takes is not known here; from how many tokens on it is worth it is a rule that the engine is told.
+How long a copy takes is not known here; from how many tokens on it is worth it is a rule that the engine is given.
 """
 
 __all__ = ["HostBlocks"]

@@ -87,7 +87,7 @@ class KVBlockManager:
 
     @property
     def num_aside(self) -> int:
-        """Blocks set aside that nobody has been handed yet."""
+        """Blocks set aside and not handed out yet."""
         return len(self._aside) + self._num_to_pop
 
     def num_needed(self, request: Request, num_tokens: int) -> int:
@@ -138,7 +138,7 @@ class KVBlockManager:
             self._take(missing, request.block_ids)
 
     def set_aside(self, count: int) -> None:
-        """Take `count` blocks, which must be free, for requests that will be told by `hand_out`."""
+        """Take `count` blocks, which must be free, for requests that `hand_out` will name."""
         self.num_free -= count
         self._num_to_pop += count
 
@@ -249,7 +249,7 @@ class KVBlockManager:
                 self.host.keep(content)
 
     def forget_all(self) -> None:
-        """Nothing is in memory any more; nobody may hold a block."""
+        """Nothing is in memory any more; no request may hold a block."""
         assert self.num_free == self.num_blocks, "a request still holds blocks"
         self._pop_set_aside()
         self._compact()

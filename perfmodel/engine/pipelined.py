@@ -2,7 +2,7 @@
 
 A request whose next token is being computed by one of them is granted nothing until that has come back: the first
 stage needs it. What it still lacks of its prompt may follow in the next plan at once, since counts advance when a plan
-is made. So requests that were once granted their token together stay together, and nobody moves them from one plan to
+is made. So requests that were once granted their token together stay together, and are not moved from one plan to
 another to make plans equal, as in vLLM v1; other engines limit the sequences of a plan (`max_plan_seqs`), so that those
 beyond them go into the next.
 
@@ -84,7 +84,7 @@ class PipelinedRequests(RunningRequests):
         self._forget_cohort()
 
     def _forget_cohort(self) -> None:
-        """Nobody needs to be told apart from those who decode together."""
+        """No request has to leave those that decode together."""
         self._prompts.clear()
         self._joining.clear()
 

@@ -25,7 +25,7 @@ class StepPlan:
     model needs; `grants` gives them all.
 
     decodes:         requests granted one token each, with all earlier tokens computed; and what they draft beside it
-    draft_depths:    how deep each of `decodes` drafts, in their order (0: it only decodes); empty if nobody drafts.
+    draft_depths:    how deep each of `decodes` drafts, in their order (0: it only decodes); empty without drafts.
                      Pipelined drafters work on what comes after all `decodes` of a plan with depths, of 0, too
     num_draft_tokens: drafted tokens that the step verifies, over all `decodes`: all nodes of a tree (`Speculation`)
     decode_context:  sum over `decodes` of the tokens in their KV, the new one included, drafted ones not

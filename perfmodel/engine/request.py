@@ -20,7 +20,7 @@ class TokenTimes:
     """What a `TokenWatch` knows of a request, in ticks.
 
     first_at:    when its first token came
-    pace:        what its reader takes for a token; None: nobody reads
+    pace:        what its reader takes for a token; None: without a reader
     num_tokens:  tokens that are accounted for
     reader_wait: how long its reader has waited in all
     longest_gap: between two of its tokens

@@ -107,7 +107,7 @@ class Scheduler:
         self._may_admit = True
 
     def can_reserve(self, request: Request, num_spared: int = 0) -> bool:
-        """Whether nobody waits, and blocks for the transferred KV of `request` are free beside `num_spared` others."""
+        """Whether no request waits, and blocks for transferred KV of `request` are free beside `num_spared` more."""
         wanted = self._reservations.num_tokens(request, request.num_tokens)
         return not self._waiting and self.blocks.num_needed(request, wanted) + num_spared <= self.blocks.num_free
 
@@ -173,7 +173,7 @@ class Scheduler:
     # ---------------------------------------------------------------- planning
 
     def plan(self, now: int, admits: bool = True) -> StepPlan:
-        """The next step at time `now`; an empty plan when nothing can run. Without `admits`, nobody is let in."""
+        """The next step at time `now`; an empty plan when nothing can run. Without `admits`, no request is admitted."""
         plan, budget = StepPlan(self._next_index), self._budget
         if not (self._running.has_ready or self._waiting or self._transferred):
             return plan

@@ -10,7 +10,7 @@ device's; a request that arrives during step N is first seen when N+1 starts and
 With speculation nothing is planned ahead: what a step may compute depends on how many drafted tokens were right.
 
 On p pipeline stages up to p plans are under way, as in vLLM's `step_with_batch_queue`: the driver calls `start_step`
-until it returns None, because the queue is full or nobody can be granted anything, then waits for the oldest plan's
+until it returns None, because the queue is full or no request can be granted tokens, then waits for the oldest plan's
 end, finishes it, and asks again. What arrives in between is looked at then. Nothing else is planned ahead.
 """
 

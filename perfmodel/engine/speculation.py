@@ -2,8 +2,8 @@
 
 A step verifies, beside the newest token of each request, the tokens drafted after it. `StepPlan.draft_depths` says how
 deep each request drafts, `nodes` how many tokens those are: a chain has one at each depth, a tree several. What was
-right is told by `Outcome.num_accepted`, for each request of `decodes`: between 0 and its depth. The request then has 1
-token more than that, and the rest was computed in vain: its counts never advanced, its blocks are kept for what comes.
+right is in `Outcome.num_accepted`, for each request of `decodes`: between 0 and its depth. The request then has 1
+token more than that, and the rest was wasted: its counts never advanced, its blocks are kept for what comes.
 
 No request drafts past its end: a request that lacks n tokens drafts at most n - 1 deep, since one token comes in any
 case. Nor does it draft more than the token budget of the step leaves it.
@@ -63,7 +63,7 @@ class Speculation:
 
 
 class AcceptanceEstimate:
-    """The share of judged tokens that were right lately: older ones fade over some `_MEMORY` judged tokens.
+    """Recent acceptance rate: the share of judged tokens that were right, fading over some `_MEMORY` judged tokens.
 
     A token is judged when all before it were right. Where nothing is drafted for lack of promise, nothing would ever be
     judged again: then the estimate goes back, slowly, to where it began.

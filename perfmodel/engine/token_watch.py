@@ -5,7 +5,7 @@ ticks for each. Token k (from 0), at the time T_k, is read in time if T_k <= T_0
 T_k - T_0 - k pace, and a reader who goes on as soon as there is something to read has waited, in all, the most of
 these (as in playing a video: each further wait is what the lateness grows beyond the most so far).
 
-Requests that decode together get a token each in every step (`DecodeCohort`), so nobody looks at single requests: at
+Requests that decode together get a token each in every step (`DecodeCohort`), so single requests are not looked at: at
 the cohort's age a, with the time T, a member is late by (T - a pace) and a constant of its own. The most of that line
 since the member joined is looked up when it leaves, in a stack of falling values. A leap adds two entries. Steps cost
 what changes, here too; without a watch they cost nothing.
@@ -26,7 +26,7 @@ _NONE = -(2**62)
 class TokenWatch:
     """Watches the requests of one engine.
 
-    pace_of: ticks that the reader of a request takes for a token; None: nobody reads it
+    pace_of: ticks that the reader of a request takes for a token; None: without a reader
     """
 
     def __init__(self, pace_of: Callable[[Request], int | None]) -> None:
@@ -111,7 +111,7 @@ class _MostSince:
         self._most_kept = _FEWEST_KEPT
 
     def add(self, age: int, value: int, oldest: int) -> None:
-        """`oldest`: nobody will ask for an age below."""
+        """`oldest`: no age below is asked for any more."""
         ages, values = self._ages, self._values
         while values and values[-1] <= value:
             ages.pop()

@@ -1,7 +1,7 @@
 """Blocks of a file that another room answers: what `plan:` or `published:` of a scenario may hold is theirs to say.
 
 A room's class is registered by the name of the block (`perfmodel/__init__.py` does, above all rooms) and loaded when a
-file has the block. A key that nobody registered, and an unknown key inside a block, are refused like any other.
+file has the block. A key that is not registered, and an unknown key inside a block, are refused like any other.
 """
 
 __all__ = ["Block", "block_as", "block_class", "complete_blocks", "register_block"]

@@ -49,6 +49,8 @@ def all_to_all(
 
     kernel:   "dispatch" or "combine", where engines have one of their own for it
     exchange: what of it goes to which experts
+
+    payload_bytes: S, of all that a rank sends; ranks: that talk to each other; name: of the operator
     """
     return _collective(name, "all_to_all", payload_bytes, ranks, kernel, exchange)
 

@@ -42,6 +42,8 @@ def rms_norm(
     (4 n d b, 5 n d FLOPs). `is_fused=False`: one kernel per operator of PyTorch's expression, each reading and writing
     its tensor: n d (2 b + 5 * 4), and n d (2 b + 2 * 4) more for the casts to fp32 and back; the `num_tensors` that
     share the `size` elements one after another. Source: identity; Hugging Face's LlamaRMSNorm for the operators.
+
+    name: of the operator; num_tokens n, size d: rows, and elements of a row; element_bytes b: of one, in bytes
     """
     elements = num_tokens * size
     casts = element_bytes != FP32_BYTES
@@ -62,7 +64,10 @@ def rms_norm(
 
 
 def residual_add(name: str, num_tokens: float, size: int, element_bytes: float) -> Work:
-    """x + y: n d FLOPs, 3 n d b bytes. Source: identity."""
+    """x + y: n d FLOPs, 3 n d b bytes. Source: identity.
+
+    name: of the operator; num_tokens n, size d: rows, and elements of a row; element_bytes b: of one, in bytes
+    """
     elements = num_tokens * size
     return Work(
         name,
@@ -85,6 +90,8 @@ def activation(
                plain 2 n s b; relu2 unfused 4 n s b in two (the square is a kernel of its own)
 
     FLOPs per element depend on the function and never matter. Source: Shazeer 2020 (GLU variants); identity.
+
+    num_tokens n: rows; element_bytes b: of an element, in bytes; is_gated: multiplied with u; is_fused: in one kernel
     """
     elements = num_tokens * size
     kernels = 1 if is_fused else 1 + is_gated + (function == "relu2")
@@ -100,7 +107,10 @@ def activation(
 
 
 def gate(name: str, num_tokens: float, size: int, element_bytes: float, *, is_fused: bool = True) -> Work:
-    """x * sigmoid(g) over `size` elements per token: 3 n s b bytes; unfused 5 n s b, 2 kernels. Source: identity."""
+    """x * sigmoid(g) over `size` elements per token: 3 n s b bytes; unfused 5 n s b, 2 kernels. Source: identity.
+
+    name: of the operator; num_tokens n: rows; element_bytes b: of an element, in bytes; is_fused: in one kernel
+    """
     elements = num_tokens * size
     return Work(
         name,
@@ -124,6 +134,8 @@ def rope(num_tokens: float, num_elements: int, element_bytes: float, *, is_fused
     `is_fused=False`: PyTorch's expression x cos + rotate_half(x) sin, operator by operator: 10 n e b in 10 kernels. Its
     work goes by another name, since no measured attention kernel contains it. Source: Su et al. 2021, eq. 34; Hugging
     Face's apply_rotary_pos_emb for the operators.
+
+    num_tokens n: rows; element_bytes b: of an element, in bytes
     """
     elements = num_tokens * num_elements
     return Work(
@@ -142,6 +154,9 @@ def embedding(num_tokens: float, hidden_size: int, element_bytes: float, *, num_
     Rows that repeat within a step are counted each time; only the touched rows move, never the table. Under tensor
     parallelism each rank owns a slice of the vocabulary, gathers its rows and writes zeros elsewhere, so the traffic
     is counted in full. Source: identity.
+
+    num_tokens n, hidden_size d: rows gathered, and elements of one; element_bytes b: of an element, in bytes
+    num_tables t: that a row is read of
     """
     row_bytes = hidden_size * element_bytes
     return Work(
@@ -161,6 +176,8 @@ def kv_write(
 
     `is_fused=False`: an indexed copy of K and one of V, which no measured attention kernel contains (hence another
     name). Source: identity.
+
+    num_tokens n: new ones; element_bytes b, kv_element_bytes b_kv: of an element before and in the cache, in bytes
     """
     elements = num_tokens * num_elements
     return Work(
@@ -180,6 +197,8 @@ def kv_concat(name: str, num_calls: int, cached_bytes: float, new_elements: floa
 
     in a kernel for K and one for V. num_calls: sequences that decode together lie in one tensor, prompts in one each;
     sizes: b and b_kv. Source: identity; Hugging Face's DynamicCache.
+
+    name: of the operator; cached_bytes C: of the cache after the step; new_elements n: that enter it
     """
     element_bytes, kv_element_bytes = sizes
     return Work(
@@ -204,6 +223,8 @@ def sample(num_samples: float, vocab_size: int, method: str = "greedy", bytes_pe
     """One token for each of `num_samples` rows of `vocab_size` logits: B V x bytes, of the method unless given.
 
     Every tensor-parallel rank holds the gathered logits and samples for itself. Source: BYTES_PER_LOGIT.
+
+    bytes_per_logit: HBM traffic in bytes; None: that of the method
 
     Raises SpecError for a method that is none of perfmodel.models.spec.SamplingMethod.
     """

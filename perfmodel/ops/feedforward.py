@@ -34,7 +34,12 @@ def mlp_nodes(
     prefix: str = "",
     ranks: tuple[int | None, int | None] = (None, None),
 ) -> list[OperatorNode]:
-    """A dense feed-forward block of `width` intermediate elements on this device; `ranks`: of its two halves."""
+    """A dense feed-forward block of `width` intermediate elements on this device; `ranks`: of its two halves.
+
+    context:   of the layer; component: whose number format it has (a name in `COMPONENTS`)
+    is_gated, function: as in `activation`; has_bias: of the up projection
+    prefix:    of the operators' names
+    """
     form, hidden, size = context.format(component), context.hidden, context.element_bytes
     if is_gated:
         ups = {"gate_up_proj": 2 * width} if context.is_fused else {"gate_proj": width, "up_proj": width}

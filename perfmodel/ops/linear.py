@@ -39,6 +39,8 @@ def gemm(name: str, m: float, n: int, k: int, form: LinearFormat, *, has_bias: b
 
     with w, a, o the bytes of a weight, an input and an output element. Source: identity, each operand moved once.
     Nothing is launched for m = 0.
+
+    name: of the operator; form: how weights and inputs are stored and multiplied; has_bias: n outputs more are read
     """
     if m == 0:
         return Work(name, "gemm", rate=form.rate, num_kernels=0)
@@ -60,7 +62,10 @@ _SUM_BYTES = 4.0  # of a 32-bit sum of INT8 products
 
 
 def outlier_nodes(name: str, num_in: int, width: int, form: LinearFormat) -> list[OperatorNode]:
-    """What comes beside the product `name` of `width` outputs; nothing without outliers."""
+    """What comes beside the product `name` of `width` outputs; nothing without outliers.
+
+    num_in: k, columns of the input; form: with its share of outliers
+    """
     if not form.outlier_share:
         return []
     size = form.output_bytes
@@ -93,6 +98,8 @@ def linear_nodes(
 
     With a `rank` r the inputs are multiplied once to r columns (named `thin`, else after the layer), and those to each
     output: 2 T r (in + out) FLOPs, r (in + out) weights, one kernel more and 2 T r elements that go out and back in.
+
+    form: of the weights and inputs; has_bias: of the last multiplication
     """
     nodes = []
     if rank is not None:

@@ -76,7 +76,7 @@ class LayerContext:
 
     @property
     def kv_element_bytes(self) -> float:
-        """Of the oldest tokens, which may take less than newer ones (`kv_surplus`)."""
+        """Bytes of a cached element of the oldest tokens, which may take less than newer ones (`kv_surplus`)."""
         quantization = self.model.quantization
         return kv_element_bytes(quantization.kv_cache or self.model.dtype, quantization.kv_group_size)
 

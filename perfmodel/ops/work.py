@@ -121,7 +121,10 @@ def _within(context: int, num_seqs: int, span: int) -> int:
 
 
 def decode_shape(num_seqs: int, context: int, spans: tuple[int, ...] = (), queries: int = 1) -> BatchShape:
-    """The shape of a decode step of `num_seqs` sequences with `context` tokens each, of which `queries` are new."""
+    """The shape of a decode step of `num_seqs` sequences with `context` tokens each, of which `queries` are new.
+
+    spans: of attention, in tokens, where the model limits them (`ModelSpec.attention_spans`)
+    """
     return BatchShape(
         num_tokens=num_seqs * queries,
         num_samples=num_seqs * queries,

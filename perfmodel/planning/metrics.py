@@ -1,7 +1,7 @@
 """Every number that an answer can have: its key, what it is called, its unit, its digits, and which way is better.
 
 Tables, plots, studies, what-ifs, plans and comparisons take their labels from here, so a metric has one name. Keys of
-runs are those of vLLM's `bench serve`; which keys a figure can have that somebody published depends on its basis.
+runs are those of vLLM's `bench serve`; which keys a published figure can have depends on its basis.
 """
 
 __all__ = [

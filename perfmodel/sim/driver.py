@@ -21,7 +21,7 @@ from perfmodel.sim.records.notes import run_notes
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.records.summary import summarize
 from perfmodel.sim.records.totals import device_totals
-from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient, Server
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.scenario import Scenario
@@ -108,7 +108,7 @@ def _serve(
     client: OpenLoopClient | ClosedLoopClient
     report_every = max((workload.num_requests or 10_000) // 100, 1)
 
-    def on_finished(replica: Replica, request: Request) -> None:
+    def on_finished(replica: EngineRank, request: Request) -> None:
         collector.add_request(request, replica.index)
         client.on_finished(request)
         if progress is not None and collector.num_finished % report_every == 0:
@@ -118,7 +118,7 @@ def _serve(
         collector.add_lost(lost)
         client.on_finished(lost.request)
 
-    def on_step(replica: Replica, record: StepRecord) -> None:
+    def on_step(replica: EngineRank, record: StepRecord) -> None:
         collector.add_step(record, replica.index)
         gaps = replica.loop.scheduler.irregular_gaps
         while gaps:

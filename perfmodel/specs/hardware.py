@@ -154,7 +154,7 @@ class HardwareSpec(Spec):
 
     @property
     def network_link(self) -> Link:
-        """A device's share of what joins nodes: see `NetworkSpec`. Raises ValueError for a link nobody describes."""
+        """A device's share of what joins nodes: see `NetworkSpec`. Raises ValueError for an unknown link."""
         return (self.network or NetworkSpec()).share_of(self)
 
     @property

@@ -126,7 +126,7 @@ class GivenLink(Spec):
     latency_s: Seconds | None = Field(default=None, ge=0)
 
     def link_of(self, hardware: LinkedDevice) -> Link:
-        """The link as a device of `hardware` has it. Raises ValueError for one that nobody describes."""
+        """The link as a device of `hardware` has it. Raises ValueError for an unknown one."""
         declared = hardware.scale_up_link if self.link is None else hardware.link(self.link) or find_network(self.link)
         if declared is None and self.bandwidth_bytes_per_s is None:
             known = ", ".join(link.name for link in hardware.links) or "none"
@@ -146,7 +146,7 @@ class GivenLink(Spec):
 
 DEFAULT_NETWORK = "infiniband-ndr"  # assumed if nothing is said: what a DGX H100, H200 or B200 has, a port per GPU
 _SCALE_OUT = "scale_out"  # the name of a link between nodes in a hardware file
-_LATENCY_S = 5e-6  # of a network that nobody gave one for: that of the files with RDMA
+_LATENCY_S = 5e-6  # of a network given without one: that of the files with RDMA
 
 
 class NetworkSpec(GivenLink):
@@ -164,7 +164,7 @@ class NetworkSpec(GivenLink):
     nics_per_node: PositiveInt | None = None
 
     def is_assumed(self, hardware: LinkedDevice) -> bool:
-        """Whether nobody said what joins nodes of `hardware`."""
+        """Whether the network between nodes of `hardware` is assumed."""
         is_given = self.link is not None or self.bandwidth_bytes_per_s is not None
         return not is_given and hardware.link(_SCALE_OUT) is None
 

@@ -32,7 +32,7 @@ class PoolSpec(Spec):
                 without a name a unified pool with a share is a deployment of its own, all others are one
     model:    another model, or another version of it, for a `share` of the requests; the scenario's unless given
     share:    of the requests, by a hash of their numbers; else the router chooses among all pools without one
-    shadow:   its `share` are copies: nobody waits for the answers, and nothing but its costs is counted
+    shadow:   its `share` are copies: the answers are discarded, and nothing but its cost is counted
     engine:   in a file, what differs from the scenario's `engine`; here, all of it
     hardware: the scenario's, unless given
     router:   how requests are shared out over the pool's replicas; the cluster's, unless given

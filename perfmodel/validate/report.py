@@ -20,13 +20,13 @@ class ValidationReport(Printable):
     metrics:       metric -> errors over all rows
     by:            group -> metric -> errors over the group's rows
     worst:         the rows with the largest errors, with metric, row, predicted, measured, error and, where parts of
-                   a prediction can be told apart, breakdown (see `perfmodel.validate.breakdown`)
+                   a prediction can be separated, breakdown (see `perfmodel.validate.breakdown`)
     notes:         sentences a reader needs beside the figures
     comparisons:   the rows themselves, for a written report; not part of the document
     provenance:    what predictions came from
-    about:         what was compared, and what of it the calibrations were fitted to, in words
+    about:         what was compared, and what of it the calibrations were fitted to, as text
     figures:       every row by itself (id, technique, metric, unit, predicted, published, ratio, source, reason), where
-                   rows are single figures that somebody published
+                   rows are single published figures
     techniques:  every technique by itself (technique, file, page, metric, speedups simulated and executed, their
                  quotient, and the bias of single steps with and without it)
     """

@@ -20,7 +20,7 @@ from perfmodel.validate.breakdown import why
 
 @dataclass(frozen=True)
 class TypicalSteps:
-    """label: the decode step in words; prefill_s: of all steps of one prompt; front_end_s: the server's part."""
+    """label: the decode step as text; prefill_s: of all steps of one prompt; front_end_s: the server's part."""
 
     label: str
     decode: StepEstimate

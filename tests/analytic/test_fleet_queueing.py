@@ -18,7 +18,7 @@ from perfmodel.sim.driver import simulate
 from perfmodel.sim.fleet.gateway import Gateway
 from perfmodel.sim.fleet.routing.router import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
-from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import OpenLoopClient
 from perfmodel.specs import load_scenario
 from perfmodel.specs.cluster import GatewaySpec
@@ -30,9 +30,9 @@ def waits(num_replicas: int, router: str, rho: float, count: int, draws: Iterato
     """Waits of `count` Poisson requests, in order of finishing, the first tenth left out."""
     env, finished, backend = TickEnvironment(), [], OneStepBackend(draws)
 
-    def replica(index: int) -> Replica:
+    def replica(index: int) -> EngineRank:
         loop = ServeLoop(Scheduler(SchedulerConfig(max_num_seqs=1), KVBlockManager(8, 16)), False)
-        return Replica(Lockstep(env, backend), index, loop, lambda _, r: finished.append(r), lambda _, record: None)
+        return EngineRank(Lockstep(env, backend), index, loop, lambda _, r: finished.append(r), lambda _, record: None)
 
     route = ROUTERS[router]([replica(i) for i in range(num_replicas)], seed)
     OpenLoopClient(env, poisson(num_replicas * rho / SERVICE, count, seed), route)
@@ -88,14 +88,14 @@ def test_a_gateway_that_admits_as_many_as_there_are_servers_is_erlangs_system(ma
     env, finished, lost = TickEnvironment(), [], []
     backend = OneStepBackend(exponential(15))
 
-    def on_finished(_: Replica, request: Request) -> None:
+    def on_finished(_: EngineRank, request: Request) -> None:
         gateway.answer(request)
         gateway.look_again()
         finished.append(request)
 
-    def replica(index: int) -> Replica:
+    def replica(index: int) -> EngineRank:
         loop = ServeLoop(Scheduler(SchedulerConfig(max_num_seqs=1), KVBlockManager(8, 16)), False)
-        return Replica(Lockstep(env, backend), index, loop, on_finished, lambda _, record: None)
+        return EngineRank(Lockstep(env, backend), index, loop, on_finished, lambda _, record: None)
 
     route = ROUTERS["least_outstanding"]([replica(i) for i in range(servers)])
     spec = GatewaySpec(max_outstanding=servers, max_queue=max_queue)
@@ -173,7 +173,7 @@ def test_a_step_as_long_as_its_batch_shares_the_processor(
     env, finished, backend = TickEnvironment(), [], SharingBackend(per_token)
     loop = ServeLoop(Scheduler(config, KVBlockManager(100_000, 16)), False)
     clock = Lockstep(env, backend, leaper=backend)
-    replica = Replica(clock, 0, loop, lambda _, r: finished.append(r), lambda _, record: None)
+    replica = EngineRank(clock, 0, loop, lambda _, r: finished.append(r), lambda _, record: None)
     requests = (Request(i, t, 1, n) for i, (t, n) in enumerate(zip(ticks.tolist(), tokens.tolist(), strict=True)))
     OpenLoopClient(env, requests, lambda _: replica)
     env.run()

@@ -15,7 +15,7 @@ from perfmodel.sim import simulate
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.pipeline import Pipeline
-from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import OpenLoopClient
 from perfmodel.specs import load_scenario
 from workloads import Case, duration_of, pipelined_cases, serve_in_stages, stages_of
@@ -46,7 +46,7 @@ def serve(
     case = Case(config, 10_000, False, True, ())
     env, records, finished = TickEnvironment(), [], []
     clock = Pipeline(env, backend)
-    replica = Replica(
+    replica = EngineRank(
         clock, 0, case.loop(), lambda _, request: finished.append(request), lambda _, record: records.append(record)
     )
     OpenLoopClient(env, iter(requests), lambda request: replica)
@@ -110,10 +110,12 @@ def on_the_clock(case: Case, is_pipeline: bool) -> list[tuple[int, ...]]:
     env, rows = TickEnvironment(), []
     clock = Pipeline(env, Backend()) if is_pipeline else Lockstep(env, Backend())
 
-    def on_finished(_: Replica, request: Request) -> None:
+    def on_finished(_: EngineRank, request: Request) -> None:
         rows.append((request.request_id, request.first_token_at or 0, request.finished_at or 0))
 
-    replica = Replica(clock, 0, case.loop(), on_finished, lambda replica, _: replica.loop.scheduler.check_integrity())
+    replica = EngineRank(
+        clock, 0, case.loop(), on_finished, lambda replica, _: replica.loop.scheduler.check_integrity()
+    )
     OpenLoopClient(env, iter(case.requests()), lambda request: replica)
     env.run()
     return sorted(rows)

@@ -23,7 +23,7 @@ from perfmodel.engine import (
 from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment
 from perfmodel.sim.fleet.routing.router import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
-from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import OpenLoopClient
 
 SERVICE = TICKS_PER_S // 100  # mean service time, 10 ms
@@ -54,7 +54,7 @@ def serve(
     config = SchedulerConfig(max_num_seqs=1)
     loop = ServeLoop(Scheduler(config, KVBlockManager(8, 16)), is_async)
     lockstep = Lockstep(env, OneStepBackend(draws))
-    replica = Replica(lockstep, 0, loop, lambda _, r: finished.append(r), lambda _, s: records.append(s))
+    replica = EngineRank(lockstep, 0, loop, lambda _, r: finished.append(r), lambda _, s: records.append(s))
     OpenLoopClient(env, requests, ROUTERS["round_robin"]([replica]))
     env.run()
     return finished, records
@@ -113,7 +113,7 @@ def test_a_request_that_arrives_during_step_n_runs_in_n_plus_2_when_scheduled_as
     for is_async in (False, True):
         env, finished = TickEnvironment(), []
         loop = ServeLoop(Scheduler(SchedulerConfig(), KVBlockManager(100, 16)), is_async)
-        replica = Replica(
+        replica = EngineRank(
             Lockstep(env, OneStepBackend(constant())),
             0,
             loop,

@@ -17,7 +17,7 @@ from perfmodel.sim.fleet.disaggregation.kv_transfer import TransferCost
 from perfmodel.sim.fleet.disaggregation.server import DisaggregatedServer
 from perfmodel.sim.fleet.pool import FleetRouter
 from perfmodel.sim.replica.lockstep import Lockstep
-from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.replica.replica import EngineRank, Replica
 from perfmodel.sim.traffic.clients import OpenLoopClient
 from perfmodel.specs import load_scenario
 
@@ -39,16 +39,16 @@ def tandem(
     """
     env, done = TickEnvironment(), list[Request]()
 
-    def replica(index: int, draws: Iterator[int], is_prefill: bool) -> Replica:
+    def replica(index: int, draws: Iterator[int], is_prefill: bool) -> EngineRank:
         blocks = KVBlockManager(num_blocks if is_prefill else 2 * num_blocks, 1)
         loop = ServeLoop(Scheduler(SchedulerConfig(max_num_seqs=1, block_size=1), blocks), False)
         clock = Lockstep(env, OneStepBackend(draws))
         if is_prefill:
-            return Replica(clock, index, loop, lambda r, q: server.on_prefilled(r, q), lambda r, _: None)
-        return Replica(clock, index, loop, lambda r, q: server.on_decoded(r, q), lambda r, _: server.fetch(r))
+            return EngineRank(clock, index, loop, lambda r, q: server.on_prefilled(r, q), lambda r, _: None)
+        return EngineRank(clock, index, loop, lambda r, q: server.on_decoded(r, q), lambda r, _: server.fetch(r))
 
-    first = FleetRouter("round_robin", [(replica(0, prefill, True),)])
-    second = FleetRouter("random", [(replica(1 + i, decode, False),) for i in range(num_decode)])
+    first = FleetRouter("round_robin", [Replica([replica(0, prefill, True)])])
+    second = FleetRouter("random", [Replica([replica(1 + i, decode, False)]) for i in range(num_decode)])
     server = DisaggregatedServer(env, first, second, lambda *_: FREE, lambda _, request: done.append(request))
     ticks = np.asarray(arrivals).astype(np.int64).tolist()
     OpenLoopClient(env, (Request(i, tick, 1, 2) for i, tick in enumerate(ticks)), lambda _: server)

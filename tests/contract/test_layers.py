@@ -134,7 +134,7 @@ def edges(module, names, *, lazily):
     return (found & names) - {module.name}
 
 
-@pytest.mark.parametrize("lazily", [False])
+@pytest.mark.parametrize("lazily", [False, True])
 def test_no_import_cycles(modules, lazily):
     """Within and across rooms; an import that waits in a function, or for a type checker, ties a knot as well."""
     names = {module.name for module in modules}

@@ -15,7 +15,7 @@ from perfmodel.engine import Outcome, Request, ServeLoop, StepPlan
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.fleet.routing.router import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
-from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient
 from perfmodel_executors import driver as executed
 from workloads import Case, cases, judged, speculating_cases
@@ -45,11 +45,11 @@ def run_simulated(case: Case, seed: int, concurrency: int | None) -> tuple[list[
     env, backend, finished = TickEnvironment(), RecordingBackend(case, seed), []
     client: OpenLoopClient | ClosedLoopClient
 
-    def on_finished(_: Replica, request: Request) -> None:
+    def on_finished(_: EngineRank, request: Request) -> None:
         finished.append(request)
         client.on_finished(request)
 
-    replica = Replica(Lockstep(env, backend), 0, case.loop(), on_finished, lambda _, record: None)
+    replica = EngineRank(Lockstep(env, backend), 0, case.loop(), on_finished, lambda _, record: None)
     route = ROUTERS["round_robin"]([replica])
     requests = iter(case.requests())
     if concurrency is None:

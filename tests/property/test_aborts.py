@@ -11,7 +11,7 @@ from perfmodel.engine import Request, RequestStatus, SchedulerConfig, StepPlan, 
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.pipeline import Pipeline
-from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import OpenLoopClient
 from workloads import (
     BLOCK_SIZE,
@@ -89,10 +89,10 @@ def run(
     env, rows, gone = TickEnvironment(), [], []
     requests = case.requests()
 
-    def on_finished(_: Replica, r: Request) -> None:
+    def on_finished(_: EngineRank, r: Request) -> None:
         rows.append((r.request_id, r.first_scheduled_at, r.first_token_at, r.finished_at, r.num_preemptions))
 
-    def on_step(replica: Replica, _: StepRecord) -> None:
+    def on_step(replica: EngineRank, _: StepRecord) -> None:
         replica.loop.scheduler.check_integrity()
 
     def give_up(request: Request) -> None:
@@ -103,7 +103,7 @@ def run(
     clock = Lockstep(env, backend, backend if can_leap else None)
     if has_stages:
         clock = Pipeline(env, ScriptedStages(case.config.pipeline_parallel_size))
-    replica = Replica(clock, 0, case.loop(), on_finished, on_step)
+    replica = EngineRank(clock, 0, case.loop(), on_finished, on_step)
     for number, after in aborts:
         request = requests[number % len(requests)]
         Alarm(env, request.arrival + after, lambda _, r=request: give_up(r), ARRIVAL_PRIORITY)  # type: ignore[misc]

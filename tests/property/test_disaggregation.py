@@ -14,7 +14,7 @@ from perfmodel.sim.fleet.disaggregation.server import DisaggregatedServer
 from perfmodel.sim.fleet.pool import FleetRouter
 from perfmodel.sim.fleet.routing.router import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
-from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.replica.replica import EngineRank, Replica
 from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient
 from workloads import BLOCK_SIZE, MAX_MODEL_LEN, Case, cases
 
@@ -43,31 +43,35 @@ def serve(
     env, done = TickEnvironment(), []
     client: OpenLoopClient | ClosedLoopClient
 
-    def on_finished(_: Replica, request: Request) -> None:
+    def on_finished(_: EngineRank, request: Request) -> None:
         done.append(request)
         client.on_finished(request)
 
-    def checked(replica: Replica, _: StepRecord) -> None:
+    def checked(replica: EngineRank, _: StepRecord) -> None:
         replica.loop.scheduler.check_integrity()
 
-    def on_decode_step(replica: Replica, record: StepRecord) -> None:
+    def on_decode_step(replica: EngineRank, record: StepRecord) -> None:
         server.fetch(replica)
         checked(replica, record)
 
-    def on_prefilled(replica: Replica, request: Request) -> None:
+    def on_prefilled(replica: EngineRank, request: Request) -> None:
         server.on_prefilled(replica, request)
 
-    def on_decoded(replica: Replica, request: Request) -> None:
+    def on_decoded(replica: EngineRank, request: Request) -> None:
         server.on_decoded(replica, request)
 
     backend = ScriptedBackend()
     clocks = [Lockstep(env, backend, backend if leaps else None) for _ in range(sum(counts))]
-    sources = [Replica(clock, i, prefill.loop(), on_prefilled, checked) for i, clock in enumerate(clocks[: counts[0]])]
+    sources = [
+        EngineRank(clock, i, prefill.loop(), on_prefilled, checked) for i, clock in enumerate(clocks[: counts[0]])
+    ]
     targets = [
-        Replica(clock, i, decode.loop(), on_decoded, on_decode_step)
+        EngineRank(clock, i, decode.loop(), on_decoded, on_decode_step)
         for i, clock in enumerate(clocks[counts[0] :], counts[0])
     ]
-    to_prefill, to_decode = (FleetRouter(router, [(engine,) for engine in engines]) for engines in (sources, targets))
+    to_prefill, to_decode = (
+        FleetRouter(router, [Replica([engine]) for engine in engines]) for engines in (sources, targets)
+    )
     server = DisaggregatedServer(env, to_prefill, to_decode, lambda source, target: link.cost, on_finished)
     requests = prefill.requests()
     if concurrency is None:

@@ -17,7 +17,7 @@ from perfmodel.sim.fleet.gateway import Gateway, LostRequest
 from perfmodel.sim.fleet.pool import FleetRouter
 from perfmodel.sim.fleet.routing.router import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
-from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.replica.replica import EngineRank, Replica
 from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient
 from perfmodel.specs.cluster import GatewaySpec, RateLimit, Retries
 from workloads import BLOCK_SIZE, Case, cases
@@ -67,7 +67,7 @@ def serve(
     env, ended, backend = TickEnvironment(), Ended(), ScriptedBackend()
     client: Any = None
 
-    def on_finished(_: Replica, request: Request) -> None:
+    def on_finished(_: EngineRank, request: Request) -> None:
         if gateway.answer(request):
             ended.done.append((request.request_id, request.first_token_at, request.finished_at))
             client.on_finished(request)
@@ -77,37 +77,39 @@ def serve(
         ended.lost.append((lost.request.request_id, lost.fate, lost.at))
         client.on_finished(lost.request)
 
-    def on_step(replica: Replica, _: StepRecord) -> None:
+    def on_step(replica: EngineRank, _: StepRecord) -> None:
         if server is not None:
             server.fetch(replica)
         replica.loop.scheduler.check_integrity()
 
-    def on_prefilled(replica: Replica, request: Request) -> None:
+    def on_prefilled(replica: EngineRank, request: Request) -> None:
         assert server is not None
         server.on_prefilled(replica, request)
 
-    def on_decoded(replica: Replica, request: Request) -> None:
+    def on_decoded(replica: EngineRank, request: Request) -> None:
         on_finished(replica, request) if server is None else server.on_decoded(replica, request)
 
     num_prefill, _ = counts
     clocks = [Lockstep(env, backend, backend if can_leap else None) for _ in range(sum(counts))]
     first = [
-        Replica(clock, i, case.loop(), on_prefilled, lambda _, r: None) for i, clock in enumerate(clocks[:num_prefill])
+        EngineRank(clock, i, case.loop(), on_prefilled, lambda _, r: None)
+        for i, clock in enumerate(clocks[:num_prefill])
     ]
     second = [
-        Replica(clock, i, case.loop(), on_decoded, on_step) for i, clock in enumerate(clocks[num_prefill:], num_prefill)
+        EngineRank(clock, i, case.loop(), on_decoded, on_step)
+        for i, clock in enumerate(clocks[num_prefill:], num_prefill)
     ]
     decode = ROUTERS["least_outstanding"](second)
     server: DisaggregatedServer | None = None
     if first:
         cost = TransferCost(30 * TICK, 1.0, wires.per_token * TICK, 0.0, 1.0, BLOCK_SIZE, num_layers=4)
-        to_prefill = FleetRouter("random", [(replica,) for replica in first])
-        to_decode = FleetRouter("least_outstanding", [(replica,) for replica in second])
+        to_prefill = FleetRouter("random", [Replica([replica]) for replica in first])
+        to_decode = FleetRouter("least_outstanding", [Replica([replica]) for replica in second])
         transfers = KvTransfers(env, wires.is_layerwise, Fabric(env, 1 / TICK) if wires.is_shared else None)
         server = DisaggregatedServer(env, to_prefill, to_decode, lambda a, b: cost, on_finished, transfers=transfers)
     gateway = Gateway(env, spec, 7, (lambda _: server) if server is not None else decode, on_lost)
 
-    def lose(replica: Replica) -> None:
+    def lose(replica: EngineRank) -> None:
         gateway.fail(gateway.outstanding_at([replica]) if server is None else server.fail([replica]))
         replica.loop.scheduler.blocks.forget_all()  # raises if a request still holds one
 

@@ -11,7 +11,7 @@ from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.fleet.routing.router import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.prompt_balance import PromptBalance
-from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient
 from workloads import Case, cases, duration_of, serve_stepwise
 
@@ -73,7 +73,7 @@ def run(
     env, rows, records = TickEnvironment(), [], []
     client: OpenLoopClient | ClosedLoopClient
 
-    def on_finished(replica: Replica, r: Request) -> None:
+    def on_finished(replica: EngineRank, r: Request) -> None:
         rows.append(
             (
                 *(r.request_id, r.arrival, r.first_scheduled_at, r.first_token_at, r.finished_at),
@@ -83,7 +83,7 @@ def run(
         )
         client.on_finished(r)
 
-    def on_step(replica: Replica, record: StepRecord) -> None:
+    def on_step(replica: EngineRank, record: StepRecord) -> None:
         records.append(record)
         replica.loop.scheduler.check_integrity()
 
@@ -95,7 +95,7 @@ def run(
     ]
     if in_lockstep:
         locksteps *= num_replicas
-    replicas = [Replica(lockstep, i, case.loop(), on_finished, on_step) for i, lockstep in enumerate(locksteps)]
+    replicas = [EngineRank(lockstep, i, case.loop(), on_finished, on_step) for i, lockstep in enumerate(locksteps)]
     route = ROUTERS["least_outstanding"](replicas)
     requests = iter(case.requests())
     if concurrency is None:

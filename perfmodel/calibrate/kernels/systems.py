@@ -59,7 +59,7 @@ MODULES = {
     "nccl": "collectives",
 }
 
-# Norms, rotations, activations, cache writes of a device whose small kernels nobody timed: between those of the two
+# Norms, rotations, activations, cache writes of a device whose small kernels were not timed: between those of the two
 # cards whose layer profiles were (2.0 and 2.3 us a kernel; activations in L2 at 2.7 and 3.2 times main memory).
 GENERIC_SMALL = FamilyFit(overhead_s=2.2e-6, memory_fraction=0.85, knee=1.0, cached_speedup=3.0)
 

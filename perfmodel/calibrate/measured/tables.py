@@ -31,7 +31,7 @@ TABLES: Mapping[str, tuple[str, dict[str, Size]]] = MappingProxyType(
 )
 _OF_ALL = {"engine_version": "perfmodel", "kernel_source": "triton"}
 _SMALL_RATES = ("vector", "")
-_LEAST_BYTES = 1.0  # of a small kernel: what moves nothing tells nothing of the bandwidth
+_LEAST_BYTES = 1.0  # of a small kernel: what moves nothing says nothing about the bandwidth
 
 
 def kernel_tables(records: Sequence[KernelRecord], system: str) -> list[tuple[KernelTable, list[int]]]:

@@ -1,6 +1,6 @@
 """Recorded offline throughput as scenarios: TensorRT-LLM with all requests sent at once, or one static batch.
 
-Two kinds of tables, told apart by their columns:
+Two kinds of tables, recognised by their columns:
 
     in-flight batching   output tokens/s of a saturated engine, prompts and answers of fixed lengths
     static batches       one batch of `batch_size`, computed from its prompts to its last tokens: output tokens/s, or
@@ -8,7 +8,7 @@ Two kinds of tables, told apart by their columns:
 
 How the engine ran, where the tables do not say: TensorRT-LLM's defaults of that time, up to 2,048 sequences, 8,192
 tokens in a step of in-flight batching (more where a whole prompt beside them needs it), KV in FP8 where weights are.
-How many requests were sent is not told either; they were many enough for a saturated engine, and that is what is
+How many requests were sent is not recorded either; they were many enough for a saturated engine, and that is what is
 simulated. Static batches are those of its C++ session: no server in front.
 """
 
@@ -59,7 +59,7 @@ class OfflineRun:
 
     @property
     def label(self) -> str:
-        """The row in words."""
+        """The row as text."""
         scenario = self.scenario
         weights = scenario.model.quantization.weights or scenario.model.dtype
         batch = "" if self.is_saturated else f", batch {scenario.traffic.num_requests}"

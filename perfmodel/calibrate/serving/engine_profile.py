@@ -26,7 +26,7 @@ PARAMETERS = (
     Parameter("server.out_per_sequence_s", 5e-5, 2e-6, 5e-4),
     Parameter("sampling_bytes_per_logit", 400.0, 20.0, 1500.0),
 )
-_OUT_S = 1e-3  # detokenisation and hand-over of a token: not told apart from `in_s` by these runs
+_OUT_S = 1e-3  # detokenisation and hand-over of a token: these runs do not separate it from `in_s`
 _WEIGHTS = {"e2el_mean": 1.0, "itl_mean": 1.0, "ttft_mean": 0.5}
 _RATE_FACTOR = 1.05
 _SHARE = 0.1  # of each stage's duration: means settle long before
@@ -42,7 +42,7 @@ def fit_engine_profile(
     """The profile of an engine that explains the measured means of `runs` best. Overloaded stages are left out.
 
     A backlog multiplies small errors of capacity; such stages are for judging, not for fitting. Of `begin`, what these
-    runs do not tell is kept.
+    runs do not determine stays.
     """
     mine = [shortened(run, share) for run in runs if run.scenario.engine.profile == begin.engine]
     profile = fit_parameters(
@@ -71,7 +71,7 @@ def step_residuals(runs: Sequence[ServingRun], profile: EngineProfile) -> Residu
 
 
 def starting_profile(profile: EngineProfile) -> EngineProfile:
-    """`profile` with what these runs do not tell apart, and nobody else does."""
+    """`profile` with the values that no runs separate."""
     return with_values(profile, {"server.out_s": _OUT_S})
 
 

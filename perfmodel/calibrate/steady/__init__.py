@@ -1,3 +1,3 @@
-"""Recorded steady states at a fixed concurrency: as scenarios, simulated, and what they tell of an engine."""
+"""Recorded steady states at a fixed concurrency: as scenarios, simulated, and what they say about an engine."""
 
 __all__: list[str] = []

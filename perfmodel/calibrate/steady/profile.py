@@ -1,4 +1,4 @@
-"""Fits what serving at a fixed concurrency tells of an engine: steps with prompts, synchronous hosts, graphs.
+"""Fits what serving at a fixed concurrency determines of an engine: steps with prompts, synchronous hosts, graphs.
 
 Time to first token at low concurrency is the front end and one step with a prompt; time per output token at low
 concurrency is a step's fixed costs, which the kernels' tables have too high where they were timed launch by launch.
@@ -40,7 +40,7 @@ _OF_STEPS = (
 )
 _WEIGHTS = {"tpot": 1.0, "ttft": 0.4}
 _MOST_ROWS = 60
-_MOST_CONCURRENCY = 32  # larger batches take long to simulate and tell of kernels
+_MOST_CONCURRENCY = 32  # larger batches take long to simulate and depend on kernels
 
 
 def fit_steady_profile(
@@ -50,7 +50,7 @@ def fit_steady_profile(
     most_rows: int = _MOST_ROWS,
     progress: Callable[[int, int], None] | None = None,
 ) -> EngineProfile:
-    """The profile of an engine that explains mean TTFT and TPOT of its rows best; of `begin`, the rest is kept."""
+    """The profile of an engine that explains mean TTFT and TPOT of its rows best; the rest is that of `begin`."""
     mine = fitting_rows(rows, begin.engine, most_rows)
     profile = fit_parameters(
         begin,
@@ -81,7 +81,7 @@ def _spread(pair: SteadyStatePair) -> float:
 
 
 def parameters_of(begin: EngineProfile, rows: Sequence[SteadyState]) -> list[Parameter]:
-    """What `rows` can tell of an engine that nothing else has told."""
+    """The parameters of an engine that `rows` determine and nothing else has."""
     parameters = list(_OF_PROMPTS)
     if not all(row.scenario.engine.async_scheduling for row in rows):
         parameters += _HIDDEN

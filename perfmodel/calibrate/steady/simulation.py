@@ -51,7 +51,7 @@ def simulate_steady_states(
     """Predictions of all rows, over the cores of this machine.
 
     profile, generation: instead of the committed ones
-    intervals:           of the rows that can be taken at face value; what is not told of a run has no 80 %
+    intervals:           of the rows that can be taken at face value; what a run does not record has no 80 %
     """
     work = partial(_simulate_row, profile=profile, generation=generation, intervals=intervals)
     return over_cores(work, rows, lambda row: _server(row.scenario), progress)

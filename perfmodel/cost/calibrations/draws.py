@@ -127,8 +127,11 @@ class Uncertainty:
         is_closed_loop: bool = False,
         is_disaggregated: bool = False,
     ) -> "Uncertainty":
-        """is_closed_loop: whether a fixed number of requests is in flight, as in the runs of `tpot_residuals`;
-        is_disaggregated: whether prompts have engines of their own, as in none of them"""
+        """What the residuals of `calibration` and of the engine's `profile` leave open.
+
+        is_closed_loop:   a fixed number of requests is in flight, as in the runs of `tpot_residuals`
+        is_disaggregated: prompts have engines of their own, as in none of them
+        """
         spread = calibration.spread
         if calibration.origin == "datasheet":
             return cls(_DATASHEET_STEPS, _DATASHEET_PROMPTS, _SERVER_TIMES, spread, True)

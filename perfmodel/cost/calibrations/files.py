@@ -57,6 +57,8 @@ def load_calibration(
     datasheet's (also for the profile "datasheet"); `origin` and `source` say which. `generation` stands for what is
     known of its architecture, on devices of that one.
 
+    hardware, engine_profile: the device, and the engine by its name
+
     Raises SpecError for a file that is missing (only when `path` is given) or malformed.
     """
     if path is not None:

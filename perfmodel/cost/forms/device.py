@@ -57,7 +57,7 @@ class DeviceFacts:
 
     @property
     def vector_instructions(self) -> float:
-        """Of all lanes beside the tensor cores, per second: half the FLOP/s, of which a multiply-add counts two."""
+        """Instructions per second of the lanes beside the tensor cores: half the FLOP/s, a multiply-add being two."""
         return self.peak("vector") / 2
 
     def peak(self, rate: str) -> float:
@@ -86,7 +86,10 @@ class OperatorTime:
 
 
 def bound_of(compute: float, memory: float, communication: float, overhead: float) -> str:
-    """The resource that takes longest."""
+    """The resource that takes longest.
+
+    compute, memory, communication, overhead: seconds that each takes alone
+    """
     largest = max(compute, memory, communication, overhead)
     if largest == memory:
         return "memory"

@@ -156,7 +156,10 @@ def _parts(sizes: GemmSizes, plan: _Plan, fit: TiledGemmFit, device: DeviceFacts
 
 
 def gemm_seconds(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts, *, is_eager: bool = False) -> GemmParts:
-    """The formula of this module. `is_eager`: launched one by one, if the fit knows what that costs."""
+    """The formula of this module. `is_eager`: launched one by one, if the fit knows what that costs.
+
+    sizes: columns of many; fit: parameters of their kernel; device: on which it runs
+    """
     pieces = []
     for start in range(0, max(1, len(sizes.extent.m)), _ROWS_AT_ONCE):
         some = take(sizes, slice(start, start + _ROWS_AT_ONCE))

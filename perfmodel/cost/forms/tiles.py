@@ -36,6 +36,9 @@ def k_step_s(
     e is the edge of the square tile whose operands take as long to load as to multiply at peak; it is the same on
     Ampere and Hopper, which doubled both rates (in bytes per clock the feed does not carry over). u is the `speedup` of
     sparse tensor cores, which skip multiplications and load inputs as ever.
+
+    rows tm, columns tn: of the tile; peak_per_unit P1: FLOP/s of one compute unit
+    compute_fraction c, feed_edge e: of the fit, the second in elements; input_bytes a, weight_bytes w: of an element
     """
     tile = rows * columns
     feed = feed_edge * (rows * input_bytes + columns * weight_bytes) / (tile * max(input_bytes, weight_bytes))

@@ -101,6 +101,8 @@ def weights(
     """Bytes of weights on a device of a pipeline stage, by component; "other" is what comes with the text decoder.
 
     A tied LM head shares the embedding's memory, and is a copy of it where the two are on different stages.
+
+    model, shard: as served, and how it is cut; stage: its layers; is_first, is_last: with embedding, with head
     """
     plain = bytes_per_weight(model.dtype)
     totals: dict[str, float] = {}
@@ -159,7 +161,10 @@ def kv_bytes_per_token(model: ModelSpec, shard: Sharding, layers: Sequence[Layer
 
 def kv_bytes(model: ModelSpec, shard: Sharding, layers: Sequence[Layer], context: int) -> float:
     """KV cache bytes of a sequence of `context` tokens in `layers` on one device: newer tokens may be in wider formats,
-    and layers that overwrite or evict hold no more than their span."""
+    and layers that overwrite or evict hold no more than their span.
+
+    model, shard: as served, and how it is cut
+    """
     held: dict[int, list[Layer]] = {}
     for layer in layers:
         mixer = layer.mixer
@@ -179,7 +184,10 @@ def is_rolling(layer: Layer) -> bool:
 
 
 def rolling_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequence[Layer], longest: int) -> float:
-    """Bytes of one sequence in buffers as long as the window of each rolling layer, or as `longest`."""
+    """Bytes of one sequence in buffers as long as the window of each rolling layer, or as `longest`.
+
+    model, shard, layers: as served, how it is cut, which layers; longest: of a sequence, in tokens
+    """
     return sum(
         min(layer.mixer.span or longest, longest) * kv_bytes_per_token(model, shard, [layer])
         for layer in layers
@@ -220,8 +228,8 @@ def activation_bytes(model: ModelSpec, shard: Sharding, engine: EngineSpec) -> f
         heads = [layer.mixer.num_heads for layer, _ in model.layers if isinstance(layer.mixer, Attention)]
         total += 2.0 * shard.columns(max(heads, default=0)) * tokens * tokens * size
     if not engine.inference_mode:
-        kept = sum(count * _inputs(layer, shard, model.hidden_size) for layer, count in model.layers)
-        total += tokens * size * kept / shard.pp
+        inputs = sum(count * _inputs(layer, shard, model.hidden_size) for layer, count in model.layers)
+        total += tokens * size * inputs / shard.pp
     return total
 
 
@@ -229,7 +237,7 @@ def _inputs(layer: Layer, shard: Sharding, hidden: int) -> int:
     """Elements per token that the operators of a layer read: residual and normed state before each block, queries,
     keys, values and what attention makes of them, the halves of a feed-forward block and their product.
 
-    Source: Korthikanti et al. 2022, section 4.1, without dropout; score matrices are not kept by fused attention.
+    Source: Korthikanti et al. 2022, section 4.1, without dropout; fused attention stores no score matrices.
     """
     total = 0
     if layer.mixer is not None:

@@ -23,7 +23,10 @@ from perfmodel.specs.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class RestoreCost:
-    """Of blocks over the link of one device; `layers`: of the model, 0 where the step waits for all of them."""
+    """What blocks take over the link of one device.
+
+    layers: of the model, 0 where the step waits for all of them
+    """
 
     latency_s: float
     bytes_per_s: float
@@ -31,7 +34,7 @@ class RestoreCost:
     layers: int
 
     def alone_s(self, num_tokens: float, num_blocks: float) -> float:
-        """Of the copies."""
+        """Seconds of the copies."""
         return num_blocks * self.latency_s + num_tokens * self.bytes_per_token / self.bytes_per_s
 
     def added_s(self, step_s: float, num_tokens: float, num_blocks: float) -> float:
@@ -43,7 +46,7 @@ class RestoreCost:
 
 
 def restore_cost(scenario: Scenario, offload: KvOffload, graph: StepGraph) -> RestoreCost:
-    """Of the scenario's engine; pipeline stages fetch their layers side by side."""
+    """What restoring takes the scenario's engine; pipeline stages fetch their layers side by side."""
     link, model = offload.link_of(scenario.hardware), graph.model
     shard = Sharding.of(scenario.engine)
     per_token = kv_bytes_per_token(model, shard, list(model.iter_layers())) / shard.pp
@@ -53,7 +56,10 @@ def restore_cost(scenario: Scenario, offload: KvOffload, graph: StepGraph) -> Re
 
 
 def least_restored_tokens(scenario: Scenario, offload: KvOffload, graph: StepGraph, timer: OperatorTimer) -> int:
-    """From how many tokens on they are restored: as the rule says; else from the first power of two that is quicker."""
+    """The fewest tokens that are restored: as the rule says; else the first power of two that is quicker.
+
+    scenario, offload: the engine, and where its blocks go; graph, timer: what computing them again takes
+    """
     longest = scenario.engine.max_model_len or scenario.model.max_position_embeddings
     if offload.rule != "faster":
         return 1 if offload.rule == "restore" else longest + 1

@@ -99,6 +99,8 @@ def draft_tables(
 
     calibration, sampling, bytes_per_logit: of the model's own steps
 
+    hardware: of the drafter, too; routing: of its experts
+
     Raises SpecError for a model that cannot be drafted for so.
     """
     config = engine.speculative_config

@@ -134,6 +134,8 @@ def summed(
     """The estimate of a step of these rows.
 
     duration: seconds of the step; host: its serial and its hidden seconds
+
+    timer: that the rows were timed with
     """
     device = sum(row.duration_s for row in rows)
     at_peak = sum(row.flops / peak_flops_per_s(timer.hardware, row.work.rate) for row in rows)

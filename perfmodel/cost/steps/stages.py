@@ -98,7 +98,7 @@ def plans_of_round(shape: BatchShape, num_stages: int) -> dict[BatchShape, int]:
 
 
 def _plan(shape: BatchShape, prefills: tuple[tuple[int, int], ...], count: int) -> BatchShape:
-    """Of `count` plans, the one with these prompts."""
+    """The plan with these prompts among `count` of them."""
     num_decoded = max(shape.num_tokens - sum(new for new, _ in shape.prefills), 0)
     tokens = ceil(num_decoded / count) + sum(new for new, _ in prefills)
     sampled = (shape.num_samples - shape.num_decodes) / max(len(shape.prefills), 1)
@@ -153,9 +153,6 @@ class StagedPricer:
     def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun | None:
         """None: plans overlap."""
         return None
-
-    def commit(self, run: DecodeRun, num_steps: int) -> None:
-        """There are no runs."""
 
     def explain(self, shape: BatchShape) -> StepEstimate:
         """A step in steady state, operator by operator; without the draw."""

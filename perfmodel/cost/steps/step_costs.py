@@ -109,6 +109,9 @@ def scenario_fits(
     if engine.described.version.age != "described":
         calibration = calibration.model_copy(update={"spread": calibration.spread * _SPREAD_OTHER_VERSION})
     applied = profile.applied_to(calibration, is_eager=engine.enforce_eager)
+    if engine.captured_tokens < applied.host.captured_tokens:
+        host = applied.host.model_copy(update={"captured_tokens": engine.captured_tokens})
+        applied = applied.model_copy(update={"host": host})
     overheads = scenario.overheads
     if overheads == Overheads():
         return applied, profile
@@ -134,6 +137,8 @@ def scenario_drafts(
     scenario: Scenario, calibration: Calibration, profile: EngineProfile, graph: StepGraph
 ) -> DraftTables | None:
     """What drafting and verifying cost beside the steps of `graph`; None without speculation.
+
+    calibration, profile: as `scenario_fits` has them
 
     Raises SpecError for a model that cannot be drafted for as the scenario says.
     """

@@ -183,7 +183,7 @@ class StepTables:
 
 
 def _tables_of_stages(graph: StepGraph, timer: OperatorTimer) -> tuple[StepTables, ...]:
-    """Of each pipeline stage; of stages that cost the same, the same object."""
+    """The tables of each pipeline stage; of stages that cost the same, the same object."""
     found, known = [], dict[tuple[int, Spread | None], StepTables]()
     for stage in graph.stages:
         sends = [message for node in stage.nodes if (message := node.work(_ONE_TOKEN).message) is not None]

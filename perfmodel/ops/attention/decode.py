@@ -28,7 +28,7 @@ class ContextSpread:
 
     @classmethod
     def of(cls, lengths: Iterable[tuple[int, int]]) -> "ContextSpread | None":
-        """From (prompt, answer) lengths in tokens; None without any.
+        """The spread of requests with these (prompt, answer) lengths in tokens; None without any.
 
         A request is met while it decodes in proportion to its answer's length, anywhere in it.
         """
@@ -93,6 +93,7 @@ def attention_decode(
     out for each query head and reads the copies (`Heads.copy_bytes`, 2 kernels); `is_module`: the operators on the
     scores are those of `Heads.module_scores`. Under eviction by accumulated scores
     the sums are read and written, too (8 H C bytes in fp32), in one more kernel that also looks for the lowest.
+    splits_kv: over thread blocks; is_fused: by serving engines' kernels; name: of the operator
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
     """
     if num_seqs == 0:
@@ -111,7 +112,7 @@ def attention_decode(
     if not (is_flash or is_fused) and heads.copies_kv:
         score_bytes += heads.copy_bytes(read)
         num_kernels += 2
-    if heads.kept is not None:
+    if heads.evicts_to is not None:
         score_bytes += 2.0 * SCORE_SUM_BYTES * heads.num_heads * context
         num_kernels += 1
     return Work(
@@ -149,6 +150,8 @@ def mixed_attention(
 
     `queries`: new tokens of each decode.
     Only batches that have both are mixed: without a prompt or without a decode there is no work here.
+
+    heads: those of one device; spread: of the decodes' contexts; name: of the operator
     """
     if not prefills or not num_decodes:
         return Work(name, "attention_mixed", rate=heads.dtype, num_kernels=0)

@@ -27,7 +27,10 @@ from perfmodel.ops.work import Work
 
 
 def expanded_heads(mixer: LatentAttention, num_heads: int, dtype: str, element_bytes: float) -> Heads:
-    """The heads of expanded attention: keys n + r wide, values v wide, at the model's dtype."""
+    """The heads of expanded attention: keys n + r wide, values v wide, at the model's dtype.
+
+    mixer: the model's attention; num_heads: on this device; element_bytes: of an element of `dtype`, in bytes
+    """
     return Heads(
         num_heads=num_heads,
         num_kv_heads=num_heads,
@@ -42,7 +45,11 @@ def expanded_heads(mixer: LatentAttention, num_heads: int, dtype: str, element_b
 def latent_heads(
     mixer: LatentAttention, num_heads: int, dtype: str, element_bytes: float, kv_element_bytes: float
 ) -> Heads:
-    """The heads of absorbed attention: one KV head, keys r_kv + r wide, values their first r_kv elements."""
+    """The heads of absorbed attention: one KV head, keys r_kv + r wide, values their first r_kv elements.
+
+    mixer: the model's attention; num_heads: on this device; dtype: of the products, with element_bytes an element
+    kv_element_bytes: of a cached element, in bytes
+    """
     return Heads(
         num_heads=num_heads,
         num_kv_heads=1,
@@ -59,7 +66,9 @@ def absorb(name: str, num_tokens: float, num_heads: int, n: int, k: int, dtype: 
 
         FLOPs = 2 T H n k    bytes = b H (n k + T (n + k))
 
-    The weights are kept at the model's dtype for this. Source: DeepSeek-V2 (2024), section 2.1.2.
+    The weights stay in the model's dtype for this. Source: DeepSeek-V2 (2024), section 2.1.2.
+
+    name: of the operator; num_tokens T, num_heads H: on this device; element_bytes b: of an element, in bytes
     """
     if num_tokens == 0:
         return Work(name, "gemm", rate=dtype, num_kernels=0)
@@ -78,6 +87,8 @@ def latent_decode(num_seqs: int, context: float, heads: Heads, *, splits_kv: boo
     """Absorbed decode over `context` latents: FLOPs = 2 q C H (2 r_kv + r), KV bytes = C (r_kv + r) b_kv.
 
     The value is part of the key, so the latent is read once. Source: DeepSeek-V2, section 2.1.
+
+    num_seqs: sequences of `queries` new tokens each; heads: as `latent_heads` has them; splits_kv: over thread blocks
     """
     work = attention_decode(num_seqs, context, heads, splits_kv=splits_kv, queries=queries)
     return replace(work, kv_bytes=context * heads.head_dim * heads.kv_element_bytes)
@@ -125,7 +136,10 @@ def index_prefill(prefills: Sequence[tuple[int, int]], indexer: Indexer) -> Work
 
 
 def index_decode(num_seqs: int, context: float, indexer: Indexer, queries: float = 1.0) -> Work:
-    """The same for q new tokens per sequence: FLOPs = 2 q C H_i h_i, bytes C h_i of fp8 keys and 8 q C of scores."""
+    """The same for q new tokens per sequence: FLOPs = 2 q C H_i h_i, bytes C h_i of fp8 keys and 8 q C of scores.
+
+    num_seqs: sequences of `queries` new tokens each; context: cached tokens C of all of them; indexer: the model's
+    """
     if num_seqs == 0:
         return Work("index_decode", "attention_decode", rate="fp8", num_kernels=0)
     return Work(

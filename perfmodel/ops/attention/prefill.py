@@ -50,10 +50,10 @@ class Heads:
     surplus: tuple[Surplus, ...] = ()  # of the newest tokens, whose elements take more than `kv_element_bytes`
     unpack_ops: float = 0.0  # vector operations per cached element of the oldest tokens
     flash_version: int | None = None  # generation of FlashAttention; None: the calibrated kernels'
-    kept: int | None = None  # tokens that eviction by accumulated scores leaves of a sequence
+    evicts_to: int | None = None  # tokens that eviction by accumulated scores leaves of a sequence
 
     def cached_bytes(self, num_tokens: float, num_seqs: float) -> float:
-        """Of K and V of `num_tokens` cached tokens of `num_seqs` sequences, equally long."""
+        """Bytes of K and V of `num_tokens` cached tokens of `num_seqs` sequences, equally long."""
         if not self.surplus:
             return num_tokens * self.kv_elements * self.kv_element_bytes
         more = sum(min(num_tokens, num_seqs * tier.tokens) * tier.num_bytes for tier in self.surplus)
@@ -80,7 +80,7 @@ class Heads:
         return self.num_heads > self.num_kv_heads
 
     def copy_bytes(self, num_tokens: float) -> float:
-        """Of K and V of `num_tokens` tokens, written out for each query head and read again."""
+        """Bytes to write K and V of `num_tokens` tokens out for each query head, and to read them again."""
         return 2.0 * num_tokens * self.query_elements * self.element_bytes
 
     @property
@@ -97,11 +97,11 @@ class Heads:
 
     @property
     def kernel_element_bytes(self) -> float:
-        """Of the cached elements that the kernel multiplies, by which a calibration picks it."""
+        """Bytes of a cached element as the kernel multiplies it, by which a calibration picks the kernel."""
         return self.kv_element_bytes if self.is_plain else self.element_bytes
 
     def visible(self, num_keys: float, num_queries: float) -> float:
-        """Of `num_keys` that `num_queries` queries see together under full attention, those they see in blocks.
+        """Keys that `num_queries` queries see in blocks, of `num_keys` that they see together under full attention.
 
         f x rounded up to whole blocks, half a block more on average, but never more than all.
         """
@@ -199,13 +199,14 @@ def standard_prefill(
     Windows and blocks only mask: they save nothing. Unfused, as a framework runs it operator by operator, the mask is a
     kernel of its own (2 b H sum(T (P + T)) more) and the KV heads are written out for each query head; `is_module`: as
     `Heads.module_scores`, and the output is copied from heads by tokens to tokens by heads. Under eviction each key's
-    scores are summed up besides, in fp32, and a prompt that comes in chunks finds `kept` of its earlier tokens.
+    scores are summed up besides, in fp32, and a prompt that comes in chunks finds `evicts_to` of its earlier tokens.
+    prefills: (new tokens T, cached tokens P) of each prompt; name: of the operator; is_fused: with the mask in a kernel
     Source: Dao et al. 2022, algorithm 0; Zhang et al. 2023 (H2O); Hugging Face's eager_attention_forward.
     """
     if not prefills:
         return Work(name, "attention_prefill", rate=heads.dtype, num_kernels=0)
-    if heads.kept is not None:
-        prefills = tuple((tokens, min(cached, heads.kept)) for tokens, cached in prefills)
+    if heads.evicts_to is not None:
+        prefills = tuple((tokens, min(cached, heads.evicts_to)) for tokens, cached in prefills)
     scores = sum(t * (t + p) for t, p in prefills)
     tokens = sum(t for t, _ in prefills)
     score_bytes = 4.0 * heads.num_heads * scores * heads.element_bytes
@@ -220,7 +221,7 @@ def standard_prefill(
     if not is_fused and heads.copies_kv:
         score_bytes += heads.copy_bytes(keys)
         num_kernels += 2
-    if heads.kept is not None:
+    if heads.evicts_to is not None:
         num_kernels += 1
         score_bytes += heads.num_heads * (scores * heads.element_bytes + 2 * SCORE_SUM_BYTES * keys)
     return Work(
@@ -247,12 +248,18 @@ def _pairs_below(position: int, window: int | None, chunk: int | None) -> int:
 
 
 def visible_pairs(num_tokens: int, num_cached: int, window: int | None = None, chunk: int | None = None) -> int:
-    """Query-key pairs of `num_tokens` new tokens after `num_cached` cached ones; causal T P + T (T+1)/2."""
+    """Query-key pairs of `num_tokens` new tokens after `num_cached` cached ones; causal T P + T (T+1)/2.
+
+    window, chunk: keys that a query sees at most, in tokens; None: all
+    """
     return _pairs_below(num_cached + num_tokens, window, chunk) - _pairs_below(num_cached, window, chunk)
 
 
 def visible_keys(num_tokens: int, num_cached: int, window: int | None = None, chunk: int | None = None) -> int:
-    """Distinct keys that at least one of the new tokens sees."""
+    """Distinct keys that at least one of the new tokens sees.
+
+    num_tokens: new ones, after num_cached in the cache; window, chunk: that a query sees at most, in tokens; None: all
+    """
     if chunk is not None:
         return num_cached % chunk + num_tokens
     if window is not None:
@@ -267,6 +274,8 @@ def tile_pairs(
 
     Causal: tile i of ceil(T / tile) ends at key P + min((i + 1) tile, T) and visits ceil of that / tile key tiles,
     or at most those that its window (or chunk) spans.
+
+    num_tokens T: new ones, after num_cached P in the cache
     """
     num_tiles = ceil(num_tokens / tile)
     first = ceil((num_cached + min(tile, num_tokens)) / tile)

@@ -22,6 +22,8 @@ def route(num_tokens: float, num_experts: int, top_k: int, *, is_fused: bool = T
 
     Unfused the logits are cast and the scores written and read (14 n E bytes more), and each choice gets a row of E
     integers (16 n k E bytes).
+
+    num_tokens n: rows of logits; num_experts E: of the model, of which each token gets top_k k; is_fused: in one kernel
     """
     extra = 0.0 if is_fused else (14.0 + 16.0 * top_k) * num_experts
     return Work(
@@ -58,6 +60,9 @@ def experts(
     written and read: (g + 1) d a + 2 f o (gated) + 4 d o more per assignment. The up GEMM gathers its rows by index;
     libraries that permute (or quantize) them first move more. Source: identity; D: `distinct_experts`; Hugging Face's
     MixtralSparseMoeBlock for the operators.
+
+    num_tokens n: of all ranks that share out the experts; ffn: the block; load: of this rank
+    form: of weights and inputs; is_fused: by serving engines' kernels
     """
     if num_tokens == 0:
         return Work("experts", "moe", rate=form.rate, num_kernels=0)

@@ -151,6 +151,8 @@ def power_law_routing(
 
     Popularity is drawn once per block shape, counts for each number of tokens: means over seeded draws. Ranks hold
     consecutive experts, or, with `num_redundant` copies of popular ones, those that `place_experts` gives them.
+
+    num_draws: of popularity; seed: of all that is drawn
     """
     return _skewed(_power_law_chances(exponent, num_draws, seed), num_redundant, seed)
 
@@ -161,6 +163,8 @@ def recorded_routing(
     """Routing in proportion to recorded counts, one for each expert; the slowest rank's load.
 
     A block with another number of experts than were recorded takes the record's quantiles, most popular first.
+
+    popularity: tokens of each expert; num_redundant, num_draws, seed: as in `power_law_routing`
     """
     return _skewed(_recorded_chances(popularity, num_draws, seed), num_redundant, seed)
 
@@ -255,6 +259,8 @@ def dropped_share(ffn: MoEFFN, num_tokens: int, factor: float, chances: NDArray[
 
     chances: (draws, experts), how likely each expert is among a token's k; the rows of one are binomial. The mean
              of max(X - C, 0) is taken over a normal's quantiles, and exactly 0 where C holds all tokens.
+
+    ffn, num_tokens: the block and the tokens of all ranks; factor: c of the capacity
     """
     rows = capacity_rows(ffn, num_tokens, factor)
     if rows >= num_tokens:

@@ -67,6 +67,8 @@ def drafter_of(
 
     method: how the model samples; a drafter is greedy if it is, else it draws from its distribution
 
+    routing: the load of experts, for a drafter with some
+
     Raises SpecError for a model that cannot be drafted for so.
     """
     config = engine.speculative_config
@@ -114,6 +116,8 @@ def rejection(num_drafted: float, vocab_size: int, method: str, has_distribution
     """Judging `num_drafted` tokens: accepted with min(1, p / q), else drawn anew from max(0, p - q).
 
         bytes = 4 V (p read) + 4 V (q read, where the drafter has a distribution) a token, fp32; greedy: ids only
+
+    vocab_size V: logits of a token; method: of sampling; has_distribution: the drafter's probabilities q are read
 
     Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023.
     """

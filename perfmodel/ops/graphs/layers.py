@@ -56,8 +56,8 @@ def embedding_nodes(context: LayerContext) -> list[OperatorNode]:
 
 
 def passing_on_nodes(context: LayerContext, stage: int | None = None) -> list[OperatorNode]:
-    """From the devices of pipeline stage `stage` (or any) to those of the next: the hidden states and, where norms add
-    it, the residual beside them. Each tensor-parallel rank sends its part of both, which the receivers then gather.
+    """Messages from the devices of pipeline stage `stage` (or any) to those of the next: the hidden states and, where
+    norms add it, the residual beside them. Each tensor-parallel rank sends its part, which the receivers gather.
 
     Source: vLLM's IntermediateTensors and `send_tensor_dict(all_gather_group=get_tp_group())`; SGLang's likewise.
     """
@@ -93,7 +93,7 @@ def layer_nodes(
 
     reach: the share of decodes that comes to each layer, where they may leave earlier
 
-    Nodes whose names would coincide are told apart by a label of their block: "attention_decode@window_128".
+    Nodes whose names would coincide are distinguished by a label of their block: "attention_decode@window_128".
     """
     reaches = reach or [1.0] * len(layers)
     pairs = list(zip(layers, reaches, strict=True))

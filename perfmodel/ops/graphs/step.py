@@ -61,7 +61,7 @@ class StepGraph:
 
     @cached_property
     def num_moe_layers(self) -> int:
-        """Of those, layers with a mixture of experts."""
+        """Layers with a mixture of experts among those."""
         layers, span = list(self.model.iter_layers()), self.stage_layers
         return sum(
             isinstance(layer.ffn, MoEFFN) for layer in (layers if span is None else layers[span.start : span.stop])

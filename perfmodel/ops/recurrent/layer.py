@@ -23,7 +23,10 @@ from perfmodel.ops.work import Work
 
 
 def state_shape(mixer: Mamba | GatedDeltaNet, tp: int, dtype: str, element_bytes: float) -> StateShape:
-    """The recurrent state of the mixer on one of `tp` devices."""
+    """The recurrent state of the mixer on one of `tp` devices.
+
+    dtype: of the products; element_bytes: of an element of inputs and outputs, in bytes
+    """
     if isinstance(mixer, GatedDeltaNet):
         heads, key_heads = ceil(mixer.num_value_heads / tp), ceil(mixer.num_key_heads / tp)
         rows, columns = mixer.key_head_dim, mixer.value_head_dim

@@ -54,7 +54,10 @@ class LinearHeads:
 
 
 def linear_heads(mixer: LinearAttention, shard: Sharding, dtype: str, element_bytes: float) -> LinearHeads:
-    """The heads of the mixer that one device computes."""
+    """The heads of the mixer that one device computes.
+
+    shard: how heads are cut; dtype: of the products; element_bytes: of an element of it, in bytes
+    """
     has_features = mixer.kind == "performer"
     return LinearHeads(
         shard.columns(mixer.num_heads),

@@ -47,7 +47,10 @@ class StateShape:
 
 
 def causal_conv(num_tokens: float, channels: int, kernel: int, element_bytes: float) -> Work:
-    """Depthwise causal convolution with activation: FLOPs = 2 k n c (+ 5 n c), bytes 2 n c b (+ weights c k b)."""
+    """Depthwise causal convolution with activation: FLOPs = 2 k n c (+ 5 n c), bytes 2 n c b (+ weights c k b).
+
+    num_tokens n, channels c: rows and columns; kernel k: taps; element_bytes b: of an element, in bytes
+    """
     elements = num_tokens * channels
     return Work(
         "causal_conv",
@@ -136,6 +139,7 @@ def state_update(
         bytes = 4 (1 + q) B H k v (fp32 state: read once, written after each token) + q B inputs b
 
     A state after each token is what lets a rejected draft be taken back.
+    num_seqs B: sequences of `queries` q tokens each; name: of the operator; flops_per_element: of the state, a token
     Source: Yang et al. 2025, eq. 10 in recurrent form; Gu and Dao 2023, algorithm 1.
     """
     return Work(

@@ -1,1 +1,1 @@
-"""The best candidates of a plan, simulated; the choice among them, its doubt, in words, tables and files."""
+"""The best candidates of a plan, simulated; the choice among them, its confidence, as text, tables and files."""

@@ -1,6 +1,6 @@
 """What a higher budget buys: deployments that none beats in cost and latency both, as the simulator has them.
 
-The screen says which are worth simulating; those that the simulator finds not to serve the rate are told apart.
+The screen says which are worth simulating; those that miss the SLO when simulated are marked.
 """
 
 __all__ = ["label_of", "screened_front", "simulated_front"]

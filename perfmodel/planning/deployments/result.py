@@ -39,7 +39,7 @@ class PlanResult(Printable):
     front:       cost against latency, simulated; `not_serving`: what the screen had on it, and the simulator has not
     fewer:       label -> share of requests within the SLO, of winners with fewer replicas than they got, simulated
     bound_share: of the winner's busy time, by what bounds it
-    nearest:     where nothing serves the rate: what comes nearest, in words
+    nearest:     where nothing serves the rate: what comes nearest, as a sentence
     """
 
     base: Base

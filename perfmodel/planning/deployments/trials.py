@@ -1,4 +1,4 @@
-"""Stage two of a plan: finalists on the simulator, each point kept in the store as soon as it is known.
+"""Stage two of a plan: finalists on the simulator, each point stored as soon as it is known.
 
 The store stays with the process that plans, whose file it is: others, maybe on other machines, only run points.
 

@@ -21,7 +21,7 @@ from perfmodel.specs.scenario import Scenario
 
 _LARGEST_BATCH = 8192  # up to which the batch is looked for at which the bound of a decode step changes
 _STEP = "step."
-_TELLING = 0.01  # share of the step that an operator takes whose bound is told
+_TELLING = 0.01  # share of the step from which on an operator's bound is reported
 Watch = Callable[[str], AbstractContextManager[Progress | None]]  # a progress bar for what is under way
 
 
@@ -96,7 +96,7 @@ def _typical(scenario: Scenario) -> tuple[StepSpec, str]:
 
 
 def _bounds(question: WhatIf, scenario: Scenario) -> list[BoundChange]:
-    """Where the step's bound changes along the axes that the step minds, and along its batch."""
+    """Where the step's bound changes along the axes that it depends on, and along its batch."""
     step = question.base.step
     axes = {axis.path: axis for axis in question.axes if axis.xs and not axis.path.startswith("traffic.")}
     if step is not None and step.batch and "step.batch" not in axes:

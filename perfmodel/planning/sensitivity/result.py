@@ -22,7 +22,7 @@ from perfmodel.printable import Printable
 class WhatIfResult(Printable):
     """Answers, and where they turn.
 
-    step:   the decode step that bounds are of (and metrics of steps); `step_label` in words
+    step:   the decode step that bounds are of (and metrics of steps); `step_label` as text
     bounds: along the varied values, and along the batch
     largest_batch: of such sequences that an engine can have, and what limits it; 0 where they do not decode
     """

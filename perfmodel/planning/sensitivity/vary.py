@@ -29,7 +29,7 @@ _MULTIPLE = "x"
 class Axis:
     """A path and its values as overrides write them.
 
-    xs:       the values as numbers, in `unit`; empty where they are words
+    xs:       the values as numbers, in `unit`; empty where they are names
     unit:     "x" for multiples of `present`, else what the values are written with
     present:  the scenario's own number at the path, if it is one
     is_whole: only whole numbers make sense

@@ -51,7 +51,7 @@ class AxisSpec(Spec):
 
     @property
     def labels(self) -> tuple[int | float | str | bool, ...]:
-        """The axis's values in order: numbers, words, or the names of settings."""
+        """The axis's values in order: numbers, names, or the labels of settings."""
         return self.values or tuple(self.settings)
 
     @property

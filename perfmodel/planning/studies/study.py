@@ -56,7 +56,7 @@ class StudyPoints:
         return scenario
 
     def located(self, call: Callable[[], _T]) -> _T:
-        """What `call` returns; a mistake in an override is told with its line in the study's file."""
+        """What `call` returns; a mistake in an override is reported with its line in the study's file."""
         try:
             return call()
         except SpecError as error:

@@ -8,7 +8,7 @@ from math import exp, log
 
 Values = Sequence[float | None]
 
-TIE = 0.02  # variants whose values differ by less are told as equal: below what is worth choosing by
+TIE = 0.02  # relative; variants whose values differ by less are a tie: below what is worth choosing by
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def _connected(address: str | None, workers: int | None) -> Any:
 
 
 def _knock(address: str | None) -> None:
-    """Raise OSError or ValueError where nobody listens at `HOST:PORT`: Ray itself would wait for minutes."""
+    """Raise OSError or ValueError where no server listens at `HOST:PORT`: Ray itself would wait for minutes."""
     if address is None or ":" not in address:  # this machine's own, or `auto`
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -121,7 +121,7 @@ def _trouble(address: str | None) -> str:
 
 
 def _way_in(address: str | None) -> str:
-    """What may be wrong where somebody listens, but Ray does not get in."""
+    """What may be wrong where a server listens, but Ray cannot connect."""
     if address is None:
         return "use --engine local"
     if address == "auto":

@@ -22,7 +22,7 @@ from perfmodel.errors import PerfmodelError
 # Spawned, not forked: the parent may have threads (BLAS, torch) that a fork would leave in the middle of something.
 _CONTEXT: SpawnContext = multiprocessing.get_context("spawn")
 QUIET_GC = (100_000, 20, 20)  # simulations make few cycles: see perfmodel.cli.main
-_PATIENCE_S = 5.0  # for a process to end when it is told to
+_PATIENCE_S = 5.0  # for a process to end when asked to
 
 
 @dataclass

@@ -19,7 +19,7 @@ from perfmodel.specs.scenario import Scenario
 
 @dataclass(frozen=True, repr=False)
 class StepReport(Printable):
-    """A step in words, its shape, and its estimate operator by operator."""
+    """A step's description, its shape, and its estimate operator by operator."""
 
     scenario: Scenario
     label: str

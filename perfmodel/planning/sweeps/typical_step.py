@@ -1,4 +1,4 @@
-"""The step that stands for a scenario: which batch to look at when nobody says.
+"""The step that represents a scenario: the batch to look at when none is given.
 
 Little's law ties the batch to the traffic: in a stable system the mean number of running requests is the arrival rate
 times the time each spends decoding, `B = rate * output tokens * t_step(B)`. The smallest such B is found by iterating
@@ -20,7 +20,7 @@ _MAX_ROUNDS = 200
 
 @dataclass(frozen=True, slots=True)
 class StepChoice:
-    """A step's shape, and what it is in words."""
+    """A step's shape, and its description."""
 
     shape: BatchShape
     label: str

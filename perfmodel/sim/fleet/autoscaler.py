@@ -27,7 +27,7 @@ class Autoscaler:
         Alarm(self._env, self._interval, lambda _: self._look(), ARRIVAL_PRIORITY)
 
     def _wake(self) -> None:
-        """A request waits and nobody can take it: it is not kept until the next look."""
+        """A request waits and no replica can take it: it does not wait until the next look."""
         if not self._fleet.num("starting", "failed"):
             self._fleet.start()
 
@@ -85,7 +85,7 @@ class Failures:
         if spec.mtbf_s is not None:
             for fleet in fleets.values():
                 fleet.on_up.append(lambda number, fleet=fleet: self._live(fleet, number))  # type: ignore[misc]
-                for number in range(len(fleet.pool.ranks)):
+                for number in range(len(fleet.pool.replicas)):
                     if fleet.is_up(number):
                         self._live(fleet, number)
 
@@ -119,7 +119,7 @@ def add_stragglers(env: TickEnvironment, slowdowns: Sequence[Slowdown], fleets: 
     def change(slowdown: Slowdown, is_over: bool) -> None:
         mine = factors[slowdown.pool, slowdown.replica]
         (mine.remove if is_over else mine.append)(slowdown.factor)
-        for rank in fleets[slowdown.pool].pool.ranks[slowdown.replica]:
+        for rank in fleets[slowdown.pool].pool.replicas[slowdown.replica].ranks:
             rank.slow_down(prod(sorted(mine)))
 
     for each in slowdowns:

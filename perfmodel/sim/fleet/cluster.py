@@ -13,7 +13,7 @@ from perfmodel.sim.fleet.deployed import Deployed
 from perfmodel.sim.fleet.pool import FleetRouter, OnFinished, OnStep, Pool, build_pool
 from perfmodel.sim.fleet.pool_basis import BasisOf
 from perfmodel.sim.replica.front_end import FrontEnd
-from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import Server
 from perfmodel.specs.pools import PoolGroup, PoolSpec, deployments
 from perfmodel.specs.scenario import Scenario
@@ -68,7 +68,7 @@ class Cluster:
             self.route = self.dynamic.over(deployed)
 
     @property
-    def engines(self) -> list[Replica]:
+    def engines(self) -> list[EngineRank]:
         """Replicas of all pools, by their numbers."""
         return [engine for pool in self.pools for engine in pool.engines]
 

@@ -13,12 +13,12 @@ from perfmodel.sim.fleet.entrance import Entrance
 from perfmodel.sim.fleet.fleet import Fleet
 from perfmodel.sim.fleet.gateway import Gateway, LostRequest, RequestServer
 from perfmodel.sim.fleet.pool import OnFinished, OnStep, Pool
-from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.replica.replica import EngineRank, Replica
 from perfmodel.sim.traffic.shares import Shares
 from perfmodel.specs.cluster import GatewaySpec
 from perfmodel.specs.scenario import Scenario
 
-OnFailed = Callable[[tuple[Replica, ...]], None]
+OnFailed = Callable[[Replica], None]
 
 
 class DynamicCluster:
@@ -50,19 +50,19 @@ class DynamicCluster:
 
     # ---------------------------------------------------------------- what engines call
 
-    def on_finished(self, replica: Replica, request: Request) -> None:
+    def on_finished(self, replica: EngineRank, request: Request) -> None:
         """An answer is complete: those that waited for its place go first, then its client goes on."""
         is_awaited = self.gateway.answer(request)
         self.gateway.look_again()
         if is_awaited:
             self._on_answer(replica, request)
 
-    def on_shadow_finished(self, replica: Replica, request: Request) -> None:
+    def on_shadow_finished(self, replica: EngineRank, request: Request) -> None:
         """Nobody waits for it."""
         self.shadowed[replica.index] += 1
 
-    def on_shadow_step(self, replica: Replica, record: StepRecord) -> None:
-        """A step like any other, but the gaps between its tokens are nobody's."""
+    def on_shadow_step(self, replica: EngineRank, record: StepRecord) -> None:
+        """A step like any other, but the gaps between its tokens are not recorded."""
         replica.loop.scheduler.irregular_gaps.clear()
         self._on_step(replica, record._replace(num_gaps=0))
 
@@ -100,13 +100,19 @@ class DynamicCluster:
         if server is not None:
             for number, pool in deployed.pools.items():
                 entrance = server.prefill_entrance if pool.spec.role == "prefill" else server.decode_entrance
-                self._add_fleet(number, pool, entrance, lambda ranks: gateway.fail(server.fail(ranks)), server.sever)
+                self._add_fleet(
+                    number,
+                    pool,
+                    entrance,
+                    lambda replica: gateway.fail(server.fail(replica.ranks)),
+                    lambda replica: server.sever(replica.ranks),
+                )
             return lambda _: server
         assert router is not None
         is_shadow = deployed.spec.is_shadow
         entrance = Entrance(router, (lambda request, replica: replica.add(request)) if is_shadow else gateway.hand_over)
         for number, pool in deployed.pools.items():
-            self._add_fleet(number, pool, entrance, lambda ranks: gateway.fail(gateway.outstanding_at(ranks)))
+            self._add_fleet(number, pool, entrance, lambda replica: gateway.fail(gateway.outstanding_at(replica.ranks)))
         return entrance
 
     def fleet_of(self, pool: Pool) -> Fleet | None:
@@ -121,11 +127,14 @@ class DynamicCluster:
         on_lost: OnFailed,
         on_dead: OnFailed = lambda _: None,
     ) -> None:
-        """Only where replicas can come or go: it has each of them watched."""
+        """Adds the fleet of `pool`, number `number`, if its replicas can come or go: each of them is then watched.
+
+        entrance: where its requests wait; on_lost, on_dead: as of a `Fleet`
+        """
         spec = pool.spec.autoscaling
         if spec is None and (self._scenario.cluster.failures is None or pool.spec.shadow):
             return
-        num_ranks = len(pool.ranks[0])
+        num_ranks = len(pool.replicas[0].ranks)
         weight_bytes = pool.memory.weight_bytes * pool.devices_per_engine * num_ranks
         failures = self._scenario.cluster.failures
         start_s = spec.start_s(weight_bytes) if spec is not None else failures.start_s if failures is not None else 0.0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from perfmodel.engine import Request
 from perfmodel.sim.fleet.gateway import RequestServer
 from perfmodel.sim.fleet.pool import FleetRouter
-from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.replica.replica import EngineRank
 
 
 class Entrance:
@@ -17,7 +17,7 @@ class Entrance:
     on_waiting: called when a request has to wait
     """
 
-    def __init__(self, router: FleetRouter, hand_over: Callable[[Request, Replica], None]) -> None:
+    def __init__(self, router: FleetRouter, hand_over: Callable[[Request, EngineRank], None]) -> None:
         self.router = router
         self.on_waiting: list[Callable[[], None]] = []
         self._hand_over = hand_over

@@ -10,7 +10,7 @@ from perfmodel.sim.fleet.entrance import Entrance
 from perfmodel.sim.fleet.pool import Pool
 from perfmodel.sim.replica.replica import Replica
 
-State = Literal["off", "starting", "up", "draining", "dead", "failed"]  # dead: failed, and nobody knows
+State = Literal["off", "starting", "up", "draining", "dead", "failed"]  # dead: failed, not yet detected
 _IN_USE: tuple[State, ...] = ("starting", "up", "draining")
 
 
@@ -19,9 +19,9 @@ class Fleet:
 
     entrance:    where requests wait for a replica
     start_ticks: until a replica that is started takes requests
-    on_lost:     called with the ranks of a replica that has failed, to say what was with them
+    on_lost:     called with a replica that has failed, to say what was with it
     dead_ticks:  until a failure is noticed
-    on_dead:     called with the ranks of a replica that has failed unnoticed
+    on_dead:     called with a replica that has failed unnoticed
     on_up:       called with the number of a replica that takes requests from now on
 
     A replica is in use, and paid for, from the beginning of its start until it stops or fails.
@@ -34,9 +34,9 @@ class Fleet:
         entrance: Entrance,
         num_up: int,
         start_ticks: int,
-        on_lost: Callable[[tuple[Replica, ...]], None],
+        on_lost: Callable[[Replica], None],
         dead_ticks: int = 0,
-        on_dead: Callable[[tuple[Replica, ...]], None] = lambda _: None,
+        on_dead: Callable[[Replica], None] = lambda _: None,
     ) -> None:
         self.pool, self.entrance = pool, entrance
         self.num_started = self.num_failed = 0
@@ -44,14 +44,14 @@ class Fleet:
         self.on_up: list[Callable[[int], None]] = []
         self._env, self._start_ticks, self._on_lost = env, start_ticks, on_lost
         self._dead_ticks, self._on_dead = dead_ticks, on_dead
-        self._states: list[State] = ["up" if i < num_up else "off" for i in range(len(pool.ranks))]
-        self._turns = [0] * len(pool.ranks)  # changes of state, by which alarms that are out of date are told
-        self._since = [0] * len(pool.ranks)
+        self._states: list[State] = ["up" if i < num_up else "off" for i in range(len(pool.replicas))]
+        self._turns = [0] * len(pool.replicas)  # changes of state: an alarm of an earlier one is out of date
+        self._since = [0] * len(pool.replicas)
         self._used_ticks = 0
-        for number, ranks in enumerate(pool.ranks):
+        for number, replica in enumerate(pool.replicas):
             if number >= num_up:
-                entrance.router.leave(ranks)
-            for rank in ranks:
+                entrance.router.leave(replica)
+            for rank in replica.ranks:
                 rank.watch(lambda _, number=number: self._stop_if_drained(number))  # type: ignore[misc]
 
     def num(self, *states: State) -> int:
@@ -74,7 +74,7 @@ class Fleet:
     def kv_load(self) -> float:
         """KV blocks in use, in those that a replica has."""
         used = sum(engine.num_used_blocks for engine in self.pool.engines)
-        return used / (self.pool.memory.num_kv_blocks * len(self.pool.ranks[0]))
+        return used / (self.pool.memory.num_kv_blocks * len(self.pool.replicas[0].ranks))
 
     def used_s(self, end: int) -> float:
         """Seconds that replicas were in use until the tick `end`, summed."""
@@ -89,7 +89,7 @@ class Fleet:
         return self._turns[number] == turn
 
     def turn(self, number: int) -> int:
-        """Tells the present state of the replica from all that it will be in."""
+        """Number of the replica's present state among all that it has been in."""
         return self._turns[number]
 
     def is_up(self, number: int) -> bool:
@@ -112,36 +112,36 @@ class Fleet:
     def drain(self) -> None:
         """One less: the last that is up takes no more requests and stops when it has none."""
         number = max(i for i, state in enumerate(self._states) if state == "up")
-        self.entrance.router.leave(self.pool.ranks[number])
+        self.entrance.router.leave(self.pool.replicas[number])
         self._enter(number, "draining")
         self._stop_if_drained(number)
 
     def fail(self, number: int, down_ticks: int) -> None:
-        """The replica dies, if it is in use, and starts again after `down_ticks`."""
+        """The replica fails, if it is in use, and starts again after `down_ticks`."""
         state = self._states[number]
         if state not in _IN_USE:
             return
-        ranks, unknown = self.pool.ranks[number], min(self._dead_ticks, down_ticks)
+        replica, unknown = self.pool.replicas[number], min(self._dead_ticks, down_ticks)
         self._enter(number, "dead")
         self.num_failed += 1
         if not unknown:
             self._notice(number, state == "up", down_ticks)
             return
-        for rank in ranks:
+        for rank in replica.ranks:
             rank.die()
-        self._on_dead(ranks)
+        self._on_dead(replica)
         self._later(number, unknown, lambda: self._notice(number, state == "up", down_ticks - unknown))
 
     def _notice(self, number: int, was_up: bool, down_ticks: int) -> None:
-        """Somebody sees that the replica is dead."""
-        ranks = self.pool.ranks[number]
+        """The failure of the replica is detected."""
+        replica = self.pool.replicas[number]
         if was_up:
-            self.entrance.router.leave(ranks)
+            self.entrance.router.leave(replica)
         self._enter(number, "failed")
-        self._on_lost(ranks)
-        for rank in ranks:
+        self._on_lost(replica)
+        for rank in replica.ranks:
             rank.is_dead = False
-        _forget_kv(ranks)
+        _forget_kv(replica)
         self._later(number, down_ticks, lambda: self._begin(number))
 
     def _begin(self, number: int) -> None:
@@ -151,16 +151,16 @@ class Fleet:
 
     def _serve(self, number: int) -> None:
         self._enter(number, "up")
-        self.entrance.router.join(self.pool.ranks[number])
+        self.entrance.router.join(self.pool.replicas[number])
         for call in self.on_up:
             call(number)
         self.entrance.look_again()
 
     def _stop_if_drained(self, number: int) -> None:
-        ranks = self.pool.ranks[number]
-        if self._states[number] == "draining" and all(rank.is_idle for rank in ranks):
+        replica = self.pool.replicas[number]
+        if self._states[number] == "draining" and all(rank.is_idle for rank in replica.ranks):
             self._enter(number, "off")
-            _forget_kv(ranks)
+            _forget_kv(replica)
 
     def _later(self, number: int, delay: int, then: Callable[[], None]) -> None:
         turn = self._turns[number]
@@ -177,7 +177,7 @@ class Fleet:
         self.most_in_use = max(self.most_in_use, self.num(*_IN_USE))
 
 
-def _forget_kv(ranks: tuple[Replica, ...]) -> None:
+def _forget_kv(replica: Replica) -> None:
     """What a replica has cached is gone with it."""
-    for rank in ranks:
+    for rank in replica.ranks:
         rank.loop.scheduler.blocks.forget_all()

@@ -23,7 +23,7 @@ Fate = Literal["failed", "timed_out"]
 
 
 class RequestServer(Protocol):
-    """What takes requests, and can be told that nobody waits for one any more."""
+    """What takes requests, and can abort one that its client has given up."""
 
     def add(self, request: Request) -> None:
         """`request` arrives now."""
@@ -218,7 +218,7 @@ class Gateway:
             self._try(sent)
 
     def _lose(self, sent: _Sent, fate: Fate) -> None:
-        """Tell the client, who may send something else at once: not while this one is being dealt with."""
+        """Notify the client, who may send something else at once: not while this one is being dealt with."""
         sent.request.arrival = sent.arrival
         lost = LostRequest(sent.request, fate, self.env.ticks)
         Alarm(self.env, 0, lambda _: self._on_lost(lost), ARRIVAL_PRIORITY)

@@ -28,36 +28,36 @@ from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.sim.replica.front_end import FrontEnd
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.pipeline import Pipeline
-from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.replica.replica import EngineRank, Replica
 from perfmodel.sim.replica.serving import build_locksteps, build_serve_loop, scheduler_config
 from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.pools import PoolSpec
 from perfmodel.specs.scenario import Scenario
 
-OnFinished = Callable[[Replica, Request], None]
-OnStep = Callable[[Replica, StepRecord], None]
+OnFinished = Callable[[EngineRank, Request], None]
+OnStep = Callable[[EngineRank, StepRecord], None]
 
 
 @dataclass(frozen=True)
 class Pool:
     """Engines of one role on the simulated clock; `scenario` is theirs alone (`Scenario.of_pool`).
 
-    ranks: the engines of each replica: one per data-parallel rank
-    pipelines: their clocks, where they have several stages
+    replicas:  of one engine per data-parallel rank each
+    pipelines: the clocks of the engines, where they have several stages
     """
 
     spec: PoolSpec
     scenario: Scenario
     memory: MemoryPlan
     pricer: StepPricer
-    ranks: tuple[tuple[Replica, ...], ...]
+    replicas: tuple[Replica, ...]
     route: "FleetRouter"
     backend: SimulatedBackend
     pipelines: tuple[Pipeline, ...] = ()
 
     @property
-    def engines(self) -> list[Replica]:
-        return [engine for ranks in self.ranks for engine in ranks]
+    def engines(self) -> list[EngineRank]:
+        return [rank for replica in self.replicas for rank in replica.ranks]
 
     @property
     def num_devices(self) -> int:
@@ -139,15 +139,15 @@ def build_pool(
     second_tier = _second_tier(mine, costs, backend)
     config = scheduler_config(mine, pricer=pricer if isinstance(pricer, SpeculativePricer) else None)
 
-    def engine(index: int, lockstep: Lockstep) -> Replica:
+    def engine(index: int, lockstep: Lockstep) -> EngineRank:
         loop = build_serve_loop(mine, memory.num_kv_blocks, host=second_tier(), config=config)
-        return Replica(lockstep, index, loop, on_finished, on_step, front_end())
+        return EngineRank(lockstep, index, loop, on_finished, on_step, front_end())
 
     engines = [engine(first_index + i, lockstep) for i, lockstep in enumerate(locksteps)]
-    ranks = tuple(tuple(engines[i : i + together]) for i in range(0, len(engines), together))
-    route = FleetRouter(spec.router or scenario.cluster.router, ranks, scenario.seed)
+    replicas = tuple(Replica(engines[i : i + together]) for i in range(0, len(engines), together))
+    route = FleetRouter(spec.router or scenario.cluster.router, replicas, scenario.seed)
     pipelines = tuple(dict.fromkeys(clock for clock in locksteps if isinstance(clock, Pipeline)))
-    return Pool(spec, mine, memory, pricer, ranks, route, backend, pipelines)
+    return Pool(spec, mine, memory, pricer, replicas, route, backend, pipelines)
 
 
 def _second_tier(scenario: Scenario, costs: StepCosts, backend: SimulatedBackend) -> Callable[[], HostBlocks | None]:
@@ -175,67 +175,49 @@ def _backend(scenario: Scenario, pricer: StepPricer, is_split: bool) -> Simulate
     return SimulatedBackend(pricer, acceptance, config.depth + 1 if config.pipelined else None, is_split)
 
 
-class _Ranks:
-    """One replica as a router sees it: the sum of its data-parallel ranks."""
-
-    def __init__(self, ranks: tuple[Replica, ...]) -> None:
-        self.index = ranks[0].index
-        self.ranks = ranks
-        self.choose: Router[Replica] = LeastOutstanding(ranks)
-
-    @property
-    def num_outstanding(self) -> int:
-        return sum([rank.num_outstanding for rank in self.ranks])
-
-    @property
-    def num_prompt_blocks(self) -> int:
-        return sum([rank.num_prompt_blocks for rank in self.ranks])
-
-    def watch(self, on_less: Callable[[int], None]) -> None:
-        for rank in self.ranks:
-            rank.watch(lambda _: on_less(self.index))
-
-
 class FleetRouter:
     """The router `name` over replicas of one or more ranks each, which come and go.
 
-    Inside a replica a request goes to the rank with the fewest: so have it vLLM's data-parallel load balancer and the
+    Inside a replica a request goes to the rank with the fewest: as with vLLM's data-parallel load balancer and the
     attention-DP balance of TensorRT-LLM.
     """
 
-    def __init__(self, name: str, replicas: Sequence[tuple[Replica, ...]], seed: int = 0) -> None:
-        self._replicas = {ranks[0].index: _Ranks(ranks) for ranks in replicas}
-        self._has_ranks = any(len(ranks) > 1 for ranks in replicas)
-        self._engines: Router[Replica] = ROUTERS[name](seed=seed)
-        self._groups: Router[_Ranks] = ROUTERS[name](seed=seed)
-        for ranks in replicas:
-            self.join(ranks)
+    def __init__(self, name: str, replicas: Sequence[Replica], seed: int = 0) -> None:
+        self._has_ranks = any(len(replica.ranks) > 1 for replica in replicas)
+        shared = replicas if self._has_ranks else ()
+        self._within: dict[int, Router[EngineRank]] = {each.index: LeastOutstanding(each.ranks) for each in shared}
+        self._singles: Router[EngineRank] = ROUTERS[name](seed=seed)
+        self._replicas: Router[Replica] = ROUTERS[name](seed=seed)
+        for replica in replicas:
+            self.join(replica)
 
     @classmethod
     def over(cls, pools: Sequence[Pool], scenario: Scenario) -> "FleetRouter":
         """The router over the replicas of some pools of `scenario`: their own if there is but one pool."""
         if len(pools) == 1:
             return pools[0].route
-        return cls(scenario.cluster.router, [ranks for pool in pools for ranks in pool.ranks], scenario.seed)
+        return cls(scenario.cluster.router, [replica for pool in pools for replica in pool.replicas], scenario.seed)
 
-    def __call__(self, request: Request) -> Replica:
-        """The replica that `request` goes to; some replica must be there."""
-        return self._groups(request).choose(request) if self._has_ranks else self._engines(request)
+    def __call__(self, request: Request) -> EngineRank:
+        """The engine that `request` goes to; some replica must be there."""
+        if not self._has_ranks:
+            return self._singles(request)
+        return self._within[self._replicas(request).index](request)
 
     def __len__(self) -> int:
         """Replicas that take requests."""
-        return len(self._groups.targets if self._has_ranks else self._engines.targets)
+        return len(self._replicas.targets if self._has_ranks else self._singles.targets)
 
-    def join(self, ranks: tuple[Replica, ...]) -> None:
-        """The replica of these ranks, one of those known from the start, takes requests from now on."""
+    def join(self, replica: Replica) -> None:
+        """`replica`, one of those known from the start, takes requests from now on."""
         if self._has_ranks:
-            self._groups.join(self._replicas[ranks[0].index])
+            self._replicas.join(replica)
         else:
-            self._engines.join(ranks[0])
+            self._singles.join(replica.ranks[0])
 
-    def leave(self, ranks: tuple[Replica, ...]) -> None:
-        """The replica of these ranks takes no more requests, until it joins again."""
+    def leave(self, replica: Replica) -> None:
+        """`replica` takes no more requests, until it joins again."""
         if self._has_ranks:
-            self._groups.leave(self._replicas[ranks[0].index])
+            self._replicas.leave(replica)
         else:
-            self._engines.leave(ranks[0])
+            self._singles.leave(replica.ranks[0])

@@ -11,7 +11,7 @@ from perfmodel.sim.records.latencies import ratio
 
 @dataclass(frozen=True)
 class DeviceTotals:
-    """What only the driver knows about a run. Fields that a clock cannot tell are None.
+    """What only the driver knows about a run. Fields that a clock does not know are None.
 
     num_devices: of all engines together
     energy_split_j: `energy_j` by what takes it: idle, memory, compute

@@ -6,7 +6,7 @@ numbers) under each of a few draws, and without. The logarithms of the ratios of
 
 The draws are the rows of a Hadamard matrix and their opposites, one column per score
 (`perfmodel.cost.calibrations.draws`): as each pair of columns is orthogonal, a latency that is a product of powers of
-the factors gets exactly its variance, from eight draws. Up and down are told apart by the pairs: near saturation slower
+the factors gets exactly its variance, from eight draws. The pairs separate up from down: near saturation slower
 is worse than faster is good.
 
 Shortened runs have more of what only the beginning of a run has, an idle engine and an empty prefix cache; early
@@ -186,7 +186,7 @@ def _shortened(scenario: Scenario, count: int) -> tuple[Scenario, float]:
 def _backlog_s(arrival_s: Floats, scheduled_s: Floats, stretch: float) -> float:
     """Mean seconds that requests of a run `stretch` times as long wait longer, where a queue grows without end.
 
-    It does where nobody of the last third waits as little as the average of the first third.
+    It does where every request of the last third waits longer than the average of the first third.
     """
     if len(arrival_s) < 12 or stretch <= 1:
         return 0.0

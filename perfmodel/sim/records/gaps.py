@@ -1,6 +1,6 @@
 """`GapHistogram`: the distribution of inter-token gaps, in constant memory.
 
-A run has one gap per output token; nobody wants a list of them. Gaps are counted in bins 0.2 % wide on a logarithmic
+A run has one gap per output token, too many for a list. Gaps are counted in bins 0.2 % wide on a logarithmic
 scale, so a percentile is within 0.1 % of the exact one; mean and standard deviation do not use the bins.
 """
 

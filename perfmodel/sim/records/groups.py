@@ -1,4 +1,4 @@
-"""A run told apart by the groups that its requests are of: priority classes."""
+"""A run by the groups that its requests belong to: priority classes."""
 
 __all__ = ["class_summaries"]
 

@@ -97,7 +97,7 @@ def _engine_s(cluster: Cluster, number: int, collector: Collector) -> float:
         fleet = cluster.dynamic.fleet_of(pool)
     if fleet is None:
         return collector.end_tick / 1e12 * len(pool.engines)
-    return fleet.used_s(collector.end_tick) * len(pool.ranks[0])
+    return fleet.used_s(collector.end_tick) * len(pool.replicas[0].ranks)
 
 
 def _usd_per_hour(cluster: Cluster, engine_s: list[float], duration: float) -> float | None:
@@ -156,7 +156,7 @@ def _of_pool(cluster: Cluster, number: int, engine_s: float, collector: Collecto
 
 
 def _dynamics(cluster: Cluster, number: int, engine_s: float, collector: Collector) -> dict[str, object]:
-    """What there is to tell of a pool whose replicas come and go, or that has a share of the requests."""
+    """The figures of a pool whose replicas come and go, or that has a share of the requests."""
     dynamic, pool, row = cluster.dynamic, cluster.pools[number], dict[str, object]()
     if dynamic is None:
         return row

@@ -48,7 +48,7 @@ class SimulatedAcceptance:
         return accepted
 
     def _new_draws(self, request: Request) -> list[float]:
-        if len(self._draws) >= _MOST_REMEMBERED:  # also of requests that ended where nobody drafted
+        if len(self._draws) >= _MOST_REMEMBERED:  # also of requests that ended without drafts
             self._draws.clear()
         draws = uniform_draws(self._seed, request.request_id, request.max_output_tokens)
         values: list[float] = draws.tolist()

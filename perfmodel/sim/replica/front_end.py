@@ -8,7 +8,7 @@ from perfmodel.sim.clock import to_ticks
 
 
 class FrontEnd:
-    """Delays requests on their way in, and tells when their tokens reach the client."""
+    """Delays requests on their way in, and knows when their tokens reach the client."""
 
     def __init__(self, server: ServerFit) -> None:
         self._in = to_ticks(server.in_s)

@@ -45,7 +45,7 @@ class Run(Protocol):
 
 
 class LeapingBackend(Protocol):
-    """A backend that can tell what a run of equal, growing decode steps takes without executing them one by one."""
+    """A backend that knows what a run of equal, growing decode steps takes without executing them one by one."""
 
     def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> Any:
         """The `Run` of `num_steps` steps from `plan` on; `growth` is what each adds to `plan.decode_windowed`."""
@@ -70,7 +70,7 @@ class Rank(Protocol):
 class Lockstep:
     """Turns the serve loops of its ranks over `backend`, a step or a leap at a time.
 
-    leaper:   `backend`, where it can tell what equal decode steps take together; they are then advanced together
+    leaper:   `backend`, where it knows what equal decode steps take together; they are then advanced together
     balance:  holds prompts of a rank back until the others have some, too
     size:     ranks of the group that these stand for, where a slice of it is simulated; the others do as these do
     """
@@ -245,7 +245,7 @@ class Lockstep:
         self._begin()
 
     def _end_alone(self) -> None:
-        """As `_end_together`, where there is nobody to wait for."""
+        """As `_end_together`, for a rank on its own."""
         (rank, plan), started, now, num_steps = self._active[0], self._started, self.env.ticks, self._num_steps
         finished: list[Request] = []
         if self._run is None:

@@ -7,7 +7,7 @@ A plan begins stage s once it is through the stage before, and the plan in front
 The host is the first server of this flow line: what it does before a plan starts takes its time once a plan, what it
 does beside the devices keeps it from the next one, and the plan from its end (`perfmodel.cost.steps.stages`).
 
-As in vLLM's engine core, plans are made while the queue has room and somebody can be granted something, then the oldest
+As in vLLM's engine core, plans are made while the queue has room and a request can be granted tokens, then the oldest
 plan is waited for, and what arrives meanwhile is looked at then. So two things are decided at the end of a plan only:
 requests that arrive while the queue has room wait for it, too, and join those that have come back in one plan.
 
@@ -30,7 +30,7 @@ from perfmodel.sim.replica.prompt_balance import PromptBalance
 
 
 class StagedBackend(Protocol):
-    """A backend that can tell what a plan takes in each of its stages."""
+    """A backend that knows what a plan takes in each of its stages."""
 
     @property
     def num_stages(self) -> int: ...

@@ -33,6 +33,6 @@ class PromptBalance:
         return self._num_waited == 0
 
     def pass_steps(self, num_steps: int) -> None:
-        """So many steps passed as the last one did, with nobody waiting."""
+        """So many steps passed as the last one did, with no request waiting."""
         if self._is_counting:
             self._num_waited = (self._num_waited + num_steps) % self._timeout

@@ -1,9 +1,9 @@
-"""`Replica`: one engine on the simulated clock, with the server in front of it.
+"""`EngineRank`: one engine on the simulated clock, with the server in front of it; `Replica`: those of one replica.
 
 Its steps are taken by a `Lockstep`, alone or beside the other ranks of a data-parallel group.
 """
 
-__all__ = ["Replica"]
+__all__ = ["EngineRank", "Replica"]
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ from perfmodel.sim.replica.front_end import FrontEnd
 from perfmodel.sim.replica.lockstep import Lockstep
 
 
-class Replica:
+class EngineRank:
     """An engine under simulated time.
 
     index, loop: its number in the cluster; its serve loop
@@ -29,15 +29,15 @@ class Replica:
         lockstep: Lockstep,
         index: int,
         loop: ServeLoop,
-        on_finished: "Callable[[Replica, Request], None]",
-        on_step: "Callable[[Replica, StepRecord], None]",
+        on_finished: "Callable[[EngineRank, Request], None]",
+        on_step: "Callable[[EngineRank, StepRecord], None]",
         front_end: FrontEnd | None = None,
     ) -> None:
         self.index = index
         self.loop = loop
         self.num_outstanding = 0  # requests that wait or run here, or are on their way, and the blocks of their prompts
         self.num_prompt_blocks = 0
-        self.is_dead = False  # it answers nobody, which is not known yet
+        self.is_dead = False  # failed, not yet detected
         self._watchers: list[Callable[[int], None]] = []
         self._block_size = loop.scheduler.config.block_size
         self._lockstep = lockstep
@@ -76,7 +76,7 @@ class Replica:
             self._lockstep.enter(self, request)
 
     def die(self) -> None:
-        """It loses all that it has, and nobody knows: what is sent here, or was, waits for nothing until it is aborted.
+        """It fails undetected and loses all that it has: what is sent here, or was, waits in vain until it is aborted.
 
         As with an abort, a step that runs or is planned computes its tokens in vain.
         """
@@ -109,7 +109,7 @@ class Replica:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no requests, none are on their way, and nobody is to fetch KV from it."""
+        """Whether it has no requests, none are on their way, and no KV is to be fetched from it."""
         return not (self.num_outstanding or self.loop.scheduler.detached or self.loop.has_requests)
 
     @property
@@ -145,3 +145,26 @@ class Replica:
             if self._front_end is not None:
                 self._front_end.deliver(request)
             self._on_finished(self, request)
+
+
+class Replica:
+    """One copy of the model as fleets and routers see it: the sum of its data-parallel ranks, mostly a single one."""
+
+    def __init__(self, ranks: Sequence[EngineRank]) -> None:
+        self.index = ranks[0].index
+        self.ranks = tuple(ranks)
+
+    @property
+    def num_outstanding(self) -> int:
+        """Requests that wait or run here, or are on their way."""
+        return sum([rank.num_outstanding for rank in self.ranks])
+
+    @property
+    def num_prompt_blocks(self) -> int:
+        """KV blocks of their prompts."""
+        return sum([rank.num_prompt_blocks for rank in self.ranks])
+
+    def watch(self, on_less: Callable[[int], None]) -> None:
+        """Call `on_less` with `index` whenever one of the ranks has less to do."""
+        for rank in self.ranks:
+            rank.watch(lambda _: on_less(self.index))

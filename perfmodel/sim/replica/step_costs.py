@@ -43,6 +43,7 @@ _SCHEDULING = {
 }
 _REQUESTS_LOOKED_AT = 1000
 _recent: deque[tuple[tuple[Any, ...], StepTables]] = deque(maxlen=4)
+_recent_spreads: deque[tuple[Scenario, ContextSpread | None]] = deque(maxlen=4)
 _recent_drafts: deque[tuple[tuple[Any, ...], DraftTables]] = deque(maxlen=4)
 
 
@@ -60,7 +61,7 @@ def shared_step_costs(
 
 
 def _tables_of(scenario: Scenario, calibration: Calibration, profile: EngineProfile) -> StepTables:
-    spread = _context_spread(scenario) if calibration.minds_ragged_batches else None
+    spread = _context_spread(scenario) if calibration.has_ragged_cost else None
     key = _key(scenario, calibration, profile, spread)
     for known, tables in _recent:
         if known == key:
@@ -106,6 +107,13 @@ def _key(scenario: Scenario, calibration: Calibration, profile: EngineProfile, o
 
 
 def _context_spread(scenario: Scenario) -> ContextSpread | None:
-    """Spread of the contexts that the scenario's requests have while they decode."""
+    """Spread of the contexts that the scenario's requests have while they decode; that of one of the last few
+    scenarios if they have the very same traffic, as the draws about a run have."""
+    for other, spread in _recent_spreads:
+        is_same = other.traffic is scenario.traffic and other.model is scenario.model and other.seed == scenario.seed
+        if is_same and (other.engine, other.prompt_compression) == (scenario.engine, scenario.prompt_compression):
+            return spread
     drafts = islice(Workload(scenario).drafts(), _REQUESTS_LOOKED_AT)
-    return ContextSpread.of((draft.num_prompt_tokens, draft.num_output_tokens) for draft in drafts)
+    spread = ContextSpread.of((draft.num_prompt_tokens, draft.num_output_tokens) for draft in drafts)
+    _recent_spreads.appendleft((scenario, spread))
+    return spread

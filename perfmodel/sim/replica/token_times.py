@@ -10,7 +10,7 @@ from perfmodel.specs.scenario import Scenario
 
 
 def token_watch(scenario: Scenario) -> TokenWatch | None:
-    """A watch with the readers of the scenario's SLO, and of those of its classes; None if nobody needs it."""
+    """A watch with the readers of the scenario's SLO, and of those of its classes; None if no limit needs it."""
     if not scenario.needs_token_times:
         return None
     limits = [kind.slo or scenario.slo for kind in scenario.traffic.classes] or [scenario.slo]

@@ -3,12 +3,11 @@
 __all__ = ["RequestDraft"]
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
 from math import ceil
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class RequestDraft:
+class RequestDraft(NamedTuple):
     """A request before it arrives; `arrival_s` is None in a closed loop, where the system's answers set the time.
 
     num_source_tokens: of a prompt that was shortened, before that; 0 for one that was not
@@ -26,4 +25,4 @@ class RequestDraft:
         """The request with the share `ratio` of its prompt, of which it remembers the length."""
         tokens = self.num_prompt_tokens
         hashes = self.block_hashes[: int(len(self.block_hashes) * ratio)]
-        return replace(self, num_prompt_tokens=ceil(ratio * tokens), block_hashes=hashes, num_source_tokens=tokens)
+        return self._replace(num_prompt_tokens=ceil(ratio * tokens), block_hashes=hashes, num_source_tokens=tokens)

@@ -1,7 +1,7 @@
 """How deep to draft with how many sequences: the settings of `engine.Speculation`, worked out from the cost model.
 
 Adaptively, a step drafts as deep as brings most tokens per second, E(k) / t(B, k), for its B sequences and for the
-acceptance that the engine has lately seen. The engine knows no seconds, so it is given a table.
+acceptance that the engine has seen recently. The engine knows no seconds, so it is given a table.
 """
 
 __all__ = ["draft_lengths", "mean_context", "speculation_of"]
@@ -17,7 +17,7 @@ from perfmodel.specs.scenario import Scenario
 
 _REQUESTS_LOOKED_AT = 1000
 _NUM_ESTIMATES = 20  # rows of the table: equal parts of [0, 1]
-_ASSUMED_RATE = 0.7  # where nobody has said or measured one: chat and code with common drafters lie around it
+_ASSUMED_RATE = 0.7  # where none is given or measured: chat and code with common drafters lie around it
 _ALL_BATCHES_UPTO = 16  # beyond, batches are looked at in steps of an eighth
 
 

@@ -31,7 +31,7 @@ _WHOLE = 1 << 64
 class Shares:
     """The kinds 0, 1, ... have `shares` of the requests; what they leave of the whole is of kind len(shares).
 
-    purpose: tells what is shared out, so that different purposes divide the same requests independently
+    purpose: what is shared out, so that different purposes divide the same requests independently
     """
 
     def __init__(self, shares: Sequence[float], seed: int, purpose: str) -> None:

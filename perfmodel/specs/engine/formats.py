@@ -27,7 +27,7 @@ def format_use(
           weights), int8, int4, mxfp4, nvfp4, nf4
     of:   the weights, or cached keys and values
 
-    The description is silent on formats that it does not list, and on devices whose generation nobody has declared.
+    The description is silent on formats that it does not list, and on devices without a declared generation.
     """
     rows = getattr(engine.described.facts, of).get(form)
     generation = hardware.declared.architecture

@@ -118,7 +118,7 @@ class Acceptance(Spec):
     def rates(self, depth: int, widths: tuple[int, ...] | None = None) -> tuple[float, ...]:
         """For each of `depth` positions, the probability that one of its candidates is right, given all before.
 
-        widths: candidates by depth; one each unless given. Where candidates are not told apart (`rate`,
+        widths: candidates by depth; one each unless given. Where candidates are not distinguished (`rate`,
         `per_position`, a measured file without ranks), the probability is that of all candidates together.
 
         Raises SpecError for a measured file that cannot be read.

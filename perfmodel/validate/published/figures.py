@@ -30,7 +30,7 @@ _Value = tuple[float, str]  # in the metric's own unit, and what it is made of
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A figure's predicted value in its own unit, and what it is made of, in words."""
+    """A figure's predicted value in its own unit, and what it is made of, as text."""
 
     value: float
     made_of: str

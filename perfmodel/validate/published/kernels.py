@@ -53,7 +53,7 @@ def _in_16_bits(model: ModelSpec) -> ModelSpec:
 
 
 def kernel_work(scenario: Scenario, shape: KernelShape) -> Work:
-    """The work of the kernel. Raises SpecError for a format that nobody knows."""
+    """The work of the kernel. Raises SpecError for an unknown format."""
     size = shape.size
     if shape.operator == "gemm":
         return gemm("gemm", size("m"), size("n"), size("k"), kernel_format(scenario, shape.format))

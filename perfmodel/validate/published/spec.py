@@ -1,4 +1,4 @@
-"""`published`: a figure that somebody published for a scenario, and what of a prediction it is compared with.
+"""`published`: a published figure for a scenario, and what of a prediction it is compared with.
 
 The block says which metric (of a whole run, of one step, of one operator in that step, of a kernel of given sizes, or
 of memory), the value and its unit, where it stands, and, for ratios, what it is relative to. See docs/published.md.
@@ -105,7 +105,7 @@ class Published(Spec):
 
     metric:    see perfmodel.planning.metrics, or docs/published.md
     value:     a number in `unit`; [low, high] where the source gives a range
-    technique: the family of techniques that the figure speaks of, any words; figures are grouped by it
+    technique: the family of techniques that the figure is about, any text; figures are grouped by it
     setup:     what the source says of how it was measured; note: why the prediction may differ from it
     step, operator, kernel: what of a step is meant, where the metric is not of a whole run
     baseline:  `--set` overrides that turn the scenario into what the figure is relative to; then `ratio` says which

@@ -16,7 +16,7 @@ from perfmodel.planning.metrics import ALIASES, Metric, metric_named
 class Technique(Spec):
     """A technique and what it is compared with.
 
-    name:     of the technique, any words
+    name:     of the technique, any text
     page:     its page in docs/techniques, without the suffix; none where there is none yet
     baseline: `--set` overrides that take the technique out of the scenario
     metric:   of a run, by which both are compared; a speedup says how many times better the scenario is

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.gemm import TiledGemmFit, time_gemm
+from perfmodel.cost.forms.gemm import _TILES, TiledGemmFit, time_gemm
 from perfmodel.cost.forms.tiles import TileStep
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm
@@ -29,6 +29,13 @@ def test_no_part_of_a_split_is_shorter_than_128(k: int, longest: int) -> None:
     loop takes steps of 32, and the longest part is what the product waits for."""
     time = time_gemm(gemm("x", 16, 64, k, BF16), SHARP, SLOW)
     assert time.compute_s == pytest.approx(main_loop_s(longest), rel=1e-2)
+
+
+def test_tiles_are_made_of_whole_fragments_of_tensor_cores() -> None:
+    """mma.sync multiplies 16 x 8 at a time (PTX ISA, m16n8k16); libraries double sides, so areas are powers of two."""
+    for rows, columns in _TILES:
+        assert (rows % 16, columns % 8) == (0, 0)
+        assert rows * columns & (rows * columns - 1) == 0
 
 
 @given(st.sampled_from([2, 4, 8, 16, 32]))

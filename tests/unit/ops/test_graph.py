@@ -94,6 +94,14 @@ def test_each_rank_turns_its_own_query_heads_and_the_key_that_all_share(tp):
     assert cut["rope"] / one["rope"] == pytest.approx((128 / tp + 1) / 129)
 
 
+@pytest.mark.parametrize(("fused", "tensors"), [(True, 2), (False, 1)])
+def test_stages_pass_the_hidden_states_on_and_the_residual_where_a_norm_adds_it(fused, tensors):
+    """7 tokens of 4,096 elements in bf16, to the next of two stages; a norm that adds the residual leaves two."""
+    graph = graph_of("llama-3.1-8b", pipeline_parallel_size=2, fused_kernels=fused)
+    sent = next(node for node in graph.nodes if node.name == "send_recv").work(decode_shape(7, 100))
+    assert sent.message.bytes_ == 7 * 4096 * 2 * tensors
+
+
 def test_equal_layers_share_their_nodes():
     assert len(graph_of("llama-3.1-405b").nodes) == len(graph_of("llama-3.1-8b").nodes)
     assert len(graph_of("llama-3.1-405b").nodes) < 20

@@ -153,6 +153,9 @@ def decode_seconds(
     """The formula of this module; `is_warm`: the KV may be in L2 from the last repetition. `unpack_ops`: vector
     instructions that make numbers of the cached elements, once for each time that they are read; beside loads and
     products of other warps, so that they show where they bind.
+
+    sizes: of one kernel, or columns of many; fit: its parameters; device: on which it runs
+    rate: number format of the products, unless the fit has one; xp: functions of numbers or of columns
     """
     kernel, units = fit.kernel, device.compute_units
     seqs, kv_heads, window = sizes.extent.num_seqs, sizes.extent.heads.num_kv_heads, sizes.extent.heads.window
@@ -239,7 +242,7 @@ def _unsplit_time(work: Work, sizes: DecodeSizes, fit: FlashDecodeFit, device: D
 
 
 def _seconds_per_score(sizes: DecodeSizes, work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> float:
-    """Of the whole device, for one row of a tile and one key: its products and its softmax."""
+    """Seconds of the whole device for one row of a tile and one key: its products and its softmax."""
     seconds = sizes.flops_per_token / (device.peak(fit.rate or work.rate) * fit.tensor_fraction)
     return float(seconds + _SOFTMAX_OPS / (device.compute_units * _LANES * device.clock_hz))
 

@@ -71,7 +71,11 @@ class MixedSizes(NamedTuple):
 def mixed_seconds(
     sizes: MixedSizes, fit: MixedAttentionFit, device: DeviceFacts, rate: str = "bf16", xp: Any = np
 ) -> PrefillParts:
-    """The formula of this module, for one prompt per batch."""
+    """The formula of this module, for one prompt per batch.
+
+    sizes: of one kernel, or columns of many; fit: its parameters; device: on which it runs
+    rate: number format of the products, unless the fit has one; xp: functions of numbers or of columns
+    """
     kernel = fit.kernel
     tiles = prompt_tiles(sizes.tokens, sizes.cached, 0.0 * sizes.tokens, kernel, kernel.rows, xp)
     empty = sizes.decodes * (tiles[1] - 1)

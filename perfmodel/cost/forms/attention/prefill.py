@@ -109,7 +109,11 @@ _Tiles = tuple[Values, Values, Values]
 
 
 def prefill_seconds(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts, rate: str = "bf16") -> PrefillParts:
-    """The formula of this module."""
+    """The formula of this module.
+
+    sizes: of one kernel, or columns of many; fit: its parameters; device: on which it runs
+    rate: number format of the products, unless the fit has one
+    """
     tiles = _chosen(_plain(sizes, fit.kernel, np), _packed(sizes, fit.kernel, np), sizes, fit.kernel, np)
     return _seconds(tiles, _memory(sizes, fit, device, np), sizes, fit, device, rate, np)
 
@@ -224,9 +228,12 @@ def _chosen(plain: _Tiles, packed: _Tiles | None, sizes: PrefillSizes, kernel: P
 def prompt_tiles(
     tokens: Values, cached: Values, window: Values, kernel: PrefillKernel, rows: Values, xp: Any = np
 ) -> _Tiles:
-    """Of one head: key tokens visited by tiles of `rows` queries, the number of tiles, key tokens of the longest.
+    """Key tokens that tiles of `rows` queries of a head visit, the number of tiles, key tokens of the longest.
 
     The first tiles of a window rise to its length, the rest stay there.
+
+    tokens, cached: new and cached ones of a prompt; window: keys that a query sees, 0 for all
+    kernel: with the keys of a tile; xp: functions of numbers or of columns
     """
     keys = kernel.keys
     tiles = xp.ceil(tokens / rows)

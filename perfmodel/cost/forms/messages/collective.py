@@ -87,7 +87,11 @@ class CustomAllReduceFit(Spec):
 def custom_seconds(
     sizes: CollectiveSizes, fit: CustomAllReduceFit, device: DeviceFacts, link: Link, xp: Any = np
 ) -> CollectiveParts:
-    """The engine's kernels for small messages, NCCL for large ones."""
+    """The engine's kernels for small messages, NCCL for large ones.
+
+    sizes: of one message, or columns of many; fit: of the kernels; device, link: of the ranks, and between them
+    xp: functions of numbers or of columns
+    """
     rate, others = link.bandwidth_bytes_per_s, sizes.ranks - 1
     one_shot = others * sizes.payload / (fit.one_shot_fraction * rate)
     two_shot = sizes.wire / (fit.two_shot_fraction * rate)

@@ -39,7 +39,11 @@ _EXCHANGE_START_S = 40e-6
 def nccl_between_nodes(
     message: Message, spread: Spread, fit: CollectiveFit, hop_s: float, device: DeviceFacts
 ) -> float:
-    """Seconds of a collective whose group is on several nodes. hop_s: of a hop of the low-latency protocol in a node"""
+    """Seconds of a collective whose group is on several nodes.
+
+    message, spread: the payload, and how its group is spread; fit: of NCCL within a node; device: of each rank
+    hop_s: of a hop of the low-latency protocol in a node
+    """
     hop_s = max(hop_s, _POST_S)
     return min(_nccl(message.bytes_, each, spread, fit, hop_s, device) for each in ways_of(message, spread))
 
@@ -65,6 +69,8 @@ def exchange_between_nodes(
     """Seconds of a dispatch or a combine whose ranks are on several nodes.
 
     start_s, link_fraction: of the exchange within a node
+
+    message, spread: the payload, and how its group is spread; device: of each rank
     """
     rate, network = link_fraction * device.link.bandwidth_bytes_per_s, device.network
     network_rate, latency = _SIMPLE * network.bandwidth_bytes_per_s, max(start_s, _EXCHANGE_START_S)

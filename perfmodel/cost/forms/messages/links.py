@@ -86,6 +86,8 @@ def network_time(message: Message, spread: Spread, link: Link, network: Link, ba
 
     a, b: hop latencies; W, V: one-way bandwidths of the scale-up link and of a device's share of the network. The two
     move bytes at the same time. Of a pipeline's sends, those that stay on a node cost what they do there.
+
+    message, spread: the payload, and how its group is spread; bandwidth_fraction: reached of both bandwidths
     """
     rate, network_rate = link.bandwidth_bytes_per_s * bandwidth_fraction, network.bandwidth_bytes_per_s
     network_rate *= bandwidth_fraction

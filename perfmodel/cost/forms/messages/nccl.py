@@ -59,7 +59,10 @@ class CollectiveSizes(NamedTuple):
 
     @classmethod
     def of(cls, kind: str, payload: Values, ranks: Values, switched: Values = 1.0) -> "CollectiveSizes":
-        """Messages of one kind; `switched`: in a number format that a switch can add."""
+        """Messages of one kind; `switched`: in a number format that a switch can add.
+
+        payload: bytes as nccl-tests counts them, between so many ranks
+        """
         per_rank, fixed, share, whole = _SHAPES[kind]
         others = ranks - 1
         wire = payload * (share * others / ranks + whole)
@@ -77,7 +80,11 @@ class CollectiveParts:
 def collective_seconds(
     sizes: CollectiveSizes, fit: CollectiveFit, device: DeviceFacts, link: Link, xp: Any = np
 ) -> CollectiveParts:
-    """NCCL's time; one rank alone takes none."""
+    """NCCL's time; one rank alone takes none.
+
+    sizes: of one message, or columns of many; fit: of NCCL; device, link: of the ranks, and between them
+    xp: functions of numbers or of columns
+    """
     rate = link.bandwidth_bytes_per_s
     fixed = fit.launch_s + fit.hop_s * latency_ratio(fit.link_latency_s, link) * sizes.steps
     fixed = fixed + fit.memory_touches * sizes.payload / device.bandwidth

@@ -12,7 +12,7 @@ from perfmodel.sim.fleet.disaggregation.kv_transfer import KvTransfers, Transfer
 from perfmodel.sim.fleet.disaggregation.server import DisaggregatedServer
 from perfmodel.sim.fleet.pool import FleetRouter, OnFinished, OnStep, Pool
 from perfmodel.sim.replica.front_end import FrontEnd
-from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.specs.scenario import Scenario
 
 
@@ -43,15 +43,15 @@ class PrefillDecode:
         self._server = DisaggregatedServer(env, *routers, costs, on_finished, front_end, transfers)
         return self._server
 
-    def on_prefilled(self, replica: Replica, request: Request) -> None:
+    def on_prefilled(self, replica: EngineRank, request: Request) -> None:
         assert self._server is not None
         self._server.on_prefilled(replica, request)
 
-    def on_decoded(self, replica: Replica, request: Request) -> None:
+    def on_decoded(self, replica: EngineRank, request: Request) -> None:
         assert self._server is not None
         self._server.on_decoded(replica, request)
 
-    def on_decode_step(self, replica: Replica, record: StepRecord) -> None:
+    def on_decode_step(self, replica: EngineRank, record: StepRecord) -> None:
         assert self._server is not None
         self._server.fetch(replica)  # blocks may have gone free
         self._on_step(replica, record)

@@ -29,7 +29,7 @@ from perfmodel.sim.fleet.disaggregation.kv_transfer import KvTransfers, Transfer
 from perfmodel.sim.fleet.entrance import Entrance
 from perfmodel.sim.fleet.pool import FleetRouter
 from perfmodel.sim.replica.front_end import FrontEnd
-from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.replica.replica import EngineRank
 
 # What one transfer costs from an engine to another, by their numbers.
 CostOf = Callable[[int, int], TransferCost]
@@ -54,8 +54,8 @@ class _Passage:
     """The way of a client's `request`; `prefill` is what the prefill replica `source` has of it, `target` decodes."""
 
     __slots__ = ("prefill", "request", "source", "stage", "target", "transfer")
-    source: Replica
-    target: Replica
+    source: EngineRank
+    target: EngineRank
     transfer: Process | None
 
     def __init__(self, request: Request, prefill: Request) -> None:
@@ -82,7 +82,7 @@ class DisaggregatedServer:
         to_prefill: FleetRouter,
         to_decode: FleetRouter,
         cost_of: CostOf,
-        on_finished: Callable[[Replica, Request], None],
+        on_finished: Callable[[EngineRank, Request], None],
         front_end: FrontEnd | None = None,
         transfers: KvTransfers | None = None,
     ) -> None:
@@ -91,9 +91,9 @@ class DisaggregatedServer:
         self.prefill_entrance = Entrance(to_prefill, self._prefill_at)
         self.decode_entrance = Entrance(to_decode, self._expect_at)
         self._cost_of, self._on_finished, self._front_end = cost_of, on_finished, front_end
-        self._passages: dict[int, _Passage] = {}  # of requests that somebody waits for, by their numbers
+        self._passages: dict[int, _Passage] = {}  # of requests that a client waits for, by their numbers
         self._inbound: dict[int, deque[_Passage]] = {}  # by the decode replica that has no blocks for them yet
-        self._moving: dict[_Passage, None] = {}  # transfers that have begun, whether somebody still waits or not
+        self._moving: dict[_Passage, None] = {}  # transfers that have begun, whether a client still waits or not
 
     # ---------------------------------------------------------------- the way through
 
@@ -116,12 +116,12 @@ class DisaggregatedServer:
         self._passages[request.request_id] = _Passage(request, prefill)
         self.prefill_entrance.send(prefill)
 
-    def _prefill_at(self, prefill: Request, source: Replica) -> None:
+    def _prefill_at(self, prefill: Request, source: EngineRank) -> None:
         passage = self._passages[prefill.request_id]
         passage.source, passage.stage = source, _Stage.PREFILL
         source.add(prefill)
 
-    def on_prefilled(self, source: Replica, prefill: Request) -> None:
+    def on_prefilled(self, source: EngineRank, prefill: Request) -> None:
         """`source` has sampled the first token of `prefill`."""
         passage = self._passages[prefill.request_id]
         request = passage.request
@@ -138,7 +138,7 @@ class DisaggregatedServer:
         passage.stage = _Stage.BETWEEN
         self.decode_entrance.send(request)
 
-    def _expect_at(self, request: Request, target: Replica) -> None:
+    def _expect_at(self, request: Request, target: EngineRank) -> None:
         target.loop.scheduler.check_can_ever_run(request)
         target.expect(request)  # on its way counts, for routers
         passage = self._passages[request.request_id]
@@ -147,7 +147,7 @@ class DisaggregatedServer:
         insort(inbound, passage, key=lambda other: urgency(other.request))
         self.fetch(target)
 
-    def fetch(self, target: Replica) -> None:
+    def fetch(self, target: EngineRank) -> None:
         """Start the transfers for which the decode replica `target` has blocks now, in their order."""
         inbound = self._inbound.get(target.index)
         while inbound and target.reserve(inbound[0].request):
@@ -170,7 +170,7 @@ class DisaggregatedServer:
 
     def _arrived(self, passage: _Passage) -> None:
         request, target = passage.request, passage.target
-        if self._passages.get(request.request_id) is not passage:  # nobody waits for it any more
+        if self._passages.get(request.request_id) is not passage:  # its client has given up
             self._end_move(passage)
             self.fetch(target)
             return
@@ -187,11 +187,11 @@ class DisaggregatedServer:
         passage.target.drop(passage.request)
         passage.target.forget((passage.request,))
 
-    def on_decoded(self, replica: Replica, request: Request) -> None:
+    def on_decoded(self, replica: EngineRank, request: Request) -> None:
         """`replica` has sampled the last token of `request`."""
         self._deliver(replica, request)
 
-    def _deliver(self, replica: Replica, request: Request) -> None:
+    def _deliver(self, replica: EngineRank, request: Request) -> None:
         del self._passages[request.request_id]
         if self._front_end is not None:
             self._front_end.deliver(request)
@@ -209,10 +209,10 @@ class DisaggregatedServer:
         request.status = RequestStatus.ABORTED  # if it is in the front end, that keeps it from going on
         return True
 
-    def sever(self, ranks: Sequence[Replica]) -> None:
-        """The replica of these ranks has died, and nobody knows: no transfer from it or to it goes on.
+    def sever(self, ranks: Sequence[EngineRank]) -> None:
+        """The replica of these ranks has failed, undetected: no transfer from it or to it goes on.
 
-        What other replicas keep for these they keep until it is noticed: `fail`.
+        What other replicas hold for it they hold until it is detected: `fail`.
         """
         engines = {rank.index for rank in ranks}
         for passage in self._moving:
@@ -224,8 +224,8 @@ class DisaggregatedServer:
             self.transfers.abandon(passage.transfer)
             passage.transfer = None
 
-    def fail(self, ranks: Sequence[Replica]) -> list[Request]:
-        """The replica of these ranks has died: the clients' requests that are lost with it.
+    def fail(self, ranks: Sequence[EngineRank]) -> list[Request]:
+        """The replica of these ranks has failed: the clients' requests that are lost with it.
 
         They are those that it has, and those whose KV it keeps or waits for; what other replicas keep for them is free
         again, and transfers from it and to it are over.
@@ -263,7 +263,7 @@ class DisaggregatedServer:
 
     # ---------------------------------------------------------------- invariants
 
-    def check_idle(self, engines: Sequence[Replica]) -> None:
+    def check_idle(self, engines: Sequence[EngineRank]) -> None:
         """Raise AssertionError unless nothing is left anywhere: no request, no KV block, no transfer."""
         assert not self._passages
         assert not any(self._inbound.values())

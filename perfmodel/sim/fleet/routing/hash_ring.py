@@ -44,7 +44,7 @@ class HashRing(Generic[T]):
                 del self._points[bisect_left(self._points, point)]
 
     def at(self, key: Hashable) -> T:
-        """The owner of `key`, which is told by its `repr`."""
+        """The owner of `key`, which is hashed by its `repr`."""
         place = int.from_bytes(blake2b(repr(key).encode(), digest_size=8).digest())
         return self._owners[self._points[bisect_left(self._points, place) % len(self._points)]]
 

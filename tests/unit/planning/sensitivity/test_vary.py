@@ -61,6 +61,8 @@ def test_the_suspects_are_there_and_links_only_where_devices_talk():
         ("traffic.arrivals.rate=1..8:1", "allowed 2 to 200"),
         ("traffic.arrivals.rate=1..many", "both ends must be numbers"),
         ("hardware.hbm.bandwidth=0.5x..4e12", "the same unit"),
+        ("hardware.hbm.bandwidth=1e12..2x", "the same unit"),
+        ("hardware.hbm.bandwidth=900 GB/s..2 TB/s", "the same unit"),
         ("hardware.hbn.bandwidth=1..2", "Did you mean 'hbm'"),
     ],
 )

@@ -13,7 +13,7 @@ from perfmodel.sim.fleet.disaggregation.server import DisaggregatedServer
 from perfmodel.sim.fleet.pool import FleetRouter
 from perfmodel.sim.replica.front_end import FrontEnd
 from perfmodel.sim.replica.lockstep import Lockstep
-from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.replica.replica import EngineRank, Replica
 
 S = TICKS_PER_S
 PREFILL, DECODE = 3 * S, S  # a step with prompts, a step of decodes
@@ -39,7 +39,7 @@ class System:
         policy: str = "fcfs",
         router: str = "round_robin",
         front_end: FrontEnd | None = None,
-        on_step: Callable[[Replica], None] = lambda replica: None,
+        on_step: Callable[[EngineRank], None] = lambda replica: None,
     ) -> None:
         self.env = env = TickEnvironment()
         self.done: list[Request] = []
@@ -48,12 +48,12 @@ class System:
             config = SchedulerConfig(num_seqs, 8192, block_size=4, scheduling_policy=policy)
             return ServeLoop(Scheduler(config, KVBlockManager(num_blocks, 4)), async_scheduling=False)
 
-        def after_decode(replica: Replica, _: object) -> None:
+        def after_decode(replica: EngineRank, _: object) -> None:
             self.server.fetch(replica)
             on_step(replica)
 
         self.prefills = [
-            Replica(
+            EngineRank(
                 Lockstep(env, TwoSpeeds()),
                 index,
                 loop(prefill_blocks, prefill_seqs),
@@ -62,7 +62,7 @@ class System:
             )
             for index in range(num_prefill)
         ]
-        self.decode = Replica(
+        self.decode = EngineRank(
             Lockstep(env, TwoSpeeds()),
             num_prefill,
             loop(decode_blocks, decode_seqs),
@@ -71,8 +71,8 @@ class System:
         )
         self.server = DisaggregatedServer(
             env,
-            FleetRouter(router, [(prefill,) for prefill in self.prefills]),
-            FleetRouter("round_robin", [(self.decode,)]),
+            FleetRouter(router, [Replica([prefill]) for prefill in self.prefills]),
+            FleetRouter("round_robin", [Replica([self.decode])]),
             lambda source, target: cost,
             lambda _, request: self.done.append(request),
             front_end,

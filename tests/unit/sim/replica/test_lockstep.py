@@ -12,7 +12,7 @@ from perfmodel.sim import simulate
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.prompt_balance import PromptBalance
-from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.specs import EngineSpec, load_hardware, load_model, load_scenario
 
 MOE = load_model("qwen3-30b-a3b")
@@ -38,7 +38,7 @@ def serve(
     for index, requests in enumerate(loads):
         loop = ServeLoop(Scheduler(SchedulerConfig(), KVBlockManager(1000, 16)))
         on_step = lambda replica, record: records[replica.index].append(record)  # noqa: E731
-        replica = Replica(lockstep, index, loop, lambda _, request: None, on_step)
+        replica = EngineRank(lockstep, index, loop, lambda _, request: None, on_step)
         for request in requests:
             replica.add(request)
     env.run()
@@ -76,12 +76,12 @@ def starts_of_second_prompts(num_prompts: int, timeout: int) -> list[tuple[int, 
     env, starts = TickEnvironment(), []
     lockstep = Lockstep(env, TokenBackend(), balance=PromptBalance(timeout) if timeout else None)
 
-    def on_step(replica: Replica, record: Record) -> None:
+    def on_step(replica: EngineRank, record: Record) -> None:
         if record.num_chunks:
             starts.append((replica.index, record.step))
 
     loops = [ServeLoop(Scheduler(SchedulerConfig(), KVBlockManager(1000, 16))) for _ in range(2)]
-    ranks = [Replica(lockstep, i, loop, lambda _, request: None, on_step) for i, loop in enumerate(loops)]
+    ranks = [EngineRank(lockstep, i, loop, lambda _, request: None, on_step) for i, loop in enumerate(loops)]
     for index, rank in enumerate(ranks):
         rank.add(Request(index, 0, 10, 60))
     env.run(until=100)

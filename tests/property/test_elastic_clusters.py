@@ -12,7 +12,7 @@ from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.fleet.cluster import Cluster
 from perfmodel.sim.fleet.gateway import LostRequest
 from perfmodel.sim.fleet.pool_basis import remembered_basis
-from perfmodel.sim.replica.replica import Replica
+from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import OpenLoopClient
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs import Scenario, load_scenario
@@ -98,7 +98,7 @@ def serve(scenario: Scenario, can_leap: bool) -> list[tuple[Any, ...]]:
     """What became of each request, and when."""
     env, ends = TickEnvironment(), list[tuple[Any, ...]]()
 
-    def on_finished(_: Replica, request: Request) -> None:
+    def on_finished(_: EngineRank, request: Request) -> None:
         ends.append((request.request_id, "completed", request.first_token_at, request.finished_at))
 
     def on_lost(lost: LostRequest) -> None:
