@@ -1,12 +1,13 @@
 """Decode steps as CUDA graphs: captured once per batch size, replayed with the inputs at fixed addresses.
 
-A step of n sequences runs the graph of the next captured size. The rows that pad it belong to nobody: they read a
+A step of n sequences runs the graph of the next captured size. The rows that pad it belong to no sequence: they read a
 context of one token and write to a scratch block that no sequence owns. What captures is passed in, so all but the
 capture itself runs on any device.
 """
 
-__all__ = ["Capture", "CudaCapture", "DecodeGraphs", "DecodeInputs", "no_capture"]
+__all__ = ["Capture", "CudaCapture", "DecodeGraphs", "DecodeInputs", "capture_sizes", "no_capture", "padded_size"]
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perfmodel.engine import capture_sizes, padded_size
+from perfmodel.specs.engine.description import describe_engine
 from perfmodel_executors.kernels.tiles import tuning
 from perfmodel_executors.models.batch import StepBatch, TokenSegment, slot
 from perfmodel_executors.models.decoder import Decoder
@@ -122,6 +123,20 @@ class DecodeInputs:
             new_tables = staged[ids_end:].view(len(changed), width)
             self._tables[:, :width].index_copy_(0, staged[fields_end:ids_end], new_tables)
         return len(changed)
+
+
+def capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Decodes of the graphs up to the first that holds `max_num_seqs` sequences, ascending; this engine's description
+    (hardware_specs/engines/perfmodel.yaml) has the rule."""
+    rules = describe_engine("perfmodel").facts.graphs
+    sizes = rules.sizes_up_to(rules.most_tokens)
+    return sizes[: bisect_left(sizes, max_num_seqs) + 1]
+
+
+def padded_size(num_seqs: int, sizes: Sequence[int]) -> int | None:
+    """The smallest of `sizes` that holds `num_seqs`; None if none does."""
+    index = bisect_left(sizes, num_seqs)
+    return sizes[index] if index < len(sizes) else None
 
 
 class DecodeGraphs:

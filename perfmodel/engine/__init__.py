@@ -6,7 +6,6 @@ Standard library only, no clock, no costs: `now` is an argument, and a driver (s
 
 __all__ = [
     "DISCIPLINES",
-    "MOST_CAPTURED_TOKENS",
     "POLICIES",
     "Backend",
     "Discipline",
@@ -22,12 +21,9 @@ __all__ = [
     "Speculation",
     "StepPlan",
     "StepRecord",
-    "capture_sizes",
-    "padded_size",
 ]
 
 from perfmodel.engine.batching import DISCIPLINES, Discipline
-from perfmodel.engine.capture import MOST_CAPTURED_TOKENS, capture_sizes, padded_size
 from perfmodel.engine.config import SchedulerConfig
 from perfmodel.engine.host_blocks import HostBlocks
 from perfmodel.engine.kv_blocks import KVBlockManager

@@ -1,6 +1,6 @@
 """What an operator does: FLOPs, bytes per memory level, messages. Pure functions of sizes; nothing here knows time.
 
-work, extents, messages   what operators say of themselves; `formats`, `sharding`: what they are told
+work, extents, messages   the result of an operator; `formats`, `sharding`: its input
 linear, elementwise, collectives, attention, experts, recurrent   operators, and the layers of one kind of mixer
 feedforward, node, graphs   operators put together, up to the graph of a step
 """

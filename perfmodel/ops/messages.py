@@ -119,7 +119,7 @@ class Message:
 
 
 def distinct_ranks(ffn: MoEFFN, num_ranks: int) -> float:
-    """Expected distinct ranks that a token's k experts live on, when E/R experts live on each.
+    """Expected distinct ranks that hold a token's k experts, when each holds E/R.
 
         R (1 - C(E - E/R, k) / C(E, k))
 
@@ -131,7 +131,7 @@ def distinct_ranks(ffn: MoEFFN, num_ranks: int) -> float:
 
 
 def distinct_nodes(ffn: MoEFFN, num_nodes: int) -> float:
-    """Expected distinct nodes that a token's k experts live on.
+    """Expected distinct nodes that hold a token's k experts.
 
     As of ranks, but a node may hold several of the G groups of which a token reaches t. With g = G / N of them, a node
     is missed with the mean of C(E t / G - j E / G, k) / C(E t / G, k) over the j of its groups that are among the t,

@@ -8,6 +8,7 @@ from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.files.blocks import block_class
 from perfmodel.files.catalog import list_names
 from perfmodel.models.cards import Card
+from perfmodel.specs.engine.defaults import VERSIONED_DEFAULTS
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Traffic
@@ -47,10 +48,20 @@ def scenario_schema() -> dict[str, Any]:
         "examples": list_names("traffic"),
     }
     fields["traffic"] = {"anyOf": [fields["traffic"], named]}
+    _describe_engine(result["$defs"]["EngineSpec"]["properties"])
     required = [name for name in result.pop("required") if name != "name"]  # the file's own name stands in
     # A published figure of a kernel or of a step needs neither a model nor traffic.
     result |= {"if": {"required": ["published"]}, "then": {"required": ["hardware"]}, "else": {"required": required}}
     return _titled(result, "perfmodel scenario file")
+
+
+def _describe_engine(fields: dict[str, Any]) -> None:
+    """Engines by name, versions also where YAML reads a number, and whose defaults are taken."""
+    fields["profile"]["examples"] = list_names("engines")
+    fields["version"]["anyOf"].append({"type": "number"})
+    for name in VERSIONED_DEFAULTS:
+        del fields[name]["default"]
+        fields[name]["description"] = "By default that of the engine's version on the device"
 
 
 def _titled(body: dict[str, Any], title: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from perfmodel.models.formats.kv_cache import with_eviction
 from perfmodel.models.formats.quantization import with_dtype, with_quantization
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ChangedFrom, ModelSpec
+from perfmodel.specs.engine.defaults import default_of, with_defaults
 from perfmodel.specs.engine.reading import resolve_engine
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
@@ -64,7 +65,7 @@ def load_scenario(
     for change in changes:
         _refuse_model_fields(change)
         if (len(change.path) == 1 or change.path[0] not in ("hardware", "traffic")) and not _is_of_pool(change):
-            apply_override(change, data, change.path, positions, partial(_present, data))
+            apply_override(change, data, change.path, positions, partial(_present, data, path.parent))
     complete_blocks(data)
     shared = data.get("hardware")
     _resolve_hardware(data, positions, path.parent, [c for c in changes if _is_inside("hardware", c)])
@@ -95,8 +96,13 @@ def load_traffic(name_or_path: str | pathlib.Path) -> Traffic:
     return _traffic(loaded, pathlib.Path(loaded.positions.file).parent)
 
 
-def _present(data: dict[str, Any], path: Path) -> Any:
-    """What is multiplied where the file has nothing at `path`: a field's default, or what a named network says."""
+def _present(data: dict[str, Any], folder: pathlib.Path, path: Path) -> Any:
+    """What is multiplied where the file has nothing at `path`: a field's default, that of the engine's version on the
+    device, or what a named network says."""
+    if path[:1] == ("engine",) and len(path) == 2 and isinstance(data.get("hardware"), str):
+        hardware = _hardware(find_file("hardware", _beside(data["hardware"], folder)), ())
+        found = default_of(str(path[1]), data.get("engine") or {}, hardware)
+        return default_at(Scenario, path) if found is None else found
     around: Any = data
     for key in ("cluster", "network", "link") if path[:2] == ("cluster", "network") else ():
         around = around.get(key) if isinstance(around, dict) else None
@@ -293,10 +299,11 @@ def _finished(scenario: Scenario, positions: Positions) -> Scenario:
             theirs = _as_served(
                 pool.model or changed, pool.engine, pool.hardware or scenario.hardware, positions, where
             )
-        update = {"engine": _with_length(pool.engine, theirs), "model": None if theirs is model else theirs}
-        pools.append(pool.model_copy(update=update))
+        own = _with_defaults(pool.engine, theirs, pool.hardware or scenario.hardware, scenario.traffic, positions)
+        pools.append(pool.model_copy(update={"engine": own, "model": None if theirs is model else theirs}))
     cluster = cluster.model_copy(update={"pools": tuple(pools)}) if pools else cluster
-    served = {"model": model, "engine": _with_length(engine, model), "cluster": cluster}
+    engine = _with_defaults(engine, model, scenario.hardware, scenario.traffic, positions)
+    served = {"model": model, "engine": engine, "cluster": cluster}
     return _networked(scenario.model_copy(update=served))
 
 
@@ -357,7 +364,13 @@ def _changed(model: ModelSpec, changes: ModelChanges, positions: Positions) -> M
     return replace(model, weights_path=None, changed_from=ChangedFrom(original, changes))
 
 
-def _with_length(engine: EngineSpec, model: ModelSpec) -> EngineSpec:
-    if engine.max_model_len is not None:
-        return engine
-    return engine.model_copy(update={"max_model_len": model.max_position_embeddings})
+def _with_defaults(
+    engine: EngineSpec, model: ModelSpec, hardware: HardwareSpec, traffic: Traffic, positions: Positions
+) -> EngineSpec:
+    """`engine` with the model's context length and its version's defaults where the file gives none."""
+    if engine.max_model_len is None:
+        engine = engine.model_copy(update={"max_model_len": model.max_position_embeddings})
+    try:
+        return with_defaults(engine, hardware, "offline" if traffic.arrivals.process == "burst" else "server")
+    except ValueError as error:
+        raise SpecError(f"{positions.where(('engine', 'max_num_seqs'))}: engine: {error}.") from None

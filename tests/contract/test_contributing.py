@@ -87,6 +87,35 @@ def test_a_model_is_its_config(tmp_path):
     assert simulate(scenario).summary["completed"] == 30
 
 
+ENGINE = """
+name: mine
+title: Mine
+source: its own documents
+facts:
+  batching: {prefill_exclusive: true}
+  budgets: [{max_num_batched_tokens: 4096, max_num_seqs: 64}]
+versions:
+  1.0: {source: its release notes}
+  1.10: {source: its release notes, defaults: {gpu_memory_utilization: 0.8}}
+"""
+
+
+def test_an_engine_is_one_file_and_a_version_a_section_of_it(tmp_path):
+    (tmp_path / "mine.yaml").write_text(ENGINE)
+    text = SCENARIO.replace("./my-accelerator.yaml", "h100-sxm-80gb") + "engine: {profile: ./mine.yaml}\n"
+    (tmp_path / "served.yaml").write_text(text)
+    new, old = (load_scenario(tmp_path / "served.yaml", more) for more in ([], ["engine.version=1.0"]))
+    assert (new.engine.max_num_seqs, new.engine.max_num_batched_tokens) == (64, 4096)
+    assert (new.engine.gpu_memory_utilization, old.engine.gpu_memory_utilization) == (0.8, 0.9)
+    result = simulate(new)
+    assert result.summary["total_output_tokens"] == 1500
+    assert any("mine 1.10" in note for note in result.notes)
+    # A step computes prompts or decodes: in none that has a chunk of a prompt does anything decode.
+    steps = result.steps
+    assert (steps.num_chunks > 0).any()
+    assert not ((steps.num_chunks > 0) & (steps.num_decodes > 0)).any()
+
+
 def test_a_policy_is_one_function(monkeypatch):
     monkeypatch.setitem(POLICIES, "longest-first", lambda request: (-request.num_prompt_tokens, request.request_id))
     config = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=4096, scheduling_policy="longest-first")

@@ -15,13 +15,11 @@ from perfmodel.engine import (  # noqa: E402
     Scheduler,
     SchedulerConfig,
     ServeLoop,
-    capture_sizes,
-    padded_size,
 )
 from perfmodel.specs import EngineSpec  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
 from perfmodel_executors.driver import serve  # noqa: E402
-from perfmodel_executors.graphs import DecodeGraphs, DecodeInputs, no_capture  # noqa: E402
+from perfmodel_executors.graphs import DecodeGraphs, DecodeInputs, capture_sizes, no_capture, padded_size  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.runner import RunnerSetup, StepRunner, build_runner  # noqa: E402

@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 
 from perfmodel.calibrate.measured.host import steps_scenario
-from perfmodel.engine import capture_sizes
 from perfmodel.errors import PerfmodelError
 from perfmodel.ops.work import BatchShape
 from perfmodel.specs.hardware import HardwareSpec
@@ -19,6 +18,7 @@ from perfmodel_executors.compiled.build import device_limits
 from perfmodel_executors.compiled.step import META, record_step
 from perfmodel_executors.gpu_suite.serving import SCENARIOS
 from perfmodel_executors.gpu_suite.steps import DECODES, MODELS, PROMPTS
+from perfmodel_executors.graphs import capture_sizes
 from perfmodel_executors.kernels.dispatch import KERNELS, load_kernels
 from perfmodel_executors.kernels.launch import Launch, recording
 from perfmodel_executors.kernels.problem import Inputs, problems_of

@@ -1,4 +1,4 @@
-"""What the executor's measuring programme writes about one device, and what is learnt from it offline.
+"""What the executor's measuring programme writes about one device, and what is fitted to it offline.
 
 `records` is the format of the files, shared with the programme that writes them.
 """

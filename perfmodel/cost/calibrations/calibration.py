@@ -1,7 +1,7 @@
 """Calibrations: how well a device runs each operator family under an engine, and how much of it stays unexplained.
 
 `families` holds one fit of a physical form (`perfmodel.cost.forms`) per operator family and number format. The
-datasheet calibration (`DATASHEET`) is the roofline itself: fractions of 1 and a launch overhead. A fitted one lives in
+datasheet calibration (`DATASHEET`) is the roofline itself: fractions of 1 and a launch overhead. A fitted one is in
 `hardware_specs/calibrations/<device>@<engine>.yaml`, written by `perfmodel calibrate`, never by hand.
 
 The datasheet's assumes what a kernel costs beside its bytes and FLOPs (launch, ramp-up, drain), by kind of device.
@@ -112,7 +112,7 @@ class Calibration(Spec):
         return any(key.split("/")[0] == family for key in self.families)
 
     @property
-    def minds_ragged_batches(self) -> bool:
+    def has_ragged_cost(self) -> bool:
         """Whether some attention kernel takes longer for unequal contexts than for equal ones."""
         fits = self.families.values()
         return self.knows("attention_mixed") or any(
@@ -121,7 +121,7 @@ class Calibration(Spec):
         )
 
     def fit(self, family: str, rate: str, traits: KernelTraits | None = None, format: str = "") -> FormFit:
-        """The most specific fit: family and number format (where the rate does not tell it), family and rate, then
+        """The most specific fit: family and number format (where the rate leaves it open), family and rate, then
         family, then a rate that `rate` falls back to, then the default.
 
         Sparse tensor cores are taken to reach the dense ones' share of their peak.

@@ -228,8 +228,8 @@ def activation_bytes(model: ModelSpec, shard: Sharding, engine: EngineSpec) -> f
         heads = [layer.mixer.num_heads for layer, _ in model.layers if isinstance(layer.mixer, Attention)]
         total += 2.0 * shard.columns(max(heads, default=0)) * tokens * tokens * size
     if not engine.inference_mode:
-        kept = sum(count * _inputs(layer, shard, model.hidden_size) for layer, count in model.layers)
-        total += tokens * size * kept / shard.pp
+        inputs = sum(count * _inputs(layer, shard, model.hidden_size) for layer, count in model.layers)
+        total += tokens * size * inputs / shard.pp
     return total
 
 
@@ -237,7 +237,7 @@ def _inputs(layer: Layer, shard: Sharding, hidden: int) -> int:
     """Elements per token that the operators of a layer read: residual and normed state before each block, queries,
     keys, values and what attention makes of them, the halves of a feed-forward block and their product.
 
-    Source: Korthikanti et al. 2022, section 4.1, without dropout; score matrices are not kept by fused attention.
+    Source: Korthikanti et al. 2022, section 4.1, without dropout; fused attention stores no score matrices.
     """
     total = 0
     if layer.mixer is not None:

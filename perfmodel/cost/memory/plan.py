@@ -1,9 +1,10 @@
 """The memory plan: what a device holds, and how many KV blocks remain, as vLLM sizes them.
 
-    blocks = floor( (utilization x visible memory - weights - activations - reserve - states) / bytes per block )
+    blocks = floor( (utilization x visible memory - weights - activations - reserve - graphs - states) / block bytes )
 
-at the pipeline stage that has the fewest. Not modelled: fragmentation, memory that other processes hold, encoders of
-multimodal models beyond their weights (vLLM's profiling run takes some 5 GB for them).
+at the pipeline stage that has the fewest. CUDA graphs count inside the share where the engine's version counts them
+(vLLM from 0.21 on); before, they were captured in what the share leaves. Not modelled: fragmentation, memory that other
+processes hold, encoders of multimodal models beyond their weights (vLLM's profiling run takes some 5 GB for them).
 """
 
 __all__ = ["MemoryPlan", "heads_divide", "plan_memory", "smallest_fitting_tp"]
@@ -36,6 +37,12 @@ from perfmodel.specs.hardware import HardwareSpec
 _RESERVE_BYTES = 0.15e9
 _NCCL_BYTES = 0.4e9
 
+# CUDA graphs as vLLM estimates them when it starts: 0.36 GiB for a single size, 0.62 to 0.78 for 51 sizes with prompts
+# and 35 of decodes (ten start-up logs of 0.19 to 0.27 on devices of 24 to 180 GB, within 40 %; it estimates far more
+# where the buffers of experts are captured).
+_GRAPH_POOL_BYTES = 0.35 * 2**30
+_GRAPH_BYTES = 3 * 2**20
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan(Printable):
@@ -43,6 +50,7 @@ class MemoryPlan(Printable):
 
     usable_bytes:  gpu_memory_utilization x what a process sees of the device
     weights:       bytes by component
+    graph_bytes:   of CUDA graphs, where they count in the share
     state_bytes:   recurrent states of `max_num_seqs` sequences
     num_kv_blocks: blocks of `block_size` tokens, each of all layers that keep all tokens (or of all, where none does)
     rolling_span:  tokens that a sequence holds blocks for at most, None if for all
@@ -56,6 +64,7 @@ class MemoryPlan(Printable):
     weights: dict[str, float]
     activation_bytes: float
     reserve_bytes: float
+    graph_bytes: float
     state_bytes_per_sequence: float
     state_bytes: float
     kv_bytes_per_token: float
@@ -70,6 +79,11 @@ class MemoryPlan(Printable):
     @property
     def weight_bytes(self) -> float:
         return sum(self.weights.values())
+
+    @property
+    def beside_bytes(self) -> float:
+        """Bytes of what a step needs beside weights, states and KV blocks."""
+        return self.activation_bytes + self.reserve_bytes + self.graph_bytes
 
     @property
     def kv_bytes(self) -> float:
@@ -156,6 +170,7 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
             weights=held,
             activation_bytes=activation_bytes(model, shard, engine),
             reserve_bytes=_RESERVE_BYTES + (_NCCL_BYTES if engine.num_devices > 1 else 0.0),
+            graph_bytes=_graph_bytes(engine, hardware),
             state_bytes_per_sequence=per_sequence,
             state_bytes=per_sequence * engine.max_num_seqs,
             kv_bytes_per_token=per_token,
@@ -169,6 +184,12 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
         )
         plans.append(_best_layout(plan, model, engine, shard, stage))
     return min(plans, key=lambda found: found[0].num_kv_blocks)
+
+
+def _graph_bytes(engine: EngineSpec, hardware: HardwareSpec) -> float:
+    """Bytes of the share that CUDA graphs take; 0 where they do not count in it."""
+    is_inside = engine.described.facts.graphs.inside_memory_share and hardware.kind == "gpu"
+    return _GRAPH_POOL_BYTES + _GRAPH_BYTES * engine.num_graphs if is_inside and engine.num_graphs else 0.0
 
 
 def _reserved(model: ModelSpec, engine: EngineSpec) -> int | None:
@@ -202,7 +223,7 @@ def _best_layout(
 
 
 def _with_blocks(plan: MemoryPlan, model: ModelSpec, engine: EngineSpec) -> tuple[MemoryPlan, float]:
-    room = plan.usable_bytes - plan.weight_bytes - plan.activation_bytes - plan.reserve_bytes - plan.state_bytes
+    room = plan.usable_bytes - plan.weight_bytes - plan.beside_bytes - plan.state_bytes
     if engine.num_gpu_blocks_override is not None:
         blocks = engine.num_gpu_blocks_override
     elif plan.kv_bytes_per_token:
@@ -217,9 +238,7 @@ def _does_not_fit(plan: MemoryPlan, model: ModelSpec, hardware: HardwareSpec, en
     needed = plan.weight_bytes
     what = "the weights need"
     if plan.usable_bytes >= needed:  # the weights alone would fit
-        needed += (
-            plan.activation_bytes + plan.reserve_bytes + plan.state_bytes + plan.block_size * plan.kv_bytes_per_token
-        )
+        needed += plan.beside_bytes + plan.state_bytes + plan.block_size * plan.kv_bytes_per_token
         what = "weights, activations and one KV block need"
     has = f"{hardware.name} has {hardware.memory_bytes / 1e9:.1f} GB"
     if plan.usable_bytes < 0.999 * hardware.memory_bytes:

@@ -7,7 +7,7 @@ steps is an arithmetic series.
 All times are whole picoseconds: sums do not depend on the order of their terms.
 """
 
-__all__ = ["Curve", "DecodeRun", "Piece", "Segment", "Used"]
+__all__ = ["Curve", "DecodeRun", "HostWait", "Piece", "Segment", "Used"]
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -89,16 +89,27 @@ class Curve:
 Piece = tuple[int, int, int, list[tuple[Segment, int, int]], int]
 
 
+class HostWait:
+    """Picoseconds in which the device of a pricer waited for the host."""
+
+    __slots__ = ("total",)
+
+    def __init__(self) -> None:
+        self.total = 0
+
+
 class DecodeRun:
     """Consecutive decode steps of one batch, as pieces in which each step takes `delta` longer than the one before.
 
-    Built for some steps; `commit` says how many of them took place. used: what every step uses beside attention
+    Built for some steps; `commit` says how many of them took place.
+
+    used: what every step uses beside attention; waited: what is counted as waiting for the host
     """
 
-    __slots__ = ("_pieces", "_used")
+    __slots__ = ("_pieces", "_used", "_waited")
 
-    def __init__(self, pieces: list[Piece], used: list[Used]) -> None:
-        self._pieces, self._used = pieces, used
+    def __init__(self, pieces: list[Piece], used: list[Used], waited: HostWait) -> None:
+        self._pieces, self._used, self._waited = pieces, used, waited
 
     @property
     def first_duration(self) -> int:
@@ -143,8 +154,8 @@ class DecodeRun:
             return done + high
         return done
 
-    def commit(self, num_steps: int) -> int:
-        """Count the first `num_steps` as having run; returns the picoseconds the device waited for the host."""
+    def commit(self, num_steps: int) -> None:
+        """Count the first `num_steps` as taken."""
         for each in self._used:
             each.uses += num_steps
         waited = 0
@@ -157,4 +168,4 @@ class DecodeRun:
             num_steps -= n
             if not num_steps:
                 break
-        return waited
+        self._waited.total += waited

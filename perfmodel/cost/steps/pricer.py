@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from typing import Protocol
 
 from perfmodel.cost.calibrations.draws import Draw
-from perfmodel.cost.steps.curve import Curve, DecodeRun, Piece, Used
+from perfmodel.cost.steps.curve import Curve, DecodeRun, HostWait, Piece, Used
 from perfmodel.cost.steps.explain import StepEstimate, explain
 from perfmodel.cost.steps.host import Host, step_ticks
 from perfmodel.cost.steps.tables import PS_PER_S, DrawnTables, OperatorGroup, StepTables, to_ps
@@ -36,14 +36,11 @@ class StepPricer(Protocol):
         ...
 
     def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun | None:
-        """`num_steps` decode steps from `shape` on, each of which adds a token to each sequence.
+        """`num_steps` decode steps from `shape` on, each of which adds a token to each sequence; its `commit` counts
+        those that are taken.
 
         growth: what each step adds to `shape.decode_windowed`
         """
-        ...
-
-    def commit(self, run: DecodeRun, num_steps: int) -> None:
-        """Count the first `num_steps` of `run` as taken."""
         ...
 
     def explain(self, shape: BatchShape) -> StepEstimate:
@@ -134,7 +131,7 @@ class GraphPricer:
         self._draw = draw
         self._costs = tables if draw is None else DrawnTables(tables, draw)
         self.host = Host(tables.graph, tables.timer, draw)
-        self.host_wait = 0  # picoseconds in which the device waited for the host
+        self._waited = HostWait()
         self._memos = {group.depends: _Memo(self._costs, group) for group in tables.groups}
         self._of_batch = [memo for depends, memo in self._memos.items() if depends in _OF_BATCH]
         self._shared = self._memos.get(Depends.GROUP)
@@ -143,6 +140,11 @@ class GraphPricer:
         self._curves: dict[tuple[int, int], list[Curve]] = {}
         self._mixed = tables.graph.mixed if tables.timer.mixes_attention else ()
         self._mixed_usage = Usage()
+
+    @property
+    def host_wait(self) -> int:
+        """Picoseconds in which the device waited for the host."""
+        return self._waited.total
 
     def fresh(self) -> "GraphPricer":
         """A pricer of the same steps that has counted nothing."""
@@ -167,7 +169,7 @@ class GraphPricer:
         if shape.prefills:
             device += self._prompt_time(shape)
         duration = step_ticks(batch.serial, batch.hidden, device)
-        self.host_wait += duration - device
+        self._waited.total += duration - device
         return duration
 
     def _batch_of(self, shape: BatchShape) -> _Batch:
@@ -239,12 +241,8 @@ class GraphPricer:
                 pieces.append((n, serial + device, delta, segments, serial))
             num_steps -= n
             if not num_steps:
-                return DecodeRun(pieces, used)
+                return DecodeRun(pieces, used, self._waited)
             tracks = [(curve, x + n * g, g) for curve, x, g in tracks]
-
-    def commit(self, run: DecodeRun, num_steps: int) -> None:
-        """Count the first `num_steps` of `run` as taken."""
-        self.host_wait += run.commit(num_steps)
 
     def _drawn_prompts(self, shape: BatchShape, draw: Draw) -> int:
         """Picoseconds that the draw's factor on prompts adds: to what the operators of prompts and tokens take beyond

@@ -94,9 +94,6 @@ class SpeculativePricer:
         """None: how many tokens a step brings is drawn."""
         return None
 
-    def commit(self, run: DecodeRun, num_steps: int) -> None:
-        """There are no runs."""
-
     def drafting_step(self, num_decodes: int, depth: int, context: int) -> BatchShape:
         """The shape of a step in which `num_decodes` sequences of `context` tokens each draft `depth` deep."""
         total, spans = num_decodes * context, self.tables.graph.model.attention_spans

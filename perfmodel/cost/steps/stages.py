@@ -154,9 +154,6 @@ class StagedPricer:
         """None: plans overlap."""
         return None
 
-    def commit(self, run: DecodeRun, num_steps: int) -> None:
-        """There are no runs."""
-
     def explain(self, shape: BatchShape) -> StepEstimate:
         """A step in steady state, operator by operator; without the draw."""
         return _explain_round(self.tables.graph, self.tables.timer, shape)

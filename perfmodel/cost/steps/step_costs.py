@@ -109,6 +109,9 @@ def scenario_fits(
     if engine.described.version.age != "described":
         calibration = calibration.model_copy(update={"spread": calibration.spread * _SPREAD_OTHER_VERSION})
     applied = profile.applied_to(calibration, is_eager=engine.enforce_eager)
+    if engine.captured_tokens < applied.host.captured_tokens:
+        host = applied.host.model_copy(update={"captured_tokens": engine.captured_tokens})
+        applied = applied.model_copy(update={"host": host})
     overheads = scenario.overheads
     if overheads == Overheads():
         return applied, profile

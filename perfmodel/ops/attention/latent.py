@@ -66,7 +66,7 @@ def absorb(name: str, num_tokens: float, num_heads: int, n: int, k: int, dtype: 
 
         FLOPs = 2 T H n k    bytes = b H (n k + T (n + k))
 
-    The weights are kept at the model's dtype for this. Source: DeepSeek-V2 (2024), section 2.1.2.
+    The weights stay in the model's dtype for this. Source: DeepSeek-V2 (2024), section 2.1.2.
 
     name: of the operator; num_tokens T, num_heads H: on this device; element_bytes b: of an element, in bytes
     """

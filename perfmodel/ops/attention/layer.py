@@ -32,7 +32,7 @@ def attention_heads(mixer: Attention, context: LayerContext) -> Heads:
         keeps_all=mixer.window is None,
         surplus=kv_surplus(context.model),
         unpack_ops=unpack_operations(context.model),
-        kept=mixer.evicts_to,
+        evicts_to=mixer.evicts_to,
         fraction=sparsity.fraction or 1.0 if sparsity else 1.0,
         block=sparsity.block if sparsity else 1,
         flash_version=context.flash_version,
@@ -51,7 +51,7 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
     if mixer.use_rope:
         nodes.append(on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=fused)))
     nodes += _written(mixer, context, heads)
-    is_flash = context.is_flash and heads.kept is None
+    is_flash = context.is_flash and heads.evicts_to is None
     prefill = flash_prefill if is_flash else partial(standard_prefill, is_fused=fused, is_module=not fused)
     nodes.append(on_prefills("attention_prefill", partial(prefill, heads=heads)))
     nodes += _decode(mixer, context, heads)
@@ -90,7 +90,7 @@ def _decode(mixer: Attention, context: LayerContext, heads: Heads) -> list[Opera
     attend = partial(
         attention_decode,
         splits_kv=context.splits_kv,
-        is_flash=context.is_flash and heads.kept is None,
+        is_flash=context.is_flash and heads.evicts_to is None,
         is_fused=context.is_fused,
         is_module=not context.is_fused,
         spread=context.spread if span is None else None,

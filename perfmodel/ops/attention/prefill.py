@@ -50,7 +50,7 @@ class Heads:
     surplus: tuple[Surplus, ...] = ()  # of the newest tokens, whose elements take more than `kv_element_bytes`
     unpack_ops: float = 0.0  # vector operations per cached element of the oldest tokens
     flash_version: int | None = None  # generation of FlashAttention; None: the calibrated kernels'
-    kept: int | None = None  # tokens that eviction by accumulated scores leaves of a sequence
+    evicts_to: int | None = None  # tokens that eviction by accumulated scores leaves of a sequence
 
     def cached_bytes(self, num_tokens: float, num_seqs: float) -> float:
         """Bytes of K and V of `num_tokens` cached tokens of `num_seqs` sequences, equally long."""
@@ -199,14 +199,14 @@ def standard_prefill(
     Windows and blocks only mask: they save nothing. Unfused, as a framework runs it operator by operator, the mask is a
     kernel of its own (2 b H sum(T (P + T)) more) and the KV heads are written out for each query head; `is_module`: as
     `Heads.module_scores`, and the output is copied from heads by tokens to tokens by heads. Under eviction each key's
-    scores are summed up besides, in fp32, and a prompt that comes in chunks finds `kept` of its earlier tokens.
+    scores are summed up besides, in fp32, and a prompt that comes in chunks finds `evicts_to` of its earlier tokens.
     prefills: (new tokens T, cached tokens P) of each prompt; name: of the operator; is_fused: with the mask in a kernel
     Source: Dao et al. 2022, algorithm 0; Zhang et al. 2023 (H2O); Hugging Face's eager_attention_forward.
     """
     if not prefills:
         return Work(name, "attention_prefill", rate=heads.dtype, num_kernels=0)
-    if heads.kept is not None:
-        prefills = tuple((tokens, min(cached, heads.kept)) for tokens, cached in prefills)
+    if heads.evicts_to is not None:
+        prefills = tuple((tokens, min(cached, heads.evicts_to)) for tokens, cached in prefills)
     scores = sum(t * (t + p) for t, p in prefills)
     tokens = sum(t for t, _ in prefills)
     score_bytes = 4.0 * heads.num_heads * scores * heads.element_bytes
@@ -221,7 +221,7 @@ def standard_prefill(
     if not is_fused and heads.copies_kv:
         score_bytes += heads.copy_bytes(keys)
         num_kernels += 2
-    if heads.kept is not None:
+    if heads.evicts_to is not None:
         num_kernels += 1
         score_bytes += heads.num_heads * (scores * heads.element_bytes + 2 * SCORE_SUM_BYTES * keys)
     return Work(

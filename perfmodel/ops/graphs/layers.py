@@ -93,7 +93,7 @@ def layer_nodes(
 
     reach: the share of decodes that comes to each layer, where they may leave earlier
 
-    Nodes whose names would coincide are told apart by a label of their block: "attention_decode@window_128".
+    Nodes whose names would coincide are distinguished by a label of their block: "attention_decode@window_128".
     """
     reaches = reach or [1.0] * len(layers)
     pairs = list(zip(layers, reaches, strict=True))

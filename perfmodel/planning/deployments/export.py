@@ -43,43 +43,43 @@ def serve_commands(result: PlanResult, finalist: Finalist) -> list[str]:
     lines = []
     for pool in scenario.pools:
         hardware = (pool.hardware or scenario.hardware).name
-        words = ["vllm", "serve", scenario.model.hf_id or scenario.model.name, *engine_arguments(pool.engine)]
+        command = ["vllm", "serve", scenario.model.hf_id or scenario.model.name, *engine_arguments(pool.engine)]
         num_nodes = ceil(pool.engine.num_devices / (pool.hardware or scenario.hardware).devices_per_node)
-        words += _across_nodes(pool.engine) if num_nodes > 1 else []
+        command += _across_nodes(pool.engine) if num_nodes > 1 else []
         if pool.role in _KV_ROLES:
             config = f'{{"kv_connector": "NixlConnector", "kv_role": "{_KV_ROLES[pool.role]}"}}'
-            words += ["--kv-transfer-config", config]
+            command += ["--kv-transfer-config", config]
         what = f"{pool.replicas} x {pool.role} on {pool.engine.num_devices} x {hardware}"
         what += f", {num_nodes} nodes that a Ray cluster joins" if num_nodes > 1 else ""
-        lines += [f"# {what}", shlex.join(words)]
+        lines += [f"# {what}", shlex.join(command)]
     return lines
 
 
 def _across_nodes(engine: EngineSpec) -> list[str]:
     """What starts ranks on other nodes. Source: vLLM's documentation, "Parallelism and Scaling", "Data Parallel
     Deployment"."""
-    words = ["--distributed-executor-backend", "ray"]
-    return [*words, "--data-parallel-backend", "ray"] if engine.data_parallel_size > 1 else words
+    arguments = ["--distributed-executor-backend", "ray"]
+    return [*arguments, "--data-parallel-backend", "ray"] if engine.data_parallel_size > 1 else arguments
 
 
 def engine_arguments(engine: EngineSpec) -> list[str]:
     """What vLLM is started with, where it differs from its defaults."""
-    words = []
+    arguments, defaults = [], dict(engine.described.facts.defaults)
     for name in _ARGUMENTS:
-        value, default = getattr(engine, name), EngineSpec.model_fields[name].default
+        value, default = getattr(engine, name), defaults.get(name, EngineSpec.model_fields[name].default)
         if value is not None and (value != default or name in _ALWAYS):
-            words += [f"--{name.replace('_', '-')}", str(value)]
+            arguments += [f"--{name.replace('_', '-')}", str(value)]
     for name in _SWITCHES:
         value = getattr(engine, name)
         if value != EngineSpec.model_fields[name].default:
-            words.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
+            arguments.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
     drafts = engine.speculative_config
     if drafts is not None:
         given: dict[str, Any] = {"method": drafts.method, "num_speculative_tokens": drafts.num_speculative_tokens}
         if drafts.model is not None:
             given["model"] = drafts.model.hf_id or drafts.model.name
-        words += ["--speculative-config", json.dumps(given)]
-    return words
+        arguments += ["--speculative-config", json.dumps(given)]
+    return arguments
 
 
 def scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
@@ -107,8 +107,8 @@ def scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
     if device_files(result, finalist):  # a later override, the plan's own choice, has put the plain name there again
         data["hardware"] = f"./{_device_file(candidate.layout.scenario.hardware)}"
     data["name"] = f"{result.scenario.name}-planned"
-    words = f"# Chosen by `perfmodel plan {Path(result.base.path).name}`: {finalist.label}.\n"
-    return words + dump_yaml(data)
+    heading = f"# Chosen by `perfmodel plan {Path(result.base.path).name}`: {finalist.label}.\n"
+    return heading + dump_yaml(data)
 
 
 def device_files(result: PlanResult, finalist: Finalist) -> dict[str, str]:
@@ -117,9 +117,9 @@ def device_files(result: PlanResult, finalist: Finalist) -> dict[str, str]:
     if not changed:
         return {}
     hardware = finalist.deployment.screened.candidate.layout.scenario.hardware
-    words = f"# {hardware.name} with {', '.join(changed)}.\n"
+    heading = f"# {hardware.name} with {', '.join(changed)}.\n"
     data = hardware.model_dump(mode="json", exclude_unset=True)
-    return {_device_file(hardware): words + dump_yaml(data)}
+    return {_device_file(hardware): heading + dump_yaml(data)}
 
 
 def _device_file(hardware: HardwareSpec) -> str:

@@ -19,6 +19,7 @@ from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.formats import linear_format
 from perfmodel.planning.screening.candidates import Base, Candidate, Layout, PrefillEngine
 from perfmodel.planning.spec import PlanSpace, PlanSpec, PoolSpace, ratio_of
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
 
@@ -72,7 +73,10 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
     for choices in _layout_choices(space):
         own = [ratio for ratio in ratios if ratio is None or not is_unequal]
         _add(
-            found, rooms, choices, [(*each, ratio, None) for each in _schedules(space, rooms.scenario) for ratio in own]
+            found,
+            rooms,
+            choices,
+            [(*each, ratio, None) for each in _schedules(space, rooms.engine(choices)) for ratio in own],
         )
     if is_unequal:
         _check_hardware_is_whole(base, space)
@@ -81,7 +85,7 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
         for choices in _layout_choices(decode):
             with_prefills = [
                 (*each, ratio, prefill)
-                for each in _schedules(decode, rooms.scenario)
+                for each in _schedules(decode, rooms.engine(choices))
                 for ratio in apart
                 for prefill in _prefills(choices, space.prefill, *each[:2])
             ]
@@ -185,6 +189,13 @@ class _Layouts:
             raise found
         return found
 
+    def engine(self, choices: dict[str, Any]) -> EngineSpec:
+        """The engine of a layout, with its version's defaults on its devices."""
+        try:
+            return self.layout(choices).scenario.engine
+        except _RefusedError:
+            return self.scenario.engine
+
     def memory(self, layout: Layout, seqs: int, tokens: int) -> MemoryPlan:
         """Raises _RefusedError for a layout that does not hold the model, or too few tokens beside it."""
         key = id(layout), seqs, tokens
@@ -202,8 +213,7 @@ def _layout_choices(space: PlanSpace | PoolSpace) -> Iterator[dict[str, Any]]:
         yield dict(zip(axes, values, strict=True))
 
 
-def _schedules(space: PlanSpace, scenario: Scenario) -> Iterator[tuple[int, int, bool]]:
-    engine = scenario.engine
+def _schedules(space: PlanSpace, engine: EngineSpec) -> Iterator[tuple[int, int, bool]]:
     yield from product(
         space.max_num_seqs or (engine.max_num_seqs,),
         space.max_num_batched_tokens or (engine.max_num_batched_tokens,),

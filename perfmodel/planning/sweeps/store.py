@@ -39,6 +39,7 @@ _SOURCES = (
     *(f"planning/sweeps/{name}.py" for name in ("points", "metrics", "capacity", "typical_step")),
 )
 _DATA: tuple[Kind, ...] = ("hardware", "models", "traffic", "scenarios")
+_NAMED: tuple[Kind, ...] = ("engines", "networks")  # which a resolved scenario still has by name
 
 
 class Store:
@@ -102,11 +103,12 @@ def key_of(scenario: Scenario, point: Point) -> str:
 
 @lru_cache(maxsize=1)
 def program_version() -> str:
-    """The version, and a hash of the sources that answers come from, networks between nodes among them."""
+    """The version, and a hash of the sources that answers come from, descriptions of engines among them."""
     root = Path(__file__).resolve().parents[2]
     rooms = [root / name for name in _SOURCES]
     files = [file for room in rooms for file in ([room] if room.suffix else sorted(room.rglob("*.py")))]
-    files += sorted(data_dir("networks").glob("*.yaml"))  # a scenario that is resolved still names its networks
+    for kind in _NAMED:
+        files += sorted(data_dir(kind).glob("*.yaml"))
     return f"{__version__}+{_hash_of(files)}"
 
 

@@ -189,7 +189,7 @@ def memory_figure(plan: MemoryPlan) -> go.Figure:
     """What lies in one device's memory, one bar, beside what a process sees of it; what is left is not used."""
     parts = (
         ("weights", plan.weight_bytes),
-        ("activations and reserve", plan.activation_bytes + plan.reserve_bytes),
+        ("activations and reserve", plan.beside_bytes),
         ("recurrent states", plan.state_bytes),
         ("KV blocks", plan.kv_bytes),
     )

@@ -10,6 +10,8 @@ def memory_view(plan: MemoryPlan) -> Document:
     """Weights, activations, states and KV blocks of one device; the largest batch and context."""
     parts = [(f"weights: {name.replace('_', ' ')}", size) for name, size in plan.weights.items() if size]
     parts += [("activations", plan.activation_bytes), ("reserve", plan.reserve_bytes)]
+    if plan.graph_bytes:
+        parts.append(("CUDA graphs", plan.graph_bytes))
     if plan.state_bytes:
         parts.append((f"states of {plan.max_num_seqs} sequences", plan.state_bytes))
     parts.append(("KV blocks", plan.kv_bytes))

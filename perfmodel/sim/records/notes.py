@@ -8,6 +8,7 @@ from perfmodel.cost import Calibration
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.experts.routing import dropped_share, popularity_of
 from perfmodel.sim.records.columns import RequestColumns
+from perfmodel.specs.engine.defaults import engine_notes
 from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.prices import stale_price_notes
 from perfmodel.specs.scenario import Scenario
@@ -24,7 +25,12 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
     notes += network_notes(scenario)
     if scenario.routing.capacity_factor is not None:
         notes += _dropped(scenario, requests, num_steps)
-    return (*notes, *stale_price_notes(scenario))
+    return (*notes, *_engine_notes(scenario), *stale_price_notes(scenario))
+
+
+def _engine_notes(scenario: Scenario) -> list[str]:
+    """Notes on the defaults that were taken where the scenario gives none, and on versions taken for others."""
+    return list(dict.fromkeys(note for pool in scenario.pools for note in engine_notes(pool.engine)))
 
 
 def network_notes(scenario: Scenario) -> list[str]:

@@ -78,7 +78,7 @@ class SimulatedBackend:
 
     def commit(self, run: DecodeRun, plan: StepPlan, num_steps: int) -> None:
         """The first `num_steps` of `run`, which began with `plan`, have taken place."""
-        self._pricer.commit(run, num_steps)
+        run.commit(num_steps)
         self.prompt_time.add_decoding(run.duration(num_steps))
 
     def _apart(self, shape: BatchShape) -> tuple[int, int]:

@@ -61,7 +61,7 @@ def shared_step_costs(
 
 
 def _tables_of(scenario: Scenario, calibration: Calibration, profile: EngineProfile) -> StepTables:
-    spread = _context_spread(scenario) if calibration.minds_ragged_batches else None
+    spread = _context_spread(scenario) if calibration.has_ragged_cost else None
     key = _key(scenario, calibration, profile, spread)
     for known, tables in _recent:
         if known == key:

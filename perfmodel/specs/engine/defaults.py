@@ -1,31 +1,17 @@
 """What an engine's version puts where a scenario gives no argument, and what an answer says of that."""
 
-__all__ = ["EngineUsed", "default_of", "engine_used", "engines_used", "with_defaults"]
+__all__ = ["VERSIONED_DEFAULTS", "default_of", "engine_notes", "with_defaults"]
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.specs.engine.description import EngineFacts, StepBudget, Use
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 
-if TYPE_CHECKING:
-    from perfmodel.specs.scenario import Scenario
-
 _ON_EVERY_DEVICE = ("gpu_memory_utilization", "block_size", "async_scheduling")
 _OF_A_STEP = ("max_num_batched_tokens", "max_num_seqs")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineUsed:
-    """The description that an answer stands on: the engine's name, the version asked for (None: none was), the
-    described one that stands for it ("" for an engine without versions), and what to say of both."""
-
-    name: str
-    version_asked: str | None
-    version: str
-    notes: tuple[str, ...]
+VERSIONED_DEFAULTS = (*_ON_EVERY_DEVICE, *_OF_A_STEP)
 
 
 def with_defaults(
@@ -64,22 +50,17 @@ def default_of(name: str, given: Mapping[str, Any], hardware: HardwareSpec, use:
     return _defaults(EngineSpec.model_validate(kept), hardware, use, 0).get(name)
 
 
-def engine_used(engine: EngineSpec) -> EngineUsed:
-    """The description of one engine, and the sentences that an answer owes its reader."""
-    description, chosen = engine.described.description, engine.described.version
-    notes = [f"{description.title}: {chosen.note}."] if chosen.note else []
-    taken = [name for name in (*_ON_EVERY_DEVICE, *_OF_A_STEP) if name not in engine.model_fields_set]
+def engine_notes(engine: EngineSpec) -> tuple[str, ...]:
+    """The sentences that an answer owes its reader: which version stands for which, and whose defaults were taken."""
+    described = engine.described
+    notes = [f"{described.description.title}: {described.version.note}."] if described.version.note else []
+    taken = [name for name in VERSIONED_DEFAULTS if name not in engine.model_fields_set]
     if engine.num_gpu_blocks_override is not None:
         taken = [name for name in taken if name != "gpu_memory_utilization"]
     if taken:
         values = ", ".join(f"{name} {_shown(getattr(engine, name))}" for name in taken)
-        notes.append(f"Defaults of {engine.described.label}: {values}.")
-    return EngineUsed(description.name, chosen.asked, chosen.described, tuple(notes))
-
-
-def engines_used(scenario: "Scenario") -> tuple[EngineUsed, ...]:
-    """The descriptions of all engines of a scenario, each once."""
-    return tuple(dict.fromkeys(engine_used(pool.engine) for pool in scenario.pools))
+        notes.append(f"Defaults of {described.label}: {values}.")
+    return tuple(notes)
 
 
 def _defaults(engine: EngineSpec, hardware: HardwareSpec, use: Use, longest: int) -> dict[str, Any]:

@@ -101,7 +101,8 @@ class EngineSpec(Spec):
     @model_validator(mode="after")
     def _budget_holds_a_batch(self) -> "EngineSpec":
         # vLLM refuses this too: a running batch must fit the budget with one token each.
-        if self.batching == "continuous" and self.max_num_batched_tokens < self.max_num_seqs:
+        both_given = {"max_num_batched_tokens", "max_num_seqs"} <= self.model_fields_set
+        if both_given and self.batching == "continuous" and self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}; "
                 f"raise the first or lower the second"
@@ -187,6 +188,25 @@ class EngineSpec(Spec):
         if num_stages == 1 or shared == "shared":
             return most, 0
         return (most, max(most // num_stages, 1)) if shared == "even_share" else (most * num_stages, most)
+
+    @property
+    def captured_tokens(self) -> int:
+        """Tokens of the largest step that a CUDA graph is captured for; 0 without graphs."""
+        if self.enforce_eager:
+            return 0
+        return self.described.facts.graphs.most(self.max_num_seqs, self.max_num_batched_tokens, self._drafted)
+
+    @property
+    def num_graphs(self) -> int:
+        """CUDA graphs that are captured: of steps that decode, and of those with prompts where the engine does that."""
+        graphs = self.described.facts.graphs
+        sizes = graphs.sizes_up_to(self.captured_tokens)
+        decodes = sum(size <= self.max_num_seqs * (1 + self._drafted) for size in sizes)
+        return decodes + (len(sizes) if graphs.with_prompts else 0)
+
+    @property
+    def _drafted(self) -> int:
+        return 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens or 0
 
     @property
     def num_devices(self) -> int:

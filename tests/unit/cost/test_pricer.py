@@ -93,7 +93,7 @@ def test_a_run_is_the_sum_of_its_steps_to_the_last_picosecond(
     assert 1 <= reached <= num_steps
     assert reached == num_steps or sum(steps[:reached]) >= elapsed
     assert reached == 1 or sum(steps[: reached - 1]) < elapsed
-    together.commit(run, num_steps)
+    run.commit(num_steps)
     one, other = together.usage(), single.usage()
     assert one.flops == pytest.approx(other.flops, rel=1e-9)
     assert one.hbm_bytes == pytest.approx(other.hbm_bytes, rel=1e-9)
@@ -138,7 +138,7 @@ def test_a_run_under_way_counts_all_the_same_when_other_costs_are_dropped(
     run = pricer.run(decodes, (), 20)
     for shape in shapes:
         pricer.price(shape)
-    pricer.commit(run, 20)
+    run.commit(20)
     flops = sum(estimate_step(graph, timer, shape).flops for shape in shapes)
     flops += sum(estimate_step(graph, timer, decode_shape(8, 1000 + i)).flops for i in range(20))
     assert pricer.usage().flops == pytest.approx(flops, rel=1e-9)

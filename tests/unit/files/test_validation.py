@@ -43,7 +43,11 @@ def mistakes(tmp_path: Path, spec: type[BaseModel], text: str) -> list[str]:
         ),
         (EngineSpec, "batching: continous\n", "Did you mean 'continuous'?"),
         (EngineSpec, "batching: foo\n", "allowed 'continuous', 'iteration', 'dynamic', 'static' or 'none'."),
-        (EngineSpec, "max_num_seqs: 4096\n", "max_num_batched_tokens=2048 is below max_num_seqs=4096; raise the first"),
+        (
+            EngineSpec,
+            "max_num_seqs: 4096\nmax_num_batched_tokens: 2048\n",
+            "max_num_batched_tokens=2048 is below max_num_seqs=4096; raise the first",
+        ),
         (SLO, "ttft_ms: {a: 1}\n", "FILE:1: ttft_ms: found a mapping, allowed a number."),
         (
             SLO,

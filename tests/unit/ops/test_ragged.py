@@ -31,7 +31,7 @@ def _seconds(device: str, batch: int, factors: tuple[float | None, ...]) -> list
     """Decode attention of a batch with a mean context of 700 whose longest is so many times as long."""
     hardware, model = load_hardware(device), load_model("llama-3.1-8b")
     calibration = load_calibration(hardware, "vllm")
-    assert calibration.minds_ragged_batches
+    assert calibration.has_ragged_cost
     timer, times = OperatorTimer(hardware, calibration), []
     for factor in factors:
         graph = build_graph(model, spread=None if factor is None else ContextSpread((factor,)))

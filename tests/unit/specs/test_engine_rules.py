@@ -36,6 +36,17 @@ def test_sequences_on_pipeline_stages(profile, limits):
     assert EngineSpec(profile=profile, max_num_seqs=64).sequence_limits == (64, 0)
 
 
+def test_steps_are_captured_up_to_what_the_engine_captures():
+    """vLLM: min(2 x max_num_seqs x (1 + drafted tokens), 512, max_num_batched_tokens), with prompts; nothing eagerly.
+    SGLang and TensorRT-LLM capture steps that only decode, so that all steps with prompts are launched."""
+    found = {}
+    for text in ("engine.max_num_seqs=8", "engine.max_num_seqs=256", "engine.profile=sglang", "engine.profile=trtllm"):
+        scenario = load_scenario("llama-3.1-8b-a100", [text])
+        found[text.partition("=")[2]] = scenario_fits(scenario)[0].host.captured_tokens
+    assert found == {"8": 16, "256": 512, "sglang": 0, "trtllm": 0}
+    assert EngineSpec(max_num_seqs=8, enforce_eager=True).captured_tokens == 0
+
+
 def test_a_recorded_run_has_the_defaults_of_its_version():
     hardware = load_hardware("h100-sxm-80gb")
     versions = ("0.12.0", "0.19.0", "0.21.0")

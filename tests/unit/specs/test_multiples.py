@@ -4,13 +4,12 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.specs import load_scenario
-from perfmodel.specs.engine.spec import EngineSpec
 
 DISAGGREGATED = "llama-3.1-70b-h100-disaggregated"
 
 
 def test_a_default_is_multiplied_where_the_file_gives_no_value():
-    default = EngineSpec().gpu_memory_utilization
+    default = load_scenario("llama-3.1-8b-a100").engine.gpu_memory_utilization
     scenario = load_scenario("llama-3.1-8b-a100", ["engine.gpu_memory_utilization=0.5x", "overheads.host=3x"])
     assert scenario.engine.gpu_memory_utilization == pytest.approx(default / 2)
     assert (scenario.overheads.host, scenario.overheads.kernels) == (3.0, 1.0)

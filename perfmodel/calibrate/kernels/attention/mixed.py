@@ -46,7 +46,7 @@ _FREE = (
     "empty_s",
     "reread",
 )
-# Of the softmax per score: read off two cards whose tensor and vector rates differ, which it alone tells apart.
+# Of the softmax per score: read off two cards whose tensor and vector rates differ, which alone separates it.
 _SOFTMAX_OPS = 38.0
 
 

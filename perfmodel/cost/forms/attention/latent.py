@@ -8,7 +8,7 @@ n tokens, w weights of the projections in e_g bytes each at the tensor rate F_g.
 `attention_prefill` at the keys' and values' expanded sizes; that of decodes is `attention_decode` with one KV head of
 the latent's size, whose query heads are padded to the rows of a tile. `floor` is the host's time where modules were
 launched one by one: serving replays graphs and does not pay it, nor the projections, which are operators of their own.
-The fractions of projections and of attention are told apart by the number of heads only: do not read one alone.
+The fractions of projections and of attention are separated by the number of heads only: neither means much alone.
 """
 
 __all__ = [
@@ -46,7 +46,7 @@ from perfmodel.files.base import Spec
 from perfmodel.ops.extents import Values
 from perfmodel.ops.work import Work
 
-_KERNEL_S = 5e-6  # launch of the attention kernel alone, which no module tells apart
+_KERNEL_S = 5e-6  # launch of the attention kernel alone, which no module shows by itself
 
 
 class LatentPrefillFit(Spec):
