@@ -96,6 +96,8 @@ def try_bug(copy: Path, bug: Bug, tests: list[tuple[float, str]]) -> dict[str, A
         path.write_bytes(bug.applied(good))
         status = in_child(copy, ["-x", *asked], None, LIMIT_S)
         path.write_bytes(good)
+    if status in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise SystemExit(f"pytest found no such test: {', '.join(asked)}")
     verdict = "not run" if not asked else "survived" if status == 0 else "killed" if status > 0 else "endless"
     found = {"room": bug.room, "name": bug.name, "verdict": verdict, "asked": len(asked), "covering": len(tests)}
     return found | {"test": asked[0] if len(asked) == 1 and status else None}
