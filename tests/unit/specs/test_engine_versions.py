@@ -34,7 +34,7 @@ def test_what_engines_print_is_read(text, release, kind):
 
 @pytest.mark.parametrize("text", ["", "newest", "0.x", "vllm", "0..1"])
 def test_what_is_no_version_is_refused_with_an_example(text):
-    with pytest.raises(SpecError, match=r"no version; write it as .* 0\.21\.0"):
+    with pytest.raises(SpecError, match=r"not a version; write it as .* 0\.21\.0"):
         choose_version(text, DESCRIBED)
 
 
