@@ -26,7 +26,7 @@ _HEAD = ("requests", "steps", "CPU s", "us/request", "peak GB")
 
 
 def cells(row: dict[str, float]) -> list[str]:
-    """A size in words."""
+    """A size as text."""
     counts = [f"{row[name]:,.0f}" for name in ("num_requests", "num_steps")]
     return [*counts, f"{row['cpu_s']:.1f}", f"{row['us_per_request']:.0f}", f"{row['peak_gb']:.3f}"]
 

@@ -5,7 +5,7 @@
 Random planning problems: a model, lengths, an SLO, a rate, two kinds of devices, sixteen candidates or more. Every
 candidate that serves anything is simulated, with the same requests, for its highest rate under the SLO. Asked is
 whether the one that the simulator finds best by the problem's objective is among the screen's first five; where it is
-not, whether a plan would have told the order of the two as in doubt: in how many common draws of the model's errors,
+not, whether a plan would have called the order of the two in doubt: in how many common draws of the model's errors,
 with three seeds, it is better than the best of the five. Also: how far the screen's rates are from the simulated ones.
 
 Every simulated point is in the store: a run that was stopped goes on where it was.
@@ -135,7 +135,7 @@ def solve(problem: Problem) -> Solved:
 
 
 def _better(plan: PlanResult, screen: Screen, store: str, one: Screened, other: Screened) -> float:
-    """The share of draws, common to both, in which `one` is better, as a plan tells it."""
+    """The share of draws, common to both, in which `one` is better, as in a plan."""
     found = []
     patience_s = (plan.scenario.slo.ttft_ms or 0.0) / 1e3
     for each, drawn in zip(
@@ -179,7 +179,7 @@ def lines(solved: Sequence[Solved]) -> list[str]:
     if others:
         in_doubt, lost = sum(each.better < SURE for each in others), max(each.loss for each in others)
         found.append(
-            f"Of the others, a plan would have told {in_doubt} of {len(others)} as in doubt; lost by simulating five "
+            f"Of the others, a plan would have called {in_doubt} of {len(others)} in doubt; lost by simulating five "
             f"only: {lost:.1%} at most."
         )
     for each in others:

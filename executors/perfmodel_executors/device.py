@@ -1,4 +1,4 @@
-"""The device that a scenario's hardware stands for, how time is told on it, and a sentence for what it cannot hold."""
+"""The device that a scenario's hardware stands for, its clock, and a sentence for what it cannot hold."""
 
 __all__ = [
     "DeviceClock",

@@ -33,7 +33,7 @@ class Clock(Protocol):
 
 
 class VirtualClock:
-    """Advances by what it is told."""
+    """Advances by the durations that it is given."""
 
     def __init__(self) -> None:
         self.now = 0

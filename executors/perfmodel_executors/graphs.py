@@ -1,6 +1,6 @@
 """Decode steps as CUDA graphs: captured once per batch size, replayed with the inputs at fixed addresses.
 
-A step of n sequences runs the graph of the next captured size. The rows that pad it belong to nobody: they read a
+A step of n sequences runs the graph of the next captured size. The rows that pad it belong to no sequence: they read a
 context of one token and write to a scratch block that no sequence owns. What captures is passed in, so all but the
 capture itself runs on any device.
 """

@@ -30,7 +30,7 @@ def fit_recorded(
 ) -> list[tuple[Calibration | EngineProfile, Path]]:
     """Fit what `path` holds and write it to the folder `out`, by default among the calibrations.
 
-    A folder gives one calibration per device; a JSON file of serving runs, or a CSV of steady states, what it tells of
+    A folder gives one calibration per device; a JSON file of serving runs or a CSV of steady states what it says about
     the engine's profile. Raises SpecError for measurements that cannot be read, or are of another engine.
     """
     folder = out or data_dir("calibrations")
@@ -48,7 +48,7 @@ def fit_recorded(
 def fit_recorded_generation(
     path: Path, architecture: str, out: Path | None = None, progress: Progress | None = None
 ) -> tuple[GenerationFit, Path]:
-    """Fit what the steady states in `path` tell of an architecture's kernels, and write it as `fit_recorded` does."""
+    """Fit what the steady states in `path` say about an architecture's kernels, and write it as `fit_recorded` does."""
     rows, _ = read_steady_states(path)
     fit = fit_generation(architecture, rows, progress=progress).model_copy(
         update={

@@ -73,7 +73,7 @@ def _top(version: bool = typer.Option(False, "--version", help="Print the versio
 
 def main() -> None:
     """Entry point of the `perfmodel` command."""
-    # A simulation makes many objects that live on and hardly a cycle: looking for those after every 700 takes a tenth
+    # A simulation makes many long-lived objects and hardly a cycle: looking for those after every 700 takes a tenth
     # of its time.
     gc.set_threshold(100_000, 20, 20)
     # No plugin of pydantic has a part in the command, and to look for them it reads what every installed package says.

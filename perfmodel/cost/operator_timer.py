@@ -71,7 +71,7 @@ class OperatorTimer:
         fit = self._fits.get(key)
         if fit is None:
             fit = self.calibration.fit(work.family, rate, traits, work.format)
-            if leaves_node:  # nobody timed it there: how well it is known within a node says nothing
+            if leaves_node:  # no measurements there: how well it is known within a node says nothing
                 fit = fit.model_copy(update={"residuals": Residuals()})
             self._fits[key] = fit
         return fit

@@ -16,7 +16,7 @@ first and no time, until arithmetic takes as long. Below the floor nothing is sa
 A clock takes milliseconds to change (Velicka et al. 2025, on A100 and GH200), a layer takes less. So operators that
 alternate share one: the mean of what each would need, weighed by the energy that it asks for. Norms and all-reduces
 between large products, whose copies and sums are made by the same units, run at the products' clock; only what waits
-for memory, or for another node, does not mind.
+for memory, or for another node, is not affected.
 
 TDP itself is no cap here: measured times, which calibrations are fitted to, have its throttling in them.
 """

@@ -69,7 +69,7 @@ class TokenWatch:
         self._ends = list(accumulate(durations, initial=started))[1:]
 
     def pass_leap(self, age: int, last: int, joined: dict[Request, int]) -> None:
-        """As `pass_step` for each of those that `begin_leap` was told of, with tokens from the age `age` on."""
+        """As `pass_step` for each of those that `begin_leap` was given, with tokens from the age `age` on."""
         ends = self._ends
         self._greet(age, ends[0], joined)
         oldest, newest = next(iter(joined.values()), age), age + len(ends) - 1

@@ -38,7 +38,7 @@ class LinearFormat:
     output_bytes:    per output element, and per input element before quantization
     outlier_share: of the input columns, multiplied apart at `outlier_rate`
     quantizes_input: a kernel quantizes the activations first (dynamic fp8, int8, fp4)
-    name:            of the number format, where the rate does not tell which kernels run ("fp8_block", "int4_wo")
+    name:            of the number format, where the rate leaves open which kernels run ("fp8_block", "int4_wo")
     """
 
     rate: str

@@ -45,7 +45,7 @@ class Metric:
     key:           its name in JSON
     label:         what it is called, as in the middle of a sentence
     dimension:     of its value, in the unit that the key names: s, ms, requests/s, tokens/s, fraction, count, USD ...
-    is_better_low: whether less is better (times, bytes), which tells which way round a speedup is
+    is_better_low: whether less is better (times, bytes), which decides which way round a speedup is
     digits:        after the point, in columns
     needs_context: whether it asks for the tokens of a sequence
     is_neutral:    whether neither more nor less is better
@@ -276,7 +276,7 @@ def metric_named(name: str, basis: Basis) -> Metric:
 
 
 def basis_by_name(name: str) -> Basis:
-    """What a metric is of, where nothing but its name tells: a run's, else a step's, else memory's.
+    """What a metric is of, by its name alone: a run's, else a step's, else memory's.
 
     Raises ValueError for a name that is none of these.
     """

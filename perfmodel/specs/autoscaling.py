@@ -14,7 +14,7 @@ class AutoscalingSpec(Spec):
     """As many replicas as the load asks for: ceil(load / target), the load being counted each `interval_s`.
 
     metric:             concurrency: requests that wait or run; queue: requests that wait, and then replicas go one at a
-                        time, when nobody waits; kv_cache_usage: KV blocks in use, `target` being a share of a
+                        time, when no request waits; kv_cache_usage: KV blocks in use, `target` being a share of a
                         replica's. Requests whose KV is on its way wait, where it goes to
     scale_down_delay_s: fewer replicas only when fewer would have done for so long; those that go finish what they have
     min_replicas:       0: the first request that comes starts one

@@ -170,7 +170,7 @@ class NetworkSpec(GivenLink):
 
     def share_of(self, hardware: LinkedDevice) -> Link:
         """The network as one device of `hardware` has it, when all of its node talk. Raises ValueError for a link
-        that nobody describes."""
+        that is unknown."""
         most = hardware.max_devices
         if self.devices_per_node is not None and self.devices_per_node > most:
             raise ValueError(

@@ -141,7 +141,7 @@ class Traffic(Spec):
     prompts: str | None = None
     trace: Trace | None = None
     priorities: tuple[NonNegativeInt, ...] = ()  # drawn uniformly; lower is served first
-    classes: tuple[TrafficClass, ...] = ()  # shares add up to 1; the summary tells each apart
+    classes: tuple[TrafficClass, ...] = ()  # shares add up to 1; the summary has each
 
     @model_validator(mode="before")
     @classmethod

@@ -107,12 +107,12 @@ def by_dimension(comparisons: Sequence[Comparison], dimensions: Sequence[str] = 
 def worst_of(
     comparisons: Sequence[Comparison], count: int, breakdown: Callable[[Comparison, int], Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The `count` rows of each metric with the largest errors; `breakdown` tells of a row's number what its time is."""
+    """The `count` rows of each metric with the largest errors; `breakdown` of a number gives the row's parts."""
     return [row for each in comparisons for row in each.rows.worst(each.metric, count, partial(breakdown, each))]
 
 
 def dimensions_of(items: Sequence[RowT], names: Mapping[str, Callable[[RowT], str]]) -> dict[str, Dimension]:
-    """Dimensions whose groups `names` tells of each item."""
+    """Dimensions whose groups `names` gives for each item."""
     return {dimension: Dimension.of([name_of(item) for item in items]) for dimension, name_of in names.items()}
 
 

@@ -108,7 +108,7 @@ class Rows:
     def worst(
         self, metric: str, count: int = _MOST_WORST, breakdown: Callable[[int], Mapping[str, Any]] | None = None
     ) -> list[dict[str, Any]]:
-        """The rows with the largest errors, largest first; `breakdown` tells of a row's number what its time is."""
+        """The rows with the largest errors, largest first; `breakdown` of a number gives the row's parts."""
         return [
             {
                 "metric": metric,

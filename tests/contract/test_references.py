@@ -1,4 +1,4 @@
-"""What the prose names exists: dotted modules and their members, files and folders of this repository.
+"""What the prose names exists: dotted modules and their members, files, folders and links of this repository.
 
 Names in docstrings, comments and pages age silently when a module moves; this reads them all.
 """
@@ -13,6 +13,7 @@ GENERATED = ("perfmodel/_data", "hardware_specs/calibrations", "reports/measured
 DOTTED = re.compile(r"(?<![\w/.-])(perfmodel(?:_executors)?(?:\.[A-Za-z_]\w*)+)")
 PATH = re.compile(rf"(?<![\w/.-])((?:{'|'.join(SUBJECTS)})/[\w/.-]*\w)")
 QUOTED = re.compile(r"`([\w-]+(?:/[\w-]+)+\.(?:py|md))`")
+LINK = re.compile(r"\]\(([^)\s:]+)\)")
 OUTLINE = re.compile(r"\bdesign(?:\.md)?,? section \d")
 
 
@@ -73,6 +74,23 @@ def test_paths_that_are_named_exist():
 def is_pattern(line, text):
     """`reports/techniques_cpu_<yyyymm>.md`, `engine@*.yaml`: a shape of names, not a name."""
     return line[line.find(text) + len(text) :].lstrip("_-/.")[:1] in {"<", "*", "{", "@"}
+
+
+def anchors(page):
+    """The anchors that a page's headings get: lower case, without punctuation, with hyphens."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_between_pages_lead_somewhere():
+    wrong = []
+    for path, number, line in prose():
+        for target in LINK.findall(line) if path.suffix == ".md" else ():
+            file, _, anchor = target.partition("#")
+            page = path.parent / file if file else path
+            if not page.exists() or (anchor and anchor not in anchors(page)):
+                wrong.append(f"{path.relative_to(ROOT)}:{number}: {target}")
+    assert not wrong
 
 
 def test_no_outline_outside_the_repository_is_cited():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import example, given, settings
 
-from perfmodel.engine import DISCIPLINES, SchedulerConfig, ServeLoop, StepPlan
+from perfmodel.engine import DISCIPLINES, SchedulerConfig, ServeLoop, Speculation, StepPlan
 from workloads import (
     Case,
     Served,
@@ -93,6 +93,23 @@ _PREEMPTED_BEFORE_ITS_LAST_TOKEN = Case(
     ),
 )
 
+# Whoever drafts stands still while a prompt is computed.
+_HELD_UP_BY_A_PROMPT = Case(
+    SchedulerConfig(
+        max_num_seqs=2,
+        max_num_batched_tokens=8,
+        max_model_len=160,
+        block_size=4,
+        scheduler_reserve_full_isl=False,
+        prefill_exclusive=True,
+        speculation=Speculation((0, 1)),
+    ),
+    num_blocks=40,
+    has_prefix_cache=False,
+    is_async=False,
+    rows=((0, 1, 2, (), 0), (0, 1, 1, (), 0), (0, 1, 1, (), 0)),
+)
+
 
 def _with_stages(case: Case, num_stages: int) -> Case:
     return replace(case, config=replace(case.config, pipeline_parallel_size=num_stages))
@@ -110,6 +127,7 @@ def test_gaps_between_tokens_are_counted_once_each_and_are_as_long_as_they_were(
 
 @given(cases() | speculating_cases())
 @example(_with_stages(_PREEMPTED_BEFORE_ITS_LAST_TOKEN, 1))
+@example(_HELD_UP_BY_A_PROMPT)
 @settings(max_examples=100, deadline=None)
 def test_without_stages_gaps_are_counted_alike(case: Case) -> None:
     """Drafted tokens that are right come with the one that they follow, and end no gap of their own."""

@@ -2,7 +2,7 @@
 
 The signature is what Triton derives from the arguments when it launches: pointers by their element type, integers as
 i32 or i64, `None` and integers equal to 1 as constants; pointers (allocations are aligned to 512 bytes) and integers
-divisible by 16 are told to the compiler as such, without which it neither vectorises nor pipelines. Integers that a
+divisible by 16 are declared to the compiler as such, without which it neither vectorises nor pipelines. Integers that a
 kernel names in `do_not_specialize` (numbers of tokens, which change with every step) are only their type.
 """
 

@@ -30,7 +30,7 @@ _OTHER_CORES = 2  # for the measuring process and the one that schedules
 
 
 class KernelBuild(NamedTuple):
-    """A kernel to compile: arguments as Triton tells them apart, a tensor by its dtype."""
+    """A kernel to compile: arguments as Triton distinguishes them, a tensor by its dtype."""
 
     module: str
     kernel: str

@@ -1,4 +1,4 @@
-"""Which task comes next, and when to stop: parts share the budget, within a part what tells most comes first."""
+"""Which task comes next, and when to stop: parts share the budget, within a part the most informative come first."""
 
 __all__ = ["SHARES", "TaskOutcome", "run_here", "run_tasks"]
 

@@ -45,7 +45,7 @@ class _Recorder:
 
 
 def serving_tasks(bench: Bench) -> Iterator[Task]:
-    """The scenarios, those that tell most first."""
+    """The scenarios, the most informative first."""
     kind = bench.device.type
     for rank, name in enumerate(SCENARIOS):
         overrides = [f"hardware={bench.hardware.name}", *(_small(name) if kind == "cpu" else ())]

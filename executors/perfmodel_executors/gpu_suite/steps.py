@@ -97,7 +97,7 @@ def _recorded(shape: BatchShape) -> dict[str, Any]:
 
 
 def reference_meter(reference_s: float | None = None) -> DriftMeter:
-    """How fast this CPU is, told by a small step; `reference_s`: what that step took when the meter was first set."""
+    """How fast this CPU is, by a small step; `reference_s`: what that step took when the meter was first set."""
     scenario = steps_scenario(*MODELS["cpu"][0], "cpu")
     steps = StepBench(build_runner(RunnerSetup(scenario.model, scenario.engine, _BLOCKS, CPU)))
     reference = steps.step(REFERENCE)

@@ -51,7 +51,7 @@ class Task:
     """One record to be.
 
     part, key: where the record goes
-    rank:      within its part, what comes first tells most
+    rank:      within its part, the most informative first
     seconds:   a guess, so that the last task before the end of the budget is not begun in vain
     """
 

@@ -239,7 +239,7 @@ def _trees(segments: Sequence[TokenSegment], chosen: Sequence[int], device: torc
 
 
 def _layers_passed(counts: Sequence[int | None]) -> tuple[int, ...] | None:
-    """Counts, where somebody has one; `sys.maxsize` for the others."""
+    """Counts, where a sequence has one; `sys.maxsize` for the others."""
     if all(count is None for count in counts):
         return None
     return tuple(sys.maxsize if count is None else count for count in counts)

@@ -49,7 +49,7 @@ from perfmodel_executors.parallel.sharding import shard_model
 
 
 class Decoder:
-    """A model with its weights; keys and values live in the `KVCache` passed to each call.
+    """A model with its weights; keys and values are in the `KVCache` passed to each call.
 
     Under tensor parallelism each rank of `group` has a decoder with its `part` of the model (heads, widths, rows of the
     vocabulary), and all take the same steps; `weights`, if given, are those of the part. `attention`: flash, or

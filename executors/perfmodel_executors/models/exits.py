@@ -2,7 +2,7 @@
 
 A layer runs on the rows that come to it, and not at all where none does. A row that has left keeps its state: keys and
 values of later layers are made of it (Schuster et al. 2022, section 3.1), and so are its logits. Prompts pass all
-layers. Layers between which nobody leaves run in one go.
+layers. Layers between which no token leaves run in one go.
 """
 
 __all__ = ["leave_early"]

@@ -35,7 +35,7 @@ Quantize = Callable[[Tensor], MatrixWeight]
 
 
 class _Format(NamedTuple):
-    """What tells formats apart: the codes stored, the codes multiplied (None: the model's dtype), whether in groups."""
+    """What distinguishes formats: codes stored, codes multiplied (None: the model's dtype), whether in groups."""
 
     weights: str
     activations: str | None

@@ -1,6 +1,6 @@
 """`TensorGroup`: the ranks that compute one step together, as the decoder sees them.
 
-A rank alone has nobody to ask: every call gives back what it got, so the decoder has one form.
+For a single rank every call returns what it got, so the decoder has one form.
 """
 
 __all__ = ["ALONE", "Alone", "DistributedGroup", "TensorGroup", "embed"]

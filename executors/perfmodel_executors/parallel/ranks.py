@@ -31,7 +31,7 @@ _Message = tuple[str, object]
 
 
 class LeadingRunner:
-    """Rank 0's runner: tells the other ranks what it is about to do, and does it."""
+    """Rank 0's runner: broadcasts each call to the other ranks, and runs it."""
 
     def __init__(self, local: StepRunner, others: Sequence[Connection]) -> None:
         self._local = local
@@ -106,7 +106,7 @@ def _lead(setup: RunnerSetup, num_ranks: int, meeting: Path, others: Sequence[Co
 
 
 def _follow(setup: RunnerSetup, rank: int, num_ranks: int, meeting: Path, leader: Connection) -> None:
-    """What a spawned rank does: get ready, then as it is told until rank 0 hangs up."""
+    """What a spawned rank does: set up, then run rank 0's calls until it hangs up."""
     torch.set_num_threads(1)
     if setup.device.type == "cuda":
         setup = replace(setup, device=torch.device("cuda", rank))

@@ -121,7 +121,7 @@ class Calibration(Spec):
         )
 
     def fit(self, family: str, rate: str, traits: KernelTraits | None = None, format: str = "") -> FormFit:
-        """The most specific fit: family and number format (where the rate does not tell it), family and rate, then
+        """The most specific fit: family and number format (where the rate leaves it open), family and rate, then
         family, then a rate that `rate` falls back to, then the default.
 
         Sparse tensor cores are taken to reach the dense ones' share of their peak.

@@ -66,7 +66,7 @@ class LogNormal:
         return LogNormal(self.centre - other.centre, up, down)
 
 
-# Operators that nobody timed, in a calibration (elementwise kernels at an assumed launch overhead) [assumed].
+# Operators without measurements in a calibration (elementwise kernels at an assumed launch overhead) [assumed].
 _UNTIMED = LogNormal.even(0.2)
 # Engines without recorded runs: as much as whole runs of a fitted one leave, twice [assumed].
 _UNKNOWN_STEPS = LogNormal.even(0.1)

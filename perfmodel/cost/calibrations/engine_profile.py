@@ -1,7 +1,7 @@
 """`EngineProfile`: what an inference engine adds to its kernels: the host's work per step, and the server around it.
 
 It belongs to the engine, not to the device: `hardware_specs/calibrations/engine@<profile>.yaml`, fitted to whole
-serving runs by `perfmodel calibrate`, never by hand. An engine nobody fitted adds nothing, and the answer says so.
+serving runs by `perfmodel calibrate`, never by hand. An engine without a fit adds nothing, and the answer says so.
 """
 
 __all__ = ["EngineProfile", "ServerFit", "load_engine_profile", "save_engine_profile"]

@@ -1,6 +1,6 @@
 """Calibration files: found by device and engine profile, passed on to devices without one, written with their origin.
 
-A device that nobody measured takes the fits of the nearest measured one: its sibling of the same architecture (other
+A device without measurements takes the fits of the nearest measured one: its sibling of the same architecture (other
 memory, other cooling), else of the architecture before or after it in its line. Fits are fractions of declared peaks
 and times per kernel, so what differs in the datasheets moves the prediction by itself; intervals widen by how far the
 fits have come. With no relation measured, the datasheet.

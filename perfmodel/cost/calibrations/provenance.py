@@ -24,7 +24,7 @@ from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.version import __version__
 
-_DIGITS = 16  # of a hash: enough to tell files apart
+_DIGITS = 16  # of a hash: enough to distinguish files
 Fit = Calibration | EngineProfile | GenerationFit
 
 

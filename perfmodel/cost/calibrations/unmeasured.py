@@ -1,4 +1,4 @@
-"""What nobody measured, taken from what is known of its like: kernels of an engine, and a whole generation of devices.
+"""What was not measured, taken from its nearest relatives: kernels of an engine, and a whole generation of devices.
 
 collective/dispatch, collective/combine   the exchange of expert parallelism, as published for one device
 gemm/nvfp4_static, gemm/nvfp4             FP8 with scales known ahead, at the rate of FP4: NVFP4 checkpoints carry

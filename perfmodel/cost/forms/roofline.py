@@ -1,4 +1,4 @@
-"""The roofline with what it leaves out: the form of the datasheet, and of families that nobody measured closely.
+"""The roofline with what it leaves out: the form of the datasheet, and of families without close measurements.
 
     t = overhead_s * kernels + overhead_per_item_s * items + knee(FLOPs / (compute_fraction * peak),
                                                                 bytes / (memory_fraction * bandwidth))

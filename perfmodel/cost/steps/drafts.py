@@ -137,7 +137,7 @@ def _launches(hardware: HardwareSpec, host: HostFit) -> HostFit:
 
 
 def passes_of(config: SpeculativeConfig, drafter: Drafter, shape: BatchShape) -> list[Pass]:
-    """The passes of the round of a step of `shape`; one for its prompts alone where nobody drafts.
+    """The passes of the round of a step of `shape`; one for its prompts alone where no sequence drafts.
 
     A pass reads the nodes that the one before it drafted (one of a chain, several of a tree) and drafts their children.
     """

@@ -104,7 +104,7 @@ def component_bits(model: ModelSpec, name: str, bits: Mapping[str, float]) -> tu
 
 
 def _tensors(layer: Layer, hidden: int) -> list[tuple[str, str, int]]:
-    """(component, tensor, weights) of what a mix tells apart; `v_shared`: four query heads or more to a KV head."""
+    """(component, tensor, weights) of what a mix distinguishes; `v_shared`: four query heads or more to a KV head."""
     found: list[tuple[str, str, int]] = []
     mixer, ffn = layer.mixer, layer.ffn
     if isinstance(mixer, Attention):

@@ -28,7 +28,7 @@ def load_header(path: str | Path) -> ModelSpec:
     """The model in a .gguf file, a .safetensors file or a `model.safetensors.index.json`.
 
     Beside a config.json the safetensors files add nothing but the name. Raises SpecError for damaged files and for
-    architectures that names and shapes do not tell.
+    architectures that names and shapes leave open.
     """
     path = Path(path).expanduser()
     if path.suffix == ".gguf":

@@ -88,7 +88,7 @@ def attention_decode(
     the contexts are short. Without it the prompts' kernel serves: a block for each sequence and query head, B H, that
     visits the whole context alone with a tile of rows of which the new tokens fill q; few sequences leave most of the
     machine idle, and the group's other reads of the same KV hit L2.
-    `spread` tells how much longer than the mean the longest context is (default: all are equally long).
+    `spread` says how much longer than the mean the longest context is (default: all are equally long).
     `is_flash=False` writes and reads the scores (4 b H C bytes, 3 kernels); unless fused, it first writes the KV heads
     out for each query head and reads the copies (`Heads.copy_bytes`, 2 kernels); `is_module`: the operators on the
     scores are those of `Heads.module_scores`. Under eviction by accumulated scores

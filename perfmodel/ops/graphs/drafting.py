@@ -63,7 +63,7 @@ class Drafter:
 def drafter_of(
     model: ModelSpec, engine: EngineSpec, method: str, routing: Routing = slowest_uniform_routing
 ) -> Drafter | None:
-    """The drafter that `engine.speculative_config` asks for; None where no device drafts, or nobody.
+    """The drafter that `engine.speculative_config` asks for; None without one, or where no device drafts.
 
     method: how the model samples; a drafter is greedy if it is, else it draws from its distribution
 

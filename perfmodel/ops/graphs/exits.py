@@ -27,9 +27,10 @@ from perfmodel.ops.work import BatchShape, Depends, Work
 def leaving_node(node: OperatorNode, reach: Sequence[float]) -> OperatorNode:
     """`node`, in each of some layers, for the tokens that come to them: `reach` of the decodes, layer by layer.
 
-    The cache is written for all tokens in any case.
+    The cache is written for all tokens in any case. A kernel for prompts and decodes alike is left as it is: the graph
+    does without, where prompts pass layers that decodes leave out.
     """
-    if node.name == "kv_write" or node.depends is Depends.PREFILL:
+    if node.name == "kv_write" or node.depends in (Depends.PREFILL, Depends.MIXED):
         return replace(node, count=node.count * len(reach))
     return _limited(node, reach)
 

@@ -122,7 +122,7 @@ class PlanResult(Printable):
 
     def better_share(self, one: Finalist, other: Finalist) -> float:
         """The share of draws, the same for both, in which `one` is better than `other`: by the objective, and where
-        that tells them not apart by who has more in reserve."""
+        that does not separate them by who has more headroom."""
         sign = 1.0 if self.is_better_low else -1.0
         mine, its = sign * self.figure_draws(one), sign * self.figure_draws(other)
         reserve = np.sign(one.rate_draws - other.rate_draws)

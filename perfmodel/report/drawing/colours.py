@@ -1,6 +1,6 @@
 """Colours: one meaning, one colour, in every picture and plot.
 
-The palette is Okabe and Ito's (2008), made to be told apart with any colour vision.
+The palette is Okabe and Ito's (2008), made to be distinguished with any colour vision.
 """
 
 __all__ = [

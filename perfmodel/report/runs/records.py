@@ -1,14 +1,11 @@
-"""Records on disk: requests.csv (or .jsonl) and steps.csv, one line each, named as the columns are.
+"""Records on disk: requests.csv and steps.csv as a run streams them, one line each, named as the columns are.
 
 Floats are written with `repr`, so reading gives back the same bits. A run that was cut short leaves whole lines and
 perhaps a last broken one, which is passed over.
 """
 
-__all__ = ["read_requests", "read_steps", "write_requests", "write_requests_jsonl", "write_steps"]
+__all__ = ["read_requests", "read_steps"]
 
-import csv
-import json
-from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -19,25 +16,6 @@ from perfmodel.errors import WorkloadError
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 
 
-def write_requests(path: Path, requests: RequestColumns) -> Path:
-    """One line per finished request."""
-    return _write(path, requests)
-
-
-def write_steps(path: Path, steps: StepColumns) -> Path:
-    """One line per step record."""
-    return _write(path, steps)
-
-
-def write_requests_jsonl(path: Path, requests: RequestColumns) -> Path:
-    """The same records as `write_requests`, one JSON object per line."""
-    names = requests.names
-    with path.open("w", encoding="utf-8") as file:
-        for row in _rows(requests):
-            file.write(json.dumps(dict(zip(names, row, strict=True))) + "\n")
-    return path
-
-
 def read_requests(path: Path) -> RequestColumns:
     """The finished requests in a file of this module or of the simulator's writer; further columns are ignored."""
     return RequestColumns(**_read(path, RequestColumns))
@@ -46,22 +24,6 @@ def read_requests(path: Path) -> RequestColumns:
 def read_steps(path: Path) -> StepColumns:
     """The step records in a file of this module or of the simulator's writer; further columns are ignored."""
     return StepColumns(**_read(path, StepColumns))
-
-
-def _rows(columns: RequestColumns | StepColumns) -> Iterator[tuple[Any, ...]]:
-    return zip(*(getattr(columns, name).tolist() for name in _names(columns)), strict=True)
-
-
-def _names(columns: RequestColumns | StepColumns) -> tuple[str, ...]:
-    return columns.names if isinstance(columns, RequestColumns) else tuple(column.name for column in fields(columns))
-
-
-def _write(path: Path, columns: RequestColumns | StepColumns) -> Path:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(_names(columns))
-        writer.writerows(_rows(columns))
-    return path
 
 
 def _read(path: Path, kind: type[RequestColumns] | type[StepColumns]) -> dict[str, Any]:

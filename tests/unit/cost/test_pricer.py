@@ -7,12 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import Calibration, FamilyFit, GraphPricer, HostFit, OperatorTimer, StepTables, estimate_step
+from perfmodel.models.changes import CHANGES
+from perfmodel.models.model_changes import ModelChanges
 from perfmodel.ops import BatchShape, StepGraph, build_graph, decode_shape
 from perfmodel.specs import EngineSpec, load_hardware, load_model
 
 MODELS = ("llama-3.1-8b", "gpt-oss-20b", "deepseek-v3", "nemotron-h-56b", "qwen3.5-35b-a3b")
 HARDWARE = load_hardware("h100-sxm-80gb")
 GRAPHS = {name: build_graph(load_model(name), EngineSpec(tensor_parallel_size=2)) for name in MODELS}
+LEAVING = ModelChanges.model_validate({"early_exit": {"expected_share": 0.5}})
+GRAPHS["llama-3.1-8b, tokens leave"] = build_graph(
+    CHANGES["early_exit"](load_model("llama-3.1-8b"), LEAVING), EngineSpec(tensor_parallel_size=2)
+)
 FITTED = Calibration(
     device="h100-sxm-80gb",
     engine="test",
@@ -35,7 +41,7 @@ shapes = st.builds(
 
 
 @pytest.mark.parametrize("calibration", sorted(CALIBRATIONS))
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", GRAPHS)
 @given(shapes)
 @settings(max_examples=40, deadline=None)
 def test_a_step_takes_what_the_estimate_says(

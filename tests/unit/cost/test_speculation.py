@@ -229,6 +229,19 @@ def test_explained_prompts_pass_through_the_drafter_too() -> None:
     assert estimate.flops > plain.flops
 
 
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_prompts_alone_are_explained_as_they_are_priced(pipelined: bool) -> None:
+    """Nobody drafts; the drafter reads the prompt, launched kernel by kernel."""
+    drafter = (
+        f"{{method: draft_model, model: qwen3-0.6b, num_speculative_tokens: 4, pipelined: {str(pipelined).lower()}}}"
+    )
+    costs = step_costs(
+        load_scenario("llama-3.1-8b-a100", [f"engine.speculative_config={drafter}", "engine.profile=sglang"])
+    )
+    explained = costs.estimate(prompt(200)).duration_s
+    assert costs.pricer().price(prompt(200)) / 1e12 == pytest.approx(explained, rel=1e-6)
+
+
 def test_without_graphs_a_small_drafter_waits_for_its_launches() -> None:
     eager, graphs = (
         pricers(DRAFT, engine=EngineSpec(enforce_eager=each), calibration=SERVED) for each in (True, False)

@@ -1,5 +1,6 @@
 """Each change of a model against counts derived by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from perfmodel.errors import SpecError
 from perfmodel.models import count_parameters, weight_bytes
 from perfmodel.models.changes import CHANGES
 from perfmodel.models.model_changes import ModelChanges
-from perfmodel.models.spec import ModelSpec
+from perfmodel.models.spec import ChangedFrom, ModelSpec
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs import load_model
 
@@ -223,3 +224,10 @@ def test_each_change_has_its_page() -> None:
         assert len(own) == 1, field
         for part in ("**Switch.**", "**Formula.**", "**Source.**", "**Valid** ", "**Not modelled.**"):
             assert part in own[0], (field, part)
+
+
+def test_a_changed_models_weights_are_made_of_the_file_of_its_original() -> None:
+    original = replace(load_model(LLAMA), weights_path="there.safetensors")
+    made = replace(original, weights_path=None, changed_from=ChangedFrom(original, ModelChanges()))
+    assert original.weights_origin == made.weights_origin == "there.safetensors"
+    assert load_model(LLAMA).weights_origin is None

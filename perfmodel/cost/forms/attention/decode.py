@@ -53,7 +53,7 @@ from perfmodel.ops.work import Work
 
 _NEVER_ZERO_S = 1e-12
 _SHORT = 64.0  # KV tokens up to which the context does not show
-_SOFTMAX_OPS = 38.0  # vector operations per score (see the mixed form, where two cards tell them from the tensor cores)
+_SOFTMAX_OPS = 38.0  # vector operations per score (the mixed form separates them from the tensor cores by two cards)
 _LEAST_PART = 128.0  # KV tokens of a persistent kernel's tile
 _PLACES = 16  # contexts that stand for a batch of unequal ones
 _RESIDENT = 2  # blocks on a compute unit at once

@@ -185,8 +185,9 @@ def test_json_has_every_block_as_plain_data():
     kinds = [block["kind"] for block in found["blocks"]]
     assert kinds == [type(block).__name__.lower() for block in DOCUMENT.blocks]
     table = found["blocks"][kinds.index("table")]
-    assert table["rows"][0][2] == [{"text": "1.50", "tone": "good"}]
-    assert [column["is_text"] for column in table["head"]] == [True, True, False, True]
+    assert table["rows"][0][2] == {"text": "1.50", "tone": "good"}
+    assert table["is_text"] == [True, True, False, True]
+    assert found["blocks"][kinds.index("picture")]["svg"].startswith("<svg")
     tiles, plot = found["blocks"][kinds.index("details")]["blocks"]
     assert plot["figure"]["data"][0]["y"] == [3, 4]
     assert tiles["tiles"][0]["unit"] == "ms"
