@@ -26,6 +26,8 @@ REQUEST_COLUMNS = tuple(f.name for f in fields(RequestColumns) if f.default is M
 _TOKEN_COLUMNS = tuple(f.name for f in fields(RequestColumns) if f.default is not MISSING)
 STEP_COLUMNS = tuple(f.name for f in fields(StepColumns))
 _FLUSH_EVERY = 1000  # rows
+# Whole numbers and fractions side by side. Not `float`, as compiled code would take the one for the other.
+Row = tuple[object, ...]
 _DTYPES = {"d": np.float64, "q": np.int64}
 
 
@@ -35,14 +37,14 @@ class _Table:
     def __init__(self, names: tuple[str, ...], is_kept: bool, path: Path | None) -> None:
         self.is_kept = is_kept
         self.columns = {name: array("d" if name.endswith("_s") else "q") for name in names}
-        self._rows: list[tuple[float, ...]] = []  # that are in no column yet
+        self._rows: list[Row] = []  # that are in no column yet
         self._file: IO[str] | None = None
         self._lines: list[str] = []
         if path is not None:
             self._file = path.open("w", encoding="utf-8")
             self._file.write(",".join(names) + "\n")
 
-    def add(self, row: tuple[float, ...]) -> None:
+    def add(self, row: Row) -> None:
         if self.is_kept:
             self._rows.append(row)
             if len(self._rows) >= _FLUSH_EVERY:
