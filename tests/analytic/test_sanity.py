@@ -1,7 +1,5 @@
 """Arithmetic that everyone can redo, and laws that no prediction may break."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -76,7 +74,7 @@ def shape_of(step, model):
     num_decodes, context, prefills = step
     decodes = decode_shape(num_decodes, context, model.attention_spans)
     num_tokens = num_decodes + sum(tokens for tokens, _ in prefills)
-    return replace(decodes, num_tokens=num_tokens, num_samples=num_decodes + len(prefills), prefills=prefills)
+    return decodes._replace(num_tokens=num_tokens, num_samples=num_decodes + len(prefills), prefills=prefills)
 
 
 @pytest.mark.parametrize("name", MODELS)
