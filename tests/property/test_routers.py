@@ -124,7 +124,8 @@ def test_prompts_that_begin_alike_go_where_the_first_went_until_it_leaves() -> N
 def test_chance_is_fair_and_repeats_itself(make: type[RandomChoice[Server]]) -> None:
     """Each of 8 gets an eighth: within 4 standard errors for independent draws, within 4 / sqrt(128) on a ring."""
     servers = [Server(i) for i in range(8)]
-    shares = [Counter(make(servers, seed)(request(n)).index for n in range(20_000)) for seed in (3, 3, 4)]
+    routers = [make(servers, seed) for seed in (3, 3, 4)]
+    shares = [Counter(router(request(n)).index for n in range(20_000)) for router in routers]
     assert shares[0] == shares[1]
     assert shares[0] != shares[2]
     tolerance = 0.36 if make is SessionAffinity else 4 * (7 / 20_000) ** 0.5
