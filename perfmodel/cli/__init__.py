@@ -9,6 +9,7 @@ Commands import what they need when they run, so that `perfmodel --help` loads n
 
 __all__ = ["app", "main"]
 
+import atexit
 import gc
 import os
 
@@ -76,6 +77,8 @@ def main() -> None:
     # A simulation makes many long-lived objects and hardly a cycle: looking for those after every 700 takes a tenth
     # of its time.
     gc.set_threshold(100_000, 20, 20)
+    # Nor does the interpreter need to look for them on its way out, when the operating system takes everything back.
+    atexit.register(gc.freeze)
     # No plugin of pydantic has a part in the command, and to look for them it reads what every installed package says.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     app(prog_name="perfmodel")
