@@ -10,7 +10,7 @@ where both want the same resource, and everything where they do not:
 
 A resource is what bounds an operator: compute, memory, communication; what is left of an operator's time (launches, the
 host) runs beside the other's. What comes of a round in which a draft was wrong (the next one has none to verify) is the
-engine's business (`perfmodel.engine.speculation`).
+engine's business (`perfmodel.engine.config`).
 """
 
 __all__ = ["SpeculativePricer"]

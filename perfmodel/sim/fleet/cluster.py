@@ -12,8 +12,7 @@ from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.fleet.deployed import Deployed
 from perfmodel.sim.fleet.pool import FleetRouter, OnFinished, OnStep, Pool, build_pool
 from perfmodel.sim.fleet.pool_basis import BasisOf
-from perfmodel.sim.replica.front_end import FrontEnd
-from perfmodel.sim.replica.replica import EngineRank
+from perfmodel.sim.replica.replica import EngineRank, FrontEnd
 from perfmodel.sim.traffic.clients import Server
 from perfmodel.specs.pools import PoolGroup, PoolSpec, deployments
 from perfmodel.specs.scenario import Scenario

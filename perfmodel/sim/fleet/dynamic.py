@@ -14,7 +14,7 @@ from perfmodel.sim.fleet.fleet import Fleet
 from perfmodel.sim.fleet.gateway import Gateway, LostRequest, RequestServer
 from perfmodel.sim.fleet.pool import OnFinished, OnStep, Pool
 from perfmodel.sim.replica.replica import EngineRank, Replica
-from perfmodel.sim.traffic.shares import Shares
+from perfmodel.sim.traffic.hashed import Shares
 from perfmodel.specs.cluster import GatewaySpec
 from perfmodel.specs.scenario import Scenario
 

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from perfmodel.engine import Request
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
-from perfmodel.sim.traffic.shares import hashed
+from perfmodel.sim.traffic.hashed import hashed
 from perfmodel.specs.cluster import GatewaySpec, RateLimit
 
 Fate = Literal["failed", "timed_out"]

@@ -25,10 +25,9 @@ from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment
 from perfmodel.sim.fleet.routing.router import ROUTERS, LeastOutstanding, Router
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
 from perfmodel.sim.replica.backend import SimulatedBackend
-from perfmodel.sim.replica.front_end import FrontEnd
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.pipeline import Pipeline
-from perfmodel.sim.replica.replica import EngineRank, Replica
+from perfmodel.sim.replica.replica import EngineRank, FrontEnd, Replica
 from perfmodel.sim.replica.serving import build_locksteps, build_serve_loop, scheduler_config
 from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.pools import PoolSpec

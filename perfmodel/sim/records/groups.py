@@ -8,7 +8,7 @@ import numpy as np
 
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.latencies import attained, latencies, missed, num_good, ratio, token_latencies
-from perfmodel.sim.traffic.shares import class_shares
+from perfmodel.sim.traffic.hashed import class_shares
 from perfmodel.specs.scenario import Scenario
 
 

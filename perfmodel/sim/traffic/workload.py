@@ -16,9 +16,9 @@ from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.traffic.arrivals import arrival_times
 from perfmodel.sim.traffic.draft import RequestDraft
+from perfmodel.sim.traffic.hashed import class_shares
 from perfmodel.sim.traffic.lengths import draw_lengths
 from perfmodel.sim.traffic.prefixes import prefix_plan
-from perfmodel.sim.traffic.shares import class_shares
 from perfmodel.sim.traffic.traces import TraceRow, read_trace
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Traffic

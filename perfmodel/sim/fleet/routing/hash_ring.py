@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from hashlib import blake2b
 from typing import Generic, Protocol, TypeVar
 
-from perfmodel.sim.traffic.shares import hashed
+from perfmodel.sim.traffic.hashed import hashed
 
 _POINTS = 128  # per target: shares of the keys then differ by 1 / sqrt(128), 9 %
 

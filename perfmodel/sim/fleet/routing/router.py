@@ -26,7 +26,7 @@ from typing import Generic, Protocol, TypeVar
 from perfmodel.engine import Request
 from perfmodel.sim.fleet.routing.hash_ring import HashRing
 from perfmodel.sim.fleet.routing.least_loaded import LeastLoaded
-from perfmodel.sim.traffic.shares import hashed
+from perfmodel.sim.traffic.hashed import hashed
 
 
 class Target(Protocol):

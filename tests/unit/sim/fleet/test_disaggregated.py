@@ -11,9 +11,8 @@ from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnviro
 from perfmodel.sim.fleet.disaggregation.kv_transfer import TransferCost
 from perfmodel.sim.fleet.disaggregation.server import DisaggregatedServer
 from perfmodel.sim.fleet.pool import FleetRouter
-from perfmodel.sim.replica.front_end import FrontEnd
 from perfmodel.sim.replica.lockstep import Lockstep
-from perfmodel.sim.replica.replica import EngineRank, Replica
+from perfmodel.sim.replica.replica import EngineRank, FrontEnd, Replica
 
 S = TICKS_PER_S
 PREFILL, DECODE = 3 * S, S  # a step with prompts, a step of decodes
