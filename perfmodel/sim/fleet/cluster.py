@@ -9,7 +9,7 @@ from perfmodel.cost import Calibration, EngineProfile, ServerFit
 from perfmodel.cost.calibrations.draws import Draw, Scores, Uncertainty
 from perfmodel.engine import Request
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.fleet.dynamic import Deployed
+from perfmodel.sim.fleet.deployed import Deployed
 from perfmodel.sim.fleet.pool import BasisOf, FleetRouter, OnFinished, OnStep, Pool, build_pool
 from perfmodel.sim.replica.replica import EngineRank, FrontEnd
 from perfmodel.sim.traffic.clients import Server

@@ -1,46 +1,23 @@
 """`DynamicCluster`: a gateway before pools whose replicas come and go, and traffic split between pools."""
 
-__all__ = ["Deployed", "DynamicCluster"]
+__all__ = ["DynamicCluster"]
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
 
 from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clock import TickEnvironment, to_ticks
 from perfmodel.sim.fleet.autoscaler import Autoscaler, Failures, add_stragglers
+from perfmodel.sim.fleet.deployed import Deployed
 from perfmodel.sim.fleet.fleet import Fleet
 from perfmodel.sim.fleet.gateway import Entrance, Gateway, LostRequest, RequestServer
-from perfmodel.sim.fleet.pool import FleetRouter, OnFinished, OnStep, Pool
+from perfmodel.sim.fleet.pool import OnFinished, OnStep, Pool
 from perfmodel.sim.replica.replica import EngineRank, Replica
-from perfmodel.sim.traffic.clients import Server
 from perfmodel.sim.traffic.hashed import Shares
 from perfmodel.specs.cluster import GatewaySpec
-from perfmodel.specs.pools import PoolGroup
 from perfmodel.specs.scenario import Scenario
 
-if TYPE_CHECKING:
-    from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
-
 OnFailed = Callable[[Replica], None]
-
-
-class Deployed(NamedTuple):
-    """`pools` by their positions in the scenario; a `router` over unified ones, or the `server` between the others."""
-
-    spec: PoolGroup
-    pools: Mapping[int, Pool]
-    router: FleetRouter | None
-    server: "DisaggregatedServer | None"
-
-    @property
-    def route(self) -> Callable[[Request], Server]:
-        """The router of a deployment whose replicas neither come nor go."""
-        if self.server is not None:
-            server = self.server
-            return lambda _: server
-        assert self.router is not None
-        return self.router
 
 
 class DynamicCluster:
