@@ -25,8 +25,7 @@ from perfmodel.cost.steps.curve import DecodeRun
 from perfmodel.cost.steps.drafts import DraftTables, Pass, ngram_seconds, passes_of
 from perfmodel.cost.steps.explain import OperatorEstimate, StepEstimate, summed
 from perfmodel.cost.steps.pricer import GraphPricer
-from perfmodel.cost.steps.tables import PS_PER_S, StepTables, to_ps
-from perfmodel.cost.steps.usage import Usage
+from perfmodel.cost.steps.tables import PS_PER_S, StepTables, Usage, to_ps
 from perfmodel.ops.graphs.drafting import rejection
 from perfmodel.ops.work import BatchShape, Work, windowed_contexts
 

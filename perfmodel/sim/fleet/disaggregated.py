@@ -25,8 +25,8 @@ from simpy.events import Process
 
 from perfmodel.engine import Request, RequestStatus
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment
-from perfmodel.sim.fleet.disaggregation.kv_transfer import KvTransfers, TransferCost
-from perfmodel.sim.fleet.entrance import Entrance
+from perfmodel.sim.fleet.gateway import Entrance
+from perfmodel.sim.fleet.kv_transfer import KvTransfers, TransferCost
 from perfmodel.sim.fleet.pool import FleetRouter
 from perfmodel.sim.replica.replica import EngineRank, FrontEnd
 
