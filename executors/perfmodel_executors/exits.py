@@ -4,7 +4,7 @@ __all__ = ["DrawnExits"]
 
 from perfmodel.engine import Request
 from perfmodel.models.spec import ExitSpec
-from perfmodel.sim.replica.acceptance import uniform_draws
+from perfmodel.sim.traffic.hashed import uniform_draws
 
 
 class DrawnExits:

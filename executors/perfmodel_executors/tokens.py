@@ -11,13 +11,9 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.engine import Request
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # splitmix64
-_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX2 = np.uint64(0x94D049BB133111EB)
+from perfmodel.sim.traffic.hashed import hashes
 
 
 class TokenStore:
@@ -70,14 +66,9 @@ class TokenStore:
 
     def _draw(self, name: str, count: int) -> list[int]:
         key = blake2b(f"{self._seed} {name}".encode(), digest_size=8).digest()
-        start = np.frombuffer(key, dtype=np.uint64)[0]
+        start = int(np.frombuffer(key, dtype=np.uint64)[0])
         if self._text:
-            first = int(start) % max(1, len(self._text) - count)
+            first = start % max(1, len(self._text) - count)
             return [self._text[(first + i) % len(self._text)] for i in range(count)]
-        with np.errstate(over="ignore"):
-            z: NDArray[np.uint64] = start + _GOLDEN * np.arange(count, dtype=np.uint64)
-            z = (z ^ (z >> np.uint64(30))) * _MIX1
-            z = (z ^ (z >> np.uint64(27))) * _MIX2
-            z = z ^ (z >> np.uint64(31))
-        ids: list[int] = (z % np.uint64(self._vocab_size)).tolist()
+        ids: list[int] = (hashes(start, count) % np.uint64(self._vocab_size)).tolist()
         return ids

@@ -70,5 +70,4 @@ from perfmodel.cost.steps.pricer import GraphPricer, StepPricer
 from perfmodel.cost.steps.speculation import SpeculativePricer
 from perfmodel.cost.steps.stages import StagedPricer, StageTicks, estimate_step
 from perfmodel.cost.steps.step_costs import StepCosts, scenario_drafts, scenario_fits, scenario_graph, step_costs
-from perfmodel.cost.steps.tables import StepTables
-from perfmodel.cost.steps.usage import Usage
+from perfmodel.cost.steps.tables import StepTables, Usage

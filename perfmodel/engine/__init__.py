@@ -23,13 +23,11 @@ __all__ = [
     "StepRecord",
 ]
 
-from perfmodel.engine.batching import DISCIPLINES, Discipline
-from perfmodel.engine.config import SchedulerConfig
+from perfmodel.engine.admission import DISCIPLINES, POLICIES, Discipline
+from perfmodel.engine.config import SchedulerConfig, Speculation
 from perfmodel.engine.host_blocks import HostBlocks
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import Backend, Grant, Outcome, StepPlan, StepRecord
-from perfmodel.engine.policies import POLICIES
 from perfmodel.engine.request import Request, RequestStatus
 from perfmodel.engine.scheduler import Scheduler
 from perfmodel.engine.serve_loop import ServeLoop
-from perfmodel.engine.speculation import Speculation

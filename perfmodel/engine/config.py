@@ -1,10 +1,52 @@
 """What the scheduler may do in one step. Sizes in tokens and sequences, times in ticks of the driving clock."""
 
-__all__ = ["SchedulerConfig"]
+__all__ = ["SchedulerConfig", "Speculation"]
 
 from dataclasses import dataclass
 
-from perfmodel.engine.speculation import Speculation
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How far a request that decodes drafts in a step, in tokens and sequences (`DraftingRequests` says how).
+
+    nodes:       tokens verified beside the newest when drafting 0, 1, 2 ... deep; nodes[0] is 0
+    depths:      how deep to draft, by the number of requests that decode in the step (from 1; the last repeats); a row
+                 for each of as many equal parts of [0, 1] in which the estimated acceptance may lie; () = all the way
+    disable_by_batch_size: steps in which more requests decode draft nothing
+    pipelined:   the next draft is made while this one is verified
+    estimate:    where the estimate of acceptance begins
+    """
+
+    nodes: tuple[int, ...]
+    depths: tuple[tuple[int, ...], ...] = ()
+    disable_by_batch_size: int | None = None
+    pipelined: bool = False
+    estimate: float = 1.0
+
+    @property
+    def depth(self) -> int:
+        """The deepest that a request drafts."""
+        return len(self.nodes) - 1
+
+    @property
+    def spare_slots(self) -> int:
+        """KV slots beyond a request's last token that a step may need: a tree has more nodes than it brings tokens."""
+        return max(nodes - depth for depth, nodes in enumerate(self.nodes))
+
+    def depth_at(self, num_decodes: int, acceptance: float) -> int:
+        """How deep requests draft in a step in which so many decode, with acceptance estimated as that."""
+        if self.disable_by_batch_size is not None and num_decodes > self.disable_by_batch_size:
+            return 0
+        if not self.depths:
+            return self.depth
+        row = self.depths[min(int(acceptance * len(self.depths)), len(self.depths) - 1)]
+        return row[min(num_decodes, len(row)) - 1]
+
+    def depth_within(self, depth: int, num_slots: int) -> int:
+        """The deepest draft, at most `depth`, of no more than `num_slots` tokens."""
+        while depth and self.nodes[depth] > num_slots:
+            depth -= 1
+        return depth
 
 
 @dataclass(frozen=True, slots=True)

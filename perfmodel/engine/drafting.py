@@ -1,20 +1,58 @@
-"""`DraftingRequests`: who runs, where requests that decode draft tokens, too (`perfmodel.engine.speculation`).
+"""`DraftingRequests`: who runs, where requests that decode draft tokens, too.
+
+A step verifies, beside the newest token of each request, the tokens drafted after it. `StepPlan.draft_depths` says how
+deep each request drafts, `nodes` how many tokens those are: a chain has one at each depth, a tree several. What was
+right is in `Outcome.num_accepted`, for each request of `decodes`: between 0 and its depth. The request then has 1
+token more than that, and the rest was wasted: its counts never advanced, its blocks are kept for what comes.
+
+No request drafts past its end: a request that lacks n tokens drafts at most n - 1 deep, since one token comes in any
+case. Nor does it draft more than the token budget of the step leaves it.
+
+Pipelined, the drafter works on what follows while the model verifies. Then `num_accepted` may be depth + 1: all drafted
+tokens were right, and so was the drafter about the token that the model adds itself. Only then does the request have a
+draft to verify in the next step; with anything less the drafter starts anew behind what was right, and the next step
+brings one token while it does. A request that has just begun to decode, and one that was left out, starts likewise.
 
 What a request gets from a step differs from request to request, so there is no cohort: each is looked at in every step.
 A plan advances counts by the one token that comes in any case; `take_accepted` adds what was right of the drafts.
 """
 
-__all__ = ["DraftingRequests"]
+__all__ = ["AcceptanceEstimate", "DraftingRequests"]
 
 from collections.abc import Callable, Sequence
 
+from perfmodel.engine.admission import Policy
 from perfmodel.engine.config import SchedulerConfig
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import StepPlan
-from perfmodel.engine.policies import Policy
 from perfmodel.engine.request import Request, RequestStatus
 from perfmodel.engine.running import RunningRequests
-from perfmodel.engine.speculation import AcceptanceEstimate
+
+
+class AcceptanceEstimate:
+    """Recent acceptance rate: the share of judged tokens that were right, fading over some `_MEMORY` judged tokens.
+
+    A token is judged when all before it were right. Where nothing is drafted for lack of promise, nothing would ever be
+    judged again: then the estimate goes back, slowly, to where it began.
+    """
+
+    _MEMORY = 500.0
+
+    def __init__(self, start: float) -> None:
+        self.value = self._start = start
+        self._judged = self._MEMORY
+        self._right = self._MEMORY * start
+
+    def add(self, num_judged: int, num_right: float) -> None:
+        """Count a step's judged tokens and those of them that were right."""
+        kept = self._MEMORY / (self._MEMORY + num_judged)
+        self._judged = (self._judged + num_judged) * kept
+        self._right = (self._right + num_right) * kept
+        self.value = self._right / self._judged
+
+    def fade(self) -> None:
+        """A step has passed in which nothing was drafted, since it did not promise to pay."""
+        self.add(1, self._start)
 
 
 class DraftingRequests(RunningRequests):

@@ -14,10 +14,10 @@ __all__ = ["PipelinedRequests"]
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 
+from perfmodel.engine.admission import Policy
 from perfmodel.engine.config import SchedulerConfig
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import StepPlan
-from perfmodel.engine.policies import Policy
 from perfmodel.engine.request import Request, RequestStatus
 from perfmodel.engine.running import RunningRequests
 

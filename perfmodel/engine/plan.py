@@ -119,6 +119,21 @@ class StepPlan:
     def __bool__(self) -> bool:
         return bool(self.decodes or self.chunks)
 
+    def note_uneven(self, now: int, last_token_at: int, into: list[tuple[int, int]]) -> int:
+        """How many of its tokens end no plain gap: first ones, and ones after steps that the request sat out.
+
+        now:  the end of the step, in ticks
+        into: gets (ticks, how many times) of the latter; last_token_at: when those who stalled together had their last
+        """
+        if self.num_stalled:
+            into.append((now - last_token_at, self.num_stalled))
+        if not (self.resumed or self.singles or self.samples):
+            return self.num_stalled
+        unevens = self.resumed + self.singles + self.samples
+        since = [request.last_token_at for request in unevens if request.last_token_at is not None]
+        into += [(now - tick, 1) for tick in since]
+        return self.num_stalled + len(unevens)
+
     def fingerprint(self) -> str:
         """A hash of what the plan decides; equal plans of two runs have equal fingerprints."""
         drafts = [f"drafts {self.draft_depths}"] if self.draft_depths else []

@@ -10,11 +10,11 @@ __all__ = ["RunningRequests"]
 
 from collections.abc import Callable, Iterable
 
+from perfmodel.engine.admission import Policy
 from perfmodel.engine.config import SchedulerConfig
 from perfmodel.engine.decode_cohort import DecodeCohort
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import Grant, StepPlan
-from perfmodel.engine.policies import Policy
 from perfmodel.engine.request import Request, RequestStatus
 
 

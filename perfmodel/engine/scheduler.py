@@ -16,16 +16,13 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from perfmodel.engine.batching import DISCIPLINES
+from perfmodel.engine.admission import DISCIPLINES, POLICIES, Reservations, urgency
 from perfmodel.engine.config import SchedulerConfig
 from perfmodel.engine.drafting import DraftingRequests
-from perfmodel.engine.gaps import note_uneven
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.pipelined import PipelinedRequests
 from perfmodel.engine.plan import StepPlan
-from perfmodel.engine.policies import POLICIES, urgency
 from perfmodel.engine.request import Request, RequestStatus
-from perfmodel.engine.reservations import Reservations
 from perfmodel.engine.running import RunningRequests
 from perfmodel.engine.token_watch import TokenWatch
 
@@ -300,7 +297,7 @@ class Scheduler:
         if plan.draft_depths and self._drafting is not None:
             assert num_accepted is not None, "the backend did not say which drafted tokens were right"
             self._drafting.take_accepted(plan, num_accepted)
-        uneven = note_uneven(plan, now, cohort.last_token_at, self.irregular_gaps)
+        uneven = plan.note_uneven(now, cohort.last_token_at, self.irregular_gaps)
         plan.num_gaps = plan.num_samples - uneven
         self._running.come_back(plan)
         if cohort.covers(plan):

@@ -18,8 +18,7 @@ __all__ = [
 from perfmodel.sim.driver import simulate
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
-from perfmodel.sim.records.device_totals import DeviceTotals
 from perfmodel.sim.records.result import RunResult
-from perfmodel.sim.records.summary import summarize
+from perfmodel.sim.records.summary import DeviceTotals, summarize
 from perfmodel.sim.replica.serving import build_serve_loop
 from perfmodel.sim.traffic.workload import Workload

@@ -13,7 +13,7 @@ from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment, to_ticks
 from perfmodel.sim.fleet.cluster import Cluster
-from perfmodel.sim.fleet.pool_basis import BasisOf, remembered_basis
+from perfmodel.sim.fleet.pool import BasisOf, remembered_basis
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.sim.records.ensemble import Ensemble, Serve, run_ensemble

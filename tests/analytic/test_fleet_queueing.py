@@ -16,7 +16,7 @@ from perfmodel.engine import KVBlockManager, Outcome, Request, Scheduler, Schedu
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.driver import simulate
 from perfmodel.sim.fleet.gateway import Gateway
-from perfmodel.sim.fleet.routing.router import ROUTERS
+from perfmodel.sim.fleet.routing import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import OpenLoopClient

@@ -21,7 +21,7 @@ from perfmodel.engine import (
     StepRecord,
 )
 from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment
-from perfmodel.sim.fleet.routing.router import ROUTERS
+from perfmodel.sim.fleet.routing import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import OpenLoopClient

@@ -13,8 +13,8 @@ from test_queueing import SERVICE, OneStepBackend, constant, exponential
 from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.driver import simulate
-from perfmodel.sim.fleet.disaggregation.kv_transfer import TransferCost
-from perfmodel.sim.fleet.disaggregation.server import DisaggregatedServer
+from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
+from perfmodel.sim.fleet.kv_transfer import TransferCost
 from perfmodel.sim.fleet.pool import FleetRouter
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.replica import EngineRank, Replica

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from perfmodel import engine, sim
 from perfmodel.engine import Outcome, Request, ServeLoop, StepPlan
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.fleet.routing.router import ROUTERS
+from perfmodel.sim.fleet.routing import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient

@@ -9,10 +9,10 @@ from test_leaps import ScriptedBackend
 
 from perfmodel.engine import Request, SchedulerConfig, StepRecord
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.fleet.disaggregation.kv_transfer import TransferCost
-from perfmodel.sim.fleet.disaggregation.server import DisaggregatedServer
+from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
+from perfmodel.sim.fleet.kv_transfer import TransferCost
 from perfmodel.sim.fleet.pool import FleetRouter
-from perfmodel.sim.fleet.routing.router import ROUTERS
+from perfmodel.sim.fleet.routing import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.replica import EngineRank, Replica
 from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient

@@ -11,7 +11,7 @@ from perfmodel.engine import Request
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.fleet.cluster import Cluster
 from perfmodel.sim.fleet.gateway import LostRequest
-from perfmodel.sim.fleet.pool_basis import remembered_basis
+from perfmodel.sim.fleet.pool import remembered_basis
 from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import OpenLoopClient
 from perfmodel.sim.traffic.workload import Workload

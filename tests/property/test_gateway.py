@@ -10,12 +10,11 @@ from test_leaps import ScriptedBackend
 
 from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment
-from perfmodel.sim.fleet.disaggregation.fabric import Fabric
-from perfmodel.sim.fleet.disaggregation.kv_transfer import KvTransfers, TransferCost
-from perfmodel.sim.fleet.disaggregation.server import DisaggregatedServer
+from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
 from perfmodel.sim.fleet.gateway import Gateway, LostRequest
+from perfmodel.sim.fleet.kv_transfer import Fabric, KvTransfers, TransferCost
 from perfmodel.sim.fleet.pool import FleetRouter
-from perfmodel.sim.fleet.routing.router import ROUTERS
+from perfmodel.sim.fleet.routing import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.replica import EngineRank, Replica
 from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from perfmodel.engine import Outcome, Request, SchedulerConfig, StepPlan, StepRecord
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.fleet.routing.router import ROUTERS
-from perfmodel.sim.replica.lockstep import Lockstep
-from perfmodel.sim.replica.prompt_balance import PromptBalance
+from perfmodel.sim.fleet.routing import ROUTERS
+from perfmodel.sim.replica.lockstep import Lockstep, PromptBalance
 from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient
 from workloads import Case, cases, duration_of, serve_stepwise

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.engine import Request
-from perfmodel.sim.fleet.routing.router import ROUTERS, PowerOfTwo, RandomChoice, SessionAffinity
+from perfmodel.sim.fleet.routing import ROUTERS, PowerOfTwo, RandomChoice, SessionAffinity
 
 
 @dataclass

@@ -13,8 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import repeat
 
-from perfmodel.cost.steps.tables import DrawnTables, StepCost, StepTables
-from perfmodel.cost.steps.usage import Usage
+from perfmodel.cost.steps.tables import DrawnTables, StepCost, StepTables, Usage
 
 
 def _knots() -> list[int]:

@@ -15,8 +15,7 @@ from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.steps.curve import Curve, DecodeRun, HostWait, Piece, Used
 from perfmodel.cost.steps.explain import StepEstimate, explain
 from perfmodel.cost.steps.host import Host, step_ticks
-from perfmodel.cost.steps.tables import PS_PER_S, DrawnTables, OperatorGroup, StepTables, to_ps
-from perfmodel.cost.steps.usage import Usage
+from perfmodel.cost.steps.tables import PS_PER_S, DrawnTables, OperatorGroup, StepTables, Usage, to_ps
 from perfmodel.ops.work import BatchShape, Depends, Work
 
 _MOST_KNOWN = 20_000  # costs of one group, or batches, each with its count

@@ -10,7 +10,7 @@ where both want the same resource, and everything where they do not:
 
 A resource is what bounds an operator: compute, memory, communication; what is left of an operator's time (launches, the
 host) runs beside the other's. What comes of a round in which a draft was wrong (the next one has none to verify) is the
-engine's business (`perfmodel.engine.speculation`).
+engine's business (`perfmodel.engine.config`).
 """
 
 __all__ = ["SpeculativePricer"]
@@ -25,8 +25,7 @@ from perfmodel.cost.steps.curve import DecodeRun
 from perfmodel.cost.steps.drafts import DraftTables, Pass, ngram_seconds, passes_of
 from perfmodel.cost.steps.explain import OperatorEstimate, StepEstimate, summed
 from perfmodel.cost.steps.pricer import GraphPricer
-from perfmodel.cost.steps.tables import PS_PER_S, StepTables, to_ps
-from perfmodel.cost.steps.usage import Usage
+from perfmodel.cost.steps.tables import PS_PER_S, StepTables, Usage, to_ps
 from perfmodel.ops.graphs.drafting import rejection
 from perfmodel.ops.work import BatchShape, Work, windowed_contexts
 

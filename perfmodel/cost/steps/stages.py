@@ -39,8 +39,7 @@ from perfmodel.cost.steps.explain import (
 )
 from perfmodel.cost.steps.host import Host, step_seconds, step_ticks
 from perfmodel.cost.steps.pricer import GraphPricer, StepPricer
-from perfmodel.cost.steps.tables import StepTables, to_ps
-from perfmodel.cost.steps.usage import Usage
+from perfmodel.cost.steps.tables import StepTables, Usage, to_ps
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.work import BatchShape
 

@@ -6,10 +6,10 @@ one model on one device can share a table. Costs are kept apart by the fit that 
 factors (`DrawnTables`) only multiplies.
 """
 
-__all__ = ["PS_PER_S", "DrawnTables", "OperatorGroup", "StepCost", "StepTables", "to_ps"]
+__all__ = ["PS_PER_S", "DrawnTables", "OperatorGroup", "StepCost", "StepTables", "Usage", "to_ps"]
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -18,7 +18,6 @@ from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.registry import FormFit
 from perfmodel.cost.operator_timer import OperatorTime, OperatorTimer
 from perfmodel.cost.power_cap import flop_energy
-from perfmodel.cost.steps.usage import Usage
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.messages import Spread
 from perfmodel.ops.node import OperatorNode
@@ -27,6 +26,32 @@ from perfmodel.ops.work import BatchShape, Depends, Work
 PS_PER_S = 10**12
 _MOST_KNOWN = 40_000  # costs kept; prompts of a long trace are mostly unlike
 _ONE_TOKEN = BatchShape(1, 1)
+
+
+@dataclass(slots=True)
+class Usage:
+    """What the device did over a run: totals per device, and seconds by what bounded each operator."""
+
+    flops: float = 0.0
+    peak_compute_s: float = 0.0  # what the FLOPs take at the declared peak rates
+    hbm_bytes: float = 0.0
+    unspent_compute_s: float = 0.0  # of `peak_compute_s`, by how much less energy a FLOP took at a lower clock
+    bound_s: dict[str, float] = field(
+        default_factory=lambda: {"compute": 0.0, "memory": 0.0, "communication": 0.0, "overhead": 0.0}
+    )
+
+    @property
+    def busy_s(self) -> float:
+        return sum(self.bound_s.values())
+
+    def add(self, other: "Usage", times: float) -> None:
+        """Add `times` times `other`."""
+        self.flops += times * other.flops
+        self.peak_compute_s += times * other.peak_compute_s
+        self.hbm_bytes += times * other.hbm_bytes
+        self.unspent_compute_s += times * other.unspent_compute_s
+        for bound, seconds in other.bound_s.items():
+            self.bound_s[bound] += times * seconds
 
 
 def to_ps(seconds: float) -> int:

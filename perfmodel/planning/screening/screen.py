@@ -20,7 +20,7 @@ from perfmodel.planning.screening.demand import Demand, demand_of
 from perfmodel.planning.screening.draws import NUM_DRAWS, Drawn, Grid, SharedScores, drawn_surfaces
 from perfmodel.planning.screening.service import Served, Service, repeated, serve
 from perfmodel.planning.screening.surfaces import StepSurface, Surfaces, step_surface
-from perfmodel.sim.fleet.disaggregation.kv_transfer import transfer_cost
+from perfmodel.sim.fleet.kv_transfer import transfer_cost
 from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.slo import SLO

@@ -10,18 +10,16 @@ from perfmodel.cost.calibrations.draws import Draw, Scores, Uncertainty
 from perfmodel.engine import Request
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.fleet.deployed import Deployed
-from perfmodel.sim.fleet.pool import FleetRouter, OnFinished, OnStep, Pool, build_pool
-from perfmodel.sim.fleet.pool_basis import BasisOf
-from perfmodel.sim.replica.front_end import FrontEnd
-from perfmodel.sim.replica.replica import EngineRank
+from perfmodel.sim.fleet.pool import BasisOf, FleetRouter, OnFinished, OnStep, Pool, build_pool
+from perfmodel.sim.replica.replica import EngineRank, FrontEnd
 from perfmodel.sim.traffic.clients import Server
 from perfmodel.specs.pools import PoolGroup, PoolSpec, deployments
 from perfmodel.specs.scenario import Scenario
 
 if TYPE_CHECKING:  # what most clusters lack is loaded by those that have it
-    from perfmodel.sim.fleet.disaggregation.kv_transfer import KvTransfers
     from perfmodel.sim.fleet.dynamic import DynamicCluster
     from perfmodel.sim.fleet.gateway import LostRequest
+    from perfmodel.sim.fleet.kv_transfer import KvTransfers
 
 
 class Cluster:
@@ -58,7 +56,7 @@ class Cluster:
             self.dynamic = dynamic = _dynamic_cluster(env, scenario, on_finished, on_step, on_lost)
             on_finished = dynamic.on_finished
         if scenario.cluster.is_disaggregated:
-            from perfmodel.sim.fleet.disaggregation.pools import kv_transfers
+            from perfmodel.sim.fleet.prefill_decode import kv_transfers
 
             self.transfers = kv_transfers(env, scenario)
         deployed = [self._deploy(deployment, on_finished, on_step) for deployment in _deployments(scenario)]
@@ -114,7 +112,7 @@ class Cluster:
 
     def _disaggregated(self, deployment: PoolGroup, on_finished: OnFinished, on_step: OnStep) -> Deployed:
         """Prefill pools come first."""
-        from perfmodel.sim.fleet.disaggregation.pools import PrefillDecode
+        from perfmodel.sim.fleet.prefill_decode import PrefillDecode
 
         assert self.transfers is not None
         stages, pools, specs = PrefillDecode(on_step), dict[int, Pool](), self.scenario.pools

@@ -11,7 +11,7 @@ from perfmodel.sim.traffic.clients import Server
 from perfmodel.specs.pools import PoolGroup
 
 if TYPE_CHECKING:
-    from perfmodel.sim.fleet.disaggregation.server import DisaggregatedServer
+    from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
 
 
 class Deployed(NamedTuple):

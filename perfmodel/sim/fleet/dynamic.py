@@ -9,12 +9,11 @@ from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clock import TickEnvironment, to_ticks
 from perfmodel.sim.fleet.autoscaler import Autoscaler, Failures, add_stragglers
 from perfmodel.sim.fleet.deployed import Deployed
-from perfmodel.sim.fleet.entrance import Entrance
 from perfmodel.sim.fleet.fleet import Fleet
-from perfmodel.sim.fleet.gateway import Gateway, LostRequest, RequestServer
+from perfmodel.sim.fleet.gateway import Entrance, Gateway, LostRequest, RequestServer
 from perfmodel.sim.fleet.pool import OnFinished, OnStep, Pool
 from perfmodel.sim.replica.replica import EngineRank, Replica
-from perfmodel.sim.traffic.shares import Shares
+from perfmodel.sim.traffic.hashed import Shares
 from perfmodel.specs.cluster import GatewaySpec
 from perfmodel.specs.scenario import Scenario
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment
-from perfmodel.sim.fleet.entrance import Entrance
+from perfmodel.sim.fleet.gateway import Entrance
 from perfmodel.sim.fleet.pool import Pool
 from perfmodel.sim.replica.replica import Replica
 

@@ -7,7 +7,7 @@ or lost with its replica, once too often) or timed out.
 All clients are equally patient, so deadlines pass in the order of arrival: one alarm at a time will do for all.
 """
 
-__all__ = ["Fate", "Gateway", "LostRequest", "RequestServer"]
+__all__ = ["Entrance", "Fate", "Gateway", "LostRequest", "RequestServer"]
 
 import heapq
 from collections import deque
@@ -16,7 +16,9 @@ from typing import Literal, NamedTuple, Protocol
 
 from perfmodel.engine import Request
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
-from perfmodel.sim.traffic.shares import hashed
+from perfmodel.sim.fleet.pool import FleetRouter
+from perfmodel.sim.replica.replica import EngineRank
+from perfmodel.sim.traffic.hashed import hashed
 from perfmodel.specs.cluster import GatewaySpec, RateLimit
 
 Fate = Literal["failed", "timed_out"]
@@ -247,3 +249,50 @@ class Gateway:
             self._lose(sent, "timed_out")
         self._watch_deadlines()
         self.look_again()
+
+
+class Entrance:
+    """The way to replicas that come and go: one of the router's, or the entrance itself until one is there.
+
+    hand_over:  gives a request to a replica: one that waited, or was to be sent
+    on_waiting: called when a request has to wait
+    """
+
+    def __init__(self, router: FleetRouter, hand_over: Callable[[Request, EngineRank], None]) -> None:
+        self.router = router
+        self.on_waiting: list[Callable[[], None]] = []
+        self._hand_over = hand_over
+        self._room: dict[Request, None] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._room)
+
+    def __call__(self, request: Request) -> RequestServer:
+        """What to add `request` to."""
+        return self.router(request) if len(self.router) else self
+
+    def send(self, request: Request) -> None:
+        """Hand `request` over to a replica, now or when there is one."""
+        if len(self.router):
+            self._hand_over(request, self.router(request))
+        else:
+            self.add(request)
+
+    def add(self, request: Request) -> None:
+        """`request` waits here."""
+        self._room[request] = None
+        for call in self.on_waiting:
+            call()
+
+    def abort(self, request: Request) -> bool:
+        """`request` waits no longer."""
+        del self._room[request]
+        return True
+
+    def look_again(self) -> None:
+        """A replica has come: those that wait go on, in the order that they came."""
+        if len(self.router):
+            waiting, self._room = self._room, {}
+            for request in waiting:
+                self._hand_over(request, self.router(request))

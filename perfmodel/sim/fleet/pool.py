@@ -1,10 +1,11 @@
 """`Pool`: equal replicas with one role, their cost model, and the router in front of them."""
 
-__all__ = ["FleetRouter", "Pool", "build_pool"]
+__all__ = ["BasisOf", "FleetRouter", "Pool", "PoolBasis", "build_pool", "remembered_basis"]
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
+from typing import NamedTuple
 
 from perfmodel.cost import (
     Calibration,
@@ -16,19 +17,20 @@ from perfmodel.cost import (
     Usage,
     energy_j,
     energy_split_j,
+    plan_memory,
+    scenario_fits,
 )
 from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.memory.offload import least_restored_tokens, restore_cost
 from perfmodel.engine import HostBlocks, Request, StepRecord
 from perfmodel.errors import SpecError
 from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment
-from perfmodel.sim.fleet.routing.router import ROUTERS, LeastOutstanding, Router
+from perfmodel.sim.fleet.routing import ROUTERS, LeastOutstanding, Router
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
 from perfmodel.sim.replica.backend import SimulatedBackend
-from perfmodel.sim.replica.front_end import FrontEnd
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.pipeline import Pipeline
-from perfmodel.sim.replica.replica import EngineRank, Replica
+from perfmodel.sim.replica.replica import EngineRank, FrontEnd, Replica
 from perfmodel.sim.replica.serving import build_locksteps, build_serve_loop, scheduler_config
 from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.pools import PoolSpec
@@ -36,6 +38,37 @@ from perfmodel.specs.scenario import Scenario
 
 OnFinished = Callable[[EngineRank, Request], None]
 OnStep = Callable[[EngineRank, StepRecord], None]
+
+
+class PoolBasis(NamedTuple):
+    """What steps are timed with, and the room that the weights leave."""
+
+    calibration: Calibration
+    profile: EngineProfile
+    memory: MemoryPlan
+
+
+BasisOf = Callable[[Scenario], PoolBasis]  # of a pool's own scenario (`Scenario.of_pool`)
+
+
+def remembered_basis(calibration: Calibration | None, profile: EngineProfile | None) -> BasisOf:
+    """The basis of pools by their model, hardware and engine; see `scenario_fits` for the defaults.
+
+    Raises DoesNotFitError for a model too large for the devices.
+    """
+    known: list[tuple[Scenario, PoolBasis]] = []
+
+    def basis_of(pool: Scenario) -> PoolBasis:
+        for other, basis in known:
+            # Shortened traffic leaves the very same objects in place: nothing has to be compared in depth.
+            if other.model is pool.model and other.hardware is pool.hardware and other.engine == pool.engine:
+                return basis
+        fits = scenario_fits(pool, calibration, profile)
+        basis = PoolBasis(*fits, plan_memory(pool.model, pool.hardware, pool.engine))
+        known.append((pool, basis))
+        return basis
+
+    return basis_of
 
 
 @dataclass(frozen=True)

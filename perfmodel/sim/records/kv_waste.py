@@ -20,7 +20,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.engine.batching import DISCIPLINES
+from perfmodel.engine.admission import DISCIPLINES
 from perfmodel.models.formats.kv_cache import kv_surplus, surplus_tokens
 from perfmodel.models.formats.quantization import kv_element_bytes
 from perfmodel.models.spec import ModelSpec

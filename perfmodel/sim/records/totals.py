@@ -11,11 +11,11 @@ from perfmodel.cost import Usage, usd_per_hour
 from perfmodel.sim.fleet.cluster import Cluster
 from perfmodel.sim.fleet.pool import Pool
 from perfmodel.sim.records.collector import Collector
-from perfmodel.sim.records.device_totals import DeviceTotals
 from perfmodel.sim.records.latencies import latencies, ratio
+from perfmodel.sim.records.summary import DeviceTotals
 
 if TYPE_CHECKING:
-    from perfmodel.sim.fleet.disaggregation.kv_transfer import KvTransfers
+    from perfmodel.sim.fleet.kv_transfer import KvTransfers
 
 
 def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:

@@ -6,17 +6,13 @@ draw says at each depth whether any of the candidates is right, which is all tha
 each other, so their probabilities add up.
 """
 
-__all__ = ["SimulatedAcceptance", "uniform_draws"]
-
-import numpy as np
-from numpy.typing import NDArray
+__all__ = ["SimulatedAcceptance"]
 
 from perfmodel.engine import Request, StepPlan
+from perfmodel.sim.traffic.hashed import uniform_draws
 from perfmodel.specs.engine.speculation import SpeculativeConfig
 
 _MOST_REMEMBERED = 20_000  # requests
-_GOLDEN = 0x9E3779B97F4A7C15
-_MASK = (1 << 64) - 1
 
 
 class SimulatedAcceptance:
@@ -54,21 +50,3 @@ class SimulatedAcceptance:
         values: list[float] = draws.tolist()
         self._draws[request.request_id] = values
         return values
-
-
-def uniform_draws(seed: int, request_id: int, count: int) -> NDArray[np.float64]:
-    """`count` draws from [0, 1): splitmix64 (Steele et al. 2014) of a start that seed and request give."""
-    start = _mixed(_mixed(seed & _MASK) + request_id & _MASK)
-    state = np.uint64(start) + np.uint64(_GOLDEN) * np.arange(1, count + 1, dtype=np.uint64)
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    state ^= state >> np.uint64(31)
-    result: NDArray[np.float64] = (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return result
-
-
-def _mixed(number: int) -> int:
-    number = number + _GOLDEN & _MASK
-    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-    number = (number ^ number >> 27) * 0x94D049BB133111EB & _MASK
-    return number ^ number >> 31

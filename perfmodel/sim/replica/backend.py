@@ -1,8 +1,8 @@
 """`SimulatedBackend`: asks the cost model how long a plan takes, and draws which of its drafted tokens are right."""
 
-__all__ = ["SimulatedBackend", "shape_of"]
+__all__ = ["PromptTime", "SimulatedBackend", "shape_of"]
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -13,7 +13,48 @@ from perfmodel.engine import Outcome, StepPlan
 from perfmodel.ops.work import BatchShape
 from perfmodel.sim.clock import TICKS_PER_S, to_ticks
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
-from perfmodel.sim.replica.prompt_time import PromptTime
+
+Apart = Callable[[BatchShape], tuple[int, int]]
+
+
+class PromptTime:
+    """Ticks of the steps of one pool, and those of them that prompts cost, by which a bill is split.
+
+    A step that only computes prompts is theirs, one that only decodes is the answers'. A step of both is shared in the
+    proportion of what its prompts would take as a step of their own, and its decodes as another: what both need once
+    (weights read, launches, the host) counts on either side, so neither rides for nothing. Tokens that are computed
+    again after a preemption are prompts here, as they are to the engine. What idle devices cost follows the busy time.
+
+    apart: what the prompts of a step would take alone, and its decodes alone, in ticks; None: nothing is counted
+    """
+
+    __slots__ = ("_apart", "_prompt_ticks", "_ticks")
+
+    def __init__(self, apart: Apart | None) -> None:
+        self._apart = apart
+        self._ticks = self._prompt_ticks = 0
+
+    @property
+    def share(self) -> float | None:
+        """Prompts' share of the time of all steps; None before the first, or where nothing is counted."""
+        return self._prompt_ticks / self._ticks if self._ticks else None
+
+    def add(self, shape: BatchShape, duration: int) -> None:
+        """The step of `shape` took `duration`."""
+        if self._apart is None:
+            return
+        self._ticks += duration
+        if not shape.prefills:
+            return
+        if shape.num_decodes:
+            prompts, decodes = self._apart(shape)
+            duration = duration * prompts // (prompts + decodes)
+        self._prompt_ticks += duration
+
+    def add_decoding(self, duration: int) -> None:
+        """Steps that only decoded took `duration` together."""
+        if self._apart is not None:
+            self._ticks += duration
 
 
 class SimulatedBackend:

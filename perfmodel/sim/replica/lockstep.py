@@ -11,7 +11,7 @@ who wants KV blocks that the rest of the leap may need (`free_blocks_for`).
 Steps that end at the same tick do so in the order of the engines' numbers, whenever they began: leaps or not.
 """
 
-__all__ = ["LeapingBackend", "Lockstep", "Rank", "Run"]
+__all__ = ["LeapingBackend", "Lockstep", "PromptBalance", "Rank", "Run"]
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
@@ -20,9 +20,8 @@ from typing import Any, Protocol
 
 from simpy.events import Event, EventPriority
 
-from perfmodel.engine import Backend, Outcome, Request, ServeLoop, StepPlan, StepRecord
+from perfmodel.engine import Backend, Outcome, Request, Scheduler, ServeLoop, StepPlan, StepRecord
 from perfmodel.sim.clock import STEP_PRIORITY, Alarm, TickEnvironment
-from perfmodel.sim.replica.prompt_balance import PromptBalance
 
 
 class Run(Protocol):
@@ -65,6 +64,38 @@ class Rank(Protocol):
     def end_step(self, record: StepRecord, finished: list[Request]) -> None:
         """A step, or leap, of this rank has ended."""
         ...
+
+
+class PromptBalance:
+    """Has data-parallel ranks compute their prompts in the same steps: says before each whether requests may start.
+
+    A step with a prompt on one rank is as long for the others, which only decode. So TensorRT-LLM, with attention data
+    parallelism and `attention_dp_config.enable_balance`, lets no rank start a prompt until every rank has one to start,
+    for up to `timeout_iters` steps (`timeout_steps`, at least 1). Its steps are counted whether or not a prompt waits,
+    so a wait takes half of that on average. Source: `_balance_adp_requests` of its `py_executor.py` (1.1, 1.2), with
+    `batching_wait_iters` 0.
+    """
+
+    def __init__(self, timeout_steps: int) -> None:
+        self._timeout = timeout_steps
+        self._num_waited = 0
+        self._is_counting = False
+
+    def admits(self, ranks: Sequence[Scheduler]) -> bool:
+        """Whether the step to be planned now may start prompts. Call once per step."""
+        have_prompts = all(rank.num_waiting and rank.has_free_slot for rank in ranks)
+        have_decodes = all(rank.num_running for rank in ranks)
+        self._is_counting = have_decodes and not have_prompts
+        if not self._is_counting:
+            self._num_waited = 0
+            return True
+        self.pass_steps(1)
+        return self._num_waited == 0
+
+    def pass_steps(self, num_steps: int) -> None:
+        """So many steps passed as the last one did, with no request waiting."""
+        if self._is_counting:
+            self._num_waited = (self._num_waited + num_steps) % self._timeout
 
 
 class Lockstep:

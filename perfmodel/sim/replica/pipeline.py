@@ -25,8 +25,7 @@ from simpy.events import Event
 from perfmodel.cost import StageTicks
 from perfmodel.engine import Outcome, Request, StepPlan, StepRecord
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.replica.lockstep import Lockstep, Rank
-from perfmodel.sim.replica.prompt_balance import PromptBalance
+from perfmodel.sim.replica.lockstep import Lockstep, PromptBalance, Rank
 
 
 class StagedBackend(Protocol):

@@ -6,22 +6,22 @@ has its slot back when N is over; then N+1, planned, starts, and N+2 is planned,
 slot stays empty for one whole step, N+1. Without it N+1 is planned after N, and the slot is filled at once.
 """
 
-__all__ = ["build_locksteps", "build_serve_loop", "scheduler_config"]
+__all__ = ["build_locksteps", "build_serve_loop", "scheduler_config", "token_watch"]
 
 from math import ceil
 
 from perfmodel.cost import SpeculativePricer
-from perfmodel.engine import HostBlocks, KVBlockManager, Scheduler, SchedulerConfig, ServeLoop
+from perfmodel.engine import HostBlocks, KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop
+from perfmodel.engine.token_watch import TokenWatch
 from perfmodel.models.formats.kv_cache import surplus_tokens
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.sim.clock import TickEnvironment, to_ticks
 from perfmodel.sim.replica.backend import SimulatedBackend
-from perfmodel.sim.replica.lockstep import Lockstep
+from perfmodel.sim.replica.lockstep import Lockstep, PromptBalance
 from perfmodel.sim.replica.pipeline import Pipeline
-from perfmodel.sim.replica.prompt_balance import PromptBalance
-from perfmodel.sim.replica.token_times import token_watch
 from perfmodel.sim.traffic.draft_lengths import speculation_of
+from perfmodel.sim.traffic.hashed import class_shares
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
 
@@ -111,3 +111,19 @@ def build_locksteps(
         else:
             locksteps += [Lockstep(env, backend, leaper, balance, graph.shard.dp)] * together
     return locksteps
+
+
+def token_watch(scenario: Scenario) -> TokenWatch | None:
+    """A watch with the readers of the scenario's SLO, and of those of its classes; None if no limit needs it."""
+    if not scenario.needs_token_times:
+        return None
+    limits = [kind.slo or scenario.slo for kind in scenario.traffic.classes] or [scenario.slo]
+    paces = [None if slo.reading_speed is None else to_ticks(1 / slo.reading_speed) for slo in limits]
+    if len(set(paces)) == 1:
+        return TokenWatch(lambda _: paces[0])
+    shares = class_shares(scenario)
+
+    def pace_of(request: Request) -> int | None:
+        return paces[shares.of(request.request_id)]
+
+    return TokenWatch(pace_of)

@@ -4,24 +4,45 @@ Equal seeds give bit-equal requests. Arrivals, input lengths, output lengths, pr
 stream of their own, so changing one leaves the others as they were.
 """
 
-__all__ = ["Workload"]
+__all__ = ["RequestDraft", "Workload"]
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from itertools import chain, islice, repeat
+from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 
 from perfmodel.engine import Request
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import TICKS_PER_S
-from perfmodel.sim.traffic.arrivals import arrival_times
-from perfmodel.sim.traffic.draft import RequestDraft
-from perfmodel.sim.traffic.lengths import draw_lengths
-from perfmodel.sim.traffic.prefixes import prefix_plan
-from perfmodel.sim.traffic.shares import class_shares
+from perfmodel.sim.traffic.distributions import arrival_times, draw_lengths, prefix_plan
+from perfmodel.sim.traffic.hashed import class_shares
 from perfmodel.sim.traffic.traces import TraceRow, read_trace
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Traffic
+
+
+class RequestDraft(NamedTuple):
+    """A request before it arrives; `arrival_s` is None in a closed loop, where the system's answers set the time.
+
+    num_source_tokens: of a prompt that was shortened, before that; 0 for one that was not
+    """
+
+    arrival_s: float | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    block_hashes: tuple[int, ...] = ()
+    priority: int = 0
+    num_source_tokens: int = 0
+    session: Hashable | None = None
+
+    def compressed(self, ratio: float) -> "RequestDraft":
+        """The request with the share `ratio` of its prompt, of which it remembers the length."""
+        tokens = self.num_prompt_tokens
+        hashes = self.block_hashes[: int(len(self.block_hashes) * ratio)]
+        return self._replace(num_prompt_tokens=ceil(ratio * tokens), block_hashes=hashes, num_source_tokens=tokens)
+
 
 _LENGTHS: dict[str, Callable[[RequestDraft], int]] = {
     "longest_prompt_first": lambda draft: draft.num_prompt_tokens,

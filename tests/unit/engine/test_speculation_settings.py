@@ -2,7 +2,8 @@
 
 import pytest
 
-from perfmodel.engine.speculation import AcceptanceEstimate, Speculation
+from perfmodel.engine.config import Speculation
+from perfmodel.engine.drafting import AcceptanceEstimate
 
 TREE = Speculation((0, 4, 12, 20))
 

@@ -9,7 +9,7 @@ import pytest
 from perfmodel.cost import EngineProfile
 from perfmodel.errors import WorkloadError
 from perfmodel.sim import RunResult, simulate
-from perfmodel.sim.records.gaps import GapHistogram
+from perfmodel.sim.records.collector import GapHistogram
 from perfmodel.specs import load_scenario
 
 

@@ -15,7 +15,7 @@ from perfmodel.planning.screening.screen import Screen, Screened
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.sim.driver import _serve_drawn
-from perfmodel.sim.fleet.pool_basis import remembered_basis
+from perfmodel.sim.fleet.pool import remembered_basis
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import as_overrides
 

@@ -8,12 +8,11 @@ from perfmodel.cost import ServerFit
 from perfmodel.engine import KVBlockManager, Outcome, Request, Scheduler, SchedulerConfig, ServeLoop, StepPlan
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment
-from perfmodel.sim.fleet.disaggregation.kv_transfer import TransferCost
-from perfmodel.sim.fleet.disaggregation.server import DisaggregatedServer
+from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
+from perfmodel.sim.fleet.kv_transfer import TransferCost
 from perfmodel.sim.fleet.pool import FleetRouter
-from perfmodel.sim.replica.front_end import FrontEnd
 from perfmodel.sim.replica.lockstep import Lockstep
-from perfmodel.sim.replica.replica import EngineRank, Replica
+from perfmodel.sim.replica.replica import EngineRank, FrontEnd, Replica
 
 S = TICKS_PER_S
 PREFILL, DECODE = 3 * S, S  # a step with prompts, a step of decodes

@@ -7,8 +7,7 @@ import pytest
 
 from perfmodel.sim import simulate
 from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment, to_ticks
-from perfmodel.sim.fleet.disaggregation.fabric import Fabric
-from perfmodel.sim.fleet.disaggregation.kv_transfer import KvTransfers, TransferCost
+from perfmodel.sim.fleet.kv_transfer import Fabric, KvTransfers, TransferCost
 from perfmodel.specs import load_scenario
 
 # A token a second over the link, ten layers.

@@ -4,7 +4,7 @@ import pytest
 
 from perfmodel.cost import EngineProfile, ServerFit
 from perfmodel.sim import RunResult, simulate
-from perfmodel.sim.fleet.disaggregation.kv_transfer import TransferCost, transfer_cost
+from perfmodel.sim.fleet.kv_transfer import TransferCost, transfer_cost
 from perfmodel.specs import EngineSpec, Link, Scenario, load_hardware, load_model, load_scenario
 
 LINK = Link(name="wire", bandwidth_bytes_per_s=1e9, latency_s=1e-3)

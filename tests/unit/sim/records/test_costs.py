@@ -5,7 +5,7 @@ import pytest
 from perfmodel.ops import BatchShape
 from perfmodel.planning.sweeps.metrics import run_metric
 from perfmodel.sim import simulate
-from perfmodel.sim.replica.prompt_time import PromptTime
+from perfmodel.sim.replica.backend import PromptTime
 from perfmodel.specs import load_scenario
 
 FEW = ["traffic.num_requests=40"]

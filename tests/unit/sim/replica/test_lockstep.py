@@ -10,8 +10,7 @@ from perfmodel.engine import StepRecord as Record
 from perfmodel.ops import BatchShape, Depends, build_graph, decode_shape
 from perfmodel.sim import simulate
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.replica.lockstep import Lockstep
-from perfmodel.sim.replica.prompt_balance import PromptBalance
+from perfmodel.sim.replica.lockstep import Lockstep, PromptBalance
 from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.specs import EngineSpec, load_hardware, load_model, load_scenario
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import SpecError, WorkloadError
-from perfmodel.sim.traffic.arrivals import arrival_times
-from perfmodel.sim.traffic.lengths import draw_lengths, lognormal_parameters
+from perfmodel.sim.traffic.distributions import arrival_times, draw_lengths, lognormal_parameters
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs import Arrivals, Lengths, Scenario, Stage, load_scenario
 

@@ -25,11 +25,10 @@ from simpy.events import Process
 
 from perfmodel.engine import Request, RequestStatus
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment
-from perfmodel.sim.fleet.disaggregation.kv_transfer import KvTransfers, TransferCost
-from perfmodel.sim.fleet.entrance import Entrance
+from perfmodel.sim.fleet.gateway import Entrance
+from perfmodel.sim.fleet.kv_transfer import KvTransfers, TransferCost
 from perfmodel.sim.fleet.pool import FleetRouter
-from perfmodel.sim.replica.front_end import FrontEnd
-from perfmodel.sim.replica.replica import EngineRank
+from perfmodel.sim.replica.replica import EngineRank, FrontEnd
 
 # What one transfer costs from an engine to another, by their numbers.
 CostOf = Callable[[int, int], TransferCost]

@@ -1,6 +1,9 @@
-"""Which requests are of which kind, by a hash of their numbers: the same from run to run, without a table."""
+"""Draws that are hashes of what they are for, with SplitMix64 (Steele, Lea and Flood 2014): no state, no table.
 
-__all__ = ["Shares", "class_shares", "hashed"]
+What falls to a request so depends neither on who came beside it nor on the order of events.
+"""
+
+__all__ = ["Shares", "class_shares", "hashed", "hashes", "uniform_draws"]
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -11,21 +14,37 @@ from numpy.typing import NDArray
 from perfmodel.specs.scenario import Scenario
 
 _MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_WHOLE = 1 << 64
 
 
 def hashed(seed: int, number: int) -> int:
-    """64 bits of (`seed`, `number`): the output function of SplitMix64 (Steele, Lea and Flood 2014), applied twice."""
+    """64 bits of (`seed`, `number`): the output function of SplitMix64, applied twice."""
     return _mixed(_mixed(seed & _MASK) + number)
 
 
 def _mixed(x: int) -> int:
-    x = (x + 0x9E3779B97F4A7C15) & _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    x = (x + _GOLDEN) & _MASK
+    x = ((x ^ (x >> 30)) * _MIX[0]) & _MASK
+    x = ((x ^ (x >> 27)) * _MIX[1]) & _MASK
     return x ^ (x >> 31)
 
 
-_WHOLE = 1 << 64
+def hashes(start: int, count: int) -> NDArray[np.uint64]:
+    """Outputs of SplitMix64 in `count` states, of which `start` is the first."""
+    state = np.uint64(start & _MASK) + np.uint64(_GOLDEN) * np.arange(count, dtype=np.uint64)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(_MIX[0])
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(_MIX[1])
+    return state ^ (state >> np.uint64(31))
+
+
+def uniform_draws(seed: int, request_id: int, count: int) -> NDArray[np.float64]:
+    """`count` draws from [0, 1) that belong to this request under `seed`."""
+    result: NDArray[np.float64] = (hashes(hashed(seed, request_id) + _GOLDEN, count) >> np.uint64(11)).astype(
+        np.float64
+    )
+    return result * 2.0**-53
 
 
 class Shares:

@@ -7,12 +7,10 @@ from functools import cache
 
 from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.fleet.disaggregation.fabric import Fabric
-from perfmodel.sim.fleet.disaggregation.kv_transfer import KvTransfers, TransferCost, transfer_cost
-from perfmodel.sim.fleet.disaggregation.server import DisaggregatedServer
+from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
+from perfmodel.sim.fleet.kv_transfer import Fabric, KvTransfers, TransferCost, transfer_cost
 from perfmodel.sim.fleet.pool import FleetRouter, OnFinished, OnStep, Pool
-from perfmodel.sim.replica.front_end import FrontEnd
-from perfmodel.sim.replica.replica import EngineRank
+from perfmodel.sim.replica.replica import EngineRank, FrontEnd
 from perfmodel.specs.scenario import Scenario
 
 

@@ -1,0 +1,142 @@
+"""Who may join the requests that run: in which order, when, and with how many KV blocks set apart.
+
+Scheduling policies are one function each, from a request to its sort key; the smallest key is served first. The same
+key chooses the victim of a preemption: the running request with the largest one. To add a policy, write the function
+and enter it in POLICIES (and its name in `EngineSpec.scheduling_policy`).
+
+Batching disciplines say when waiting requests may join, and what they must reserve to do so:
+
+| discipline | joins                                            | KV reserved on joining | prompt            |
+|------------|--------------------------------------------------|------------------------|-------------------|
+| none       | when nothing runs, alone                         | longest possible       | whole             |
+| static     | when nothing runs, all that wait up to the limit | longest possible       | whole             |
+| dynamic    | as static, once the batch is full or a wait over | longest possible       | whole             |
+| iteration  | at any step (Orca)                               | longest possible       | whole             |
+| continuous | at any step, within the token budget (vLLM)      | what it holds          | whole or in chunks|
+
+A static or dynamic batch keeps its slots and its KV until its last request is done; rows that are done are not
+computed further.
+"""
+
+__all__ = [
+    "DISCIPLINES",
+    "POLICIES",
+    "Discipline",
+    "Policy",
+    "Reservations",
+    "fcfs",
+    "priority",
+    "shortest_first",
+    "urgency",
+]
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from perfmodel.engine.config import SchedulerConfig
+from perfmodel.engine.kv_blocks import KVBlockManager
+from perfmodel.engine.request import Request
+from perfmodel.errors import WorkloadError
+
+Policy = Callable[[Request], tuple[int, ...]]
+
+
+def fcfs(request: Request) -> tuple[int, ...]:
+    """First come, first served."""
+    return (request.arrival, request.request_id)
+
+
+def priority(request: Request) -> tuple[int, ...]:
+    """Lowest `priority` number first, then first come."""
+    return (request.priority, request.arrival, request.request_id)
+
+
+def shortest_first(request: Request) -> tuple[int, ...]:
+    """Shortest prompt first: the part of the service time that is known on arrival."""
+    return (request.num_prompt_tokens, request.arrival, request.request_id)
+
+
+POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority, "shortest-first": shortest_first}
+
+
+def urgency(policy: str) -> Callable[[Request], int]:
+    """Rank of requests whose KV was computed elsewhere, before their order of arrival; the least goes first."""
+    return (lambda request: request.priority) if policy == "priority" else (lambda _: 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Discipline:
+    """One row of the table above.
+
+    joins_running:   new requests may join while others run
+    waits_to_fill:   an idle engine waits for a full batch, or until the oldest has waited `batch_timeout`
+    reserves_all:    a request is given KV blocks for the longest sequence the engine allows when it joins
+    uses_budget:     `max_num_batched_tokens` limits a step (and chunked prefill applies)
+    frees_together:  slots and blocks are released when the whole batch is done
+    max_batch:       an upper limit on the batch beside max_num_seqs
+    """
+
+    joins_running: bool
+    waits_to_fill: bool = False
+    reserves_all: bool = True
+    uses_budget: bool = False
+    frees_together: bool = False
+    max_batch: int | None = None
+
+
+DISCIPLINES: dict[str, Discipline] = {
+    "none": Discipline(joins_running=False, frees_together=True, max_batch=1),
+    "static": Discipline(joins_running=False, frees_together=True),
+    "dynamic": Discipline(joins_running=False, waits_to_fill=True, frees_together=True),
+    "iteration": Discipline(joins_running=True),
+    "continuous": Discipline(joins_running=True, reserves_all=False, uses_budget=True),
+}
+
+
+class Reservations:
+    """What `config` and its batching `discipline` set apart for a request."""
+
+    def __init__(self, config: SchedulerConfig, discipline: Discipline) -> None:
+        self._config = config
+        self._discipline = discipline
+        self._spare_slots = config.speculation.spare_slots if config.speculation is not None else 0
+
+    def num_tokens(self, request: Request, needed: int) -> int:
+        """Tokens that a request is given blocks for when it joins; `needed` now."""
+        config = self._config
+        is_known = config.reserves_output and (config.is_contiguous or not self._discipline.reserves_all)
+        if is_known:
+            outputs = request.max_output_tokens
+            if config.rounds_output:
+                outputs = 1 << (outputs - 1).bit_length()
+            return min(request.num_prompt_tokens + outputs - 1, config.max_model_len) + self._spare_slots
+        if config.is_contiguous or self._discipline.reserves_all:
+            return config.max_model_len + self._spare_slots
+        return needed
+
+    def check_can_ever_run(self, request: Request, blocks: KVBlockManager) -> None:
+        """Raise WorkloadError for a request that an empty engine with these `blocks` could not serve."""
+        config = self._config
+        longest = request.num_prompt_tokens + request.max_output_tokens - 1  # the last token sampled is never computed
+        if longest > config.max_model_len:
+            raise WorkloadError(
+                f"request {request.request_id} needs {longest} tokens ({request.num_prompt_tokens} of prompt), above "
+                f"max_model_len={config.max_model_len}; raise it or shorten the request"
+            )
+        is_whole = self._discipline.uses_budget and not (config.enable_chunked_prefill and config.keeps_kv)
+        is_kept = config.reserves_output and config.keeps_kv
+        at_once = request.num_prompt_tokens if is_kept else longest  # it may be recomputed in whole
+        if request.num_transferred_tokens and config.reserves_output:
+            at_once = 1
+        if is_whole and at_once > config.max_num_batched_tokens:
+            raise WorkloadError(
+                f"request {request.request_id} may have to compute {at_once} tokens at once, above "
+                f"max_num_batched_tokens={config.max_num_batched_tokens}; raise it or "
+                + ("set enable_chunked_prefill" if config.keeps_kv else "keep the KV cache")
+            )
+        most = max(self.num_tokens(request, longest), longest + self._spare_slots)
+        if blocks.num_filled(most) + blocks.num_buffers > blocks.num_blocks:
+            raise WorkloadError(
+                f"request {request.request_id} needs KV blocks for {most} tokens, but the pool has {blocks.num_blocks} "
+                f"blocks of {blocks.block_size}; shorten it, or give the KV cache more memory"
+            )

@@ -1,0 +1,199 @@
+"""What traffic draws: arrival times, token counts, and which prompts begin alike; endless, in chunks.
+
+`poisson_fixed_count` is what load generators call a constant rate but is not: exponential gaps, rescaled so that
+exactly rate x duration requests fill each stage (a Poisson process conditioned on its count).
+
+Length distributions without an upper end (lognormal, exponential) are clipped to what the engine can take; counts that
+the user wrote down are not, so that a prompt too long is an error and not a surprise.
+
+The content of a shared prefix is a number per KV block. Groups share their first blocks; with
+`num_prompts_per_group`, whole prompts repeat.
+"""
+
+__all__ = ["arrival_times", "draw_lengths", "lognormal_parameters", "prefix_plan"]
+
+from collections.abc import Iterator
+from itertools import repeat, takewhile
+from math import inf, log, sqrt
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.errors import SpecError, WorkloadError
+from perfmodel.specs.traffic import Arrivals, Lengths, Prefix
+
+_CHUNK = 4096
+_Z99 = 2.3263478740408408  # 99th percentile of the standard normal distribution
+_GROUP = 1 << 32  # content numbers of one group's prefix
+_PROMPT = 1 << 62  # offset of the content numbers of whole prompts
+
+
+def arrival_times(arrivals: Arrivals, duration_s: float | None, rng: np.random.Generator) -> Iterator[float | None]:
+    """Arrival times in seconds; None, endlessly, for a closed loop, whose requests arrive as others are answered."""
+    if arrivals.process == "closed_loop":
+        return repeat(None)
+    if arrivals.process in ("burst", "trace"):
+        return repeat(0.0)
+    if arrivals.stages:
+        return _staged(arrivals, rng)
+    assert arrivals.rate is not None  # its validator saw to that
+    if arrivals.process == "poisson_fixed_count" and duration_s is not None:
+        return iter(_fixed_count(arrivals.rate, duration_s, rng).tolist())
+    times = _endless(arrivals, arrivals.rate, rng)
+    end = inf if duration_s is None else duration_s
+    return takewhile(lambda t: t <= end, times)
+
+
+def _gaps(arrivals: Arrivals, rate: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """A chunk of gaps with mean 1 / rate."""
+    if arrivals.process == "constant":
+        return np.full(_CHUNK, 1 / rate)
+    if arrivals.process == "gamma":
+        shape = 1 / arrivals.cv**2
+        return rng.gamma(shape, 1 / (rate * shape), _CHUNK)
+    return rng.exponential(1 / rate, _CHUNK)
+
+
+def _endless(arrivals: Arrivals, rate: float, rng: np.random.Generator) -> Iterator[float]:
+    start = 0.0
+    while True:
+        times = start + np.cumsum(_gaps(arrivals, rate, rng))
+        yield from times.tolist()
+        start = float(times[-1])
+
+
+def _fixed_count(rate: float, duration_s: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    count = round(rate * duration_s)
+    if count == 0:
+        return np.empty(0)
+    gaps = rng.exponential(1.0, count)
+    times: NDArray[np.float64] = np.cumsum(gaps) * (duration_s / gaps.sum())
+    return times
+
+
+def _staged(arrivals: Arrivals, rng: np.random.Generator) -> Iterator[float]:
+    start = 0.0
+    for stage in arrivals.stages:
+        end = stage.duration_s
+        if arrivals.process == "poisson_fixed_count":
+            times: Iterator[float] = iter(_fixed_count(stage.rate, end, rng).tolist())
+            end = inf  # the last one falls on the end itself, give or take a rounding
+        else:
+            times = _endless(arrivals, stage.rate, rng)
+        for time in times:
+            if time > end:
+                break
+            yield start + time
+        start += stage.duration_s
+
+
+def lognormal_parameters(mean: float, p99: float | None, std: float | None) -> tuple[float, float]:
+    """(mu, sigma) of the logarithm.
+
+    exp(mu + sigma^2 / 2) = mean, and exp(mu + z99 sigma) = p99: sigma^2/2 - z99 sigma + ln(p99 / mean) = 0, the smaller
+    root; or sigma^2 = ln(1 + std^2 / mean^2). Raises SpecError for a p99 that no lognormal with that mean has.
+    """
+    if std is not None:
+        sigma = sqrt(log(1 + (std / mean) ** 2))
+    else:
+        assert p99 is not None
+        inside = _Z99**2 - 2 * log(p99 / mean)
+        if p99 <= mean or inside < 0:
+            most = mean * np.exp(_Z99**2 / 2)
+            raise SpecError(f"no lognormal of mean {mean:g} has p99 {p99:g}; it lies above the mean, up to {most:.4g}")
+        sigma = _Z99 - sqrt(inside)
+    return log(mean) - sigma**2 / 2, sigma
+
+
+def draw_lengths(lengths: Lengths, rng: np.random.Generator, engine_limit: int) -> Iterator[int]:
+    """Token counts from `lengths`, at least `lengths.min`, at most `lengths.max`."""
+    values = _empirical_values(lengths) if lengths.distribution == "empirical" else None
+    is_unbounded = lengths.distribution in ("lognormal", "exponential")
+    limit = engine_limit if is_unbounded else 2**31
+    highest = min(lengths.max or limit, limit)
+    while True:
+        drawn = np.rint(_chunk(lengths, values, rng))
+        yield from np.clip(drawn, lengths.min, highest).astype(np.int64).tolist()
+
+
+def _chunk(lengths: Lengths, values: NDArray[np.int64] | None, rng: np.random.Generator) -> NDArray[np.float64]:
+    match lengths.distribution:
+        case "fixed":
+            return np.full(_CHUNK, float(lengths.value or 1))
+        case "uniform":
+            return rng.integers(lengths.low or 1, (lengths.high or 1) + 1, _CHUNK).astype(np.float64)
+        case "lognormal":
+            mu, sigma = lognormal_parameters(lengths.mean or 1.0, lengths.p99, lengths.std)
+            return rng.lognormal(mu, sigma, _CHUNK)
+        case "exponential":
+            return rng.exponential(lengths.mean or 1.0, _CHUNK)
+    assert values is not None
+    return rng.choice(values, _CHUNK).astype(np.float64)
+
+
+def _empirical_values(lengths: Lengths) -> NDArray[np.int64]:
+    if lengths.values is not None:
+        return np.array(lengths.values)
+    assert lengths.path is not None
+    path = Path(lengths.path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise WorkloadError(
+            f"{path}: cannot be read ({error.strerror}); give a file with one token count per line"
+        ) from None
+    values = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            if not line.strip().isdigit() or int(line) < 1:
+                raise WorkloadError(f"{path}:{number}: found {line.strip()!r}, expected a positive token count")
+            values.append(int(line))
+    if not values:
+        raise WorkloadError(f"{path}: has no token counts; write one per line")
+    return np.array(values)
+
+
+def prefix_plan(
+    prefix: Prefix | None, lengths: Iterator[int], rng: np.random.Generator, block_size: int
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """(prompt tokens, content of its leading full blocks) for each request; the length includes the shared prefix.
+
+    lengths: of the prompts, in tokens; rng: draws the group; block_size: tokens of a block
+    """
+    if prefix is None:
+        return ((length, ()) for length in lengths)
+    if prefix.num_prompts_per_group is None:
+        return _groups(prefix, lengths, rng, block_size)
+    return _repeated_prompts(prefix, lengths, rng, block_size)
+
+
+def _shared(group: int, num_blocks: int) -> tuple[int, ...]:
+    return tuple(range(group * _GROUP, group * _GROUP + num_blocks))
+
+
+def _groups(
+    prefix: Prefix, lengths: Iterator[int], rng: np.random.Generator, block_size: int
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    for length in lengths:
+        group = int(rng.integers(prefix.num_groups))
+        yield length, _shared(group, min(prefix.shared_tokens, length) // block_size)
+
+
+def _repeated_prompts(
+    prefix: Prefix, lengths: Iterator[int], rng: np.random.Generator, block_size: int
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The distinct prompts in one random order, over and over."""
+    assert prefix.num_prompts_per_group is not None
+    count = prefix.num_groups * prefix.num_prompts_per_group
+    prompts: list[tuple[int, tuple[int, ...]]] = []
+    for number in range(count):
+        length = next(lengths)
+        shared = min(prefix.shared_tokens, length) // block_size
+        first = _PROMPT + number * _GROUP
+        own = tuple(range(first, first + length // block_size - shared))
+        prompts.append((length, _shared(number // prefix.num_prompts_per_group, shared) + own))
+    order = rng.permutation(count)
+    while True:
+        for number in order:
+            yield prompts[number]
