@@ -86,8 +86,8 @@ class ClusterSpec(Spec):
     @classmethod
     def _are_some(cls, pools: Any) -> Any:
         if isinstance(pools, list) and not pools:
-            raise ValueError("found an empty list, allowed at least one pool; leave it out for equal `replicas`")
-        return pools
+            raise ValueError("found an empty list, allowed at least one pool, or nothing for equal `replicas`")
+        return () if pools is None else pools
 
     @field_validator("pools")
     @classmethod
