@@ -1,9 +1,9 @@
 """How long work takes, what it needs of memory, energy and money.
 
 forms, calibrations   formulas of kernels and messages; the fits in them, their files and origin
-operator_timer, rates, power_cap, occupancy   one operator on one device
+operator_timer        one operator on one device
 steps                 from operators to the step of a batch
-memory, energy        what a device holds; what it draws and costs
+memory, power         what a device holds; what it draws and costs
 """
 
 __all__ = [
@@ -58,11 +58,11 @@ from perfmodel.cost.calibrations.engine_profile import (
     save_engine_profile,
 )
 from perfmodel.cost.calibrations.files import load_calibration, save_calibration
-from perfmodel.cost.energy import energy_j, energy_split_j, usd_per_hour, usd_per_million_tokens
+from perfmodel.cost.forms.device import peak_flops_per_s, ridge_point
 from perfmodel.cost.memory.footprint import kv_bytes_per_token, state_bytes_per_sequence
 from perfmodel.cost.memory.plan import MemoryPlan, plan_memory
 from perfmodel.cost.operator_timer import OperatorTime, OperatorTimer
-from perfmodel.cost.rates import peak_flops_per_s, ridge_point
+from perfmodel.cost.power import energy_j, energy_split_j, usd_per_hour, usd_per_million_tokens
 from perfmodel.cost.steps.drafts import DraftTables
 from perfmodel.cost.steps.explain import OperatorEstimate, StepEstimate
 from perfmodel.cost.steps.host import host_fit

@@ -10,7 +10,7 @@ from perfmodel.cost.calibrations.calibration import Calibration, datasheet
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.registry import FormFit, time_work
-from perfmodel.cost.power_cap import Load, PowerCap
+from perfmodel.cost.power import Load, PowerCap
 from perfmodel.ops.work import Work
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -21,7 +21,7 @@ class OperatorTimer:
     """Times work on `hardware` with the fits of `calibration` (default: the datasheet's).
 
     The formulas are in `perfmodel.cost.forms`; under `hardware.power_cap_w`, `PowerCap` has the last word. No rate is
-    refused: see `perfmodel.cost.rates.FALLBACKS`.
+    refused: see `perfmodel.cost.forms.device.FALLBACKS`.
     """
 
     def __init__(self, hardware: HardwareSpec, calibration: Calibration | None = None) -> None:

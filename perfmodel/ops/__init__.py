@@ -1,8 +1,9 @@
 """What an operator does: FLOPs, bytes per memory level, messages. Pure functions of sizes; nothing here knows time.
 
 work, extents, messages   the result of an operator; `formats`, `sharding`: its input
-linear, elementwise, collectives, attention, experts, recurrent   operators, and the layers of one kind of mixer
-feedforward, node, graphs   operators put together, up to the graph of a step
+linear, elementwise, collectives, attention, recurrent   operators, and the layers of one kind of mixer
+feedforward, routing        feed-forward blocks, dense or mixtures of experts; which experts tokens go to
+node, graphs                operators put together, up to the graph of a step
 """
 
 __all__ = [

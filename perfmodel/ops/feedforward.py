@@ -1,13 +1,222 @@
-"""The operators of one feed-forward block: dense (sharded by columns, then rows) or mixture of experts."""
+"""The operators of one feed-forward block: dense (sharded by columns, then rows), or a mixture of experts.
 
-__all__ = ["dense_ffn_nodes", "mlp_nodes"]
+As vLLM runs a mixture, with n tokens on each of dp ranks of tp devices:
+    dp = 1                    every device holds all n tokens; experts cut by width, or shared out whole under expert
+                              parallelism; one all-reduce combines either way
+    dp > 1, cut by width      all-gather of the tokens of all ranks, then reduce-scatter, then an all-gather within the
+                              tensor-parallel group
+    dp > 1, expert parallel   the same with vLLM's default all2all backend (allgather_reducescatter), router logits
+                              included; with the others an all-to-all to the ranks of the chosen experts and back (each
+                              device dispatches n / tp tokens), and the last all-gather
+
+The experts of a device, the all-gather and the reduce-scatter see the tokens of all ranks, however these are shared out
+(`BatchShape.group_tokens`). An all-to-all lasts as long as its largest sender needs, which is the rank that sets the
+time: it goes by the rank's own tokens. `routing` says which experts tokens go to.
+"""
+
+__all__ = ["EXPERT_KERNELS", "dense_ffn_nodes", "experts", "mlp_nodes", "moe_nodes", "route"]
 
 from functools import partial
+from math import ceil
 
-from perfmodel.models.architecture import DenseFFN
-from perfmodel.ops.elementwise import activation
-from perfmodel.ops.linear import linear_nodes
-from perfmodel.ops.node import LayerContext, OperatorNode, on_tokens
+from perfmodel.models.architecture import DenseFFN, MoEFFN
+from perfmodel.ops.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from perfmodel.ops.elementwise import activation, gate
+from perfmodel.ops.extents import ExpertsExtent
+from perfmodel.ops.formats import LinearFormat
+from perfmodel.ops.linear import gemm, linear_nodes
+from perfmodel.ops.messages import Exchange, distinct_ranks
+from perfmodel.ops.node import LayerContext, OperatorNode, on_group, on_tokens
+from perfmodel.ops.routing import ExpertLoad
+from perfmodel.ops.work import Work
+
+EXPERT_KERNELS = 5  # sort by expert (align), grouped gate-up, activation, grouped down, weighted sum
+# Of each expert that has tokens: find them, gather them, gate, up, activation, product, down; gather and
+# apply their weights, add to the sum.
+_EAGER_EXPERT_KERNELS = 10
+_EAGER_ROUTE_KERNELS = 8  # cast, softmax, top-k, sum, division, cast, and the mask of who goes where: zeros, scatter
+
+
+def route(num_tokens: float, num_experts: int, top_k: int, *, is_fused: bool = True) -> Work:
+    """Softmax (or sigmoid) and top-k over the router's logits: 4 n E bytes read, 8 n k written (weight and index).
+
+    Unfused the logits are cast and the scores written and read (14 n E bytes more), and each choice gets a row of E
+    integers (16 n k E bytes).
+
+    num_tokens n: rows of logits; num_experts E: of the model, of which each token gets top_k k; is_fused: in one kernel
+    """
+    extra = 0.0 if is_fused else (14.0 + 16.0 * top_k) * num_experts
+    return Work(
+        "topk",
+        "elementwise",
+        flops=8.0 * num_tokens * num_experts,
+        rate="vector",
+        activation_bytes=num_tokens * (4.0 * num_experts + 8.0 * top_k + extra),
+        num_kernels=1 if is_fused else _EAGER_ROUTE_KERNELS,
+    )
+
+
+def experts(
+    num_tokens: float,
+    ffn: MoEFFN,
+    load: ExpertLoad,
+    form: LinearFormat,
+    *,
+    width: int,
+    intermediate: int,
+    local_experts: int | None = None,
+    is_fused: bool = True,
+) -> Work:
+    """The routed experts of one rank: grouped up GEMM, activation, grouped down GEMM, combine.
+
+        FLOPs = 2 A (g + 1) d f              A assignments, g = 2 gated or 1, f intermediate size on this rank
+        weights = D (g + 1) d f w            D distinct experts: each is read once
+        activations per assignment: up d a + g f o, activation g f o + f a, down f a + d o, combine d o;
+                    and n d o for the sum
+
+    with w, a, o bytes of a weight, a multiplied input and an output. `width` is d, or the latent width the experts
+    work in; `local_experts` the experts that this rank holds (default all). Unfused, every distinct expert launches its
+    own kernels, gate and up read their input each, and gathered rows, activations, weighted outputs and sums are
+    written and read: (g + 1) d a + 2 f o (gated) + 4 d o more per assignment. The up GEMM gathers its rows by index;
+    libraries that permute (or quantize) them first move more. Source: identity; D: `distinct_experts`; Hugging Face's
+    MixtralSparseMoeBlock for the operators.
+
+    num_tokens n: of all ranks that share out the experts; ffn: the block; load: of this rank
+    form: of weights and inputs; is_fused: by serving engines' kernels
+    """
+    if num_tokens == 0:
+        return Work("experts", "moe", rate=form.rate, num_kernels=0)
+    d, f, gates = width, intermediate, 2 if ffn.gated else 1
+    o, a = form.output_bytes, form.input_bytes
+    row_bytes = (d * a + gates * f * o) + (gates * f * o + f * a) + (f * a + d * o) + d * o
+    num_kernels = EXPERT_KERNELS + 2 * form.quantizes_input
+    if not is_fused:
+        num_kernels = (_EAGER_EXPERT_KERNELS - (not ffn.gated) * 2) * ceil(load.distinct)
+        row_bytes += (1 + gates) * d * a + 2 * f * o * ffn.gated + 4 * d * o
+    return Work(
+        "experts",
+        "moe",
+        flops=2.0 * load.assignments * (gates + 1) * d * f,
+        rate=form.rate,
+        weight_bytes=load.distinct * (gates + 1) * d * f * form.weight_bytes,
+        activation_bytes=load.assignments * row_bytes + num_tokens * d * o,
+        num_kernels=num_kernels,
+        extent=ExpertsExtent(
+            tokens=num_tokens,
+            top_k=ffn.top_k,
+            num_experts=ffn.num_experts,
+            local_experts=local_experts or ffn.num_experts,
+            width=d,
+            inner=f,
+            gates=gates,
+            distinct=load.distinct,
+            assignments=load.assignments,
+            tiles=load.tiles,
+            sum_bytes=num_tokens * d * o,
+            weight_bytes=form.weight_bytes,
+            input_bytes=form.input_bytes,
+        ),
+        format=form.name,
+    )
+
+
+def moe_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
+    """Router, top-k, shared experts, dispatch, routed experts, combine."""
+    hidden, router = context.hidden, context.format("router")
+    return [
+        on_tokens("router", partial(gemm, "router", n=ffn.num_experts, k=hidden, form=router)),
+        on_tokens("topk", lambda n: route(n, ffn.num_experts, ffn.top_k, is_fused=context.is_fused)),
+        *_shared_nodes(ffn, context),
+        *_latent_nodes(ffn, context, "latent_in_proj"),
+        *_dispatch_nodes(ffn, context),
+        _expert_node(ffn, context),
+        *_latent_nodes(ffn, context, "latent_out_proj"),
+        *_combine_nodes(ffn, context),
+    ]
+
+
+def _expert_node(ffn: MoEFFN, context: LayerContext) -> OperatorNode:
+    shard, form = context.shard, context.format("experts")
+    intermediate = ceil(ffn.intermediate_size / shard.moe_tp)
+    width, local = ffn.latent_size or context.hidden, shard.local_experts(ffn.num_experts)
+    sizes = {"width": width, "intermediate": intermediate, "local_experts": local}
+
+    def work(everyone: int) -> Work:
+        load = context.routing(ffn, everyone, shard.ep)
+        return experts(everyone, ffn, load, form, **sizes, is_fused=context.is_fused)
+
+    return on_group("experts", work, shard.dp)
+
+
+def _shared_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
+    if not ffn.shared_intermediate_size:
+        return []
+    nodes = mlp_nodes(
+        context.shard.columns(ffn.shared_intermediate_size),
+        context,
+        component="shared_experts",
+        is_gated=ffn.gated,
+        function=ffn.activation,
+        prefix="shared_",
+    )
+    if ffn.shared_gate:
+        hidden = context.hidden
+        form, fused = context.format("shared_experts"), context.is_fused
+        gated = partial(gate, "shared_gate", size=hidden, element_bytes=context.element_bytes, is_fused=fused)
+        nodes.append(on_tokens("shared_expert_gate", partial(gemm, "shared_expert_gate", n=1, k=hidden, form=form)))
+        nodes.append(on_tokens("shared_gate", gated))
+    return nodes
+
+
+def _latent_nodes(ffn: MoEFFN, context: LayerContext, name: str) -> list[OperatorNode]:
+    """Projections into and out of the latent width of the experts, on every device in full."""
+    if ffn.latent_size is None:
+        return []
+    form = context.format("shared_experts")
+    n, k = (ffn.latent_size, context.hidden) if name == "latent_in_proj" else (context.hidden, ffn.latent_size)
+    return [on_tokens(name, partial(gemm, name, n=n, k=k, form=form))]
+
+
+def _dispatch_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
+    shard = context.shard
+    if shard.dp == 1:
+        return []
+    width = ffn.latent_size or context.hidden
+    if shard.gathers_tokens:
+        # Tokens of a tensor-parallel group are on all its devices; under expert parallelism each hands on its part,
+        # with what the router said of them.
+        ranks = shard.ep_group if shard.is_expert_parallel else shard.dp_group
+        logits = ffn.num_experts if shard.is_expert_parallel else 0
+        payload, name = (width + logits) * context.element_bytes, "moe_all_gather"
+        return [on_group(name, lambda n: all_gather(n * payload, ranks, name), shard.dp)]
+    return [_exchange_node(ffn, context, "dispatch", context.format("experts").input_bytes)]
+
+
+def _exchange_node(ffn: MoEFFN, context: LayerContext, kernel: str, element_bytes: float) -> OperatorNode:
+    """Tokens to the ranks of their experts, or their results back; a device has a tp-th of its rank's tokens."""
+    shard, name, width = context.shard, f"moe_{kernel}", ffn.latent_size or context.hidden
+    group, route, copy = shard.ep_group, shard.route, width * element_bytes / shard.tp
+    sent = distinct_ranks(ffn, shard.ep) * width * element_bytes / shard.tp
+    return on_tokens(name, lambda n: all_to_all(n * sent, group, name, kernel, Exchange(ffn, n * copy, route)))
+
+
+def _combine_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
+    shard, size = context.shard, context.element_bytes
+    hidden, width = context.hidden, ffn.latent_size or context.hidden
+    if shard.dp == 1:
+        if shard.tp == 1:
+            return []
+        group = shard.tp_group
+        return [on_tokens("moe_all_reduce", lambda n: all_reduce(n * hidden * size, group, "moe_all_reduce"))]
+    if not shard.gathers_tokens:
+        nodes = [_exchange_node(ffn, context, "combine", size)]
+    else:
+        payload, ranks, name = width * size, shard.ep_group, "moe_reduce_scatter"
+        nodes = [on_group(name, lambda n: reduce_scatter(n * payload, ranks, name), shard.dp)]
+    if shard.tp > 1:
+        gathered, group, gather = hidden * size, shard.tp_group, "moe_tp_all_gather"
+        nodes.append(on_tokens(gather, lambda n: all_gather(n * gathered, group, gather)))
+    return nodes
 
 
 def dense_ffn_nodes(ffn: DenseFFN, context: LayerContext) -> list[OperatorNode]:

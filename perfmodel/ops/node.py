@@ -18,8 +18,8 @@ from perfmodel.models.architecture import QuantizationSpec
 from perfmodel.models.formats.quantization import bytes_per_weight, kv_element_bytes
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.attention.decode import ContextSpread
-from perfmodel.ops.experts.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.formats import LinearFormat, linear_format
+from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, Depends, Work
 

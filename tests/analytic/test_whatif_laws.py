@@ -7,7 +7,7 @@ elasticities of time to all resources add up to -1.
 
 import pytest
 
-from perfmodel.cost.rates import peak_flops_per_s
+from perfmodel.cost.forms.device import peak_flops_per_s
 from perfmodel.planning.sensitivity.crossovers import bound_changes
 from perfmodel.planning.sensitivity.vary import axis_of
 from perfmodel.planning.sensitivity.whatif import WhatIf, answer

@@ -5,10 +5,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 pytest.importorskip("triton", reason="Triton kernels need triton")
 
-from perfmodel.cost.occupancy import shared_limit_bytes  # noqa: E402
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
 from perfmodel_executors.compiled import compile_problem  # noqa: E402
+from perfmodel_executors.compiled.occupancy import shared_limit_bytes  # noqa: E402
 from perfmodel_executors.kernels import KERNELS  # noqa: E402
 from perfmodel_executors.kernels.problem import problems_of  # noqa: E402
 

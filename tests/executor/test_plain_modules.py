@@ -29,9 +29,9 @@ from perfmodel.ops.elementwise import (  # noqa: E402  # noqa: E402  # noqa: E40
     rms_norm,
     rope,
 )
-from perfmodel.ops.experts.operators import experts, route  # noqa: E402
-from perfmodel.ops.experts.routing import ExpertLoad  # noqa: E402
+from perfmodel.ops.feedforward import experts, route  # noqa: E402
 from perfmodel.ops.formats import linear_format  # noqa: E402
+from perfmodel.ops.routing import ExpertLoad  # noqa: E402
 from perfmodel.specs import EngineSpec, load_model  # noqa: E402
 
 N, D, DIM = 48, 1024, 64  # tokens, width, of a head

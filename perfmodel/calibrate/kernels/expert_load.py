@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.ops.experts.routing import TILE_ROWS
+from perfmodel.ops.routing import TILE_ROWS
 
 Counts = NDArray[np.int64]
 

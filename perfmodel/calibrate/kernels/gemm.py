@@ -16,8 +16,7 @@ from perfmodel.calibrate.kernels.tables import WEIGHT_FORMATS, Group, KernelTabl
 from perfmodel.calibrate.robust import fit_form, residuals_of
 from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.gemm import GemmSizes, TiledGemmFit, gemm_seconds
-from perfmodel.cost.forms.tiles import TileStep
+from perfmodel.cost.forms.gemm import GemmSizes, TiledGemmFit, TileStep, gemm_seconds
 from perfmodel.ops.extents import GemmExtent
 
 Floats = NDArray[np.float64]

@@ -22,9 +22,9 @@ from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.experts import ExpertSizes, GroupedExpertsFit, expert_seconds
 from perfmodel.cost.forms.fits import Domain
-from perfmodel.cost.forms.tiles import TileStep
-from perfmodel.ops.experts.routing import TILE_ROWS
+from perfmodel.cost.forms.gemm import TileStep
 from perfmodel.ops.extents import ExpertsExtent
+from perfmodel.ops.routing import TILE_ROWS
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]

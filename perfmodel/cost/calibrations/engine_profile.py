@@ -22,7 +22,7 @@ from perfmodel.files.catalog import data_dir
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.spec import ModelSpec
-from perfmodel.ops.experts.operators import EXPERT_KERNELS
+from perfmodel.ops.feedforward import EXPERT_KERNELS
 
 
 class ServerFit(Spec):

@@ -7,7 +7,7 @@
     tiles = T(tm) ceil(N / tn),  T(tm) = sum over experts of ceil(rows / tm);  N, K = g f, d and d, f
 
 D distinct experts, E of the model, w bytes of a weight, d width, f intermediate size on this rank, g = 2 with a gate.
-What decides most is the load of the slowest rank (`perfmodel.ops.experts.routing`), not the kernels. Kernels that run
+What decides most is the load of the slowest rank (`perfmodel.ops.routing`), not the kernels. Kernels that run
 over all slots of all tokens, of this rank's experts or not, move that many more activation bytes (`moves_all_slots`).
 Rows of f not a multiple of 16 lose vector loads (`misaligned`). Parameters are fitted to the MoE tables of
 ai-dynamo/aiconfigurator (Apache-2.0).
@@ -25,10 +25,10 @@ from pydantic import Field
 from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.forms.fits import Domain, Residuals
-from perfmodel.cost.forms.tiles import TileStep, Values, k_step_s, knee_of, tile_allowed, waves
+from perfmodel.cost.forms.gemm import TileStep, Values, k_step_s, knee_of, tile_allowed, waves
 from perfmodel.files.base import Spec
-from perfmodel.ops.experts.routing import TILE_ROWS
 from perfmodel.ops.extents import ExpertsExtent
+from perfmodel.ops.routing import TILE_ROWS
 from perfmodel.ops.work import Work
 
 _TILE_COLUMNS = (32, 64, 128, 256)

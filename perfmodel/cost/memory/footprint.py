@@ -51,9 +51,8 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.attention.prefill import SCORE_SUM_BYTES
 from perfmodel.ops.formats import linear_format, served_model
 from perfmodel.ops.graphs.drafting import draft_engine, draft_model_of, medusa_weights
-from perfmodel.ops.recurrent.layer import conv_channels, state_shape
 from perfmodel.ops.recurrent.linear_attention import linear_heads
-from perfmodel.ops.recurrent.scan import STATE_BYTES
+from perfmodel.ops.recurrent.scan import STATE_BYTES, conv_channels, state_shape
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs.engine.spec import EngineSpec
 

@@ -14,9 +14,9 @@ from perfmodel.cost.calibrations.calibration import EAGER_LAUNCH_S, Calibration,
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.tables import StepTables
 from perfmodel.models.spec import ModelSpec
-from perfmodel.ops.experts.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.graphs.drafting import Drafter, drafter_of, skipping_parts
 from perfmodel.ops.graphs.step import StepGraph, build_graph
+from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.work import BatchShape, windowed_contexts
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import SpeculativeConfig

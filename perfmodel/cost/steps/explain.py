@@ -11,8 +11,8 @@ __all__ = ["OperatorEstimate", "PipelineEstimate", "StepEstimate", "bound_share"
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perfmodel.cost.forms.device import peak_flops_per_s
 from perfmodel.cost.operator_timer import OperatorTime, OperatorTimer
-from perfmodel.cost.rates import peak_flops_per_s
 from perfmodel.cost.steps.host import Host, step_seconds
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.node import OperatorNode

@@ -19,9 +19,9 @@ from perfmodel.cost.steps.speculation import SpeculativePricer
 from perfmodel.cost.steps.stages import estimate_step, step_pricer
 from perfmodel.cost.steps.tables import StepTables
 from perfmodel.ops.attention.decode import ContextSpread
-from perfmodel.ops.experts.routing import routing_of
 from perfmodel.ops.formats import on_device
 from perfmodel.ops.graphs.step import StepGraph, build_graph
+from perfmodel.ops.routing import routing_of
 from perfmodel.ops.work import BatchShape
 from perfmodel.specs.scenario import Overheads, Scenario
 

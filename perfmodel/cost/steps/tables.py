@@ -17,7 +17,7 @@ from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.registry import FormFit
 from perfmodel.cost.operator_timer import OperatorTime, OperatorTimer
-from perfmodel.cost.power_cap import flop_energy
+from perfmodel.cost.power import flop_energy
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.messages import Spread
 from perfmodel.ops.node import OperatorNode

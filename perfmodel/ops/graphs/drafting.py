@@ -31,11 +31,11 @@ from perfmodel.models.formats.quantization import with_quantization
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.collectives import all_gather
 from perfmodel.ops.elementwise import sample
-from perfmodel.ops.experts.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.graphs.step import GraphPart, StepGraph, build_graph
 from perfmodel.ops.linear import gemm
 from perfmodel.ops.node import LayerContext, OperatorNode, on_samples, on_tokens
+from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import Work
 from perfmodel.specs.engine.spec import EngineSpec

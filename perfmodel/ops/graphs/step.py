@@ -21,10 +21,10 @@ from functools import cached_property
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.attention.decode import ContextSpread
-from perfmodel.ops.experts.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.graphs.layers import embedding_nodes, head_nodes, layer_nodes, passing_on_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode
+from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding, stages
 from perfmodel.ops.work import Depends
 from perfmodel.specs.engine.spec import EngineSpec

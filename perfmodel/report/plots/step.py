@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from perfmodel.cost import MemoryPlan
-from perfmodel.cost.rates import peak_flops_per_s
+from perfmodel.cost.forms.device import peak_flops_per_s
 from perfmodel.cost.steps.explain import OperatorEstimate
 from perfmodel.report.drawing.colours import BLUE, BOUND_COLOURS, GREEN, GREY, INK, ORANGE, PINK, SKY, VERMILION
 from perfmodel.report.numbers import format_si

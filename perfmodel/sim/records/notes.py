@@ -6,7 +6,7 @@ from math import ceil
 
 from perfmodel.cost import Calibration
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.ops.experts.routing import dropped_share, popularity_of
+from perfmodel.ops.routing import dropped_share, popularity_of
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.specs.engine.defaults import engine_notes
 from perfmodel.specs.engine.formats import format_notes

@@ -18,10 +18,10 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.attention.decode import attention_decode
 from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefill
 from perfmodel.ops.collectives import all_reduce
-from perfmodel.ops.experts.operators import experts
-from perfmodel.ops.experts.routing import routing_of
+from perfmodel.ops.feedforward import experts
 from perfmodel.ops.formats import LinearFormat, linear_format
 from perfmodel.ops.linear import gemm
+from perfmodel.ops.routing import routing_of
 from perfmodel.ops.work import Work
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.published.spec import KernelShape

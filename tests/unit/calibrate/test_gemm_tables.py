@@ -15,11 +15,11 @@ from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.experts import GroupedExpertsFit
 from perfmodel.cost.forms.gemm import TiledGemmFit
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.ops.experts.operators import experts
-from perfmodel.ops.experts.routing import ExpertLoad
 from perfmodel.ops.extents import KernelTraits
+from perfmodel.ops.feedforward import experts
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm as gemm_work
+from perfmodel.ops.routing import ExpertLoad
 from perfmodel.specs import load_hardware
 
 H100 = DeviceFacts.of(load_hardware("h100-sxm-80gb"))

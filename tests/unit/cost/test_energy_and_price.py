@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.cost import energy_j, energy_split_j, usd_per_hour, usd_per_million_tokens
-from perfmodel.cost.energy import device_power_w
+from perfmodel.cost.power import device_power_w
 from perfmodel.specs.scenario import PriceOverride
 from perfmodel.specs.scenario_file import list_hardware, load_hardware
 

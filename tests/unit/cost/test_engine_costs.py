@@ -15,7 +15,7 @@ from perfmodel.cost import (
 from perfmodel.cost.calibrations.files import load_calibration
 from perfmodel.cost.forms.experts import GroupedExpertsFit
 from perfmodel.ops import BatchShape, build_graph, decode_shape
-from perfmodel.ops.experts.operators import EXPERT_KERNELS
+from perfmodel.ops.feedforward import EXPERT_KERNELS
 from perfmodel.specs import EngineSpec, load_hardware, load_model
 
 H100 = load_hardware("h100-sxm-80gb")

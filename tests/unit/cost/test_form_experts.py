@@ -11,11 +11,11 @@ from perfmodel.cost.forms import DeviceFacts
 from perfmodel.cost.forms.columns import joined
 from perfmodel.cost.forms.experts import GroupedExpertsFit, expert_seconds, time_experts
 from perfmodel.cost.forms.experts import _sizes as sizes_of_work
-from perfmodel.cost.forms.tiles import TileStep
+from perfmodel.cost.forms.gemm import TileStep
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.ops.experts.operators import experts
-from perfmodel.ops.experts.routing import power_law_routing, slowest_uniform_routing, uniform_routing
+from perfmodel.ops.feedforward import experts
 from perfmodel.ops.formats import LinearFormat
+from perfmodel.ops.routing import power_law_routing, slowest_uniform_routing, uniform_routing
 from perfmodel.specs import load_hardware
 
 DEVICES = [DeviceFacts.of(load_hardware(name)) for name in ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm")]

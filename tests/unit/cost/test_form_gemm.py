@@ -6,9 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.gemm import GemmSizes, TiledGemmFit, gemm_seconds, time_gemm
+from perfmodel.cost.forms.gemm import (
+    GemmSizes,
+    TiledGemmFit,
+    TileStep,
+    gemm_seconds,
+    knee_of,
+    tile_allowed,
+    time_gemm,
+    waves,
+)
 from perfmodel.cost.forms.registry import time_work
-from perfmodel.cost.forms.tiles import TileStep, knee_of, tile_allowed, waves
 from perfmodel.ops.extents import GemmExtent
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm

@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.cost import StepTables, load_calibration, step_costs
-from perfmodel.cost.energy import device_power_w
 from perfmodel.cost.forms.device import OperatorTime
-from perfmodel.cost.power_cap import Load, PowerCap, flop_energy
+from perfmodel.cost.power import Load, PowerCap, device_power_w, flop_energy
 from perfmodel.errors import SpecError
 from perfmodel.ops.work import BatchShape, decode_shape
 from perfmodel.sim import simulate

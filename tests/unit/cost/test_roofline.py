@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import Calibration, FamilyFit, OperatorTimer, datasheet, peak_flops_per_s, ridge_point
 from perfmodel.cost.calibrations.calibration import LAUNCH_OVERHEAD_S
-from perfmodel.cost.rates import FALLBACKS
+from perfmodel.cost.forms.device import FALLBACKS
 from perfmodel.ops import Message, Work
 from perfmodel.ops.extents import DecodeExtent, ExpertsExtent, HeadsExtent, PrefillExtent
 from perfmodel.specs.hardware import Declared, HardwareSpec, Link, MemoryLevel

@@ -15,11 +15,11 @@ from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops import build_graph, decode_shape
 from perfmodel.ops.attention.decode import attention_decode, mixed_attention
 from perfmodel.ops.attention.prefill import Heads, flash_prefill
-from perfmodel.ops.experts.operators import experts
-from perfmodel.ops.experts.routing import uniform_routing
 from perfmodel.ops.extents import DecodeExtent, GemmExtent, HeadsExtent, KernelTraits
+from perfmodel.ops.feedforward import experts
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm
+from perfmodel.ops.routing import uniform_routing
 from perfmodel.ops.work import BatchShape
 from perfmodel.specs import load_hardware, load_model
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perfmodel.models.cards import list_models, load_model
 from perfmodel.ops import BatchShape, Depends, build_graph, decode_shape
-from perfmodel.ops.experts.routing import uniform_routing
+from perfmodel.ops.routing import uniform_routing
 from perfmodel.ops.sharding import stages
 from perfmodel.specs.engine.spec import EngineSpec
 

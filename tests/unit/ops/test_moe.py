@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.ops.experts.operators import experts
-from perfmodel.ops.experts.routing import distinct_experts, uniform_routing
+from perfmodel.ops.feedforward import experts
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.messages import distinct_ranks
+from perfmodel.ops.routing import distinct_experts, uniform_routing
 
 BF16 = LinearFormat("bf16", 2.0, 2.0, 2.0)
 MIXTRAL = MoEFFN(8, 2, 14336)

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import plan_memory
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.ops.experts.placement import place_experts
-from perfmodel.ops.experts.routing import (
+from perfmodel.ops.routing import (
     TILE_ROWS,
     capacity_rows,
     dropped_share,
+    place_experts,
     popularity_of,
     power_law_routing,
     uniform_routing,

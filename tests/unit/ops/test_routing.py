@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.ops.experts.routing import (
+from perfmodel.ops.routing import (
     TILE_ROWS,
     expected_tiles,
     power_law_routing,

@@ -5,8 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.models.architecture import GatedDeltaNet, Mamba
-from perfmodel.ops.recurrent.layer import conv_channels, state_shape
-from perfmodel.ops.recurrent.scan import chunked_delta_rule, chunked_ssd, selective_scan, state_update
+from perfmodel.ops.recurrent.scan import (
+    chunked_delta_rule,
+    chunked_ssd,
+    conv_channels,
+    selective_scan,
+    state_shape,
+    state_update,
+)
 
 DELTA = GatedDeltaNet(16, 32, 128, 128, 4)  # Qwen3-Next
 MAMBA2 = Mamba(128, 64, 128, 8, 4, chunk_size=256)

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.models.cards import load_model
-from perfmodel.ops.experts.operators import experts as experts_work
-from perfmodel.ops.experts.operators import route as route_work
-from perfmodel.ops.experts.routing import TILE_ROWS, ExpertLoad
+from perfmodel.ops.feedforward import experts as experts_work
+from perfmodel.ops.feedforward import route as route_work
 from perfmodel.ops.formats import LinearFormat
+from perfmodel.ops.routing import TILE_ROWS, ExpertLoad
 from perfmodel_executors.kernels.moe.library import grouped_experts as library_experts
 from perfmodel_executors.kernels.moe.library import route as library_route
 from perfmodel_executors.kernels.problem import Inputs, Problem

@@ -32,13 +32,13 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from perfmodel.cost.forms.columns import SCALARS
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime
 from perfmodel.cost.forms.fits import Residuals
-from perfmodel.cost.forms.messages.internode import nccl_between_nodes
 from perfmodel.cost.forms.messages.nccl import (
     CollectiveFit,
     CollectiveParts,
     CollectiveSizes,
     collective_seconds,
     latency_ratio,
+    nccl_between_nodes,
 )
 from perfmodel.files.base import Spec
 from perfmodel.ops.messages import Message

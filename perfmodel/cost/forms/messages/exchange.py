@@ -21,8 +21,7 @@ from pydantic import Field
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.messages.collective import collective_time
-from perfmodel.cost.forms.messages.internode import exchange_between_nodes
-from perfmodel.cost.forms.messages.nccl import CollectiveFit
+from perfmodel.cost.forms.messages.nccl import CollectiveFit, exchange_between_nodes
 from perfmodel.files.base import Spec
 from perfmodel.ops.work import Work
 

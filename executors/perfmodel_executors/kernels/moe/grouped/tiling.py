@@ -11,7 +11,7 @@ __all__ = ["block_rows", "candidates", "num_splits", "shared_bytes"]
 from collections.abc import Callable
 from math import sqrt
 
-from perfmodel.ops.experts.routing import distinct_experts
+from perfmodel.ops.routing import distinct_experts
 from perfmodel_executors.kernels.launch import Options
 from perfmodel_executors.kernels.tiles import TileConfig, pipelined_bytes
 
