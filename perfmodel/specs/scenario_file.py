@@ -168,7 +168,7 @@ def _resolve_pools(
         if own and "hardware" not in pool:
             pool["hardware"] = shared
             own = [each for each in changes if _is_inside("hardware", each)] + own
-        own = [replace(each, path=each.path[3:]) if _is_of_pool(each) else each for each in own]
+        own = [each._replace(path=each.path[3:]) if _is_of_pool(each) else each for each in own]
         _resolve_hardware(pool, positions, folder, own, ("cluster", "pools", index))
         if pool.get("model") is not None:
             _resolve_model(pool, positions, folder, ("cluster", "pools", index))
