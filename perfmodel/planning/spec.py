@@ -69,6 +69,13 @@ class PlanSpace(Spec):
     def _each_value_once(cls, values: Any) -> Any:
         return _once(values) if isinstance(values, tuple) else values
 
+    @field_validator("hardware", mode="before")
+    @classmethod
+    def _are_some(cls, values: Any) -> Any:
+        if isinstance(values, list) and not values:
+            raise ValueError("found an empty list, allowed names of devices; leave it out for the scenario's own")
+        return values
+
     @model_validator(mode="after")
     def _pools_are_of_something(self) -> "PlanSpace":
         given = [name for name in ("prefill", "decode") if getattr(self, name) is not None]

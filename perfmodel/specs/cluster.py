@@ -2,7 +2,7 @@
 
 __all__ = ["ClusterSpec", "GatewaySpec", "KvTransferSpec", "RateLimit", "Retries"]
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
@@ -81,6 +81,13 @@ class ClusterSpec(Spec):
     gateway: GatewaySpec | None = None
     autoscaling: AutoscalingSpec | None = None
     failures: FailuresSpec | None = None
+
+    @field_validator("pools", mode="before")
+    @classmethod
+    def _are_some(cls, pools: Any) -> Any:
+        if isinstance(pools, list) and not pools:
+            raise ValueError("found an empty list, allowed at least one pool, or nothing for equal `replicas`")
+        return () if pools is None else pools
 
     @field_validator("pools")
     @classmethod

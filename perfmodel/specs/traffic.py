@@ -12,6 +12,7 @@ __all__ = [
     "TrafficClass",
 ]
 
+from collections import Counter
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -154,6 +155,9 @@ class Traffic(Spec):
     def _is_complete(self) -> "Traffic":
         if self.classes and self.priorities:
             raise ValueError("found classes beside priorities; each class has its own `priority`, leave the other out")
+        twice = [name for name, count in Counter(kind.name for kind in self.classes).items() if count > 1]
+        if twice:
+            raise ValueError(f"found {twice[0]!r} as the name of more than one class; give each its own")
         total = sum(kind.share for kind in self.classes)
         if self.classes and abs(total - 1) > 1e-6:
             raise ValueError(f"found classes whose shares add up to {total:g}; they are shares of all requests: 1")
