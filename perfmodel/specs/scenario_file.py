@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from perfmodel.errors import SpecError, UnsupportedError
-from perfmodel.files.base import default_at
+from perfmodel.files.base import as_file_name, default_at
 from perfmodel.files.blocks import complete_blocks
 from perfmodel.files.catalog import find_file, list_names
 from perfmodel.files.validation import parse, show_value
@@ -67,6 +67,7 @@ def load_scenario(
         _refuse_model_fields(change)
         if (len(change.path) == 1 or change.path[0] not in ("hardware", "traffic")) and not _is_of_pool(change):
             apply_override(change, data, change.path, positions, partial(_present, data, path.parent))
+    _refuse_paths_as_name(data, positions)
     complete_blocks(data)
     shared = data.get("hardware")
     _resolve_hardware(data, positions, path.parent, [c for c in changes if _is_inside("hardware", c)])
@@ -79,6 +80,14 @@ def load_scenario(
     if isinstance(compression, dict) and compression.get("model") is not None:
         _resolve_model(compression, positions, path.parent, ("prompt_compression",))
     return _finished(parse(Scenario, data, positions), positions)
+
+
+def _refuse_paths_as_name(data: dict[str, Any], positions: Positions) -> None:
+    name = data["name"]
+    try:
+        as_file_name(name if isinstance(name, str) else "-")  # what is no text is for validation to say
+    except ValueError as error:
+        raise SpecError(f"{positions.where(('name',))}: name: {error}.") from None
 
 
 def load_hardware(name_or_path: str | pathlib.Path, overrides: Sequence[str] = ()) -> HardwareSpec:
