@@ -384,9 +384,8 @@ def _changed(model: ModelSpec, changes: ModelChanges, positions: Positions) -> M
         except SpecError as error:
             place = ("model_changes", field)
             raise SpecError(f"{positions.where(place)}: {'.'.join(place)}: {error}") from None
-    if original.weights_path is None:
-        return model
-    return replace(model, weights_path=None, changed_from=ChangedFrom(original, changes))
+    has_weights = original.weights_path is not None
+    return replace(model, weights_path=None, changed_from=ChangedFrom(original, changes)) if has_weights else model
 
 
 def _with_defaults(
