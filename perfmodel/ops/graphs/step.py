@@ -17,6 +17,7 @@ __all__ = ["GraphPart", "StepGraph", "build_graph"]
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.models.spec import ModelSpec
@@ -28,6 +29,7 @@ from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding, stages
 from perfmodel.ops.work import Depends
 from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,7 @@ class StepGraph:
         return {kind: tuple(node for node in self.nodes if node.depends is kind) for kind in Depends}
 
 
-@dataclass(frozen=True, slots=True)
-class GraphPart:
+class GraphPart(NamedTuple):
     """Consecutive layers of a model, with what stands before or behind all of them, or without.
 
     num_hops: from a pipeline stage to the next, within these layers or behind them; stage: the one, if it is one
@@ -101,6 +102,7 @@ def build_graph(
     routing: Routing = slowest_uniform_routing,
     spread: ContextSpread | None = None,
     part: GraphPart | None = None,
+    hardware: HardwareSpec | None = None,
 ) -> StepGraph:
     """The step graph of `model` under `engine`.
 
@@ -109,9 +111,10 @@ def build_graph(
     routing:         the load of the rank that sets the time, for mixtures of experts
     spread:          of the contexts of sequences that decode together (default: all are equally long)
     part:            some layers only, on one pipeline stage (default: all of them)
+    hardware:        the devices, where number formats that the engine only stores there are to be multiplied as it does
     """
     engine = engine or EngineSpec()
-    model = served_model(model, engine)
+    model = served_model(model, engine, hardware)
     is_plain = engine.enforce_eager and not engine.fused_kernels
     context = LayerContext(
         model,

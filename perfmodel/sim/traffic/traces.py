@@ -10,18 +10,18 @@ jsonl:    JSON lines with `arrival_s`, `input_tokens`, `output_tokens` and optio
 __all__ = ["TraceRow", "read_trace"]
 
 import csv
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from perfmodel.errors import WorkloadError
+from perfmodel.files.bounded import bounded_lines, parse_json
+
+_LATEST_S = 1e11  # seconds of an epoch, and then some: the year 5138
 
 
-@dataclass(frozen=True, slots=True)
-class TraceRow:
+class TraceRow(NamedTuple):
     """One recorded request; `arrival_s` counts from the first."""
 
     arrival_s: float
@@ -59,6 +59,8 @@ def _checked(path: Path, lines: Iterator[tuple[int, Any]]) -> Iterator[TraceRow]
                     f"found {row.num_prompt_tokens} input and {row.num_output_tokens} output tokens, "
                     f"expected at least one of each"
                 )
+            if not abs(row.arrival_s) <= _LATEST_S:  # which what is no number is not, either
+                raise _BadLineError(f"found an arrival at {row.arrival_s:g} s, expected at most {_LATEST_S:g}")
             first = row.arrival_s if first is None else first
             if row.arrival_s - first < last:
                 raise _BadLineError("its arrival is before the previous one's; sort the trace by time")
@@ -68,7 +70,7 @@ def _checked(path: Path, lines: Iterator[tuple[int, Any]]) -> Iterator[TraceRow]
             )
     except _BadLineError as error:
         raise WorkloadError(f"{path}:{number}: {error}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         what = f"has no field {error}" if isinstance(error, KeyError) else f"cannot be read ({error})"
         raise WorkloadError(f"{path}:{number}: the line {what}") from None
     except csv.Error as error:
@@ -81,7 +83,7 @@ Lines = Iterator[tuple[int, Callable[[], TraceRow | None]]]
 
 
 def _csv_lines(file: TextIO, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
-    reader = csv.DictReader(file)
+    reader = csv.DictReader(bounded_lines(file))
     missing = [name for name in columns if name not in (reader.fieldnames or ())]
     if reader.fieldnames and missing:
         raise WorkloadError(f"{file.name}:1: found columns {', '.join(reader.fieldnames)}; {missing[0]!r} is missing")
@@ -111,13 +113,13 @@ def _burstgpt(file: TextIO) -> Lines:
 
 
 def _json_lines(file: TextIO) -> Iterator[tuple[int, Callable[[], dict[str, Any]]]]:
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(bounded_lines(file), 1):
         if line.strip():
             yield number, lambda line=line: _object(line)  # type: ignore[misc]
 
 
 def _object(line: str) -> dict[str, Any]:
-    value = json.loads(line)
+    value = parse_json(line)
     if not isinstance(value, dict):
         raise _BadLineError(f"found {line.strip()[:40]!r}, expected a JSON object")
     return value
