@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel import printable
 from perfmodel.errors import DoesNotFitError, MissingExtraError, PerfmodelError, SpecError, WorkloadError
-from perfmodel.files.blocks import register_block
+from perfmodel.files.base import register_block
 from perfmodel.version import __version__
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 register_block("plan", "perfmodel.planning.spec:PlanSpec")
 register_block("study", "perfmodel.planning.studies.spec:Study")
 register_block("published", "perfmodel.validate.published.spec:Published", "perfmodel.validate.published.spec:complete")
-register_block("technique", "perfmodel.validate.techniques.spec:Technique")
+register_block("technique", "perfmodel.validate.techniques.runs:Technique")
 
 # Results print themselves as the commands show them; what makes their text is loaded on the first print.
 printable.print_with(lambda: import_module("perfmodel.report.printed"))

@@ -73,7 +73,7 @@ def _write_files(result: "RunResult", folder: Path) -> None:
     from perfmodel.files.jsonable import to_jsonable
     from perfmodel.planning.sweeps.step_report import estimate_mean_step
     from perfmodel.report.render.html import render_page
-    from perfmodel.report.runs.timeline import write_timeline
+    from perfmodel.report.runs import write_timeline
     from perfmodel.report.views.run import run_view
     from perfmodel.report.written import write_text
 
@@ -89,7 +89,7 @@ def _write_files(result: "RunResult", folder: Path) -> None:
 
 def _with_records(result: "RunResult", folder: Path) -> "RunResult":
     """`result` with its step records in memory, unless they are too many to draw."""
-    from perfmodel.report.runs.records import read_steps
+    from perfmodel.report.runs import read_steps
 
     streamed = folder / "steps.csv"
     if result.steps is not None or not streamed.exists():

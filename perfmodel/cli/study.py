@@ -78,8 +78,7 @@ def _measure_quality(file: "StudyFile", model: str) -> None:
 
 
 def _simulated(file: "StudyFile", points: "StudyPoints", engine: str) -> "StudyPart":
-    from perfmodel.planning.studies.quality import with_quality
-    from perfmodel.planning.studies.result import StudyPart
+    from perfmodel.planning.studies.result import StudyPart, with_quality
     from perfmodel.planning.sweeps.sweep import sweep
 
     scenario = points.check()
@@ -90,8 +89,7 @@ def _simulated(file: "StudyFile", points: "StudyPoints", engine: str) -> "StudyP
 
 
 def _executed(points: "StudyPoints") -> "StudyPart":
-    from perfmodel.planning.studies.quality import with_quality
-    from perfmodel.planning.studies.result import StudyPart
+    from perfmodel.planning.studies.result import StudyPart, with_quality
     from perfmodel.validate.executed.study import execute_study
 
     scenario = points.check()
@@ -102,7 +100,7 @@ def _executed(points: "StudyPoints") -> "StudyPart":
 
 
 def _notes(file: "StudyFile", execute: bool) -> list[str]:
-    from perfmodel.planning.studies.quality import quality_note
+    from perfmodel.planning.studies.result import quality_note
 
     part = file.study.executed
     of_quality = [note] if (note := quality_note(file)) else []

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from perfmodel.files.blocks import block_as
+from perfmodel.files.base import block_as
 from perfmodel.planning.deployments.choice import Deployment, deployed, finalists, objective_key, shortfalls
 from perfmodel.planning.deployments.finalist import Finalist, attained
 from perfmodel.planning.deployments.front import label_of, screened_front, simulated_front
@@ -24,7 +24,7 @@ from perfmodel.planning.deployments.runs import Records, Runs, Settled
 from perfmodel.planning.jobs.result import JobPlan
 from perfmodel.planning.jobs.search import plan_job
 from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.rates import at_rate, wanted_rate
+from perfmodel.planning.screening.demand import at_rate, wanted_rate
 from perfmodel.planning.screening.screen import Screen, Screened
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.spec import PlanSpec

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.calibrate.steady.reduced import num_slices
-from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
+from perfmodel.calibrate.steady.simulation import SteadyStatePair, num_slices, simulate_steady_states
 from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.specs.pools import PoolSpec

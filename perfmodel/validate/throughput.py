@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.calibrate.offline.runs import OfflineRun, read_offline_runs
-from perfmodel.calibrate.offline.simulation import OfflinePair, simulate_offline_runs
+from perfmodel.calibrate.offline import OfflinePair, OfflineRun, read_offline_runs, simulate_offline_runs
 from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled, worst_of
 from perfmodel.validate.report import ValidationReport

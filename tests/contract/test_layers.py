@@ -24,7 +24,6 @@ WITHIN = {
         "spec",
         "metrics",
         "comparison",
-        "step",
         "sweeps",
         "studies",
         "sensitivity",

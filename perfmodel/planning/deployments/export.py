@@ -13,7 +13,7 @@ from perfmodel.files.catalog import find_file
 from perfmodel.files.yaml_loader import Positions, dump_yaml, load_yaml
 from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.result import PlanResult
-from perfmodel.planning.screening.rates import at_rate
+from perfmodel.planning.screening.demand import at_rate
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.overrides import apply_override, as_overrides, parse_override

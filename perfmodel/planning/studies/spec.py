@@ -14,7 +14,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from perfmodel.errors import did_you_mean
 from perfmodel.files.base import Spec
 from perfmodel.planning.metrics import ALIASES, Metric, study_metric
-from perfmodel.planning.step import StepSpec
+from perfmodel.planning.sweeps.typical_step import StepSpec
 
 Setting = dict[str, Any]  # dotted field -> value, as `--set` writes them
 

@@ -21,7 +21,7 @@ from perfmodel.cost.memory.footprint import kv_bytes, kv_bytes_per_token, weight
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, Work, windowed_contexts
-from perfmodel.planning.step import StepSpec
+from perfmodel.planning.sweeps.typical_step import StepSpec
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario

@@ -10,8 +10,7 @@ from perfmodel.cost import GraphPricer
 from perfmodel.errors import SpecError
 from perfmodel.ops import BatchShape
 from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.demand import demand_of
-from perfmodel.planning.screening.rates import at_rate
+from perfmodel.planning.screening.demand import at_rate, demand_of
 from perfmodel.planning.screening.screen import Screen, Screened
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.screening.surfaces import Surfaces, step_surface

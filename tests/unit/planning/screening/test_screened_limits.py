@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.rates import at_rate
+from perfmodel.planning.screening.demand import at_rate
 from perfmodel.planning.screening.screen import Screen
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.search import make_plan
