@@ -4,36 +4,66 @@
     terminal.py   consoles, the one JSON document, progress, errors as one line
     runs.py       what `simulate` and `execute` do with a result: tables, JSON, files
 
-Commands import what they need when they run, so that `perfmodel --help` loads nothing but typer and rich.
+A command's file is loaded when its name is given, and imports what it needs when it runs: `perfmodel --help` loads
+nothing but typer and rich.
 """
 
 __all__ = ["app", "main"]
 
+import atexit
 import gc
 import os
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
-from perfmodel.cli.calibrate import calibrate
-from perfmodel.cli.compare import compare
-from perfmodel.cli.execute import execute
-from perfmodel.cli.explain import explain
-from perfmodel.cli.hardware import hardware_app
-from perfmodel.cli.memory import memory
-from perfmodel.cli.models import models_app
-from perfmodel.cli.plan import plan
-from perfmodel.cli.quality import quality
-from perfmodel.cli.roofline import roofline
-from perfmodel.cli.schema import schema
-from perfmodel.cli.simulate import simulate
-from perfmodel.cli.study import study
-from perfmodel.cli.techniques import techniques
 from perfmodel.cli.terminal import guarded
-from perfmodel.cli.validate import validate
-from perfmodel.cli.whatif import whatif
+
+# In the order of `--help`. The function or app of each is in the module of its name.
+_NAMES = (
+    *("simulate", "execute", "explain", "roofline", "memory", "calibrate", "validate", "techniques", "quality"),
+    *("study", "whatif", "plan", "compare", "schema", "hardware", "models"),
+)
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name: one is loaded, and its flags are put together, when it is asked for."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in _NAMES:
+            raise KeyError(name)
+        if name not in self._loaded:
+            found = getattr(import_module(f"perfmodel.cli.{name}"), name)
+            alone = typer.Typer(rich_markup_mode="markdown")
+            if isinstance(found, typer.Typer):
+                alone.add_typer(found, name=name)
+            else:
+                alone.command()(guarded(found))
+            self._loaded[name] = typer.main.get_group(alone).commands[name]
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_NAMES)
+
+    def __len__(self) -> int:
+        return len(_NAMES)
+
+
+class _Group(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Commands()  # type: ignore[assignment]  # nothing is added
+
 
 app = typer.Typer(
     name="perfmodel",
+    cls=_Group,
     help="A performance model of LLM inference: simulate a serving scenario, or execute it with the same engine.",
     no_args_is_help=True,
     add_completion=False,
@@ -41,25 +71,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (
-    simulate,
-    execute,
-    explain,
-    roofline,
-    memory,
-    calibrate,
-    validate,
-    techniques,
-    quality,
-    study,
-    whatif,
-    plan,
-    compare,
-):
-    app.command()(guarded(_command))
-app.add_typer(hardware_app, name="hardware")
-app.add_typer(models_app, name="models")
-app.command()(guarded(schema))
 
 
 @app.callback(invoke_without_command=True)
@@ -76,6 +87,8 @@ def main() -> None:
     # A simulation makes many long-lived objects and hardly a cycle: looking for those after every 700 takes a tenth
     # of its time.
     gc.set_threshold(100_000, 20, 20)
+    # Nor does the interpreter need to look for them on its way out, when the operating system takes everything back.
+    atexit.register(gc.freeze)
     # No plugin of pydantic has a part in the command, and to look for them it reads what every installed package says.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     app(prog_name="perfmodel")

@@ -1,6 +1,6 @@
 """`perfmodel hardware list|show`: the devices and networks that are known, and what is declared of one."""
 
-__all__ = ["hardware_app"]
+__all__ = ["hardware"]
 
 from typing import Annotated
 
@@ -9,12 +9,12 @@ import typer
 from perfmodel.cli.options import JsonFlag
 from perfmodel.cli.terminal import answer, guarded
 
-hardware_app = typer.Typer(help="List the known devices, or show one.", no_args_is_help=True)
+hardware = typer.Typer(help="List the known devices, or show one.", no_args_is_help=True)
 
 DeviceName = Annotated[str, typer.Argument(metavar="NAME", help="A device's name, alias or file.", show_default=False)]
 
 
-@hardware_app.command("list")
+@hardware.command("list")
 @guarded
 def list_devices(as_json: JsonFlag = False) -> None:
     """List the devices with memory, bandwidth, peak and ridge point, and the networks between nodes."""
@@ -26,7 +26,7 @@ def list_devices(as_json: JsonFlag = False) -> None:
     answer(devices_view(devices, networks), [device_facts(device) for device in devices], as_json)
 
 
-@hardware_app.command("show")
+@hardware.command("show")
 @guarded
 def show_device(name: DeviceName, as_json: JsonFlag = False) -> None:
     """Show everything declared of one device, or of a network between nodes, and where it comes from."""

@@ -1,6 +1,6 @@
 """`perfmodel models list|show`: the model cards that are known, and what one consists of."""
 
-__all__ = ["models_app"]
+__all__ = ["models"]
 
 from typing import Annotated, Any
 
@@ -9,7 +9,7 @@ import typer
 from perfmodel.cli.options import JsonFlag
 from perfmodel.cli.terminal import answer, guarded
 
-models_app = typer.Typer(help="List the known models, or show one.", no_args_is_help=True)
+models = typer.Typer(help="List the known models, or show one.", no_args_is_help=True)
 
 ModelName = Annotated[
     str,
@@ -17,7 +17,7 @@ ModelName = Annotated[
 ]
 
 
-@models_app.command("list")
+@models.command("list")
 @guarded
 def list_cards(as_json: JsonFlag = False) -> None:
     """List the models with their sizes."""
@@ -28,7 +28,7 @@ def list_cards(as_json: JsonFlag = False) -> None:
     answer(models_view(facts), facts, as_json)
 
 
-@models_app.command("show")
+@models.command("show")
 @guarded
 def show_card(name: ModelName, as_json: JsonFlag = False) -> None:
     """Show a model's layers, parameters by component, and bytes."""

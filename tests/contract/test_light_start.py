@@ -52,6 +52,7 @@ NOT_FOR_A_PLAIN_SIMULATION = (
     "numpy.ma",
     "perfmodel.api",
     "perfmodel.calibrate",
+    "perfmodel.cli.plan",
     "perfmodel.planning",
     "perfmodel.report",
     "perfmodel.sim.fleet.autoscaler",
