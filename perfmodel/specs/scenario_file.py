@@ -25,7 +25,7 @@ from perfmodel.models.formats.kv_cache import with_eviction
 from perfmodel.models.formats.quantization import with_dtype, with_quantization
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ChangedFrom, ModelSpec
-from perfmodel.specs.engine.defaults import default_of, with_defaults
+from perfmodel.specs.engine.devices import default_of, with_defaults
 from perfmodel.specs.engine.reading import resolve_engine
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec

@@ -1,11 +1,23 @@
-"""What an engine's version puts where a scenario gives no argument, and what an answer says of that."""
+"""An engine on a device: its version's defaults there, the units that its arguments ask for, the formats it takes.
 
-__all__ = ["VERSIONED_DEFAULTS", "default_of", "engine_notes", "with_defaults"]
+Number formats are native on a generation of devices, emulated, for weights only, or refused.
+"""
+
+__all__ = [
+    "VERSIONED_DEFAULTS",
+    "FormatUse",
+    "default_of",
+    "engine_notes",
+    "format_use",
+    "refuse_missing_units",
+    "with_defaults",
+]
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from perfmodel.specs.engine.description import EngineFacts, StepBudget, Use
+from perfmodel.specs.engine.description import EngineFacts, FormatSupport, StepBudget, Use
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -86,3 +98,58 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def refuse_missing_units(engine: EngineSpec, hardware: HardwareSpec) -> None:
+    """Raises ValueError with one sentence for TF32 that nothing multiplies in, FP16 sums of other products, and
+    FlashAttention-3 off Hopper.
+    """
+    if engine.flash_attn_version == 3 and hardware.declared.architecture != "hopper":
+        raise ValueError(
+            f"found engine.flash_attn_version=3 on {hardware.name}, and its asynchronous products (WGMMA) and copies "
+            f"(TMA) are Hopper's; leave it out, or set 2"
+        )
+    if engine.allow_fp16_accumulation and engine.dtype != "float16":
+        raise ValueError(
+            f"found engine.allow_fp16_accumulation with engine.dtype={engine.dtype}, and only FP16 products are "
+            f"summed in FP16; set engine.dtype to float16, or leave it out"
+        )
+    if engine.float32_matmul_precision != "high":
+        return
+    if engine.dtype != "float32":  # "auto" serves a checkpoint in FP32 in 16 bits
+        raise ValueError(
+            f"found engine.float32_matmul_precision=high with engine.dtype={engine.dtype}, and only FP32 is multiplied "
+            f"as TF32; set engine.dtype to float32, or leave it out"
+        )
+    if "tf32" not in hardware.declared.peak_flops_per_s:
+        raise ValueError(
+            f"found engine.float32_matmul_precision=high on {hardware.name}, which has no TF32 units (no "
+            f"peak_flops_per_s.tf32 in its hardware file); leave it at highest, or set engine.dtype to bfloat16"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FormatUse:
+    """support: None where the engine's description does not say; kernel: which one, where it is known."""
+
+    support: FormatSupport | None
+    kernel: str = ""
+
+
+def format_use(
+    engine: EngineSpec, hardware: HardwareSpec, form: str, of: Literal["weights", "kv_cache"] = "weights"
+) -> FormatUse:
+    """What becomes of a number format under `engine` on `hardware`.
+
+    form: of the tables of measured kernels: fp8 (a scale per tensor, channel or token), fp8_block (a scale per block of
+          weights), int8, int4, mxfp4, nvfp4, nf4
+    of:   the weights, or cached keys and values
+
+    The description is silent on formats that it does not list, and on devices without a declared generation.
+    """
+    rows = getattr(engine.described.facts, of).get(form)
+    generation = hardware.declared.architecture
+    if rows is None or generation is None:
+        return FormatUse(None)
+    row = next((row for row in rows if generation in row.on), None)
+    return FormatUse("refused") if row is None else FormatUse(row.support, row.kernel)
