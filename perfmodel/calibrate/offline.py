@@ -26,7 +26,7 @@ from perfmodel.calibrate.origins import recorded_engine
 from perfmodel.calibrate.over_cores import over_cores
 from perfmodel.cost import EngineProfile, ServerFit, load_engine_profile, plan_memory
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.models.formats.quantization import with_quantization
+from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.spec import ModelSpec
 from perfmodel.sim import RequestColumns, simulate
 from perfmodel.specs import Arrivals, EngineSpec, HardwareSpec, Lengths, Scenario, Traffic, load_hardware, load_model

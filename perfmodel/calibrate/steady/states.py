@@ -29,7 +29,7 @@ from pathlib import Path
 
 from perfmodel.calibrate.origins import recorded_engine
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.models.formats.quantization import with_quantization
+from perfmodel.models.number_formats import with_quantization
 from perfmodel.specs import (
     Arrivals,
     ClusterSpec,

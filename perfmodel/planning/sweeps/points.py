@@ -17,8 +17,7 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import Positions
 from perfmodel.planning.metrics import basis_by_name
-from perfmodel.planning.sweeps.capacity import max_request_rate
-from perfmodel.planning.sweeps.metrics import batch_shape, memory_metric, run_metric, step_metrics
+from perfmodel.planning.sweeps.metrics import batch_shape, max_request_rate, memory_metric, run_metric, step_metrics
 from perfmodel.planning.sweeps.typical_step import StepSpec, engine_of_step
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario

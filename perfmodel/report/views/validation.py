@@ -22,9 +22,7 @@ from perfmodel.report.document import (
     Table,
 )
 from perfmodel.report.drawing.scatter import Series, ecdf_svg, scatter_svg
-from perfmodel.validate.groups import NOT_APPLICABLE, Comparison
-from perfmodel.validate.report import ValidationReport
-from perfmodel.validate.rows import ErrorStats, Rows
+from perfmodel.validate.report import NOT_APPLICABLE, Comparison, ErrorStats, Rows, ValidationReport
 
 # By metric: what stands for it in tables by group, where all metrics would be too many.
 _HEADLINES = (

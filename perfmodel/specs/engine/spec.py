@@ -9,8 +9,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from perfmodel.files.base import Spec
 from perfmodel.files.units import Milliseconds
-from perfmodel.models.formats.by_layer import LayerQuantization
-from perfmodel.models.formats.quantization import GROUPED_FORMATS
+from perfmodel.models.layer_formats import LayerQuantization
+from perfmodel.models.number_formats import GROUPED_FORMATS
 from perfmodel.specs.engine.description import BatchingRules, DescribedEngine, describe_engine
 from perfmodel.specs.engine.kv import KvEviction, KvOffload, KvTier
 from perfmodel.specs.engine.speculation import SpeculativeConfig

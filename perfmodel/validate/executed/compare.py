@@ -23,8 +23,7 @@ from perfmodel.cost.calibrations.calibration import Residuals
 from perfmodel.engine import Backend, Outcome, StepPlan
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult
-from perfmodel.validate.report import ValidationReport
-from perfmodel.validate.rows import ErrorStats, Rows
+from perfmodel.validate.report import ErrorStats, Rows, ValidationReport
 
 _PS_PER_S = 1e12
 _BATCHES = ((1, 1), (2, 4), (5, 8), (9, 16), (17, 1_000_000))

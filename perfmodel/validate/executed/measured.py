@@ -36,9 +36,7 @@ from perfmodel.sim import simulate
 from perfmodel.specs import load_hardware, load_scenario
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
-from perfmodel.validate.groups import Comparison, Dimension, by_dimension, pooled
-from perfmodel.validate.report import ValidationReport
-from perfmodel.validate.rows import Rows
+from perfmodel.validate.report import Comparison, Dimension, Rows, ValidationReport, by_dimension, pooled
 
 Progress = Callable[[int, int], None]
 RecordT = TypeVar("RecordT", KernelRecord, MeasuredStep)

@@ -11,7 +11,7 @@ from perfmodel.cost import OperatorEstimate, OperatorTime, OperatorTimer, StepEs
 from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.files.base import block_as
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.models.formats.quantization import (
+from perfmodel.models.number_formats import (
     BITS_PER_WEIGHT,
     bytes_per_weight,
     format_of_dtype,
@@ -27,9 +27,9 @@ from perfmodel.ops.formats import LinearFormat, linear_format
 from perfmodel.ops.linear import gemm
 from perfmodel.ops.routing import routing_of
 from perfmodel.ops.work import Work
-from perfmodel.planning.sweeps.capacity import max_request_rate
 from perfmodel.planning.sweeps.metrics import (
     batch_shape,
+    max_request_rate,
     memory_metric,
     roofline_s,
     run_metric,

@@ -16,9 +16,7 @@ from perfmodel.files.base import block_as
 from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.executed.bridge import measure_technique
-from perfmodel.validate.groups import Comparison, Dimension, pooled
-from perfmodel.validate.report import ValidationReport
-from perfmodel.validate.rows import Rows
+from perfmodel.validate.report import Comparison, Dimension, Rows, ValidationReport, pooled
 from perfmodel.validate.techniques.runs import Technique, TechniqueRun, TechniqueVerdict
 
 Progress = Callable[[int, int | None], None]

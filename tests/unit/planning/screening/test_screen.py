@@ -15,7 +15,7 @@ from perfmodel.planning.screening.screen import Screen, Screened
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.screening.surfaces import Surfaces, step_surface
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.capacity import highest
+from perfmodel.planning.sweeps.metrics import highest
 from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import as_overrides

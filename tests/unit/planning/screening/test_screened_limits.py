@@ -11,7 +11,7 @@ from perfmodel.planning.screening.screen import Screen
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.search import make_plan
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.capacity import highest
+from perfmodel.planning.sweeps.metrics import highest
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
 

@@ -15,7 +15,7 @@ from perfmodel.models.architecture import LinearAttention
 from perfmodel.ops.elementwise import rope
 from perfmodel.ops.linear import linear_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_prefills, on_tokens
-from perfmodel.ops.recurrent.scan import STATE_BYTES
+from perfmodel.ops.recurrent import STATE_BYTES
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import Work
 
