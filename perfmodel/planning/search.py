@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from perfmodel.files.base import block_as
+from perfmodel.files.blocks import block_as
 from perfmodel.planning.deployments.choice import Deployment, deployed, finalists, objective_key, shortfalls
 from perfmodel.planning.deployments.finalist import Finalist, attained
 from perfmodel.planning.deployments.front import label_of, screened_front, simulated_front

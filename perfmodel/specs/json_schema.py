@@ -5,7 +5,7 @@ __all__ = ["SCHEMA_KINDS", "scenario_schema", "schema"]
 from typing import Any
 
 from perfmodel.errors import SpecError, did_you_mean
-from perfmodel.files.base import block_class
+from perfmodel.files.blocks import block_class
 from perfmodel.files.catalog import list_names
 from perfmodel.models.cards import Card
 from perfmodel.specs.engine.devices import VERSIONED_DEFAULTS

@@ -7,7 +7,8 @@ from typing import Annotated
 
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
-from perfmodel.files.base import Block, Resolved, Spec
+from perfmodel.files.base import Resolved, Spec
+from perfmodel.files.blocks import Block
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.cluster import ClusterSpec

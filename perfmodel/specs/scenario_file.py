@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.files.base import complete_blocks, default_at
+from perfmodel.files.base import default_at
+from perfmodel.files.blocks import complete_blocks
 from perfmodel.files.catalog import find_file, list_names
 from perfmodel.files.validation import parse, show_value
 from perfmodel.files.yaml_loader import LoadedYaml, Path, Positions, load_yaml

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.files.base import block_as
+from perfmodel.files.blocks import block_as
 from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.executed.bridge import measure_technique
