@@ -2,6 +2,7 @@
 
     PerfmodelError
     ├── SpecError          a file, a field or a `--set` that cannot be read as what it should be
+    │   └── UnsupportedError   a deployment that an engine does not start on the devices
     ├── DoesNotFitError    a model that does not fit the hardware it was asked to run on
     ├── WorkloadError      a trace or a request that cannot be served as described
     └── MissingExtraError  an optional part (torch, ray, pyarrow) that is not installed
@@ -10,7 +11,15 @@ Each message is one sentence with the value found, the limit and the way out. Th
 it and exits with status 2; anything else that escapes is a bug and shows a traceback.
 """
 
-__all__ = ["DoesNotFitError", "MissingExtraError", "PerfmodelError", "SpecError", "WorkloadError", "did_you_mean"]
+__all__ = [
+    "DoesNotFitError",
+    "MissingExtraError",
+    "PerfmodelError",
+    "SpecError",
+    "UnsupportedError",
+    "WorkloadError",
+    "did_you_mean",
+]
 
 from collections.abc import Iterable
 
@@ -21,6 +30,20 @@ class PerfmodelError(Exception):
 
 class SpecError(PerfmodelError):
     """A specification that cannot be read: `file:line: field: what was found, what is allowed`."""
+
+
+class UnsupportedError(SpecError):
+    """A deployment that an engine does not start: a number format, a degree of parallelism, a size of KV blocks.
+
+    sentence: what was found and what is allowed
+    reason:   of this kind of refusal, in short, to count them by
+    field:    of the scenario that is to be changed
+    place:    of that field in a file, before the sentence
+    """
+
+    def __init__(self, sentence: str, reason: str, field: str, place: str = "") -> None:
+        super().__init__(f"{place}{sentence}")
+        self.sentence, self.reason, self.field = f"{field}: {sentence}", reason, field
 
 
 class DoesNotFitError(PerfmodelError):

@@ -14,7 +14,6 @@ simulated. Static batches are those of its C++ session: no server in front.
 
 __all__ = ["OfflinePair", "OfflineRun", "read_offline_runs", "simulate_offline_runs"]
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
@@ -26,6 +25,7 @@ from perfmodel.calibrate.origins import recorded_engine
 from perfmodel.calibrate.over_cores import over_cores
 from perfmodel.cost import EngineProfile, ServerFit, load_engine_profile, plan_memory
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.files.bounded import read_rows
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.spec import ModelSpec
 from perfmodel.sim import RequestColumns, simulate
@@ -101,8 +101,8 @@ def read_offline_runs(path: str | Path) -> tuple[list[OfflineRun], list[tuple[st
 
 def _entries(file: Path) -> Sequence[Entry]:
     try:
-        entries = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
+        entries = read_rows(file)
+    except (OSError, ValueError) as error:
         raise SpecError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     found = set(entries[0]) if entries else set()
     if not (found >= _IN_FLIGHT or found >= _STATIC):

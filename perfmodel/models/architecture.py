@@ -40,6 +40,8 @@ class QuantizationSpec:
     kept:        component names left in the model's dtype, among COMPONENTS; norms always are
     outlier_share: of the inputs, multiplied apart in the model's dtype (LLM.int8)
     bits: (component, bits of a stored weight) where its tensors are in several formats, a mean over them
+    is_weight_only: a kernel dequantizes the weights and multiplies in the model's dtype, whatever `activations` say:
+                    the device has no units for them (Marlin)
     inputs_come_quantized: the operator before a linear layer writes its input in that format, with scales known ahead
     kv_cache:    format of keys and values; None: the model's dtype
     kv_group_size: of its elements that share a scale and a zero point of 16 bits each; 0: too many to count
@@ -58,6 +60,7 @@ class QuantizationSpec:
     kv_recent: tuple[tuple[int, str], ...] = ()
     bits: tuple[tuple[str, float], ...] = ()
     outlier_share: float = 0.0
+    is_weight_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat
-
 from perfmodel.errors import SpecError
+from perfmodel.files.amounts import NonNegativeFloat, PositiveFloat
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file, list_names
 from perfmodel.files.validation import parse

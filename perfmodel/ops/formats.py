@@ -2,7 +2,9 @@
 
 __all__ = ["MMA_SYNC_RATE", "SPARSE_RATE", "LinearFormat", "linear_format", "on_device", "served_model"]
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from perfmodel.errors import SpecError
 from perfmodel.models.architecture import LatentAttention, QuantizationSpec
@@ -19,6 +21,7 @@ from perfmodel.models.number_formats import (
 )
 from perfmodel.models.params import SPARSE_COMPONENTS, sparse_bytes
 from perfmodel.models.spec import ModelSpec
+from perfmodel.specs.engine.formats import form_of, format_use
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -51,9 +54,10 @@ class LinearFormat:
     outlier_rate: str = ""
 
 
-def served_model(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
+def served_model(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec | None = None) -> ModelSpec:
     """The model in the formats that the engine serves it in: `dtype`, how it is multiplied, `quantization` and
-    `kv_cache_dtype` applied.
+    `kv_cache_dtype` applied; on `hardware`, formats that the engine has only weight-only kernels for there are
+    multiplied in the model's dtype.
 
     Raises SpecError for an unknown name, with the nearest known ones.
     """
@@ -64,8 +68,9 @@ def served_model(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
     if engine.allow_fp16_accumulation and served.dtype == "fp16":
         served = replace(served, dtype_rate="fp16_acc16")
     if engine.described.facts.quantizes_before:
-        layers = tuple((replace(x, formats=tuple((n, _static(f)) for n, f in x.formats)), i) for x, i in served.layers)
-        served = replace(served, quantization=_static(served.quantization), layers=layers)
+        served = _each_format(served, _static)
+    if hardware is not None:
+        served = _each_format(served, partial(_dequantized, engine, hardware))
     if engine.kv_cache_dtype != "auto" or engine.kv_tiers:
         served = replace(served, quantization=_with_kv_formats(served, engine))
     if engine.kv_eviction is not None:
@@ -130,7 +135,7 @@ def _dense_format(model: ModelSpec, component: str, quantization: QuantizationSp
         return LinearFormat(rate, dtype_bytes, dtype_bytes, dtype_bytes)
     weight = component_bytes(quantization, component)
     activations = quantization.activations
-    if activations is None or activations == model.dtype:
+    if activations is None or activations == model.dtype or quantization.is_weight_only:
         return LinearFormat(rate, weight, dtype_bytes, dtype_bytes, name=f"{quantization.weights}_wo")
     rate, name = matmul_rate(activations), _kernel_format(quantization.weights, activations, quantization.group_size)
     if quantization.inputs_come_quantized:
@@ -145,6 +150,23 @@ def _dense_format(model: ModelSpec, component: str, quantization: QuantizationSp
         outlier_share=quantization.outlier_share,
         outlier_rate=model.dtype if quantization.outlier_share else "",
     )
+
+
+def _each_format(model: ModelSpec, change: Callable[[QuantizationSpec], QuantizationSpec]) -> ModelSpec:
+    """`model` with its own format and those of its layers changed."""
+    own = change(model.quantization)
+    layers = tuple((replace(x, formats=tuple((n, change(f)) for n, f in x.formats)), i) for x, i in model.layers)
+    is_same = own is model.quantization and layers == model.layers
+    return model if is_same else replace(model, quantization=own, layers=layers)
+
+
+def _dequantized(engine: EngineSpec, hardware: HardwareSpec, quantization: QuantizationSpec) -> QuantizationSpec:
+    form = form_of(quantization)
+    if form is None or quantization.activations is None:
+        return quantization
+    if format_use(engine, hardware, form).support != "weight_only":
+        return quantization
+    return replace(quantization, is_weight_only=True)
 
 
 def _static(quantization: QuantizationSpec) -> QuantizationSpec:

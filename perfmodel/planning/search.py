@@ -160,6 +160,13 @@ def _prices(result: PlanResult) -> Iterator[str]:
     finalists = (*result.ranked, *result.missed)
     layouts = [layout for each in finalists for layout, _ in each.deployment.screened.candidate.counts]
     scenarios = [layout.scenario for layout in layouts]
+    devices = dict.fromkeys(scenario.hardware.name for scenario in scenarios)
+    price = result.scenario.price
+    if price is not None and len(devices) > 1:
+        yield (
+            f"price.usd_per_gpu_hour {price.usd_per_gpu_hour:g} of the scenario is that of every device here, "
+            f"{', '.join(devices)}; leave it out to compare them by their own prices."
+        )
     for sentences in (price_lines, stale_price_notes):
         for scenario in scenarios:
             yield from sentences(scenario)

@@ -2,10 +2,11 @@
 
 __all__ = ["ClusterSpec", "GatewaySpec", "KvTransferSpec", "RateLimit", "Retries"]
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from perfmodel.files.amounts import NonNegativeInt, PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.files.units import BytesPerSecond, Seconds
 from perfmodel.specs.networks import GivenLink, NetworkSpec
@@ -80,6 +81,13 @@ class ClusterSpec(Spec):
     gateway: GatewaySpec | None = None
     autoscaling: AutoscalingSpec | None = None
     failures: FailuresSpec | None = None
+
+    @field_validator("pools", mode="before")
+    @classmethod
+    def _are_some(cls, pools: Any) -> Any:
+        if isinstance(pools, list) and not pools:
+            raise ValueError("found an empty list, allowed at least one pool, or nothing for equal `replicas`")
+        return () if pools is None else pools
 
     @field_validator("pools")
     @classmethod

@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
+from perfmodel.files.amounts import NonNegativeInt, PositiveFloat, PositiveInt
 from perfmodel.files.base import Resolved, Spec
 from perfmodel.files.units import BytesPerSecond, Seconds
 from perfmodel.models.spec import ModelSpec

@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from perfmodel.errors import SpecError
-from perfmodel.files.base import default_at
+from perfmodel.errors import SpecError, UnsupportedError
+from perfmodel.files.base import as_file_name, default_at
 from perfmodel.files.blocks import complete_blocks
 from perfmodel.files.catalog import find_file, list_names
 from perfmodel.files.validation import parse, show_value
@@ -27,8 +27,10 @@ from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.number_formats import with_dtype, with_quantization
 from perfmodel.models.spec import ChangedFrom, ModelSpec
 from perfmodel.specs.engine.devices import default_of, with_defaults
+from perfmodel.specs.engine.formats import auto_dtype
 from perfmodel.specs.engine.reading import resolve_engine
 from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.startup import refuse_to_start
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import DEFAULT_NETWORK, find_network
 from perfmodel.specs.overrides import (
@@ -66,6 +68,7 @@ def load_scenario(
         _refuse_model_fields(change)
         if (len(change.path) == 1 or change.path[0] not in ("hardware", "traffic")) and not _is_of_pool(change):
             apply_override(change, data, change.path, positions, partial(_present, data, path.parent))
+    _refuse_paths_as_name(data, positions)
     complete_blocks(data)
     shared = data.get("hardware")
     _resolve_hardware(data, positions, path.parent, [c for c in changes if _is_inside("hardware", c)])
@@ -78,6 +81,14 @@ def load_scenario(
     if isinstance(compression, dict) and compression.get("model") is not None:
         _resolve_model(compression, positions, path.parent, ("prompt_compression",))
     return _finished(parse(Scenario, data, positions), positions)
+
+
+def _refuse_paths_as_name(data: dict[str, Any], positions: Positions) -> None:
+    name = data["name"]
+    try:
+        as_file_name(name if isinstance(name, str) else "-")  # what is no text is for validation to say
+    except ValueError as error:
+        raise SpecError(f"{positions.where(('name',))}: name: {error}.") from None
 
 
 def load_hardware(name_or_path: str | pathlib.Path, overrides: Sequence[str] = ()) -> HardwareSpec:
@@ -301,8 +312,11 @@ def _finished(scenario: Scenario, positions: Positions) -> Scenario:
             )
         own = _with_defaults(pool.engine, theirs, pool.hardware or scenario.hardware, scenario.traffic, positions)
         pools.append(pool.model_copy(update={"engine": own, "model": None if theirs is model else theirs}))
+        _check_start(theirs, own, pool.hardware or scenario.hardware, positions, ("cluster", "pools", number))
     cluster = cluster.model_copy(update={"pools": tuple(pools)}) if pools else cluster
     engine = _with_defaults(engine, model, scenario.hardware, scenario.traffic, positions)
+    if not pools:
+        _check_start(model, engine, scenario.hardware, positions)
     served = {"model": model, "engine": engine, "cluster": cluster}
     return _networked(scenario.model_copy(update=served))
 
@@ -327,11 +341,7 @@ def _as_served(
     model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec, positions: Positions, prefix: Path = ()
 ) -> ModelSpec:
     """`model` in the formats that `engine` serves it in."""
-    dtype = engine.dtype
-    if (
-        dtype == "auto" and model.dtype == "fp32"
-    ):  # as vLLM: a float32 checkpoint is served in the device's 16-bit format
-        dtype = "bfloat16" if "bf16" in hardware.declared.peak_flops_per_s else "float16"
+    dtype = auto_dtype(engine.dtype, model, engine, hardware)
     try:
         model = with_quantization(with_dtype(model, dtype), engine.quantization, engine.quantization_group_size)
     except SpecError as error:
@@ -346,6 +356,18 @@ def _as_served(
     except SpecError as error:
         raise SpecError(f"{positions.where((*prefix, 'engine', 'kv_eviction'))}: {error}") from None
     return model
+
+
+def _check_start(
+    model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec, positions: Positions, prefix: Path = ()
+) -> None:
+    """Raises UnsupportedError, with its place, for what the engine does not start with."""
+    try:
+        refuse_to_start(model, engine, hardware)
+    except UnsupportedError as error:
+        place = (*prefix, *error.field.split("."))
+        shown = f"{positions.where(place)}: {'.'.join(map(str, place))}: "
+        raise UnsupportedError(str(error), error.reason, error.field, shown) from None
 
 
 def _changed(model: ModelSpec, changes: ModelChanges, positions: Positions) -> ModelSpec:

@@ -5,8 +5,9 @@ __all__ = ["SLO", "WORDS_PER_TOKEN"]
 from math import inf
 from typing import Any
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, model_validator
 
+from perfmodel.files.amounts import PositiveFloat
 from perfmodel.files.base import Spec
 from perfmodel.files.units import Milliseconds
 
@@ -44,6 +45,12 @@ class SLO(Spec):
     def _says_a_thing_once(self) -> "SLO":
         if self.reading_tokens_per_s is not None and self.reading_words_per_minute is not None:
             raise ValueError("found reading_tokens_per_s beside reading_words_per_minute; give one of them")
+        speed = self.min_tokens_per_s
+        if self.tpot_ms is not None and speed is not None and abs(self.tpot_ms * speed - 1e3) > 1:
+            raise ValueError(
+                f"found tpot_ms {self.tpot_ms:g}, which is {1e3 / self.tpot_ms:g} tokens/s, beside min_tokens_per_s "
+                f"{self.min_tokens_per_s:g}; both limit the time between tokens, give one of them"
+            )
         if self.reading_wait_ms and self.reading_speed is None:
             raise ValueError(
                 f"found reading_wait_ms {self.reading_wait_ms:g} without a reader; give reading_tokens_per_s, too"

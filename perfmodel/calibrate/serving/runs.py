@@ -19,7 +19,6 @@ __all__ = [
     "stage_latencies",
 ]
 
-import csv
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.origins import recorded_engine
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.files.bounded import read_json, read_rows
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.specs import (
     Arrivals,
@@ -77,7 +77,7 @@ def read_serving_runs(path: str | Path) -> tuple[list[ServingRun], list[tuple[st
     """
     path = Path(path)
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = read_json(path)
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -192,9 +192,8 @@ def read_request_log(folder: str | Path, trace_folder: str | Path) -> RequestLog
     """
     folder = Path(folder)
     try:
-        meta = json.loads((folder / "e2e" / "meta.json").read_text(encoding="utf-8"))
-        with (folder / "e2e" / "requests.csv").open(encoding="utf-8", newline="") as file:
-            rows = sorted(csv.DictReader(file), key=lambda row: float(row["client_arrival_s"]))
+        meta = read_json(folder / "e2e" / "meta.json")
+        rows = sorted(read_rows(folder / "e2e" / "requests.csv"), key=lambda row: float(row["client_arrival_s"]))
         arrival, first, last = (
             np.array([float(row[name]) for row in rows])
             for name in ("client_arrival_s", "first_token_s", "last_token_s")

@@ -7,9 +7,9 @@ at the pipeline stage that has the fewest. CUDA graphs count inside the share wh
 processes hold, encoders of multimodal models beyond their weights (vLLM's profiling run takes some 5 GB for them).
 """
 
-__all__ = ["MemoryPlan", "heads_divide", "plan_memory", "smallest_fitting_tp"]
+__all__ = ["MemoryPlan", "plan_memory", "smallest_fitting_tp"]
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -23,13 +23,14 @@ from perfmodel.cost.memory.footprint import (
     weights,
 )
 from perfmodel.errors import DoesNotFitError
-from perfmodel.models.architecture import Attention, LatentAttention, Layer
+from perfmodel.models.architecture import Layer
 from perfmodel.models.kv_formats import surplus_tokens
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import on_device, served_model
 from perfmodel.ops.sharding import Sharding, stages
 from perfmodel.printable import Printable
 from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.startup import heads_divide
 from perfmodel.specs.hardware import HardwareSpec
 
 # Libraries' workspaces, and NCCL buffers with more than one device: what vLLM 0.15 runs leave beside the computed
@@ -116,7 +117,7 @@ def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec | N
     no room for one KV block.
     """
     engine = engine or EngineSpec()
-    plan, room = _limiting_plan(served_model(on_device(model, hardware), engine), hardware, engine)
+    plan, room = _limiting_plan(served_model(on_device(model, hardware), engine, hardware), hardware, engine)
     if plan.num_kv_blocks < 1 or room < 0:
         raise DoesNotFitError(_does_not_fit(plan, model, hardware, engine))
     return plan
@@ -124,26 +125,14 @@ def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec | N
 
 def smallest_fitting_tp(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> int | None:
     """The smallest tensor_parallel_size above the engine's that fits, or None up to 64 devices."""
-    for tp in _degrees(model):
-        if tp <= engine.tensor_parallel_size:
+    for tp in (1, 2, 4, 8, 16, 32, 64):
+        if tp <= engine.tensor_parallel_size or not heads_divide(model, tp):
             continue
         wider = engine.model_copy(update={"tensor_parallel_size": tp})
-        plan, room = _limiting_plan(served_model(on_device(model, hardware), wider), hardware, wider)
+        plan, room = _limiting_plan(served_model(on_device(model, hardware), wider, hardware), hardware, wider)
         if plan.num_kv_blocks >= 1 and room >= 0:
             return tp
     return None
-
-
-def heads_divide(model: ModelSpec, tensor_parallel_size: int) -> bool:
-    """Whether the attention heads can be shared out evenly, as vLLM demands."""
-    mixers = (layer.mixer for layer, _ in model.layers)
-    heads = [mixer.num_heads for mixer in mixers if isinstance(mixer, Attention | LatentAttention)]
-    return all(count % tensor_parallel_size == 0 for count in heads)
-
-
-def _degrees(model: ModelSpec) -> Iterator[int]:
-    """Powers of two that divide the attention heads."""
-    return (tp for tp in (1, 2, 4, 8, 16, 32, 64) if heads_divide(model, tp))
 
 
 def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> tuple[MemoryPlan, float]:

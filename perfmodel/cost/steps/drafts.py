@@ -7,6 +7,7 @@ launches them ahead: a pass takes the longer of its operators and its launches.
 __all__ = ["DraftTables", "Pass", "draft_tables", "ngram_seconds", "passes_of"]
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from perfmodel.cost.calibrations.calibration import EAGER_LAUNCH_S, Calibration, HostFit
@@ -107,16 +108,16 @@ def draft_tables(
     if config is None:
         return None
     method = graph.model.sampling if sampling == "default" else sampling
-    drafter = drafter_of(model, engine, method, routing)
+    drafter = drafter_of(model, engine, method, routing, hardware)
     launching = OperatorTimer(hardware, calibration.model_copy(update={"host": _launches(hardware, calibration.host)}))
     passes = StepTables(drafter.graph, launching) if drafter is not None else None
     first = rest = None
     if config.method == "self_skip":
         silent = OperatorTimer(hardware, calibration.model_copy(update={"host": HostFit()}))
-        parts = [
-            build_graph(model, engine, sampling=sampling, bytes_per_logit=bytes_per_logit, routing=routing, part=part)
-            for part in skipping_parts(model, engine)
-        ]
+        build = partial(
+            build_graph, sampling=sampling, bytes_per_logit=bytes_per_logit, routing=routing, hardware=hardware
+        )
+        parts = [build(model, engine, part=part) for part in skipping_parts(model, engine)]
         first = StepTables(parts[0], silent)
         rest = StepTables(parts[1], OperatorTimer(hardware, calibration))
     return DraftTables(config, method, drafter, passes, first, rest)

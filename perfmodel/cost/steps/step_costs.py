@@ -130,6 +130,7 @@ def scenario_graph(scenario: Scenario, profile: EngineProfile, spread: ContextSp
         bytes_per_logit=profile.bytes_per_logit(method, scenario.model),
         routing=routing_of(scenario.routing, scenario.engine),
         spread=spread,
+        hardware=scenario.hardware,
     )
 
 

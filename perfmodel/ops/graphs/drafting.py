@@ -40,6 +40,7 @@ from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import Work
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import SpeculativeConfig
+from perfmodel.specs.hardware import HardwareSpec
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,17 @@ class Drafter:
 
 
 def drafter_of(
-    model: ModelSpec, engine: EngineSpec, method: str, routing: Routing = slowest_uniform_routing
+    model: ModelSpec,
+    engine: EngineSpec,
+    method: str,
+    routing: Routing = slowest_uniform_routing,
+    hardware: HardwareSpec | None = None,
 ) -> Drafter | None:
     """The drafter that `engine.speculative_config` asks for; None without one, or where no device drafts.
 
-    method: how the model samples; a drafter is greedy if it is, else it draws from its distribution
-
-    routing: the load of experts, for a drafter with some
+    method:   how the model samples; a drafter is greedy if it is, else it draws from its distribution
+    routing:  the load of experts, for a drafter with some
+    hardware: the devices, as `build_graph` takes them
 
     Raises SpecError for a model that cannot be drafted for so.
     """
@@ -83,7 +88,7 @@ def drafter_of(
         return Drafter(_medusa_graph(model, engine, config.depth), has_one_pass=True, has_distribution=False)
     drafting = draft_model_of(model, config)
     part = GraphPart(range(config.draft_layers or 0)) if config.method == "self_skip" else None
-    graph = build_graph(drafting, own, sampling=sampling, routing=routing, part=part)
+    graph = build_graph(drafting, own, sampling=sampling, routing=routing, part=part, hardware=hardware)
     if config.method == "eagle":
         graph = _with_projection(graph, drafting, own)
         return Drafter(graph, computes_prompts=True, first_tokens=config.depth + 1)

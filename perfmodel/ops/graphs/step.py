@@ -28,6 +28,7 @@ from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding, stages
 from perfmodel.ops.work import Depends
 from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ def build_graph(
     routing: Routing = slowest_uniform_routing,
     spread: ContextSpread | None = None,
     part: GraphPart | None = None,
+    hardware: HardwareSpec | None = None,
 ) -> StepGraph:
     """The step graph of `model` under `engine`.
 
@@ -109,9 +111,10 @@ def build_graph(
     routing:         the load of the rank that sets the time, for mixtures of experts
     spread:          of the contexts of sequences that decode together (default: all are equally long)
     part:            some layers only, on one pipeline stage (default: all of them)
+    hardware:        the devices, where number formats that the engine only stores there are to be multiplied as it does
     """
     engine = engine or EngineSpec()
-    model = served_model(model, engine)
+    model = served_model(model, engine, hardware)
     is_plain = engine.enforce_eager and not engine.fused_kernels
     context = LayerContext(
         model,

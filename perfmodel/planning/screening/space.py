@@ -13,10 +13,8 @@ from itertools import product
 from typing import Any
 
 from perfmodel.cost import MemoryPlan, plan_memory, usd_per_hour
-from perfmodel.cost.memory.plan import heads_divide
-from perfmodel.errors import DoesNotFitError, SpecError
+from perfmodel.errors import DoesNotFitError, SpecError, UnsupportedError
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.ops.formats import linear_format
 from perfmodel.planning.screening.candidates import Base, Candidate, Layout, PrefillEngine
 from perfmodel.planning.spec import PlanSpace, PlanSpec, PoolSpace, ratio_of
 from perfmodel.specs.engine.spec import EngineSpec
@@ -34,7 +32,6 @@ _LAYOUT_FIELDS = {
     "kv_cache_dtype": "engine.kv_cache_dtype",
     "speculation": "engine.speculative_config",
 }
-_MATMULS = ("attention", "dense_ffn", "experts")
 
 
 @dataclass(frozen=True)
@@ -226,16 +223,13 @@ def _layout(base: Base, spec: PlanSpec, choices: dict[str, Any], cluster: Mappin
     around = {name: cluster[name] for name in ("router", "network") if name in cluster}
     try:
         scenario = base.load(as_overrides({**choices, "cluster": around}))
+    except UnsupportedError as error:
+        raise _RefusedError(error.reason, error.sentence) from None
     except SpecError as error:
         if _is_about_names(error, choices):
             raise
         raise _RefusedError("the scenario refuses it", str(error)) from None
     _check_cut(scenario, spec)
-    rates = {linear_format(scenario.model, name).rate for name in _MATMULS}
-    peaks = scenario.hardware.declared.peak_flops_per_s
-    missing = sorted(rate for rate in rates if rate.partition("@")[0] not in peaks)
-    if missing:
-        raise _RefusedError("no units for the number format", f"{scenario.hardware.name} has no {missing[0]} units")
     if spec.objective == "cheapest" or spec.budget_usd_per_hour is not None:
         price = usd_per_hour(scenario.hardware, scenario.price)
         if price is None:
@@ -250,17 +244,13 @@ def _is_about_names(error: SpecError, choices: Mapping[str, Any]) -> bool:
 
 def _check_cut(scenario: Scenario, spec: PlanSpec) -> None:
     engine, model = scenario.engine, scenario.model
-    tp, pp, dp = engine.tensor_parallel_size, engine.pipeline_parallel_size, engine.data_parallel_size
+    tp, dp = engine.tensor_parallel_size, engine.data_parallel_size
     has_experts = any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers)
     if engine.num_devices > spec.max_gpus:
         raise _RefusedError("more devices than max_gpus")
     domain = spec.link_domain or scenario.hardware.devices_per_node
     if tp > domain:
         raise _RefusedError("tensor parallelism beyond the link domain", f"TP{tp} on {domain} joined devices")
-    if not heads_divide(model, tp):
-        raise _RefusedError("attention heads do not divide by tensor_parallel_size")
-    if pp > model.num_layers:
-        raise _RefusedError("more pipeline stages than layers")
     if dp > 1 and not has_experts:
         raise _RefusedError("data-parallel ranks of a dense model are replicas")
     if engine.enable_expert_parallel and not (has_experts and tp * dp > 1):

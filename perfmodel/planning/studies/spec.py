@@ -24,9 +24,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from perfmodel.errors import SpecError, did_you_mean
+from perfmodel.files.amounts import PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file, list_names
 from perfmodel.files.validation import parse

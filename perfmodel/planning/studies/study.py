@@ -14,7 +14,6 @@ __all__ = [
     "with_quality",
 ]
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +21,7 @@ from itertools import product
 from typing import Any, TypeVar
 
 from perfmodel.errors import SpecError
+from perfmodel.files.bounded import read_json
 from perfmodel.files.yaml_loader import Path
 from perfmodel.planning.metrics import basis_by_name
 from perfmodel.planning.studies.spec import AxisSpec, BaseScenario, Setting, Study, StudyFile
@@ -280,7 +280,7 @@ def quality_note(file: StudyFile) -> str:
 def _read(file: StudyFile, name: str) -> Mapping[str, Any]:
     path = file.path.parent / name
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
     except (OSError, ValueError) as error:
         raise SpecError(f"{file.where(('quality', 'file'))}: {name} cannot be read ({error}).") from None
     return document if isinstance(document, dict) else {}

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost import StepEstimate, step_costs
+from perfmodel.cost import StepEstimate, plan_memory, step_costs
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
+from perfmodel.errors import DoesNotFitError
 from perfmodel.ops import BatchShape
 from perfmodel.planning.sweeps.typical_step import StepChoice, choose_step, engine_of_step
 from perfmodel.printable import Printable
@@ -72,8 +73,11 @@ def estimate_choice(
     """The step asked for, or the scenario's typical one, estimated as the simulator times it.
 
     batch:   sequences that decode; context: tokens of each; prefill: instead, tokens of one prompt
+
+    Raises DoesNotFitError for a step that the devices have no KV blocks for.
     """
-    costs = step_costs(engine_of_step(scenario, is_prompt=prefill is not None))
+    engine = engine_of_step(scenario, is_prompt=prefill is not None)
+    costs = step_costs(engine)
     choice = choose_step(
         scenario,
         lambda shape: costs.estimate(shape).duration_s / costs.tokens_per_decode(shape),
@@ -81,12 +85,30 @@ def estimate_choice(
         context,
         prefill,
     )
+    _refuse_beyond_memory(engine, choice, batch is not None or context is not None or prefill is not None)
     depth, label = costs.draft_depth(choice.shape), choice.label
     if depth and costs.drafts is not None:
         label += f", each with {costs.drafts.config.nodes_by_depth[depth]} drafted tokens to verify"
         if costs.drafts.config.acceptance is not None:
             label += f" ({costs.tokens_per_decode(choice.shape):.2f} tokens a step expected)"
     return StepReport(scenario, label, choice.shape, costs.estimate(choice.shape))
+
+
+def _refuse_beyond_memory(scenario: Scenario, choice: StepChoice, is_asked: bool) -> None:
+    """Raises DoesNotFitError for a step asked for that no run has, since the KV cache of its sequences does not fit."""
+    if not is_asked or scenario.engine.kv_cache == "off":
+        return
+    shape, plan = choice.shape, plan_memory(scenario.model, scenario.hardware, scenario.engine)
+    sequences = shape.num_decodes or len(shape.prefills)
+    tokens = shape.decode_context // sequences if shape.num_decodes else sum(shape.prefills[0])
+    if sequences <= plan.max_batch(tokens):
+        return
+    most = plan.max_batch(tokens)
+    way_out = f"{most:,} sequences of so many" if most else f"{plan.max_context():,} tokens of one sequence"
+    raise DoesNotFitError(
+        f"{choice.label}: the KV cache of {plan.num_devices} x {plan.hardware} holds {plan.max_tokens:,} tokens, "
+        f"at most {way_out}; ask for fewer, or give it more devices."
+    )
 
 
 def estimate_mean_step(result: RunResult) -> StepReport:

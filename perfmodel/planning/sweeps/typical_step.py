@@ -10,8 +10,9 @@ __all__ = ["StepChoice", "StepSpec", "choose_step", "engine_of_step", "mean_leng
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import model_validator
 
+from perfmodel.files.amounts import NonNegativeInt, PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.ops.work import BatchShape, decode_shape
 from perfmodel.specs.scenario import Scenario

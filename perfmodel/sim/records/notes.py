@@ -9,6 +9,7 @@ from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.routing import dropped_share, popularity_of
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.specs.engine.devices import engine_notes
+from perfmodel.specs.engine.formats import format_notes
 from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.prices import stale_price_notes
 from perfmodel.specs.scenario import Scenario
@@ -29,8 +30,12 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
 
 
 def _engine_notes(scenario: Scenario) -> list[str]:
-    """Notes on the defaults that were taken where the scenario gives none, and on versions taken for others."""
-    return list(dict.fromkeys(note for pool in scenario.pools for note in engine_notes(pool.engine)))
+    """Notes on the defaults that were taken where the scenario gives none, on versions taken for others, and on number
+    formats that are not multiplied as they are stored."""
+    notes = [note for pool in scenario.pools for note in engine_notes(pool.engine)]
+    for pool in scenario.pools:
+        notes += format_notes(pool.model or scenario.model, pool.engine, pool.hardware or scenario.hardware)
+    return list(dict.fromkeys(notes))
 
 
 def network_notes(scenario: Scenario) -> list[str]:

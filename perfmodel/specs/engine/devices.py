@@ -1,23 +1,17 @@
-"""An engine on a device: its version's defaults there, the units that its arguments ask for, the formats it takes.
-
-Number formats are native on a generation of devices, emulated, for weights only, or refused.
-"""
+"""An engine on a device: its version's defaults there, what an answer says of them, and the units that it asks for."""
 
 __all__ = [
     "VERSIONED_DEFAULTS",
-    "FormatUse",
     "default_of",
     "engine_notes",
-    "format_use",
     "refuse_missing_units",
     "with_defaults",
 ]
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from perfmodel.specs.engine.description import EngineFacts, FormatSupport, StepBudget, Use
+from perfmodel.specs.engine.description import EngineFacts, StepBudget, Use
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -126,30 +120,3 @@ def refuse_missing_units(engine: EngineSpec, hardware: HardwareSpec) -> None:
             f"found engine.float32_matmul_precision=high on {hardware.name}, which has no TF32 units (no "
             f"peak_flops_per_s.tf32 in its hardware file); leave it at highest, or set engine.dtype to bfloat16"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class FormatUse:
-    """support: None where the engine's description does not say; kernel: which one, where it is known."""
-
-    support: FormatSupport | None
-    kernel: str = ""
-
-
-def format_use(
-    engine: EngineSpec, hardware: HardwareSpec, form: str, of: Literal["weights", "kv_cache"] = "weights"
-) -> FormatUse:
-    """What becomes of a number format under `engine` on `hardware`.
-
-    form: of the tables of measured kernels: fp8 (a scale per tensor, channel or token), fp8_block (a scale per block of
-          weights), int8, int4, mxfp4, nvfp4, nf4
-    of:   the weights, or cached keys and values
-
-    The description is silent on formats that it does not list, and on devices without a declared generation.
-    """
-    rows = getattr(engine.described.facts, of).get(form)
-    generation = hardware.declared.architecture
-    if rows is None or generation is None:
-        return FormatUse(None)
-    row = next((row for row in rows if generation in row.on), None)
-    return FormatUse("refused") if row is None else FormatUse(row.support, row.kernel)

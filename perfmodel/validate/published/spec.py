@@ -10,9 +10,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from perfmodel.errors import did_you_mean
+from perfmodel.files.amounts import NonNegativeInt, PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.planning.metrics import ALIASES, RATIOS, Basis, Metric, metric_named, needs_no_run
 from perfmodel.planning.sweeps.typical_step import StepSpec

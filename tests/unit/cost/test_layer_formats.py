@@ -28,10 +28,11 @@ def held(found):
 
 @pytest.mark.parametrize("shape", [DECODE, PROMPT], ids=["decode", "prompt"])
 @pytest.mark.parametrize("name", ["w8a16", "w4a16", "w8a8_int8", "fp8"])
-@pytest.mark.parametrize("profile", ["vllm", "trtllm"])
-def test_a_rule_for_all_layers_is_the_engines_quantization(name, shape, profile):
-    uniform = (f"engine.quantization={name}", f"engine.profile={profile}")
-    by_layer = (f"engine.quantization_by_layer=[{{quantization: {name}}}]", f"engine.profile={profile}")
+@pytest.mark.parametrize("engine", [("vllm", "a100-sxm-80gb"), ("trtllm", "h100-sxm-80gb")], ids=["vllm", "trtllm"])
+def test_a_rule_for_all_layers_is_the_engines_quantization(name, shape, engine):
+    served = (f"engine.profile={engine[0]}", f"hardware={engine[1]}")
+    uniform = (f"engine.quantization={name}", *served)
+    by_layer = (f"engine.quantization_by_layer=[{{quantization: {name}}}]", *served)
     assert seconds(*by_layer, shape=shape) == pytest.approx(seconds(*uniform, shape=shape), rel=1e-12)
     assert held(scenario(*by_layer)) == pytest.approx(held(scenario(*uniform)), rel=1e-12)
 

@@ -9,7 +9,7 @@ from perfmodel.specs.engine.description import (
     list_engines,
     load_engine_description,
 )
-from perfmodel.specs.engine.devices import format_use
+from perfmodel.specs.engine.formats import format_use
 from perfmodel.specs.engine.spec import EngineSpec
 
 ENGINE = """

@@ -42,11 +42,12 @@ from math import ceil
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field
 
 from perfmodel.cost.forms.columns import SCALARS
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.forms.fits import Domain, Residuals
+from perfmodel.files.amounts import PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.ops.extents import DecodeExtent, Values
 from perfmodel.ops.work import Work

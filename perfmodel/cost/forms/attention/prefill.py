@@ -32,11 +32,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from perfmodel.cost.forms.columns import SCALARS
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.forms.fits import Domain, Residuals
+from perfmodel.files.amounts import PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.ops.extents import HeadsExtent, PrefillExtent, Values
 from perfmodel.ops.formats import MMA_SYNC_RATE

@@ -29,11 +29,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field
 
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.messages.links import TwoLevel, ways_of
+from perfmodel.files.amounts import PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.ops.extents import Values
 from perfmodel.ops.messages import Message, Spread

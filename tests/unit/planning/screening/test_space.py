@@ -42,6 +42,16 @@ def test_a_candidate_fits_as_the_memory_plan_says() -> None:
     assert "80.0 GB" in space.examples["does not fit in memory"]
 
 
+def test_formats_are_ruled_out_by_the_rule_that_every_command_has():
+    """FP8 on an A100 is weight-only in vLLM (Marlin), so it can serve; TensorRT-LLM does not start."""
+    fp8_on_ampere = spec(hardware=("a100-sxm-80gb",), quantization=("fp8",), tensor_parallel_size=(4,))
+    assert len(enumerate_space(BASE, fp8_on_ampere).candidates) == 1
+    refused = enumerate_space(Base(BASE.path, ("engine.profile=trtllm",)), fp8_on_ampere)
+    reason = "the engine does not take the number format on the device"
+    assert refused.ruled_out == {reason: 1}
+    assert "trtllm 1.3 does not take weights in FP8 on a100-sxm-80gb" in refused.examples[reason]
+
+
 @pytest.mark.parametrize(
     ("space", "reason"),
     [
@@ -49,7 +59,10 @@ def test_a_candidate_fits_as_the_memory_plan_says() -> None:
         ({"tensor_parallel_size": (6,)}, "attention heads do not divide by tensor_parallel_size"),
         ({"tensor_parallel_size": (8,), "pipeline_parallel_size": (4,)}, "more devices than max_gpus"),
         ({"disaggregation": ("4:1",)}, "more devices than max_gpus"),
-        ({"hardware": ("a100-sxm-80gb",), "quantization": ("fp8",)}, "no units for the number format"),
+        (
+            {"hardware": ("mi300x",), "quantization": ("nvfp4",)},
+            "the engine does not take the number format on the device",
+        ),
         ({"data_parallel_size": (2,)}, "data-parallel ranks of a dense model are replicas"),
         ({"enable_expert_parallel": (True,)}, "expert parallelism without experts to share out"),
         ({"max_num_seqs": (9000,)}, "max_num_batched_tokens below max_num_seqs"),

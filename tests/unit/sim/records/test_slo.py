@@ -70,7 +70,13 @@ def test_a_lowest_speed_is_a_tpot() -> None:
         run("slo={min_tokens_per_s: 50}").summary["slo_attainment_by"]
         == run("slo={tpot_ms: 20}").summary["slo_attainment_by"]
     )
-    assert run("slo={min_tokens_per_s: 50, tpot_ms: 10}").summary == run("slo={tpot_ms: 10}").summary
+    assert run("slo={min_tokens_per_s: 100, tpot_ms: 10}").summary == run("slo={tpot_ms: 10}").summary
+
+
+def test_a_speed_that_contradicts_the_tpot_is_refused() -> None:
+    """100 tokens a second are 10 ms a token: with 50 ms beside it, which of the two is meant?"""
+    with pytest.raises(SpecError, match=r"tpot_ms 50, which is 20 tokens/s, beside min_tokens_per_s 100"):
+        run("slo={min_tokens_per_s: 100, tpot_ms: 50}")
 
 
 def test_long_prompts_may_take_longer() -> None:

@@ -1,0 +1,184 @@
+"""Which number formats an engine's version takes on a generation of devices: native, emulated, weight-only, refused."""
+
+__all__ = ["FormatUse", "allowed_formats", "auto_dtype", "form_of", "format_notes", "format_use", "refuse_formats"]
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from perfmodel.errors import UnsupportedError
+from perfmodel.models.architecture import QuantizationSpec
+from perfmodel.models.layer_formats import with_layer_formats
+from perfmodel.models.number_formats import kv_format, matmul_rate
+from perfmodel.models.spec import ModelSpec
+from perfmodel.specs.engine.description import FormatSupport
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
+
+FormatOf = Literal["weights", "kv_cache"]
+
+_SPOKEN = {"fp8_block": "FP8 in blocks", "w8a16": "INT8 weights with 16-bit activations"}
+# What `engine.dtype` and `engine.quantization` call a form of the descriptions.
+_ARGUMENTS = {"bf16": "dtype=bfloat16", "fp16": "dtype=float16", "int4": "w4a16", "nf4": "bitsandbytes"}
+
+
+@dataclass(frozen=True, slots=True)
+class FormatUse:
+    """support: None where the engine's description does not say; kernel: which one, where it is known."""
+
+    support: FormatSupport | None
+    kernel: str = ""
+
+
+def format_use(engine: EngineSpec, hardware: HardwareSpec, form: str, of: FormatOf = "weights") -> FormatUse:
+    """What becomes of a number format under `engine` on `hardware`.
+
+    form: of the tables of measured kernels: fp8 (a scale per tensor, channel or token), fp8_block (a scale per block of
+          weights), int8, int4, mxfp4, nvfp4, nf4
+    of:   the weights, or cached keys and values
+
+    The description is silent on formats that it does not list, and on devices without a declared generation.
+    """
+    rows = getattr(engine.described.facts, of).get(form)
+    generation = hardware.declared.architecture
+    if rows is None or generation is None:
+        return FormatUse(None)
+    row = next((row for row in rows if generation in row.on), None)
+    return FormatUse("refused") if row is None else FormatUse(row.support, row.kernel)
+
+
+def form_of(quantization: QuantizationSpec) -> str | None:
+    """The format of quantized weights as the descriptions list it, or None where there is none.
+
+    Integers are listed by what multiplies them: int8 with activations in INT8, int4 with activations in 16 bits; others
+    (w8a16, w4a8, llm_int8) have names of their own.
+    """
+    weights, activations = quantization.weights, quantization.activations
+    if weights is None:
+        return None
+    if weights == "fp8":
+        return "fp8_block" if quantization.group_size else "fp8"
+    if quantization.outlier_share:
+        return quantization.method
+    if weights in ("int8", "int4") and (activations is None) == (weights == "int8"):
+        return "w8a16" if activations is None else f"w4a8_{activations}"
+    return weights
+
+
+def refuse_formats(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> None:
+    """Raises UnsupportedError, with the formats that work, for one that `engine` refuses on `hardware`.
+
+    model: as `engine` serves it: its dtype and quantization applied
+    """
+    for of, form, field, found in _formats(model, engine):
+        if format_use(engine, hardware, form, of).support != "refused":
+            continue
+        what = "a KV cache" if of == "kv_cache" else "weights"
+        works = ", ".join(allowed_formats(engine, hardware, of))
+        raise UnsupportedError(
+            f"found {found}, and {engine.described.label} does not take {what} in {_spoken(form)} on {_on(hardware)}; "
+            f"{what} in {works} work there",
+            reason="the engine does not take the number format on the device",
+            field=field,
+        )
+
+
+def allowed_formats(engine: EngineSpec, hardware: HardwareSpec, of: FormatOf = "weights") -> list[str]:
+    """The formats of weights, or of the KV cache, that the description of `engine` lists for `hardware`, as the
+    engine's arguments have them."""
+    listed = getattr(engine.described.facts, of)
+    found = [form for form in listed if format_use(engine, hardware, form, of).support not in ("refused", None)]
+    if of == "kv_cache":
+        return ["auto", *found]
+    plain = [form for form in ("bf16", "fp16") if format_use(engine, hardware, form).support != "refused"]
+    return [_ARGUMENTS.get(form, form) for form in dict.fromkeys([*plain, *found])]
+
+
+def auto_dtype(dtype: str, model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> str:
+    """What `engine.dtype: auto` stands for: the checkpoint's, or as vLLM the 16 bits that the device has for FP32 and
+    for a 16-bit format that the engine does not take on it (`_resolve_auto_dtype` in vllm/config/model.py).
+
+    dtype, model, engine, hardware: the argument, the checkpoint, and what serves it
+    """
+    if dtype != "auto":
+        return dtype
+    refused = format_use(engine, hardware, model.dtype).support == "refused"
+    if model.dtype != "fp32" and not refused:
+        return dtype
+    has_bf16 = "bf16" in hardware.declared.peak_flops_per_s
+    return "bfloat16" if has_bf16 and not refused else "float16"
+
+
+def format_notes(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> list[str]:
+    """The sentences that an answer owes its reader on formats that are not multiplied as they are stored.
+
+    model: as `engine` serves it
+    """
+    notes, dtype, peaks = [], model.dtype, hardware.declared.peak_flops_per_s
+    if (engine.dtype, dtype) == ("auto", "fp16") and format_use(engine, hardware, "bf16").support == "refused":
+        notes.append(f"Served in FP16: {engine.described.label} does not take BF16 on {_on(hardware)}.")
+    for of, form, _, _ in _formats(model, engine):
+        use, where = format_use(engine, hardware, form, of), _on(hardware)
+        if use.support == "weight_only" and _has_activations(model, engine, form):
+            kernel = f" ({use.kernel})" if use.kernel else ""
+            notes.append(
+                f"{_spoken(form)} on {where} is weight-only in {engine.described.label}{kernel}: weights are stored "
+                f"so and multiplied in {dtype.upper()}."
+            )
+        elif use.support == "emulated":
+            notes.append(
+                f"{_spoken(form)} in the KV cache on {where} is emulated in {engine.described.label}: stored so, "
+                f"converted before it is multiplied."
+            )
+        elif use.support is None and of == "weights":
+            notes += _silent(form, model, engine, hardware) if form not in peaks else []
+    return list(dict.fromkeys(notes))
+
+
+def _silent(form: str, model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> list[str]:
+    """That nobody says whether the engine takes the format, on a device that has no units for it."""
+    rates = {matmul_rate(each.activations) for each in _quantizations(model, engine) if each.activations is not None}
+    missing = sorted(rate for rate in rates if rate not in hardware.declared.peak_flops_per_s)
+    if not missing:
+        return []
+    return [
+        f"{hardware.name} has no {missing[0].upper()} units and the description of {engine.described.label} does not "
+        f"say whether it takes {_spoken(form)} there: multiplied in the next wider format that the device has."
+    ]
+
+
+def _formats(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[FormatOf, str, str, str]]:
+    """(of what, form, field, its value) of all that is stored: the dtype, quantized weights, the KV cache."""
+    yield "weights", model.dtype, "engine.dtype", engine.dtype
+    has_rules = bool(engine.quantization_by_layer)
+    for place, each in enumerate(_quantizations(model, engine)):
+        form = form_of(each)
+        if form is not None and place and has_rules:
+            yield "weights", form, "engine.quantization_by_layer", each.method
+        elif form is not None:
+            yield "weights", form, "engine.quantization", engine.quantization or f"{each.method} in the checkpoint"
+    field = "kv_tiers" if engine.kv_tiers else "kv_cache_dtype"
+    for name in [tier.dtype for tier in engine.kv_tiers] or [engine.kv_cache_dtype]:
+        form = model.quantization.kv_cache if name == "auto" else kv_format(name)
+        if form is not None and form != model.dtype:
+            yield "kv_cache", form, f"engine.{field}", name
+
+
+def _quantizations(model: ModelSpec, engine: EngineSpec) -> Iterator[QuantizationSpec]:
+    """The model's own format, then those of its layers."""
+    yield model.quantization
+    ruled = with_layer_formats(model, engine.quantization_by_layer)
+    yield from dict.fromkeys(form for layer, _ in ruled.layers for _, form in layer.formats)
+
+
+def _has_activations(model: ModelSpec, engine: EngineSpec, form: str) -> bool:
+    """Whether the format asks for quantized activations, which its kernel does without."""
+    return any(form_of(each) == form and each.activations is not None for each in _quantizations(model, engine))
+
+
+def _on(hardware: HardwareSpec) -> str:
+    return f"{hardware.name} ({hardware.declared.architecture})"
+
+
+def _spoken(form: str) -> str:
+    return _SPOKEN.get(form, form.upper())

@@ -1,0 +1,79 @@
+"""What an engine refuses at its start: number formats, degrees of parallelism, sizes of KV blocks.
+
+Whoever reads a deployment asks here (`load_scenario`, and with it every command), so that all of them refuse the same.
+"""
+
+__all__ = ["heads_divide", "refuse_to_start"]
+
+from collections.abc import Iterable
+
+from perfmodel.errors import UnsupportedError
+from perfmodel.models.architecture import Attention, LatentAttention, MoEFFN
+from perfmodel.models.spec import ModelSpec
+from perfmodel.specs.engine.formats import refuse_formats
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
+
+
+def refuse_to_start(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> None:
+    """Raises UnsupportedError with one sentence for what `engine` does not start with.
+
+    model: as `engine` serves it: its dtype and quantization applied
+    """
+    refuse_formats(model, engine, hardware)
+    _refuse_cuts(model, engine)
+    _refuse_block_size(engine)
+
+
+def heads_divide(model: ModelSpec, tensor_parallel_size: int) -> bool:
+    """Whether the attention heads can be shared out evenly, as vLLM demands.
+
+    KV heads are shared out too, or each is on as many ranks as it takes: their number divides by the size, or the size
+    by their number (`QKVParallelLinear`).
+    """
+    mixers = [layer.mixer for layer, _ in model.layers]
+    heads = {mixer.num_heads for mixer in mixers if isinstance(mixer, Attention | LatentAttention)}
+    kv_heads = {mixer.num_kv_heads for mixer in mixers if isinstance(mixer, Attention)}
+    size = tensor_parallel_size
+    return all(count % size == 0 for count in heads) and all(not count % size or not size % count for count in kv_heads)
+
+
+def _refuse_cuts(model: ModelSpec, engine: EngineSpec) -> None:
+    tp, pp = engine.tensor_parallel_size, engine.pipeline_parallel_size
+    if not heads_divide(model, tp):
+        mixers = [layer.mixer for layer, _ in model.layers]
+        heads = sorted({mixer.num_heads for mixer in mixers if isinstance(mixer, Attention | LatentAttention)})
+        raise UnsupportedError(
+            f"found {tp}, and the {_listed(heads)} attention heads of {model.name} cannot be shared out over so many; "
+            f"allowed {_listed(size for size in range(1, max(heads) + 1) if heads_divide(model, size))}",
+            reason="attention heads do not divide by tensor_parallel_size",
+            field="engine.tensor_parallel_size",
+        )
+    if pp > model.num_layers:
+        raise UnsupportedError(
+            f"found {pp} stages, and {model.name} has {model.num_layers} layers; allowed 1 to {model.num_layers}",
+            reason="more pipeline stages than layers",
+            field="engine.pipeline_parallel_size",
+        )
+    if engine.enable_expert_parallel and not any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers):
+        raise UnsupportedError(
+            f"found true, and {model.name} has no experts to share out; leave it out",
+            reason="expert parallelism without experts to share out",
+            field="engine.enable_expert_parallel",
+        )
+
+
+def _refuse_block_size(engine: EngineSpec) -> None:
+    sizes = engine.described.facts.kv_block_sizes
+    if sizes and engine.kv_cache == "paged" and engine.block_size not in sizes:
+        raise UnsupportedError(
+            f"found {engine.block_size}, and {engine.described.label} takes KV blocks of {_listed(sizes)} tokens",
+            reason="KV blocks of a size that the engine does not take",
+            field="engine.block_size",
+        )
+
+
+def _listed(values: Iterable[int]) -> str:
+    """`1, 2 or 4`"""
+    *first, last = map(str, values)
+    return f"{', '.join(first)} or {last}" if first else last
