@@ -8,7 +8,7 @@ A timeline has one process per replica with its steps and counters, one process 
 microseconds since the start of the run. Format: the Trace Event Format's `traceEvents` (phases X, C and M).
 """
 
-__all__ = ["MAX_REQUESTS", "MAX_STEPS", "read_requests", "read_steps", "step_kind", "timeline_json", "write_timeline"]
+__all__ = ["MAX_REQUESTS", "MAX_STEPS", "read_requests", "read_steps", "timeline_json", "write_timeline"]
 
 import json
 from collections.abc import Iterator
@@ -106,7 +106,7 @@ def _step_events(steps: StepColumns, num_blocks: int) -> Iterator[Event]:
         track = _free_track(tracks[replica], steps.start_s[row], steps.end_s[row])
         yield {
             "ph": "X",
-            "name": step_kind(steps, int(row)),
+            "name": _step_kind(steps, int(row)),
             "cat": "step",
             "pid": replica,
             "tid": track,
@@ -135,7 +135,7 @@ def _free_track(ends: list[float], start: float, end: float) -> int:
     return track
 
 
-def step_kind(steps: StepColumns, row: int) -> str:
+def _step_kind(steps: StepColumns, row: int) -> str:
     """`decode`, `chunk` (prefill only) or `mixed`; a record of many equal steps says how many."""
     decodes, chunks, num_steps = int(steps.num_decodes[row]), int(steps.num_chunks[row]), int(steps.num_steps[row])
     kind = "mixed" if decodes and chunks else "decode" if decodes else "chunk"

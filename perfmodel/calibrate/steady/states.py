@@ -19,7 +19,7 @@ say, and what is assumed from the recipes instead:
   decode worker, so requests above it wait; see `_max_batch`.
 """
 
-__all__ = ["SteadyState", "disaggregated_scenario", "is_disaggregated", "read_steady_states"]
+__all__ = ["SteadyState", "is_disaggregated", "read_steady_states"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ def is_disaggregated(entry: Entry) -> bool:
     return bool(entry.get("prefill_num_workers")) and bool(entry.get("decode_num_workers"))
 
 
-def disaggregated_scenario(
+def _disaggregated_scenario(
     name: str, entry: Entry, model: ModelSpec, hardware: HardwareSpec, traffic: Traffic, siblings: Sequence[Entry]
 ) -> Scenario:
     """The row `entry` as the scenario `name` of `model` on `hardware` under `traffic`.
@@ -204,7 +204,7 @@ def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> SteadyState:
     lengths = entry.get("lengths", "uniform")
     traffic = _traffic(lengths, concurrency, inputs, outputs)
     if is_disaggregated(entry):
-        scenario = disaggregated_scenario(name, entry, model, hardware, traffic, siblings)
+        scenario = _disaggregated_scenario(name, entry, model, hardware, traffic, siblings)
     else:
         engine = _engine(entry, hardware, concurrency, inputs, outputs)
         scenario = Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic)

@@ -19,7 +19,7 @@ Of k engines the last counts. Its longest answer is the longest of all; and the 
 exceed the mean by as many standard deviations, s n^(1/2), as the largest of k normal scores (Blom 1958).
 """
 
-__all__ = ["JobScreen", "JobTimes", "job_times"]
+__all__ = ["JobScreen"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ _AT_ONCE = 400  # rows: as many as stay in a processor's cache
 
 
 @dataclass(frozen=True)
-class JobTimes:
+class _JobTimes:
     """A row of one column for each candidate. seconds: of the job; pace: requests a second of an engine while its slots
     are taken; batch: sequences that decode then."""
 
@@ -53,9 +53,9 @@ class JobTimes:
     batch: Floats
 
 
-def job_times(
+def _job_times(
     surfaces: Surfaces, slots: Floats, budget: Floats, engines: Floats, requests: Floats, demand: Demand
-) -> JobTimes:
+) -> _JobTimes:
     """Times of a job of `requests` on each of `engines` engines, with `slots` sequences and `budget` tokens in a step.
 
     surfaces: step times of the candidates; demand: lengths of the job's prompts and answers
@@ -76,7 +76,7 @@ def job_times(
     context = mean_context(surfaces, demand, room)
     prompts = steps * surfaces.beside(batch / 2, np.minimum(requests * prompt, room)) + requests * context
     few = prompts + _drained(surfaces, batch, engines, *_whole(demand.outputs))
-    return JobTimes(np.where(requests > full, many, few), pace, full)
+    return _JobTimes(np.where(requests > full, many, few), pace, full)
 
 
 def _steady(surfaces: Surfaces, slots: Floats, budget: Floats, demand: Demand) -> tuple[Floats, Floats]:
@@ -185,7 +185,7 @@ class JobScreen:
         budget = column([float(_budget(each)) for each, _ in rows])
         engines = column([float(count * each.num_engines) for each, count in rows])
         requests = np.ceil(self._num_requests / engines)
-        return job_times(surfaces, slots, budget, engines, requests, self._demand).seconds
+        return _job_times(surfaces, slots, budget, engines, requests, self._demand).seconds
 
 
 def _key(candidate: Candidate) -> tuple[int, int]:

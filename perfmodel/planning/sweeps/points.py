@@ -4,7 +4,7 @@ A point is text and numbers, so that it can be sent to another process, written 
 of what asks for it.
 """
 
-__all__ = ["Point", "Record", "Run", "evaluate", "evaluate_scenario", "evaluate_timed", "load_point"]
+__all__ = ["Point", "Record", "Run", "evaluate", "evaluate_timed", "load_point"]
 
 import time
 from collections.abc import Callable, Mapping
@@ -73,7 +73,7 @@ def evaluate(point: Point, run: Run | None = None) -> Record:
     Raises SpecError for overrides that are wrong; what cannot be served is a record with the problem.
     """
     scenario, step = load_point(point)
-    return evaluate_scenario(scenario, step, point.metrics, run)
+    return _evaluate_scenario(scenario, step, point.metrics, run)
 
 
 def evaluate_timed(point: Point) -> tuple[Record, float]:
@@ -82,7 +82,7 @@ def evaluate_timed(point: Point) -> tuple[Record, float]:
     return evaluate(point), time.perf_counter() - began
 
 
-def evaluate_scenario(
+def _evaluate_scenario(
     scenario: Scenario, step: StepSpec | None, metrics: tuple[str, ...], run: Run | None = None
 ) -> Record:
     """See `evaluate`."""

@@ -1,6 +1,6 @@
 """`EngineSpec`: how the model is served, with vLLM's engine-argument names and meanings."""
 
-__all__ = ["EngineSpec", "EplbConfig", "refuse_kv_conflicts"]
+__all__ = ["EngineSpec", "EplbConfig"]
 
 from collections.abc import Iterator
 from typing import Literal
@@ -139,7 +139,7 @@ class EngineSpec(Spec):
 
     @model_validator(mode="after")
     def _kv_fields_fit_together(self) -> "EngineSpec":
-        refuse_kv_conflicts(self)
+        _refuse_kv_conflicts(self)
         return self
 
     @property
@@ -215,7 +215,7 @@ class EngineSpec(Spec):
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
 
-def refuse_kv_conflicts(engine: "EngineSpec") -> None:
+def _refuse_kv_conflicts(engine: "EngineSpec") -> None:
     """Raises ValueError with one sentence for the first conflict."""
     for sentence in _conflicts(engine):
         raise ValueError(sentence)

@@ -12,7 +12,7 @@ a problem is the larger of its bytes over the measured copy bandwidth and its FL
 product in the same format: figures of the same device in the same run.
 """
 
-__all__ = ["KernelRates", "halves", "kernel_rates", "rate_notes", "validate_measured"]
+__all__ = ["halves", "validate_measured"]
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -94,7 +94,7 @@ def validate_measured(folder: str | Path, progress: Progress | None = None) -> V
         metrics=pooled(compared),
         by=by_dimension(compared),
         worst=[row for each in compared for row in each.rows.worst(each.metric, _WORST)],
-        notes=[*rate_notes(measured), *unpredicted],
+        notes=[*_rate_notes(measured), *unpredicted],
         comparisons=compared,
         provenance=Provenance((FittedSource.of(calibration),)),
         about=_about(measured, len(told_kernels), len(told_steps)),
@@ -216,7 +216,7 @@ def _about(measured: Measurements, num_kernels: int, num_steps: int) -> str:
 
 
 @dataclass(frozen=True)
-class KernelRates:
+class _KernelRates:
     """Rates of one problem: share of the limit that is reached, its bound, and its speedup over the baseline."""
 
     record: KernelRecord
@@ -225,13 +225,13 @@ class KernelRates:
     speedup: float | None
 
 
-def kernel_rates(record: KernelRecord, ceilings: Ceilings) -> KernelRates:
+def _kernel_rates(record: KernelRecord, ceilings: Ceilings) -> _KernelRates:
     """The rates of one measured problem."""
     memory = record.bytes / ceilings.bandwidth if ceilings.bandwidth else 0.0
     rate = ceilings.rate(record.rate)
     compute = record.flops / rate if rate else 0.0
     limit = max(memory, compute)
-    return KernelRates(
+    return _KernelRates(
         record,
         limit / record.seconds if limit > 0 else None,
         "memory" if memory >= compute else "compute",
@@ -239,12 +239,12 @@ def kernel_rates(record: KernelRecord, ceilings: Ceilings) -> KernelRates:
     )
 
 
-def rate_notes(measured: Measurements) -> Iterator[str]:
+def _rate_notes(measured: Measurements) -> Iterator[str]:
     """One sentence per operator, wrong results first."""
     yield from _wrong(measured)
-    by_operator: dict[str, list[KernelRates]] = {}
+    by_operator: dict[str, list[_KernelRates]] = {}
     for record in measured.kernels:
-        by_operator.setdefault(record.operator, []).append(kernel_rates(record, measured.info.ceilings))
+        by_operator.setdefault(record.operator, []).append(_kernel_rates(record, measured.info.ceilings))
     for operator, rates in sorted(by_operator.items()):
         shares = [each for each in rates if each.limit_share is not None]
         if not shares:

@@ -1,6 +1,6 @@
 """What perfmodel says of a published figure: the metric of a run, a step, an operator, a kernel or of memory."""
 
-__all__ = ["Prediction", "kernel_format", "kernel_time", "kernel_work", "predict"]
+__all__ = ["Prediction", "predict"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +48,7 @@ _S = 1e6  # microseconds
 _Value = tuple[float, str]  # in the metric's own unit, and what it is made of
 
 
-def kernel_format(scenario: Scenario, format: str | None) -> LinearFormat:
+def _kernel_format(scenario: Scenario, format: str | None) -> LinearFormat:
     """The number format of a linear layer: a dtype (the scenario's unless given), or a name of `engine.quantization`.
 
     `_static` behind it says that the inputs come quantized, with scales known ahead of time.
@@ -68,11 +68,11 @@ def _in_16_bits(model: ModelSpec) -> ModelSpec:
     return with_quantization(model if model.dtype in ("bf16", "fp16") else with_dtype(model, "bf16"), "none")
 
 
-def kernel_work(scenario: Scenario, shape: KernelShape) -> Work:
+def _kernel_work(scenario: Scenario, shape: KernelShape) -> Work:
     """The work of the kernel. Raises SpecError for an unknown format."""
     size = shape.size
     if shape.operator == "gemm":
-        return gemm("gemm", size("m"), size("n"), size("k"), kernel_format(scenario, shape.format))
+        return gemm("gemm", size("m"), size("n"), size("k"), _kernel_format(scenario, shape.format))
     if shape.operator == "moe":
         return _experts(scenario, shape)
     if shape.operator == "all_reduce":
@@ -117,7 +117,7 @@ def _experts(scenario: Scenario, shape: KernelShape) -> Work:
         shape.size("tokens"),
         ffn,
         routing_of(scenario.routing, scenario.engine)(ffn, shape.size("tokens"), ranks),
-        kernel_format(scenario, shape.format),
+        _kernel_format(scenario, shape.format),
         width=shape.size("hidden"),
         intermediate=shape.size("intermediate"),
         local_experts=num_experts // ranks,
@@ -125,7 +125,7 @@ def _experts(scenario: Scenario, shape: KernelShape) -> Work:
     )
 
 
-def kernel_time(scenario: Scenario, work: Work) -> OperatorTime:
+def _kernel_time(scenario: Scenario, work: Work) -> OperatorTime:
     """How long `work` takes by the device's calibration, timed alone as tables of kernels are."""
     return OperatorTimer(scenario.hardware, load_calibration(scenario.hardware, scenario.engine.profile)).time(work)
 
@@ -222,8 +222,8 @@ def _rows_named(names: Sequence[str], estimate: StepEstimate) -> list[OperatorEs
 
 def _of_kernel(scenario: Scenario, figure: Published) -> _Value:
     assert figure.kernel is not None
-    work = kernel_work(scenario, figure.kernel)
-    time = kernel_time(scenario, work)
+    work = _kernel_work(scenario, figure.kernel)
+    time = _kernel_time(scenario, work)
     seconds = time.duration_s
     values = {
         "time_us": seconds * _S,

@@ -4,7 +4,7 @@ Every scenario with a `technique` block is put beside its baseline; both are cal
 that their workloads do not decide, then simulated and executed. What is compared is the speedup.
 """
 
-__all__ = ["Journal", "report_techniques", "validate_techniques"]
+__all__ = ["Journal", "validate_techniques"]
 
 import hashlib
 import json
@@ -118,7 +118,7 @@ def validate_techniques(
             progress(done, len(files))
     if not verdicts:
         raise SpecError(reasons[0].removeprefix(f"not covered: {files[0].name}: "))
-    return report_techniques(verdicts, reasons)
+    return _report_techniques(verdicts, reasons)
 
 
 def _files(path: Path) -> list[Path]:
@@ -143,7 +143,7 @@ def _judge(file: Path, repeats: int, measure: Measure, journal: Journal) -> Tech
     return TechniqueVerdict(technique, file.name, runs)
 
 
-def report_techniques(verdicts: Sequence[TechniqueVerdict], reasons: Sequence[str] = ()) -> ValidationReport:
+def _report_techniques(verdicts: Sequence[TechniqueVerdict], reasons: Sequence[str] = ()) -> ValidationReport:
     """The report: one row for each technique, the medians over its runs; all quotients are in its JSON."""
     ordered = sorted(verdicts, key=lambda each: each.technique.name)
     # executed = simulated / quotient, so that the row's error is that of the quotient, not one of two medians

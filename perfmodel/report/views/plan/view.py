@@ -1,6 +1,6 @@
 """A plan as a document: what to deploy, who comes next and how sure that is, what it costs, how to start it."""
 
-__all__ = ["format_interval", "plan_json", "plan_pictures", "plan_tables", "plan_view"]
+__all__ = ["plan_json", "plan_view"]
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,7 +26,7 @@ _WIDE = 5  # times the lowest latency: then the highest needs a logarithmic axis
 
 def plan_view(result: PlanResult, command: str = "") -> Document:
     """The answer, pictures, tables, commands, what was searched, notes."""
-    blocks: list[Block] = [Sentences(plan_sentences(result)), *plan_pictures(result), *plan_tables(result)]
+    blocks: list[Block] = [Sentences(plan_sentences(result)), *_plan_pictures(result), *_plan_tables(result)]
     if result.winner is not None:
         blocks.append(Commands("To start it", serve_commands(result, result.winner)))
     searched = [f"{result.num_candidates:,} candidates", f"{result.num_serving:,} serve the rate"]
@@ -48,7 +48,7 @@ def _question(result: PlanResult) -> str:
     )
 
 
-def plan_tables(result: PlanResult) -> list[Table]:
+def _plan_tables(result: PlanResult) -> list[Table]:
     """The tables that have rows."""
     tables = [_service(result), _costs(result), _front(result)]
     return [table for table in tables if table.rows]
@@ -61,10 +61,10 @@ def _service(result: PlanResult) -> Table:
         better = "-" if winner is None or each is winner else f"{result.better_share(winner, each):.0%}"
         return (
             each.label,
-            f"{each.rate:.3g} {format_interval(each.rate_interval, '.3g')}",
+            f"{each.rate:.3g} {_format_interval(each.rate_interval, '.3g')}",
             *(
                 f"{format_optional(each.mean(f'{quantile}_{name}_ms'), form)} "
-                f"{format_interval(each.latency_interval(quantile, name), form)}".strip()
+                f"{_format_interval(each.latency_interval(quantile, name), form)}".strip()
                 for name, form in (("ttft", ".0f"), ("tpot", ".1f"))
             ),
             format_number(100 * each.attained, 1),
@@ -99,7 +99,7 @@ def _costs(result: PlanResult) -> Table:
             each.label,
             str(each.num_devices),
             f"{format_optional(each.usd_per_hour, '.2f')}"
-            + (f" {format_interval((low, high), '.2f')}" if result.spec.objective == "cheapest" else ""),
+            + (f" {_format_interval((low, high), '.2f')}" if result.spec.objective == "cheapest" else ""),
             format_optional(each.mean("usd_per_million_input_tokens_split"), ".3g"),
             format_optional(each.mean("usd_per_million_output_tokens_split"), ".3g"),
             format_optional(each.mean("joules_per_output_token"), ".3g"),
@@ -144,7 +144,7 @@ def _each(result: PlanResult, row: Callable[[Finalist], tuple[str, ...]]) -> tup
     return tuple(row(each) for each in (*result.ranked, *result.missed))
 
 
-def format_interval(interval: Interval | None, form: str) -> str:
+def _format_interval(interval: Interval | None, form: str) -> str:
     """`[2.6..7.4]`"""
     if interval is None:
         return ""
@@ -152,7 +152,7 @@ def format_interval(interval: Interval | None, form: str) -> str:
     return f"[{low}..{high}]"
 
 
-def plan_pictures(result: PlanResult) -> Iterator[Picture]:
+def _plan_pictures(result: PlanResult) -> Iterator[Picture]:
     """Where there is something to draw."""
     if result.ranked or result.missed:
         yield Picture("finalists", partial(_finalists_drawn, result))
@@ -167,7 +167,7 @@ def _finalists_drawn(result: PlanResult) -> str:
         group = "" if each.attained >= result.spec.attainment else "Miss the SLO at the target rate"
         figure, colour = result.figure(each), COLOURS[0 if each is result.winner else 1]
         interval = result.interval(each)
-        bar = Bar(each.label, figure, colour, f"{figure:.3g} {format_interval(interval, '.3g')}", interval)
+        bar = Bar(each.label, figure, colour, f"{figure:.3g} {_format_interval(interval, '.3g')}", interval)
         groups.setdefault(group, []).append(bar)
     heading = f"{result.scenario.name}: finalists, best first [80 % intervals]"
     return bars_svg(groups, heading, OBJECTIVES[result.spec.objective])

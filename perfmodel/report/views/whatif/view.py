@@ -3,7 +3,7 @@
 Its pictures: a tornado (the widest on top), a heat map of a grid, lines of an axis.
 """
 
-__all__ = ["heat_svg", "sweep_view", "tornado_svg", "whatif_json", "whatif_pictures", "whatif_view"]
+__all__ = ["sweep_view", "whatif_json", "whatif_view"]
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -31,7 +31,7 @@ _ROOM = 70  # for what is written at the ends of bars
 def whatif_view(result: WhatIfResult, command: str = "") -> Document:
     """The answer, pictures, tables, notes."""
     answers = result.answers
-    blocks: list[Block] = [Sentences(whatif_sentences(result)), *whatif_pictures(answers)]
+    blocks: list[Block] = [Sentences(whatif_sentences(result)), *_whatif_pictures(answers)]
     blocks += [*_tables(answers), Notes(_notes(answers))]
     return Document(f"What if: {answers.scenario.name}", blocks, headline(answers.scenario), "what if", command)
 
@@ -96,21 +96,21 @@ def _cell(record: Record, metric: Metric) -> str:
     return format_metric(metric, record.values.get(metric.key))
 
 
-def whatif_pictures(answers: WhatIfAnswers) -> Iterator[Picture]:
+def _whatif_pictures(answers: WhatIfAnswers) -> Iterator[Picture]:
     """A tornado for each metric, a heat map for each of a grid, lines beside an alternative's."""
     for name in answers.question.base.metrics:
         metric = study_metric(name)
         rows = [each for each in answers.of_metric(name) if each.axis.xs and each.base and each.swing > 0]
         if len(rows) > 1:
-            yield Picture(f"tornado-{name}", partial(tornado_svg, rows))
+            yield Picture(f"tornado-{name}", partial(_tornado_svg, rows))
         if answers.grid:
-            yield Picture(f"grid-{name}", partial(heat_svg, answers, name))
+            yield Picture(f"grid-{name}", partial(_heat_svg, answers, name))
         for axis in answers.question.axes:
             if len(axis.xs) > 3 or (axis.xs and answers.others):
                 yield Picture(f"{axis.path}-{name}", partial(_lines, answers, axis, metric))
 
 
-def tornado_svg(rows: Sequence[Sensitivity]) -> str:
+def _tornado_svg(rows: Sequence[Sensitivity]) -> str:
     """Bars from the metric at the low value of each axis to that at the high one, about what it is now."""
     metric, base = study_metric(rows[0].metric), rows[0].base or 0.0
     left = 24 + max(text_width(path_label(each.axis.path)) for each in rows)
@@ -153,7 +153,7 @@ def _bars(each: Sensitivity, base: float, x: Scale, top: float, left: float) -> 
         yield f'<text {where} font-size="11">{text}</text>'
 
 
-def heat_svg(answers: WhatIfAnswers, name: str) -> str:
+def _heat_svg(answers: WhatIfAnswers, name: str) -> str:
     """The metric in each cell of the grid, darker where it is larger."""
     metric, (down, across) = study_metric(name), answers.question.axes
     values = {key: record.values.get(name) for key, record in answers.grid.items()}
