@@ -20,7 +20,6 @@ from perfmodel.files.catalog import find_file, list_names
 from perfmodel.files.validation import parse, show_value
 from perfmodel.files.yaml_loader import LoadedYaml, Path, Positions, load_yaml
 from perfmodel.models.cards import load_model
-from perfmodel.models.changes import CHANGES
 from perfmodel.models.kv_formats import with_eviction
 from perfmodel.models.layer_formats import with_layer_formats
 from perfmodel.models.model_changes import ModelChanges
@@ -179,7 +178,7 @@ def _resolve_pools(
         if own and "hardware" not in pool:
             pool["hardware"] = shared
             own = [each for each in changes if _is_inside("hardware", each)] + own
-        own = [replace(each, path=each.path[3:]) if _is_of_pool(each) else each for each in own]
+        own = [each._replace(path=each.path[3:]) if _is_of_pool(each) else each for each in own]
         _resolve_hardware(pool, positions, folder, own, ("cluster", "pools", index))
         if pool.get("model") is not None:
             _resolve_model(pool, positions, folder, ("cluster", "pools", index))
@@ -372,6 +371,10 @@ def _check_start(
 
 def _changed(model: ModelSpec, changes: ModelChanges, positions: Positions) -> ModelSpec:
     """`model` with each change that the scenario names, in the order of their fields."""
+    if changes == ModelChanges():
+        return model
+    from perfmodel.models.changes import CHANGES
+
     original = model
     for field, change in CHANGES.items():
         if getattr(changes, field) is None:
@@ -381,9 +384,8 @@ def _changed(model: ModelSpec, changes: ModelChanges, positions: Positions) -> M
         except SpecError as error:
             place = ("model_changes", field)
             raise SpecError(f"{positions.where(place)}: {'.'.join(place)}: {error}") from None
-    if original.weights_path is None or changes == ModelChanges():
-        return model
-    return replace(model, weights_path=None, changed_from=ChangedFrom(original, changes))
+    has_weights = original.weights_path is not None
+    return replace(model, weights_path=None, changed_from=ChangedFrom(original, changes)) if has_weights else model
 
 
 def _with_defaults(

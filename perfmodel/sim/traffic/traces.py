@@ -11,17 +11,15 @@ __all__ = ["TraceRow", "read_trace"]
 
 import csv
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from perfmodel.errors import WorkloadError
 from perfmodel.files.bounded import bounded_lines, parse_json
 
 
-@dataclass(frozen=True, slots=True)
-class TraceRow:
+class TraceRow(NamedTuple):
     """One recorded request; `arrival_s` counts from the first."""
 
     arrival_s: float

@@ -25,7 +25,6 @@ __all__ = [
     "nccl_between_nodes",
 ]
 
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -107,8 +106,7 @@ class CollectiveSizes(NamedTuple):
         return cls(payload, ranks, per_rank * others + fixed, wire, switched * (kind == "all_reduce"))
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveParts:
+class CollectiveParts(NamedTuple):
     """Seconds in all, and those in which bytes are on the wire."""
 
     duration: Values
