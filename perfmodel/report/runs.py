@@ -75,9 +75,9 @@ def timeline_json(result: RunResult) -> dict[str, Any]:
 
 def write_timeline(path: Path, result: RunResult) -> Path:
     """Write the trace and return its path."""
-    from perfmodel.report.written import write_text
+    from perfmodel.files.whole import write_whole
 
-    return write_text(path, json.dumps(timeline_json(result), separators=(",", ":"), allow_nan=False))
+    return write_whole(path, json.dumps(timeline_json(result), separators=(",", ":"), allow_nan=False))
 
 
 def _shown(shown: int, total: int, what: str) -> str:

@@ -191,6 +191,8 @@ def read_request_log(folder: str | Path, trace_folder: str | Path) -> RequestLog
     Raises SpecError for files that are missing or not as described above.
     """
     folder = Path(folder)
+    if not folder.is_dir():
+        raise SpecError(f"{folder}: found a file, allowed the folder of a run with e2e/meta.json and e2e/requests.csv.")
     try:
         meta = read_json(folder / "e2e" / "meta.json")
         rows = sorted(read_rows(folder / "e2e" / "requests.csv"), key=lambda row: float(row["client_arrival_s"]))

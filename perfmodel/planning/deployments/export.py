@@ -10,6 +10,7 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import find_file
+from perfmodel.files.whole import write_wholes
 from perfmodel.files.yaml_loader import Positions, dump_yaml, load_yaml
 from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.result import PlanResult
@@ -140,10 +141,4 @@ def export_plan(result: PlanResult, folder: Path) -> list[Path]:
         folder / f"{result.scenario.name}-planned.yaml": _scenario_yaml(result, winner),
         **{folder / name: text for name, text in _device_files(result, winner).items()},
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file, text in texts.items():
-            file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"--export {folder}: cannot be written: {error.strerror}.") from None
-    return list(texts)
+    return write_wholes(texts)

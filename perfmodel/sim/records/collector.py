@@ -4,7 +4,7 @@ It keeps columns, not objects, and can stream the rows to files as they come, so
 finished records readable and a long one stays in bounded memory.
 """
 
-__all__ = ["Collector", "GapHistogram"]
+__all__ = ["REQUEST_COLUMNS", "STEP_COLUMNS", "Collector", "GapHistogram"]
 
 from array import array
 from collections import defaultdict
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from perfmodel.sim.fleet.gateway import Fate, LostRequest
 
 _WIDTH = log(1.002)
-_REQUEST_COLUMNS = tuple(f.name for f in fields(RequestColumns) if f.default is MISSING)
+REQUEST_COLUMNS = tuple(f.name for f in fields(RequestColumns) if f.default is MISSING)
 _TOKEN_COLUMNS = tuple(f.name for f in fields(RequestColumns) if f.default is not MISSING)
-_STEP_COLUMNS = tuple(f.name for f in fields(StepColumns))
+STEP_COLUMNS = tuple(f.name for f in fields(StepColumns))
 _FLUSH_EVERY = 1000  # rows
 # Whole numbers and fractions side by side. Not `float`, as compiled code would take the one for the other.
 Row = tuple[object, ...]
@@ -150,9 +150,9 @@ class Collector:
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
         self._has_token_times = has_token_times
-        columns = _REQUEST_COLUMNS + _TOKEN_COLUMNS if has_token_times else _REQUEST_COLUMNS
+        columns = REQUEST_COLUMNS + _TOKEN_COLUMNS if has_token_times else REQUEST_COLUMNS
         self._requests = _Table(columns, True, out / "requests.csv" if out else None)
-        self._steps = _Table(_STEP_COLUMNS, keep_steps, out / "steps.csv" if out else None)
+        self._steps = _Table(STEP_COLUMNS, keep_steps, out / "steps.csv" if out else None)
         self._has_step_sink = keep_steps or out is not None
         self.gaps = GapHistogram()
         self.num_finished = 0
