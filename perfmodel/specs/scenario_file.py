@@ -20,12 +20,12 @@ from perfmodel.files.catalog import find_file, list_names
 from perfmodel.files.validation import parse, show_value
 from perfmodel.files.yaml_loader import LoadedYaml, Path, Positions, load_yaml
 from perfmodel.models.cards import load_model
-from perfmodel.models.formats.by_layer import with_layer_formats
-from perfmodel.models.formats.kv_cache import with_eviction
-from perfmodel.models.formats.quantization import with_dtype, with_quantization
+from perfmodel.models.kv_formats import with_eviction
+from perfmodel.models.layer_formats import with_layer_formats
 from perfmodel.models.model_changes import ModelChanges
+from perfmodel.models.number_formats import with_dtype, with_quantization
 from perfmodel.models.spec import ChangedFrom, ModelSpec
-from perfmodel.specs.engine.defaults import default_of, with_defaults
+from perfmodel.specs.engine.devices import default_of, with_defaults
 from perfmodel.specs.engine.formats import auto_dtype
 from perfmodel.specs.engine.reading import resolve_engine
 from perfmodel.specs.engine.spec import EngineSpec

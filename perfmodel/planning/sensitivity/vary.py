@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.step import StepSpec
+from perfmodel.planning.sweeps.typical_step import StepSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.overrides import hardware_path, list_position
 from perfmodel.specs.scenario import Scenario
