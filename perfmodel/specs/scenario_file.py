@@ -19,7 +19,7 @@ from perfmodel.files.blocks import complete_blocks
 from perfmodel.files.catalog import find_file, list_names
 from perfmodel.files.validation import parse, show_value
 from perfmodel.files.yaml_loader import LoadedYaml, Path, Positions, load_yaml
-from perfmodel.models.cards import load_model
+from perfmodel.models.cards import as_asked, load_model
 from perfmodel.models.changes import CHANGES
 from perfmodel.models.formats.by_layer import with_layer_formats
 from perfmodel.models.formats.kv_cache import with_eviction
@@ -261,7 +261,7 @@ def _resolve_model(data: dict[str, Any], positions: Positions, folder: pathlib.P
     if name is None:
         return
     try:
-        data["model"] = load_model(_beside(name, folder))
+        data["model"] = as_asked(load_model(_beside(name, folder)), name)
     except SpecError as error:
         if _HAS_PLACE.match(str(error)):
             raise

@@ -5,6 +5,7 @@ __all__ = ["format_interval", "plan_tables"]
 from collections.abc import Callable
 from math import isfinite
 
+from perfmodel.planning.deployments.devices import DeviceAnswer
 from perfmodel.planning.deployments.finalist import Finalist, FrontPoint, Interval
 from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.planning.metrics import metric_of
@@ -20,8 +21,25 @@ _FRONT = ("gpus", "usd_per_hour", "tightness", "screened_tightness", "attained")
 
 def plan_tables(result: PlanResult) -> list[Table]:
     """The tables that have rows."""
-    tables = [_service(result), _cost(result), _front(result)]
+    tables = [_devices(result), _service(result), _cost(result), _front(result)]
     return [table for table in tables if table.rows]
+
+
+def _devices(result: PlanResult) -> Table:
+    def row(each: DeviceAnswer) -> tuple[str, ...]:
+        if not each.label:
+            return (each.device, "-", "-", "-", "-", f"none: {each.reason}")
+        price = format_optional(each.usd_per_hour, ".2f")
+        origin = "simulated" if each.is_simulated else "closed form"
+        return (each.device, each.label, str(each.num_devices), price, f"{each.max_rate:.3g}", origin)
+
+    head = (
+        "device",
+        "its best deployment",
+        *(metric_of(key).title for key in ("gpus", "usd_per_hour", "max_rate")),
+        "",
+    )
+    return Table(head, [row(each) for each in result.devices], "Every device asked for", left=2, texts=(5,))
 
 
 def _service(result: PlanResult) -> Table:

@@ -19,8 +19,12 @@ def plan_view(result: PlanResult, command: str = "") -> Document:
         blocks.append(Commands("To start it", serve_commands(result, result.winner)))
     searched = [f"{result.num_candidates:,} candidates", f"{result.num_serving:,} serve the rate"]
     searched += [f"{count:,} {reason}" for reason, count in result.ruled_out.items()]
-    blocks += [Sentences(searched, "What was searched"), Notes(result.notes)]
+    blocks += [Sentences(searched, "What was searched"), Notes([*_left_out(result), *result.notes])]
     return Document(f"Plan: {result.scenario.name}", blocks, _question(result), "plan", command)
+
+
+def _left_out(result: PlanResult) -> list[str]:
+    return [f"Not carried into the plan: {each}." for each in result.left_out]
 
 
 def plan_json(result: PlanResult) -> dict[str, Any]:

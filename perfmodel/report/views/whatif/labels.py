@@ -27,6 +27,8 @@ def path_label(path: str) -> str:
         return f"{path_label('.'.join(parts[3:]))} of pool {parts[2]}"
     if path == "cluster.kv_transfer.bandwidth_bytes_per_s":
         return "KV link bandwidth"
+    if path == "hardware":
+        return "device"
     label = _LABELS.get(parts[-1])
     if label is None or parts[0] not in ("hardware", "overheads", "traffic"):
         return path
