@@ -3,7 +3,6 @@
 __all__ = ["OperatorTime", "OperatorTimer"]
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from perfmodel.cost.calibrations.calibration import Calibration, datasheet
@@ -81,4 +80,4 @@ def _with_overheads(time: OperatorTime, factor: float) -> OperatorTime:
     """`time` with so many times its overhead."""
     overhead = factor * time.overhead_s
     bound = bound_of(time.compute_s, time.memory_s, time.communication_s, overhead)
-    return replace(time, duration_s=time.duration_s + overhead - time.overhead_s, overhead_s=overhead, bound=bound)
+    return time._replace(duration_s=time.duration_s + overhead - time.overhead_s, overhead_s=overhead, bound=bound)

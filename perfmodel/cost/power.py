@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from perfmodel.cost.forms.device import OperatorTime, bound_of
@@ -167,8 +167,7 @@ class Load:
         time, slower = self.time, max(_VOLTAGE_FLOOR / clock, 1.0)
         compute, overhead = time.compute_s / clock, time.overhead_s / clock
         communication = time.communication_s if self.is_remote else time.communication_s / clock
-        return replace(
-            time,
+        return time._replace(
             duration_s=self.duration(clock),
             compute_s=compute,
             memory_s=time.memory_s * slower,

@@ -1,16 +1,18 @@
 """The base of every specification read from a file, how a field names another file, and the default of a field."""
 
-__all__ = ["Resolved", "Spec", "default_at", "model_in"]
+__all__ = ["FileName", "Resolved", "Spec", "as_file_name", "default_at", "model_in"]
 
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticUndefined, core_schema
 
 from perfmodel.files.blocks import Block, block_class
+
+_LONGEST_NAME = 60
 
 
 class Spec(BaseModel):
@@ -20,6 +22,21 @@ class Spec(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=False, allow_inf_nan=False, defer_build=True
     )
+
+
+def as_file_name(name: str) -> str:
+    """`name`. Raises ValueError for what is a path, or no file's name on some machine."""
+    is_path = "/" in name or "\\" in name or name.startswith(".")
+    if is_path or not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
+        raise ValueError(
+            f"found {name[:_LONGEST_NAME]!r}, allowed a name that a file can have (reports are called after it): up to "
+            f"{_LONGEST_NAME} characters without / and \\, the first no dot"
+        )
+    return name
+
+
+# What files are called after: never a path.
+FileName = Annotated[str, AfterValidator(as_file_name)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,13 @@
-"""Numbers with units: `"2039 GB/s"`, `"80 GiB"`, `"1.5 ms"`, or plain numbers in the unit that the key names."""
+"""Numbers with units: `"2039 GB/s"`, `"80 GiB"`, `"1.5 ms"`, or plain numbers in the unit that the key names.
+
+Each dimension has the largest and the smallest amount that it takes, far beyond what is built or waited for: so times
+that are sums of quotients of them stay finite.
+"""
 
 __all__ = ["Bytes", "BytesPerSecond", "FlopsPerSecond", "Hertz", "Milliseconds", "Seconds", "parse_quantity"]
 
 import re
+from math import inf
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, WithJsonSchema
@@ -33,6 +38,17 @@ _USUAL = {
 }
 
 
+# Smallest (of what is above 0) and largest amount.
+_RANGES = {
+    "bytes": (1e-3, 1e18),  # an exabyte
+    "bytes/s": (1e-3, 1e18),
+    "FLOP/s": (1e-3, 1e21),
+    "Hz": (1e-3, 1e15),
+    "s": (1e-12, 1e10),  # the clock's tick to three centuries
+    "ms": (1e-9, 1e13),
+}
+
+
 def parse_quantity(value: Any, dimension: str) -> Any:
     """`value` in the base unit of `dimension`; numbers and non-strings pass through unchanged.
 
@@ -51,8 +67,19 @@ def parse_quantity(value: Any, dimension: str) -> Any:
     return float(match[1]) * (units[match[2]] if match[2] else 1.0)
 
 
+def _within_range(written: Any, dimension: str) -> Any:
+    """As `parse_quantity`. Raises ValueError for amounts that nothing of this dimension has, too."""
+    amount = parse_quantity(written, dimension)
+    if isinstance(amount, int | float) and -inf < amount < inf:  # others have their own sentence
+        smallest, largest = _RANGES[dimension]
+        if abs(amount) > largest or 0 < abs(amount) < smallest:
+            shown = repr(written) if isinstance(written, str) else str(written)
+            raise ValueError(f"found {shown[:60]}, allowed {smallest:g} to {largest:g} {dimension}, or 0")
+    return amount
+
+
 def _quantity(dimension: str) -> BeforeValidator:
-    return BeforeValidator(lambda value: parse_quantity(value, dimension))
+    return BeforeValidator(lambda value: _within_range(value, dimension))
 
 
 _SCHEMA = WithJsonSchema({"type": ["number", "string"]})

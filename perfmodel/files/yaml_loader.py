@@ -3,6 +3,8 @@
 PyYAML implements YAML 1.1, where `4.8e12` and `1e9` are strings and `no` is false. Here PyYAML (its C parser
 where it is there) only builds the tree of nodes; scalars are resolved by the core schema of YAML 1.2, duplicate
 keys are refused, keys are text, and lines are looked up in the tree when an error needs one.
+
+Size, depth and values are limited: aliases of aliases of aliases are a billion values in nine lines.
 """
 
 __all__ = ["LoadedYaml", "Path", "Positions", "dump_yaml", "load_yaml", "parse_value"]
@@ -16,8 +18,17 @@ from typing import Any
 import yaml
 
 from perfmodel.errors import SpecError
+from perfmodel.files.bounded import read_bounded_text
 
 Path = tuple[str | int, ...]  # ("memory", 0, "capacity_bytes")
+
+# Of one file. A megabyte takes two to four seconds; the largest of ours has 26 kB, and lists of lengths have their own
+# files.
+_MOST_BYTES = 2_000_000
+_MOST_VALUES = 300_000  # an alias counts as often as what it stands for is there
+_MOST_DEEP = 50
+_SURELY_DEEP = 1000  # from here on the parser, written in C, is not even asked: it recurses, and then there is no stack
+_LONGEST_NUMBER = 400  # digits: more than a double has before its point
 
 _TAGS: dict[type[yaml.Node], str] = {
     yaml.ScalarNode: "tag:yaml.org,2002:str",
@@ -39,6 +50,8 @@ class _Loader(_Parser):  # type: ignore[misc]  # whichever of the two is there
     def ascend_resolver(self) -> None: ...
 
 
+_BRACKETS = re.compile(r"[][{}]")
+_BEFORE_WORDS = re.compile(r"^[-?: \t]+", re.MULTILINE)
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _WORDS: dict[str, Any] = {
@@ -133,7 +146,7 @@ def load_yaml(path: str | pathlib.Path) -> LoadedYaml:
     if not isinstance(root, yaml.MappingNode):
         found = "a list" if isinstance(root, yaml.SequenceNode) else f"{root.value!r}"
         raise SpecError(f"{name}:{root.start_mark.line + 1}: found {found}, a mapping of `key: value` lines is needed.")
-    return LoadedYaml(_construct(root, name, ()), Positions(name, root))
+    return LoadedYaml(_Values(name).of(root), Positions(name, root))
 
 
 def dump_yaml(data: dict[str, Any]) -> str:
@@ -145,12 +158,12 @@ def dump_yaml(data: dict[str, Any]) -> str:
 def parse_value(text: str, origin: str) -> Any:
     """One value as YAML 1.2 reads it (`64`, `1e9`, `[1, 2]`, `{rate: 4}`); `origin` names it in errors."""
     root = _compose(text, origin)
-    return None if root is None else _construct(root, origin, ())
+    return None if root is None else _Values(origin).of(root)
 
 
 def _read(path: pathlib.Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_bounded_text(path, _MOST_BYTES)
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file.") from None
     except IsADirectoryError:
@@ -162,17 +175,34 @@ def _read(path: pathlib.Path) -> str:
 
 
 def _compose(text: str, name: str) -> yaml.Node | None:
-    loader = _Loader(text)
+    if _is_surely_too_deep(text):
+        raise SpecError(f"{name}: nested more than {_MOST_DEEP} levels deep.")
+    loader = None
     try:
+        loader = _Loader(text)
         node: yaml.Node | None = loader.get_single_node()
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeEncodeError) as error:
         raise SpecError(_syntax_error(error, text, name)) from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     return node
 
 
-def _syntax_error(error: yaml.YAMLError, text: str, name: str) -> str:
+def _is_surely_too_deep(text: str) -> bool:
+    """Whether brackets, or the columns before a line's first word, nest deeper than any parser's stack has room for."""
+    if any(len(found) > _SURELY_DEEP for found in _BEFORE_WORDS.findall(text)):
+        return True
+    depth = 0
+    if text.count("[") + text.count("{") > _SURELY_DEEP:
+        for bracket in _BRACKETS.findall(text):
+            depth += 1 if bracket in "[{" else -1
+            if depth > _SURELY_DEEP:
+                return True
+    return False
+
+
+def _syntax_error(error: yaml.YAMLError | UnicodeEncodeError, text: str, name: str) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
     if mark is None:
@@ -190,44 +220,59 @@ def _syntax_error(error: yaml.YAMLError, text: str, name: str) -> str:
     return f"{name}:{mark.line + 1}: not valid YAML at {shown!r}: {problem}."
 
 
-def _construct(node: yaml.Node, name: str, parents: tuple[int, ...]) -> Any:
-    """Python values of a node; `parents` are the ids of the nodes around it, to refuse an anchor inside itself."""
-    if not node.tag.startswith("tag:yaml.org,2002:") and node.tag != "!":
-        raise SpecError(f"{name}:{node.start_mark.line + 1}: found the tag {node.tag}; tags have no meaning here.")
-    if isinstance(node, yaml.ScalarNode):
-        return _scalar(node)
-    if id(node) in parents:
-        raise SpecError(f"{name}:{node.start_mark.line + 1}: an anchor (&) contains itself.")
-    if len(parents) > 50:
-        raise SpecError(f"{name}:{node.start_mark.line + 1}: nested more than 50 levels deep.")
-    inside = (*parents, id(node))
-    if isinstance(node, yaml.SequenceNode):
-        return [_construct(item, name, inside) for item in node.value]
-    result: dict[str, Any] = {}
-    lines: dict[str, int] = {}
-    for key_node, value_node in node.value:
-        line = key_node.start_mark.line + 1
-        if not isinstance(key_node, yaml.ScalarNode):
-            raise SpecError(f"{name}:{line}: found a list or mapping as a key; keys are strings.")
-        key = str(key_node.value)
-        if key in lines:
-            raise SpecError(f"{name}:{line}: key {key!r} is given twice, first on line {lines[key]}; keep one.")
-        lines[key] = line
-        result[key] = _construct(value_node, name, inside)
-    return result
+class _Values:
+    """Python values of a document's nodes; `name` is its file in errors."""
 
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._count = 0
 
-def _scalar(node: yaml.ScalarNode) -> Any:
-    text: str = node.value
-    if node.style or node.tag == "!":  # quoted, or a block of text
-        return text
-    if text in _WORDS:
-        return _WORDS[text]
-    if _INT.fullmatch(text):
-        return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
-    if _FLOAT.fullmatch(text):
-        return float(text)
-    return text
+    def of(self, node: yaml.Node, parents: tuple[int, ...] = ()) -> Any:
+        """The value of `node`; `parents` are the ids of the nodes around it, to refuse an anchor inside itself."""
+        self._count += 1
+        if self._count > _MOST_VALUES:
+            too_many = (
+                f"more than {_MOST_VALUES:,} values, aliases (*) included; write long lists into files of their own."
+            )
+            raise self._refused(node, too_many)
+        if not node.tag.startswith("tag:yaml.org,2002:") and node.tag != "!":
+            raise self._refused(node, f"found the tag {node.tag}; tags have no meaning here.")
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node)
+        if id(node) in parents:
+            raise self._refused(node, "an anchor (&) contains itself.")
+        if len(parents) > _MOST_DEEP:
+            raise self._refused(node, f"nested more than {_MOST_DEEP} levels deep.")
+        inside = (*parents, id(node))
+        if isinstance(node, yaml.SequenceNode):
+            return [self.of(item, inside) for item in node.value]
+        result: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise self._refused(key_node, "found a list or mapping as a key; keys are strings.")
+            key = str(key_node.value)
+            if key in lines:
+                raise self._refused(key_node, f"key {key!r} is given twice, first on line {lines[key]}; keep one.")
+            lines[key] = key_node.start_mark.line + 1
+            result[key] = self.of(value_node, inside)
+        return result
+
+    def _scalar(self, node: yaml.ScalarNode) -> Any:
+        text: str = node.value
+        if node.style or node.tag == "!":  # quoted, or a block of text
+            return text
+        if text in _WORDS:
+            return _WORDS[text]
+        is_whole = _INT.fullmatch(text)
+        if (is_whole or _FLOAT.fullmatch(text)) and len(text) > _LONGEST_NUMBER:
+            raise self._refused(node, f"found a number of {len(text):,} digits, allowed {_LONGEST_NUMBER}.")
+        if is_whole:
+            return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+        return float(text) if _FLOAT.fullmatch(text) else text
+
+    def _refused(self, node: yaml.Node, what: str) -> SpecError:
+        return SpecError(f"{self._name}:{node.start_mark.line + 1}: {what}")
 
 
 def _child(node: yaml.Node, key: str | int) -> tuple[int, yaml.Node] | None:

@@ -25,7 +25,6 @@ __all__ = [
     "layer_parameters",
     "list_models",
     "load_config",
-    "load_header",
     "load_model",
     "matmul_rate",
     "model_from_config",
@@ -58,4 +57,3 @@ from perfmodel.models.formats.quantization import (
 from perfmodel.models.hf.config import load_config, model_from_config
 from perfmodel.models.params import ParameterCount, count_parameters, layer_parameters, weight_bytes
 from perfmodel.models.spec import COMPONENTS, ModelSpec
-from perfmodel.models.weights.headers import load_header

@@ -11,9 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat
-
 from perfmodel.errors import SpecError
+from perfmodel.files.amounts import NonNegativeFloat, PositiveFloat
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file, list_names, normal_name
 from perfmodel.files.validation import parse

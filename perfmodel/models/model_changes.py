@@ -19,8 +19,9 @@ __all__ = [
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
+from perfmodel.files.amounts import NonNegativeInt, PositiveInt
 from perfmodel.files.base import Spec
 
 Share = Annotated[float, Field(gt=0, le=1)]

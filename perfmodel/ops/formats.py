@@ -3,8 +3,9 @@
 __all__ = ["MMA_SYNC_RATE", "SPARSE_RATE", "LinearFormat", "linear_format", "on_device", "served_model"]
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from perfmodel.errors import SpecError
 from perfmodel.models.architecture import LatentAttention, QuantizationSpec
@@ -31,8 +32,7 @@ SPARSE_RATE = "@2:4"  # behind the name of a rate: at `sparsity_speedup` times t
 _KV_GROUP = 32  # elements of a scale below 8 bits unless the scenario says more (KIVI's group)
 
 
-@dataclass(frozen=True, slots=True)
-class LinearFormat:
+class LinearFormat(NamedTuple):
     """How one linear layer is stored and multiplied.
 
     rate:            the peak rate that multiplies
@@ -125,7 +125,7 @@ def linear_format(model: ModelSpec, component: str, own: QuantizationSpec | None
     if sparsity is None or component not in SPARSE_COMPONENTS:
         return form
     rate = form.rate + SPARSE_RATE if sparsity.is_2_4 else form.rate
-    return replace(form, rate=rate, weight_bytes=sparse_bytes(model, component, form.weight_bytes))
+    return form._replace(rate=rate, weight_bytes=sparse_bytes(model, component, form.weight_bytes))
 
 
 def _dense_format(model: ModelSpec, component: str, quantization: QuantizationSpec) -> LinearFormat:

@@ -8,10 +8,9 @@ x TP", arange(world).reshape(dp, pp, tp); expert-parallel groups are dp x tp ran
 
 __all__ = ["Exchange", "Message", "RankGroup", "Route", "Spread", "distinct_nodes", "distinct_ranks", "spread_over"]
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +18,7 @@ from numpy.typing import NDArray
 from perfmodel.models.architecture import MoEFFN
 
 
-@dataclass(frozen=True, slots=True)
-class RankGroup:
+class RankGroup(NamedTuple):
     """The groups along one axis of tp x pp x dp ranks.
 
     tensor:   tp ranks each; data: dp ranks of equal place; expert: tp * dp ranks of a stage
@@ -58,8 +56,7 @@ class RankGroup:
         return np.concatenate(pairs) if pairs else np.zeros((1, 1), dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(NamedTuple):
     """A group over nodes: the group that most of its messages leave the node for.
 
     most, least: of its ranks on one node
@@ -89,8 +86,7 @@ def spread_over(group: RankGroup, devices_per_node: int) -> Spread:
 Route = Literal["node", "rank", "expert"]
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
+class Exchange(NamedTuple):
     """What the bytes of a dispatch or a combine are made of.
 
     copy_bytes: of all tokens of a rank, once
@@ -103,8 +99,7 @@ class Exchange:
     route: Route | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A collective or point-to-point transfer: `bytes_` is the payload on each participating rank.
 
     group:    who they are among the ranks of the replica; neighbours from its first on unless given

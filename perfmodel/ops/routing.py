@@ -41,10 +41,10 @@ __all__ = [
 ]
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, sqrt
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,8 +62,7 @@ _QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / 64) for i in range(64)])
 _MOST_POPULAR = 200.0  # how much more often than the least the most popular expert may be drawn [assumed]
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Slot s of rank r holds a copy of expert `expert[r, s]` (-1: none), the `copy[r, s]`-th of `copies[expert]`."""
 
     expert: NDArray[np.int64]
@@ -105,8 +104,7 @@ def place_experts(popularity: Values, num_ranks: int, num_redundant: int = 0) ->
     return Placement(expert, copy, copies)
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertLoad:
+class ExpertLoad(NamedTuple):
     """What one rank is sent.
 
     distinct: experts that get a token; assignments: (token, expert) pairs to them

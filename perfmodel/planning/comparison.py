@@ -6,7 +6,6 @@ any (a finalist's label, a pool's role), else by their places.
 
 __all__ = ["Change", "MetricChange", "ResultComparison", "compare_results", "read_result"]
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import SpecError
+from perfmodel.files.bounded import read_json
 from perfmodel.planning.metrics import Metric, metric_of
 from perfmodel.printable import Printable
 
@@ -120,7 +120,7 @@ class ResultComparison(Printable):
 def read_result(path: Path) -> dict[str, Any]:
     """A result that a command wrote with `--json`. Raises SpecError for a file that is none, or cannot be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}.") from None
     except ValueError as error:

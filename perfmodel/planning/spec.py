@@ -3,16 +3,20 @@
 __all__ = ["JOB_OBJECTIVES", "OBJECTIVES", "Objective", "PlanSpace", "PlanSpec", "PoolSpace", "ratio_of"]
 
 import re
+from math import prod
 from typing import Any, Literal, get_args
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from perfmodel.files.amounts import PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.files.units import Seconds
 
 Objective = Literal["cheapest", "goodput_per_gpu", "fewest_gpus", "lowest_latency", "cheapest_job", "shortest_job"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
 JOB_OBJECTIVES = ("cheapest_job", "shortest_job")
+_MOST_CANDIDATES = 100_000  # at 1,600 a second
+_MOST_RUNS = 1000  # of a second or so, at each rate that the search tries
 _RATIO = re.compile(r"([1-9]\d*):([1-9]\d*)")
 _UNIFIED = "none"
 
@@ -127,6 +131,24 @@ class PlanSpec(Spec):
     def is_offline(self) -> bool:
         """Whether it is for a job that is there at once, and not for a rate."""
         return self.objective in JOB_OBJECTIVES
+
+    @model_validator(mode="after")
+    def _ends_today(self) -> "PlanSpec":
+        lists = [values for _, values in self.space if isinstance(values, tuple)]
+        found = prod(max(len(values), 1) for values in lists)
+        if found > _MOST_CANDIDATES:
+            raise ValueError(
+                f"found a space of {found:,} candidates, allowed {_MOST_CANDIDATES:,}, which take a minute to screen; "
+                f"leave values out, coarse steps first"
+            )
+        runs = self.finalists * self.seeds
+        if runs > _MOST_RUNS:
+            raise ValueError(
+                f"found {self.finalists:,} finalists with {self.seeds:,} seeds, allowed {_MOST_RUNS:,} in all, as each "
+                f"is simulated at several rates; the best is nearly always among the first 6 (finalists), and 3 seeds "
+                f"tell candidates apart"
+            )
+        return self
 
     @model_validator(mode="after")
     def _deadlines_are_of_jobs(self) -> "PlanSpec":

@@ -4,8 +4,9 @@ __all__ = ["AutoscalingSpec", "FailureEvent", "FailuresSpec", "Slowdown"]
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
+from perfmodel.files.amounts import NonNegativeInt, PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.files.units import BytesPerSecond, Seconds
 

@@ -4,8 +4,9 @@ __all__ = ["ClusterSpec", "GatewaySpec", "KvTransferSpec", "RateLimit", "Retries
 
 from typing import Annotated, Any
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from perfmodel.files.amounts import NonNegativeInt, PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.files.units import BytesPerSecond, Seconds
 from perfmodel.specs.autoscaling import AutoscalingSpec, FailuresSpec

@@ -5,9 +5,10 @@ __all__ = ["Declared", "HardwareSpec", "Link", "MemoryLevel", "Price"]
 import datetime
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from perfmodel.files.base import Spec
+from perfmodel.files.amounts import NonNegativeFloat, PositiveFloat, PositiveInt
+from perfmodel.files.base import FileName, Spec
 from perfmodel.files.catalog import normal_name
 from perfmodel.files.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz
 from perfmodel.specs.networks import Link, NetworkSpec
@@ -65,7 +66,7 @@ class HardwareSpec(Spec):
     network:     what joins its nodes, and how many devices a node has; a scenario's `cluster.network`, if that is given
     """
 
-    name: str
+    name: FileName
     kind: Literal["gpu", "cpu", "tpu", "npu", "fpga"]
     aliases: tuple[str, ...] = ()
     declared: Declared

@@ -16,9 +16,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, Protocol
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from perfmodel.errors import SpecError
+from perfmodel.files.amounts import PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file, list_names
 from perfmodel.files.units import BytesPerSecond, Seconds

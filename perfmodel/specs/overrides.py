@@ -21,8 +21,7 @@ __all__ = [
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.files.validation import show_value
@@ -50,8 +49,7 @@ _DECLARED_FIELDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
+class Override(NamedTuple):
     """One `--set`: the text, its path, and a value or a factor."""
 
     text: str

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import Field, model_validator
 
+from perfmodel.files.amounts import NonNegativeInt
 from perfmodel.files.base import Resolved, Spec
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.autoscaling import AutoscalingSpec

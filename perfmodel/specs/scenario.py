@@ -5,8 +5,9 @@ __all__ = ["Overheads", "PriceOverride", "Scenario"]
 from math import ceil
 from typing import Annotated
 
-from pydantic import NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, model_validator
 
+from perfmodel.files.amounts import NonNegativeFloat, PositiveFloat
 from perfmodel.files.base import Resolved, Spec
 from perfmodel.files.blocks import Block
 from perfmodel.models.model_changes import ModelChanges
@@ -32,6 +33,9 @@ class Overheads(Spec):
     kernels: NonNegativeFloat = 1.0
     host: NonNegativeFloat = 1.0
 
+
+# A millisecond and 35 kB to make one, before it has done anything, and seventeen times that with intervals.
+_MOST_ENGINES = 10_000
 
 # Of engines that exchange KV.
 _SHARED = (
@@ -78,7 +82,7 @@ class Scenario(Spec):
     cluster: ClusterSpec = ClusterSpec()
     price: PriceOverride | None = None
     overheads: Overheads = Overheads()
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     # What `perfmodel plan` looks for; a figure that `validate published` compares with; what `validate techniques`
     # takes out of the scenario to see what it gains
     plan: Annotated[Spec, Block("plan")] | None = None
@@ -137,6 +141,16 @@ class Scenario(Spec):
     def _has_units_for_its_formats(self) -> "Scenario":
         for pool in self.pools:
             refuse_missing_units(pool.engine, pool.hardware or self.hardware)
+        return self
+
+    @model_validator(mode="after")
+    def _engines_can_be_simulated(self) -> "Scenario":
+        found = sum(pool.most_replicas * pool.engine.data_parallel_size for pool in self.pools)
+        if found > _MOST_ENGINES:
+            raise ValueError(
+                f"found {found:,} engines (replicas x data_parallel_size), allowed {_MOST_ENGINES:,}, as each has its "
+                f"own queue and KV blocks: simulate a slice, a tenth of the replicas under a tenth of the traffic"
+            )
         return self
 
     @property

@@ -5,8 +5,9 @@ __all__ = ["SLO", "WORDS_PER_TOKEN"]
 from math import inf
 from typing import Any
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, model_validator
 
+from perfmodel.files.amounts import PositiveFloat
 from perfmodel.files.base import Spec
 from perfmodel.files.units import Milliseconds
 

@@ -15,12 +15,17 @@ __all__ = [
 from collections import Counter
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
+from perfmodel.files.amounts import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.files.units import Seconds
 from perfmodel.models.spec import SamplingMethod
 from perfmodel.specs.slo import SLO
+
+# Ten numbers are kept of each: 8 GB. At 10,000 a second, three hours.
+_MOST_REQUESTS = 100_000_000
+_MOST_PROMPTS = 1_000_000  # distinct ones that repeat: all are drawn before the first request is sent
 
 
 class Stage(Spec):
@@ -108,6 +113,16 @@ class Prefix(Spec):
     shared_tokens: PositiveInt
     num_prompts_per_group: PositiveInt | None = None
 
+    @model_validator(mode="after")
+    def _prompts_can_be_drawn(self) -> "Prefix":
+        found = self.num_groups * (self.num_prompts_per_group or 1)
+        if self.num_prompts_per_group is not None and found > _MOST_PROMPTS:
+            raise ValueError(
+                f"found {found:,} distinct prompts (num_groups x num_prompts_per_group), allowed {_MOST_PROMPTS:,}; "
+                f"lower one of them, or leave num_prompts_per_group out if prompts do not repeat"
+            )
+        return self
+
 
 class Trace(Spec):
     """A file of recorded requests; `speedup` divides the gaps."""
@@ -169,9 +184,28 @@ class Traffic(Spec):
                 raise ValueError("arrivals.process is 'trace' but there is no `trace: {path, format}`")
             if self.num_requests is None and self.duration_s is None and not self.arrivals.stages:
                 raise ValueError("needs `num_requests`, `duration_s` or `arrivals.stages`, or it would never end")
+            if self.num_requests is None and self.arrivals.process == "closed_loop":
+                raise ValueError("a closed loop needs `num_requests`: as long as it has some, the next one is sent")
             if self.num_requests is None and self.is_offline:
                 raise ValueError("a burst needs `num_requests`: however long it is, all come at its beginning")
+        if self.expected_requests is not None and self.expected_requests > _MOST_REQUESTS:
+            raise ValueError(
+                f"found {self.expected_requests:,.0f} requests, allowed {_MOST_REQUESTS:,}, the records of which take "
+                f"8 GB; lower num_requests, duration_s or the rate: a million give the same latencies within 1 %"
+            )
         return self
+
+    @property
+    def expected_requests(self) -> float | None:
+        """Requests that there will be, on average over seeds; None where a trace says so."""
+        stages, rate = self.arrivals.stages, self.arrivals.rate
+        arriving: float | None = None
+        if self.arrivals.process in ("constant", "poisson", "poisson_fixed_count", "gamma"):
+            arriving = sum(stage.rate * stage.duration_s for stage in stages) if stages else None
+            if not stages and self.duration_s is not None and rate is not None:
+                arriving = rate * self.duration_s
+        found = [float(count) for count in (self.num_requests, arriving) if count is not None]
+        return min(found, default=None)
 
     @property
     def is_offline(self) -> bool:

@@ -53,6 +53,8 @@ NOT_FOR_A_PLAIN_SIMULATION = (
     "perfmodel.api",
     "perfmodel.calibrate",
     "perfmodel.cli.plan",
+    "perfmodel.models.changes",
+    "perfmodel.models.weights.headers",
     "perfmodel.planning",
     "perfmodel.report",
     "perfmodel.sim.fleet.autoscaler",

@@ -108,7 +108,8 @@ def fit(group: Group, device: DeviceFacts) -> TiledGemmFit:
     start, free, starts = _start(group)
 
     def seconds(candidate: TiledGemmFit, rows: Rows) -> Floats:
-        return gemm_seconds(take(sizes, rows), candidate, device, is_eager=True).duration
+        duration: Floats = gemm_seconds(take(sizes, rows), candidate, device, is_eager=True).duration
+        return duration
 
     found = fit_form(seconds, start, measured, free=free, starts=starts, most_rows=_MOST_ROWS)
     return found.model_copy(update={"residuals": residuals_of(seconds(found, np.arange(len(measured))), measured)})
@@ -116,7 +117,8 @@ def fit(group: Group, device: DeviceFacts) -> TiledGemmFit:
 
 def predict(group: Group, fit: TiledGemmFit, device: DeviceFacts) -> Floats:
     """Seconds of each row, timed as the table was."""
-    return gemm_seconds(group.sizes, fit, device, is_eager=True).duration
+    duration: Floats = gemm_seconds(group.sizes, fit, device, is_eager=True).duration
+    return duration
 
 
 def _kernel(source: str, engine: str, format: str) -> _Kernel:

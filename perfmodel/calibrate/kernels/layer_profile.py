@@ -6,7 +6,6 @@ sampler). GEMM layers become rows of a GEMM table; the small kernels fit the roo
 
 __all__ = ["LayerProfile", "fit_small_kernels", "read_layer_profile"]
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from perfmodel.cost.calibrations.calibration import FamilyFit
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.roofline import roofline_time
 from perfmodel.errors import SpecError
+from perfmodel.files.bounded import read_rows
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.ops import BatchShape, StepGraph, Work, build_graph
 from perfmodel.ops.extents import GemmExtent
@@ -110,10 +110,9 @@ def _runs(folder: Path, graph: StepGraph) -> Iterator[tuple[str, Work, float]]:
 
 def _rows(path: Path) -> list[dict[str, str]]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+        return read_rows(path)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _table(system: str, version: str, rows: list[tuple[float, float, float, float]]) -> KernelTable:

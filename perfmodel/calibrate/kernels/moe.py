@@ -194,7 +194,8 @@ def fit(group: Group, device: DeviceFacts) -> GroupedExpertsFit:
     launch = max(4e-6, 0.7 * float(np.quantile(measured, 0.01)))
 
     def seconds(candidate: GroupedExpertsFit, rows: Rows) -> Floats:
-        return expert_seconds(take(sizes, rows), candidate, device).duration
+        duration: Floats = expert_seconds(take(sizes, rows), candidate, device).duration
+        return duration
 
     starts = tuple({"launch_s": launch, **each} for each in _STARTS)
     found = fit_form(seconds, start, measured, free=free, starts=starts, most_rows=_MOST_ROWS)
@@ -219,7 +220,8 @@ def fit_start(key: str, engine: str) -> GroupedExpertsFit:
 
 def predict(group: Group, fit: GroupedExpertsFit, device: DeviceFacts) -> Floats:
     """Seconds of each row."""
-    return expert_seconds(group.sizes, fit, device).duration
+    duration: Floats = expert_seconds(group.sizes, fit, device).duration
+    return duration
 
 
 def _kernel(source: str, engine: str, format: str) -> _Kernel:

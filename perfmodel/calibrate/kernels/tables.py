@@ -19,7 +19,6 @@ __all__ = [
     "read_table",
 ]
 
-import csv
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.forms.columns import take
 from perfmodel.errors import MissingExtraError, SpecError
+from perfmodel.files.bounded import read_rows
 
 Column = NDArray[Any]
 
@@ -113,10 +113,9 @@ def _parquet(path: Path) -> dict[str, Column]:
 
 def _csv(path: Path) -> dict[str, Column]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+        rows = read_rows(path)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     names = rows[0].keys() if rows else ()
     return {name: _numbers_if_all(np.array([row[name] for row in rows])) for name in names}
 

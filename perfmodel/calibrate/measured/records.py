@@ -22,16 +22,17 @@ __all__ = [
     "shape_of",
 ]
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, PositiveFloat, ValidationError
+from pydantic import Field, ValidationError
 
 from perfmodel.errors import SpecError
+from perfmodel.files.amounts import PositiveFloat
 from perfmodel.files.base import Spec
+from perfmodel.files.bounded import read_json
 from perfmodel.ops.work import BatchShape
 
 FILES = ("suite.json", "kernels.json", "steps.json", "serving.json")
@@ -191,7 +192,7 @@ def _records(path: Path, kind: Any) -> tuple[Any, ...]:
 
 def _parsed(path: Path, build: Any) -> Any:
     try:
-        return build(json.loads(path.read_text(encoding="utf-8")))
+        return build(read_json(path))
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
     except ValidationError as error:

@@ -14,13 +14,13 @@ simulated. Static batches are those of its C++ session: no server in front.
 
 __all__ = ["OfflineRun", "read_offline_runs"]
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.calibrate.origins import recorded_engine
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.files.bounded import read_rows
 from perfmodel.models.formats.quantization import with_quantization
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs import Arrivals, EngineSpec, HardwareSpec, Lengths, Scenario, Traffic, load_hardware, load_model
@@ -92,8 +92,8 @@ def read_offline_runs(path: str | Path) -> tuple[list[OfflineRun], list[tuple[st
 
 def _entries(file: Path) -> Sequence[Entry]:
     try:
-        entries = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
+        entries = read_rows(file)
+    except (OSError, ValueError) as error:
         raise SpecError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     found = set(entries[0]) if entries else set()
     if not (found >= _IN_FLIGHT or found >= _STATIC):

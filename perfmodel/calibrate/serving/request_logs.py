@@ -5,7 +5,6 @@ The engine ran inside the load generator's process, so there is no server in fro
 
 __all__ = ["RequestLog", "read_request_log"]
 
-import csv
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.origins import recorded_engine
 from perfmodel.errors import SpecError
+from perfmodel.files.bounded import read_json, read_rows
 from perfmodel.specs import Scenario, Traffic, load_hardware, load_model
 from perfmodel.specs.traffic import Arrivals, Sampling, Trace
 
@@ -46,9 +46,8 @@ def read_request_log(folder: str | Path, trace_folder: str | Path) -> RequestLog
     """
     folder = Path(folder)
     try:
-        meta = json.loads((folder / "e2e" / "meta.json").read_text(encoding="utf-8"))
-        with (folder / "e2e" / "requests.csv").open(encoding="utf-8", newline="") as file:
-            rows = sorted(csv.DictReader(file), key=lambda row: float(row["client_arrival_s"]))
+        meta = read_json(folder / "e2e" / "meta.json")
+        rows = sorted(read_rows(folder / "e2e" / "requests.csv"), key=lambda row: float(row["client_arrival_s"]))
         arrival, first, last = (
             np.array([float(row[name]) for row in rows])
             for name in ("client_arrival_s", "first_token_s", "last_token_s")

@@ -8,7 +8,6 @@ server tokenises them again, and varies a little from text to text.
 
 __all__ = ["METRICS", "ServingRun", "StageLatencies", "read_serving_runs", "stage_latencies"]
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 
 from perfmodel.calibrate.origins import recorded_engine
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.files.bounded import read_json
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.specs import (
     Arrivals,
@@ -61,7 +61,7 @@ def read_serving_runs(path: str | Path) -> tuple[list[ServingRun], list[tuple[st
     """
     path = Path(path)
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = read_json(path)
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -10,8 +10,6 @@ ranks wait up to 60 steps to compute prompts together.
 
 __all__ = ["SteadyState", "read_steady_states"]
 
-import csv
-import gzip
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from pathlib import Path
 from perfmodel.calibrate.origins import recorded_engine
 from perfmodel.calibrate.steady.disaggregated import disaggregated_scenario, is_disaggregated
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.files.bounded import read_rows
 from perfmodel.models.formats.quantization import with_quantization
 from perfmodel.specs import (
     Arrivals,
@@ -62,11 +61,9 @@ def read_steady_states(path: str | Path) -> tuple[list[SteadyState], list[tuple[
     """(rows that can be described as scenarios, (row, reason) for those that cannot)."""
     path = Path(path)
     try:
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from None
-    entries = list(csv.DictReader(text.splitlines()))
+        entries = read_rows(path)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not entries or "concurrency" not in entries[0]:
         raise SpecError(f"{path}: expected a CSV with a column `concurrency` and at least one row")
     rows, left_out = [], []

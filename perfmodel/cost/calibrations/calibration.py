@@ -23,13 +23,14 @@ __all__ = [
 import datetime
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt
+from pydantic import Field
 
 from perfmodel.cost.forms.attention.decode import FlashDecodeFit
 from perfmodel.cost.forms.device import FALLBACKS
 from perfmodel.cost.forms.fits import Residuals, distance
 from perfmodel.cost.forms.registry import FormFit
 from perfmodel.cost.forms.roofline import FamilyFit
+from perfmodel.files.amounts import NonNegativeFloat, NonNegativeInt
 from perfmodel.files.base import Spec
 from perfmodel.ops.extents import KernelTraits
 from perfmodel.ops.formats import MMA_SYNC_RATE, SPARSE_RATE

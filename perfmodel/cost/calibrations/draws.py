@@ -15,8 +15,8 @@ residuals, engines without recorded runs and the datasheet have assumed spreads,
 
 __all__ = ["NUM_SCORES", "Draw", "LogNormal", "Scores", "Uncertainty"]
 
-from dataclasses import dataclass
 from math import exp
+from typing import NamedTuple
 
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.engine_profile import EngineProfile, ServerFit
@@ -37,8 +37,7 @@ COMMON = 0.2
 _P90 = 1.2816  # of a standard normal
 
 
-@dataclass(frozen=True, slots=True)
-class LogNormal:
+class LogNormal(NamedTuple):
     """exp(centre + sigma * score), with one sigma for scores above zero, one for those below."""
 
     centre: float = 0.0
@@ -84,8 +83,7 @@ _DATASHEET_STEPS = LogNormal.even(0.15, centre=0.03)
 _DATASHEET_PROMPTS = LogNormal.even(0.5, centre=0.8)
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """Factors on times; `kernel` has those of operator families."""
 
     step: float
@@ -109,8 +107,7 @@ class Draw:
         return server.model_copy(update={name: value * self.server for name, value in server})
 
 
-@dataclass(frozen=True, slots=True)
-class Uncertainty:
+class Uncertainty(NamedTuple):
     """How far times may be from what a calibration and an engine's profile say."""
 
     step: LogNormal

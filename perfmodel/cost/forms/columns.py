@@ -5,15 +5,16 @@ formula come from a namespace `xp`: numpy for tables and fits, `SCALARS` for the
 at a time and would wait some ten times longer for arrays of size one.
 """
 
-__all__ = ["SCALARS", "Namespace", "joined", "take"]
+__all__ = ["SCALARS", "KernelSeconds", "Namespace", "joined", "take"]
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from perfmodel.ops.extents import Values
 
 Sizes = TypeVar("Sizes", bound=tuple[Any, ...])
 
@@ -40,8 +41,15 @@ def _one_after_the_other(values: Sequence[Any]) -> Any:
     return joined(values) if hasattr(values[0], "_fields") else values[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Namespace:
+class KernelSeconds(NamedTuple):
+    """What a form makes of sizes: seconds in all, and of the resources alone."""
+
+    duration: Values
+    compute: Values
+    memory: Values
+
+
+class Namespace(NamedTuple):
     """The functions of `numpy` by the same names."""
 
     ceil: Callable[[Any], Any] = math.ceil

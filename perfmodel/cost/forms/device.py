@@ -7,6 +7,7 @@ __all__ = ["FALLBACKS", "DeviceFacts", "OperatorTime", "bound_of", "peak_flops_p
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from perfmodel.cost.forms.messages.links import DEFAULT_LINK
 from perfmodel.ops.formats import MMA_SYNC_RATE, SPARSE_RATE
@@ -120,8 +121,7 @@ class DeviceFacts:
         return peak
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorTime:
+class OperatorTime(NamedTuple):
     """Seconds of one operator on one device: in all, and what each resource alone would take.
 
     bound: the resource that takes longest: compute | memory | communication | overhead

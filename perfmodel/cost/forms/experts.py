@@ -13,16 +13,15 @@ Rows of f not a multiple of 16 lose vector loads (`misaligned`). Parameters are 
 ai-dynamo/aiconfigurator (Apache-2.0).
 """
 
-__all__ = ["ExpertParts", "ExpertSizes", "GroupedExpertsFit", "expert_seconds", "time_experts"]
+__all__ = ["ExpertSizes", "GroupedExpertsFit", "expert_seconds", "time_experts"]
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from perfmodel.cost.forms.columns import take
+from perfmodel.cost.forms.columns import KernelSeconds, joined, take
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.forms.fits import Domain, Residuals
 from perfmodel.cost.forms.gemm import TileStep, Values, k_step_s, knee_of, tile_allowed, waves
@@ -72,27 +71,17 @@ class ExpertSizes(NamedTuple):
     rate: str
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertParts:
-    """Seconds in all, and of the resources alone."""
-
-    duration: Values
-    compute: Values
-    memory: Values
-
-
-def expert_seconds(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts) -> ExpertParts:
+def expert_seconds(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts) -> KernelSeconds:
     """The formula of this module."""
     num_rows = len(sizes.extent.tokens)
     if num_rows <= _ROWS_AT_ONCE:
         return _parts(sizes, fit, device)
     starts = range(0, num_rows, _ROWS_AT_ONCE)
     pieces = [_parts(take(sizes, slice(start, start + _ROWS_AT_ONCE)), fit, device) for start in starts]
-    names = ("duration", "compute", "memory")
-    return ExpertParts(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in names))
+    return joined(pieces)
 
 
-def _parts(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts) -> ExpertParts:
+def _parts(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts) -> KernelSeconds:
     extent = sizes.extent
     rows, columns = np.array(tuple((s.rows, s.columns) for s in fit.tile_rule) or _TILES, dtype=np.float64).T
     peak_per_unit = device.peak(sizes.rate) / device.compute_units
@@ -120,7 +109,7 @@ def _parts(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts) -> E
     num_bytes = np.maximum(slots, extent.assignments) * sizes.row_bytes + extent.sum_bytes
     moved = num_bytes * (fit.passes / device.bandwidth)
     duration = fit.launch_s + fit.expert_s * extent.num_experts + slow * gemms + moved
-    return ExpertParts(duration, slow * compute, read * (extent.gates + 1.0) + moved)
+    return KernelSeconds(duration, slow * compute, read * (extent.gates + 1.0) + moved)
 
 
 def _allowed(extent: ExpertsExtent, fit: GroupedExpertsFit) -> NDArray[np.bool_] | None:

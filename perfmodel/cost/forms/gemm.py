@@ -16,7 +16,6 @@ the GEMM tables of ai-dynamo/aiconfigurator (Apache-2.0).
 """
 
 __all__ = [
-    "GemmParts",
     "GemmSizes",
     "TileStep",
     "TiledGemmFit",
@@ -28,14 +27,13 @@ __all__ = [
     "waves",
 ]
 
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from perfmodel.cost.forms.columns import take
+from perfmodel.cost.forms.columns import KernelSeconds, joined, take
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.files.base import Spec
@@ -159,17 +157,7 @@ class GemmSizes(NamedTuple):
     rate: str
 
 
-@dataclass(frozen=True, slots=True)
-class GemmParts:
-    """Seconds in all, and of the resources alone."""
-
-    duration: Values
-    compute: Values
-    memory: Values
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(NamedTuple):
     """What does not depend on m, for each (problem, split, tile).
 
     tile_rows: tm; columns: thread blocks per row of tiles and compute unit; block_s: of one thread block, longer
@@ -215,7 +203,7 @@ def _feed_of_fp32(device: DeviceFacts) -> float:
     return 2.0 * device.peak(_CUDA_CORES) / device.peak("bf16")
 
 
-def _parts(sizes: GemmSizes, plan: _Plan, fit: TiledGemmFit, device: DeviceFacts) -> GemmParts:
+def _parts(sizes: GemmSizes, plan: _Plan, fit: TiledGemmFit, device: DeviceFacts) -> KernelSeconds:
     extent = sizes.extent
     m = extent.m[:, None]
     blocks = np.ceil(m / plan.tile_rows)[:, None, :] * plan.columns
@@ -231,10 +219,10 @@ def _parts(sizes: GemmSizes, plan: _Plan, fit: TiledGemmFit, device: DeviceFacts
         quantize = extent.quantized_bytes / (device.bandwidth * fit.quantize_fraction)
         quantize = quantize + (extent.quantized_bytes > 0) * extent.m * (fit.quantize_row_s / device.compute_units)
         duration, memory = duration + quantize, memory + quantize
-    return GemmParts(duration, compute[each, best], memory)
+    return KernelSeconds(duration, compute[each, best], memory)
 
 
-def gemm_seconds(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts, *, is_eager: bool = False) -> GemmParts:
+def gemm_seconds(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts, *, is_eager: bool = False) -> KernelSeconds:
     """The formula of this module. `is_eager`: launched one by one, if the fit knows what that costs.
 
     sizes: columns of many; fit: parameters of their kernel; device: on which it runs
@@ -243,12 +231,11 @@ def gemm_seconds(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts, *, is
     for start in range(0, max(1, len(sizes.extent.m)), _ROWS_AT_ONCE):
         some = take(sizes, slice(start, start + _ROWS_AT_ONCE))
         pieces.append(_parts(some, _plan(some, fit, device), fit, device))
-    names = ("duration", "compute", "memory")
-    parts = GemmParts(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in names))
+    parts = joined(pieces)
     if not is_eager or fit.eager_floor_s is None or fit.eager_launch_s is None:
         return parts
     duration = parts.duration + (fit.eager_launch_s - fit.launch_s)
-    return GemmParts(np.maximum(duration, fit.eager_floor_s), parts.compute, parts.memory)
+    return parts._replace(duration=np.maximum(duration, fit.eager_floor_s))
 
 
 # (fit, device, sizes) -> plan, found by identity, which the entry's own references keep from being reused.

@@ -16,11 +16,12 @@ __all__ = ["FamilyFit", "knee", "roofline_time"]
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat
+from pydantic import Field
 
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.messages.links import collective_time, network_time
+from perfmodel.files.amounts import NonNegativeFloat
 from perfmodel.files.base import Spec
 from perfmodel.ops.extents import Extent
 from perfmodel.ops.messages import Message

@@ -9,7 +9,7 @@ factors (`DrawnTables`) only multiplies.
 __all__ = ["PS_PER_S", "DrawnTables", "OperatorGroup", "StepCost", "StepTables", "Usage", "to_ps"]
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -239,7 +239,7 @@ class DrawnTables:
     def time(self, work: Work) -> OperatorTime:
         """See `StepTables.time`."""
         time = self._tables.time(work)
-        return replace(time, duration_s=time.duration_s * self._factor(self._tables.fit_number(work)))
+        return time._replace(duration_s=time.duration_s * self._factor(self._tables.fit_number(work)))
 
     def _drawn(self, cost: StepCost) -> StepCost:
         seconds = sum(self._factor(number) * part for number, part in cost.parts)

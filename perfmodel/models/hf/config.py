@@ -6,13 +6,13 @@ recognised fields loads as a Llama-like decoder. Fields that do not concern the 
 
 __all__ = ["load_config", "model_from_config"]
 
-import json
 from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import SpecError
+from perfmodel.files.bounded import read_json
 from perfmodel.models.architecture import Attention, LatentAttention, Layer
 from perfmodel.models.formats.quantization import format_of_dtype
 from perfmodel.models.hf.families import CLASS_DEFAULTS, Family, family_of, refuse_unless_decoder
@@ -80,7 +80,7 @@ def _runs(layers: list[Layer]) -> tuple[tuple[Layer, int], ...]:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except OSError as error:
         raise SpecError(f"{path}: cannot be read ({error.strerror}).") from None
     except ValueError as error:

@@ -5,7 +5,6 @@ Only headers are read, never weights; standard library only.
 
 __all__ = ["load_header", "weight_files"]
 
-import json
 import re
 import struct
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import SpecError
+from perfmodel.files.bounded import parse_json, read_json
 from perfmodel.models.hf.config import load_config, model_from_config
 from perfmodel.models.spec import ModelSpec
 from perfmodel.models.weights.gguf import config_from_gguf, read_gguf
@@ -60,7 +60,7 @@ def weight_files(path: Path) -> list[Path]:
     """The safetensors files that `path` stands for: for an index, and for one file of several, all there are."""
     if path.name.endswith(".index.json"):
         try:
-            weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+            weight_map = read_json(path)["weight_map"]
             names = sorted(set(weight_map.values()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise SpecError(f"{path}: is not a safetensors index (a JSON object with weight_map).") from None
@@ -84,7 +84,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
             (length,) = struct.unpack("<Q", stream.read(8))
             if length > _LONGEST_HEADER:
                 raise SpecError(f"{path}: is not a safetensors file (its header would be {length} bytes long).")
-            header = json.loads(stream.read(length))
+            header = parse_json(stream.read(length))
     except (struct.error, ValueError):
         raise SpecError(f"{path}: the safetensors header is cut off or damaged.") from None
     except OSError as error:

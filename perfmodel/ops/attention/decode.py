@@ -6,9 +6,10 @@ How unequal the contexts of sequences are that decode side by side is a `Context
 __all__ = ["ContextSpread", "attention_decode", "mixed_attention"]
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +21,7 @@ _SPLIT_TOKENS = 256  # the least KV tokens that are worth a split of their own
 _MAX_GROUP = 64  # query heads of one KV head that share a thread block
 
 
-@dataclass(frozen=True, slots=True)
-class ContextSpread:
+class ContextSpread(NamedTuple):
     """Quantiles, in even steps of probability, of a decoding sequence's context over its mean."""
 
     quantiles: tuple[float, ...]

@@ -17,6 +17,7 @@ __all__ = ["GraphPart", "StepGraph", "build_graph"]
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.models.spec import ModelSpec
@@ -79,8 +80,7 @@ class StepGraph:
         return {kind: tuple(node for node in self.nodes if node.depends is kind) for kind in Depends}
 
 
-@dataclass(frozen=True, slots=True)
-class GraphPart:
+class GraphPart(NamedTuple):
     """Consecutive layers of a model, with what stands before or behind all of them, or without.
 
     num_hops: from a pipeline stage to the next, within these layers or behind them; stage: the one, if it is one

@@ -8,8 +8,8 @@ matrix multiplications: scores inside a chunk, the state between chunks.
 __all__ = ["LinearHeads", "linear_attention_nodes", "linear_decode", "linear_heads", "linear_prefill"]
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from perfmodel.models.architecture import LinearAttention
 from perfmodel.ops.elementwise import rope
@@ -22,8 +22,7 @@ from perfmodel.ops.work import Work
 _CHUNK = 128  # tokens
 
 
-@dataclass(frozen=True, slots=True)
-class LinearHeads:
+class LinearHeads(NamedTuple):
     """The heads of one device. rows m: features or projected rows; columns r: elements of a row of the state."""
 
     num_heads: int

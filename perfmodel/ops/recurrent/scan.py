@@ -20,9 +20,9 @@ __all__ = [
 ]
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import ceil
+from typing import NamedTuple
 
 from perfmodel.models.architecture import GatedDeltaNet, Mamba
 from perfmodel.ops.collectives import all_reduce
@@ -35,8 +35,7 @@ STATE_BYTES = 4.0  # per element of the recurrent state
 _DELTA_CHUNK = 64  # tokens per chunk of the gated delta rule (flash-linear-attention)
 
 
-@dataclass(frozen=True, slots=True)
-class StateShape:
+class StateShape(NamedTuple):
     """A recurrent state on one device: `num_heads` matrices of rows x columns, driven by `num_groups` input groups.
 
     rows:    key size of linear attention, state size N of a state-space model

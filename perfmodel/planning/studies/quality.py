@@ -2,12 +2,12 @@
 
 __all__ = ["quality_note", "with_quality"]
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from perfmodel.errors import SpecError
+from perfmodel.files.bounded import read_json
 from perfmodel.planning.studies.file import StudyFile
 from perfmodel.planning.studies.study import Answers
 
@@ -42,7 +42,7 @@ def quality_note(file: StudyFile) -> str:
 def _read(file: StudyFile, name: str) -> Mapping[str, Any]:
     path = file.path.parent / name
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
     except (OSError, ValueError) as error:
         raise SpecError(f"{file.where(('quality', 'file'))}: {name} cannot be read ({error}).") from None
     return document if isinstance(document, dict) else {}

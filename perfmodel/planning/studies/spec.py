@@ -9,9 +9,10 @@ __all__ = ["AxisSpec", "ExecutedPart", "PlotSpec", "QualitySpec", "QuickPart", "
 
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from perfmodel.errors import did_you_mean
+from perfmodel.files.amounts import PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.planning.metrics import ALIASES, Metric, study_metric
 from perfmodel.planning.step import StepSpec

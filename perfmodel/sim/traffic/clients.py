@@ -56,12 +56,17 @@ class ClosedLoopClient:
     ) -> None:
         self._env, self._requests, self._route, self._think_ticks = env, requests, route, think_ticks
         self.is_done = False  # whether the last request is sent
+        Alarm(env, 0, lambda _: self._begin(concurrency), URGENT)
+
+    def _begin(self, concurrency: int) -> None:
+        """The first request of each user, as far as there are requests."""
         for _ in range(concurrency):
-            env.process(self._send_after(0))
+            if self.is_done:
+                break
+            self._send()
 
     def _send_after(self, delay: int) -> Generator[Event, None, None]:
-        if delay:
-            yield self._env.timeout(delay)
+        yield self._env.timeout(delay)
         self._send()
 
     def _send(self) -> None:

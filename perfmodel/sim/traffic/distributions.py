@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import SpecError, WorkloadError
+from perfmodel.files.bounded import LARGEST_TABLE_BYTES, read_bounded_text
 from perfmodel.specs.traffic import Arrivals, Lengths, Prefix
 
 _CHUNK = 4096
@@ -156,7 +157,7 @@ def _empirical_values(lengths: Lengths) -> NDArray[np.int64]:
     assert lengths.path is not None
     path = Path(lengths.path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_bounded_text(path, LARGEST_TABLE_BYTES).splitlines()
     except OSError as error:
         raise WorkloadError(
             f"{path}: cannot be read ({error.strerror}); give a file with one token count per line"

@@ -10,18 +10,16 @@ jsonl:    JSON lines with `arrival_s`, `input_tokens`, `output_tokens` and optio
 __all__ = ["TraceRow", "read_trace"]
 
 import csv
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from perfmodel.errors import WorkloadError
+from perfmodel.files.bounded import bounded_lines, parse_json
 
 
-@dataclass(frozen=True, slots=True)
-class TraceRow:
+class TraceRow(NamedTuple):
     """One recorded request; `arrival_s` counts from the first."""
 
     arrival_s: float
@@ -81,7 +79,7 @@ Lines = Iterator[tuple[int, Callable[[], TraceRow | None]]]
 
 
 def _csv_lines(file: TextIO, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
-    reader = csv.DictReader(file)
+    reader = csv.DictReader(bounded_lines(file))
     missing = [name for name in columns if name not in (reader.fieldnames or ())]
     if reader.fieldnames and missing:
         raise WorkloadError(f"{file.name}:1: found columns {', '.join(reader.fieldnames)}; {missing[0]!r} is missing")
@@ -111,13 +109,13 @@ def _burstgpt(file: TextIO) -> Lines:
 
 
 def _json_lines(file: TextIO) -> Iterator[tuple[int, Callable[[], dict[str, Any]]]]:
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(bounded_lines(file), 1):
         if line.strip():
             yield number, lambda line=line: _object(line)  # type: ignore[misc]
 
 
 def _object(line: str) -> dict[str, Any]:
-    value = json.loads(line)
+    value = parse_json(line)
     if not isinstance(value, dict):
         raise _BadLineError(f"found {line.strip()[:40]!r}, expected a JSON object")
     return value

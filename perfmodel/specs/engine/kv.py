@@ -4,8 +4,9 @@ __all__ = ["KvEviction", "KvOffload", "KvTier", "PromptCompression"]
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
+from perfmodel.files.amounts import PositiveInt
 from perfmodel.files.base import Resolved, Spec
 from perfmodel.files.units import Bytes
 from perfmodel.models.spec import ModelSpec

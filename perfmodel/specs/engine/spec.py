@@ -5,8 +5,9 @@ __all__ = ["EngineSpec", "EplbConfig", "refuse_kv_conflicts"]
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
+from perfmodel.files.amounts import NonNegativeInt, PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.files.units import Milliseconds
 from perfmodel.models.formats.by_layer import LayerQuantization

@@ -13,10 +13,12 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from perfmodel.errors import SpecError
+from perfmodel.files.amounts import NonNegativeInt, PositiveInt
 from perfmodel.files.base import Resolved, Spec
+from perfmodel.files.bounded import LARGEST_JSON_BYTES, read_bounded
 from perfmodel.models.spec import ModelSpec
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -74,7 +76,7 @@ class MeasuredAcceptance(Spec):
     def read(cls, path: str | Path) -> "MeasuredAcceptance":
         """The counts in a file. Raises SpecError where there are none."""
         try:
-            return cls.model_validate_json(Path(path).read_bytes())
+            return cls.model_validate_json(read_bounded(Path(path), LARGEST_JSON_BYTES))
         except OSError as error:
             raise SpecError(f"{path}: the measured acceptance cannot be read: {error.strerror}.") from None
         except ValidationError as error:

@@ -8,8 +8,7 @@ __all__ = ["ChosenVersion", "choose_version", "parse_version"]
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from perfmodel.errors import SpecError
 
@@ -24,8 +23,7 @@ Kind = Literal["release", "post-release", "pre-release", "nightly"]
 Age = Literal["described", "older", "newer"]
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenVersion:
+class ChosenVersion(NamedTuple):
     """asked: as it was written; None where nothing was. described: the version of the file that stands for it, or ""
     for an engine without versions. age: whether that is the right one, or the nearest of one older than the oldest or
     newer than the newest. note: a sentence on what was taken for what, where it is not plain.

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from perfmodel.errors import SpecError
+from perfmodel.files.bounded import LARGEST_TABLE_BYTES, parse_json, read_bounded_text
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.techniques.runs import TechniqueRun
 
@@ -22,12 +23,12 @@ class Journal:
         self._path = path
         self._known: dict[str, list[TechniqueRun]] = {}
         if path is not None and path.is_file():
-            for line in path.read_text(encoding="utf-8").splitlines():
+            for line in read_bounded_text(path, LARGEST_TABLE_BYTES).splitlines():
                 self._take(line)
 
     def _take(self, line: str) -> None:
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             self._known[row["key"]] = [TechniqueRun.from_json(run) for run in row["runs"]]
         except (ValueError, KeyError, TypeError):
             pass  # the line that was being written when it was cut off

@@ -1,7 +1,5 @@
 """Number formats as the operators see them."""
 
-from dataclasses import replace
-
 import pytest
 
 from perfmodel.errors import SpecError
@@ -75,7 +73,7 @@ def test_tf32_multiplies_what_is_stored_as_fp32():
     for component in ("attention", "dense_ffn", "lm_head"):
         before, after = linear_format(fp32, component), linear_format(tf32, component)
         assert before.rate == "fp32"
-        assert after == replace(before, rate="tf32")
+        assert after == before._replace(rate="tf32")
     assert linear_format(served(float32_matmul_precision="high"), "attention").rate == "bf16"
     assert linear_format(
         served(dtype="float32", float32_matmul_precision="high", quantization="w8a16"), "attention"

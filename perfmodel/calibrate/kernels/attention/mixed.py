@@ -7,8 +7,6 @@ decode form, prompts alone of the prefill form; the mixed form takes all batches
 
 __all__ = ["Profile", "fit", "groups", "predict", "read_profiles"]
 
-import csv
-import gzip
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +24,8 @@ from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, PrefillSizes
 from perfmodel.cost.forms.columns import joined, take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Domain
+from perfmodel.errors import SpecError
+from perfmodel.files.bounded import read_rows
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.architecture import Attention
 from perfmodel.ops.extents import DecodeExtent, HeadsExtent
@@ -90,8 +90,10 @@ def read_profiles(folder: str | Path) -> list[Profile]:
 
 
 def _columns(file: Path) -> dict[str, Floats]:
-    text = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    rows = list(csv.DictReader(text.decode("utf-8").splitlines()))
+    try:
+        rows = read_rows(file)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return {name: np.array([float(row[name]) for row in rows]) for name in (rows[0] if rows else ())}
 
 

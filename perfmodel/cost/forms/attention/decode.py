@@ -35,18 +35,18 @@ the last, and what its blocks compute does not overlap:
     tm = KV bytes / (memory_fraction W min(1, block_bandwidth B H / SM))   the other heads of a group read from L2
 """
 
-__all__ = ["DecodeKernel", "DecodeParts", "DecodeSizes", "FlashDecodeFit", "decode_seconds", "decode_time"]
+__all__ = ["DecodeKernel", "DecodeSizes", "FlashDecodeFit", "decode_seconds", "decode_time"]
 
-from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field
 
-from perfmodel.cost.forms.columns import SCALARS
+from perfmodel.cost.forms.columns import SCALARS, KernelSeconds
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.forms.fits import Domain, Residuals
+from perfmodel.files.amounts import PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.ops.extents import DecodeExtent, Values
 from perfmodel.ops.work import Work
@@ -131,15 +131,6 @@ class DecodeSizes(NamedTuple):
     flops_per_token: Values
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeParts:
-    """Seconds in all, and of the resources alone."""
-
-    duration: Values
-    compute: Values
-    memory: Values
-
-
 def decode_seconds(
     sizes: DecodeSizes,
     fit: FlashDecodeFit,
@@ -149,7 +140,7 @@ def decode_seconds(
     is_warm: bool = False,
     unpack_ops: Values = 0.0,
     xp: Any = np,
-) -> DecodeParts:
+) -> KernelSeconds:
     """The formula of this module; `is_warm`: the KV may be in L2 from the last repetition. `unpack_ops`: vector
     instructions that make numbers of the cached elements, once for each time that they are read; beside loads and
     products of other warps, so that they show where they bind.
@@ -189,7 +180,7 @@ def decode_seconds(
     duration = duration + fit.doubling_s * xp.log2(xp.maximum(1.0, visible / _SHORT))
     swaps = (group > 1) & (seqs > 1) & (kv_heads > 1)
     duration = duration + fit.combine_s * (splits > 1.01) + fit.swap_s * swaps
-    return DecodeParts(duration, compute, memory)
+    return KernelSeconds(duration, compute, memory)
 
 
 def _splits(length: Values, first: Values, group: Values, kernel: DecodeKernel, units: int, xp: Any) -> Values:

@@ -21,8 +21,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from perfmodel.cost.forms.attention.prefill import PrefillKernel, PrefillParts, prompt_tiles
-from perfmodel.cost.forms.columns import SCALARS
+from perfmodel.cost.forms.attention.prefill import PrefillKernel, prompt_tiles
+from perfmodel.cost.forms.columns import SCALARS, KernelSeconds
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.forms.fits import Domain, Residuals
 from perfmodel.files.base import Spec
@@ -70,7 +70,7 @@ class MixedSizes(NamedTuple):
 
 def mixed_seconds(
     sizes: MixedSizes, fit: MixedAttentionFit, device: DeviceFacts, rate: str = "bf16", xp: Any = np
-) -> PrefillParts:
+) -> KernelSeconds:
     """The formula of this module, for one prompt per batch.
 
     sizes: of one kernel, or columns of many; fit: its parameters; device: on which it runs
@@ -118,7 +118,7 @@ def _seconds(
     device: DeviceFacts,
     rate: str,
     xp: Any,
-) -> PrefillParts:
+) -> KernelSeconds:
     """tiles: of one head of all prompts; empty: blocks without work per head; prompt_keys: tokens the prompts see."""
     per_head, number, longest = tiles
     kernel, units = fit.kernel, device.compute_units
@@ -132,7 +132,7 @@ def _seconds(
     compute = xp.maximum(shared + fit.tail * alone, alone) * per_key + num_heads * empty * fit.empty_s / units
     num_bytes = prompt_keys * sizes.kv_token_bytes + _decode_bytes(sizes, fit, device, xp)
     memory = num_bytes / (fit.memory_fraction * device.bandwidth)
-    return PrefillParts(fit.launch_s + xp.maximum(compute, memory), compute, memory)
+    return KernelSeconds(fit.launch_s + xp.maximum(compute, memory), compute, memory)
 
 
 def _decode_bytes(sizes: MixedSizes, fit: MixedAttentionFit, device: DeviceFacts, xp: Any) -> Values:

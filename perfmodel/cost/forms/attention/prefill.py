@@ -21,22 +21,21 @@ Source: Dao 2023 (FlashAttention-2), Shah et al. 2024 (FlashAttention-3); tile s
 __all__ = [
     "FlashPrefillFit",
     "PrefillKernel",
-    "PrefillParts",
     "PrefillSizes",
     "prefill_seconds",
     "prefill_time",
     "prompt_tiles",
 ]
 
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
-from perfmodel.cost.forms.columns import SCALARS
+from perfmodel.cost.forms.columns import SCALARS, KernelSeconds
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.forms.fits import Domain, Residuals
+from perfmodel.files.amounts import PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.ops.extents import HeadsExtent, PrefillExtent, Values
 from perfmodel.ops.formats import MMA_SYNC_RATE
@@ -95,20 +94,13 @@ class PrefillSizes(NamedTuple):
     kv_bytes: Values
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillParts:
-    """Seconds in all, and of the resources alone."""
-
-    duration: Values
-    compute: Values
-    memory: Values
-
-
 # Key tokens visited, thread blocks, key tokens of the longest block.
 _Tiles = tuple[Values, Values, Values]
 
 
-def prefill_seconds(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts, rate: str = "bf16") -> PrefillParts:
+def prefill_seconds(
+    sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts, rate: str = "bf16"
+) -> KernelSeconds:
     """The formula of this module.
 
     sizes: of one kernel, or columns of many; fit: its parameters; device: on which it runs
@@ -158,7 +150,7 @@ def _seconds(
     device: DeviceFacts,
     rate: str,
     xp: Any,
-) -> PrefillParts:
+) -> KernelSeconds:
     visited, blocks, longest = tiles
     units, rows = device.compute_units, fit.kernel.rows
     instruction = MMA_SYNC_RATE if rate.endswith(MMA_SYNC_RATE) else ""
@@ -168,7 +160,7 @@ def _seconds(
     alone = longest + fit.block_tokens
     shared = (visited + fit.block_tokens * blocks) / units
     compute = xp.maximum(shared + fit.tail * alone, alone) * per_key
-    return PrefillParts(fit.launch_s + memory + compute, compute, memory)
+    return KernelSeconds(fit.launch_s + memory + compute, compute, memory)
 
 
 def _memory(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts, xp: Any) -> Values:

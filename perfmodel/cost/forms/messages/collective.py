@@ -27,7 +27,7 @@ __all__ = [
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field
 
 from perfmodel.cost.forms.columns import SCALARS
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime
@@ -40,6 +40,7 @@ from perfmodel.cost.forms.messages.nccl import (
     latency_ratio,
     nccl_between_nodes,
 )
+from perfmodel.files.amounts import PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.ops.messages import Message
 from perfmodel.ops.work import Work

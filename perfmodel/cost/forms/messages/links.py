@@ -28,9 +28,9 @@ only; trees of two nodes have the bandwidth within a node); Sanders, Speck and T
 
 __all__ = ["DEFAULT_LINK", "TwoLevel", "collective_time", "link_for", "network_time", "path_of", "two_level", "ways_of"]
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log2
+from typing import NamedTuple
 
 from perfmodel.ops.messages import Message, RankGroup, Spread, distinct_nodes, spread_over
 from perfmodel.specs.hardware import HardwareSpec, Link
@@ -106,8 +106,7 @@ def _hop_s(link: Link) -> float:
     return max(link.latency_s, _HOP_S.get(link.name, _DEFAULT_HOP_S))
 
 
-@dataclass(frozen=True, slots=True)
-class TwoLevel:
+class TwoLevel(NamedTuple):
     """One algorithm: steps one after another, and bytes per payload byte."""
 
     name: str  # ring | tree | direct | send | to_experts | to_nodes

@@ -25,15 +25,15 @@ __all__ = [
     "nccl_between_nodes",
 ]
 
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field
 
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.messages.links import TwoLevel, ways_of
+from perfmodel.files.amounts import PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.ops.extents import Values
 from perfmodel.ops.messages import Message, Spread
@@ -106,8 +106,7 @@ class CollectiveSizes(NamedTuple):
         return cls(payload, ranks, per_rank * others + fixed, wire, switched * (kind == "all_reduce"))
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveParts:
+class CollectiveParts(NamedTuple):
     """Seconds in all, and those in which bytes are on the wire."""
 
     duration: Values

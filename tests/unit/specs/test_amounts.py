@@ -1,0 +1,60 @@
+"""Amounts beyond all reason are refused where they are read: with the value, the limit, its reason and a way out."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from perfmodel.errors import SpecError
+from perfmodel.planning.spec import PlanSpec
+from perfmodel.specs import load_scenario
+from perfmodel.specs.hardware import MemoryLevel
+from perfmodel.specs.scenario import Overheads
+from perfmodel.specs.traffic import Arrivals, Prefix, Traffic
+
+LENGTHS = {"distribution": "fixed", "value": 10}
+BASE = {"input_tokens": LENGTHS, "output_tokens": LENGTHS}
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ("seed=-1", "seed: found -1, allowed a number of at least 0"),
+        ("traffic.arrivals.rate=1e-300", "found 1e-300, allowed a number of at least 1e-12"),
+        ("overheads.kernels=1e308", "allowed a number of at most 1000000000000000"),
+        ("cluster.replicas=1000000000", "found 1,000,000,000 engines .* allowed 10,000, .* simulate a slice"),
+        ("cluster.replicas=100000", "found 100,000 engines .* allowed 10,000, .* simulate a slice"),
+        ("traffic.num_requests=1000000000", "found 1,000,000,000 requests, allowed 100,000,000, .* lower num_requests"),
+        ("plan.finalists=100000", "found 100,000 finalists with 3 seeds, allowed 1,000"),
+        ("name=../evil", "found '../evil', allowed a name that a file can have"),
+    ],
+)
+def test_named_amounts_are_refused_in_one_sentence(change: str, wanted: str) -> None:
+    with pytest.raises(SpecError, match=wanted) as refused:
+        load_scenario("llama-3.1-8b-a100", [change])
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "data", "wanted"),
+    [
+        (Traffic, BASE | {"arrivals": {"rate": 1e6}, "duration_s": 1e9}, "found 1,000,000,000,000,000 requests"),
+        (Traffic, BASE | {"arrivals": {"stages": [{"rate": 1e6, "duration_s": 1e9}]}}, "requests, allowed 100,000,000"),
+        (Traffic, BASE | {"arrivals": {"process": "closed_loop", "concurrency": 2}, "duration_s": 9}, "num_requests"),
+        (Prefix, {"shared_tokens": 1, "num_groups": 10_000, "num_prompts_per_group": 1000}, "10,000,000 distinct"),
+        (PlanSpec, {"space": {"max_num_seqs": list(range(1, 30_000))}}, "found a space of .* candidates"),
+        (MemoryLevel, {"level": "hbm", "capacity_bytes": "1e30 GB"}, "found '1e30 GB', allowed 0.001 to 1e.18 bytes"),
+        (Arrivals, {"rate": 1e300}, "rate"),
+        (Overheads, {"kernels": 1e-300}, "at least 1e-12"),
+    ],
+)
+def test_amounts_that_are_beyond_what_can_be_worked_out(spec: Any, data: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(ValidationError, match=wanted):
+        spec.model_validate(data)
+
+
+def test_the_limits_leave_room_for_what_is_large() -> None:
+    traffic = Traffic.model_validate(BASE | {"arrivals": {"rate": 1000}, "duration_s": 86400})
+    assert traffic.expected_requests == 86_400_000
+    assert Traffic.model_validate(BASE | {"arrivals": {"rate": 9}, "num_requests": 7}).expected_requests == 7
+    assert PlanSpec(finalists=100, seeds=10).finalists == 100
