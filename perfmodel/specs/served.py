@@ -1,4 +1,4 @@
-"""From a parsed scenario to the one that is served: its model changed and in its formats, defaults and network filled in.
+"""From a parsed scenario to the one that is served: its model changed and in its formats, defaults filled in.
 
 What the engine does not start with is refused here.
 """

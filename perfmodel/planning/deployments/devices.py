@@ -63,6 +63,7 @@ def device_answers(
 ) -> list[DeviceAnswer]:
     """An answer for each device of the space, in its order; none where it names fewer than two.
 
+    spec:      what the plan asks for
     rate:      wanted, requests per second
     judged:    finalists that serve it, best first, and those that the simulator found not to
     serving:   deployments that serve it in closed form

@@ -87,7 +87,7 @@ class PlanResult(Printable):
 
     @property
     def replicas(self) -> int:
-        """Of the winner, those that serve under the scenario's failures, too, where so many were found."""
+        """The winner's replicas, those for failures of the scenario included, where so many were found."""
         found = self.resilience.replicas if self.resilience is not None else None
         return found or (self.winner.replicas if self.winner is not None else 0)
 

@@ -79,7 +79,7 @@ def _refuse_block_size(engine: EngineSpec) -> None:
 
 
 def _refuse_length(model: ModelSpec, engine: EngineSpec) -> None:
-    """As vLLM's `_get_and_verify_max_len`: positions that the model was not trained for give wrong answers."""
+    """Positions that the model was not trained for give wrong answers; engines that say so do not start."""
     length, trained = engine.max_model_len, model.max_position_embeddings
     if length is None:
         return
@@ -89,7 +89,7 @@ def _refuse_length(model: ModelSpec, engine: EngineSpec) -> None:
             reason="max_model_len without room for an answer",
             field="engine.max_model_len",
         )
-    if length > trained and model.rope_scaling in _SCALED_WITHIN:
+    if engine.described.facts.limits_to_positions and length > trained and model.rope_scaling in _SCALED_WITHIN:
         raise UnsupportedError(
             f"found {length}, and {model.name} has positions up to {trained}; allowed up to that, or another "
             f"rope_scaling in a copy of its config.json",

@@ -28,7 +28,7 @@ def whatif_sentences(result: WhatIfResult) -> list[str]:
 
 
 def _choices(result: WhatIfResult) -> Iterator[str]:
-    """Of axes that have names for values (devices, policies): which is best, by each metric."""
+    """Which value is best, by each metric, on axes that have names for values (devices, policies)."""
     answers = result.answers
     for axis in answers.question.axes:
         if axis.xs:
