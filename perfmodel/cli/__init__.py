@@ -13,6 +13,7 @@ __all__ = ["app", "main"]
 import atexit
 import gc
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from perfmodel.cli.terminal import guarded
+from perfmodel.cli.terminal import close_stdout, guarded, say_refused
 
 # In the order of `--help`. The function or app of each is in the module of its name.
 _NAMES = (
@@ -91,4 +92,9 @@ def main() -> None:
     atexit.register(gc.freeze)
     # No plugin of pydantic has a part in the command, and to look for them it reads what every installed package says.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    app(prog_name="perfmodel")
+    try:
+        app(prog_name="perfmodel")
+    except OSError as error:  # of what is printed before a command has begun
+        sys.exit(say_refused(error))
+    finally:
+        close_stdout()

@@ -2,6 +2,7 @@
 
 __all__ = ["hardware"]
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -33,9 +34,18 @@ def show_device(name: DeviceName, as_json: JsonFlag = False) -> None:
     from perfmodel import specs
     from perfmodel.report.views.catalog import device_view, network_view
 
-    if specs.find_network(name) is not None:
+    if _is_network(name):
         network = specs.load_network(name)
         answer(network_view(network), network.model_dump(mode="json"), as_json)
         return
     device = specs.load_hardware(name)
     answer(device_view(device), device.model_dump(mode="json"), as_json)
+
+
+def _is_network(name: str) -> bool:
+    """Whether a name, or what a file declares, is a network's; what is neither's is for the device's reader to say."""
+    from perfmodel import specs
+
+    if Path(name).is_file():
+        return "declared" not in specs.load_yaml(name).data
+    return specs.find_network(name) is not None

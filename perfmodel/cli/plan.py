@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from perfmodel.cli.options import EngineName, JsonFlag, Overrides, ReportFile, ScenarioName, command_line
-from perfmodel.cli.terminal import answer, progress_bar, say
+from perfmodel.cli.terminal import EXIT_NO_ANSWER, answer, progress_bar, say
 from perfmodel.errors import SpecError
 
 ExportFolder = Annotated[
@@ -42,7 +42,8 @@ def plan(
 
     The scenario's `plan` block says what to look for, and where (`--set plan.objective=fewest_gpus`,
     `--set plan.space.hardware=[a100-sxm-80gb, h100-sxm-80gb]`). Candidates are screened in closed form, the best are
-    simulated. Every simulated point is stored: a plan that was stopped resumes where it was.
+    simulated. Every simulated point is stored: a plan that was stopped resumes where it was. Exit status: 0 with a
+    deployment, 1 where none serves what is asked for, 2 for what cannot be read.
     """
     from perfmodel.planning.deployments.result import PlanResult
     from perfmodel.planning.search import make_plan
@@ -60,7 +61,15 @@ def plan(
             for written in export_plan(result, export):
                 say(f"Written to {written}")
         answer(plan_view(result, command), plan_json(result), as_json, report_file)
+        _leave_unless_found(result.winner)
         return
     if export is not None:
         raise SpecError(f"--export {export}: writes what serves a rate; of a job the answer has the command.")
     answer(job_view(result, command), job_json(result), as_json, report_file)
+    _leave_unless_found(result.winner)
+
+
+def _leave_unless_found(winner: object) -> None:
+    """Scripts see by the status that nothing serves what was asked for."""
+    if winner is None:
+        raise typer.Exit(EXIT_NO_ANSWER)

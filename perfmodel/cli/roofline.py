@@ -9,8 +9,10 @@ import typer
 
 from perfmodel.cli.explain import Batch, Context, Prefill
 from perfmodel.cli.options import JsonFlag, Overrides, ScenarioName, load
-from perfmodel.cli.runs import open_folder
 from perfmodel.cli.terminal import answer
+from perfmodel.errors import SpecError
+
+_OTHER_FORMATS = (".csv", ".htm", ".jpeg", ".jpg", ".json", ".md", ".pdf", ".png", ".svg", ".txt")
 
 PlotPath = Annotated[
     Path, typer.Option("--out", metavar="PATH", help="An .html file, or a folder to put roofline-SCENARIO.html in.")
@@ -31,14 +33,15 @@ def roofline(
     Which step: as for `explain`.
     """
     loaded = load(scenario, overrides)
+    from perfmodel.files.whole import write_whole
     from perfmodel.planning.sweeps.step_report import estimate_choice
     from perfmodel.report.render.html import render_page
     from perfmodel.report.views.step import ridge_points, step_view
-    from perfmodel.report.written import write_text
 
+    path = _plot_path(out, loaded.name)
     report = estimate_choice(loaded, batch, context, prefill)
-    path, document = _plot_path(out, loaded.name), step_view(report, is_roofline=True)
-    write_text(path, render_page(document))
+    document = step_view(report, is_roofline=True)
+    write_whole(path, render_page(document))
     ridges = ridge_points(loaded.hardware)
     answer(document, {**report.to_json(), "ridge_flop_per_byte": ridges, "plot": str(path)}, as_json)
     if not as_json:
@@ -47,6 +50,7 @@ def roofline(
 
 def _plot_path(out: Path, name: str) -> Path:
     if out.suffix == ".html":
-        open_folder(out.parent)
         return out
-    return open_folder(out) / f"roofline-{name}.html"
+    if out.suffix.lower() in _OTHER_FORMATS and not out.is_dir():
+        raise SpecError(f"--out {out}: allowed an .html file, or a folder to put roofline-{name}.html in.")
+    return out / f"roofline-{name}.html"

@@ -1,6 +1,6 @@
 """What `simulate` and `execute` share: the folder for files, the answer on the terminal or as JSON, the reports."""
 
-__all__ = ["RUN_FILES", "open_folder", "present", "run_to_folder"]
+__all__ = ["present", "run_to_folder"]
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,27 +10,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from perfmodel.cli.terminal import EXIT_INTERRUPTED, print_json, progress_bar, say, show
-from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.errors import PerfmodelError
 
 if TYPE_CHECKING:
+    from perfmodel.report.run_folder import RunFolder
     from perfmodel.sim.records.result import RunResult
 
 Progress = Callable[[int, int | None], None]
 
 _MOST_BYTES_READ = 100_000_000  # of a steps.csv: about a million records
-
-RUN_FILES = ("requests.csv", "steps.csv", "result.json", "report.html", "timeline.json")
-
-
-def open_folder(path: Path) -> Path:
-    """Make the folder for a run's files, without those of an earlier run; or say why it cannot be."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        for name in RUN_FILES:
-            (path / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise SpecError(f"--out {path}: {error.strerror or error}; give a folder that can be written.") from None
-    return path
 
 
 def run_to_folder(
@@ -40,21 +28,32 @@ def run_to_folder(
 
     Ctrl-C ends with status 130; records written so far stay where they are.
     """
-    folder = open_folder(out) if out is not None else None
+    folder = _folder(out) if out is not None else None
     try:
         with progress_bar(what) as progress:
-            result = run(progress, folder)
-        present(result, folder, as_json)
+            result = run(progress, folder.work if folder is not None else None)
+        if folder is not None:
+            _write_files(result, folder.work)
+            folder.finish()
     except KeyboardInterrupt:
-        kept = f"the finished requests are in {folder / 'requests.csv'}." if folder else "nothing was saved (no --out)."
-        say(f"interrupted: {kept}")
+        records = f"the finished requests are in {folder.work / 'requests.csv'}" if folder else None
+        say(f"interrupted: {records or 'nothing was saved (no --out)'}.")
         raise typer.Exit(EXIT_INTERRUPTED) from None
+    except (PerfmodelError, OSError):
+        if folder is not None:
+            folder.give_up()
+        raise
+    present(result, out, as_json)
+
+
+def _folder(out: Path) -> "RunFolder":
+    from perfmodel.report.run_folder import RunFolder
+
+    return RunFolder(out)
 
 
 def present(result: "RunResult", folder: Path | None, as_json: bool) -> None:
-    """Print the answer; with a folder, write its files first and name them."""
-    if folder is not None:
-        _write_files(result, folder)
+    """Print the answer; with a folder, name the files that are in it."""
     if as_json:
         print_json(result.to_json())
         return
@@ -71,25 +70,25 @@ def _write_files(result: "RunResult", folder: Path) -> None:
     import json
 
     from perfmodel.files.jsonable import to_jsonable
+    from perfmodel.files.whole import write_whole
     from perfmodel.planning.sweeps.step_report import estimate_mean_step
     from perfmodel.report.render.html import render_page
-    from perfmodel.report.runs.timeline import write_timeline
+    from perfmodel.report.runs import write_timeline
     from perfmodel.report.views.run import run_view
-    from perfmodel.report.written import write_text
 
     result = _with_records(result, folder)
-    write_text(folder / "result.json", json.dumps(to_jsonable(result.to_json()), indent=2) + "\n")
+    write_whole(folder / "result.json", json.dumps(to_jsonable(result.to_json()), indent=2) + "\n")
     try:
         step = estimate_mean_step(result)
     except PerfmodelError:  # the run itself succeeded: its report must not fail for an illustration
         step = None
-    write_text(folder / "report.html", render_page(run_view(result, step)))
+    write_whole(folder / "report.html", render_page(run_view(result, step)))
     write_timeline(folder / "timeline.json", result)
 
 
 def _with_records(result: "RunResult", folder: Path) -> "RunResult":
     """`result` with its step records in memory, unless they are too many to draw."""
-    from perfmodel.report.runs.records import read_steps
+    from perfmodel.report.runs import read_steps
 
     streamed = folder / "steps.csv"
     if result.steps is not None or not streamed.exists():

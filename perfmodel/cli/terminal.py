@@ -2,20 +2,25 @@
 
 __all__ = [
     "EXIT_BAD_INPUT",
+    "EXIT_CLOSED_PIPE",
     "EXIT_INTERRUPTED",
+    "EXIT_NO_ANSWER",
     "answer",
+    "close_stdout",
     "guarded",
     "print_json",
     "progress_bar",
     "say",
+    "say_refused",
     "show",
 ]
 
 import functools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -31,18 +36,30 @@ R = TypeVar("R")
 
 EXIT_BAD_INPUT = 2
 _PIPED_WIDTH = 140
+EXIT_NO_ANSWER = 1  # all was well read, and nothing serves what was asked for
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+EXIT_CLOSED_PIPE = 1  # as the libraries for terminals leave it: `perfmodel ... | head -1`
 
 
 def guarded(command: Callable[P, R]) -> Callable[P, R]:
-    """`command` with the input's faults as one line on stderr and status 2; other exceptions are bugs and pass."""
+    """`command` with what is wrong with the input, the disk or the memory as one line on stderr and status 2; other
+    exceptions are bugs and pass."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return command(*args, **kwargs)
+            result = command(*args, **kwargs)
+            sys.stdout.flush()  # where a full disk, or a reader that has left, shows
+            return result
         except PerfmodelError as error:
             say(f"error: {error}")
+            raise typer.Exit(EXIT_BAD_INPUT) from None
+        except BrokenPipeError:
+            raise typer.Exit(EXIT_CLOSED_PIPE) from None
+        except OSError as error:
+            raise typer.Exit(say_refused(error)) from None
+        except MemoryError:
+            say("error: there is not enough memory for this; ask for fewer requests, replicas or values.")
             raise typer.Exit(EXIT_BAD_INPUT) from None
         except KeyboardInterrupt:
             say("interrupted.")
@@ -52,8 +69,23 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def say(text: str) -> None:
-    """A line on stderr, which `--json` leaves free."""
-    print(text, file=sys.stderr, flush=True)
+    """A line on stderr, which `--json` leaves free; where nobody can be told, the exit status says it."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def say_refused(error: OSError) -> int:
+    """Say what the operating system did not let us read or write (a full disk, a folder of others); the exit status."""
+    say(f"error: {error.filename or 'the answer'} cannot be read or written: {error.strerror or error}.")
+    return EXIT_BAD_INPUT
+
+
+def close_stdout() -> None:
+    """Forget what could not be written, or the interpreter would try again on its way out and show a traceback."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show(document: "Document") -> None:

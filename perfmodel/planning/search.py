@@ -26,7 +26,7 @@ from perfmodel.planning.deployments.runs import Records, Runs, Settled
 from perfmodel.planning.jobs.result import JobPlan
 from perfmodel.planning.jobs.search import plan_job
 from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.rates import at_rate, wanted_rate
+from perfmodel.planning.screening.demand import at_rate, wanted_rate
 from perfmodel.planning.screening.screen import Screen, Screened
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.spec import PlanSpec

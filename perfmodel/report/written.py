@@ -1,6 +1,6 @@
 """`--report FILE`: a document as Markdown or as a page, its pictures and the answer's JSON, side by side."""
 
-__all__ = ["check_report_file", "write_report", "write_text"]
+__all__ = ["check_report_file", "write_report"]
 
 import datetime
 import json
@@ -11,6 +11,7 @@ from typing import Any
 from perfmodel import __version__
 from perfmodel.errors import SpecError
 from perfmodel.files.jsonable import to_jsonable
+from perfmodel.files.whole import write_wholes
 from perfmodel.report.document import Document, pictures_of
 
 _ENDINGS = (".md", ".html")
@@ -42,17 +43,4 @@ def write_report(document: Document, answer: Mapping[str, Any], path: Path) -> l
 
         texts[path] = render_page(document)
     texts[path.with_suffix(".json")] = json.dumps(to_jsonable(answer), indent=1, ensure_ascii=False) + "\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for file, text in texts.items():
-            file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"--report {path}: cannot be written: {error.strerror}.") from None
-    return list(texts)
-
-
-def write_text(path: Path, text: str) -> Path:
-    """Write through a temporary name, so that a file is either whole or not there."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    return partial.replace(path)
+    return write_wholes(texts)

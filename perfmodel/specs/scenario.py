@@ -13,9 +13,9 @@ from perfmodel.files.blocks import Block
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.cluster import ClusterSpec
+from perfmodel.specs.engine.devices import refuse_missing_units
 from perfmodel.specs.engine.kv import PromptCompression
 from perfmodel.specs.engine.spec import EngineSpec
-from perfmodel.specs.engine.units import refuse_missing_units
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.pools import PoolGroup, PoolSpec

@@ -19,7 +19,7 @@ from perfmodel.files.catalog import find_file, list_names
 from perfmodel.files.validation import parse, show_value
 from perfmodel.files.yaml_loader import LoadedYaml, Path, Positions, load_yaml
 from perfmodel.models.cards import as_asked, load_model
-from perfmodel.specs.engine.defaults import default_of
+from perfmodel.specs.engine.devices import default_of
 from perfmodel.specs.engine.reading import resolve_engine
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import DEFAULT_NETWORK, find_network

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from perfmodel.errors import SpecError, UnsupportedError
 from perfmodel.files.yaml_loader import Path, Positions
-from perfmodel.models.formats.by_layer import with_layer_formats
-from perfmodel.models.formats.kv_cache import with_eviction
-from perfmodel.models.formats.quantization import with_dtype, with_quantization
+from perfmodel.models.kv_formats import with_eviction
+from perfmodel.models.layer_formats import with_layer_formats
 from perfmodel.models.model_changes import ModelChanges
+from perfmodel.models.number_formats import with_dtype, with_quantization
 from perfmodel.models.spec import ChangedFrom, ModelSpec
-from perfmodel.specs.engine.defaults import with_defaults
+from perfmodel.specs.engine.devices import with_defaults
 from perfmodel.specs.engine.formats import auto_dtype
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.startup import refuse_to_start

@@ -24,7 +24,7 @@ from perfmodel.cost.forms.messages.links import link_for
 from perfmodel.cost.forms.messages.nccl import CollectiveSizes, collective_seconds
 from perfmodel.ops.extents import DecodeExtent, HeadsExtent
 from perfmodel.validate.breakdown import kernel_breakdown, message_breakdown
-from perfmodel.validate.groups import NOT_APPLICABLE, Dimension, range_names
+from perfmodel.validate.report import NOT_APPLICABLE, Dimension, range_names
 
 _ROWS = (16, 128, 1024, 8192)  # M of matrix multiplications, tokens of experts and projections
 _CONTEXT = (512, 2048, 8192, 32768)  # KV tokens of a sequence

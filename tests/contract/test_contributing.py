@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import pytest
@@ -19,6 +20,8 @@ from perfmodel.ops.node import on_tokens
 from perfmodel.ops.work import Work
 from perfmodel.sim import simulate
 from perfmodel.specs import load_hardware, load_model, load_scenario
+
+ROOT = Path(__file__).parents[2]
 
 DEVICE = """
 name: my-accelerator
@@ -224,3 +227,11 @@ def test_an_optimisation_that_changes_plans_acts_in_the_engine_alone():
     assert on["prefix_cache_hit_rate"] > 0.2
     assert not off["prefix_cache_hit_rate"]
     assert on["mean_ttft_ms"] < off["mean_ttft_ms"]
+
+
+def test_every_benchmark_is_run_or_named_where_benchmarks_are_run() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    scripts = sorted(path.name for path in (ROOT / "benchmarks").iterdir() if not path.name.startswith("_"))
+    assert [name for name in scripts if name not in makefile] == []
+    recipe = makefile.partition("\nbench:")[2].partition("\n\n")[0]
+    assert "benchmarks/*" not in recipe

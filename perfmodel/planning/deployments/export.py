@@ -1,6 +1,6 @@
 """A deployment as something to start: `vllm serve` command lines and a scenario file."""
 
-__all__ = ["device_files", "engine_arguments", "export_plan", "scenario_yaml", "serve_commands"]
+__all__ = ["engine_arguments", "export_plan", "serve_commands"]
 
 import json
 import shlex
@@ -10,11 +10,12 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import find_file
+from perfmodel.files.whole import write_wholes
 from perfmodel.files.yaml_loader import Positions, dump_yaml, load_yaml
 from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.resilience import carried_cluster, requests_with_failures
 from perfmodel.planning.deployments.result import PlanResult
-from perfmodel.planning.screening.rates import at_rate
+from perfmodel.planning.screening.demand import at_rate
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.overrides import apply_override, as_overrides, parse_override
@@ -83,10 +84,10 @@ def engine_arguments(engine: EngineSpec) -> list[str]:
     return arguments
 
 
-def scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
+def _scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
     """The base scenario's file with what the plan has chosen, at the rate that was planned for.
 
-    A device that overrides have changed is named as the file beside it that `device_files` writes.
+    A device that overrides have changed is named as the file beside it that `_device_files` writes.
     """
     loaded = load_yaml(find_file("scenarios", result.base.path))
     data: dict[str, Any] = loaded.data
@@ -107,7 +108,7 @@ def scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
             data["hardware"] = f"./{_device_file(candidate.layout.scenario.hardware)}"
             continue
         apply_override(change, data, change.path, Positions(result.base.path))
-    if device_files(result, finalist):  # a later override, the plan's own choice, has put the plain name there again
+    if _device_files(result, finalist):  # a later override, the plan's own choice, has put the plain name there again
         data["hardware"] = f"./{_device_file(candidate.layout.scenario.hardware)}"
     data["name"] = f"{result.scenario.name}-planned"
     heading = f"# Chosen by `perfmodel plan {Path(result.base.path).name}`: {finalist.label}.\n"
@@ -134,7 +135,7 @@ def _not_here(result: PlanResult, finalist: Finalist) -> list[str]:
     return lines
 
 
-def device_files(result: PlanResult, finalist: Finalist) -> dict[str, str]:
+def _device_files(result: PlanResult, finalist: Finalist) -> dict[str, str]:
     """File name -> text, of the device where `--set hardware...` has changed what its file says."""
     changed = [text for text in result.base.overrides if text.startswith("hardware.")]
     if not changed:
@@ -162,13 +163,7 @@ def export_plan(result: PlanResult, folder: Path) -> list[Path]:
         folder / "serve.sh": "\n".join(
             ["#!/bin/sh", *(f"# {line}" for line in _not_here(result, winner)), *serve_commands(result, winner), ""]
         ),
-        folder / f"{result.scenario.name}-planned.yaml": scenario_yaml(result, winner),
-        **{folder / name: text for name, text in device_files(result, winner).items()},
+        folder / f"{result.scenario.name}-planned.yaml": _scenario_yaml(result, winner),
+        **{folder / name: text for name, text in _device_files(result, winner).items()},
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file, text in texts.items():
-            file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"--export {folder}: cannot be written: {error.strerror}.") from None
-    return list(texts)
+    return write_wholes(texts)

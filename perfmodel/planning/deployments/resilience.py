@@ -12,10 +12,10 @@ from perfmodel.errors import SpecError
 from perfmodel.planning.deployments.choice import may_have
 from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.result import PlanResult, Resilience
-from perfmodel.planning.screening.rates import at_rate
+from perfmodel.planning.screening.demand import at_rate
 from perfmodel.sim import simulate
-from perfmodel.specs.autoscaling import FailuresSpec
 from perfmodel.specs.overrides import as_overrides
+from perfmodel.specs.pools import FailuresSpec
 from perfmodel.specs.scenario import Scenario
 
 _CARRIED = ("failures", "gateway")

@@ -21,7 +21,7 @@ from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.metrics import device_shares
 from perfmodel.planning.sweeps.points import Point, Record
-from perfmodel.planning.sweeps.stored_points import StoredPoint, stored_records
+from perfmodel.planning.sweeps.sweep import StoredPoint, stored_records
 from perfmodel.planning.sweeps.workers import Progress, spread
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides

@@ -12,10 +12,9 @@ from perfmodel.planning.sensitivity.crossovers import BoundChange, Payoff, bound
 from perfmodel.planning.sensitivity.result import WhatIfResult
 from perfmodel.planning.sensitivity.vary import axis_of, suspects
 from perfmodel.planning.sensitivity.whatif import WhatIf, answer, default_metrics
-from perfmodel.planning.step import StepSpec
 from perfmodel.planning.sweeps.metrics import batch_shape
 from perfmodel.planning.sweeps.points import Point, load_point
-from perfmodel.planning.sweeps.typical_step import choose_step, engine_of_step
+from perfmodel.planning.sweeps.typical_step import StepSpec, choose_step, engine_of_step
 from perfmodel.planning.sweeps.workers import Progress
 from perfmodel.specs.scenario import Scenario
 

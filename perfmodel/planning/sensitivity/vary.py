@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.step import StepSpec
+from perfmodel.planning.sweeps.typical_step import StepSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.overrides import hardware_path, list_position
 from perfmodel.specs.scenario import Scenario
 
 _NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(.*)")
+_ONE_END = re.compile(r"\.\.[^/]*|[^/]*\.\.")
 _RANGE = re.compile(r"(.+?)\.\.(.+?)(?::(\d+))?")
 _NUM_VALUES = 5
 _MOST_VALUES = 200
@@ -106,6 +107,8 @@ def axis_of(text: str, scenario: Scenario, step: StepSpec | None = None) -> Axis
     present = present_value(path, scenario, step)
     is_whole = isinstance(present, int)
     found = _RANGE.fullmatch(values)
+    if _ONE_END.fullmatch(values):
+        raise SpecError(f"--vary {text}: found {values}, allowed both ends of a range, as in {path}=1..8 or =0.5x..2x.")
     if found is not None:
         xs, unit = _spaced(text, found[1], found[2], int(found[3] or _NUM_VALUES))
     else:

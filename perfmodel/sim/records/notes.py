@@ -9,7 +9,7 @@ from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.routing import dropped_share, popularity_of
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.sim.traffic.workload import Workload
-from perfmodel.specs.engine.defaults import engine_notes
+from perfmodel.specs.engine.devices import engine_notes
 from perfmodel.specs.engine.formats import format_notes
 from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.prices import stale_price_notes

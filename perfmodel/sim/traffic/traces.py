@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, TextIO
 from perfmodel.errors import WorkloadError
 from perfmodel.files.bounded import bounded_lines, parse_json
 
+_LATEST_S = 1e11  # seconds of an epoch, and then some: the year 5138
+
 
 class TraceRow(NamedTuple):
     """One recorded request; `arrival_s` counts from the first."""
@@ -57,6 +59,8 @@ def _checked(path: Path, lines: Iterator[tuple[int, Any]]) -> Iterator[TraceRow]
                     f"found {row.num_prompt_tokens} input and {row.num_output_tokens} output tokens, "
                     f"expected at least one of each"
                 )
+            if not abs(row.arrival_s) <= _LATEST_S:  # which what is no number is not, either
+                raise _BadLineError(f"found an arrival at {row.arrival_s:g} s, expected at most {_LATEST_S:g}")
             first = row.arrival_s if first is None else first
             if row.arrival_s - first < last:
                 raise _BadLineError("its arrival is before the previous one's; sort the trace by time")
@@ -66,7 +70,7 @@ def _checked(path: Path, lines: Iterator[tuple[int, Any]]) -> Iterator[TraceRow]
             )
     except _BadLineError as error:
         raise WorkloadError(f"{path}:{number}: {error}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         what = f"has no field {error}" if isinstance(error, KeyError) else f"cannot be read ({error})"
         raise WorkloadError(f"{path}:{number}: the line {what}") from None
     except csv.Error as error:

@@ -70,7 +70,7 @@ def test_interrupting_keeps_the_finished_records(tmp_path):
     assert process.returncode == 130, err
     assert out == ""
     assert err == f"interrupted: the finished requests are in {records}.\n"
-    from perfmodel.report.runs.records import read_requests
+    from perfmodel.report.runs import read_requests
 
     requests = read_requests(records)
     assert len(requests) > 100

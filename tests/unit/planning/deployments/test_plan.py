@@ -14,7 +14,7 @@ from perfmodel.errors import SpecError
 from perfmodel.planning.deployments.choice import deployed, finalists, objective_key, pick_replicas, shortfalls
 from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.rates import wanted_rate
+from perfmodel.planning.screening.demand import wanted_rate
 from perfmodel.planning.screening.screen import Screened
 from perfmodel.planning.search import make_plan
 from perfmodel.planning.spec import PlanSpec
@@ -158,6 +158,15 @@ def test_an_slo_beyond_reach_says_what_comes_nearest(store: Path) -> None:
     assert "attention heads do not divide" in str(with_no_candidate)
 
 
+@pytest.mark.parametrize("flag", ["--json", "--export=out"])
+def test_a_plan_without_an_answer_says_so_by_its_exit_status(tmp_path: Path, store: Path, flag: str) -> None:
+    """1, with the reasons on stdout; 2 where files were asked for that cannot be."""
+    flags = [f"--set={text}" for text in (*SHORT, SPACE, "plan.space.tensor_parallel_size=[3]")]
+    ran = CliRunner().invoke(app, ["plan", "llama-3.1-8b-a100", *flags, "--store", str(store), flag])
+    assert ran.exit_code == (1 if flag == "--json" else 2), ran.output
+    assert bool(ran.stdout) == (flag == "--json")
+
+
 def test_from_the_command_line_to_files_that_serve(tmp_path: Path, store: Path, result: PlanResult) -> None:
     """What `--export` writes is a scenario with the plan's engine and rate, and a command of vLLM's."""
     flags = [f"--set={text}" for text in (*SHORT, "traffic.arrivals.rate=60", SPACE)]
@@ -234,7 +243,7 @@ def test_what_is_exported_simulates_to_the_plans_own_answer(
     """Of a device with changed facts, of unequal pools, with drafts: the same requests, the same answer."""
     from perfmodel import sim
     from perfmodel.planning.deployments.export import export_plan, serve_commands
-    from perfmodel.planning.screening.rates import at_rate
+    from perfmodel.planning.screening.demand import at_rate
     from perfmodel.specs.overrides import as_overrides
 
     found = make_plan("llama-3.1-8b-a100", (*SHORT, *overrides, space), store, workers=1)

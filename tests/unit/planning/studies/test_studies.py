@@ -8,9 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli import app
-from perfmodel.planning.studies.file import list_studies, load_study
-from perfmodel.planning.studies.result import StudyPart, StudyResult
-from perfmodel.planning.studies.study import executed_points, quick, simulated_points
+from perfmodel.planning.studies.spec import list_studies, load_study
+from perfmodel.planning.studies.study import StudyPart, StudyResult, executed_points, quick, simulated_points
 from perfmodel.planning.sweeps.findings import crossings
 from perfmodel.planning.sweeps.points import Point, Record, evaluate
 from perfmodel.planning.sweeps.sweep import sweep

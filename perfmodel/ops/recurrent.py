@@ -8,7 +8,6 @@ say so have it (Qwen3.5, Nemotron-3); the window of the causal convolution is in
 __all__ = [
     "STATE_BYTES",
     "StateShape",
-    "causal_conv",
     "chunked_delta_rule",
     "chunked_ssd",
     "conv_channels",
@@ -56,7 +55,7 @@ class StateShape(NamedTuple):
         return self.num_heads * self.rows * self.columns
 
 
-def causal_conv(num_tokens: float, channels: int, kernel: int, element_bytes: float) -> Work:
+def _causal_conv(num_tokens: float, channels: int, kernel: int, element_bytes: float) -> Work:
     """Depthwise causal convolution with activation: FLOPs = 2 k n c (+ 5 n c), bytes 2 n c b (+ weights c k b).
 
     num_tokens n, channels c: rows and columns; kernel k: taps; element_bytes b: of an element, in bytes
@@ -196,7 +195,7 @@ def delta_net_nodes(mixer: GatedDeltaNet, context: LayerContext) -> list[Operato
     return [
         on_tokens("in_proj", partial(gemm, "in_proj", n=channels + values, k=hidden, form=form)),
         on_tokens("gates_proj", partial(gemm, "gates_proj", n=2 * state.num_heads, k=hidden, form=form)),
-        on_tokens("causal_conv", lambda n: causal_conv(n, channels, mixer.conv_kernel, size)),
+        on_tokens("causal_conv", lambda n: _causal_conv(n, channels, mixer.conv_kernel, size)),
         on_prefills("chunked_scan", lambda prefills: chunked_delta_rule(prefills, state)),
         on_decodes("state_update", lambda seqs, _, queries: state_update(seqs, state, queries=queries)),
         *_gated_norm(values, context),
@@ -219,7 +218,7 @@ def mamba_nodes(mixer: Mamba, context: LayerContext) -> list[OperatorNode]:
     flops = 5.0 if dt_rank is None else 9.0  # Mamba-2's decay is one number per head
     nodes = [
         on_tokens("in_proj", partial(gemm, "in_proj", n=width, k=hidden, form=form, has_bias=bias)),
-        on_tokens("causal_conv", lambda n: causal_conv(n, channels, mixer.conv_kernel, size)),
+        on_tokens("causal_conv", lambda n: _causal_conv(n, channels, mixer.conv_kernel, size)),
     ]
     if dt_rank is not None:
         nodes += _step_projections(dt_rank, inner, mixer.state_size, context)

@@ -5,7 +5,7 @@ and values, h_k + h_v (Linformer). Kept in fp32, as the states of `scan` are. Pr
 matrix multiplications: scores inside a chunk, the state between chunks.
 """
 
-__all__ = ["LinearHeads", "linear_attention_nodes", "linear_decode", "linear_heads", "linear_prefill"]
+__all__ = ["LinearHeads", "linear_attention_nodes", "linear_decode", "linear_heads"]
 
 from collections.abc import Sequence
 from math import ceil
@@ -15,7 +15,7 @@ from perfmodel.models.architecture import LinearAttention
 from perfmodel.ops.elementwise import rope
 from perfmodel.ops.linear import linear_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_prefills, on_tokens
-from perfmodel.ops.recurrent.scan import STATE_BYTES
+from perfmodel.ops.recurrent import STATE_BYTES
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import Work
 
@@ -90,7 +90,7 @@ def linear_decode(num_seqs: float, heads: LinearHeads, queries: float = 1.0) -> 
     )
 
 
-def linear_prefill(prefills: Sequence[tuple[int, int]], heads: LinearHeads) -> Work:
+def _linear_prefill(prefills: Sequence[tuple[int, int]], heads: LinearHeads) -> Work:
     """`prefills` of T new tokens each: T flops_per_token and, inside chunks of c tokens, T c / 2 scores per head.
 
         FLOPs = T flops_per_token + H T min(c, T) (m + h_v)      half of 2 T c (m + h_v): causal
@@ -129,7 +129,7 @@ def linear_attention_nodes(mixer: LinearAttention, context: LayerContext) -> lis
     rotated = (heads.num_heads + heads.num_kv_heads) * heads.head_dim
     if mixer.use_rope:
         nodes.append(on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=fused)))
-    nodes.append(on_prefills("linear_prefill", lambda prefills: linear_prefill(prefills, heads)))
+    nodes.append(on_prefills("linear_prefill", lambda prefills: _linear_prefill(prefills, heads)))
     nodes.append(on_decodes("linear_decode", lambda seqs, _, queries: linear_decode(seqs, heads, queries)))
     out = heads.num_heads * heads.v_head_dim
     return nodes + linear_nodes({"o_proj": context.hidden}, out, form, has_bias=mixer.out_bias)

@@ -1,18 +1,24 @@
-"""A run as a trace: open it in ui.perfetto.dev or chrome://tracing.
+"""A run as files: its records, read back, and a timeline to open in ui.perfetto.dev or chrome://tracing.
 
-One process per replica with its steps and counters, one process with a track per request. Times in microseconds
-since the start of the run. Format: the Trace Event Format's `traceEvents` (phases X, C and M).
+Records are requests.csv and steps.csv as a run streams them, one line each, named as the columns are. Floats are
+written with `repr`, so reading gives back the same bits. A run that was cut short leaves whole lines and perhaps a last
+broken one, which is passed over.
+
+A timeline has one process per replica with its steps and counters, one process with a track per request. Times in
+microseconds since the start of the run. Format: the Trace Event Format's `traceEvents` (phases X, C and M).
 """
 
-__all__ = ["MAX_REQUESTS", "MAX_STEPS", "step_kind", "timeline_json", "write_timeline"]
+__all__ = ["MAX_REQUESTS", "MAX_STEPS", "read_requests", "read_steps", "timeline_json", "write_timeline"]
 
 import json
 from collections.abc import Iterator
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from perfmodel.errors import WorkloadError
 from perfmodel.report.plots.series import replicas_of
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult
@@ -22,6 +28,36 @@ MAX_REQUESTS = 200  # requests drawn, in order of arrival
 
 _REQUESTS_PID = 10_000
 Event = dict[str, Any]
+
+
+def read_requests(path: Path) -> RequestColumns:
+    """The finished requests in a file of this module or of the simulator's writer; further columns are ignored."""
+    return RequestColumns(**_read(path, RequestColumns))
+
+
+def read_steps(path: Path) -> StepColumns:
+    """The step records in a file of this module or of the simulator's writer; further columns are ignored."""
+    return StepColumns(**_read(path, StepColumns))
+
+
+def _read(path: Path, kind: type[RequestColumns] | type[StepColumns]) -> dict[str, Any]:
+    with path.open("rb") as file:
+        header = file.readline().decode().strip().split(",")
+        body = file.read()
+    wanted = [column.name for column in fields(kind) if column.default is MISSING or column.name in header]
+    missing = [name for name in wanted if name not in header]
+    if missing:
+        raise WorkloadError(f"{path}: has no column {missing[0]!r}, so it is no record file of perfmodel.")
+    whole = body[: body.rfind(b"\n") + 1]  # a last line without its end was cut short
+    is_float = [name.endswith("_s") for name in wanted]
+    dtype = np.dtype(
+        [(name, np.float64 if floats else np.int64) for name, floats in zip(wanted, is_float, strict=True)]
+    )
+    lines = whole.decode().splitlines()
+    if not lines:
+        return {name: np.empty(0, dtype[name]) for name in wanted}
+    table = np.loadtxt(lines, delimiter=",", dtype=dtype, usecols=[header.index(name) for name in wanted], ndmin=1)
+    return {name: np.ascontiguousarray(table[name]) for name in wanted}
 
 
 def timeline_json(result: RunResult) -> dict[str, Any]:
@@ -39,9 +75,9 @@ def timeline_json(result: RunResult) -> dict[str, Any]:
 
 def write_timeline(path: Path, result: RunResult) -> Path:
     """Write the trace and return its path."""
-    from perfmodel.report.written import write_text
+    from perfmodel.files.whole import write_whole
 
-    return write_text(path, json.dumps(timeline_json(result), separators=(",", ":"), allow_nan=False))
+    return write_whole(path, json.dumps(timeline_json(result), separators=(",", ":"), allow_nan=False))
 
 
 def _shown(shown: int, total: int, what: str) -> str:
@@ -70,7 +106,7 @@ def _step_events(steps: StepColumns, num_blocks: int) -> Iterator[Event]:
         track = _free_track(tracks[replica], steps.start_s[row], steps.end_s[row])
         yield {
             "ph": "X",
-            "name": step_kind(steps, int(row)),
+            "name": _step_kind(steps, int(row)),
             "cat": "step",
             "pid": replica,
             "tid": track,
@@ -99,7 +135,7 @@ def _free_track(ends: list[float], start: float, end: float) -> int:
     return track
 
 
-def step_kind(steps: StepColumns, row: int) -> str:
+def _step_kind(steps: StepColumns, row: int) -> str:
     """`decode`, `chunk` (prefill only) or `mixed`; a record of many equal steps says how many."""
     decodes, chunks, num_steps = int(steps.num_decodes[row]), int(steps.num_chunks[row]), int(steps.num_steps[row])
     kind = "mixed" if decodes and chunks else "decode" if decodes else "chunk"

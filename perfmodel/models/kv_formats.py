@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from perfmodel.errors import SpecError
 from perfmodel.models.architecture import Attention, Layer
-from perfmodel.models.formats.quantization import kv_element_bytes
+from perfmodel.models.number_formats import kv_element_bytes
 from perfmodel.models.spec import ModelSpec
 
 # Vector instructions that make a 16-bit number of a cached integer: conversion and multiply-add for a byte; shift and

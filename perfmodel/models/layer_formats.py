@@ -12,7 +12,7 @@ from pydantic import Field
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
 from perfmodel.models.architecture import QuantizationSpec
-from perfmodel.models.formats.quantization import with_quantization
+from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.params import layer_parameters, stored_bytes
 from perfmodel.models.spec import ModelSpec
 

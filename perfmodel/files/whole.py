@@ -1,0 +1,39 @@
+"""Files written as a whole: each is the old one or the new one, whatever fails on the way, and nothing half stays."""
+
+__all__ = ["write_whole", "write_wholes"]
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from perfmodel.errors import SpecError
+
+
+def write_wholes(texts: Mapping[Path, str]) -> list[Path]:
+    """Write texts to files that belong together, and return these; folders are made, and none is replaced before all
+    are written.
+
+    Raises SpecError where one cannot be written, and then none is changed.
+    """
+    partials = {file: file.with_name(f"{file.name}.partial") for file in texts}
+    try:
+        for file, partial in partials.items():
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(texts[file], encoding="utf-8")
+        for file, partial in partials.items():
+            partial.replace(file)
+    except OSError as error:
+        for partial in partials.values():
+            _remove(partial)
+        raise SpecError(f"{file}: cannot be written: {error.strerror or error}.") from None
+    return list(texts)
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """`write_wholes` of one file."""
+    return write_wholes({path: text})[0]
+
+
+def _remove(partial: Path) -> None:
+    with suppress(OSError):  # its folder is none, or not ours: then it was not written either
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,138 @@
+"""What the machine does to a command: full disks, readers that leave, files of others, names that are paths."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from perfmodel.cli import app
+from perfmodel.errors import SpecError
+from perfmodel.files.whole import write_wholes
+from perfmodel.report.run_folder import RunFolder
+
+SCENARIO = "llama-3.1-8b-a100"
+FEW = ("--set", "traffic.num_requests=20")
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    return lambda *args: CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def _refused(result, wanted: str) -> None:
+    assert result.exit_code == 2, result.output
+    assert wanted in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in result.stderr
+
+
+def _shell(line: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    command = line.replace("perfmodel", f"{sys.executable} -m perfmodel", 1)
+    return subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, env=os.environ, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "line", [f"perfmodel memory {SCENARIO}", f"perfmodel memory {SCENARIO} --json", "perfmodel -h"]
+)
+def test_a_full_disk_under_the_answer_is_one_sentence(tmp_path, line):
+    found = _shell(f"{line} > /dev/full", tmp_path)
+    assert found.returncode == 2
+    assert found.stderr == "error: the answer cannot be read or written: No space left on device.\n"
+
+
+@pytest.mark.parametrize("flag", ["", "--json"])
+def test_a_reader_that_leaves_is_no_error(tmp_path, flag):
+    found = _shell(f"perfmodel hardware list {flag} | head -1", tmp_path)
+    assert found.stdout.count("\n") == 1
+    assert found.stderr == ""
+
+
+def test_a_rerun_leaves_the_old_report_until_the_new_one_is_there(tmp_path):
+    first = RunFolder(tmp_path / "out")
+    assert first.work == first.path
+    (first.work / "result.json").write_text('{"provenance": {}}')
+    (first.work / "report.html").write_text("old")
+    first.finish()
+    second = RunFolder(tmp_path / "out")
+    (second.work / "result.json").write_text('{"provenance": {}}')
+    assert (tmp_path / "out" / "report.html").read_text() == "old"
+    second.give_up()
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"result.json", "report.html"}
+    third = RunFolder(tmp_path / "out")
+    (third.work / "report.html").write_text("new")
+    third.finish()
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"report.html"}
+    assert (tmp_path / "out" / "report.html").read_text() == "new"
+
+
+def test_a_rerun_replaces_its_own_files_and_those_of_a_run_that_was_cut_short(run, tmp_path):
+    for _ in range(2):
+        assert run("simulate", SCENARIO, *FEW, "--out", "out").exit_code == 0
+    whole = {file.name for file in (tmp_path / "out").iterdir()}
+    for name in ("result.json", "report.html", "timeline.json"):
+        (tmp_path / "out" / name).unlink()
+    assert run("simulate", SCENARIO, *FEW, "--out", "out").exit_code == 0
+    assert {file.name for file in (tmp_path / "out").iterdir()} == whole
+
+
+@pytest.mark.parametrize("name", ["requests.csv", "report.html", "result.json"])
+def test_a_file_that_no_run_has_written_stays(run, tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    _refused(run("simulate", SCENARIO, *FEW, "--out", "."), f"found {name}, which no run of perfmodel has written")
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_roofline_leaves_a_run_beside_it_alone(run, tmp_path):
+    assert run("simulate", SCENARIO, *FEW, "--out", "out").exit_code == 0
+    before = {file: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    assert run("roofline", SCENARIO, "--out", "out").exit_code == 0
+    assert all(file.read_bytes() == content for file, content in before.items())
+
+
+def test_a_roofline_is_no_pdf(run, tmp_path):
+    _refused(run("roofline", SCENARIO, "--out", "x.pdf"), "--out x.pdf: allowed an .html file, or a folder")
+    assert not (tmp_path / "x.pdf").exists()
+
+
+@pytest.mark.parametrize("name", ["../evil", "/evil", "..", "a\\b", "a\nb", "x" * 300])
+def test_a_name_is_never_a_path(run, tmp_path, name):
+    import yaml
+
+    text = yaml.safe_load(Path(__file__).parents[3].joinpath(f"workloads/scenarios/{SCENARIO}.yaml").read_text())
+    (tmp_path / "in" / "out").mkdir(parents=True)
+    (tmp_path / "in" / "mine.yaml").write_text(yaml.safe_dump(text | {"name": name}))
+    for command in ("roofline", "simulate"):
+        _refused(run(command, "in/mine.yaml", "--out", "in/out"), "allowed a name that a file can have")
+    assert {path.name for path in tmp_path.rglob("*")} == {"in", "out", "mine.yaml"}
+
+
+def test_nothing_half_stays_where_a_file_cannot_be_written(tmp_path):
+    (tmp_path / "a").write_text("old")  # no folder for the second file
+    with pytest.raises(SpecError, match="b: cannot be written"):
+        write_wholes({tmp_path / "a": "new", tmp_path / "a" / "b": ""})
+    assert (tmp_path / "a").read_text() == "old"
+    assert {file.name for file in tmp_path.iterdir()} == {"a"}
+
+
+def test_devices_and_networks_are_told_apart_by_what_their_files_say(run):
+    folder = Path(__file__).parents[3] / "hardware_specs"
+    for file in (folder / "h100-sxm-80gb.yaml", folder / "networks" / "ethernet-100.yaml"):
+        found = run("hardware", "show", file)
+        assert found.exit_code == 0, found.output
+        assert file.stem in found.stdout
+
+
+def test_a_range_without_an_end_is_its_own_mistake(run):
+    found = run("whatif", SCENARIO, "--vary", "traffic.arrivals.rate=1..")
+    _refused(found, "--vary traffic.arrivals.rate=1..: found 1.., allowed both ends of a range")
+
+
+def test_a_file_is_no_run_with_a_log_of_requests(run, tmp_path):
+    (tmp_path / "a.md").write_text("")
+    _refused(run("validate", "per-request", "a.md"), "a.md: found a file, allowed the folder of a run")
