@@ -56,11 +56,11 @@ class PromptTime:
         self._prompt_ticks += duration
 
     def _parts_of(self, shape: BatchShape, apart: Apart) -> tuple[int, int]:
-        """What `apart` says of a step like `shape`: tokens of prompts agree to 3 %, contexts to 1,024."""
+        """What `apart` says of the first step of about the sizes of `shape`."""
         num_decodes, prefills = shape.num_decodes, shape.prefills
         tokens = _rounded(shape.num_tokens - num_decodes)
         seen = sum([computed for _, computed in prefills])
-        key = (len(prefills), tokens, num_decodes, seen >> 8, shape.decode_context >> 10)
+        key = (len(prefills), tokens, _rounded(num_decodes), seen >> 9, _rounded(shape.decode_context))
         parts = self._parts.get(key)
         if parts is None:
             if len(self._parts) >= _MOST_PARTS:
@@ -75,8 +75,8 @@ class PromptTime:
 
 
 def _rounded(count: int) -> int:
-    """`count` to its leading five bits."""
-    shift = max(count.bit_length() - 5, 0)
+    """`count` to its leading four bits."""
+    shift = max(count.bit_length() - 4, 0)
     return (count + (1 << shift >> 1)) >> shift << shift
 
 
