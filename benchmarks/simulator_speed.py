@@ -1,14 +1,17 @@
 """How much CPU time and memory the simulator takes: to start, for a run, for each further request, streamed.
 
     python benchmarks/simulator_speed.py [--requests 10000 20000] [--stream 1000000] [--beside TREE] [--repeat 3]
+        [--scenario llama-3.1-8b-a100]
 
 Each run is a process of its own: `perfmodel simulate` of Llama-3.1-8B on one H100 under 2,048-in 256-out Poisson
-traffic at 4 requests/s, prediction intervals included. CPU seconds are the operating system's count for the whole
-process, so they do not depend on what else the machine does, except that busy neighbours slow a shared core down by a
-third and more. So --beside takes another checkout, or a compiled copy (`make compiled`: build/compiled): the two take
-turns, and the medians of --repeat turns are compared, as are their answers, bit by bit. Where Python may not write
-bytecode (PYTHONDONTWRITEBYTECODE), a tenth of a second goes into compiling the sources. The peak is the largest
-resident set. With --stream the records go to disk as they come.
+traffic at 4 requests/s, or of another scenario, prediction intervals included. Lengths that differ, as in chat traffic
+(llama-3.1-8b-a100), ask for the costs of thousands of steps before they come again: compare 20,000 requests with more.
+
+CPU seconds are the operating system's count for the whole process, so they do not depend on what else the machine does,
+except that busy neighbours slow a shared core down by a third and more. So --beside takes another checkout, or a
+compiled copy (`make compiled`: build/compiled): the two take turns, and the medians of --repeat turns are compared, as
+are their answers, bit by bit. Where Python may not write bytecode (PYTHONDONTWRITEBYTECODE), a tenth of a second goes
+into compiling the sources. The peak is the largest resident set. With --stream the records go to disk as they come.
 
 Targets on an idle core: 0.45 s to start; 1.5 s for 10,000 requests, 1 s compiled; 85 us for each further one, 40
 compiled; 85 s and 0.3 GB for 1,000,000 streamed, 45 s compiled.
@@ -31,11 +34,11 @@ _FEWEST = 10  # requests of a run that is little but start-up
 
 
 def run(
-    num_requests: int, streams: bool, settings: Sequence[str] = (), tree: Path = HERE
+    num_requests: int, streams: bool, settings: Sequence[str] = (), tree: Path = HERE, scenario: str = SCENARIO
 ) -> tuple[dict[str, Any], Any]:
     """One run of the command of `tree` in a fresh process, with further `--set` overrides: its cost, its answer."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "perfmodel", "simulate", SCENARIO, "--json"]
+        command = [sys.executable, "-m", "perfmodel", "simulate", scenario, "--json"]
         for setting in (f"traffic.num_requests={num_requests}", *settings):
             command += ["--set", setting]
         if streams:
@@ -68,13 +71,15 @@ def measure(num_requests: int, streams: bool, settings: Sequence[str] = ()) -> d
     return run(num_requests, streams, settings)[0]
 
 
-def compare(num_requests: int, streams: bool, trees: Sequence[Path], repeat: int) -> list[dict[str, float]]:
+def compare(
+    num_requests: int, streams: bool, trees: Sequence[Path], repeat: int, scenario: str = SCENARIO
+) -> list[dict[str, float]]:
     """Median costs of runs in each of `trees`, which take turns. Exits if their answers differ."""
     turns: list[list[dict[str, float]]] = [[] for _ in trees]
     for _ in range(repeat):
         answers = []
         for tree, costs in zip(trees, turns, strict=True):
-            cost, answer = run(num_requests, streams, tree=tree)
+            cost, answer = run(num_requests, streams, tree=tree, scenario=scenario)
             costs.append(cost)
             answers.append(answer)
         if any(answer != answers[0] for answer in answers):
@@ -88,6 +93,7 @@ def main() -> None:
     parser.add_argument("--stream", type=int, nargs="*", default=[], help="sizes whose records are streamed to disk")
     parser.add_argument("--beside", type=Path, help="another tree to take turns with")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--scenario", default=SCENARIO)
     arguments = parser.parse_args()
     trees = [HERE] if arguments.beside is None else [HERE, arguments.beside.resolve()]
     print(f"{'':<28}" + "".join(f"{name:>16}" for name in ("here", "beside", "ratio")[: 2 * len(trees) - 1]))
@@ -96,11 +102,12 @@ def main() -> None:
         ratio = [values[1] / values[0]] if len(values) == 2 and values[0] else []
         print(f"{what:<28}" + "".join(f"{value:>16,.{digits}f}" for value in [*values, *ratio]), flush=True)
 
-    compare(_FEWEST, False, trees, 1)  # writes the bytecode
-    show("start-up, CPU s", [cost["cpu_s"] for cost in compare(_FEWEST, False, trees, arguments.repeat)])
+    scenario, repeat = arguments.scenario, arguments.repeat
+    compare(_FEWEST, False, trees, 1, scenario)  # writes the bytecode
+    show("start-up, CPU s", [cost["cpu_s"] for cost in compare(_FEWEST, False, trees, repeat, scenario)])
     before: list[dict[str, float]] = []
     for count in sorted(arguments.requests):
-        costs = compare(count, False, trees, arguments.repeat)
+        costs = compare(count, False, trees, repeat, scenario)
         show(f"{count:,} requests, CPU s", [cost["cpu_s"] for cost in costs])
         if before:
             further = [
@@ -109,7 +116,7 @@ def main() -> None:
             show("each further request, us", [each * 1e6 for each in further], 1)
         before = costs
     for count in arguments.stream:
-        costs = compare(count, True, trees, 1)
+        costs = compare(count, True, trees, 1, scenario)
         show(f"{count:,} streamed, CPU s", [cost["cpu_s"] for cost in costs])
         show("    largest, GB", [cost["peak_gb"] for cost in costs], 3)
 
