@@ -4,7 +4,16 @@ Each dimension has the largest and the smallest amount that it takes, far beyond
 that are sums of quotients of them stay finite.
 """
 
-__all__ = ["Bytes", "BytesPerSecond", "FlopsPerSecond", "Hertz", "Milliseconds", "Seconds", "parse_quantity"]
+__all__ = [
+    "Bytes",
+    "BytesPerSecond",
+    "FlopsPerSecond",
+    "Hertz",
+    "Milliseconds",
+    "Seconds",
+    "parse_quantity",
+    "shortest_amount",
+]
 
 import re
 from math import inf
@@ -65,6 +74,20 @@ def parse_quantity(value: Any, dimension: str) -> Any:
             f"{value!r} is not a quantity in {dimension}; write a number, or a number with one of {_USUAL[dimension]}"
         )
     return float(match[1]) * (units[match[2]] if match[2] else 1.0)
+
+
+def shortest_amount(amount: float, unit: str) -> str:
+    """`amount` as anyone would write it in a file: the prefix that leaves the fewest digits (80 GB, 50 MiB, 0.6 us).
+
+    unit: B, B/s, FLOPS, Hz or s
+    """
+    prefixes = {p: f for p, f in _PREFIX.items() if p != "K"}
+    if unit == "s":
+        prefixes = {p: 10.0**exponent for p, exponent in (("", 0), ("m", -3), ("u", -6), ("n", -9))}
+    elif unit.startswith("B"):
+        prefixes |= _BINARY
+    written = [f"{amount / factor:.12g} {prefix}{unit}" for prefix, factor in prefixes.items()]
+    return min(written, key=lambda text: (len(text.split()[0].replace(".", "")), len(text)))
 
 
 def _within_range(written: Any, dimension: str) -> Any:

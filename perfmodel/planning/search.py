@@ -17,8 +17,10 @@ from pathlib import Path
 
 from perfmodel.files.blocks import block_as
 from perfmodel.planning.deployments.choice import Deployment, deployed, finalists, objective_key, shortfalls
+from perfmodel.planning.deployments.devices import device_answers, with_every_device
 from perfmodel.planning.deployments.finalist import Finalist, attained
 from perfmodel.planning.deployments.front import label_of, screened_front, simulated_front
+from perfmodel.planning.deployments.resilience import left_out, under_failures
 from perfmodel.planning.deployments.result import PlanResult, quantile_name
 from perfmodel.planning.deployments.runs import Records, Runs, Settled
 from perfmodel.planning.jobs.result import JobPlan
@@ -74,7 +76,7 @@ def make_plan(
         front = screened_front(screen, serving, spec, rate)
     run = Runs(base, scenario, spec, rate, str(store or default_store()), workers, engine)
     with shown("highest rates") as progress:
-        settled = run.settled(finalists(serving, spec), progress)
+        settled = run.settled(with_every_device(finalists(serving, spec), serving, spec), progress)
     with shown("at the rate") as progress:
         done = _drawn(screen, run.at_the_rate(settled, progress), rate)
     with shown("what a higher budget buys") as progress:
@@ -94,7 +96,12 @@ def make_plan(
         do_not,
         nearest=_nearest(screened, rate) if not serving else "",
     )
-    return _completed(result, simulated)
+    result = _completed(result, simulated)
+    judged = result.ranked, result.missed
+    result = replace(result, devices=device_answers(spec, rate, judged, serving, screened, space.by_device))
+    with shown("under failures"):
+        found = under_failures(result, result.winner) if result.winner is not None else None
+    return replace(result, resilience=found, left_out=left_out(scenario))
 
 
 def _drawn(screen: Screen, done: Sequence[Finalist], rate: float) -> list[Finalist]:

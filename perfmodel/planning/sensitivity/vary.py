@@ -52,6 +52,11 @@ class Axis:
         return self.unit == _MULTIPLE
 
     @property
+    def is_device(self) -> bool:
+        """Whether whole devices are its values."""
+        return self.path.rpartition(".")[2] == "hardware"
+
+    @property
     def present_x(self) -> float | None:
         """The present value on the axis; None where its unit is not known."""
         return 1.0 if self.is_multiple else None if self.unit else self.present
@@ -198,8 +203,8 @@ def _written(x: float, unit: str, is_whole: bool) -> str:
 
 
 def _hardware_value(path: tuple[str, ...], hardware: HardwareSpec, text: str) -> int | float | None:
-    if path == ("peak_flops",):
-        return None  # one for each number format
+    if path in ((), ("peak_flops",)):
+        return None  # a device as a whole; one for each number format
     value: Any = hardware.model_dump(mode="json")
     for key in hardware_path(path, value, text):
         try:

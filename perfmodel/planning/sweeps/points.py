@@ -13,7 +13,7 @@ from functools import partial
 
 from perfmodel import sim
 from perfmodel.cost import step_costs
-from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.errors import PerfmodelError, SpecError, UnsupportedError
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import Positions
 from perfmodel.planning.metrics import basis_by_name
@@ -70,9 +70,13 @@ def load_point(point: Point) -> tuple[Scenario, StepSpec | None]:
 def evaluate(point: Point, run: Run | None = None) -> Record:
     """The point's metrics; `run` serves the traffic where a metric is of a run (default: the simulator).
 
-    Raises SpecError for overrides that are wrong; what cannot be served is a record with the problem.
+    Raises SpecError for overrides that are wrong; what cannot be served, or is not started by its engine, is a record
+    with the problem.
     """
-    scenario, step = load_point(point)
+    try:
+        scenario, step = load_point(point)
+    except UnsupportedError as error:
+        return Record(problem=f"{error.sentence}.")
     return _evaluate_scenario(scenario, step, point.metrics, run)
 
 

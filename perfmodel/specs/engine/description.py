@@ -161,6 +161,7 @@ class EngineFacts(Spec):
     quantizes_before:   norms, activations and attention write the format that the next multiplication reads, by scales
                         known ahead; else a kernel of its own quantizes them
     kv_block_sizes:     tokens of a KV block that the engine takes; none: any
+    limits_to_positions: it does not start with a max_model_len beyond the positions that the model was trained for
     weights, kv_cache:  by number format, then by generation; a format that is listed is refused on others
     unconfirmed:        paths of facts that were recalled or derived, not read in the engine's source or documents
     """
@@ -173,6 +174,7 @@ class EngineFacts(Spec):
     attention_contains: tuple[str, ...] = ()
     quantizes_before: bool = False
     kv_block_sizes: tuple[PositiveInt, ...] = ()
+    limits_to_positions: bool = False
     weights: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
     kv_cache: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
     unconfirmed: tuple[str, ...] = ()

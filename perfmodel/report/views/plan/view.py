@@ -7,6 +7,7 @@ from functools import partial
 from math import isfinite
 from typing import Any
 
+from perfmodel.planning.deployments.devices import DeviceAnswer
 from perfmodel.planning.deployments.export import serve_commands
 from perfmodel.planning.deployments.finalist import Finalist, FrontPoint, Interval
 from perfmodel.planning.deployments.result import PlanResult
@@ -31,8 +32,12 @@ def plan_view(result: PlanResult, command: str = "") -> Document:
         blocks.append(Commands("To start it", serve_commands(result, result.winner)))
     searched = [f"{result.num_candidates:,} candidates", f"{result.num_serving:,} serve the rate"]
     searched += [f"{count:,} {reason}" for reason, count in result.ruled_out.items()]
-    blocks += [Sentences(searched, "What was searched"), Notes(result.notes)]
+    blocks += [Sentences(searched, "What was searched"), Notes([*_left_out(result), *result.notes])]
     return Document(f"Plan: {result.scenario.name}", blocks, _question(result), "plan", command)
+
+
+def _left_out(result: PlanResult) -> list[str]:
+    return [f"Not carried into the plan: {each}." for each in result.left_out]
 
 
 def plan_json(result: PlanResult) -> dict[str, Any]:
@@ -50,8 +55,21 @@ def _question(result: PlanResult) -> str:
 
 def _plan_tables(result: PlanResult) -> list[Table]:
     """The tables that have rows."""
-    tables = [_service(result), _costs(result), _front(result)]
+    tables = [_devices(result), _service(result), _costs(result), _front(result)]
     return [table for table in tables if table.rows]
+
+
+def _devices(result: PlanResult) -> Table:
+    def row(each: DeviceAnswer) -> tuple[str, ...]:
+        if not each.label:
+            return (each.device, "-", "-", "-", "-", f"none: {each.reason}")
+        price = format_optional(each.usd_per_hour, ".2f")
+        origin = "simulated" if each.is_simulated else "closed form"
+        return (each.device, each.label, str(each.num_devices), price, f"{each.max_rate:.3g}", origin)
+
+    titles = (metric_of(key).title for key in ("gpus", "usd_per_hour", "max_rate"))
+    head = ("device", "its best deployment", *titles, "")
+    return Table(head, [row(each) for each in result.devices], "Every device asked for", left=2, texts=(5,))
 
 
 def _service(result: PlanResult) -> Table:

@@ -37,6 +37,8 @@ def path_label(path: str) -> str:
         return f"{path_label('.'.join(parts[3:]))} of pool {parts[2]}"
     if path == "cluster.kv_transfer.bandwidth_bytes_per_s":
         return "KV link bandwidth"
+    if path == "hardware":
+        return "device"
     label = _LABELS.get(parts[-1])
     if label is None or parts[0] not in ("hardware", "overheads", "traffic"):
         return path
@@ -61,10 +63,30 @@ def place_label(path: str, x: float, unit: str) -> str:
 def whatif_sentences(result: WhatIfResult) -> list[str]:
     """Sentences, the largest effect first."""
     metrics = result.answers.question.base.metrics
-    lines = [line for metric in metrics for line in _counts(result, metric)]
+    lines = list(_choices(result))
+    lines += [line for metric in metrics for line in _counts(result, metric)]
     lines += _bounds(result)
     lines += [_payoff(each, " ".join(result.answers.question.against)) for each in result.payoffs]
     return [*lines, *_no_payoff(result)]
+
+
+def _choices(result: WhatIfResult) -> Iterator[str]:
+    """Which value is best, by each metric, on axes that have names for values (devices, policies)."""
+    answers = result.answers
+    for axis in answers.question.axes:
+        if axis.xs:
+            continue
+        records = dict(zip(axis.texts, answers.by_axis[axis.path], strict=True))
+        for name in answers.question.base.metrics:
+            metric = study_metric(name)
+            known = {text: value for text, each in records.items() if (value := each.values.get(name)) is not None}
+            ranked = sorted(known.items(), key=lambda item: item[1] if metric.is_better_low else -item[1])
+            if ranked:
+                named = [f"{text} {format_metric(metric, value)}" for text, value in ranked]
+                yield f"Which {path_label(axis.path)}? By {metric.title}: {', '.join(named)}."
+        for text, each in records.items():
+            if each.problem:
+                yield f"No answer for {text}: {each.problem}"
 
 
 def _counts(result: WhatIfResult, metric: str) -> Iterator[str]:
