@@ -24,6 +24,7 @@ def scenario(speculation: str | None, users: int = 1, outputs: int = 400, *more:
         "llama-3.1-8b-a100",
         [
             f"traffic.arrivals={{process: closed_loop, concurrency: {users}}}",
+            "engine.max_model_len=4096",  # tiny-moe, which some change to, has no more positions
             f"traffic.num_requests={2 * users}",
             f"traffic.input_tokens={lengths.format(100)}",
             f"traffic.output_tokens={lengths.format(outputs)}",
