@@ -17,6 +17,7 @@ from simpy.events import NORMAL, Event, EventPriority
 TICKS_PER_S = 10**12
 ARRIVAL_PRIORITY = NORMAL
 STEP_PRIORITY = EventPriority(NORMAL + 1)  # later than everything else at the same tick
+_LAST = 2**62  # above the number of any event
 
 
 def to_ticks(seconds: float) -> int:
@@ -41,7 +42,7 @@ class TickEnvironment(Environment):
         It spares such an event its way over the calendar.
         """
         end, queue = self._now + delay, self._queue
-        if queue and queue[0][:2] <= (end, priority):
+        if queue and queue[0] < (end, priority, _LAST):
             return False
         self._now = end
         return True

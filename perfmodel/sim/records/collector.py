@@ -101,7 +101,6 @@ class _Table:
         self._columns = {name: array("d" if name.endswith("_s") else "q") for name in names if name is not None}
         self._rows: list[tuple[int, ...]] = []  # that are in no column yet
         self._file: IO[str] | None = None
-        self._line = ",".join(["%r"] * len(self._columns)) + "\n"
         if path is not None:
             self._file = path.open("w", encoding="utf-8")
             self._file.write(",".join(self._columns) + "\n")
@@ -130,7 +129,8 @@ class _Table:
             for column, added in zip(self._columns.values(), columns, strict=True):
                 column.extend(added)
         if self._file is not None:
-            self._file.writelines([self._line % row for row in zip(*columns, strict=True)])
+            texts = [map(repr, values) for values in columns]
+            self._file.write("\n".join(map(",".join, zip(*texts, strict=True))) + "\n")
             self._file.flush()
 
     def arrays(self) -> dict[str, Any]:
