@@ -37,8 +37,8 @@ class SLO(Spec):
     min_tokens_per_s: PositiveFloat | None = None
     max_itl_ms: Milliseconds | None = Field(default=None, gt=0)
     e2el_ms: Milliseconds | None = Field(default=None, gt=0)
-    reading_tokens_per_s: PositiveFloat | None = None
-    reading_words_per_minute: PositiveFloat | None = None
+    reading_tokens_per_s: float | None = Field(default=None, gt=0, le=1e6)
+    reading_words_per_minute: float | None = Field(default=None, gt=0, le=1e6)
     reading_wait_ms: Milliseconds = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
