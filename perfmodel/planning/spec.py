@@ -8,9 +8,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from perfmodel.files.amounts import PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
-from perfmodel.files.units import Seconds
+from perfmodel.files.units import PositiveFloat, PositiveInt, Seconds
 
 Objective = Literal["cheapest", "goodput_per_gpu", "fewest_gpus", "lowest_latency", "cheapest_job", "shortest_job"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)

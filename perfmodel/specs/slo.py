@@ -7,9 +7,8 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from perfmodel.files.amounts import PositiveFloat
 from perfmodel.files.base import Spec
-from perfmodel.files.units import Milliseconds
+from perfmodel.files.units import Milliseconds, PositiveFloat
 
 Amounts = Any  # a number, or an array of them
 _WORDS_PER_TOKEN = 0.75  # of English text (OpenAI, "What are tokens and how to count them?": 100 tokens, 75 words)

@@ -26,9 +26,9 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from perfmodel.errors import SpecError, did_you_mean
-from perfmodel.files.amounts import PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file
+from perfmodel.files.units import PositiveInt
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import Path, Positions, load_yaml
 from perfmodel.planning.metrics import ALIASES, Metric, study_metric
