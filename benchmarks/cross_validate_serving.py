@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfmodel.calibrate.profile_fit import LinearErrors, with_facts
-from perfmodel.calibrate.serving import engine_profile
+from perfmodel.calibrate.serving import simulation as recorded_runs
 from perfmodel.calibrate.serving.runs import ServingRun, read_serving_runs
 from perfmodel.calibrate.serving.simulation import StageRow, shortened, simulate_runs
 from perfmodel.calibrate.steady import profile as steady_profile
 from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
 from perfmodel.calibrate.steady.states import SteadyState, read_steady_states
 from perfmodel.cost import EngineProfile, Residuals, load_engine_profile
-from perfmodel.validate.rows import Rows
+from perfmodel.validate.report import Rows
 
 
 class HeldOut(NamedTuple):
@@ -75,23 +75,23 @@ def _serving_runs(path: Path, engine: str) -> tuple[list[ServingRun], list[Servi
     """An engine's runs, whole and shortened for the fit, and what the profile's parameters do to the latter's means."""
     runs = [run for run in read_serving_runs(path)[0] if run.scenario.engine.profile == engine]
     short = [shortened(run, 0.1) for run in runs]
-    begin = engine_profile.starting_profile(with_facts(load_engine_profile(engine)))
+    begin = recorded_runs.starting_profile(with_facts(load_engine_profile(engine)))
 
     def errors(profile: EngineProfile) -> np.ndarray:
-        return engine_profile.log_errors(simulate_runs(short, profile=profile))
+        return recorded_runs.log_errors(simulate_runs(short, profile=profile))
 
-    return runs, short, LinearErrors.around(begin, engine_profile.PARAMETERS, errors)
+    return runs, short, LinearErrors.around(begin, recorded_runs.PARAMETERS, errors)
 
 
 def _serving(path: Path, engine: str, cut: str) -> Errors:
     runs, short, model = _serving_runs(path, engine)
-    counts = [len(engine_profile.log_errors([_blank(run, i) for i in range(len(run.measured))])) for run in short]
+    counts = [len(recorded_runs.log_errors([_blank(run, i) for i in range(len(run.measured))])) for run in short]
     groups = np.repeat([_CUTS[cut](run.scenario) for run in runs], counts)
     found: Errors = {}
     for group in sorted(set(groups)):
         profile = _fitted(model, groups != group)
         rest = [run for run in short if _CUTS[cut](run.scenario) != group]
-        residuals = engine_profile.step_residuals(rest, profile) if rest else Residuals()
+        residuals = recorded_runs.step_residuals(rest, profile) if rest else Residuals()
         profile = profile.model_copy(update={"latency_residuals": residuals})
         left_out = [run for run in runs if _CUTS[cut](run.scenario) == group]
         for row in simulate_runs(left_out, profile=profile, intervals=True):

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 register_block("plan", "perfmodel.planning.spec:PlanSpec")
 register_block("study", "perfmodel.planning.studies.spec:Study")
 register_block("published", "perfmodel.validate.published.spec:Published", "perfmodel.validate.published.spec:complete")
-register_block("technique", "perfmodel.validate.techniques.spec:Technique")
+register_block("technique", "perfmodel.validate.techniques.runs:Technique")
 
 # Results print themselves as the commands show them; what makes their text is loaded on the first print.
 printable.print_with(lambda: import_module("perfmodel.report.printed"))

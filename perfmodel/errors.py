@@ -44,6 +44,11 @@ class UnsupportedError(SpecError):
     def __init__(self, sentence: str, reason: str, field: str, place: str = "") -> None:
         super().__init__(f"{place}{sentence}")
         self.sentence, self.reason, self.field = f"{field}: {sentence}", reason, field
+        self._given = sentence, reason, field, place
+
+    def __reduce__(self) -> tuple[type["UnsupportedError"], tuple[str, ...]]:
+        """For processes that pass it on."""
+        return type(self), self._given
 
 
 class DoesNotFitError(PerfmodelError):

@@ -227,7 +227,8 @@ def _run(
 
         think = to_ticks(workload.think_time_s)
         clock = WallClock() if live else None
-        serve(loop, backend, workload.requests(), on_finished, on_step, workload.concurrency, think, clock)
+        requests = (request for request in workload.requests() if not workload.refuses(request))
+        serve(loop, backend, requests, on_finished, on_step, workload.concurrency, think, clock)
     if not collector.num_finished:
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
     scheduler = loop.scheduler

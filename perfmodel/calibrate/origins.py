@@ -11,7 +11,7 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.specs import EngineSpec, HardwareSpec
-from perfmodel.specs.engine.defaults import with_defaults
+from perfmodel.specs.engine.devices import with_defaults
 from perfmodel.specs.engine.versions import parse_version
 
 

@@ -1,6 +1,6 @@
 """Fitting numbers of an engine's profile so that simulated means meet measured ones: few, positive, bounded."""
 
-__all__ = ["STEP_PARAMETERS", "LinearErrors", "Parameter", "fit_parameters", "profile_at", "with_facts", "with_values"]
+__all__ = ["STEP_PARAMETERS", "LinearErrors", "Parameter", "fit_parameters", "with_facts", "with_values"]
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,10 +85,10 @@ class LinearErrors:
         if here is None:
             here = np.log([p.start for p in parameters])
         if at_here is None:
-            at_here = errors(profile_at(begin, parameters, here))
+            at_here = errors(_profile_at(begin, parameters, here))
         steps = [_STEP if x + _STEP <= np.log(p.most) else -_STEP for x, p in zip(here, parameters, strict=True)]
         slopes = [
-            (errors(profile_at(begin, parameters, here + shift)) - at_here) / step
+            (errors(_profile_at(begin, parameters, here + shift)) - at_here) / step
             for shift, step in zip(np.diag(steps), steps, strict=True)
         ]
         return cls(begin, tuple(parameters), here, at_here, np.stack(slopes, axis=1))
@@ -117,7 +117,7 @@ class LinearErrors:
 
     def profile(self, logs: Floats) -> EngineProfile:
         """The profile at some logarithms of the parameters."""
-        return profile_at(self.begin, self.parameters, logs)
+        return _profile_at(self.begin, self.parameters, logs)
 
     def loss(self, logs: Floats, errors: Floats) -> float:
         """What `optimum` makes small, of the errors that were found at `logs`."""
@@ -126,7 +126,7 @@ class LinearErrors:
         return float(np.sum(np.sqrt(1 + scaled**2) - 1))
 
 
-def profile_at(begin: EngineProfile, parameters: Sequence[Parameter], logs: Floats) -> EngineProfile:
+def _profile_at(begin: EngineProfile, parameters: Sequence[Parameter], logs: Floats) -> EngineProfile:
     """`begin` with the parameters at `logs`."""
     values = zip((p.field for p in parameters), map(float, np.exp(logs)), strict=True)
     return with_values(begin, dict(values))
@@ -172,4 +172,4 @@ def fit_parameters(
         if least > (1 - _WORTH_IT) * before:
             break
     assert best is not None
-    return profile_at(begin, parameters, best)
+    return _profile_at(begin, parameters, best)

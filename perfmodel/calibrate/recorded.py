@@ -11,10 +11,9 @@ from perfmodel.calibrate.measured import read_measurements
 from perfmodel.calibrate.measured.fit import ENGINE, fit_measured
 from perfmodel.calibrate.origins import SERVING_RUNS, STEADY_STATES, Origin
 from perfmodel.calibrate.profile_fit import with_facts
-from perfmodel.calibrate.serving.engine_profile import fit_engine_profile
 from perfmodel.calibrate.serving.runs import read_serving_runs
-from perfmodel.calibrate.steady.generation import fit_generation
-from perfmodel.calibrate.steady.profile import fit_steady_profile, fitting_rows
+from perfmodel.calibrate.serving.simulation import fit_engine_profile
+from perfmodel.calibrate.steady.profile import fit_generation, fit_steady_profile, fitting_rows
 from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost import Calibration, EngineProfile, load_engine_profile, save_calibration, save_engine_profile
 from perfmodel.cost.calibrations.files import HEADER

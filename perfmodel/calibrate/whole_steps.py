@@ -12,7 +12,7 @@ cannot be separated on a fixed model (say, kernel overhead from weight bytes, bo
 weak pull towards prior values; only the sum matters for predictions on that model, and the source text says so.
 """
 
-__all__ = ["PARAMETERS", "FitResult", "StepParameter", "features", "fit_steps", "fitted_family"]
+__all__ = ["PARAMETERS", "FitResult", "StepParameter", "features", "fit_steps"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -103,12 +103,12 @@ def features(graph: StepGraph, hardware: HardwareSpec, shape: BatchShape) -> dic
             ("memory", at_peak.memory_s),
             ("vector", work.vector_ops),
         ):
-            key = (fitted_family(work), quantity)
+            key = (_fitted_family(work), quantity)
             totals[key] = totals.get(key, 0.0) + node.expected_runs(shape) * value
     return totals
 
 
-def fitted_family(work: Work) -> str:
+def _fitted_family(work: Work) -> str:
     """The family whose parameters time `work`: multiplications in other formats than the model's have their own."""
     if work.family not in _BY_FORMAT:
         return work.family

@@ -81,7 +81,7 @@ def calibrate(
 
     with progress_bar("measuring") as progress:
         calibration, path = calibrate_cpu(models=model, out=out, progress=progress)
-    from perfmodel.report.views.calibration import calibration_view
+    from perfmodel.report.views.validation import calibration_view
 
     answer(calibration_view(calibration), {**calibration.model_dump(mode="json"), "path": str(path)}, as_json)
     say(f"Written to {path}")

@@ -13,7 +13,7 @@ def memory(scenario: ScenarioName, overrides: Overrides = None, as_json: JsonFla
 
     from perfmodel.cost import plan_memory
     from perfmodel.cost.calibrations.provenance import provenance_of, resolved
-    from perfmodel.report.views.memory import memory_view
+    from perfmodel.report.views.step import memory_view
 
     plan = plan_memory(loaded.model, loaded.hardware, loaded.engine)
     data = {

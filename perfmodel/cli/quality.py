@@ -13,7 +13,7 @@ from perfmodel.cli.terminal import print_json, progress_bar
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
-    from perfmodel.models.formats.by_layer import LayerQuantization
+    from perfmodel.models.layer_formats import LayerQuantization
     from perfmodel.specs.scenario import Scenario
 
 Against = Annotated[

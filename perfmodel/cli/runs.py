@@ -13,7 +13,7 @@ from perfmodel.cli.terminal import EXIT_INTERRUPTED, print_json, progress_bar, s
 from perfmodel.errors import PerfmodelError
 
 if TYPE_CHECKING:
-    from perfmodel.report.runs.folder import RunFolder
+    from perfmodel.report.run_folder import RunFolder
     from perfmodel.sim.records.result import RunResult
 
 Progress = Callable[[int, int | None], None]
@@ -47,7 +47,7 @@ def run_to_folder(
 
 
 def _folder(out: Path) -> "RunFolder":
-    from perfmodel.report.runs.folder import RunFolder
+    from perfmodel.report.run_folder import RunFolder
 
     return RunFolder(out)
 
@@ -69,11 +69,11 @@ def present(result: "RunResult", folder: Path | None, as_json: bool) -> None:
 def _write_files(result: "RunResult", folder: Path) -> None:
     import json
 
-    from perfmodel.files.jsonable import to_jsonable
     from perfmodel.files.whole import write_whole
     from perfmodel.planning.sweeps.step_report import estimate_mean_step
+    from perfmodel.printable import to_jsonable
     from perfmodel.report.render.html import render_page
-    from perfmodel.report.runs.timeline import write_timeline
+    from perfmodel.report.runs import write_timeline
     from perfmodel.report.views.run import run_view
 
     result = _with_records(result, folder)
@@ -88,7 +88,7 @@ def _write_files(result: "RunResult", folder: Path) -> None:
 
 def _with_records(result: "RunResult", folder: Path) -> "RunResult":
     """`result` with its step records in memory, unless they are too many to draw."""
-    from perfmodel.report.runs.records import read_steps
+    from perfmodel.report.runs import read_steps
 
     streamed = folder / "steps.csv"
     if result.steps is not None or not streamed.exists():

@@ -10,9 +10,8 @@ from perfmodel.cli.options import EngineName, JsonFlag, Overrides, ReportFile, c
 from perfmodel.cli.terminal import answer, progress_bar, say
 
 if TYPE_CHECKING:
-    from perfmodel.planning.studies.file import StudyFile
-    from perfmodel.planning.studies.result import StudyPart
-    from perfmodel.planning.studies.study import Answers, StudyPoints
+    from perfmodel.planning.studies.spec import StudyFile
+    from perfmodel.planning.studies.study import Answers, StudyPart, StudyPoints
 
 StudyName = Annotated[
     str, typer.Argument(metavar="STUDY", help="A study's name, or a path to a study file.", show_default=False)
@@ -43,9 +42,8 @@ def study(
     and puts the simulation of the same, calibrated here and now, beside it (needs the executor extra). `--set`
     changes the study's base scenario. `--quality` writes the file of perplexities that the study's `quality` names.
     """
-    from perfmodel.planning.studies.file import load_study
-    from perfmodel.planning.studies.result import StudyResult
-    from perfmodel.planning.studies.study import executed_points, simulated_points
+    from perfmodel.planning.studies.spec import load_study
+    from perfmodel.planning.studies.study import StudyResult, executed_points, simulated_points
     from perfmodel.planning.studies.study import quick as quickened
     from perfmodel.report.views.study.view import study_json, study_view
     from perfmodel.report.written import check_report_file
@@ -78,8 +76,7 @@ def _measure_quality(file: "StudyFile", model: str) -> None:
 
 
 def _simulated(file: "StudyFile", points: "StudyPoints", engine: str) -> "StudyPart":
-    from perfmodel.planning.studies.quality import with_quality
-    from perfmodel.planning.studies.result import StudyPart
+    from perfmodel.planning.studies.study import StudyPart, with_quality
     from perfmodel.planning.sweeps.sweep import sweep
 
     scenario = points.check()
@@ -90,8 +87,7 @@ def _simulated(file: "StudyFile", points: "StudyPoints", engine: str) -> "StudyP
 
 
 def _executed(points: "StudyPoints") -> "StudyPart":
-    from perfmodel.planning.studies.quality import with_quality
-    from perfmodel.planning.studies.result import StudyPart
+    from perfmodel.planning.studies.study import StudyPart, with_quality
     from perfmodel.validate.executed.study import execute_study
 
     scenario = points.check()
@@ -102,7 +98,7 @@ def _executed(points: "StudyPoints") -> "StudyPart":
 
 
 def _notes(file: "StudyFile", execute: bool) -> list[str]:
-    from perfmodel.planning.studies.quality import quality_note
+    from perfmodel.planning.studies.study import quality_note
 
     part = file.study.executed
     of_quality = [note] if (note := quality_note(file)) else []

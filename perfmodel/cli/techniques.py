@@ -24,7 +24,7 @@ def techniques(family: Family = None, as_json: JsonFlag = False) -> None:
     Figures are those of the committed reports: predicted over published in the median, simulated over executed speedup.
     A technique is validated within 25 %; what is farther off is shown as missed.
     """
-    from perfmodel.report.views.techniques import techniques_view
+    from perfmodel.report.views.catalog import techniques_view
     from perfmodel.validate.techniques.status import read_status
 
     rows = _of_family(read_status(), family)

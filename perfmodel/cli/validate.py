@@ -15,7 +15,7 @@ from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
     from perfmodel.validate.report import ValidationReport
-    from perfmodel.validate.techniques.journal import Journal
+    from perfmodel.validate.techniques.compare import Journal
 
 
 class Kind(StrEnum):
@@ -143,7 +143,7 @@ def _techniques(path: str, repeat: int, progress: Progress | None, report_file: 
 
 def _journal(report_file: Path | None) -> "Journal":
     """Beside the report: the pairs that are finished, for the same command to go on with where it was cut off."""
-    from perfmodel.validate.techniques.journal import Journal
+    from perfmodel.validate.techniques.compare import Journal
 
     return Journal(report_file.with_suffix(".partial.jsonl") if report_file else None)
 

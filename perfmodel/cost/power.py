@@ -30,15 +30,12 @@ TDP itself is no cap here: measured times, which calibrations are fitted to, hav
 """
 
 __all__ = [
-    "MEMORY_SHARE",
-    "DeviceUsage",
     "Load",
     "PowerCap",
     "device_power_w",
     "energy_j",
     "energy_split_j",
     "flop_energy",
-    "idle_power_w",
     "tdp_w",
     "usd_per_hour",
     "usd_per_million_tokens",
@@ -53,7 +50,7 @@ from perfmodel.errors import SpecError
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import PriceOverride
 
-MEMORY_SHARE = 0.5  # of what full arithmetic draws beside idle
+_MEMORY_SHARE = 0.5  # of what full arithmetic draws beside idle
 _IDLE_SHARE = 0.15  # of TDP, where idle power is not declared (A100: 50-60 of 400 W)
 # Where a file declares no TDP [assumed]; a CPU by core (Xeon 8480+: 350 W for 56 cores).
 _TDP_W = {"gpu": 400.0, "tpu": 200.0, "npu": 600.0, "fpga": 100.0}
@@ -62,7 +59,7 @@ _VOLTAGE_FLOOR = 0.7  # the clock's share below which the voltage falls no furth
 _HALVINGS = 24
 
 
-class DeviceUsage(Protocol):
+class _DeviceUsage(Protocol):
     """Totals of one device over a run."""
 
     @property
@@ -84,7 +81,7 @@ def tdp_w(hardware: HardwareSpec) -> float:
     return declared.tdp_w or assumed
 
 
-def idle_power_w(hardware: HardwareSpec) -> float:
+def _idle_power_w(hardware: HardwareSpec) -> float:
     """What the device draws when it does nothing: declared, or a share of TDP."""
     idle = hardware.declared.idle_w
     return idle if idle is not None else _IDLE_SHARE * tdp_w(hardware)
@@ -92,12 +89,12 @@ def idle_power_w(hardware: HardwareSpec) -> float:
 
 def device_power_w(hardware: HardwareSpec, compute_share: float, memory_share: float) -> float:
     """Watts of a device whose arithmetic and memory run at these shares of their peaks, at the full clock."""
-    tdp, idle = tdp_w(hardware), idle_power_w(hardware)
+    tdp, idle = tdp_w(hardware), _idle_power_w(hardware)
     limit = tdp if hardware.power_cap_w is None else min(tdp, hardware.power_cap_w)
-    return min(limit, idle + (tdp - idle) * (compute_share + MEMORY_SHARE * memory_share))
+    return min(limit, idle + (tdp - idle) * (compute_share + _MEMORY_SHARE * memory_share))
 
 
-def energy_j(hardware: HardwareSpec, usage: DeviceUsage, duration_s: float) -> float:
+def energy_j(hardware: HardwareSpec, usage: _DeviceUsage, duration_s: float) -> float:
     """Joules of one device over `duration_s`, idle time included."""
     if duration_s <= 0:
         return 0.0
@@ -106,12 +103,12 @@ def energy_j(hardware: HardwareSpec, usage: DeviceUsage, duration_s: float) -> f
     return device_power_w(hardware, compute, memory) * duration_s
 
 
-def energy_split_j(hardware: HardwareSpec, usage: DeviceUsage, duration_s: float) -> dict[str, float]:
+def energy_split_j(hardware: HardwareSpec, usage: _DeviceUsage, duration_s: float) -> dict[str, float]:
     """The same by what takes it: being there, memory, arithmetic. Where the sum would exceed what the device may draw,
     those two that work give way in proportion."""
-    whole, idle = energy_j(hardware, usage, duration_s), idle_power_w(hardware) * max(duration_s, 0.0)
+    whole, idle = energy_j(hardware, usage, duration_s), _idle_power_w(hardware) * max(duration_s, 0.0)
     compute = usage.peak_compute_s - usage.unspent_compute_s
-    memory = MEMORY_SHARE * usage.hbm_bytes / hardware.memory_bandwidth
+    memory = _MEMORY_SHARE * usage.hbm_bytes / hardware.memory_bandwidth
     each = (whole - idle) / (compute + memory) if compute + memory > 0 else 0.0
     return {"idle": idle, "memory": each * memory, "compute": each * compute}
 
@@ -151,7 +148,7 @@ class Load:
 
     def drawn(self, clock: float) -> float:
         """Energy of the work over the power that full arithmetic draws: seconds."""
-        return self.compute_s * flop_energy(clock) + MEMORY_SHARE * self.memory_s
+        return self.compute_s * flop_energy(clock) + _MEMORY_SHARE * self.memory_s
 
     def duration(self, clock: float) -> float:
         if clock < _VOLTAGE_FLOOR:
@@ -187,7 +184,7 @@ class PowerCap:
     @classmethod
     def of(cls, hardware: HardwareSpec) -> "PowerCap | None":
         """None without a cap below TDP. Raises SpecError for one that an idle device exceeds."""
-        cap, tdp, idle = hardware.power_cap_w, tdp_w(hardware), idle_power_w(hardware)
+        cap, tdp, idle = hardware.power_cap_w, tdp_w(hardware), _idle_power_w(hardware)
         if cap is None or cap >= tdp:
             return None
         if cap <= idle:

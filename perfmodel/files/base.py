@@ -1,6 +1,6 @@
 """The base of every specification read from a file, how a field names another file, and the default of a field."""
 
-__all__ = ["FileName", "Resolved", "Spec", "as_file_name", "default_at", "model_in"]
+__all__ = ["FileName", "Resolved", "Spec", "as_file_name", "default_at"]
 
 import typing
 from collections.abc import Sequence
@@ -66,11 +66,11 @@ def default_at(model: type[BaseModel], path: Sequence[str | int]) -> Any:
         if field is None:  # a position in a list, or unknown
             continue
         value = None if field.default is PydanticUndefined else field.default
-        cls = model_in(field.annotation)
+        cls = _model_in(field.annotation)
     return value
 
 
-def model_in(annotation: Any) -> type[BaseModel] | None:
+def _model_in(annotation: Any) -> type[BaseModel] | None:
     """The one spec that a field's annotation holds: itself, or null, or several of; that of a block by its name."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
@@ -78,5 +78,5 @@ def model_in(annotation: Any) -> type[BaseModel] | None:
     block = next((each for each in arguments if isinstance(each, Block)), None)
     if block is not None:
         return block_class(block.name)
-    found = [model for each in arguments if (model := model_in(each)) is not None]
+    found = [model for each in arguments if (model := _model_in(each)) is not None]
     return found[0] if len(found) == 1 else None

@@ -47,13 +47,13 @@ from perfmodel.models.architecture import (
     QuantizationSpec,
 )
 from perfmodel.models.cards import list_models, load_model
-from perfmodel.models.formats.quantization import (
+from perfmodel.models.hf.config import load_config, model_from_config
+from perfmodel.models.number_formats import (
     BITS_PER_WEIGHT,
     bytes_per_weight,
     matmul_rate,
     with_dtype,
     with_quantization,
 )
-from perfmodel.models.hf.config import load_config, model_from_config
 from perfmodel.models.params import ParameterCount, count_parameters, layer_parameters, weight_bytes
 from perfmodel.models.spec import COMPONENTS, ModelSpec

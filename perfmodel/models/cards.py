@@ -4,16 +4,17 @@ A card is a YAML file in `workloads/models/`: who says so, what was published, a
 field names, read exactly as a config.json is.
 """
 
-__all__ = ["Card", "list_models", "load_card", "load_model"]
+__all__ = ["Card", "as_asked", "list_models", "load_card", "load_model"]
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from perfmodel.errors import SpecError
-from perfmodel.files.amounts import NonNegativeFloat, PositiveFloat
 from perfmodel.files.base import Spec
-from perfmodel.files.catalog import find_file, list_names
+from perfmodel.files.catalog import find_file, list_names, normal_name
+from perfmodel.files.units import NonNegativeFloat, PositiveFloat
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.hf.config import load_config, model_from_config
@@ -66,6 +67,21 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         return load_config(path)
     file = find_file("models", name_or_path)
     return _load_card_file(file, file.stat().st_mtime_ns)
+
+
+def as_asked(model: ModelSpec, asked: str) -> ModelSpec:
+    """`model`, called as it was `asked` for where that is an alias of its card: one architecture has many checkpoints,
+    and the one that is to be served is the one that was named.
+
+    Its Hugging Face id is the name itself, or the alias that it begins: `llama-3.3-70b` of a card of Llama 3.1 70B is
+    meta-llama/Llama-3.3-70B-Instruct.
+    """
+    own, wanted = normal_name(model.name), normal_name(asked)
+    if wanted == own or wanted not in map(normal_name, (*model.aliases, model.hf_id or "")):
+        return model
+    ids = [each for each in model.aliases if "/" in each]
+    near = (each for each in ids if normal_name(each.rpartition("/")[2]).startswith(wanted))
+    return replace(model, name=asked, hf_id=asked if "/" in asked else next(near, model.hf_id))
 
 
 def load_card(path: str | Path) -> Card:

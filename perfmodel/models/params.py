@@ -29,7 +29,7 @@ from perfmodel.models.architecture import (
     Mixer,
     MoEFFN,
 )
-from perfmodel.models.formats.quantization import bytes_per_weight, component_bytes
+from perfmodel.models.number_formats import bytes_per_weight, component_bytes
 from perfmodel.models.spec import COMPONENTS, ModelSpec
 
 # The linear layers that weight sparsity leaves weights out of.

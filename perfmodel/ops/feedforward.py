@@ -14,7 +14,7 @@ The experts of a device, the all-gather and the reduce-scatter see the tokens of
 time: it goes by the rank's own tokens. `routing` says which experts tokens go to.
 """
 
-__all__ = ["EXPERT_KERNELS", "dense_ffn_nodes", "experts", "mlp_nodes", "moe_nodes", "route"]
+__all__ = ["EXPERT_KERNELS", "dense_ffn_nodes", "experts", "moe_nodes", "route"]
 
 from functools import partial
 from math import ceil
@@ -151,7 +151,7 @@ def _expert_node(ffn: MoEFFN, context: LayerContext) -> OperatorNode:
 def _shared_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
     if not ffn.shared_intermediate_size:
         return []
-    nodes = mlp_nodes(
+    nodes = _mlp_nodes(
         context.shard.columns(ffn.shared_intermediate_size),
         context,
         component="shared_experts",
@@ -221,7 +221,7 @@ def _combine_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
 
 def dense_ffn_nodes(ffn: DenseFFN, context: LayerContext) -> list[OperatorNode]:
     """Gate and up projection (one GEMM when fused), activation, down projection."""
-    return mlp_nodes(
+    return _mlp_nodes(
         context.shard.columns(ffn.intermediate_size),
         context,
         component="dense_ffn",
@@ -232,7 +232,7 @@ def dense_ffn_nodes(ffn: DenseFFN, context: LayerContext) -> list[OperatorNode]:
     )
 
 
-def mlp_nodes(
+def _mlp_nodes(
     width: int,
     context: LayerContext,
     *,

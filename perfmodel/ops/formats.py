@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from perfmodel.errors import SpecError
 from perfmodel.models.architecture import LatentAttention, QuantizationSpec
-from perfmodel.models.formats.by_layer import with_layer_formats
-from perfmodel.models.formats.kv_cache import with_eviction
-from perfmodel.models.formats.quantization import (
+from perfmodel.models.kv_formats import with_eviction
+from perfmodel.models.layer_formats import with_layer_formats
+from perfmodel.models.number_formats import (
     BITS_PER_WEIGHT,
     bytes_per_weight,
     component_bytes,

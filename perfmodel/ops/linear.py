@@ -12,7 +12,7 @@ For an (m, k) input, n outputs and b bytes of the model's dtype, beside quantizi
 Source: Dettmers et al. 2022, section 3.2; bitsandbytes' MatMul8bitLt has these as kernels of their own.
 """
 
-__all__ = ["gemm", "linear_nodes", "outlier_nodes", "quantize_bytes"]
+__all__ = ["gemm", "linear_nodes"]
 
 from collections.abc import Mapping
 from functools import partial
@@ -24,7 +24,7 @@ from perfmodel.ops.node import OperatorNode, on_tokens
 from perfmodel.ops.work import Work
 
 
-def quantize_bytes(m: float, k: float, form: LinearFormat) -> float:
+def _quantize_bytes(m: float, k: float, form: LinearFormat) -> float:
     """HBM bytes of the kernel that quantizes an (m, k) input: read at the model's dtype, written at the input's.
 
     0 for formats that read the model's dtype. Source: identity; the kernel is bandwidth-bound.
@@ -44,7 +44,7 @@ def gemm(name: str, m: float, n: int, k: int, form: LinearFormat, *, has_bias: b
     """
     if m == 0:
         return Work(name, "gemm", rate=form.rate, num_kernels=0)
-    quantized_bytes = quantize_bytes(m, k, form)
+    quantized_bytes = _quantize_bytes(m, k, form)
     return Work(
         name,
         "gemm",
@@ -61,7 +61,7 @@ def gemm(name: str, m: float, n: int, k: int, form: LinearFormat, *, has_bias: b
 _SUM_BYTES = 4.0  # of a 32-bit sum of INT8 products
 
 
-def outlier_nodes(name: str, num_in: int, width: int, form: LinearFormat) -> list[OperatorNode]:
+def _outlier_nodes(name: str, num_in: int, width: int, form: LinearFormat) -> list[OperatorNode]:
     """What comes beside the product `name` of `width` outputs; nothing without outliers.
 
     num_in: k, columns of the input; form: with its share of outliers
@@ -107,5 +107,5 @@ def linear_nodes(
         nodes.append(on_tokens(name, partial(gemm, name, n=rank, k=num_in, form=form)))
     for name, width in widths.items():
         nodes.append(on_tokens(name, partial(gemm, name, n=width, k=rank or num_in, form=form, has_bias=has_bias)))
-        nodes += outlier_nodes(name, rank or num_in, width, form)
+        nodes += _outlier_nodes(name, rank or num_in, width, form)
     return nodes

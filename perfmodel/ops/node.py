@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perfmodel.models.architecture import QuantizationSpec
-from perfmodel.models.formats.quantization import bytes_per_weight, kv_element_bytes
+from perfmodel.models.number_formats import bytes_per_weight, kv_element_bytes
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.attention.decode import ContextSpread
 from perfmodel.ops.formats import LinearFormat, linear_format

@@ -17,14 +17,16 @@ from pathlib import Path
 
 from perfmodel.files.blocks import block_as
 from perfmodel.planning.deployments.choice import Deployment, deployed, finalists, objective_key, shortfalls
+from perfmodel.planning.deployments.devices import device_answers, with_every_device
 from perfmodel.planning.deployments.finalist import Finalist, attained
 from perfmodel.planning.deployments.front import label_of, screened_front, simulated_front
+from perfmodel.planning.deployments.resilience import left_out, under_failures
 from perfmodel.planning.deployments.result import PlanResult, quantile_name
 from perfmodel.planning.deployments.runs import Records, Runs, Settled
 from perfmodel.planning.jobs.result import JobPlan
 from perfmodel.planning.jobs.search import plan_job
 from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.rates import at_rate, wanted_rate
+from perfmodel.planning.screening.demand import at_rate, wanted_rate
 from perfmodel.planning.screening.screen import Screen, Screened
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.spec import PlanSpec
@@ -34,7 +36,7 @@ from perfmodel.planning.sweeps.store import default_store
 from perfmodel.planning.sweeps.workers import Progress
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
-from perfmodel.specs.prices import price_lines, stale_price_notes
+from perfmodel.specs.scenario import price_lines, stale_price_notes
 
 Stages = Callable[[str], AbstractContextManager[Progress | None]]  # a stage's name -> what shows how far it is
 
@@ -74,7 +76,7 @@ def make_plan(
         front = screened_front(screen, serving, spec, rate)
     run = Runs(base, scenario, spec, rate, str(store or default_store()), workers, engine)
     with shown("highest rates") as progress:
-        settled = run.settled(finalists(serving, spec), progress)
+        settled = run.settled(with_every_device(finalists(serving, spec), serving, spec), progress)
     with shown("at the rate") as progress:
         done = _drawn(screen, run.at_the_rate(settled, progress), rate)
     with shown("what a higher budget buys") as progress:
@@ -94,7 +96,12 @@ def make_plan(
         do_not,
         nearest=_nearest(screened, rate) if not serving else "",
     )
-    return _completed(result, simulated)
+    result = _completed(result, simulated)
+    judged = result.ranked, result.missed
+    result = replace(result, devices=device_answers(spec, rate, judged, serving, screened, space.by_device))
+    with shown("under failures"):
+        found = under_failures(result, result.winner) if result.winner is not None else None
+    return replace(result, resilience=found, left_out=left_out(scenario))
 
 
 def _drawn(screen: Screen, done: Sequence[Finalist], rate: float) -> list[Finalist]:

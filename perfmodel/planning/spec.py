@@ -1,6 +1,6 @@
 """`PlanSpec`: what `perfmodel plan` looks for, the `plan` block of a scenario, and the space that it looks in."""
 
-__all__ = ["JOB_OBJECTIVES", "OBJECTIVES", "Objective", "PlanSpace", "PlanSpec", "PoolSpace", "ratio_of"]
+__all__ = ["OBJECTIVES", "Objective", "PlanSpace", "PlanSpec", "PoolSpace", "ratio_of"]
 
 import re
 from math import prod
@@ -8,13 +8,12 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from perfmodel.files.amounts import PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
-from perfmodel.files.units import Seconds
+from perfmodel.files.units import PositiveFloat, PositiveInt, Seconds
 
 Objective = Literal["cheapest", "goodput_per_gpu", "fewest_gpus", "lowest_latency", "cheapest_job", "shortest_job"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
-JOB_OBJECTIVES = ("cheapest_job", "shortest_job")
+_JOB_OBJECTIVES = ("cheapest_job", "shortest_job")
 _MOST_CANDIDATES = 100_000  # at 1,600 a second
 _MOST_RUNS = 1000  # of a second or so, at each rate that the search tries
 _RATIO = re.compile(r"([1-9]\d*):([1-9]\d*)")
@@ -130,7 +129,7 @@ class PlanSpec(Spec):
     @property
     def is_offline(self) -> bool:
         """Whether it is for a job that is there at once, and not for a rate."""
-        return self.objective in JOB_OBJECTIVES
+        return self.objective in _JOB_OBJECTIVES
 
     @model_validator(mode="after")
     def _ends_today(self) -> "PlanSpec":
@@ -155,7 +154,7 @@ class PlanSpec(Spec):
         if self.deadline_s is not None and not self.is_offline:
             raise ValueError(
                 f"found deadline_s={self.deadline_s:g} with objective {self.objective}; jobs have deadlines, set "
-                f"objective to {' or '.join(JOB_OBJECTIVES)}"
+                f"objective to {' or '.join(_JOB_OBJECTIVES)}"
             )
         return self
 

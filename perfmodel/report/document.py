@@ -24,14 +24,17 @@ __all__ = [
     "Tile",
     "Tiles",
     "Tone",
+    "document_json",
     "pictures_of",
     "plain",
     "spans",
 ]
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
+
+from perfmodel.printable import to_jsonable
 
 Tone = Literal["", "strong", "muted", "good", "bad", "compute", "memory", "communication", "overhead"]
 
@@ -214,3 +217,29 @@ def spans(line: Line) -> Iterator[Span]:
 def plain(line: Line) -> str:
     """A line without what its pieces mean."""
     return "".join(span.text for span in spans(line))
+
+
+def document_json(document: Document) -> dict[str, Any]:
+    """The fields of the document and its blocks by their names; `kind` of each block is its class.
+
+    Text with meaning is {text, tone}, alone or in a list. A picture has its `svg`, a plot plotly's data and layout as
+    `figure`; of a table's columns `is_text` tells how they are aligned.
+    """
+    found: dict[str, Any] = _plain(document)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if not is_dataclass(value):
+        return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+    data = {field.name: _plain(getattr(value, field.name)) for field in fields(value) if field.name != "draw"}
+    match value:
+        case Span():
+            return data
+        case Picture():
+            data["svg"] = value.draw()
+        case Plot():
+            data["figure"] = to_jsonable(value.draw().to_plotly_json())
+        case Table():
+            data["is_text"] = [value.is_text(column) for column in range(len(value.head))]
+    return {"kind": type(value).__name__.lower(), **data}

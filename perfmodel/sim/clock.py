@@ -35,6 +35,17 @@ class TickEnvironment(Environment):
         """The current tick."""
         return self._now  # type: ignore[return-value]  # every delay put on this calendar is an integer
 
+    def pass_undisturbed(self, delay: int, priority: EventPriority) -> bool:
+        """Let `delay` ticks pass, unless something happens before an event of `priority` then; whether they have.
+
+        It spares such an event its way over the calendar.
+        """
+        end, queue = self._now + delay, self._queue
+        if queue and queue[0][:2] <= (end, priority):
+            return False
+        self._now = end
+        return True
+
     def run_dry(self) -> None:
         """`run` until nothing is left on the calendar: its loop without a call for each event."""
         queue = self._queue

@@ -7,22 +7,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simpy.events import URGENT
+
 from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.calibrations.draws import Scores
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import WorkloadError
-from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment, to_ticks
+from perfmodel.sim.clock import TICKS_PER_S, Alarm, TickEnvironment, to_ticks
 from perfmodel.sim.fleet.cluster import Cluster
 from perfmodel.sim.fleet.pool import BasisOf, remembered_basis
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.sim.records.ensemble import Ensemble, Serve, run_ensemble
-from perfmodel.sim.records.notes import run_notes
+from perfmodel.sim.records.notes import run_notes, workload_notes
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.records.summary import summarize
 from perfmodel.sim.records.totals import device_totals
 from perfmodel.sim.replica.replica import EngineRank
-from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient, Server
+from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient, Route, Server
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.scenario import Scenario
 
@@ -73,7 +75,8 @@ def simulate(
     if not collector.num_steps:
         raise WorkloadError(
             f"{scenario.name}: no step ran: {collector.num_lost('failed')} requests failed and "
-            f"{collector.num_lost('timed_out')} timed out before one; raise the limits of cluster.gateway"
+            f"{collector.num_lost('timed_out')} timed out before one; raise the limits of cluster.gateway, or "
+            f"engine.max_model_len ({workload.num_refused} prompts are beyond it)"
         )
     used = basis_of(entrance).calibration
     requests = collector.requests()
@@ -82,7 +85,7 @@ def simulate(
         ensemble = _intervals_of(scenario, requests, cluster, partial(_serve_drawn, basis_of, one_of), one_of)
     summary = summarize(scenario, collector, device_totals(cluster, collector), used, ensemble)
     num_blocks = max(pool.memory.num_kv_blocks for pool in cluster.pools)
-    notes = run_notes(scenario, used, requests, collector.num_steps)
+    notes = (*workload_notes(workload), *run_notes(scenario, used, requests, collector.num_steps))
     if intervals and len(requests) and ensemble is None:
         notes = (
             *notes,
@@ -125,7 +128,7 @@ def _serve(
             collector.add_gap(*gaps.pop())
 
     cluster = Cluster(env, scenario, basis_of, on_finished, on_step, can_leap, one_of, scores, on_lost)
-    route = _way_in(env, scenario, basis_of, cluster)
+    route = _past_the_door(env, workload, _way_in(env, scenario, basis_of, cluster), on_lost)
     if workload.concurrency is None:
         client = OpenLoopClient(env, workload.requests(), route)
     else:
@@ -135,6 +138,29 @@ def _serve(
         cluster.dynamic.is_sent = lambda: client.is_done
     env.run_dry()
     return cluster
+
+
+class _Refusal:
+    """Where requests go that the engine refuses: lost at once, with no step of the client's in between."""
+
+    def __init__(self, env: TickEnvironment, on_lost: "Callable[[LostRequest], None]") -> None:
+        self._env, self._on_lost = env, on_lost
+
+    def add(self, request: Request) -> None:
+        """`request` arrives now; that it failed is known within the same tick."""
+        from perfmodel.sim.fleet.gateway import LostRequest
+
+        Alarm(self._env, 0, lambda _: self._on_lost(LostRequest(request, "failed", self._env.ticks)), URGENT)
+
+
+def _past_the_door(
+    env: TickEnvironment, workload: Workload, route: Route, on_lost: "Callable[[LostRequest], None]"
+) -> Route:
+    """`route`, but for prompts of a trace that leave no room for an answer: vLLM refuses these requests alone."""
+    if workload.traffic.trace is None:
+        return route
+    refusal = _Refusal(env, on_lost)
+    return lambda request: refusal if workload.refuses(request) else route(request)
 
 
 def _way_in(

@@ -7,10 +7,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from perfmodel.files.amounts import NonNegativeFloat, PositiveFloat, PositiveInt
 from perfmodel.files.base import FileName, Spec
 from perfmodel.files.catalog import normal_name
-from perfmodel.files.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz
+from perfmodel.files.units import (
+    Bytes,
+    BytesPerSecond,
+    FlopsPerSecond,
+    Hertz,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+)
 from perfmodel.specs.networks import Link, NetworkSpec
 
 _ANY_NUMBER = 1 << 20

@@ -8,7 +8,7 @@ from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.files.blocks import block_class
 from perfmodel.files.catalog import list_names
 from perfmodel.models.cards import Card
-from perfmodel.specs.engine.defaults import VERSIONED_DEFAULTS
+from perfmodel.specs.engine.devices import VERSIONED_DEFAULTS
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Traffic

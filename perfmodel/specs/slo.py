@@ -1,18 +1,17 @@
 """`SLO`: what counts as a good request, in the ways that people state it."""
 
-__all__ = ["SLO", "WORDS_PER_TOKEN"]
+__all__ = ["SLO"]
 
 from math import inf
 from typing import Any
 
 from pydantic import Field, model_validator
 
-from perfmodel.files.amounts import PositiveFloat
 from perfmodel.files.base import Spec
-from perfmodel.files.units import Milliseconds
+from perfmodel.files.units import Milliseconds, PositiveFloat
 
 Amounts = Any  # a number, or an array of them
-WORDS_PER_TOKEN = 0.75  # of English text (OpenAI, "What are tokens and how to count them?": 100 tokens, 75 words)
+_WORDS_PER_TOKEN = 0.75  # of English text (OpenAI, "What are tokens and how to count them?": 100 tokens, 75 words)
 
 
 class SLO(Spec):
@@ -66,7 +65,7 @@ class SLO(Spec):
     def reading_speed(self) -> float | None:
         """Tokens per second of the reader; None without one."""
         if self.reading_words_per_minute is not None:
-            return self.reading_words_per_minute / 60 / WORDS_PER_TOKEN
+            return self.reading_words_per_minute / 60 / _WORDS_PER_TOKEN
         return self.reading_tokens_per_s
 
     @property

@@ -17,9 +17,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from perfmodel.files.amounts import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
-from perfmodel.files.units import Seconds
+from perfmodel.files.units import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
 from perfmodel.models.spec import SamplingMethod
 from perfmodel.specs.slo import SLO
 

@@ -2,5 +2,4 @@
 
 __all__ = ["ErrorStats", "Rows", "ValidationReport"]
 
-from perfmodel.validate.report import ValidationReport
-from perfmodel.validate.rows import ErrorStats, Rows
+from perfmodel.validate.report import ErrorStats, Rows, ValidationReport

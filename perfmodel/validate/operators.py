@@ -19,10 +19,18 @@ from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.specs import load_hardware
-from perfmodel.validate.groups import NOT_APPLICABLE, Comparison, Dimension, by_dimension, joined, pooled, worst_of
-from perfmodel.validate.kernel_parts import kernel_sizes, row_breakdown
-from perfmodel.validate.report import ValidationReport
-from perfmodel.validate.rows import Rows
+from perfmodel.validate.breakdown import kernel_sizes, row_breakdown
+from perfmodel.validate.report import (
+    NOT_APPLICABLE,
+    Comparison,
+    Dimension,
+    Rows,
+    ValidationReport,
+    by_dimension,
+    joined,
+    pooled,
+    worst_of,
+)
 
 Progress = Callable[[int, int], None]
 Floats = NDArray[np.float64]

@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.serving.request_logs import RequestLog, read_request_log
+from perfmodel.calibrate.serving.runs import RequestLog, read_request_log
 from perfmodel.cost import EngineProfile, ServerFit, load_engine_profile
 from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.planning.sweeps.step_report import mean_step
 from perfmodel.planning.sweeps.typical_step import StepChoice
 from perfmodel.sim import RequestColumns, simulate
-from perfmodel.validate.groups import Comparison, by_dimension, pooled, range_names, worst_of
-from perfmodel.validate.report import ValidationReport
-from perfmodel.validate.rows import Rows
+from perfmodel.validate.report import Comparison, Rows, ValidationReport, by_dimension, pooled, range_names, worst_of
 from perfmodel.validate.typical_steps import TypicalSteps, latency_breakdown
 
 Progress = Callable[[int, int | None], None]

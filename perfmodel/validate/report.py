@@ -1,15 +1,244 @@
-"""`ValidationReport`: predicted beside measured, the same document for every kind of truth."""
+"""Predicted beside measured: pairs of values and how far apart they are, pooled, and the report made of them.
 
-__all__ = ["ValidationReport"]
+    ape  = |predicted / measured - 1|          bias = mean(predicted) / mean(measured) - 1
+    interval_coverage = share of the rows with an interval whose measured value lies in the prediction's 80 % interval
 
-from collections.abc import Mapping, Sequence
+All figures are fractions. A `Comparison` holds all rows of one metric with their dimensions (device, model, load ...);
+every row has one group in each dimension: one way of pooling errors for every kind of truth. The groups of a report's
+`by` and the tables of a written report come from it.
+"""
+
+__all__ = [
+    "NOT_APPLICABLE",
+    "Comparison",
+    "Dimension",
+    "ErrorStats",
+    "Rows",
+    "ValidationReport",
+    "by_dimension",
+    "dimensions_of",
+    "joined",
+    "pooled",
+    "range_names",
+    "worst_of",
+]
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.cost.calibrations.provenance import Provenance
 from perfmodel.printable import Printable
-from perfmodel.validate.groups import Comparison
-from perfmodel.validate.rows import ErrorStats
+
+_MOST_WORST = 10
+RowT = TypeVar("RowT")
+NOT_APPLICABLE = "-"  # the group of rows that have no such size
+
+
+@dataclass(frozen=True)
+class ErrorStats:
+    """How far predictions of one metric are from what was measured; `interval_coverage` is None without intervals."""
+
+    rows: int
+    median_ape: float
+    mean_ape: float
+    p90_ape: float
+    bias: float
+    interval_coverage: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            "median_ape": self.median_ape,
+            "mean_ape": self.mean_ape,
+            "p90_ape": self.p90_ape,
+            "bias": self.bias,
+            "interval_coverage": self.interval_coverage,
+        }
+
+
+class Rows:
+    """Pairs of one metric, `predicted` and `measured`, with their `labels`.
+
+    interval: the prediction's 80 % interval as factors (low, high) of its value, one for all rows or one for each,
+              nan where there is none
+
+    Pairs that are not finite, or not measured above zero, are left out.
+    """
+
+    def __init__(
+        self,
+        predicted: ArrayLike,
+        measured: ArrayLike,
+        labels: Sequence[str],
+        interval: tuple[ArrayLike, ArrayLike] | None = None,
+    ) -> None:
+        p, m = np.asarray(predicted, dtype=float), np.asarray(measured, dtype=float)
+        keep = np.isfinite(p) & np.isfinite(m) & (m > 0)
+        self.kept: NDArray[np.bool_] = keep  # of the pairs that were given
+        self.predicted: NDArray[np.float64] = p[keep]
+        self.measured: NDArray[np.float64] = m[keep]
+        self.labels = [label for label, is_kept in zip(labels, keep, strict=True) if is_kept]
+        self.interval: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+        if interval is not None:
+            low, high = (np.broadcast_to(np.asarray(end, dtype=float), p.shape)[keep] for end in interval)
+            self.interval = (low, high)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def errors(self) -> NDArray[np.float64]:
+        """predicted / measured - 1"""
+        return self.predicted / self.measured - 1
+
+    def where(self, mask: Sequence[bool] | NDArray[np.bool_]) -> "Rows":
+        """The rows at which `mask` is true."""
+        chosen = np.asarray(mask, dtype=bool)
+        labels = [label for label, is_kept in zip(self.labels, chosen, strict=True) if is_kept]
+        interval = None if self.interval is None else (self.interval[0][chosen], self.interval[1][chosen])
+        return Rows(self.predicted[chosen], self.measured[chosen], labels, interval)
+
+    def stats(self) -> ErrorStats:
+        """Needs at least one row."""
+        ape = np.abs(self.errors)
+        coverage = None
+        if self.interval is not None:
+            ratio = self.measured / self.predicted
+            has_interval = np.isfinite(self.interval[0])
+            is_within = ((ratio >= self.interval[0]) & (ratio <= self.interval[1]))[has_interval]
+            coverage = float(np.mean(is_within)) if len(is_within) else None
+        return ErrorStats(
+            rows=len(self),
+            median_ape=float(np.median(ape)),
+            mean_ape=float(ape.mean()),
+            p90_ape=float(np.quantile(ape, 0.9)),
+            bias=float(self.predicted.mean() / self.measured.mean() - 1),
+            interval_coverage=coverage,
+        )
+
+    def largest_errors(self, count: int = _MOST_WORST) -> list[int]:
+        """Numbers of the rows with the largest errors, largest first."""
+        found: list[int] = np.argsort(-np.abs(self.errors), kind="stable")[:count].tolist()
+        return found
+
+    def worst(
+        self, metric: str, count: int = _MOST_WORST, breakdown: Callable[[int], Mapping[str, Any]] | None = None
+    ) -> list[dict[str, Any]]:
+        """The rows with the largest errors, largest first; `breakdown` of a number gives the row's parts."""
+        return [
+            {
+                "metric": metric,
+                "row": self.labels[i],
+                "predicted": float(self.predicted[i]),
+                "measured": float(self.measured[i]),
+                "error": float(self.errors[i]),
+                **({"breakdown": dict(breakdown(i))} if breakdown is not None else {}),
+            }
+            for i in self.largest_errors(count)
+        ]
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """The groups of one dimension in their order, and the number of each row's group."""
+
+    names: tuple[str, ...]
+    codes: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, values: Sequence[str], order: Sequence[str] = ()) -> "Dimension":
+        """The dimension of each row's group; groups in `order` come first, in that order, others sorted."""
+        present = set(values)
+        names = (*(n for n in order if n in present), *sorted(present - set(order)))
+        number = {name: i for i, name in enumerate(names)}
+        return cls(names, np.array([number[value] for value in values], dtype=np.int64))
+
+    @classmethod
+    def constant(cls, name: str, num_rows: int) -> "Dimension":
+        """All rows in one group."""
+        return cls((name,), np.zeros(num_rows, dtype=np.int64))
+
+
+def joined(parts: Sequence[Dimension]) -> Dimension:
+    """One dimension over the rows of all parts; names keep the order of the part that has most of them."""
+    longest_first = sorted(parts, key=lambda part: -len(part.names))
+    names = list(dict.fromkeys(name for part in longest_first for name in part.names))
+    number = {name: i for i, name in enumerate(names)}
+    codes = [np.array([number[name] for name in part.names], dtype=np.int64)[part.codes] for part in parts]
+    return Dimension(tuple(names), np.concatenate(codes))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Predicted beside measured for all rows of one metric.
+
+    unit:       of both, "s" or "ms"
+    dimensions: name -> groups of the rows
+    """
+
+    metric: str
+    rows: Rows
+    unit: str
+    dimensions: Mapping[str, Dimension] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, metric: str, rows: Rows, unit: str, dimensions: Mapping[str, Dimension]) -> "Comparison":
+        """The comparison by `metric` in `unit`, with `dimensions` of all pairs that were given to `rows`, of which
+        it may have left out some."""
+        kept = {name: Dimension(each.names, each.codes[rows.kept]) for name, each in dimensions.items()}
+        return cls(metric, rows, unit, kept)
+
+    def groups(self, dimension: str) -> Iterator[tuple[str, Rows]]:
+        """The rows of each group that has any."""
+        found = self.dimensions[dimension]
+        for number, name in enumerate(found.names):
+            mask = found.codes == number
+            if mask.any():
+                yield name, self.rows.where(mask)
+
+
+def pooled(comparisons: Sequence[Comparison]) -> dict[str, ErrorStats]:
+    """Errors over all rows of each metric that has rows."""
+    return {each.metric: each.rows.stats() for each in comparisons if len(each.rows)}
+
+
+def by_dimension(comparisons: Sequence[Comparison], dimensions: Sequence[str] = ()) -> dict[str, dict[str, ErrorStats]]:
+    """ "<dimension> <group>" -> metric -> errors, for the dimensions named, or all."""
+    found: dict[str, dict[str, ErrorStats]] = {}
+    for each in comparisons:
+        for dimension in dimensions or each.dimensions:
+            for name, rows in each.groups(dimension):
+                found.setdefault(f"{dimension} {name}", {})[each.metric] = rows.stats()
+    return found
+
+
+def worst_of(
+    comparisons: Sequence[Comparison], count: int, breakdown: Callable[[Comparison, int], Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The `count` rows of each metric with the largest errors; `breakdown` of a number gives the row's parts."""
+    return [row for each in comparisons for row in each.rows.worst(each.metric, count, partial(breakdown, each))]
+
+
+def dimensions_of(items: Sequence[RowT], names: Mapping[str, Callable[[RowT], str]]) -> dict[str, Dimension]:
+    """Dimensions whose groups `names` gives for each item."""
+    return {dimension: Dimension.of([name_of(item) for item in items]) for dimension, name_of in names.items()}
+
+
+def range_names(values: ArrayLike, edges: Sequence[float], unit: str = "") -> Dimension:
+    """Values by the ranges between `edges`: "below 64", "64 to 1,024", "from 1,024 on"."""
+    ends = [_number(edge) + (f" {unit}" if unit else "") for edge in edges]
+    middle = [f"{_number(low)} to {high}" for low, high in zip(edges, ends[1:], strict=False)]
+    names = (f"below {ends[0]}", *middle, f"from {ends[-1]} on")
+    return Dimension(names, np.searchsorted(np.asarray(edges), np.asarray(values, dtype=float), side="right"))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value < 1e6 else f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
 
 
 @dataclass(frozen=True, repr=False)

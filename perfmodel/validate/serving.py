@@ -13,9 +13,16 @@ from perfmodel.calibrate.serving.runs import METRICS, read_serving_runs
 from perfmodel.calibrate.serving.simulation import StageRow, simulate_runs
 from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.specs import Scenario
-from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled, range_names, worst_of
-from perfmodel.validate.report import ValidationReport
-from perfmodel.validate.rows import Rows
+from perfmodel.validate.report import (
+    Comparison,
+    Rows,
+    ValidationReport,
+    by_dimension,
+    dimensions_of,
+    pooled,
+    range_names,
+    worst_of,
+)
 from perfmodel.validate.typical_steps import TypicalSteps, latency_breakdown
 
 Progress = Callable[[int, int], None]

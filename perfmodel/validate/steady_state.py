@@ -10,15 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.calibrate.steady.reduced import num_slices
-from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
+from perfmodel.calibrate.steady.simulation import SteadyStatePair, num_slices, simulate_steady_states
 from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.specs.pools import PoolSpec
 from perfmodel.specs.traffic import Lengths
-from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled, worst_of
-from perfmodel.validate.report import ValidationReport
-from perfmodel.validate.rows import ErrorStats, Rows
+from perfmodel.validate.report import (
+    Comparison,
+    ErrorStats,
+    Rows,
+    ValidationReport,
+    by_dimension,
+    dimensions_of,
+    pooled,
+    worst_of,
+)
 from perfmodel.validate.typical_steps import TypicalSteps, latency_breakdown
 
 Progress = Callable[[int, int], None]

@@ -9,12 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.calibrate.offline.runs import OfflineRun, read_offline_runs
-from perfmodel.calibrate.offline.simulation import OfflinePair, simulate_offline_runs
+from perfmodel.calibrate.offline import OfflinePair, OfflineRun, read_offline_runs, simulate_offline_runs
 from perfmodel.cost.calibrations.provenance import provenance_of
-from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled, worst_of
-from perfmodel.validate.report import ValidationReport
-from perfmodel.validate.rows import Rows
+from perfmodel.validate.report import Comparison, Rows, ValidationReport, by_dimension, dimensions_of, pooled, worst_of
 
 Progress = Callable[[int, int], None]
 _UNITS = {"throughput": "tok/s", "static_throughput": "tok/s", "ttft": "ms"}

@@ -10,6 +10,7 @@ FROZEN = {
     "execute": ["SCENARIO", "--set", "--json", "--out", "--seed", "--kernels"],
     "explain": ["SCENARIO", "--set", "--batch", "--context", "--prefill", "--run", "--occupancy", "--json", "--seed"],
     "hardware list": ["--json"],
+    "hardware new": ["NAME", "--like"],
     "hardware show": ["NAME", "--json"],
     "memory": ["SCENARIO", "--set", "--json"],
     "models list": ["--json"],

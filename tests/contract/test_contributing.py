@@ -85,7 +85,9 @@ def test_a_scenario_is_one_file_and_its_paths_are_relative_to_it(tmp_path):
 def test_a_model_is_its_config(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG))
-    scenario = load_scenario("llama-3.1-8b-a100", [f"model={path}", "traffic.num_requests=30"])
+    scenario = load_scenario(
+        "llama-3.1-8b-a100", [f"model={path}", "engine.max_model_len=4096", "traffic.num_requests=30"]
+    )
     assert scenario.model.num_layers == 12
     assert simulate(scenario).summary["completed"] == 30
 

@@ -19,12 +19,22 @@ BELOW |= {"api": set(ORDER), "cli": set(ORDER)}
 # Rooms within rooms, lowest first: each may import those before it.
 WITHIN = {
     "sim": ("clock", "traffic", "replica", "fleet", "records", "driver"),
-    "report": ("document", "numbers", "render", "written", "drawing", "plots", "runs", "views", "printed"),
+    "report": (
+        "document",
+        "numbers",
+        "render",
+        "written",
+        "drawing",
+        "plots",
+        "run_folder",
+        "runs",
+        "views",
+        "printed",
+    ),
     "planning": (
         "spec",
         "metrics",
         "comparison",
-        "step",
         "sweeps",
         "studies",
         "sensitivity",

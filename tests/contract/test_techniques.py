@@ -21,8 +21,7 @@ from perfmodel.specs.overrides import parse_override
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import ExpertRouting
 from perfmodel.validate.published.figures import predict
-from perfmodel.validate.techniques.registry import load_techniques
-from perfmodel.validate.techniques.status import executed_quotients, published_ratios, read_status
+from perfmodel.validate.techniques.status import executed_quotients, load_techniques, published_ratios, read_status
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs/techniques"

@@ -9,9 +9,9 @@ from dataclasses import replace  # noqa: E402
 from executor_models import MODELS  # noqa: E402
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
-from perfmodel.models.changes.attention import with_window  # noqa: E402
-from perfmodel.models.formats.quantization import kv_element_bytes  # noqa: E402
+from perfmodel.models.changes.mixers import with_window  # noqa: E402
 from perfmodel.models.model_changes import ModelChanges  # noqa: E402
+from perfmodel.models.number_formats import kv_element_bytes  # noqa: E402
 from perfmodel.ops.formats import served_model  # noqa: E402
 from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402

@@ -11,7 +11,7 @@ from test_graphs import graphed, prefilled  # noqa: E402
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.models.architecture import MoEFFN  # noqa: E402
-from perfmodel.models.formats.quantization import with_quantization  # noqa: E402
+from perfmodel.models.number_formats import with_quantization  # noqa: E402
 from perfmodel.models.params import weight_bytes  # noqa: E402
 from perfmodel_executors.kernels.apply_linear import apply_linear  # noqa: E402
 from perfmodel_executors.kernels.dispatch import load_kernels  # noqa: E402

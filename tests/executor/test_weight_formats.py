@@ -8,7 +8,7 @@ from executor_models import attention, tiny  # noqa: E402
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.models.architecture import DenseFFN  # noqa: E402
-from perfmodel.models.formats.quantization import METHODS, with_quantization  # noqa: E402
+from perfmodel.models.number_formats import METHODS, with_quantization  # noqa: E402
 from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402
 from perfmodel_executors.kernels import KERNELS, load_kernels  # noqa: E402
 from perfmodel_executors.kernels.apply_linear import OPERATORS, apply_linear  # noqa: E402

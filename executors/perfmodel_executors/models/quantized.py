@@ -16,7 +16,7 @@ from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.architecture import Layer, MoEFFN, QuantizationSpec
-from perfmodel.models.formats.quantization import METHODS
+from perfmodel.models.number_formats import METHODS
 from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels.weight_formats import (
     OUTLIER_THRESHOLD,

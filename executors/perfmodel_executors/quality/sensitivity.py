@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
-from perfmodel.models.formats.by_layer import BLOCKS, LayerQuantization, bits_per_weight, with_layer_formats
-from perfmodel.models.formats.quantization import with_quantization
+from perfmodel.models.layer_formats import BLOCKS, LayerQuantization, bits_per_weight, with_layer_formats
+from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.params import layer_parameters
 from perfmodel.models.spec import ModelSpec
 from perfmodel.planning.studies.mixed_precision import BlockLoss, Unit, choose_blocks, rules_of

@@ -4,7 +4,7 @@ A folder is either of kernel tables, `<system>/<op>.parquet`, or a run with a la
 kind of kernel, write its module (`groups`, `fit`, `predict`) and enter its tables in MODULES.
 """
 
-__all__ = ["GENERIC_SMALL", "MODULES", "FittedGroup", "KernelModule", "calibrate_folder", "fit_folder", "module_of"]
+__all__ = ["GENERIC_SMALL", "MODULES", "FittedGroup", "KernelModule", "calibrate_folder", "module_of"]
 
 import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,7 +85,7 @@ def calibrate_folder(path: str | Path, engine: str, progress: Progress | None = 
     if (path / "ops" / "meta.yaml").is_file():
         return [_from_profile(path, engine)]
     fitted: dict[str, list[FittedGroup]] = {}
-    for found in fit_folder(path, engine, progress):
+    for found in _fit_folder(path, engine, progress):
         fitted.setdefault(found.hardware.name, []).append(found)
     own = {name: members for name, members in fitted.items() if any(m.group.engine == engine for m in members)}
     if not own:
@@ -93,7 +93,7 @@ def calibrate_folder(path: str | Path, engine: str, progress: Progress | None = 
     return [_calibration(name, engine, members) for name, members in own.items()]
 
 
-def fit_folder(path: Path, engine: str, progress: Progress | None = None) -> Iterator[FittedGroup]:
+def _fit_folder(path: Path, engine: str, progress: Progress | None = None) -> Iterator[FittedGroup]:
     """Fit every kernel of `engine`, and of libraries that all engines call."""
     files = [(file, module) for file in sorted(path.glob("*/*.parquet")) if (module := module_of(file.stem))]
     for done, (file, module) in enumerate(files, 1):

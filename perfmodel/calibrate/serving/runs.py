@@ -4,19 +4,32 @@ The file is a JSON list. What it says of arrivals is what the load tool calls th
 exponential gaps and rescales them to fill each stage exactly, so the process is `poisson_fixed_count`. Prompts are
 `num_groups` x `num_prompts_per_group` distinct texts that repeat; their nominal length grows by some 5 % when the
 server tokenises them again, and varies a little from text to text.
+
+Runs with a log of each request are folders, `<run>/e2e/meta.json` and `requests.csv`. The engine ran inside the load
+generator's process, so there is no server in front of it; sampling was plain.
 """
 
-__all__ = ["METRICS", "ServingRun", "StageLatencies", "read_serving_runs", "stage_latencies"]
+__all__ = [
+    "METRICS",
+    "RequestLog",
+    "ServingRun",
+    "StageLatencies",
+    "read_request_log",
+    "read_serving_runs",
+    "stage_latencies",
+]
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.calibrate.origins import recorded_engine
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.files.bounded import read_json
+from perfmodel.files.bounded import read_json, read_rows
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.specs import (
     Arrivals,
@@ -30,6 +43,7 @@ from perfmodel.specs import (
     load_hardware,
     load_model,
 )
+from perfmodel.specs.traffic import Sampling, Trace
 
 METRICS = ("e2el_mean", "e2el_p90", "e2el_p99", "ttft_mean", "ttft_p90", "ttft_p99", "itl_mean")
 
@@ -37,6 +51,8 @@ _RETOKENIZED = 1.05
 _LENGTH_SPREAD = 8  # tokens: about one half of a KV block either way
 
 StageLatencies = dict[str, float]  # metric -> milliseconds
+Floats = NDArray[np.float64]
+_ENGINE = "vllm"  # that such logs are of
 
 
 @dataclass(frozen=True)
@@ -91,6 +107,8 @@ def _run(name: str, entry: dict[str, Any]) -> ServingRun:
         engine=_engine(entry, hardware),
         traffic=_traffic(workload, stages),
     )
+    if len(entry["measured"]) != len(stages):
+        raise ValueError(f"measured has {len(entry['measured'])} objects for {len(stages)} stages")
     ends = np.cumsum([stage.duration_s for stage in stages])
     outputs = workload["output_len"]
     return ServingRun(name, scenario, tuple(ends.tolist()), tuple(_measured(m, outputs) for m in entry["measured"]))
@@ -126,8 +144,8 @@ def _measured(row: dict[str, Any], output_tokens: int) -> StageLatencies:
     found = {}
     for metric in METRICS:
         kind, _, statistic = metric.partition("_")
-        value = row.get(f"{'e2e' if kind == 'e2el' else kind}_{statistic}_ms")
-        if value is not None and metric != "itl_mean":
+        value = row.get(f"{'e2e' if kind == 'e2el' else kind}_{statistic}_ms") if kind != "itl" else None
+        if value is not None:
             found[metric] = float(value)
     found["itl_mean"] = (found["e2el_mean"] - found["ttft_mean"]) / max(output_tokens - 1, 1)
     return found
@@ -151,3 +169,81 @@ def _latencies(e2el: Any, ttft: Any, outputs: Any) -> StageLatencies:
         figures[f"{name}_p90"], figures[f"{name}_p99"] = (1e3 * np.quantile(seconds, [0.9, 0.99])).tolist()
     figures["itl_mean"] = (figures["e2el_mean"] - figures["ttft_mean"]) / max(float(outputs.mean()) - 1, 1)
     return figures
+
+
+@dataclass(frozen=True)
+class RequestLog:
+    """A run: its scenario (the trace is the log itself) and the measured latencies, in order of arrival."""
+
+    name: str
+    scenario: Scenario
+    ttft_s: Floats
+    e2el_s: Floats
+    num_prompt_tokens: NDArray[np.int64]
+    num_output_tokens: NDArray[np.int64]
+
+    @property
+    def tpot_s(self) -> Floats:
+        return (self.e2el_s - self.ttft_s) / np.maximum(self.num_output_tokens - 1, 1)
+
+
+def read_request_log(folder: str | Path, trace_folder: str | Path) -> RequestLog:
+    """Read a run; its requests are written as a trace to `trace_folder`, for the scenario to refer to.
+
+    Raises SpecError for files that are missing or not as described above.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise SpecError(f"{folder}: found a file, allowed the folder of a run with e2e/meta.json and e2e/requests.csv.")
+    try:
+        meta = read_json(folder / "e2e" / "meta.json")
+        rows = sorted(read_rows(folder / "e2e" / "requests.csv"), key=lambda row: float(row["client_arrival_s"]))
+        arrival, first, last = (
+            np.array([float(row[name]) for row in rows])
+            for name in ("client_arrival_s", "first_token_s", "last_token_s")
+        )
+        prompts, outputs = (np.array([int(row[name]) for row in rows]) for name in ("input_toks", "output_toks"))
+    except OSError as error:
+        raise SpecError(f"{error.filename}: cannot be read: {error.strerror}") from None
+    except (KeyError, ValueError) as error:
+        raise SpecError(f"{folder}: not a run with a log of requests ({error})") from None
+    if not rows:
+        raise SpecError(f"{folder}: requests.csv has no requests")
+    trace = Path(trace_folder) / f"{folder.name}.jsonl"
+    lines = zip(arrival.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
+    trace.write_text(
+        "\n".join(json.dumps({"arrival_s": t, "input_tokens": p, "output_tokens": o}) for t, p, o in lines),
+        encoding="utf-8",
+    )
+    try:
+        scenario = _scenario(folder.name, meta, trace)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SpecError(f"{folder / 'e2e' / 'meta.json'}: its description is incomplete: {error}") from None
+    return RequestLog(folder.name, scenario, first - arrival, last - arrival, prompts, outputs)
+
+
+def _scenario(name: str, meta: dict[str, Any], trace: Path) -> Scenario:
+    arguments = meta["engine_kwargs"]
+    kept = (
+        *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"),
+        *("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_dtype"),
+    )
+    chosen = {key: arguments[key] for key in kept if arguments.get(key) is not None}
+    cache = meta.get("kv_cache") or {}
+    if cache.get("num_gpu_blocks"):
+        chosen |= {"num_gpu_blocks_override": cache["num_gpu_blocks"], "block_size": cache.get("block_size", 16)}
+    hardware = load_hardware(_device(name, meta))
+    return Scenario(
+        name=name,
+        model=load_model(arguments["model"]),
+        hardware=hardware,
+        engine=recorded_engine(_ENGINE, str(meta.get(f"{_ENGINE}_version") or ""), hardware, chosen),
+        traffic=Traffic(arrivals=Arrivals(process="trace"), trace=Trace(path=str(trace), format="jsonl")),
+        sampling=Sampling(method="greedy"),
+    )
+
+
+def _device(name: str, meta: dict[str, Any]) -> str:
+    """The device as the run recorded it, else the beginning of the folder's name (`<gpu>-<model>`)."""
+    recorded = (meta.get("hardware") or {}).get("device_name")
+    return str(recorded or name.split("-")[0])

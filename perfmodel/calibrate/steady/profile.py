@@ -2,9 +2,13 @@
 
 Time to first token at low concurrency is the front end and one step with a prompt; time per output token at low
 concurrency is a step's fixed costs, which the kernels' tables have too high where they were timed launch by launch.
+
+And what a generation of devices leaves of the achieved tensor rate of the one before. Time to first token of long
+prompts is compute; with the engines' profiles fitted on all devices, what is left on a generation's own rows is its
+kernels'. One number for all engines, models and number formats.
 """
 
-__all__ = ["fit_steady_profile", "fitting_rows", "log_errors", "parameters_of", "steady_residuals"]
+__all__ = ["fit_generation", "fit_steady_profile", "fitting_rows", "log_errors", "parameters_of", "steady_residuals"]
 
 from collections.abc import Callable, Sequence
 
@@ -16,6 +20,8 @@ from perfmodel.calibrate.robust import residuals_of
 from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
 from perfmodel.calibrate.steady.states import SteadyState
 from perfmodel.cost import EngineProfile, Residuals, load_calibration
+from perfmodel.cost.calibrations.unmeasured import GenerationFit
+from perfmodel.errors import SpecError
 
 Floats = NDArray[np.float64]
 
@@ -41,6 +47,11 @@ _OF_STEPS = (
 _WEIGHTS = {"tpot": 1.0, "ttft": 0.4}
 _MOST_ROWS = 60
 _MOST_CONCURRENCY = 32  # larger batches take long to simulate and depend on kernels
+# Of the fit of a generation.
+_GENERATION_CONCURRENCY = 16
+_GENERATION_ROWS = 48
+_GENERATION_EVALUATIONS = 8
+_LOSS_SCALE = 0.1
 
 
 def fit_steady_profile(
@@ -112,3 +123,40 @@ def log_errors(pairs: Sequence[SteadyStatePair]) -> Floats:
             errors.append(_WEIGHTS["tpot"] * np.log(pair.tpot_ms / pair.row.measured_tpot_ms))
             errors.append(_WEIGHTS["ttft"] * np.log(pair.ttft_ms / pair.row.measured_ttft_ms))
     return np.array(errors)
+
+
+def fit_generation(
+    architecture: str, rows: Sequence[SteadyState], *, progress: Callable[[int, int], None] | None = None
+) -> GenerationFit:
+    """The fit of `architecture` from the rows on its devices that can be taken at face value.
+
+    Raises SpecError where there are none.
+    """
+    from scipy.optimize import minimize_scalar
+
+    mine = [row for row in rows if _is_clear(row) and row.scenario.hardware.declared.architecture == architecture]
+    if not mine:
+        raise SpecError(f"no rows on devices of architecture {architecture!r} to fit")
+    mine = mine[:: max(1, len(mine) // _GENERATION_ROWS)]
+    calls = 0
+
+    def loss(log_compute: float) -> float:
+        nonlocal calls
+        calls += 1
+        if progress is not None:
+            progress(calls, _GENERATION_EVALUATIONS)
+        generation = GenerationFit(architecture=architecture, compute=float(np.exp(log_compute)))
+        errors = log_errors(simulate_steady_states(mine, generation=generation))
+        return float(np.sum(np.sqrt(1 + (errors / _LOSS_SCALE) ** 2) - 1))
+
+    found = minimize_scalar(
+        loss,
+        bounds=(np.log(0.25), np.log(1.2)),
+        method="bounded",
+        options={"maxiter": _GENERATION_EVALUATIONS, "xatol": 0.03},
+    )
+    return GenerationFit(architecture=architecture, compute=round(float(np.exp(found.x)), 4))
+
+
+def _is_clear(row: SteadyState) -> bool:
+    return row.is_clear and (row.scenario.traffic.arrivals.concurrency or 0) <= _GENERATION_CONCURRENCY

@@ -44,15 +44,15 @@ from perfmodel.models.architecture import (
     MoEFFN,
     QuantizationSpec,
 )
-from perfmodel.models.formats.kv_cache import kv_surplus
-from perfmodel.models.formats.quantization import bytes_per_weight, kv_element_bytes
+from perfmodel.models.kv_formats import kv_surplus
+from perfmodel.models.number_formats import bytes_per_weight, kv_element_bytes
 from perfmodel.models.params import layer_parameters
 from perfmodel.models.spec import ModelSpec
+from perfmodel.ops.attention.linear import linear_heads
 from perfmodel.ops.attention.prefill import SCORE_SUM_BYTES
 from perfmodel.ops.formats import linear_format, served_model
 from perfmodel.ops.graphs.drafting import draft_engine, draft_model_of, medusa_weights
-from perfmodel.ops.recurrent.linear_attention import linear_heads
-from perfmodel.ops.recurrent.scan import STATE_BYTES, conv_channels, state_shape
+from perfmodel.ops.recurrent import STATE_BYTES, conv_channels, state_shape
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs.engine.spec import EngineSpec
 

@@ -24,7 +24,7 @@ from perfmodel.cost.memory.footprint import (
 )
 from perfmodel.errors import DoesNotFitError
 from perfmodel.models.architecture import Layer
-from perfmodel.models.formats.kv_cache import surplus_tokens
+from perfmodel.models.kv_formats import surplus_tokens
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import on_device, served_model
 from perfmodel.ops.sharding import Sharding, stages

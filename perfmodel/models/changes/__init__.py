@@ -8,12 +8,16 @@ __all__ = ["CHANGES", "Change"]
 from collections.abc import Callable
 from types import MappingProxyType
 
-from perfmodel.models.changes.attention import with_kv_heads, with_latent, with_sparse_attention, with_window
-from perfmodel.models.changes.exits import with_early_exit
-from perfmodel.models.changes.experts import moefied, with_experts
-from perfmodel.models.changes.pruning import pruned
-from perfmodel.models.changes.recurrent import with_linear_attention, with_ssm_layers
-from perfmodel.models.changes.sizes import with_low_rank, with_shared_layers, with_tied_embeddings
+from perfmodel.models.changes.conditional import moefied, with_early_exit, with_experts
+from perfmodel.models.changes.mixers import (
+    with_kv_heads,
+    with_latent,
+    with_linear_attention,
+    with_sparse_attention,
+    with_ssm_layers,
+    with_window,
+)
+from perfmodel.models.changes.weights import pruned, with_low_rank, with_shared_layers, with_tied_embeddings
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ModelSpec
 

@@ -14,11 +14,11 @@ from typing import Any
 from perfmodel.errors import SpecError
 from perfmodel.files.bounded import read_json
 from perfmodel.models.architecture import Attention, LatentAttention, Layer
-from perfmodel.models.formats.quantization import format_of_dtype
 from perfmodel.models.hf.families import CLASS_DEFAULTS, Family, family_of, refuse_unless_decoder
 from perfmodel.models.hf.fields import Fields, Json
 from perfmodel.models.hf.layouts import decoder_layers
 from perfmodel.models.hf.quantization import quantization_from_config
+from perfmodel.models.number_formats import format_of_dtype
 from perfmodel.models.spec import ModelSpec
 
 _UNLIMITED_POSITIONS = 1 << 20  # scans without positions have no limit of their own

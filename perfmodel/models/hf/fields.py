@@ -3,7 +3,7 @@
 Knows names, types and nesting; nothing of what a field means for the architecture.
 """
 
-__all__ = ["SYNONYMS", "Fields", "Json"]
+__all__ = ["Fields", "Json"]
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from perfmodel.errors import SpecError
 Json = Mapping[str, Any]
 
 # Today's name -> all names in use, in order of preference.
-SYNONYMS = MappingProxyType(
+_SYNONYMS = MappingProxyType(
     {
         "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
         "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -96,7 +96,7 @@ class Fields:
     def get(self, name: str, default: Any = None) -> Any:
         """The value under any of the field's names; null counts as absent. The outer file answers for the text part."""
         for block in (self.config, self.outer, self.fallback):
-            for key in SYNONYMS.get(name, (name,)):
+            for key in _SYNONYMS.get(name, (name,)):
                 value = block.get(key)
                 if value is not None:
                     return value
@@ -110,7 +110,7 @@ class Fields:
         """A whole number of at least `minimum`; without a default its absence is an error."""
         value = self.get(name, default)
         if value is None:
-            names = " or ".join(SYNONYMS.get(name, (name,))[:3])
+            names = " or ".join(_SYNONYMS.get(name, (name,))[:3])
             raise SpecError(f"{self.source}: {names} is missing; without it the model's size is not known.")
         if isinstance(value, float) and value.is_integer():
             value = int(value)

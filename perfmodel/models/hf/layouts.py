@@ -12,10 +12,18 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.models.architecture import FeedForward, Layer, Mixer
+from perfmodel.models.hf.blocks import (
+    attention,
+    dense_ffn,
+    gated_delta_net,
+    is_moe_layer,
+    latent_attention,
+    mamba,
+    moe_ffn,
+    num_experts,
+)
 from perfmodel.models.hf.families import Family
-from perfmodel.models.hf.feedforward import dense_ffn, is_moe_layer, moe_ffn, num_experts
 from perfmodel.models.hf.fields import Fields
-from perfmodel.models.hf.mixers import attention, gated_delta_net, latent_attention, mamba
 
 _NOT_MODELLED = {
     "linear_attn_config": "Kimi delta attention",

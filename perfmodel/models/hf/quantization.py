@@ -14,8 +14,8 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.models.architecture import Attention, DenseFFN, LatentAttention, Layer, MoEFFN, QuantizationSpec
-from perfmodel.models.formats.quantization import BITS_PER_WEIGHT
 from perfmodel.models.hf.fields import Fields
+from perfmodel.models.number_formats import BITS_PER_WEIGHT
 
 _KEPT = QuantizationSpec().kept
 _IGNORE_KEYS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "llm_int8_skip_modules")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from perfmodel.models.architecture import Attention
-from perfmodel.models.formats.kv_cache import kv_surplus, unpack_operations
+from perfmodel.models.kv_formats import kv_surplus, unpack_operations
 from perfmodel.ops.attention.decode import attention_decode, mixed_attention
 from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefill
 from perfmodel.ops.elementwise import gate, kv_concat, kv_write, rms_norm, rope

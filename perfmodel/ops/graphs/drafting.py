@@ -27,7 +27,7 @@ from perfmodel.models.architecture import (
     QuantizationSpec,
 )
 from perfmodel.models.architecture import LinearAttention as _Linear
-from perfmodel.models.formats.quantization import with_quantization
+from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.collectives import all_gather
 from perfmodel.ops.elementwise import sample

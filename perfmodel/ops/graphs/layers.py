@@ -20,14 +20,14 @@ from perfmodel.models.architecture import (
 )
 from perfmodel.ops.attention.latent import latent_nodes
 from perfmodel.ops.attention.layer import attention_nodes
+from perfmodel.ops.attention.linear import linear_attention_nodes
 from perfmodel.ops.collectives import all_gather, all_reduce, send_recv
 from perfmodel.ops.elementwise import embedding, residual_add, rms_norm, sample
 from perfmodel.ops.feedforward import dense_ffn_nodes, moe_nodes
 from perfmodel.ops.graphs.exits import asking_nodes, filling_nodes, leaving_node
 from perfmodel.ops.linear import gemm
 from perfmodel.ops.node import LayerContext, OperatorNode, on_samples, on_tokens
-from perfmodel.ops.recurrent.linear_attention import linear_attention_nodes
-from perfmodel.ops.recurrent.scan import delta_net_nodes, mamba_nodes
+from perfmodel.ops.recurrent import delta_net_nodes, mamba_nodes
 from perfmodel.ops.work import Depends
 
 Block = TypeVar("Block", Mixer, FeedForward)

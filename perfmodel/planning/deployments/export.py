@@ -1,6 +1,6 @@
 """A deployment as something to start: `vllm serve` command lines and a scenario file."""
 
-__all__ = ["device_files", "engine_arguments", "export_plan", "scenario_yaml", "serve_commands"]
+__all__ = ["engine_arguments", "export_plan", "serve_commands"]
 
 import json
 import shlex
@@ -13,8 +13,9 @@ from perfmodel.files.catalog import find_file
 from perfmodel.files.whole import write_wholes
 from perfmodel.files.yaml_loader import Positions, dump_yaml, load_yaml
 from perfmodel.planning.deployments.finalist import Finalist
+from perfmodel.planning.deployments.resilience import carried_cluster, requests_with_failures
 from perfmodel.planning.deployments.result import PlanResult
-from perfmodel.planning.screening.rates import at_rate
+from perfmodel.planning.screening.demand import at_rate
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.overrides import apply_override, as_overrides, parse_override
@@ -40,7 +41,7 @@ _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 def serve_commands(result: PlanResult, finalist: Finalist) -> list[str]:
     """One line for each kind of replica: how many, and the command that starts one."""
-    scenario = result.base.load(finalist.deployment.screened.candidate.overrides(finalist.replicas))
+    scenario = result.base.load(as_overrides(_choices(result, finalist)))
     lines = []
     for pool in scenario.pools:
         hardware = (pool.hardware or scenario.hardware).name
@@ -83,20 +84,22 @@ def engine_arguments(engine: EngineSpec) -> list[str]:
     return arguments
 
 
-def scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
+def _scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
     """The base scenario's file with what the plan has chosen, at the rate that was planned for.
 
-    A device that overrides have changed is named as the file beside it that `device_files` writes.
+    A device that overrides have changed is named as the file beside it that `_device_files` writes.
     """
     loaded = load_yaml(find_file("scenarios", result.base.path))
     data: dict[str, Any] = loaded.data
     data.pop("plan", None)
     candidate = finalist.deployment.screened.candidate
     requests = result.scenario.traffic.num_requests or 1000
+    if result.resilience is not None and not result.resilience.problem:
+        requests = max(requests, requests_with_failures(result, result.replicas))
     if isinstance(data.get("traffic"), str):
         traffic = result.scenario.traffic.model_dump(mode="json", exclude_defaults=True, exclude={"name", "source"})
         data["traffic"] = traffic
-    choices = {**candidate.choices(finalist.replicas), **at_rate(result.scenario, result.rate, requests)}
+    choices = {**_choices(result, finalist), **at_rate(result.scenario, result.rate, requests)}
     for text in (*result.base.overrides, *as_overrides(choices)):
         change = parse_override(text)
         if change.path[0] == "plan" or (change.path == ("traffic",) and isinstance(change.value, str)):
@@ -105,14 +108,34 @@ def scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
             data["hardware"] = f"./{_device_file(candidate.layout.scenario.hardware)}"
             continue
         apply_override(change, data, change.path, Positions(result.base.path))
-    if device_files(result, finalist):  # a later override, the plan's own choice, has put the plain name there again
+    if _device_files(result, finalist):  # a later override, the plan's own choice, has put the plain name there again
         data["hardware"] = f"./{_device_file(candidate.layout.scenario.hardware)}"
     data["name"] = f"{result.scenario.name}-planned"
     heading = f"# Chosen by `perfmodel plan {Path(result.base.path).name}`: {finalist.label}.\n"
-    return heading + dump_yaml(data)
+    return heading + "".join(f"# {line}\n" for line in _not_here(result, finalist)) + dump_yaml(data)
 
 
-def device_files(result: PlanResult, finalist: Finalist) -> dict[str, str]:
+def _choices(result: PlanResult, finalist: Finalist) -> dict[str, Any]:
+    """The fields of the scenario that is deployed: of the winner with the replicas that failures take, and with what
+    the scenario says of failures and of its gateway, where these can be simulated on it."""
+    replicas = result.replicas if finalist is result.winner else finalist.replicas
+    choices = finalist.deployment.screened.candidate.choices(replicas)
+    can_carry = result.resilience is None or not result.resilience.problem
+    carried = carried_cluster(result.scenario) if can_carry else {}
+    return {**choices, "cluster": {**choices["cluster"], **carried}}
+
+
+def _not_here(result: PlanResult, finalist: Finalist) -> list[str]:
+    """What the planned scenario has, and this deployment has not, or has more of."""
+    lines = [f"Not carried over: {each}." for each in result.left_out]
+    if result.resilience is not None and result.resilience.problem:
+        lines.append(f"Not carried over: cluster.failures: {result.resilience.problem}")
+    if finalist is result.winner and result.replicas > finalist.replicas:
+        lines.append(f"{result.replicas} replicas: {finalist.replicas} serve the rate, the others are for failures.")
+    return lines
+
+
+def _device_files(result: PlanResult, finalist: Finalist) -> dict[str, str]:
     """File name -> text, of the device where `--set hardware...` has changed what its file says."""
     changed = [text for text in result.base.overrides if text.startswith("hardware.")]
     if not changed:
@@ -137,8 +160,10 @@ def export_plan(result: PlanResult, folder: Path) -> list[Path]:
     if winner is None:
         raise SpecError(f"--export {folder}: nothing serves the rate, so there is nothing to write; see the answer.")
     texts = {
-        folder / "serve.sh": "#!/bin/sh\n" + "\n".join(serve_commands(result, winner)) + "\n",
-        folder / f"{result.scenario.name}-planned.yaml": scenario_yaml(result, winner),
-        **{folder / name: text for name, text in device_files(result, winner).items()},
+        folder / "serve.sh": "\n".join(
+            ["#!/bin/sh", *(f"# {line}" for line in _not_here(result, winner)), *serve_commands(result, winner), ""]
+        ),
+        folder / f"{result.scenario.name}-planned.yaml": _scenario_yaml(result, winner),
+        **{folder / name: text for name, text in _device_files(result, winner).items()},
     }
     return write_wholes(texts)

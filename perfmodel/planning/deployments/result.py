@@ -1,6 +1,6 @@
 """`PlanResult`: the finalists in order, the front, why the winner wins and how sure that is."""
 
-__all__ = ["SURE", "PlanResult", "quantile_name"]
+__all__ = ["SURE", "PlanResult", "Resilience", "quantile_name"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
+from perfmodel.planning.deployments.devices import DeviceAnswer
 from perfmodel.planning.deployments.finalist import Finalist, FrontPoint, Interval, interval_of, tightness
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.spec import PlanSpec
@@ -30,6 +31,23 @@ _AT_THE_RATE = (
 _QUANTILES = {0.5: "median", 0.9: "p90", 0.95: "p95", 0.99: "p99"}
 
 
+@dataclass(frozen=True)
+class Resilience:
+    """The choice under the scenario's failures and gateway.
+
+    attained:   replicas -> share of requests within the SLO, simulated; as few as serve without failures first
+    replicas:   the fewest of those that serve, None where none of them does
+    all_up:     share of the time in which as many replicas are up as serve without failures, by replicas, in closed
+                form; nothing without a mean time between failures
+    problem:    why the scenario's failures cannot be simulated on the choice
+    """
+
+    attained: Mapping[int, float]
+    replicas: int | None
+    all_up: Mapping[int, float]
+    problem: str = ""
+
+
 @dataclass(frozen=True, repr=False)
 class PlanResult(Printable):
     """What came of a plan.
@@ -40,6 +58,8 @@ class PlanResult(Printable):
     fewer:       label -> share of requests within the SLO, of winners with fewer replicas than they got, simulated
     bound_share: of the winner's busy time, by what bounds it
     nearest:     where nothing serves the rate: what comes nearest, as a sentence
+    devices:     what each device that was asked for comes to, where there are several
+    resilience:  the winner under the scenario's failures; left_out: what the scenario has, and the plan has not
     """
 
     base: Base
@@ -57,10 +77,19 @@ class PlanResult(Printable):
     bound_share: Mapping[str, float] = field(default_factory=dict)
     nearest: str = ""
     notes: Sequence[str] = ()
+    devices: Sequence[DeviceAnswer] = ()
+    resilience: Resilience | None = None
+    left_out: Sequence[str] = ()
 
     @property
     def winner(self) -> Finalist | None:
         return self.ranked[0] if self.ranked else None
+
+    @property
+    def replicas(self) -> int:
+        """The winner's replicas, those for failures of the scenario included, where so many were found."""
+        found = self.resilience.replicas if self.resilience is not None else None
+        return found or (self.winner.replicas if self.winner is not None else 0)
 
     @property
     def runner_up(self) -> Finalist | None:
@@ -182,6 +211,9 @@ class PlanResult(Printable):
             "front": [vars(point) for point in self.front],
             "screened_on_the_front_but_not_serving": [vars(point) for point in self.not_serving],
             "bound_share": dict(self.bound_share),
+            "devices": [vars(each) for each in self.devices],
+            "under_failures": None if self.resilience is None else vars(self.resilience),
+            "left_out": list(self.left_out),
             "notes": list(self.notes),
             "provenance": self._provenance(),
         }

@@ -27,7 +27,7 @@ from math import log
 from pathlib import Path
 
 from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.rates import at_rate
+from perfmodel.planning.screening.demand import at_rate
 from perfmodel.planning.sweeps.points import Point, Record, evaluate_timed
 from perfmodel.planning.sweeps.store import Store, key_of_point
 from perfmodel.planning.sweeps.workers import Stepwise

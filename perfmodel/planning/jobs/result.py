@@ -1,7 +1,8 @@
 """`JobPlan`: deployments that were simulated doing a job, best first, and how sure their order is."""
 
-__all__ = ["Job", "JobPlan"]
+__all__ = ["Job", "JobPlan", "batch_command"]
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, inf, log
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
+from perfmodel.planning.deployments.export import engine_arguments
 from perfmodel.planning.deployments.finalist import Interval, interval_of, mean, seed_draws
 from perfmodel.planning.screening.candidates import Base, Candidate
 from perfmodel.planning.screening.draws import NUM_DRAWS
@@ -172,3 +174,15 @@ class JobPlan(Printable):
             "metrics": {name: job.mean(name) for name in (job.records[0].values if job.records else ())},
             "problems": [record.problem for record in job.records if record.problem],
         }
+
+
+def batch_command(plan: JobPlan, job: Job) -> list[str]:
+    """The command of each replica, which takes its share of the requests."""
+    scenario = plan.base.load(job.candidate.overrides(job.replicas))
+    engine = scenario.pools[0].engine
+    name = scenario.model.hf_id or scenario.model.name
+    arguments = ["vllm", "run-batch", "-i", "requests.jsonl", "-o", "answers.jsonl", "--model", name]
+    where = (
+        f"# {job.replicas} x, each with its share of the requests, on {engine.num_devices} x {scenario.hardware.name}"
+    )
+    return [where, shlex.join([*arguments, *engine_arguments(engine)])]

@@ -21,12 +21,11 @@ from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.metrics import device_shares
 from perfmodel.planning.sweeps.points import Point, Record
-from perfmodel.planning.sweeps.stored_points import StoredPoint, stored_records
+from perfmodel.planning.sweeps.sweep import StoredPoint, stored_records
 from perfmodel.planning.sweeps.workers import Progress, spread
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
-from perfmodel.specs.prices import price_lines, stale_price_notes
-from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.scenario import Scenario, price_lines, stale_price_notes
 
 METRICS = (
     "duration",

@@ -38,12 +38,14 @@ _LAYOUT_FIELDS = {
 class Space:
     """Candidates that can serve, and how many others each reason has ruled out.
 
-    examples: one sentence for reasons that have more to say
+    examples:  one sentence for reasons that have more to say
+    by_device: the same as `ruled_out` for each device that the space names
     """
 
     candidates: tuple[Candidate, ...]
     ruled_out: Mapping[str, int]
     examples: Mapping[str, str] = field(default_factory=dict)
+    by_device: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def num_all(self) -> int:
@@ -64,8 +66,9 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
     Raises SpecError where the scenario itself, or a value of the space for it, is wrong.
     """
     rooms = _Layouts(base, spec, base.load())
-    found = _Found([], Counter(), {})
-    space, is_unequal = spec.space, spec.space.prefill is not None or spec.space.decode is not None
+    found = _Found([], Counter(), {}, {})
+    space = _with_own_cut(spec.space, rooms.scenario.engine)
+    is_unequal = space.prefill is not None or space.decode is not None
     ratios = [ratio_of(text) for text in space.disaggregation] or [None]
     for choices in _layout_choices(space):
         own = [ratio for ratio in ratios if ratio is None or not is_unequal]
@@ -87,7 +90,7 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
                 for prefill in _prefills(choices, space.prefill, *each[:2])
             ]
             _add(found, rooms, choices, with_prefills)
-    return Space(tuple(found.candidates), dict(found.ruled_out.most_common()), found.examples)
+    return Space(tuple(found.candidates), dict(found.ruled_out.most_common()), found.examples, found.by_device)
 
 
 # max_num_seqs, max_num_batched_tokens, enable_chunked_prefill, ratio, prefill engines that differ
@@ -100,9 +103,12 @@ class _Found:
     candidates: list[Candidate]
     ruled_out: Counter[str]
     examples: dict[str, str]
+    by_device: dict[str, Counter[str]]
 
-    def refuse(self, error: _RefusedError, count: int) -> None:
+    def refuse(self, error: _RefusedError, count: int, device: str | None) -> None:
         self.ruled_out[error.reason] += count
+        if device is not None:
+            self.by_device.setdefault(device, Counter())[error.reason] += count
         if error.example:
             self.examples.setdefault(error.reason, error.example)
 
@@ -114,7 +120,7 @@ def _add(found: _Found, rooms: "_Layouts", choices: dict[str, Any], schedules: S
     try:
         layout = rooms.layout(choices)
     except _RefusedError as error:
-        found.refuse(error, len(schedules))
+        found.refuse(error, len(schedules), choices.get("hardware"))
         return
     for seqs, tokens, chunked, ratio, own in schedules:
         try:
@@ -129,7 +135,7 @@ def _add(found: _Found, rooms: "_Layouts", choices: dict[str, Any], schedules: S
             candidate = Candidate(layout, seqs, tokens, chunked, ratio, memory, prefill)
             _check_size(candidate, rooms.spec)
         except _RefusedError as error:
-            found.refuse(error, 1)
+            found.refuse(error, 1, choices.get("hardware"))
             continue
         found.candidates.append(candidate)
 
@@ -144,6 +150,16 @@ def _prefills(choices: dict[str, Any], space: PoolSpace | None, seqs: int, token
             whole = {**choices, **own}
             found.append(None if (whole, *mine) == (choices, seqs, tokens) else (whole, *mine))
     return found
+
+
+def _with_own_cut(space: PlanSpace, engine: EngineSpec) -> PlanSpace:
+    """`space` with the scenario's own parallelism beside the values that it has by default."""
+    given: dict[str, Any] = {}
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        values, own = getattr(space, name), getattr(engine, name)
+        if name not in space.model_fields_set and own not in values:
+            given[name] = (*values, own)
+    return space.model_copy(update=given) if given else space
 
 
 def _overlaid(space: PlanSpace, pool: PoolSpace | None) -> PlanSpace:

@@ -7,15 +7,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from perfmodel.cost import plan_memory, step_costs
-from perfmodel.errors import DoesNotFitError, SpecError
+from perfmodel.errors import DoesNotFitError, SpecError, UnsupportedError
 from perfmodel.planning.sensitivity.crossovers import BoundChange, Payoff, bound_changes, payoffs
 from perfmodel.planning.sensitivity.result import WhatIfResult
 from perfmodel.planning.sensitivity.vary import axis_of, suspects
 from perfmodel.planning.sensitivity.whatif import WhatIf, answer, default_metrics
-from perfmodel.planning.step import StepSpec
 from perfmodel.planning.sweeps.metrics import batch_shape
 from perfmodel.planning.sweeps.points import Point, load_point
-from perfmodel.planning.sweeps.typical_step import choose_step, engine_of_step
+from perfmodel.planning.sweeps.typical_step import StepSpec, choose_step, engine_of_step
 from perfmodel.planning.sweeps.workers import Progress
 from perfmodel.specs.scenario import Scenario
 
@@ -53,8 +52,9 @@ def ask_whatif(
     if grid and not vary:
         raise SpecError("--grid needs two varied values; give --vary twice.")
     step, label = (given, "The step that was given") if given is not None else _typical(loaded)
-    base = replace(base, metrics=base.metrics or default_metrics(loaded), step=step, overrides=_without_step(overrides))
     axes = tuple(axis_of(text, loaded, step) for text in vary or suspects(loaded))
+    asked = base.metrics or default_metrics(loaded, any(axis.is_device for axis in axes))
+    base = replace(base, metrics=asked, step=step, overrides=_without_step(overrides))
     question = WhatIf(base, axes, grid, tuple(against))
     if against:
         load_point(question.point(alternative=True))
@@ -105,6 +105,6 @@ def _bounds(question: WhatIf, scenario: Scenario) -> list[BoundChange]:
     for path, axis in axes.items():
         try:
             found += bound_changes(question.base, axis, with_operators=path == "step.batch")
-        except DoesNotFitError:
+        except (DoesNotFitError, UnsupportedError):
             continue  # the points say so
     return found

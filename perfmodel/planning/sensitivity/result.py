@@ -13,8 +13,8 @@ from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 from perfmodel.planning.sensitivity.crossovers import BoundChange, Payoff
 from perfmodel.planning.sensitivity.vary import Axis
 from perfmodel.planning.sensitivity.whatif import WhatIfAnswers
-from perfmodel.planning.step import StepSpec
 from perfmodel.planning.sweeps.points import Record
+from perfmodel.planning.sweeps.typical_step import StepSpec
 from perfmodel.printable import Printable
 
 

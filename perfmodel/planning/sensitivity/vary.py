@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.step import StepSpec
+from perfmodel.planning.sweeps.typical_step import StepSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.overrides import hardware_path, list_position
 from perfmodel.specs.scenario import Scenario
@@ -50,6 +50,11 @@ class Axis:
     @property
     def is_multiple(self) -> bool:
         return self.unit == _MULTIPLE
+
+    @property
+    def is_device(self) -> bool:
+        """Whether whole devices are its values."""
+        return self.path.rpartition(".")[2] == "hardware"
 
     @property
     def present_x(self) -> float | None:
@@ -198,8 +203,8 @@ def _written(x: float, unit: str, is_whole: bool) -> str:
 
 
 def _hardware_value(path: tuple[str, ...], hardware: HardwareSpec, text: str) -> int | float | None:
-    if path == ("peak_flops",):
-        return None  # one for each number format
+    if path in ((), ("peak_flops",)):
+        return None  # a device as a whole; one for each number format
     value: Any = hardware.model_dump(mode="json")
     for key in hardware_path(path, value, text):
         try:

@@ -101,11 +101,13 @@ class WhatIfAnswers:
         return ([self.base.problem] if self.base.problem else []) + found
 
 
-def default_metrics(scenario: Scenario) -> tuple[str, ...]:
-    """What is asked of a scenario that is asked nothing in particular: latencies, throughput, what it costs."""
+def default_metrics(scenario: Scenario, compares_devices: bool = False) -> tuple[str, ...]:
+    """What is asked of a scenario that is asked nothing in particular: latencies and throughput; of devices, costs."""
     found = ["mean_ttft_ms", "mean_tpot_ms", "output_throughput"]
     if scenario.slo.is_given:
         found.append("request_goodput")
+    if compares_devices:
+        found.append("usd_per_million_output_tokens")
     return tuple(found)
 
 

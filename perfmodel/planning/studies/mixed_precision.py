@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfmodel.errors import SpecError
-from perfmodel.models.formats.by_layer import BLOCKS, LayerQuantization
+from perfmodel.models.layer_formats import BLOCKS, LayerQuantization
 
 Unit = tuple[int, str | None]  # a layer, and one of its blocks; None: all of them
 

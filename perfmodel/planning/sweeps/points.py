@@ -4,7 +4,7 @@ A point is text and numbers, so that it can be sent to another process, written 
 of what asks for it.
 """
 
-__all__ = ["Point", "Record", "Run", "evaluate", "evaluate_scenario", "evaluate_timed", "load_point"]
+__all__ = ["Point", "Record", "Run", "evaluate", "evaluate_timed", "load_point"]
 
 import time
 from collections.abc import Callable, Mapping
@@ -13,14 +13,12 @@ from functools import partial
 
 from perfmodel import sim
 from perfmodel.cost import step_costs
-from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.errors import PerfmodelError, SpecError, UnsupportedError
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import Positions
 from perfmodel.planning.metrics import basis_by_name
-from perfmodel.planning.step import StepSpec
-from perfmodel.planning.sweeps.capacity import max_request_rate
-from perfmodel.planning.sweeps.metrics import batch_shape, memory_metric, run_metric, step_metrics
-from perfmodel.planning.sweeps.typical_step import engine_of_step
+from perfmodel.planning.sweeps.metrics import batch_shape, max_request_rate, memory_metric, run_metric, step_metrics
+from perfmodel.planning.sweeps.typical_step import StepSpec, engine_of_step
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import apply_override, parse_override
@@ -72,10 +70,14 @@ def load_point(point: Point) -> tuple[Scenario, StepSpec | None]:
 def evaluate(point: Point, run: Run | None = None) -> Record:
     """The point's metrics; `run` serves the traffic where a metric is of a run (default: the simulator).
 
-    Raises SpecError for overrides that are wrong; what cannot be served is a record with the problem.
+    Raises SpecError for overrides that are wrong; what cannot be served, or is not started by its engine, is a record
+    with the problem.
     """
-    scenario, step = load_point(point)
-    return evaluate_scenario(scenario, step, point.metrics, run)
+    try:
+        scenario, step = load_point(point)
+    except UnsupportedError as error:
+        return Record(problem=f"{error.sentence}.")
+    return _evaluate_scenario(scenario, step, point.metrics, run)
 
 
 def evaluate_timed(point: Point) -> tuple[Record, float]:
@@ -84,7 +86,7 @@ def evaluate_timed(point: Point) -> tuple[Record, float]:
     return evaluate(point), time.perf_counter() - began
 
 
-def evaluate_scenario(
+def _evaluate_scenario(
     scenario: Scenario, step: StepSpec | None, metrics: tuple[str, ...], run: Run | None = None
 ) -> Record:
     """See `evaluate`."""

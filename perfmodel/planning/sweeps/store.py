@@ -35,8 +35,8 @@ _PUT = """INSERT INTO points (key, record, seconds) VALUES (?, ?, ?)
     ON CONFLICT (key) DO UPDATE SET times = times + 1"""
 # What answers come from; the rest of the program may change and leave them as they are.
 _SOURCES = (
-    *("files", "models", "specs", "ops", "cost", "engine", "sim", "planning/metrics.py", "planning/step.py"),
-    *(f"planning/sweeps/{name}.py" for name in ("points", "metrics", "capacity", "typical_step")),
+    *("files", "models", "specs", "ops", "cost", "engine", "sim", "planning/metrics.py"),
+    *(f"planning/sweeps/{name}.py" for name in ("points", "metrics", "typical_step")),
 )
 _DATA: tuple[Kind, ...] = ("hardware", "models", "traffic", "scenarios")
 _NAMED: tuple[Kind, ...] = ("engines", "networks")  # which a resolved scenario still has by name

@@ -1,16 +1,22 @@
-"""Many points, evaluated in processes of this machine or on Ray, answered in the order in which they were asked."""
+"""Many points, evaluated in processes of this machine or on Ray, answered in the order in which they were asked.
 
-__all__ = ["Progress", "SweepResult", "num_workers", "sweep"]
+With a store, points whose records it has are not evaluated again (`stored_records`). One that was lost with its worker
+has no record, and nothing is stored for it.
+"""
+
+__all__ = ["Progress", "StoredPoint", "SweepResult", "num_workers", "stored_records", "sweep"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.planning.sweeps.points import Point, Record, evaluate
-from perfmodel.planning.sweeps.workers import Progress, num_workers, spread
+from perfmodel.planning.sweeps.points import Point, Record, evaluate, evaluate_timed
+from perfmodel.planning.sweeps.store import Store, key_of_point
+from perfmodel.planning.sweeps.workers import Progress, Stepwise, num_workers, spread
 from perfmodel.printable import Printable
 
 
@@ -55,3 +61,38 @@ def sweep(
 
 def _lost(_: Point, reason: str) -> Record:
     return Record(problem=f"{reason}.")
+
+
+@dataclass(frozen=True)
+class StoredPoint:
+    """A point, and the file of the store that has its record, or will have it."""
+
+    point: Point
+    store: str
+
+
+class _Chain:
+    """One evaluation, or none where the record is known."""
+
+    def __init__(self, stored: StoredPoint) -> None:
+        self._stored, self._key = stored, key_of_point(stored.point)
+        store = Store(Path(stored.store))
+        self._record = store.get(self._key)
+        store.close()
+
+    def wanted(self) -> tuple[Point, ...]:
+        return () if self._record is not None else (self._stored.point,)
+
+    def take(self, answer: tuple[Record, float]) -> None:
+        store = Store(Path(self._stored.store))
+        store.put(self._key, *answer)
+        store.close()
+        self._record = answer[0]
+
+    def result(self) -> Record:
+        assert self._record is not None  # nothing is wanted any more
+        return self._record
+
+
+# Raises SpecError for overrides that are wrong.
+stored_records: Stepwise[StoredPoint, Record] = Stepwise(_Chain, evaluate_timed)

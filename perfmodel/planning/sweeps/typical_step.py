@@ -1,21 +1,46 @@
-"""The step that represents a scenario: the batch to look at when none is given.
+"""The step that represents a scenario: the one that is asked for (`StepSpec`), or the batch to look at when none is.
 
 Little's law ties the batch to the traffic: in a stable system the mean number of running requests is the arrival rate
 times the time each spends decoding, `B = rate * output tokens * t_step(B)`. The smallest such B is found by iterating
 from 1; traffic that no batch can keep up with ends at `max_num_seqs`, which is then what would be seen.
 """
 
-__all__ = ["StepChoice", "choose_step", "engine_of_step", "mean_length", "typical_step"]
+__all__ = ["StepChoice", "StepSpec", "choose_step", "engine_of_step", "mean_length", "typical_step"]
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pydantic import model_validator
+
+from perfmodel.files.base import Spec
+from perfmodel.files.units import NonNegativeInt, PositiveInt
 from perfmodel.ops.work import BatchShape, decode_shape
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Lengths
 
 _DEFAULT_CONTEXT = 1024  # for traces, whose lengths are known only once they are read
 _MAX_ROUNDS = 200
+
+
+class StepSpec(Spec):
+    """One step: `batch` sequences that decode with `context` tokens each, and `prompts` prompts of `prefill` tokens.
+
+    cached: tokens that each prompt already has in the KV cache (an earlier chunk, a prefix)
+    """
+
+    batch: NonNegativeInt = 0
+    context: PositiveInt | None = None
+    prefill: NonNegativeInt = 0
+    prompts: PositiveInt = 1
+    cached: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _does_something(self) -> "StepSpec":
+        if not self.batch and not self.prefill:
+            raise ValueError("needs `batch` and `context` (sequences that decode), `prefill` (a prompt), or both")
+        if bool(self.batch) != (self.context is not None):
+            raise ValueError("`batch` and `context` go together: so many sequences, so many tokens in each one's KV")
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ __all__ = [
     "MAX_BINS",
     "MAX_POINTS",
     "TimeBins",
-    "binned_mean",
     "blocks_in_use",
     "quantile_curve",
     "rate",
@@ -57,7 +56,7 @@ def replicas_of(steps: StepColumns) -> list[int]:
     return [int(replica) for replica in np.unique(steps.replica)]
 
 
-def binned_mean(steps: StepColumns, values: Floats, bins: TimeBins, replica: int) -> Floats:
+def _binned_mean(steps: StepColumns, values: Floats, bins: TimeBins, replica: int) -> Floats:
     """Mean over time of a value that holds during each record of `replica` and is 0 between records.
 
     steps: all records, with `values` of each; bins: of time, each of which gets a mean
@@ -74,10 +73,10 @@ def binned_mean(steps: StepColumns, values: Floats, bins: TimeBins, replica: int
 
 
 def summed(steps: StepColumns, values: Floats, bins: TimeBins) -> Floats:
-    """`binned_mean` added up over the replicas."""
+    """`_binned_mean` added up over the replicas."""
     total = np.zeros(len(bins.edges_s) - 1)
     for replica in replicas_of(steps):
-        total += binned_mean(steps, values, bins, replica)
+        total += _binned_mean(steps, values, bins, replica)
     return total
 
 
@@ -89,7 +88,7 @@ def rate(steps: StepColumns, counts: NDArray[np.int64], bins: TimeBins) -> Float
 
 def blocks_in_use(steps: StepColumns, bins: TimeBins, replica: int) -> Floats:
     """KV blocks in use by running requests of one replica, mean over each bin."""
-    return binned_mean(steps, steps.used_blocks.astype(np.float64), bins, replica)
+    return _binned_mean(steps, steps.used_blocks.astype(np.float64), bins, replica)
 
 
 def quantile_curve(values: Floats) -> tuple[Floats, Floats]:

@@ -27,7 +27,7 @@ from perfmodel.report.numbers import MISSING, format_in, format_number, is_numbe
 from perfmodel.report.views.scenario import describe_traffic, hardware_source, headline, scenario_facts
 from perfmodel.report.views.step import bound_shares, step_blocks
 from perfmodel.sim.records.result import RunResult
-from perfmodel.specs.prices import price_lines
+from perfmodel.specs.scenario import price_lines
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

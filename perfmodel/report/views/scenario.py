@@ -1,6 +1,6 @@
 """A scenario in short labelled facts, and in a line."""
 
-__all__ = ["describe_lengths", "describe_traffic", "hardware_source", "headline", "scenario_facts"]
+__all__ = ["describe_traffic", "hardware_source", "headline", "scenario_facts"]
 
 from perfmodel.cost.power import tdp_w
 from perfmodel.report.document import Fact, Facts
@@ -108,9 +108,9 @@ def _traffic_facts(scenario: Scenario) -> Pairs:
     traffic, slo = scenario.traffic, scenario.slo
     facts = [("arrivals", describe_traffic(traffic))]
     if traffic.input_tokens:
-        facts.append(("input tokens", describe_lengths(traffic.input_tokens)))
+        facts.append(("input tokens", _describe_lengths(traffic.input_tokens)))
     if traffic.output_tokens:
-        facts.append(("output tokens", describe_lengths(traffic.output_tokens)))
+        facts.append(("output tokens", _describe_lengths(traffic.output_tokens)))
     if traffic.trace:
         facts.append(("trace", f"{traffic.trace.path} ({traffic.trace.format})"))
     facts.append(("SLO", ", ".join(slo.limits_in_words) or "none"))
@@ -143,7 +143,7 @@ def _describe_arrivals(arrivals: Arrivals) -> str:
     return text
 
 
-def describe_lengths(lengths: Lengths) -> str:
+def _describe_lengths(lengths: Lengths) -> str:
     """`lognormal, mean 1155, p99 4142`."""
     if lengths.distribution == "empirical":
         return f"empirical, {lengths.path or f'{len(lengths.values or ()):,} values'}"

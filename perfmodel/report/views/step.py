@@ -1,4 +1,4 @@
-"""One step as a document: the table of its operators, its roofline, what lies in device memory; the steps of a run."""
+"""One step as a document: the table of its operators, its roofline; what lies in device memory; the steps of a run."""
 
 __all__ = [
     "StepKind",
@@ -6,6 +6,7 @@ __all__ = [
     "estimate_view",
     "kinds_of_steps",
     "kinds_view",
+    "memory_view",
     "occupancy_view",
     "ridge_points",
     "step_blocks",
@@ -240,3 +241,24 @@ def _kernel_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         f"{row['blocks_per_unit']} ({row['occupancy']:.0%})",
         str(row["limited_by"]),
     )
+
+
+def memory_view(plan: MemoryPlan) -> Document:
+    """Weights, activations, states and KV blocks of one device; the largest batch and context."""
+    parts = [(f"weights: {name.replace('_', ' ')}", size) for name, size in plan.weights.items() if size]
+    parts += [("activations", plan.activation_bytes), ("reserve", plan.reserve_bytes)]
+    if plan.graph_bytes:
+        parts.append(("CUDA graphs", plan.graph_bytes))
+    if plan.state_bytes:
+        parts.append((f"states of {plan.max_num_seqs} sequences", plan.state_bytes))
+    parts.append(("KV blocks", plan.kv_bytes))
+    rows = [(name, f"{size / 1e9:.2f}", f"{size / plan.visible_bytes:.1%}") for name, size in parts]
+    usable = ("usable", f"{plan.usable_bytes / 1e9:.2f}", f"{plan.usable_bytes / plan.visible_bytes:.1%}")
+    served = (
+        f"{plan.num_kv_blocks:,} KV blocks of {plan.block_size} tokens at {plan.kv_bytes_per_token:,.0f} B per token: "
+        f"{plan.max_tokens:,} tokens; largest batch at 2,048 tokens {plan.max_batch(2048):,}, "
+        f"largest context of one sequence {plan.max_context():,}"
+    )
+    share = f"of {plan.visible_bytes / 1e9:.2f} GB visible"
+    blocks: list[Block] = [Table(("memory", "GB", share), rows, total=usable), Paragraph(served)]
+    return Document(f"{plan.model} on {plan.num_devices} x {plan.hardware}", blocks, "Per device")

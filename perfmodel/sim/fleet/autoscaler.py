@@ -9,7 +9,7 @@ from math import ceil, log, prod
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
 from perfmodel.sim.fleet.fleet import Fleet
 from perfmodel.sim.traffic.hashed import hashed
-from perfmodel.specs.autoscaling import AutoscalingSpec, FailuresSpec, Slowdown
+from perfmodel.specs.pools import AutoscalingSpec, FailuresSpec, Slowdown
 
 
 class Autoscaler:

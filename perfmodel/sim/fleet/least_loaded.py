@@ -4,14 +4,14 @@ A heap with lazy entries. A load that has grown is noticed when its entry comes 
 has shrunk is entered when the target says so, and its old entry is passed over. Each change costs O(log n), amortised.
 """
 
-__all__ = ["LeastLoaded", "Loaded"]
+__all__ = ["LeastLoaded"]
 
 import heapq
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 
-class Loaded(Protocol):
+class _Loaded(Protocol):
     """What has a load, and says when it has shrunk."""
 
     index: int
@@ -21,7 +21,7 @@ class Loaded(Protocol):
         ...
 
 
-T = TypeVar("T", bound=Loaded)
+T = TypeVar("T", bound=_Loaded)
 
 
 class LeastLoaded(Generic[T]):

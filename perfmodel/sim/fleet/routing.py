@@ -7,7 +7,6 @@ request does not change where the next goes.
 
 __all__ = [
     "ROUTERS",
-    "HashRing",
     "LeastKv",
     "LeastOutstanding",
     "MakeRouter",
@@ -56,7 +55,7 @@ class Target(Protocol):
 T = TypeVar("T", bound=Target)
 
 
-class HashRing(Generic[T]):
+class _HashRing(Generic[T]):
     """Consistent hashing (Karger et al. 1997).
 
     Each target owns the arcs of a ring that end at its points; a key belongs to the arc that its hash falls on.
@@ -218,7 +217,7 @@ class SessionAffinity(Router[T]):
     """
 
     def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
-        self._ring: HashRing[T] = HashRing(seed)
+        self._ring: _HashRing[T] = _HashRing(seed)
         super().__init__(targets, seed)
 
     def __call__(self, request: Request) -> T:

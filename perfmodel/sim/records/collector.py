@@ -8,6 +8,7 @@ __all__ = ["REQUEST_COLUMNS", "STEP_COLUMNS", "Collector", "GapHistogram"]
 
 from array import array
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from math import exp, floor, log, nan, sqrt
 from pathlib import Path
@@ -27,10 +28,11 @@ _WIDTH = log(1.002)
 REQUEST_COLUMNS = tuple(f.name for f in fields(RequestColumns) if f.default is MISSING)
 _TOKEN_COLUMNS = tuple(f.name for f in fields(RequestColumns) if f.default is not MISSING)
 STEP_COLUMNS = tuple(f.name for f in fields(StepColumns))
-_FLUSH_EVERY = 1000  # rows
-# Whole numbers and fractions side by side. Not `float`, as compiled code would take the one for the other.
-Row = tuple[object, ...]
 _DTYPES = {"d": np.float64, "q": np.int64}
+# A step's row is its replica and its record: all of it but the gaps, which go into a histogram.
+_GAPS = 1 + StepRecord._fields.index("num_gaps")
+_STEP_ROW = (*STEP_COLUMNS[:_GAPS], None, *STEP_COLUMNS[_GAPS:])
+_FLUSH_EVERY = 1000  # rows
 
 
 class GapHistogram:
@@ -88,54 +90,58 @@ class GapHistogram:
 
 
 class _Table:
-    """Columns of numbers, kept in memory, written to a CSV file, or both."""
+    """Columns of numbers, kept in memory, written to a CSV file, or both.
 
-    def __init__(self, names: tuple[str, ...], is_kept: bool, path: Path | None) -> None:
+    names: of the values of a row, None for one that no column takes; those of times, which come in ticks, end with "_s"
+    """
+
+    def __init__(self, names: Sequence[str | None], is_kept: bool, path: Path | None) -> None:
         self.is_kept = is_kept
-        self.columns = {name: array("d" if name.endswith("_s") else "q") for name in names}
-        self._rows: list[Row] = []  # that are in no column yet
+        self._names = names
+        self._columns = {name: array("d" if name.endswith("_s") else "q") for name in names if name is not None}
+        self._rows: list[tuple[int, ...]] = []  # that are in no column yet
         self._file: IO[str] | None = None
-        self._lines: list[str] = []
+        self._line = ",".join(["%r"] * len(self._columns)) + "\n"
         if path is not None:
             self._file = path.open("w", encoding="utf-8")
-            self._file.write(",".join(names) + "\n")
+            self._file.write(",".join(self._columns) + "\n")
 
-    def add(self, row: Row) -> None:
-        if self.is_kept:
-            self._rows.append(row)
-            if len(self._rows) >= _FLUSH_EVERY:
-                self._settle()
-        if self._file is not None:
-            self._lines.append(",".join(map(repr, row)))
-            if len(self._lines) >= _FLUSH_EVERY:
-                self.flush()
-
-    def flush(self) -> None:
-        if self._file is not None and self._lines:
-            self._file.write("\n".join(self._lines) + "\n")
-            self._file.flush()
-            self._lines.clear()
+    def add(self, row: tuple[int, ...]) -> None:
+        self._rows.append(row)
+        if len(self._rows) >= _FLUSH_EVERY:
+            self._settle()
 
     def close(self) -> None:
-        self.flush()
+        self._settle()
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _settle(self) -> None:
-        for column, values in zip(self.columns.values(), zip(*self._rows, strict=True), strict=False):
-            column.extend(values)
+        """Rows to columns, and to lines of the file."""
+        if not self._rows:
+            return
+        columns: list[Sequence[Any]] = []  # not of `float`: compiled code would take whole numbers for fractions
+        for name, values in zip(self._names, zip(*self._rows, strict=True), strict=True):
+            if name is not None:
+                columns.append([ticks / TICKS_PER_S for ticks in values] if name.endswith("_s") else values)
         self._rows.clear()
+        if self.is_kept:
+            for column, added in zip(self._columns.values(), columns, strict=True):
+                column.extend(added)
+        if self._file is not None:
+            self._file.writelines([self._line % row for row in zip(*columns, strict=True)])
+            self._file.flush()
 
     def arrays(self) -> dict[str, Any]:
         self._settle()
-        return {name: np.frombuffer(column, dtype=_DTYPES[column.typecode]) for name, column in self.columns.items()}
+        return {name: np.frombuffer(column, dtype=_DTYPES[column.typecode]) for name, column in self._columns.items()}
 
 
-def _token_times(request: Request) -> tuple[float, float]:
+def _token_times(request: Request) -> tuple[int, int]:
     """Nothing for an answer of one token that the prompt's engine gave."""
     times = request.token_times
-    return (times.reader_wait / TICKS_PER_S, times.longest_gap / TICKS_PER_S) if times is not None else (0.0, 0.0)
+    return (times.reader_wait, times.longest_gap) if times is not None else (0, 0)
 
 
 class Collector:
@@ -152,7 +158,7 @@ class Collector:
         self._has_token_times = has_token_times
         columns = REQUEST_COLUMNS + _TOKEN_COLUMNS if has_token_times else REQUEST_COLUMNS
         self._requests = _Table(columns, True, out / "requests.csv" if out else None)
-        self._steps = _Table(STEP_COLUMNS, keep_steps, out / "steps.csv" if out else None)
+        self._steps = _Table(_STEP_ROW, keep_steps, out / "steps.csv" if out else None)
         self._has_step_sink = keep_steps or out is not None
         self.gaps = GapHistogram()
         self.num_finished = 0
@@ -181,10 +187,10 @@ class Collector:
         self._requests.add(
             (
                 request.request_id,
-                request.arrival / TICKS_PER_S,
-                request.first_scheduled_at / TICKS_PER_S,
-                request.first_token_at / TICKS_PER_S,
-                request.finished_at / TICKS_PER_S,
+                request.arrival,
+                request.first_scheduled_at,
+                request.first_token_at,
+                request.finished_at,
                 request.num_prompt_tokens,
                 request.num_output_tokens,
                 request.num_cached_tokens,
@@ -222,18 +228,7 @@ class Collector:
                 first = record.first_duration / TICKS_PER_S
                 self.gaps.add_run(first, duration / TICKS_PER_S, record.num_steps, record.num_gaps)
         if self._has_step_sink:
-            self._steps.add(
-                (
-                    replica,
-                    record.step,
-                    record.num_steps,
-                    record.start / TICKS_PER_S,
-                    record.end / TICKS_PER_S,
-                    record.first_duration / TICKS_PER_S,
-                    *record[5:12],
-                    *record[13:],
-                )
-            )
+            self._steps.add((replica, *record))
 
     def add_gap(self, ticks: int, times: int = 1) -> None:
         """Gaps between two tokens of requests that sat out the steps in between."""

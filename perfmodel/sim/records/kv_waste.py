@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.engine.admission import DISCIPLINES
-from perfmodel.models.formats.kv_cache import kv_surplus, surplus_tokens
-from perfmodel.models.formats.quantization import kv_element_bytes
+from perfmodel.models.kv_formats import kv_surplus, surplus_tokens
+from perfmodel.models.number_formats import kv_element_bytes
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
 from perfmodel.sim.records.columns import RequestColumns

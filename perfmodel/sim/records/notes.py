@@ -1,6 +1,6 @@
 """Sentences that a reader of a simulated answer should have seen beside it."""
 
-__all__ = ["network_notes", "run_notes"]
+__all__ = ["network_notes", "run_notes", "workload_notes"]
 
 from math import ceil
 
@@ -8,11 +8,11 @@ from perfmodel.cost import Calibration
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.routing import dropped_share, popularity_of
 from perfmodel.sim.records.columns import RequestColumns
-from perfmodel.specs.engine.defaults import engine_notes
+from perfmodel.sim.traffic.workload import Workload
+from perfmodel.specs.engine.devices import engine_notes
 from perfmodel.specs.engine.formats import format_notes
 from perfmodel.specs.networks import NetworkSpec
-from perfmodel.specs.prices import stale_price_notes
-from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.scenario import Scenario, stale_price_notes
 
 
 def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, num_steps: int) -> tuple[str, ...]:
@@ -27,6 +27,21 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
     if scenario.routing.capacity_factor is not None:
         notes += _dropped(scenario, requests, num_steps)
     return (*notes, *_engine_notes(scenario), *stale_price_notes(scenario))
+
+
+def workload_notes(workload: Workload) -> list[str]:
+    """How many of the requests that were made are not as the traffic has them, for want of context."""
+    limit, total, found = f"max_model_len {workload.max_model_len:,}", f"{workload.num_drawn:,} requests", []
+    if workload.num_refused:
+        found.append(
+            f"{workload.num_refused:,} of {total} have prompts beyond {limit} and are refused, as vLLM does: they "
+            f"count as failed."
+        )
+    if workload.num_clipped:
+        found.append(f"{workload.num_clipped:,} of {total} have prompts that were clipped to {limit}.")
+    if workload.num_cut:
+        found.append(f"{workload.num_cut:,} of {total} have answers that end where the context is full, at {limit}.")
+    return found
 
 
 def _engine_notes(scenario: Scenario) -> list[str]:

@@ -1,6 +1,6 @@
 """The summary of a run under the names of vLLM's `bench serve`, and ours beside them. The same for both clocks."""
 
-__all__ = ["DeviceTotals", "class_summaries", "costs", "summarize"]
+__all__ = ["DeviceTotals", "costs", "summarize"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -112,7 +112,7 @@ def summarize(
     requests = collector.requests()
     duration = collector.end_tick / 1e12
     inputs, outputs = int(requests.num_prompt_tokens.sum()), int(requests.num_output_tokens.sum())
-    classes = class_summaries(scenario, collector) if scenario.traffic.classes else []
+    classes = _class_summaries(scenario, collector) if scenario.traffic.classes else []
     bubbles = totals.pipeline_bubble_share
     summary: dict[str, Any] = {
         "duration": duration,
@@ -199,7 +199,7 @@ def _intervals(summary: Mapping[str, Any], ensemble: "Ensemble | WholeRuns | Non
     return {name: [mean * named[name][0], mean * named[name][1]] for name, mean in means.items()}
 
 
-def class_summaries(scenario: Scenario, collector: Collector) -> list[dict[str, Any]]:
+def _class_summaries(scenario: Scenario, collector: Collector) -> list[dict[str, Any]]:
     """What became of the requests of each class; latencies of those that were completed."""
     shares, requests = class_shares(scenario), collector.requests()
     done = shares.of_all(requests.request_id)

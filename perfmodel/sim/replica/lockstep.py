@@ -198,16 +198,22 @@ class Lockstep:
             self._begin()
 
     def _begin(self) -> None:
-        now = self.env.ticks
-        self._active = active = self._plans(now)
-        if not active:
-            self._wait(now)
-            return
-        self._started = now
-        self._run, self._is_settled = None, False
-        self._num_steps = num_steps = self._max_leap()
-        duration = self._foresee(active, num_steps) if num_steps > 1 else self._execute(active)
-        self._pending = Alarm(self.env, duration, self._end, self._priority)
+        """Take steps and leaps, up to one during which something else happens, or until there is nothing to run."""
+        env, priority = self.env, self._priority
+        while True:
+            now = env.ticks
+            self._active = active = self._plans(now)
+            if not active:
+                self._wait(now)
+                return
+            self._started = now
+            self._run, self._is_settled = None, False
+            self._num_steps = num_steps = self._max_leap()
+            duration = self._foresee(active, num_steps) if num_steps > 1 else self._execute(active)
+            if not env.pass_undisturbed(duration, priority):
+                self._pending = Alarm(env, duration, self._end, priority)
+                return
+            self._finish()
 
     def _execute(self, active: list[tuple[Rank, StepPlan]]) -> int:
         """Ticks of a single step."""
@@ -267,13 +273,16 @@ class Lockstep:
         return min([rank.loop.max_leap(plan) for rank, plan in self._active])
 
     def _end(self, event: Event) -> None:
-        if event is not self._pending:
-            return
+        if event is self._pending:
+            self._finish()
+            self._begin()
+
+    def _finish(self) -> None:
+        """The step or leap has ended now."""
         if len(self._active) == 1:
             self._end_alone()
         else:
             self._end_together()
-        self._begin()
 
     def _end_alone(self) -> None:
         """As `_end_together`, for a rank on its own."""

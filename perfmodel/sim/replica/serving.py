@@ -13,7 +13,7 @@ from math import ceil
 from perfmodel.cost import SpeculativePricer
 from perfmodel.engine import HostBlocks, KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop
 from perfmodel.engine.token_watch import TokenWatch
-from perfmodel.models.formats.kv_cache import surplus_tokens
+from perfmodel.models.kv_formats import surplus_tokens
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.sim.clock import TickEnvironment, to_ticks

@@ -1,6 +1,6 @@
 """Clients: what sends the requests of a workload to the servers of a cluster on the simulated clock."""
 
-__all__ = ["ClosedLoopClient", "OpenLoopClient", "Server"]
+__all__ = ["ClosedLoopClient", "OpenLoopClient", "Route", "Server"]
 
 from collections.abc import Callable, Generator, Iterator
 from typing import Protocol

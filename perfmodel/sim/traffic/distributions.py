@@ -10,11 +10,11 @@ The content of a shared prefix is a number per KV block. Groups share their firs
 `num_prompts_per_group`, whole prompts repeat.
 """
 
-__all__ = ["arrival_times", "draw_lengths", "lognormal_parameters", "prefix_plan"]
+__all__ = ["arrival_times", "draw_lengths", "is_unbounded", "lognormal_parameters", "prefix_plan", "share_above"]
 
 from collections.abc import Iterator
 from itertools import repeat, takewhile
-from math import inf, log, sqrt
+from math import erfc, exp, inf, log, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -107,11 +107,29 @@ def lognormal_parameters(mean: float, p99: float | None, std: float | None) -> t
     return log(mean) - sigma**2 / 2, sigma
 
 
+def is_unbounded(lengths: Lengths) -> bool:
+    """Whether the distribution has no upper end of its own, so that what the engine can take clips it."""
+    return lengths.distribution in ("lognormal", "exponential")
+
+
+def share_above(lengths: Lengths, limit: int) -> float:
+    """The share of what an unbounded distribution draws that is more than `limit` tokens; 0 for others.
+
+    lognormal: erfc((ln limit - mu) / (sigma sqrt 2)) / 2; exponential: exp(-limit / mean)
+    """
+    if not is_unbounded(lengths) or (lengths.max is not None and lengths.max <= limit):
+        return 0.0
+    assert lengths.mean is not None  # its validator saw to that
+    if lengths.distribution == "exponential":
+        return exp(-limit / lengths.mean)
+    mu, sigma = lognormal_parameters(lengths.mean, lengths.p99, lengths.std)
+    return erfc((log(limit) - mu) / (sigma * sqrt(2))) / 2
+
+
 def draw_lengths(lengths: Lengths, rng: np.random.Generator, engine_limit: int) -> Iterator[int]:
     """Token counts from `lengths`, at least `lengths.min`, at most `lengths.max`."""
     values = _empirical_values(lengths) if lengths.distribution == "empirical" else None
-    is_unbounded = lengths.distribution in ("lognormal", "exponential")
-    limit = engine_limit if is_unbounded else 2**31
+    limit = engine_limit if is_unbounded(lengths) else 2**31
     highest = min(lengths.max or limit, limit)
     while True:
         drawn = np.rint(_chunk(lengths, values, rng))

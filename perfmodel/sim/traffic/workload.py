@@ -16,11 +16,13 @@ import numpy as np
 from perfmodel.engine import Request
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import TICKS_PER_S
-from perfmodel.sim.traffic.distributions import arrival_times, draw_lengths, prefix_plan
+from perfmodel.sim.traffic.distributions import arrival_times, draw_lengths, is_unbounded, prefix_plan, share_above
 from perfmodel.sim.traffic.hashed import class_shares
 from perfmodel.sim.traffic.traces import TraceRow, read_trace
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Traffic
+
+_MOST_CLIPPED = 0.5  # of the prompts: beyond that the traffic is another one
 
 
 class RequestDraft(NamedTuple):
@@ -53,8 +55,12 @@ _LENGTHS: dict[str, Callable[[RequestDraft], int]] = {
 class Workload:
     """The requests of a scenario.
 
-    concurrency: requests in flight in a closed loop, else None
+    concurrency:  requests in flight in a closed loop, else None
     num_requests: how many there will be, where that is known beforehand
+    num_drawn, num_clipped, num_cut, num_refused: requests made so far; those whose drawn prompt is clipped to what the
+                  engine takes, whose answer ends where the context is full, and that the engine refuses
+
+    Raises WorkloadError where the engine's max_model_len would clip most prompts.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -70,11 +76,15 @@ class Workload:
         self._classes = class_shares(scenario) if traffic.classes else None
         self._ratio = scenario.prompt_compression.ratio if scenario.prompt_compression is not None else None
         self._longest_prompt = int((self.max_model_len - 1) / (self._ratio or 1.0))
+        self._is_clipped = traffic.input_tokens is not None and is_unbounded(traffic.input_tokens)
+        self.num_drawn = self.num_clipped = self.num_cut = self.num_refused = 0
+        self._refuse_clipping()
 
     def requests(self) -> Iterator[Request]:
         """Requests in order of arrival, times in ticks; those of a closed loop carry arrival 0 until they are sent.
 
-        Raises WorkloadError for a prompt that does not fit max_model_len.
+        A trace's prompt that does not fit max_model_len is in it, for the engine to refuse (`refuses`). Raises
+        WorkloadError for one that the scenario itself asks for.
         """
         for number, draft in enumerate(self._in_order()):
             yield self._request(number, draft)
@@ -94,13 +104,14 @@ class Workload:
 
     def _request(self, number: int, draft: RequestDraft) -> Request:
         limit = self.max_model_len
-        if draft.num_prompt_tokens >= limit:
+        if draft.num_prompt_tokens >= limit and self.traffic.trace is None:
             raise WorkloadError(
                 f"request {number} has a prompt of {draft.num_prompt_tokens} tokens, but max_model_len={limit} leaves "
                 f"room for at most {limit - 1} and one output token; raise engine.max_model_len or shorten the prompt"
             )
         # As vLLM does, an answer ends where the context is full.
-        outputs = min(draft.num_output_tokens, limit - draft.num_prompt_tokens)
+        outputs = max(min(draft.num_output_tokens, limit - draft.num_prompt_tokens), 1)
+        self._count(draft, outputs)
         arrival = round((draft.arrival_s or 0.0) * TICKS_PER_S)
         request = Request(number, arrival, draft.num_prompt_tokens, outputs, draft.block_hashes, draft.priority)
         if self._classes is not None:
@@ -108,6 +119,30 @@ class Workload:
         request.num_source_tokens = draft.num_source_tokens
         request.session = draft.session
         return request
+
+    def refuses(self, request: Request) -> bool:
+        """Whether the engine refuses it: its prompt leaves no room for an answer."""
+        return request.num_prompt_tokens >= self.max_model_len
+
+    def _count(self, draft: RequestDraft, outputs: int) -> None:
+        self.num_drawn += 1
+        if draft.num_prompt_tokens >= self.max_model_len:
+            self.num_refused += 1
+        elif outputs < draft.num_output_tokens:
+            self.num_cut += 1
+        length = draft.num_source_tokens or draft.num_prompt_tokens
+        self.num_clipped += self._is_clipped and length >= self._longest_prompt
+
+    def _refuse_clipping(self) -> None:
+        lengths = self.traffic.input_tokens
+        if self.traffic.trace is not None or lengths is None:
+            return
+        share = share_above(lengths, self._longest_prompt)
+        if share > _MOST_CLIPPED:
+            raise WorkloadError(
+                f"engine.max_model_len={self.max_model_len} would clip {share:.0%} of the prompts "
+                f"({lengths.distribution}, mean {lengths.mean:g} tokens); raise it, or shorten traffic.input_tokens"
+            )
 
     def _streams(self) -> list[np.random.Generator]:
         return [np.random.default_rng(child) for child in np.random.SeedSequence(self.seed).spawn(5)]

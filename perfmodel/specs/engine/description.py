@@ -15,7 +15,6 @@ __all__ = [
     "GraphRules",
     "StepBudget",
     "describe_engine",
-    "list_engines",
     "load_engine_description",
 ]
 
@@ -26,10 +25,9 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, field_validator
 
-from perfmodel.files.amounts import NonNegativeInt, PositiveInt
 from perfmodel.files.base import Spec
-from perfmodel.files.catalog import find_file, list_names
-from perfmodel.files.units import Bytes
+from perfmodel.files.catalog import find_file
+from perfmodel.files.units import Bytes, NonNegativeInt, PositiveInt
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.specs.engine.versions import ChosenVersion, choose_version, parse_version
@@ -161,6 +159,7 @@ class EngineFacts(Spec):
     quantizes_before:   norms, activations and attention write the format that the next multiplication reads, by scales
                         known ahead; else a kernel of its own quantizes them
     kv_block_sizes:     tokens of a KV block that the engine takes; none: any
+    limits_to_positions: it does not start with a max_model_len beyond the positions that the model was trained for
     weights, kv_cache:  by number format, then by generation; a format that is listed is refused on others
     unconfirmed:        paths of facts that were recalled or derived, not read in the engine's source or documents
     """
@@ -173,6 +172,7 @@ class EngineFacts(Spec):
     attention_contains: tuple[str, ...] = ()
     quantizes_before: bool = False
     kv_block_sizes: tuple[PositiveInt, ...] = ()
+    limits_to_positions: bool = False
     weights: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
     kv_cache: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
     unconfirmed: tuple[str, ...] = ()
@@ -227,11 +227,6 @@ def load_engine_description(name_or_path: str | Path) -> EngineDescription:
     """The engine of a file by name, alias or path. Raises SpecError for one that is missing or malformed."""
     file = find_file("engines", name_or_path)
     return _read(file, file.stat().st_mtime_ns)
-
-
-def list_engines() -> list[str]:
-    """Names of the engines that are described, sorted."""
-    return list_names("engines")
 
 
 @lru_cache(maxsize=256)

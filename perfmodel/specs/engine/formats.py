@@ -8,8 +8,8 @@ from typing import Literal
 
 from perfmodel.errors import UnsupportedError
 from perfmodel.models.architecture import QuantizationSpec
-from perfmodel.models.formats.by_layer import with_layer_formats
-from perfmodel.models.formats.quantization import kv_format, matmul_rate
+from perfmodel.models.layer_formats import with_layer_formats
+from perfmodel.models.number_formats import kv_format, matmul_rate
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.engine.description import FormatSupport
 from perfmodel.specs.engine.spec import EngineSpec

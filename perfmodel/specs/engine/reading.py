@@ -9,7 +9,7 @@ from typing import Any
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import find_file
 from perfmodel.files.yaml_loader import Path, Positions
-from perfmodel.models.formats.quantization import kv_format
+from perfmodel.models.number_formats import kv_format
 from perfmodel.specs.engine.description import EngineDescription, describe_engine, load_engine_description
 from perfmodel.specs.engine.spec import EngineSpec
 

@@ -1,17 +1,16 @@
 """`EngineSpec`: how the model is served, with vLLM's engine-argument names and meanings."""
 
-__all__ = ["EngineSpec", "EplbConfig", "refuse_kv_conflicts"]
+__all__ = ["EngineSpec", "EplbConfig"]
 
 from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field, model_validator
 
-from perfmodel.files.amounts import NonNegativeInt, PositiveInt
 from perfmodel.files.base import Spec
-from perfmodel.files.units import Milliseconds
-from perfmodel.models.formats.by_layer import LayerQuantization
-from perfmodel.models.formats.quantization import GROUPED_FORMATS
+from perfmodel.files.units import Milliseconds, NonNegativeInt, PositiveInt
+from perfmodel.models.layer_formats import LayerQuantization
+from perfmodel.models.number_formats import GROUPED_FORMATS
 from perfmodel.specs.engine.description import BatchingRules, DescribedEngine, describe_engine
 from perfmodel.specs.engine.kv import KvEviction, KvOffload, KvTier
 from perfmodel.specs.engine.speculation import SpeculativeConfig
@@ -139,7 +138,7 @@ class EngineSpec(Spec):
 
     @model_validator(mode="after")
     def _kv_fields_fit_together(self) -> "EngineSpec":
-        refuse_kv_conflicts(self)
+        _refuse_kv_conflicts(self)
         return self
 
     @property
@@ -215,7 +214,7 @@ class EngineSpec(Spec):
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
 
-def refuse_kv_conflicts(engine: "EngineSpec") -> None:
+def _refuse_kv_conflicts(engine: "EngineSpec") -> None:
     """Raises ValueError with one sentence for the first conflict."""
     for sentence in _conflicts(engine):
         raise ValueError(sentence)

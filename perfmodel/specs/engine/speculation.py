@@ -16,9 +16,9 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from perfmodel.errors import SpecError
-from perfmodel.files.amounts import NonNegativeInt, PositiveInt
 from perfmodel.files.base import Resolved, Spec
 from perfmodel.files.bounded import LARGEST_JSON_BYTES, read_bounded
+from perfmodel.files.units import NonNegativeInt, PositiveInt
 from perfmodel.models.spec import ModelSpec
 
 Probability = Annotated[float, Field(ge=0, le=1)]

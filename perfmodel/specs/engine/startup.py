@@ -1,4 +1,4 @@
-"""What an engine refuses at its start: number formats, degrees of parallelism, sizes of KV blocks.
+"""What an engine refuses at its start: number formats, degrees of parallelism, sizes of KV blocks, lengths.
 
 Whoever reads a deployment asks here (`load_scenario`, and with it every command), so that all of them refuse the same.
 """
@@ -14,6 +14,10 @@ from perfmodel.specs.engine.formats import refuse_formats
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 
+_LEAST_LENGTH = 2
+# Kinds of RoPE whose max_position_embeddings is what they reach; that of others is what they are stretched from.
+_SCALED_WITHIN = (None, "default", "llama3", "longrope", "su", "mrope")
+
 
 def refuse_to_start(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> None:
     """Raises UnsupportedError with one sentence for what `engine` does not start with.
@@ -23,6 +27,7 @@ def refuse_to_start(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec
     refuse_formats(model, engine, hardware)
     _refuse_cuts(model, engine)
     _refuse_block_size(engine)
+    _refuse_length(model, engine)
 
 
 def heads_divide(model: ModelSpec, tensor_parallel_size: int) -> bool:
@@ -70,6 +75,26 @@ def _refuse_block_size(engine: EngineSpec) -> None:
             f"found {engine.block_size}, and {engine.described.label} takes KV blocks of {_listed(sizes)} tokens",
             reason="KV blocks of a size that the engine does not take",
             field="engine.block_size",
+        )
+
+
+def _refuse_length(model: ModelSpec, engine: EngineSpec) -> None:
+    """Positions that the model was not trained for give wrong answers; engines that say so do not start."""
+    length, trained = engine.max_model_len, model.max_position_embeddings
+    if length is None:
+        return
+    if length < _LEAST_LENGTH:
+        raise UnsupportedError(
+            f"found {length}, allowed at least {_LEAST_LENGTH}: a token of the prompt and one of the answer",
+            reason="max_model_len without room for an answer",
+            field="engine.max_model_len",
+        )
+    if engine.described.facts.limits_to_positions and length > trained and model.rope_scaling in _SCALED_WITHIN:
+        raise UnsupportedError(
+            f"found {length}, and {model.name} has positions up to {trained}; allowed up to that, or another "
+            f"rope_scaling in a copy of its config.json",
+            reason="max_model_len beyond the model's positions",
+            field="engine.max_model_len",
         )
 
 

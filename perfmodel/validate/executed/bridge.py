@@ -27,7 +27,7 @@ from typing import Any, Protocol, cast
 
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.errors import MissingExtraError
-from perfmodel.models.formats.by_layer import LayerQuantization
+from perfmodel.models.layer_formats import LayerQuantization
 from perfmodel.ops.work import BatchShape
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.scenario import Scenario

@@ -10,7 +10,7 @@ The runs may take different plans: a step that takes longer gathers other arriva
 how many steps of the two runs are the same.
 """
 
-__all__ = ["ExecutorComparison", "ShadowedBackend", "StepPair", "compare_runs", "report_executor"]
+__all__ = ["ExecutorComparison", "ShadowedBackend", "StepPair", "report_executor"]
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +23,7 @@ from perfmodel.cost.calibrations.calibration import Residuals
 from perfmodel.engine import Backend, Outcome, StepPlan
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult
-from perfmodel.validate.report import ValidationReport
-from perfmodel.validate.rows import ErrorStats, Rows
+from perfmodel.validate.report import ErrorStats, Rows, ValidationReport
 
 _PS_PER_S = 1e12
 _BATCHES = ((1, 1), (2, 4), (5, 8), (9, 16), (17, 1_000_000))
@@ -91,7 +90,7 @@ def report_executor(
     residuals: what the calibration left unexplained of whole steps; its 80 % range is the interval of every prediction
     """
     interval = (exp(residuals.p10), exp(residuals.p90)) if residuals.num_rows else None
-    runs = [compare_runs(comparison, interval) for comparison in comparisons]
+    runs = [_compare_runs(comparison, interval) for comparison in comparisons]
     metrics = {name: _joined([run[name] for run in runs if name in run]) for name in runs[0]}
     by: dict[str, dict[str, ErrorStats]] = {}
     if len(runs) > 1:
@@ -113,7 +112,7 @@ def report_executor(
     )
 
 
-def compare_runs(comparison: ExecutorComparison, interval: tuple[float, float] | None = None) -> dict[str, Rows]:
+def _compare_runs(comparison: ExecutorComparison, interval: tuple[float, float] | None = None) -> dict[str, Rows]:
     """Rows per metric: `step`, then `e2el, ttft, tpot` per request, their means, and the run's `duration`."""
     simulated, executed = _requests(comparison.simulated), _requests(comparison.executed)
     ids, in_sim, in_exec = np.intersect1d(simulated.request_id, executed.request_id, return_indices=True)

@@ -6,22 +6,27 @@ Half of the measured kernels and steps calibrate the device, the other half is p
     step              whole steps of the other half
     serving_step      every step of the served scenarios, for exactly its shape
     e2el_mean, ...    the scenarios simulated whole, each beside its run
+
+How near kernels come to what the device can do, and to the best library call, is a sentence per operator. The limit of
+a problem is the larger of its bytes over the measured copy bandwidth and its FLOPs over the measured rate of a library
+product in the same format: figures of the same device in the same run.
 """
 
 __all__ = ["halves", "validate_measured"]
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import exp
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from perfmodel.calibrate.measured import Measurements, ServingRecord, read_measurements
+from perfmodel.calibrate.measured import Ceilings, KernelRecord, Measurements, ServingRecord, read_measurements
 from perfmodel.calibrate.measured.fit import KernelPrediction, fit_measured, predict_kernels
 from perfmodel.calibrate.measured.host import costs_of
-from perfmodel.calibrate.measured.records import KernelRecord, MeasuredStep, shape_of
+from perfmodel.calibrate.measured.records import MeasuredStep, shape_of
 from perfmodel.cost import GraphPricer, step_costs
 from perfmodel.cost.calibrations.calibration import Calibration, Residuals
 from perfmodel.cost.calibrations.engine_profile import EngineProfile
@@ -31,10 +36,7 @@ from perfmodel.sim import simulate
 from perfmodel.specs import load_hardware, load_scenario
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
-from perfmodel.validate.executed.measured_rates import rate_notes
-from perfmodel.validate.groups import Comparison, Dimension, by_dimension, pooled
-from perfmodel.validate.report import ValidationReport
-from perfmodel.validate.rows import Rows
+from perfmodel.validate.report import Comparison, Dimension, Rows, ValidationReport, by_dimension, pooled
 
 Progress = Callable[[int, int], None]
 RecordT = TypeVar("RecordT", KernelRecord, MeasuredStep)
@@ -92,7 +94,7 @@ def validate_measured(folder: str | Path, progress: Progress | None = None) -> V
         metrics=pooled(compared),
         by=by_dimension(compared),
         worst=[row for each in compared for row in each.rows.worst(each.metric, _WORST)],
-        notes=[*rate_notes(measured), *unpredicted],
+        notes=[*_rate_notes(measured), *unpredicted],
         comparisons=compared,
         provenance=Provenance((FittedSource.of(calibration),)),
         about=_about(measured, len(told_kernels), len(told_steps)),
@@ -211,3 +213,57 @@ def _about(measured: Measurements, num_kernels: int, num_steps: int) -> str:
         f"{num_kernels} of {len(measured.kernels)} kernels and {num_steps} of {len(measured.steps)} steps, every other "
         f"one of each kind. The rest, and the {len(measured.serving)} served scenarios, are predicted."
     )
+
+
+@dataclass(frozen=True)
+class _KernelRates:
+    """Rates of one problem: share of the limit that is reached, its bound, and its speedup over the baseline."""
+
+    record: KernelRecord
+    limit_share: float | None
+    bound: str  # memory | compute
+    speedup: float | None
+
+
+def _kernel_rates(record: KernelRecord, ceilings: Ceilings) -> _KernelRates:
+    """The rates of one measured problem."""
+    memory = record.bytes / ceilings.bandwidth if ceilings.bandwidth else 0.0
+    rate = ceilings.rate(record.rate)
+    compute = record.flops / rate if rate else 0.0
+    limit = max(memory, compute)
+    return _KernelRates(
+        record,
+        limit / record.seconds if limit > 0 else None,
+        "memory" if memory >= compute else "compute",
+        record.baseline_s / record.seconds if record.baseline_s else None,
+    )
+
+
+def _rate_notes(measured: Measurements) -> Iterator[str]:
+    """One sentence per operator, wrong results first."""
+    yield from _wrong(measured)
+    by_operator: dict[str, list[_KernelRates]] = {}
+    for record in measured.kernels:
+        by_operator.setdefault(record.operator, []).append(_kernel_rates(record, measured.info.ceilings))
+    for operator, rates in sorted(by_operator.items()):
+        shares = [each for each in rates if each.limit_share is not None]
+        if not shares:
+            continue
+        best = max(shares, key=lambda each: each.limit_share or 0.0)
+        sentence = (
+            f"{operator}: {median(each.limit_share or 0.0 for each in shares):.0%} of the limit (median of "
+            f"{len(shares)}), at best {best.limit_share:.0%} of {best.bound} at {best.record.label}"
+        )
+        speedups = [each.speedup for each in rates if each.speedup is not None]
+        yield sentence + (f"; {median(speedups):.2f} times the library's speed." if speedups else ".")
+    if measured.info.left_out:
+        yield f"{len(measured.info.left_out)} tasks did not fit the time budget."
+
+
+def _wrong(measured: Measurements) -> Iterator[str]:
+    for record in measured.kernels:
+        if record.error is not None and record.tolerance is not None and not record.error <= record.tolerance:
+            yield (
+                f"WRONG RESULT: {record.label} differs from its reference by {record.error:.2g} of the largest "
+                f"value, allowed {record.tolerance:.2g}."
+            )

@@ -10,8 +10,7 @@ from statistics import median
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.studies.file import StudyFile
-from perfmodel.planning.studies.spec import QualitySpec
+from perfmodel.planning.studies.spec import QualitySpec, StudyFile
 from perfmodel.planning.studies.study import Answers, StudyPoints
 from perfmodel.planning.sweeps.metrics import run_metric
 from perfmodel.planning.sweeps.points import Record, load_point

@@ -16,11 +16,9 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.blocks import block_as
 from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario
-from perfmodel.validate.groups import Comparison, by_dimension, dimensions_of, pooled
 from perfmodel.validate.published.figures import Prediction, predict
 from perfmodel.validate.published.spec import Published
-from perfmodel.validate.report import ValidationReport
-from perfmodel.validate.rows import Rows
+from perfmodel.validate.report import Comparison, Rows, ValidationReport, by_dimension, dimensions_of, pooled
 
 Progress = Callable[[int, int], None]
 

@@ -3,16 +3,33 @@
 __all__ = ["Prediction", "predict"]
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfmodel import sim
-from perfmodel.cost import OperatorEstimate, StepEstimate, step_costs
+from perfmodel.cost import OperatorEstimate, OperatorTime, OperatorTimer, StepEstimate, load_calibration, step_costs
 from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.files.blocks import block_as
-from perfmodel.planning.sweeps.capacity import max_request_rate
+from perfmodel.models.architecture import MoEFFN
+from perfmodel.models.number_formats import (
+    BITS_PER_WEIGHT,
+    bytes_per_weight,
+    format_of_dtype,
+    with_dtype,
+    with_quantization,
+)
+from perfmodel.models.spec import ModelSpec
+from perfmodel.ops.attention.decode import attention_decode
+from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefill
+from perfmodel.ops.collectives import all_reduce
+from perfmodel.ops.feedforward import experts
+from perfmodel.ops.formats import LinearFormat, linear_format
+from perfmodel.ops.linear import gemm
+from perfmodel.ops.routing import routing_of
+from perfmodel.ops.work import Work
 from perfmodel.planning.sweeps.metrics import (
     batch_shape,
+    max_request_rate,
     memory_metric,
     roofline_s,
     run_metric,
@@ -21,11 +38,96 @@ from perfmodel.planning.sweeps.metrics import (
 )
 from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario
-from perfmodel.validate.published.kernels import kernel_time, kernel_work
-from perfmodel.validate.published.spec import Published
+from perfmodel.validate.published.spec import KernelShape, Published
 
+_DTYPES = frozenset({"bf16", "bfloat16", "fp16", "float16", "fp32", "float32"})
+# Names that tables of kernels use -> the engine's `quantization`.
+_KERNEL_FORMATS = {"int4_wo": "w4a16", "int8_wo": "w8a16", "fp8_wo": "fp8_w8a16", "sq": "w8a8_int8"}
+_STATIC = "_static"  # inputs that come quantized
 _S = 1e6  # microseconds
 _Value = tuple[float, str]  # in the metric's own unit, and what it is made of
+
+
+def _kernel_format(scenario: Scenario, format: str | None) -> LinearFormat:
+    """The number format of a linear layer: a dtype (the scenario's unless given), or a name of `engine.quantization`.
+
+    `_static` behind it says that the inputs come quantized, with scales known ahead of time.
+    """
+    model = scenario.model
+    name = (format or model.dtype).lower()
+    if name in _DTYPES:
+        return linear_format(with_quantization(with_dtype(model, format_of_dtype(name)), "none"), "dense_ffn")
+    is_static = name.endswith(_STATIC)
+    name = name.removesuffix(_STATIC)
+    quantized = with_quantization(_in_16_bits(model), _KERNEL_FORMATS.get(name, name))
+    quantization = replace(quantized.quantization, kept=frozenset(), inputs_come_quantized=is_static)
+    return linear_format(replace(quantized, quantization=quantization), "dense_ffn")
+
+
+def _in_16_bits(model: ModelSpec) -> ModelSpec:
+    return with_quantization(model if model.dtype in ("bf16", "fp16") else with_dtype(model, "bf16"), "none")
+
+
+def _kernel_work(scenario: Scenario, shape: KernelShape) -> Work:
+    """The work of the kernel. Raises SpecError for an unknown format."""
+    size = shape.size
+    if shape.operator == "gemm":
+        return gemm("gemm", size("m"), size("n"), size("k"), _kernel_format(scenario, shape.format))
+    if shape.operator == "moe":
+        return _experts(scenario, shape)
+    if shape.operator == "all_reduce":
+        return all_reduce(shape.message_bytes or 0.0, size("ranks"))
+    heads, batch, is_flash = _heads(scenario, shape), size("batch"), scenario.engine.attention == "flash"
+    if shape.operator == "attention_decode":
+        context = min(size("context"), shape.window) if shape.window else size("context")
+        splits, fused = scenario.engine.split_kv, scenario.engine.fused_kernels
+        return attention_decode(batch, batch * context, heads, splits_kv=splits, is_flash=is_flash, is_fused=fused)
+    prompts = [(size("tokens"), size("cached", 0))] * batch
+    if is_flash:
+        return flash_prefill(prompts, heads)
+    return standard_prefill(prompts, heads, is_fused=scenario.engine.fused_kernels)
+
+
+def _heads(scenario: Scenario, shape: KernelShape) -> Heads:
+    dtype = format_of_dtype(shape.format or _in_16_bits(scenario.model).dtype)
+    kv_format = shape.kv_format or dtype
+    if kv_format not in BITS_PER_WEIGHT:
+        kv_format = format_of_dtype(kv_format)
+    return Heads(
+        num_heads=shape.size("heads"),
+        num_kv_heads=shape.size("kv_heads", shape.size("heads")),
+        head_dim=shape.size("head_dim"),
+        v_head_dim=shape.size("v_head_dim", shape.size("head_dim")),
+        dtype=dtype,
+        element_bytes=bytes_per_weight(dtype),
+        kv_element_bytes=bytes_per_weight(kv_format),
+        window=shape.window,
+    )
+
+
+def _experts(scenario: Scenario, shape: KernelShape) -> Work:
+    num_experts, top_k, ranks = shape.size("experts"), shape.size("top_k"), shape.size("expert_parallel")
+    if top_k > num_experts or num_experts % ranks:
+        raise SpecError(
+            f"published.kernel: found top_k {top_k} of {num_experts} experts on {ranks} devices; allowed a top_k of at "
+            f"most `experts`, and an `expert_parallel` that divides them."
+        )
+    ffn = MoEFFN(num_experts, top_k, shape.size("intermediate"), gated=shape.is_gated is not False)
+    return experts(
+        shape.size("tokens"),
+        ffn,
+        routing_of(scenario.routing, scenario.engine)(ffn, shape.size("tokens"), ranks),
+        _kernel_format(scenario, shape.format),
+        width=shape.size("hidden"),
+        intermediate=shape.size("intermediate"),
+        local_experts=num_experts // ranks,
+        is_fused=scenario.engine.fused_kernels,
+    )
+
+
+def _kernel_time(scenario: Scenario, work: Work) -> OperatorTime:
+    """How long `work` takes by the device's calibration, timed alone as tables of kernels are."""
+    return OperatorTimer(scenario.hardware, load_calibration(scenario.hardware, scenario.engine.profile)).time(work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +222,8 @@ def _rows_named(names: Sequence[str], estimate: StepEstimate) -> list[OperatorEs
 
 def _of_kernel(scenario: Scenario, figure: Published) -> _Value:
     assert figure.kernel is not None
-    work = kernel_work(scenario, figure.kernel)
-    time = kernel_time(scenario, work)
+    work = _kernel_work(scenario, figure.kernel)
+    time = _kernel_time(scenario, work)
     seconds = time.duration_s
     values = {
         "time_us": seconds * _S,

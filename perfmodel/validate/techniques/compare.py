@@ -4,22 +4,21 @@ Every scenario with a `technique` block is put beside its baseline; both are cal
 that their workloads do not decide, then simulated and executed. What is compared is the speedup.
 """
 
-__all__ = ["report_techniques", "validate_techniques"]
+__all__ = ["Journal", "validate_techniques"]
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.blocks import block_as
+from perfmodel.files.bounded import LARGEST_TABLE_BYTES, parse_json, read_bounded_text
 from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.executed.bridge import measure_technique
-from perfmodel.validate.groups import Comparison, Dimension, pooled
-from perfmodel.validate.report import ValidationReport
-from perfmodel.validate.rows import Rows
-from perfmodel.validate.techniques.journal import Journal
-from perfmodel.validate.techniques.runs import TechniqueRun, TechniqueVerdict
-from perfmodel.validate.techniques.spec import Technique
+from perfmodel.validate.report import Comparison, Dimension, Rows, ValidationReport, pooled
+from perfmodel.validate.techniques.runs import Technique, TechniqueRun, TechniqueVerdict
 
 Progress = Callable[[int, int | None], None]
 Measure = Callable[[Scenario, Scenario, str, int], list[TechniqueRun]]
@@ -31,6 +30,60 @@ _ABOUT = (
     "steps, with the technique and without, measured in turns; no step of the workloads was fitted to. Executed "
     "durations are thread CPU time at the speed that the machine had while calibrating."
 )
+
+
+class Journal:
+    """The pairs that are finished, one line each, so that a session of most of an hour that is cut off goes on.
+
+    A line is taken up again only if both scenarios and the number of runs are what they were; the file is removed once
+    the report is written.
+
+    path: the file of lines; None keeps nothing
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._known: dict[str, list[TechniqueRun]] = {}
+        if path is not None and path.is_file():
+            for line in read_bounded_text(path, LARGEST_TABLE_BYTES).splitlines():
+                self._take(line)
+
+    def _take(self, line: str) -> None:
+        try:
+            row = parse_json(line)
+            self._known[row["key"]] = [TechniqueRun.from_json(run) for run in row["runs"]]
+        except (ValueError, KeyError, TypeError):
+            pass  # the line that was being written when it was cut off
+
+    def find(self, scenario: Scenario, baseline: Scenario, repeats: int) -> list[TechniqueRun] | None:
+        """The runs of this pair, if it was finished."""
+        return self._known.get(_key(scenario, baseline, repeats))
+
+    def add(self, file: str, scenario: Scenario, baseline: Scenario, runs: list[TechniqueRun]) -> None:
+        """Append the finished pair of `scenario` (of `file`) and `baseline`, with its `runs`.
+
+        Raises SpecError if the journal cannot be written.
+        """
+        if self._path is None:
+            return
+        key = _key(scenario, baseline, len(runs))
+        line = json.dumps({"file": file, "key": key, "runs": [run.to_json() for run in runs]})
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as lines:
+                lines.write(f"\n{line}\n")  # after a cut-off line too, one of its own
+        except OSError as error:
+            raise SpecError(f"{self._path}: cannot be written: {error.strerror}.") from None
+
+    def remove(self) -> None:
+        """Forget everything: the report is written."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def _key(scenario: Scenario, baseline: Scenario, repeats: int) -> str:
+    text = "\n".join((scenario.model_dump_json(), baseline.model_dump_json(), str(repeats)))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def validate_techniques(
@@ -65,7 +118,7 @@ def validate_techniques(
             progress(done, len(files))
     if not verdicts:
         raise SpecError(reasons[0].removeprefix(f"not covered: {files[0].name}: "))
-    return report_techniques(verdicts, reasons)
+    return _report_techniques(verdicts, reasons)
 
 
 def _files(path: Path) -> list[Path]:
@@ -90,7 +143,7 @@ def _judge(file: Path, repeats: int, measure: Measure, journal: Journal) -> Tech
     return TechniqueVerdict(technique, file.name, runs)
 
 
-def report_techniques(verdicts: Sequence[TechniqueVerdict], reasons: Sequence[str] = ()) -> ValidationReport:
+def _report_techniques(verdicts: Sequence[TechniqueVerdict], reasons: Sequence[str] = ()) -> ValidationReport:
     """The report: one row for each technique, the medians over its runs; all quotients are in its JSON."""
     ordered = sorted(verdicts, key=lambda each: each.technique.name)
     # executed = simulated / quotient, so that the row's error is that of the quotient, not one of two medians

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.calibrate.offline.runs import read_offline_runs
-from perfmodel.calibrate.offline.simulation import simulate_offline_runs
+from perfmodel.calibrate.offline import read_offline_runs, simulate_offline_runs
 from perfmodel.errors import SpecError
 from perfmodel.sim import simulate
 from perfmodel.validate.throughput import report_throughput, validate_throughput

@@ -6,10 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.calibrate.serving.engine_profile import fit_engine_profile
-from perfmodel.calibrate.serving.request_logs import read_request_log
-from perfmodel.calibrate.serving.runs import ServingRun, read_serving_runs, stage_latencies
-from perfmodel.calibrate.serving.simulation import accelerated, shortened, simulate_runs
+from perfmodel.calibrate.serving.runs import ServingRun, read_request_log, read_serving_runs, stage_latencies
+from perfmodel.calibrate.serving.simulation import accelerated, fit_engine_profile, shortened, simulate_runs
 from perfmodel.calibrate.steady.simulation import simulate_steady_states
 from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost import EngineProfile, HostFit, ServerFit

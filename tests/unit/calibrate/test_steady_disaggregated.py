@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.calibrate.steady.reduced import num_slices, slice_of
+from perfmodel.calibrate.steady.simulation import num_slices, slice_of
 from perfmodel.calibrate.steady.states import SteadyState, read_steady_states
 from perfmodel.sim import simulate
 

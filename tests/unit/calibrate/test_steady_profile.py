@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.calibrate.profile_fit import with_facts
-from perfmodel.calibrate.steady.generation import fit_generation
-from perfmodel.calibrate.steady.profile import fit_steady_profile, fitting_rows
+from perfmodel.calibrate.steady.profile import fit_generation, fit_steady_profile, fitting_rows
 from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
 from perfmodel.calibrate.steady.states import SteadyState, read_steady_states
 from perfmodel.cost import EngineProfile, HostFit, ServerFit

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perfmodel.calibrate.steady.reduced import weighted_means
+from perfmodel.calibrate.steady.simulation import weighted_means
 from perfmodel.sim import RequestColumns
 
 SLOTS = 5

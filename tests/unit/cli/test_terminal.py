@@ -16,7 +16,7 @@ import typer
 
 from perfmodel.cli.terminal import guarded, print_json
 from perfmodel.errors import SpecError
-from perfmodel.files.jsonable import to_jsonable
+from perfmodel.printable import to_jsonable
 
 
 def test_numbers_without_a_json_word_become_null(capsys):
@@ -70,7 +70,7 @@ def test_interrupting_keeps_the_finished_records(tmp_path):
     assert process.returncode == 130, err
     assert out == ""
     assert err == f"interrupted: the finished requests are in {records}.\n"
-    from perfmodel.report.runs.records import read_requests
+    from perfmodel.report.runs import read_requests
 
     requests = read_requests(records)
     assert len(requests) > 100

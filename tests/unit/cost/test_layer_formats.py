@@ -4,7 +4,7 @@ import pytest
 
 from perfmodel.cost import plan_memory, step_costs
 from perfmodel.errors import SpecError
-from perfmodel.models.formats.by_layer import bits_per_weight
+from perfmodel.models.layer_formats import bits_per_weight
 from perfmodel.models.params import weight_bytes
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.work import BatchShape, decode_shape

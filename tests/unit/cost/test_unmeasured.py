@@ -6,7 +6,7 @@ from perfmodel.cost import Calibration, OperatorTimer, load_calibration
 from perfmodel.cost.calibrations.unmeasured import with_unmeasured
 from perfmodel.cost.forms.gemm import TiledGemmFit
 from perfmodel.cost.forms.roofline import FamilyFit
-from perfmodel.models.formats.quantization import with_quantization
+from perfmodel.models.number_formats import with_quantization
 from perfmodel.ops.formats import linear_format, served_model
 from perfmodel.ops.linear import gemm
 from perfmodel.specs import EngineSpec, load_hardware, load_model

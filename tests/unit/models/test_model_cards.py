@@ -10,6 +10,7 @@ from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
 from perfmodel.models import Attention, ModelSpec, MoEFFN, list_models, load_config, load_model
 from perfmodel.models.cards import load_card
+from perfmodel.specs import load_scenario
 
 CONFIGS = Path(__file__).resolve().parents[5] / "shared" / "model_configs"
 
@@ -119,3 +120,19 @@ def test_sampling_follows_the_generation_config() -> None:
 
     assert {sampling(n) for n in ("llama-3.1-8b", "llama-2-7b", "qwen3-14b", "llama-4-scout-fp8")} == {"top_p"}
     assert {sampling(n) for n in ("codellama-34b", "mixtral-8x7b", "mistral-nemo")} == {"greedy"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "hf_id"),
+    [
+        ("meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("llama-3.3-70b", "llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("llama-3.1-70b", "llama-3.1-70b", "meta-llama/Meta-Llama-3.1-70B"),
+        ("Llama_3.1-70B", "llama-3.1-70b", "meta-llama/Meta-Llama-3.1-70B"),
+    ],
+)
+def test_a_scenario_keeps_the_name_that_was_asked_for(asked: str, name: str, hf_id: str) -> None:
+    """One card stands for several checkpoints of an architecture; what is served is the one that was named."""
+    model = load_scenario("llama-3.1-70b-h100-tp4", [f"model={asked}"]).model
+    assert (model.name, model.hf_id) == (name, hf_id)
+    assert model.layers == load_model("llama-3.1-70b").layers

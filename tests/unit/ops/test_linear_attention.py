@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.ops.recurrent.linear_attention import LinearHeads
+from perfmodel.ops.attention.linear import LinearHeads
 
 HEADS, KV_HEADS, HEAD, VALUE, ROWS = 32, 8, 128, 128, 256
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.models.architecture import GatedDeltaNet, Mamba
-from perfmodel.ops.recurrent.scan import (
+from perfmodel.ops.recurrent import (
     chunked_delta_rule,
     chunked_ssd,
     conv_channels,

@@ -5,7 +5,7 @@ import pytest
 from perfmodel.errors import SpecError
 from perfmodel.sim import simulate
 from perfmodel.specs import load_hardware, load_scenario, scenario_schema
-from perfmodel.specs.engine.defaults import VERSIONED_DEFAULTS, engine_notes, with_defaults
+from perfmodel.specs.engine.devices import VERSIONED_DEFAULTS, engine_notes, with_defaults
 from perfmodel.specs.engine.spec import EngineSpec
 
 

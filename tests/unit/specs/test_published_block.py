@@ -4,7 +4,7 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.specs import load_scenario, scenario_schema
-from perfmodel.validate.published.units import factor_of_unit
+from perfmodel.validate.published.spec import factor_of_unit
 
 STEP = """\
 model: llama-2-7b

@@ -6,7 +6,7 @@ Marlin kernels") and "Supported Hardware"; TensorRT-LLM, "Support Matrix" (no FP
 
 import pytest
 
-from perfmodel.calibrate.offline.runs import read_offline_runs
+from perfmodel.calibrate.offline import read_offline_runs
 from perfmodel.calibrate.serving.runs import read_serving_runs
 from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost import plan_memory, step_costs

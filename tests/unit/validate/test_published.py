@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.sweeps.capacity import highest
+from perfmodel.planning.sweeps.metrics import highest
 from perfmodel.specs import data_dir, load_hardware, load_scenario
 from perfmodel.validate.published.compare import validate_published
 from perfmodel.validate.published.figures import predict

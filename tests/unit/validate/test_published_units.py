@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.validate.published.units import factor_of_unit
+from perfmodel.validate.published.spec import factor_of_unit
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,17 @@ from perfmodel.report.views.validation import validation_view
 from perfmodel.report.written import write_report
 from perfmodel.specs import load_scenario
 from perfmodel.validate.breakdown import kernel_breakdown, why
-from perfmodel.validate.groups import Comparison, Dimension, by_dimension, joined, pooled, range_names, worst_of
-from perfmodel.validate.report import ValidationReport
-from perfmodel.validate.rows import Rows
+from perfmodel.validate.report import (
+    Comparison,
+    Dimension,
+    Rows,
+    ValidationReport,
+    by_dimension,
+    joined,
+    pooled,
+    range_names,
+    worst_of,
+)
 from perfmodel.validate.typical_steps import TypicalSteps, latency_breakdown
 
 

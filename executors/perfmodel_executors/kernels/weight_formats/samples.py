@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from perfmodel.models.formats.quantization import bytes_per_weight
+from perfmodel.models.number_formats import bytes_per_weight
 from perfmodel.ops.formats import LinearFormat
 from perfmodel_executors.kernels.problem import Inputs
 from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int4Weight, Int8Weight

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.prune import L1Unstructured
 
 from perfmodel.models.architecture import Attention, DenseFFN, Layer
-from perfmodel.models.changes.pruning import kept_layers
+from perfmodel.models.changes.weights import kept_layers
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels.weight_formats import dequantize, sparsify_24

@@ -5,7 +5,7 @@ head_dim, window_size (0 or NaN: none), attn_dtype, kv_cache_dtype, kernel_sourc
 head size and pair of number formats are fitted together, whatever their window.
 """
 
-__all__ = ["OP", "fit", "groups", "is_too_fast", "kernel_names", "predict", "sizes_of", "tensor_rates"]
+__all__ = ["OP", "fit", "groups", "is_too_fast", "kernel_names", "predict", "sizes_of"]
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,11 +73,11 @@ def is_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.bool_]:
     windowed = short * (cached + (short + 1) / 2) + (tokens - short) * window
     pairs = np.where(window > 0, windowed, tokens * (cached + (tokens + 1) / 2))
     flops = 2 * sizes.count * sizes.heads.num_heads * sizes.heads.head_size * pairs
-    peak = np.array([device.peak(rate) for rate in tensor_rates(table)])
+    peak = np.array([device.peak(rate) for rate in _tensor_rates(table)])
     return np.asarray(table.seconds < flops / peak)
 
 
-def tensor_rates(table: KernelTable) -> list[str]:
+def _tensor_rates(table: KernelTable) -> list[str]:
     """The number format of the products: a kernel that reads FP8 keys multiplies in FP8, whatever its queries were."""
     rates, formats = table["attn_dtype"].astype(str), table["kv_cache_dtype"].astype(str)
     return ["fp8" if kv == "fp8" else format_name(rate) for rate, kv in zip(rates, formats, strict=True)]

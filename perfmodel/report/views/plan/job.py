@@ -5,8 +5,7 @@ __all__ = ["job_json", "job_view"]
 from typing import Any
 
 from perfmodel.planning.deployments.result import SURE
-from perfmodel.planning.jobs.export import batch_command
-from perfmodel.planning.jobs.result import Job, JobPlan
+from perfmodel.planning.jobs.result import Job, JobPlan, batch_command
 from perfmodel.planning.metrics import metric_of
 from perfmodel.report.document import Block, Commands, Document, Notes, Sentences, Table
 from perfmodel.report.numbers import format_duration, format_metric, format_optional

@@ -48,6 +48,7 @@ def plan_sentences(result: PlanResult) -> list[str]:
         f"{_BINDS[winner.deployment.screened.binds]} binds first."
     )
     lines += _reserve(result, winner)
+    lines += _under_failures(result)
     lines += bound_sentence(result.bound_share)
     lines += _comparison(result, winner)
     return lines
@@ -71,6 +72,24 @@ def _reserve(result: PlanResult, winner: Finalist) -> list[str]:
     for label, share in result.fewer.items():
         lines.append(f"One replica fewer misses the SLO: {label}, simulated, with {share:.1%} of requests within it.")
     return lines
+
+
+def _under_failures(result: PlanResult) -> list[str]:
+    """What becomes of the choice under the scenario's failures, and how many more replicas that takes."""
+    found, winner = result.resilience, result.winner
+    if found is None or winner is None:
+        return []
+    if not found.attained:
+        return [f"The scenario's failures cannot be simulated on the choice: {found.problem}"]
+    shares = ", ".join(f"{share:.1%} with {count}" for count, share in found.attained.items())
+    line = f"Under the scenario's failures and gateway, requests within the SLO: {shares} replicas"
+    if found.replicas is None:
+        line += "; none of these is enough."
+    else:
+        more = found.replicas - winner.replicas
+        line += f"; {'as many are enough' if not more else f'take {more} more (N+{more})'}."
+    up = ", ".join(f"{share:.2%} of the time with {count}" for count, share in found.all_up.items())
+    return [line, *([f"At least {winner.replicas} are up {up}, in closed form."] if up else [])]
 
 
 def _safest(result: PlanResult) -> str | None:

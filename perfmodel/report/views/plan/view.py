@@ -2,25 +2,42 @@
 
 __all__ = ["plan_json", "plan_view"]
 
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import isfinite
 from typing import Any
 
+from perfmodel.planning.deployments.devices import DeviceAnswer
 from perfmodel.planning.deployments.export import serve_commands
+from perfmodel.planning.deployments.finalist import Finalist, FrontPoint, Interval
 from perfmodel.planning.deployments.result import PlanResult
-from perfmodel.report.document import Block, Commands, Document, Notes, Sentences
-from perfmodel.report.views.plan.pictures import plan_pictures
+from perfmodel.planning.metrics import metric_of
+from perfmodel.report.document import Block, Commands, Document, Notes, Picture, Sentences, Table
+from perfmodel.report.drawing.charts import COLOURS, Bar, Dot, bars_svg, pareto_svg
+from perfmodel.report.numbers import format_number, format_optional
 from perfmodel.report.views.plan.sentences import OBJECTIVES, plan_sentences
-from perfmodel.report.views.plan.tables import plan_tables
+
+_COSTS = (
+    *("gpus", "usd_per_hour", "usd_per_million_input_tokens_split", "usd_per_million_output_tokens_split"),
+    *("joules_per_output_token", "rate_per_gpu"),
+)
+_FRONT = ("gpus", "usd_per_hour", "tightness", "screened_tightness", "attained")
+_WIDE = 5  # times the lowest latency: then the highest needs a logarithmic axis beside it
 
 
 def plan_view(result: PlanResult, command: str = "") -> Document:
     """The answer, pictures, tables, commands, what was searched, notes."""
-    blocks: list[Block] = [Sentences(plan_sentences(result)), *plan_pictures(result), *plan_tables(result)]
+    blocks: list[Block] = [Sentences(plan_sentences(result)), *_plan_pictures(result), *_plan_tables(result)]
     if result.winner is not None:
         blocks.append(Commands("To start it", serve_commands(result, result.winner)))
     searched = [f"{result.num_candidates:,} candidates", f"{result.num_serving:,} serve the rate"]
     searched += [f"{count:,} {reason}" for reason, count in result.ruled_out.items()]
-    blocks += [Sentences(searched, "What was searched"), Notes(result.notes)]
+    blocks += [Sentences(searched, "What was searched"), Notes([*_left_out(result), *result.notes])]
     return Document(f"Plan: {result.scenario.name}", blocks, _question(result), "plan", command)
+
+
+def _left_out(result: PlanResult) -> list[str]:
+    return [f"Not carried into the plan: {each}." for each in result.left_out]
 
 
 def plan_json(result: PlanResult) -> dict[str, Any]:
@@ -34,3 +51,166 @@ def _question(result: PlanResult) -> str:
         f"What serves {result.scenario.model.name} at {result.rate:g} requests/s, {result.spec.attainment:.0%} of them "
         f"with {given}, best by {OBJECTIVES[result.spec.objective]}, on at most {result.spec.max_gpus} GPUs?"
     )
+
+
+def _plan_tables(result: PlanResult) -> list[Table]:
+    """The tables that have rows."""
+    tables = [_devices(result), _service(result), _costs(result), _front(result)]
+    return [table for table in tables if table.rows]
+
+
+def _devices(result: PlanResult) -> Table:
+    def row(each: DeviceAnswer) -> tuple[str, ...]:
+        if not each.label:
+            return (each.device, "-", "-", "-", "-", f"none: {each.reason}")
+        price = format_optional(each.usd_per_hour, ".2f")
+        origin = "simulated" if each.is_simulated else "closed form"
+        return (each.device, each.label, str(each.num_devices), price, f"{each.max_rate:.3g}", origin)
+
+    titles = (metric_of(key).title for key in ("gpus", "usd_per_hour", "max_rate"))
+    head = ("device", "its best deployment", *titles, "")
+    return Table(head, [row(each) for each in result.devices], "Every device asked for", left=2, texts=(5,))
+
+
+def _service(result: PlanResult) -> Table:
+    quantile, winner = result.quantile, result.winner
+
+    def row(each: Finalist) -> tuple[str, ...]:
+        better = "-" if winner is None or each is winner else f"{result.better_share(winner, each):.0%}"
+        return (
+            each.label,
+            f"{each.rate:.3g} {_format_interval(each.rate_interval, '.3g')}",
+            *(
+                f"{format_optional(each.mean(f'{quantile}_{name}_ms'), form)} "
+                f"{_format_interval(each.latency_interval(quantile, name), form)}".strip()
+                for name, form in (("ttft", ".0f"), ("tpot", ".1f"))
+            ),
+            format_number(100 * each.attained, 1),
+            f"{result.sufficient(each):.0%}",
+            better,
+            each.deployment.screened.binds,
+        )
+
+    seeds = result.spec.seeds
+    note = (
+        f"The maximum rate is that at which {result.spec.attainment:.0%} of the requests meet the SLO, of the whole "
+        f"deployment, simulated under {seeds} seeds; latencies and attainment are at the target rate. In brackets "
+        f"80 % intervals: what the calibration leaves unexplained (common draws, carried to the "
+        f"simulated value by the screen's formulas) and the scatter of the seeds. suffices: the share of draws in "
+        f"which so many replicas serve the target rate. choice better: the share of draws, the same for both, in which "
+        f"the first row is better by the objective. binds: what is missed first beyond the highest rate."
+    )
+    head = (
+        "deployment",
+        *(metric_of(key).title for key in ("max_rate", f"{quantile}_ttft_ms", f"{quantile}_tpot_ms", "attained")),
+        "suffices",
+        "choice better",
+        "binds",
+    )
+    return Table(head, _each(result, row), "Finalists, simulated: how they serve", texts=(len(head) - 1,), note=note)
+
+
+def _costs(result: PlanResult) -> Table:
+    def row(each: Finalist) -> tuple[str, ...]:
+        low, high = result.interval(each)
+        return (
+            each.label,
+            str(each.num_devices),
+            f"{format_optional(each.usd_per_hour, '.2f')}"
+            + (f" {_format_interval((low, high), '.2f')}" if result.spec.objective == "cheapest" else ""),
+            format_optional(each.mean("usd_per_million_input_tokens_split"), ".3g"),
+            format_optional(each.mean("usd_per_million_output_tokens_split"), ".3g"),
+            format_optional(each.mean("joules_per_output_token"), ".3g"),
+            f"{each.rate_per_device:.3g}",
+            f"{each.rate / (each.replicas * each.deployment.screened.rate):.2f}",
+        )
+
+    note = (
+        "Costs and energy are at the target rate. Prefill and decode cost: the total cost split between prompts and "
+        "answers by the time that their steps take. Energy per output token: all of it, prompts included. over screen: "
+        "the simulated maximum rate over that of the closed form."
+    )
+    head = ("deployment", *(metric_of(key).title for key in _COSTS), "over screen")
+    return Table(head, _each(result, row), "Finalists, simulated: what they cost", note=note)
+
+
+def _front(result: PlanResult) -> Table:
+    def row(number: str, point: FrontPoint) -> tuple[str, ...]:
+        return (
+            number,
+            point.label,
+            str(point.num_devices),
+            format_optional(point.usd_per_hour, ".2f"),
+            f"{point.tightness:.2f}",
+            f"{point.screened_tightness:.2f}" if isfinite(point.screened_tightness) else "no end",
+            format_number(100 * point.attained, 1),
+        )
+
+    rows = [row(str(number), point) for number, point in enumerate(result.front, 1)]
+    rows += [row("misses", point) for point in result.not_serving]
+    note = (
+        "Deployments that no cheaper one beats in latency, among all that were simulated at the target rate. The limit "
+        "is the one that comes nearest; 1 is just met. misses: serves the rate in closed form, but not simulated."
+    )
+    head = ("", "deployment", *(metric_of(key).title for key in _FRONT))
+    is_worth_it = len(result.front) > 1 or result.not_serving
+    return Table(head, rows if is_worth_it else (), "What a higher budget buys, simulated", left=2, note=note)
+
+
+def _each(result: PlanResult, row: Callable[[Finalist], tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """A row for each finalist, best first; those that miss the SLO at the rate at the end."""
+    return tuple(row(each) for each in (*result.ranked, *result.missed))
+
+
+def _format_interval(interval: Interval | None, form: str) -> str:
+    """`[2.6..7.4]`"""
+    if interval is None:
+        return ""
+    low, high = (format(end, form) if isfinite(end) else "no end" for end in interval)
+    return f"[{low}..{high}]"
+
+
+def _plan_pictures(result: PlanResult) -> Iterator[Picture]:
+    """Where there is something to draw."""
+    if result.ranked or result.missed:
+        yield Picture("finalists", partial(_finalists_drawn, result))
+    if len(result.front) > 1:
+        yield Picture("front", partial(_front_drawn, result))
+
+
+def _finalists_drawn(result: PlanResult) -> str:
+    """A bar for each, the choice in another colour, those that miss the SLO at the end."""
+    groups: dict[str, list[Bar]] = {}
+    for each in (*result.ranked, *result.missed):
+        group = "" if each.attained >= result.spec.attainment else "Miss the SLO at the target rate"
+        figure, colour = result.figure(each), COLOURS[0 if each is result.winner else 1]
+        interval = result.interval(each)
+        bar = Bar(each.label, figure, colour, f"{figure:.3g} {_format_interval(interval, '.3g')}", interval)
+        groups.setdefault(group, []).append(bar)
+    heading = f"{result.scenario.name}: finalists, best first [80 % intervals]"
+    return bars_svg(groups, heading, OBJECTIVES[result.spec.objective])
+
+
+def _front_drawn(result: PlanResult) -> str:
+    """The front, numbered as in the table, and finalists that it beats."""
+    names = {point.label for point in result.front}
+    numbered = list(enumerate(result.front, 1))
+    dots = [Dot(str(number), point.cost, point.tightness, COLOURS[0], True) for number, point in numbered]
+    dots += [
+        Dot("", _cost(each), result.tightness(each), COLOURS[0], False)
+        for each in result.ranked
+        if each.label not in names
+    ]
+    x_title = "USD per hour" if result.front[0].usd_per_hour is not None else "GPUs"
+    heading = f"{result.scenario.name}: cost and latency at {result.rate:g} requests/s, simulated"
+    legend = [f"{number}: {point.label}" for number, point in numbered]
+    if len(dots) > len(numbered):
+        legend.append("\u25cb: other finalists")
+    heights = [dot.y for dot in dots]
+    log = ("y",) if max(heights) > _WIDE * min(heights) else ()
+    y_title = "latency over its limit (1: just met)"
+    return pareto_svg({"": dots}, heading, x_title, y_title, log, legend)
+
+
+def _cost(finalist: Finalist) -> float:
+    return float(finalist.num_devices) if finalist.usd_per_hour is None else finalist.usd_per_hour

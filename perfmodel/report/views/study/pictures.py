@@ -8,9 +8,8 @@ from functools import partial
 from itertools import cycle
 
 from perfmodel.planning.metrics import Metric
-from perfmodel.planning.studies.result import StudyPart
 from perfmodel.planning.studies.spec import PlotSpec, Study
-from perfmodel.planning.studies.study import Answers, Label
+from perfmodel.planning.studies.study import Answers, Label, StudyPart
 from perfmodel.planning.sweeps.findings import better_by, ladder_gains, pareto_front
 from perfmodel.report.document import Picture
 from perfmodel.report.drawing.charts import COLOURS, Bar, Dot, Line, Panel, bars_svg, lines_svg, pareto_svg

@@ -7,8 +7,7 @@ from typing import Any
 
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 from perfmodel.planning.metrics import Metric
-from perfmodel.planning.studies.result import StudyPart, StudyResult
-from perfmodel.planning.studies.study import Answers, Label
+from perfmodel.planning.studies.study import Answers, Label, StudyPart, StudyResult
 from perfmodel.planning.sweeps.findings import better_by
 from perfmodel.report.document import Block, Document, Heading, Notes, Paragraph, Sentences, Table
 from perfmodel.report.numbers import MISSING, format_factor, format_metric, format_short

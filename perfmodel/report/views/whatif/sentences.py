@@ -1,6 +1,6 @@
 """A what-if in sentences: which resource counts, where the bound changes, where an alternative pays."""
 
-__all__ = ["whatif_sentences"]
+__all__ = ["path_label", "place_label", "whatif_sentences", "x_label"]
 
 from collections.abc import Iterator, Sequence
 
@@ -9,21 +9,84 @@ from perfmodel.planning.sensitivity.crossovers import Payoff
 from perfmodel.planning.sensitivity.result import WhatIfResult
 from perfmodel.planning.sensitivity.whatif import Sensitivity
 from perfmodel.report.numbers import format_metric, format_short
-from perfmodel.report.views.whatif.labels import path_label, place_label, x_label
 
+_LABELS = {
+    "peak_flops": "peak FLOPs",
+    "bandwidth": "bandwidth",
+    "capacity": "capacity",
+    "power_cap_w": "power cap in W",
+    "kernels": "kernel overheads",
+    "host": "host time",
+    "rate": "arrival rate",
+    "concurrency": "concurrency",
+}
+_OF_NETWORKS = {"bandwidth_bytes_per_s": "network bandwidth", "latency_s": "network latency"}
+_NAMES = {"hbm": "HBM", "nvlink": "NVLink", "pcie": "PCIe", "infinity_fabric": "Infinity Fabric", "ici": "ICI"}
 _SMALL = 0.02  # an elasticity below is reported as none
 _FAR = 0.1  # of a metric's logarithm over a whole axis: reported where no elasticity is
 _MOST = 3  # values that are named in a sentence
 _PHYSICAL = ("compute", "memory", "communication")
 
 
+def path_label(path: str) -> str:
+    """`HBM bandwidth` for hardware.hbm.bandwidth; other paths stay as they are."""
+    parts = path.split(".")
+    if parts[:2] == ["cluster", "network"] and parts[-1] in _OF_NETWORKS:
+        return _OF_NETWORKS[parts[-1]]
+    if parts[:2] == ["cluster", "pools"] and "hardware" in parts:
+        return f"{path_label('.'.join(parts[3:]))} of pool {parts[2]}"
+    if path == "cluster.kv_transfer.bandwidth_bytes_per_s":
+        return "KV link bandwidth"
+    if path == "hardware":
+        return "device"
+    label = _LABELS.get(parts[-1])
+    if label is None or parts[0] not in ("hardware", "overheads", "traffic"):
+        return path
+    owner = _NAMES.get(parts[-2], "")
+    return f"{owner} {label}" if owner else label if len(parts) == 2 or parts[0] == "traffic" else path
+
+
+def x_label(x: float, unit: str) -> str:
+    """A value on an axis with its unit."""
+    return f"{format_short(x)}x" if unit == "x" else f"{format_short(x)} {unit}".strip()
+
+
+def place_label(path: str, x: float, unit: str) -> str:
+    """A place on an axis in a sentence: `6 req/s`, `1.3x the HBM bandwidth`, `batch 148`."""
+    if path == "step.batch":
+        return f"batch {format_short(x)}"
+    if path == "traffic.arrivals.rate" and not unit:
+        return f"{format_short(x)} req/s"
+    return f"{x_label(x, unit)} the {path_label(path)}" if unit == "x" else f"{path_label(path)} {x_label(x, unit)}"
+
+
 def whatif_sentences(result: WhatIfResult) -> list[str]:
     """Sentences, the largest effect first."""
     metrics = result.answers.question.base.metrics
-    lines = [line for metric in metrics for line in _counts(result, metric)]
+    lines = list(_choices(result))
+    lines += [line for metric in metrics for line in _counts(result, metric)]
     lines += _bounds(result)
     lines += [_payoff(each, " ".join(result.answers.question.against)) for each in result.payoffs]
     return [*lines, *_no_payoff(result)]
+
+
+def _choices(result: WhatIfResult) -> Iterator[str]:
+    """Which value is best, by each metric, on axes that have names for values (devices, policies)."""
+    answers = result.answers
+    for axis in answers.question.axes:
+        if axis.xs:
+            continue
+        records = dict(zip(axis.texts, answers.by_axis[axis.path], strict=True))
+        for name in answers.question.base.metrics:
+            metric = study_metric(name)
+            known = {text: value for text, each in records.items() if (value := each.values.get(name)) is not None}
+            ranked = sorted(known.items(), key=lambda item: item[1] if metric.is_better_low else -item[1])
+            if ranked:
+                named = [f"{text} {format_metric(metric, value)}" for text, value in ranked]
+                yield f"Which {path_label(axis.path)}? By {metric.title}: {', '.join(named)}."
+        for text, each in records.items():
+            if each.problem:
+                yield f"No answer for {text}: {each.problem}"
 
 
 def _counts(result: WhatIfResult, metric: str) -> Iterator[str]:

@@ -1,27 +1,37 @@
-"""A what-if as a document: what each varied value does to a metric, the values of an axis, a grid."""
+"""A what-if as a document: what each varied value does to a metric, the values of an axis, a grid; a sweep.
 
-__all__ = ["whatif_json", "whatif_view"]
+Its pictures: a tornado (the widest on top), a heat map of a grid, lines of an axis.
+"""
 
-from collections.abc import Iterator
+__all__ = ["sweep_view", "whatif_json", "whatif_view"]
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from html import escape
 from typing import Any
 
-from perfmodel.planning.metrics import Metric, study_metric
+from perfmodel.planning.metrics import Metric, metric_of, study_metric
 from perfmodel.planning.sensitivity.result import WhatIfResult
 from perfmodel.planning.sensitivity.vary import Axis
 from perfmodel.planning.sensitivity.whatif import NEAR, Sensitivity, WhatIfAnswers
 from perfmodel.planning.sweeps.points import Record
-from perfmodel.report.document import Block, Document, Notes, Sentences, Table
+from perfmodel.planning.sweeps.sweep import SweepResult
+from perfmodel.report.document import Block, Document, Notes, Picture, Sentences, Table
+from perfmodel.report.drawing.chart_axes import Scale, scale_over
+from perfmodel.report.drawing.charts import Line, Panel, document, lines_svg, text_width
+from perfmodel.report.drawing.colours import BLUE, GREY, GRID, ORANGE
 from perfmodel.report.numbers import MISSING, format_metric
 from perfmodel.report.views.scenario import headline
-from perfmodel.report.views.whatif.labels import path_label, x_label
-from perfmodel.report.views.whatif.pictures import whatif_pictures
-from perfmodel.report.views.whatif.sentences import whatif_sentences
+from perfmodel.report.views.whatif.sentences import path_label, whatif_sentences, x_label
+
+_WIDTH, _BAR, _ROW, _TOP = 860, 18, 28, 62
+_ROOM = 70  # for what is written at the ends of bars
 
 
 def whatif_view(result: WhatIfResult, command: str = "") -> Document:
     """The answer, pictures, tables, notes."""
     answers = result.answers
-    blocks: list[Block] = [Sentences(whatif_sentences(result)), *whatif_pictures(answers)]
+    blocks: list[Block] = [Sentences(whatif_sentences(result)), *_whatif_pictures(answers)]
     blocks += [*_tables(answers), Notes(_notes(answers))]
     return Document(f"What if: {answers.scenario.name}", blocks, headline(answers.scenario), "what if", command)
 
@@ -84,3 +94,114 @@ def _grid(answers: WhatIfAnswers, metric: Metric) -> Table:
 
 def _cell(record: Record, metric: Metric) -> str:
     return format_metric(metric, record.values.get(metric.key))
+
+
+def _whatif_pictures(answers: WhatIfAnswers) -> Iterator[Picture]:
+    """A tornado for each metric, a heat map for each of a grid, lines beside an alternative's."""
+    for name in answers.question.base.metrics:
+        metric = study_metric(name)
+        rows = [each for each in answers.of_metric(name) if each.axis.xs and each.base and each.swing > 0]
+        if len(rows) > 1:
+            yield Picture(f"tornado-{name}", partial(_tornado_svg, rows))
+        if answers.grid:
+            yield Picture(f"grid-{name}", partial(_heat_svg, answers, name))
+        for axis in answers.question.axes:
+            if len(axis.xs) > 3 or (axis.xs and answers.others):
+                yield Picture(f"{axis.path}-{name}", partial(_lines, answers, axis, metric))
+
+
+def _tornado_svg(rows: Sequence[Sensitivity]) -> str:
+    """Bars from the metric at the low value of each axis to that at the high one, about what it is now."""
+    metric, base = study_metric(rows[0].metric), rows[0].base or 0.0
+    left = 24 + max(text_width(path_label(each.axis.path)) for each in rows)
+    ends = [value for each in rows for value in (each.low, each.high) if value is not None]
+    x = scale_over([base, *ends], left + _ROOM, _WIDTH - _ROOM, is_log=min([base, *ends]) > 0)
+    bottom = _TOP + _ROW * len(rows)
+    legend = f"from the low value (blue) to the high one (orange); now {format_metric(metric, base)} {metric.unit}"
+    parts = [f'<text x="12" y="40" fill="{GREY}">{escape(legend)}</text>']
+    for tick in x.ticks:
+        parts.append(f'<line x1="{x(tick):.1f}" y1="{_TOP - 8}" x2="{x(tick):.1f}" y2="{bottom}" stroke="{GRID}"/>')
+        parts.append(
+            f'<text x="{x(tick):.1f}" y="{bottom + 18}" text-anchor="middle">{format_metric(metric, tick)}</text>'
+        )
+    for number, each in enumerate(rows):
+        parts += _bars(each, base, x, _TOP + _ROW * number, left)
+    parts.append(f'<line x1="{x(base):.1f}" y1="{_TOP - 8}" x2="{x(base):.1f}" y2="{bottom}" stroke="{GREY}"/>')
+    return document(parts, metric.title, _WIDTH, bottom + 32)
+
+
+def _bars(each: Sensitivity, base: float, x: Scale, top: float, left: float) -> Iterator[str]:
+    yield f'<text x="{left - 8:.1f}" y="{top + 13:.1f}" text-anchor="end">{escape(path_label(each.axis.path))}</text>'
+    sides = ((each.low, each.axis.xs[0], BLUE), (each.high, each.axis.xs[-1], ORANGE))
+    same_side = each.low is not None and each.high is not None and (each.low - base) * (each.high - base) > 0
+    for number, (value, at, colour) in enumerate(sides):
+        if value is None:
+            continue
+        start, end = sorted((x(base), x(value)))
+        # Two bars on one side lie one above the other, else they would hide each other.
+        height, y = (_BAR / 2, top + number * _BAR / 2) if same_side else (_BAR, top)
+        yield (
+            f'<rect x="{start:.1f}" y="{y:.1f}" width="{max(end - start, 1):.1f}" height="{height:g}" fill="{colour}"/>'
+        )
+        other = sides[1 - number][0]
+        beside = number == 1 if other is None or other == base else other < base  # where the other bar is not
+        is_right = value > base or (value == base and beside)
+        place = (end + 6, "start") if is_right else (start - 6, "end")
+        text = escape(x_label(at, each.axis.unit))
+        shift = (10 if number else 1) if same_side else 6
+        where = f'x="{place[0]:.1f}" y="{top + shift + 7:.1f}" text-anchor="{place[1]}"'
+        yield f'<text {where} font-size="11">{text}</text>'
+
+
+def _heat_svg(answers: WhatIfAnswers, name: str) -> str:
+    """The metric in each cell of the grid, darker where it is larger."""
+    metric, (down, across) = study_metric(name), answers.question.axes
+    values = {key: record.values.get(name) for key, record in answers.grid.items()}
+    there = [value for value in values.values() if value is not None]
+    shade = scale_over(there or [0, 1], 0.06, 0.75, is_log=bool(there) and min(there) > 0)
+    left = 30 + max(text_width(text) for text in (*down.texts, path_label(down.path)))
+    wide = min((_WIDTH - left - 20) / len(across.texts), 120)
+    parts = [
+        f'<text x="{left:.1f}" y="44" fill="{GREY}">{escape(path_label(across.path))}</text>',
+        f'<text x="{left - 10:.1f}" y="62" text-anchor="end" fill="{GREY}">{escape(path_label(down.path))}</text>',
+    ]
+    for column, text in enumerate(across.texts):
+        at = left + (column + 0.5) * wide
+        parts.append(f'<text x="{at:.1f}" y="62" text-anchor="middle">{escape(text)}</text>')
+    for row, (text, one) in enumerate(zip(down.texts, down.overrides, strict=True)):
+        top = 70 + row * 30
+        parts.append(f'<text x="{left - 10:.1f}" y="{top + 19}" text-anchor="end">{escape(text)}</text>')
+        for column, other in enumerate(across.overrides):
+            value = values[one, other]
+            dark = 0.0 if value is None else shade(value)
+            at, ink = left + column * wide, "#FFFFFF" if dark > 0.45 else "#1F2933"
+            place = f'x="{at:.1f}" y="{top}" width="{wide - 2:.1f}" height="28"'
+            parts.append(f'<rect {place} fill="{BLUE}" fill-opacity="{dark:.2f}"/>')
+            middle = f'x="{at + wide / 2 - 1:.1f}" y="{top + 19}" text-anchor="middle"'
+            parts.append(f'<text {middle} fill="{ink}">{format_metric(metric, value)}</text>')
+    return document(parts, metric.title, _WIDTH, 80 + 30 * len(down.texts))
+
+
+def _lines(answers: WhatIfAnswers, axis: Axis, metric: Metric) -> str:
+    def values(records: Sequence[Record]) -> list[float | None]:
+        found = [record.values.get(metric.key) for record in records]
+        return [None if value is None else value * metric.scale for value in found]
+
+    lines = [Line("as it is" if answers.others else "", axis.xs, values(answers.by_axis[axis.path]), BLUE)]
+    if axis.path in answers.others:
+        lines.append(Line("alternative", axis.xs, values(answers.others[axis.path]), ORANGE))
+    x_title = path_label(axis.path) + (f", {axis.unit}" if axis.unit else "")
+    log = ["x"] if min(axis.xs) > 0 else []
+    return lines_svg([Panel("", lines)], f"{metric.title} along {path_label(axis.path)}", x_title, metric.title, log)
+
+
+def sweep_view(result: SweepResult) -> Document:
+    """Values by path, then the metrics; why points have none."""
+    metrics = [metric_of(name) for name in result.metrics]
+    rows = [
+        (*map(str, values), *(format_metric(metric, record.values.get(metric.key)) for metric in metrics))
+        for values, record in zip(result.values, result.records, strict=True)
+    ]
+    problems = dict.fromkeys(record.problem for record in result.records if record.problem)
+    table = Table((*result.paths, *(metric.title for metric in metrics)), rows, left=0)
+    return Document("", [table, Notes(list(problems))])

@@ -14,7 +14,7 @@ from perfmodel.errors import SpecError
 from perfmodel.planning.deployments.choice import deployed, finalists, objective_key, pick_replicas, shortfalls
 from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.rates import wanted_rate
+from perfmodel.planning.screening.demand import wanted_rate
 from perfmodel.planning.screening.screen import Screened
 from perfmodel.planning.search import make_plan
 from perfmodel.planning.spec import PlanSpec
@@ -243,7 +243,7 @@ def test_what_is_exported_simulates_to_the_plans_own_answer(
     """Of a device with changed facts, of unequal pools, with drafts: the same requests, the same answer."""
     from perfmodel import sim
     from perfmodel.planning.deployments.export import export_plan, serve_commands
-    from perfmodel.planning.screening.rates import at_rate
+    from perfmodel.planning.screening.demand import at_rate
     from perfmodel.specs.overrides import as_overrides
 
     found = make_plan("llama-3.1-8b-a100", (*SHORT, *overrides, space), store, workers=1)

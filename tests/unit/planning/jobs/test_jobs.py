@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.jobs.closed_form import _rests, _whole
 from perfmodel.planning.jobs.result import JobPlan
-from perfmodel.planning.jobs.screen import JobScreen
+from perfmodel.planning.jobs.screen import JobScreen, _rests, _whole
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.search import make_plan

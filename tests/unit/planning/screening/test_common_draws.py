@@ -9,8 +9,8 @@ import pytest
 from perfmodel.planning.deployments.finalist import seed_draws
 from perfmodel.planning.deployments.trials import highest_on_lattice, lattice
 from perfmodel.planning.screening.candidates import Base
+from perfmodel.planning.screening.demand import at_rate
 from perfmodel.planning.screening.draws import NUM_DRAWS, SharedScores
-from perfmodel.planning.screening.rates import at_rate
 from perfmodel.planning.screening.screen import Screen, Screened
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.spec import PlanSpec

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.screening.rates import at_rate, wanted_rate
+from perfmodel.planning.screening.demand import at_rate, wanted_rate
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs import load_scenario

@@ -10,13 +10,12 @@ from perfmodel.cost import GraphPricer
 from perfmodel.errors import SpecError
 from perfmodel.ops import BatchShape
 from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.demand import demand_of
-from perfmodel.planning.screening.rates import at_rate
+from perfmodel.planning.screening.demand import at_rate, demand_of
 from perfmodel.planning.screening.screen import Screen, Screened
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.screening.surfaces import Surfaces, step_surface
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.capacity import highest
+from perfmodel.planning.sweeps.metrics import highest
 from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import as_overrides

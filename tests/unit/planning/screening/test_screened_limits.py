@@ -6,12 +6,12 @@ import pytest
 
 from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.rates import at_rate
+from perfmodel.planning.screening.demand import at_rate
 from perfmodel.planning.screening.screen import Screen
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.search import make_plan
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.capacity import highest
+from perfmodel.planning.sweeps.metrics import highest
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
 

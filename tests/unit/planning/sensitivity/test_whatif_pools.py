@@ -5,10 +5,9 @@ import pytest
 from perfmodel.cost import plan_memory, step_costs
 from perfmodel.planning.sensitivity.ask import ask_whatif
 from perfmodel.planning.sensitivity.vary import suspects
-from perfmodel.planning.step import StepSpec
 from perfmodel.planning.sweeps.metrics import batch_shape
 from perfmodel.planning.sweeps.points import Point, evaluate
-from perfmodel.planning.sweeps.typical_step import engine_of_step, typical_step
+from perfmodel.planning.sweeps.typical_step import StepSpec, engine_of_step, typical_step
 from perfmodel.report.views.whatif.sentences import whatif_sentences
 from perfmodel.specs import load_scenario
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.planning.sweeps.capacity import highest
+from perfmodel.planning.sweeps.metrics import highest
 
 
 @given(st.floats(1e-2, 1e2), st.floats(1e-2, 1e2))

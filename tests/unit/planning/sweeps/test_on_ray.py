@@ -19,7 +19,7 @@ from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError
 from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.planning.search import make_plan
 from perfmodel.planning.sensitivity.ask import ask_whatif
-from perfmodel.planning.studies.file import load_study
+from perfmodel.planning.studies.spec import load_study
 from perfmodel.planning.studies.study import quick, simulated_points
 from perfmodel.planning.sweeps import on_ray
 from perfmodel.planning.sweeps.points import Point

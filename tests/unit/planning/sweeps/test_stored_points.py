@@ -4,10 +4,10 @@ import os
 import signal
 from pathlib import Path
 
-from perfmodel.planning.sweeps import stored_points as module
+from perfmodel.planning.sweeps import sweep as module
 from perfmodel.planning.sweeps.points import Point, Record, evaluate_timed
 from perfmodel.planning.sweeps.store import Store
-from perfmodel.planning.sweeps.stored_points import StoredPoint, stored_records
+from perfmodel.planning.sweeps.sweep import StoredPoint, stored_records
 from perfmodel.planning.sweeps.workers import Stepwise, spread
 
 

@@ -27,11 +27,11 @@ from perfmodel.report.document import (
     Table,
     Tile,
     Tiles,
+    document_json,
     pictures_of,
     plain,
 )
 from perfmodel.report.render.html import render_page
-from perfmodel.report.render.json import document_json
 from perfmodel.report.render.markdown import render_markdown
 from perfmodel.report.render.terminal import render_html, render_text, show_document
 

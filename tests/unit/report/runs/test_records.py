@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import WorkloadError
-from perfmodel.report.runs.records import read_requests, read_steps
+from perfmodel.report.runs import read_requests, read_steps
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
 

@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from perfmodel.report.runs import timeline
-from perfmodel.report.runs.timeline import timeline_json, write_timeline
+from perfmodel.report import runs
+from perfmodel.report.runs import MAX_REQUESTS, timeline_json, write_timeline
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_request_phases_follow_each_other(result, trace):
     for event in trace["traceEvents"]:
         if event.get("cat") == "request":
             phases.setdefault(event["tid"], []).append(event)
-    assert len(phases) == timeline.MAX_REQUESTS
+    assert len(phases) == MAX_REQUESTS
     for tid, events in phases.items():
         for before, after in itertools.pairwise(events):
             assert before["ts"] + before["dur"] == pytest.approx(after["ts"], abs=1e-2)
@@ -47,7 +47,7 @@ def test_request_phases_follow_each_other(result, trace):
 def test_says_what_was_left_out(result, trace, monkeypatch):
     assert trace["otherData"]["requests"] == "the first 200 of 800 requests"
     assert trace["otherData"]["steps"] == "all 3,000 step records"
-    monkeypatch.setattr(timeline, "MAX_STEPS", 10)
+    monkeypatch.setattr(runs, "MAX_STEPS", 10)
     capped = timeline_json(result)
     assert capped["otherData"]["steps"] == "the first 10 of 3,000 step records"
     assert sum(event["ph"] == "C" for event in capped["traceEvents"]) == 20

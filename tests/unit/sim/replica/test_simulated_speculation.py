@@ -9,7 +9,7 @@ import pytest
 from perfmodel import load_scenario, simulate
 from perfmodel.cost import step_costs
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.report.runs.records import read_steps
+from perfmodel.report.runs import read_steps
 from perfmodel.sim import RunResult
 from perfmodel.sim.traffic.draft_lengths import draft_lengths, mean_context
 from perfmodel.sim.traffic.hashed import uniform_draws

@@ -1,1 +1,0 @@
-"""Recorded offline throughput as scenarios: all requests there at once, output tokens per second and device."""

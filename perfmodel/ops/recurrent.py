@@ -1,0 +1,254 @@
+"""State-space scans and linear attention: a state of constant size per sequence instead of a KV cache.
+
+Prefill runs in chunks of c tokens as matrix multiplications inside a chunk and a recurrence between chunks; decode
+updates the state once per token, bound by reading and writing it. States are kept in fp32, as the configurations that
+say so have it (Qwen3.5, Nemotron-3); the window of the causal convolution is in the model's dtype.
+"""
+
+__all__ = [
+    "STATE_BYTES",
+    "StateShape",
+    "chunked_delta_rule",
+    "chunked_ssd",
+    "conv_channels",
+    "delta_net_nodes",
+    "mamba_nodes",
+    "selective_scan",
+    "state_shape",
+    "state_update",
+]
+
+from collections.abc import Sequence
+from functools import partial
+from math import ceil
+from typing import NamedTuple
+
+from perfmodel.models.architecture import GatedDeltaNet, Mamba
+from perfmodel.ops.collectives import all_reduce
+from perfmodel.ops.elementwise import gate, rms_norm
+from perfmodel.ops.linear import gemm
+from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_prefills, on_tokens
+from perfmodel.ops.work import Work
+
+STATE_BYTES = 4.0  # per element of the recurrent state
+_DELTA_CHUNK = 64  # tokens per chunk of the gated delta rule (flash-linear-attention)
+
+
+class StateShape(NamedTuple):
+    """A recurrent state on one device: `num_heads` matrices of rows x columns, driven by `num_groups` input groups.
+
+    rows:    key size of linear attention, state size N of a state-space model
+    columns: value size of linear attention, head size P of a state-space model
+    inputs:  elements per token read and written by the scan (q, k, v or x, B, C, and the output)
+    """
+
+    num_heads: int
+    rows: int
+    columns: int
+    num_groups: int
+    inputs: int
+    dtype: str
+    element_bytes: float
+
+    @property
+    def state_elements(self) -> int:
+        return self.num_heads * self.rows * self.columns
+
+
+def _causal_conv(num_tokens: float, channels: int, kernel: int, element_bytes: float) -> Work:
+    """Depthwise causal convolution with activation: FLOPs = 2 k n c (+ 5 n c), bytes 2 n c b (+ weights c k b).
+
+    num_tokens n, channels c: rows and columns; kernel k: taps; element_bytes b: of an element, in bytes
+    """
+    elements = num_tokens * channels
+    return Work(
+        "causal_conv",
+        "elementwise",
+        flops=(2.0 * kernel + 5.0) * elements,
+        rate="vector",
+        weight_bytes=channels * kernel * element_bytes,
+        activation_bytes=2 * elements * element_bytes,
+    )
+
+
+def chunked_ssd(prefills: Sequence[tuple[int, int]], state: StateShape, chunk: int) -> Work:
+    """Mamba-2's chunked scan (state-space duality), per token, H heads of P, state N, G groups, chunk c:
+
+        FLOPs = 2 c N G (C B^T) + 2 c P H (the masked product with x) + 4 N P H (into and out of the states)
+        bytes = inputs b + (1/c) 8 N P H: every chunk's state is written and read in fp32
+
+    Source: Dao and Gu 2024, listing 1.
+    """
+    tokens = sum(t for t, _ in prefills)
+    per_token = 2.0 * chunk * (state.rows * state.num_groups + state.columns * state.num_heads)
+    flops = tokens * (per_token + 4.0 * state.state_elements)
+    return _prefill_scan("chunked_scan", prefills, state, flops, tokens / chunk, num_kernels=5, rate=state.dtype)
+
+
+def chunked_delta_rule(prefills: Sequence[tuple[int, int]], state: StateShape) -> Work:
+    """The gated delta rule in chunks of c = 64 (WY form), per token and value head, key size k, value size v:
+
+        FLOPs = 2 c (k + k + v) (K K^T, T K, T V) + c^2 (triangular solve for T) + 2 c (k + v) (Q K^T, scores V)
+                + 6 k v (state into W, state into the output, keys into the state)
+
+    Source: Yang et al. 2024, "Parallelizing linear transformers with the delta rule", section 3; 2025 (gated), eq. 10.
+    """
+    tokens = sum(t for t, _ in prefills)
+    k, v, c = state.rows, state.columns, _DELTA_CHUNK
+    per_head = 2.0 * c * (3 * k + 2 * v) + c * c + 6.0 * k * v
+    flops = tokens * state.num_heads * per_head
+    return _prefill_scan("chunked_scan", prefills, state, flops, tokens / c, num_kernels=6, rate=state.dtype)
+
+
+def selective_scan(prefills: Sequence[tuple[int, int]], state: StateShape) -> Work:
+    """Mamba-1's fused scan, token after token in SRAM: 9 FLOPs per token and state element at the vector rate.
+
+    Per element: exp(dt A) as 4, two products, a multiply-add into h, a multiply-add into y less shared ones.
+    Source: Gu and Dao 2023, section 3.3 and appendix D.
+    """
+    tokens = sum(t for t, _ in prefills)
+    flops = 9.0 * tokens * state.state_elements
+    return _prefill_scan("selective_scan", prefills, state, flops, 0.0, num_kernels=1, rate="vector")
+
+
+def _prefill_scan(
+    name: str,
+    prefills: Sequence[tuple[int, int]],
+    state: StateShape,
+    flops: float,
+    num_chunks: float,
+    num_kernels: int,
+    rate: str,
+) -> Work:
+    """Inputs and outputs of all tokens, the states between chunks, and each sequence's own state."""
+    tokens = sum(t for t, _ in prefills)
+    own = 2.0 * len(prefills) * state.state_elements * STATE_BYTES
+    return Work(
+        name,
+        "scan",
+        flops=flops,
+        rate=rate,
+        activation_bytes=tokens * state.inputs * state.element_bytes
+        + 2.0 * num_chunks * state.state_elements * STATE_BYTES,
+        kv_bytes=own,
+        num_kernels=num_kernels if prefills else 0,
+    )
+
+
+def state_update(
+    num_seqs: int,
+    state: StateShape,
+    name: str = "state_update",
+    flops_per_element: float = 7.0,
+    queries: float = 1.0,
+) -> Work:
+    """q tokens per sequence: the state is read, decayed, updated, multiplied by the query and written back.
+
+        FLOPs = 7 q B H k v for the delta rule (decay 1, k^T S 2, outer product 2, q^T S 2); 5 to 9 for Mamba
+        bytes = 4 (1 + q) B H k v (fp32 state: read once, written after each token) + q B inputs b
+
+    A state after each token is what lets a rejected draft be taken back.
+    num_seqs B: sequences of `queries` q tokens each; name: of the operator; flops_per_element: of the state, a token
+    Source: Yang et al. 2025, eq. 10 in recurrent form; Gu and Dao 2023, algorithm 1.
+    """
+    return Work(
+        name,
+        "scan",
+        flops=flops_per_element * queries * num_seqs * state.state_elements,
+        rate="vector",
+        activation_bytes=queries * num_seqs * state.inputs * state.element_bytes,
+        kv_bytes=(1.0 + queries) * num_seqs * state.state_elements * STATE_BYTES,
+        num_kernels=1 if num_seqs else 0,
+    )
+
+
+def state_shape(mixer: Mamba | GatedDeltaNet, tp: int, dtype: str, element_bytes: float) -> StateShape:
+    """The recurrent state of the mixer on one of `tp` devices.
+
+    dtype: of the products; element_bytes: of an element of inputs and outputs, in bytes
+    """
+    if isinstance(mixer, GatedDeltaNet):
+        heads, key_heads = ceil(mixer.num_value_heads / tp), ceil(mixer.num_key_heads / tp)
+        rows, columns = mixer.key_head_dim, mixer.value_head_dim
+        inputs = 2 * key_heads * rows + 2 * heads * columns
+        return StateShape(heads, rows, columns, key_heads, inputs, dtype, element_bytes)
+    heads, groups = ceil(mixer.num_heads / tp), max(1, ceil(mixer.num_groups / tp))
+    rows, columns = mixer.state_size, mixer.head_dim
+    inputs = 2 * heads * columns + 2 * groups * rows
+    return StateShape(heads, rows, columns, groups, inputs, dtype, element_bytes)
+
+
+def conv_channels(mixer: Mamba | GatedDeltaNet, state: StateShape) -> int:
+    """Channels of the causal convolution on the device of `state`: q, k, v; x, B, C; or x alone (Mamba-1)."""
+    values = state.num_heads * state.columns
+    if isinstance(mixer, Mamba) and mixer.dt_rank is not None:
+        return values
+    return values + 2 * state.num_groups * state.rows
+
+
+def delta_net_nodes(mixer: GatedDeltaNet, context: LayerContext) -> list[OperatorNode]:
+    """Projections of q, k, v, z and of the gates a, b; convolution; delta rule; gated norm; output projection."""
+    state = state_shape(mixer, context.shard.tp, context.dtype, context.element_bytes)
+    values = state.num_heads * state.columns
+    channels = conv_channels(mixer, state)
+    form, hidden, size = context.format("linear_attention"), context.hidden, context.element_bytes
+    return [
+        on_tokens("in_proj", partial(gemm, "in_proj", n=channels + values, k=hidden, form=form)),
+        on_tokens("gates_proj", partial(gemm, "gates_proj", n=2 * state.num_heads, k=hidden, form=form)),
+        on_tokens("causal_conv", lambda n: _causal_conv(n, channels, mixer.conv_kernel, size)),
+        on_prefills("chunked_scan", lambda prefills: chunked_delta_rule(prefills, state)),
+        on_decodes("state_update", lambda seqs, _, queries: state_update(seqs, state, queries=queries)),
+        *_gated_norm(values, context),
+        on_tokens("out_proj", partial(gemm, "out_proj", n=hidden, k=values, form=form)),
+    ]
+
+
+def mamba_nodes(mixer: Mamba, context: LayerContext) -> list[OperatorNode]:
+    """Input projection, convolution, scan, gate, output projection; Mamba-1 projects x to dt, B and C in between."""
+    state = state_shape(mixer, context.shard.tp, context.dtype, context.element_bytes)
+    inner = state.num_heads * state.columns
+    channels = conv_channels(mixer, state)
+    form, hidden, size = context.format("linear_attention"), context.hidden, context.element_bytes
+    bias, dt_rank = mixer.proj_bias, mixer.dt_rank
+    width = 2 * inner if dt_rank is not None else inner + channels + state.num_heads
+
+    def scan(prefills: Sequence[tuple[int, int]]) -> Work:
+        return chunked_ssd(prefills, state, mixer.chunk_size) if dt_rank is None else selective_scan(prefills, state)
+
+    flops = 5.0 if dt_rank is None else 9.0  # Mamba-2's decay is one number per head
+    nodes = [
+        on_tokens("in_proj", partial(gemm, "in_proj", n=width, k=hidden, form=form, has_bias=bias)),
+        on_tokens("causal_conv", lambda n: _causal_conv(n, channels, mixer.conv_kernel, size)),
+    ]
+    if dt_rank is not None:
+        nodes += _step_projections(dt_rank, inner, mixer.state_size, context)
+    return [
+        *nodes,
+        on_prefills("chunked_scan" if dt_rank is None else "selective_scan", scan),
+        on_decodes("state_update", lambda seqs, _, queries: state_update(seqs, state, "state_update", flops, queries)),
+        *(_gated_norm(inner, context) if dt_rank is None and mixer.inner_norm else []),
+        on_tokens("out_proj", partial(gemm, "out_proj", n=hidden, k=inner, form=form, has_bias=bias)),
+    ]
+
+
+def _step_projections(dt_rank: int, inner: int, state_size: int, context: LayerContext) -> list[OperatorNode]:
+    """Mamba-1: x to (dt, B, C), summed over devices since the inner width is cut, and dt to every channel."""
+    form, size, tp = context.format("linear_attention"), context.element_bytes, context.shard.tp
+    columns = dt_rank + 2 * state_size
+    nodes = [on_tokens("x_proj", partial(gemm, "x_proj", n=columns, k=inner, form=form))]
+    if tp > 1:
+        name, group = "x_proj_all_reduce", context.shard.tp_group
+        nodes.append(on_tokens(name, lambda n: all_reduce(n * columns * size, group, name)))
+    nodes.append(on_tokens("dt_proj", partial(gemm, "dt_proj", n=inner, k=dt_rank, form=form)))
+    return nodes
+
+
+def _gated_norm(width: int, context: LayerContext) -> list[OperatorNode]:
+    """Norm of the scan's output times its gate: one kernel of three passes, or a norm's and a gate's when unfused."""
+    size = context.element_bytes
+    if context.is_fused:
+        return [on_tokens("gated_norm", lambda n: gate("gated_norm", n, width, size))]
+    return [
+        on_tokens("gated_norm", lambda n: rms_norm("gated_norm", n, width, size, is_fused=False)),
+        on_tokens("output_gate", lambda n: gate("output_gate", n, width, size, is_fused=False)),
+    ]

@@ -1,0 +1,168 @@
+"""A run as files: its records, read back, and a timeline to open in ui.perfetto.dev or chrome://tracing.
+
+Records are requests.csv and steps.csv as a run streams them, one line each, named as the columns are. Floats are
+written with `repr`, so reading gives back the same bits. A run that was cut short leaves whole lines and perhaps a last
+broken one, which is passed over.
+
+A timeline has one process per replica with its steps and counters, one process with a track per request. Times in
+microseconds since the start of the run. Format: the Trace Event Format's `traceEvents` (phases X, C and M).
+"""
+
+__all__ = ["MAX_REQUESTS", "MAX_STEPS", "read_requests", "read_steps", "timeline_json", "write_timeline"]
+
+import json
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfmodel.errors import WorkloadError
+from perfmodel.report.plots.series import replicas_of
+from perfmodel.sim.records.columns import RequestColumns, StepColumns
+from perfmodel.sim.records.result import RunResult
+
+MAX_STEPS = 20_000  # step records drawn, in order of start; each also makes two counter events
+MAX_REQUESTS = 200  # requests drawn, in order of arrival
+
+_REQUESTS_PID = 10_000
+Event = dict[str, Any]
+
+
+def read_requests(path: Path) -> RequestColumns:
+    """The finished requests in a file of this module or of the simulator's writer; further columns are ignored."""
+    return RequestColumns(**_read(path, RequestColumns))
+
+
+def read_steps(path: Path) -> StepColumns:
+    """The step records in a file of this module or of the simulator's writer; further columns are ignored."""
+    return StepColumns(**_read(path, StepColumns))
+
+
+def _read(path: Path, kind: type[RequestColumns] | type[StepColumns]) -> dict[str, Any]:
+    with path.open("rb") as file:
+        header = file.readline().decode().strip().split(",")
+        body = file.read()
+    wanted = [column.name for column in fields(kind) if column.default is MISSING or column.name in header]
+    missing = [name for name in wanted if name not in header]
+    if missing:
+        raise WorkloadError(f"{path}: has no column {missing[0]!r}, so it is no record file of perfmodel.")
+    whole = body[: body.rfind(b"\n") + 1]  # a last line without its end was cut short
+    is_float = [name.endswith("_s") for name in wanted]
+    dtype = np.dtype(
+        [(name, np.float64 if floats else np.int64) for name, floats in zip(wanted, is_float, strict=True)]
+    )
+    lines = whole.decode().splitlines()
+    if not lines:
+        return {name: np.empty(0, dtype[name]) for name in wanted}
+    table = np.loadtxt(lines, delimiter=",", dtype=dtype, usecols=[header.index(name) for name in wanted], ndmin=1)
+    return {name: np.ascontiguousarray(table[name]) for name in wanted}
+
+
+def timeline_json(result: RunResult) -> dict[str, Any]:
+    """The trace as one JSON-ready document; what was left out is said in `otherData`."""
+    events: list[Event] = []
+    said = {"scenario": result.scenario.name, "clock": result.clock}
+    if result.steps is not None:
+        events += _step_events(result.steps, result.num_blocks)
+        said["steps"] = _shown(min(len(result.steps), MAX_STEPS), len(result.steps), "step records")
+    if result.requests is not None:
+        events += _request_events(result.requests)
+        said["requests"] = _shown(min(len(result.requests), MAX_REQUESTS), len(result.requests), "requests")
+    return {"displayTimeUnit": "ms", "otherData": said, "traceEvents": events}
+
+
+def write_timeline(path: Path, result: RunResult) -> Path:
+    """Write the trace and return its path."""
+    from perfmodel.files.whole import write_whole
+
+    return write_whole(path, json.dumps(timeline_json(result), separators=(",", ":"), allow_nan=False))
+
+
+def _shown(shown: int, total: int, what: str) -> str:
+    return f"the first {shown:,} of {total:,} {what}" if shown < total else f"all {total:,} {what}"
+
+
+def _named(pid: int, name: str, tid: int | None = None) -> Event:
+    kind = "process_name" if tid is None else "thread_name"
+    return {"ph": "M", "name": kind, "pid": pid, "args": {"name": name}} | ({} if tid is None else {"tid": tid})
+
+
+def _microseconds(seconds: float) -> float:
+    return round(float(seconds) * 1e6, 3)
+
+
+def _step_events(steps: StepColumns, num_blocks: int) -> Iterator[Event]:
+    tracks: dict[int, list[float]] = {
+        replica: [0.0] for replica in replicas_of(steps)
+    }  # where each one's last step ends
+    for replica in tracks:
+        yield _named(replica, f"replica {replica}")
+        yield _named(replica, "steps", tid=0)
+    for row in np.argsort(steps.start_s, kind="stable")[:MAX_STEPS]:
+        start, end = _microseconds(steps.start_s[row]), _microseconds(steps.end_s[row])
+        replica = int(steps.replica[row])
+        track = _free_track(tracks[replica], steps.start_s[row], steps.end_s[row])
+        yield {
+            "ph": "X",
+            "name": _step_kind(steps, int(row)),
+            "cat": "step",
+            "pid": replica,
+            "tid": track,
+            "ts": start,
+            "dur": round(end - start, 3),
+            "args": {
+                "index": int(steps.index[row]),
+                "steps": int(steps.num_steps[row]),
+                "tokens": int(steps.num_tokens[row]),
+                "decodes": int(steps.num_decodes[row]),
+                "chunks": int(steps.num_chunks[row]),
+                "decode_context": int(steps.decode_context[row]),
+            },
+        }
+        queue = {"running": int(steps.num_running[row]), "waiting": int(steps.num_waiting[row])}
+        yield {"ph": "C", "name": "requests", "pid": replica, "ts": start, "args": queue}
+        used = int(steps.used_blocks[row])
+        usage = {"% used": round(100 * used / num_blocks, 2)} if num_blocks else {"blocks": used}
+        yield {"ph": "C", "name": "KV cache", "pid": replica, "ts": start, "args": usage}
+
+
+def _free_track(ends: list[float], start: float, end: float) -> int:
+    """The first track of a replica that no other step is on; several with pipeline stages, whose plans overlap."""
+    track = next((i for i, last in enumerate(ends) if last <= start), len(ends))
+    ends[track : track + 1] = [end]
+    return track
+
+
+def _step_kind(steps: StepColumns, row: int) -> str:
+    """`decode`, `chunk` (prefill only) or `mixed`; a record of many equal steps says how many."""
+    decodes, chunks, num_steps = int(steps.num_decodes[row]), int(steps.num_chunks[row]), int(steps.num_steps[row])
+    kind = "mixed" if decodes and chunks else "decode" if decodes else "chunk"
+    return f"{kind} x{num_steps}" if num_steps > 1 else kind
+
+
+def _request_events(requests: RequestColumns) -> Iterator[Event]:
+    yield _named(_REQUESTS_PID, "requests")
+    for row in np.argsort(requests.arrival_s, kind="stable")[:MAX_REQUESTS]:
+        tid = int(requests.request_id[row])
+        prompt, output = int(requests.num_prompt_tokens[row]), int(requests.num_output_tokens[row])
+        yield _named(_REQUESTS_PID, f"request {tid} ({prompt:,} in, {output:,} out)", tid)
+        moments = [
+            _microseconds(column[row])
+            for column in (
+                requests.arrival_s,
+                requests.first_scheduled_s,
+                requests.first_token_s,
+                requests.finished_s,
+            )
+        ]
+        args = {
+            "replica": int(requests.replica[row]),
+            "cached_tokens": int(requests.num_cached_tokens[row]),
+            "preemptions": int(requests.num_preemptions[row]),
+        }
+        for phase, start, end in zip(("queued", "prefill", "decode"), moments, moments[1:], strict=False):
+            if end > start:
+                event = {"ph": "X", "name": phase, "cat": "request", "pid": _REQUESTS_PID, "tid": tid, "ts": start}
+                yield event | {"dur": round(end - start, 3), "args": args}

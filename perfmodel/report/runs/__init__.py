@@ -1,1 +1,0 @@
-"""A run as files: its records, and a timeline."""
