@@ -27,7 +27,7 @@ from perfmodel.validate.techniques.status import TechniqueStatus
 
 _DEVICES = ("device", "kind", "memory", "bandwidth", "bf16 peak", "FLOP/byte", "TDP W", "USD/h")
 _MODELS = ("model", "type", "parameters", "active", "layers", "hidden", "weights")
-_HEAD = ("technique", "simulated", "executed", "validated: predicted / published")
+_TECHNIQUES = ("technique", "simulated", "executed", "validated: predicted / published")
 
 
 def devices_view(devices: Sequence[HardwareSpec], networks: Sequence[NetworkFile]) -> Document:
@@ -172,7 +172,7 @@ def techniques_view(rows: Sequence[TechniqueStatus]) -> Document:
         members = [row for row in rows if row.family == family]
         blocks.append(Heading(family))
         cells = [(row.entry.name, _simulated(row), _executed(row), _validated(row)) for row in members]
-        blocks.append(Table(_HEAD, cells, left=4))
+        blocks.append(Table(_TECHNIQUES, cells, left=4))
         for reason in dict.fromkeys(row.entry.missing for row in members if row.entry.missing):
             names = ", ".join(row.entry.name for row in members if row.entry.missing == reason)
             blocks.append(Paragraph(Span(f"Not yet: {names}: {reason}", "muted")))
