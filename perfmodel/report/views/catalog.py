@@ -8,10 +8,11 @@ __all__ = [
     "model_view",
     "models_view",
     "network_view",
+    "scenarios_view",
     "techniques_view",
 ]
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -50,6 +51,14 @@ def devices_view(devices: Sequence[HardwareSpec], networks: Sequence[NetworkFile
         for network in networks
     ]
     return Document("", [Table(_DEVICES, rows, left=2), Table(("network", "a card, one way", "µs a hop"), links)])
+
+
+def scenarios_view(scenarios: Sequence[Mapping[str, Any]], traffic: Sequence[Mapping[str, Any]]) -> Document:
+    """A row for each scenario, and for each traffic file with its other names."""
+    rows = [(each["name"], each["purpose"]) for each in scenarios]
+    named = [(", ".join((*each["aliases"][:1], each["name"])), each["purpose"]) for each in traffic]
+    tables = [Table(("scenario", "what it is"), rows, left=2), Table(("--traffic", "what it is"), named, left=2)]
+    return Document("", tables)
 
 
 def device_facts(device: HardwareSpec) -> dict[str, Any]:
