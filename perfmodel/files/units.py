@@ -31,6 +31,11 @@ _PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 _BYTES = {f"{p}B": f for p, f in (_PREFIX | _BINARY).items()}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+_PER_SECOND = {
+    f"{what}{per}": factor
+    for what in ("", "req", "requests", "request")
+    for per, factor in {"/s": 1.0, "/min": 1 / 60, "/h": 1 / 3600}.items()
+} | {"rps": 1.0, "qps": 1.0, "rpm": 1 / 60}
 _NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S*)\s*")
 
 # What each dimension accepts: unit as written -> factor to the base unit.
@@ -41,6 +46,7 @@ _UNITS: dict[str, dict[str, float]] = {
     "Hz": {f"{p}Hz": f for p, f in _PREFIX.items()},
     "s": _SECONDS,
     "ms": {unit: factor * 1e3 for unit, factor in _SECONDS.items()},
+    "requests/s": _PER_SECOND,
 }
 # The ones that an error message offers.
 _USUAL = {
@@ -50,6 +56,7 @@ _USUAL = {
     "Hz": "Hz, MHz, GHz",
     "s": "s, ms, us, ns, min, h",
     "ms": "ms, s, us, min",
+    "requests/s": "req/s, req/min, req/h",
 }
 
 
@@ -136,3 +143,9 @@ PositiveInt = Annotated[int, Field(gt=0, le=_LARGEST_COUNT)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=_LARGEST_COUNT)]
 PositiveFloat = Annotated[float, Field(gt=0, le=_LARGEST), AfterValidator(_not_vanishing)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=_LARGEST), AfterValidator(_not_vanishing)]
+# Of requests; its limits are those of plain numbers.
+PerSecond = Annotated[
+    PositiveFloat,
+    BeforeValidator(lambda value: parse_quantity(value, "requests/s")),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string"}]}),
+]
