@@ -1,8 +1,9 @@
-"""Results print themselves, though the rooms that make them know no tables: a printer is set from above."""
+"""Results as text and as JSON: they print themselves by what is set from above, since their rooms know no tables."""
 
-__all__ = ["Printable", "Printer", "print_with"]
+__all__ = ["Printable", "Printer", "print_with", "to_jsonable"]
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 
@@ -35,3 +36,20 @@ class Printable:
 
     def _repr_html_(self) -> str:
         return _printers[0]().as_html(self) if _printers else ""
+
+
+def to_jsonable(value: Any) -> Any:
+    """Plain dicts, lists, numbers, strings and None from what results and specs hold (numpy scalars, dates, paths);
+    numbers that JSON has no word for become None."""
+    if isinstance(value, Mapping):
+        return {str(key): to_jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        items = sorted(value) if isinstance(value, set | frozenset) else value
+        return [to_jsonable(item) for item in items]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if hasattr(value, "tolist"):  # numpy arrays and scalars
+        return to_jsonable(value.tolist())
+    return str(value)

@@ -1,4 +1,4 @@
-"""`perfmodel hardware list|show`: the devices and networks that are known, and what is declared of one."""
+"""`perfmodel hardware list|show|new`: the devices and networks that are known, one of them, and a file for another."""
 
 __all__ = ["hardware"]
 
@@ -40,6 +40,26 @@ def show_device(name: DeviceName, as_json: JsonFlag = False) -> None:
         return
     device = specs.load_hardware(name)
     answer(device_view(device), device.model_dump(mode="json"), as_json)
+
+
+@hardware.command("new")
+@guarded
+def new_device(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What the device is to be called.", show_default=False)],
+    like: Annotated[
+        str, typer.Option("--like", metavar="DEVICE", help="The known device whose figures are filled in.")
+    ] = "h100-sxm-80gb",
+) -> None:
+    """Print the file of a device that is not known yet, every field explained, to be filled in.
+
+    Write it to a file, replace the figures, and use it by its path:
+    `perfmodel hardware new my-npu --like a100-sxm-80gb > my-npu.yaml`, then
+    `perfmodel simulate llama-3.1-8b-a100 --set hardware=./my-npu.yaml`.
+    """
+    from perfmodel import specs
+    from perfmodel.specs.hardware_template import hardware_template
+
+    typer.echo(hardware_template(name, specs.load_hardware(like)), nl=False)
 
 
 def _is_network(name: str) -> bool:

@@ -69,9 +69,9 @@ def present(result: "RunResult", folder: Path | None, as_json: bool) -> None:
 def _write_files(result: "RunResult", folder: Path) -> None:
     import json
 
-    from perfmodel.files.jsonable import to_jsonable
     from perfmodel.files.whole import write_whole
     from perfmodel.planning.sweeps.step_report import estimate_mean_step
+    from perfmodel.printable import to_jsonable
     from perfmodel.report.render.html import render_page
     from perfmodel.report.runs import write_timeline
     from perfmodel.report.views.run import run_view

@@ -113,7 +113,7 @@ def answer(document: "Document", data: Any, as_json: bool, report_file: Path | N
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout; numbers that JSON has no word for become null."""
-    from perfmodel.files.jsonable import to_jsonable
+    from perfmodel.printable import to_jsonable
 
     sys.stdout.write(json.dumps(to_jsonable(document), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 

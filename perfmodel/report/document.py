@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
-from perfmodel.files.jsonable import to_jsonable
+from perfmodel.printable import to_jsonable
 
 Tone = Literal["", "strong", "muted", "good", "bad", "compute", "memory", "communication", "overhead"]
 

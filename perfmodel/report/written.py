@@ -10,8 +10,8 @@ from typing import Any
 
 from perfmodel import __version__
 from perfmodel.errors import SpecError
-from perfmodel.files.jsonable import to_jsonable
 from perfmodel.files.whole import write_wholes
+from perfmodel.printable import to_jsonable
 from perfmodel.report.document import Document, pictures_of
 
 _ENDINGS = (".md", ".html")

@@ -3,15 +3,38 @@
 A breakdown is {"parts": {name: share}, "why": sentence, ...}. Shares are of the prediction and add up to one; the
 sentence takes the largest part alone to blame, which says how plausible that is: a GEMM that would have to take a
 twentieth of its time is not what is wrong.
+
+Rows of kernel tables are grouped by size: work is counted from the sizes that the forms use, FLOPs of kernels, payload
+bytes of messages.
 """
 
-__all__ = ["kernel_breakdown", "message_breakdown", "why"]
+__all__ = ["kernel_breakdown", "kernel_sizes", "row_breakdown", "why"]
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.calibrate.kernels.tables import Group
+from perfmodel.cost.forms.attention.decode import DecodeSizes, FlashDecodeFit, decode_seconds
+from perfmodel.cost.forms.attention.latent import LatentSizes
+from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, PrefillSizes, prefill_seconds
+from perfmodel.cost.forms.columns import take
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.experts import ExpertSizes, expert_seconds
+from perfmodel.cost.forms.gemm import GemmSizes, gemm_seconds
+from perfmodel.cost.forms.messages.collective import CustomAllReduceFit, custom_seconds
+from perfmodel.cost.forms.messages.links import link_for
+from perfmodel.cost.forms.messages.nccl import CollectiveSizes, collective_seconds
+from perfmodel.ops.extents import DecodeExtent, HeadsExtent
+from perfmodel.validate.report import NOT_APPLICABLE, Dimension, range_names
 
 _NOTHING = 0.05  # of a part: as good as leaving it out
 _CLOSE = 0.02  # of the measured value: nothing to explain below
+_ROWS = (16, 128, 1024, 8192)  # M of matrix multiplications, tokens of experts and projections
+_CONTEXT = (512, 2048, 8192, 32768)  # KV tokens of a sequence
+_MOST_DECADES = 20
 
 
 def why(predicted: float, measured: float, shares: Mapping[str, float], whole: str) -> str:
@@ -50,7 +73,7 @@ def kernel_breakdown(predicted: float, measured: float, compute: float, memory: 
     }
 
 
-def message_breakdown(predicted: float, measured: float, wire: float) -> dict[str, Any]:
+def _message_breakdown(predicted: float, measured: float, wire: float) -> dict[str, Any]:
     """Parts of a message's time: its bytes on the wire, and the rest, launches and hops."""
     shares = {"communication": min(wire / predicted, 1.0), "overhead": max(0.0, 1 - wire / predicted)}
     bound = max(shares, key=lambda name: shares[name])
@@ -61,3 +84,97 @@ def message_breakdown(predicted: float, measured: float, wire: float) -> dict[st
         "bound": bound,
         "why": why(predicted, measured, shares, "the message"),
     }
+
+
+def kernel_sizes(sizes: Any) -> dict[str, Dimension]:
+    """Decades of FLOPs or bytes as `work`; `M` (rows of a matrix, tokens of experts) and `context` where there are."""
+    if isinstance(sizes, CollectiveSizes):
+        return {"work": _decades(sizes.payload, "B")} | _without("M", "context", like=sizes.payload)
+    if isinstance(sizes, LatentSizes):
+        inner = sizes.attention
+        context = inner.length if isinstance(inner, DecodeSizes) else inner.tokens + inner.cached
+        found = {"work": _decades(2 * sizes.tokens * sizes.weights + _attention_flops(inner), "FLOP")}
+        return found | {"M": range_names(sizes.tokens, _ROWS), "context": range_names(context, _CONTEXT, "tokens")}
+    if isinstance(sizes, GemmSizes):
+        m, n, k, batch = sizes.extent.m, sizes.extent.n, sizes.extent.k, sizes.extent.batch
+        found = {"work": _decades(2 * m * n * k * batch, "FLOP"), "M": range_names(m, _ROWS)}
+        return found | _without("context", like=m)
+    if isinstance(sizes, ExpertSizes):
+        extent = sizes.extent
+        flops = 2 * extent.assignments * extent.width * extent.inner * (extent.gates + 1)
+        found = {"work": _decades(flops, "FLOP"), "M": range_names(extent.tokens, _ROWS)}
+        return found | _without("context", like=extent.tokens)
+    context = sizes.length if isinstance(sizes, DecodeSizes) else sizes.tokens + sizes.cached
+    found = {"work": _decades(_attention_flops(sizes), "FLOP"), "context": range_names(context, _CONTEXT, "tokens")}
+    return found | _without("M", like=context)
+
+
+def row_breakdown(group: Group, row: int, fit: Any, device: DeviceFacts, predicted: float) -> dict[str, Any]:
+    """The parts of row number `row` of a group, timed as its table was; a module measured as one number has none.
+
+    fit, device: of its kernel; predicted: seconds
+    """
+    measured, sizes = float(group.seconds[row]), group.sizes
+    if isinstance(sizes, LatentSizes):
+        lengths = _numbers(take(sizes.attention, np.array([row])))
+        heads = lengths["heads"]
+        head = f"measured {measured / predicted:.2f}x predicted"
+        return {"sizes": lengths, "why": f"{head}: projections and attention of {heads:g} heads in one number"}
+    one = take(sizes, np.array([row]))
+    if isinstance(sizes, CollectiveSizes):
+        seconds = custom_seconds if isinstance(fit, CustomAllReduceFit) else collective_seconds
+        parts = seconds(one, fit, device, link_for(device.hardware, 2))
+        return {"sizes": _numbers(one)} | _message_breakdown(predicted, measured, float(parts.wire[0]))
+    timed: Any
+    if isinstance(sizes, GemmSizes):
+        timed = gemm_seconds(one, fit, device, is_eager=True)
+    elif isinstance(sizes, ExpertSizes):
+        timed = expert_seconds(one, fit, device)
+    elif isinstance(fit, FlashDecodeFit):
+        timed = decode_seconds(one, fit, device, is_warm=True)
+    elif isinstance(fit, FlashPrefillFit):
+        timed = prefill_seconds(one, fit, device)
+    else:
+        return {}
+    compute, memory = (float(np.ravel(part)[0]) for part in (timed.compute, timed.memory))
+    return {"sizes": _numbers(one)} | kernel_breakdown(predicted, measured, compute, memory)
+
+
+def _numbers(sizes: Any) -> dict[str, float]:
+    """The sizes of a single row by their names, with those of the extents in them."""
+    values = {name: np.ravel(value) for name, value in _fields(sizes)}
+    return {name: float(value[0]) for name, value in values.items() if value.size == 1}
+
+
+def _fields(sizes: Any) -> Iterator[tuple[str, Any]]:
+    for name, value in zip(sizes._fields, sizes, strict=True):
+        if isinstance(value, DecodeExtent):
+            yield from (("seqs", value.num_seqs), *_heads(value.heads))
+        elif isinstance(value, HeadsExtent):
+            yield from (*_heads(value), ("head_size", value.head_size))
+        elif hasattr(value, "_fields"):
+            yield from _fields(value)
+        elif name != "rate":
+            yield name, value
+
+
+def _heads(extent: HeadsExtent) -> tuple[tuple[str, Any], ...]:
+    return ("heads", extent.num_heads), ("kv_heads", extent.num_kv_heads), ("window", extent.window)
+
+
+def _attention_flops(sizes: DecodeSizes | PrefillSizes) -> NDArray[np.float64]:
+    """FLOPs of the scores and their use, causal; windows are left out: this only sorts rows by size."""
+    if isinstance(sizes, DecodeSizes):
+        return np.asarray(sizes.extent.num_seqs * sizes.length * sizes.extent.query_rows * sizes.flops_per_token)
+    pairs = sizes.tokens * sizes.cached + sizes.tokens * (sizes.tokens + 1) / 2
+    return np.asarray(2.0 * sizes.count * pairs * sizes.heads.num_heads * sizes.heads.head_size)
+
+
+def _decades(values: NDArray[np.float64], unit: str) -> Dimension:
+    powers = np.clip(np.floor(np.log10(np.maximum(values, 1.0))), 0, _MOST_DECADES - 1).astype(np.int64)
+    return Dimension(tuple(f"1e{power} {unit}" for power in range(_MOST_DECADES)), powers)
+
+
+def _without(*dimensions: str, like: Any) -> dict[str, Dimension]:
+    """The kernel has no such size."""
+    return {name: Dimension((NOT_APPLICABLE,), np.zeros(len(like), dtype=np.int64)) for name in dimensions}

@@ -19,7 +19,7 @@ from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.specs import load_hardware
-from perfmodel.validate.kernel_parts import kernel_sizes, row_breakdown
+from perfmodel.validate.breakdown import kernel_sizes, row_breakdown
 from perfmodel.validate.report import (
     NOT_APPLICABLE,
     Comparison,

@@ -52,7 +52,7 @@ _LENGTH_SPREAD = 8  # tokens: about one half of a KV block either way
 
 StageLatencies = dict[str, float]  # metric -> milliseconds
 Floats = NDArray[np.float64]
-_ENGINE = "vllm"  # that such logs are of
+_LOGGED_ENGINE = "vllm"  # that logs of each request are of
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,8 @@ def _run(name: str, entry: dict[str, Any]) -> ServingRun:
         engine=_engine(entry, hardware),
         traffic=_traffic(workload, stages),
     )
+    if len(entry["measured"]) != len(stages):
+        raise ValueError(f"measured has {len(entry['measured'])} objects for {len(stages)} stages")
     ends = np.cumsum([stage.duration_s for stage in stages])
     outputs = workload["output_len"]
     return ServingRun(name, scenario, tuple(ends.tolist()), tuple(_measured(m, outputs) for m in entry["measured"]))
@@ -142,8 +144,8 @@ def _measured(row: dict[str, Any], output_tokens: int) -> StageLatencies:
     found = {}
     for metric in METRICS:
         kind, _, statistic = metric.partition("_")
-        value = row.get(f"{'e2e' if kind == 'e2el' else kind}_{statistic}_ms")
-        if value is not None and metric != "itl_mean":
+        value = row.get(f"{'e2e' if kind == 'e2el' else kind}_{statistic}_ms") if kind != "itl" else None
+        if value is not None:
             found[metric] = float(value)
     found["itl_mean"] = (found["e2el_mean"] - found["ttft_mean"]) / max(output_tokens - 1, 1)
     return found
@@ -213,9 +215,11 @@ def read_request_log(folder: str | Path, trace_folder: str | Path) -> RequestLog
         "\n".join(json.dumps({"arrival_s": t, "input_tokens": p, "output_tokens": o}) for t, p, o in lines),
         encoding="utf-8",
     )
-    return RequestLog(
-        folder.name, _scenario(folder.name, meta, trace), first - arrival, last - arrival, prompts, outputs
-    )
+    try:
+        scenario = _scenario(folder.name, meta, trace)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SpecError(f"{folder / 'e2e' / 'meta.json'}: its description is incomplete: {error}") from None
+    return RequestLog(folder.name, scenario, first - arrival, last - arrival, prompts, outputs)
 
 
 def _scenario(name: str, meta: dict[str, Any], trace: Path) -> Scenario:
@@ -233,7 +237,7 @@ def _scenario(name: str, meta: dict[str, Any], trace: Path) -> Scenario:
         name=name,
         model=load_model(arguments["model"]),
         hardware=hardware,
-        engine=recorded_engine(_ENGINE, str(meta.get(f"{_ENGINE}_version") or ""), hardware, chosen),
+        engine=recorded_engine(_LOGGED_ENGINE, str(meta.get(f"{_LOGGED_ENGINE}_version") or ""), hardware, chosen),
         traffic=Traffic(arrivals=Arrivals(process="trace"), trace=Trace(path=str(trace), format="jsonl")),
         sampling=Sampling(method="greedy"),
     )

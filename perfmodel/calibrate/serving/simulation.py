@@ -17,15 +17,14 @@ __all__ = [
     "step_residuals",
 ]
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.calibrate.over_cores import over_cores
 from perfmodel.calibrate.profile_fit import STEP_PARAMETERS, Parameter, fit_parameters, with_values
 from perfmodel.calibrate.robust import residuals_of
 from perfmodel.calibrate.serving.runs import ServingRun, StageLatencies, stage_latencies
@@ -89,13 +88,7 @@ def simulate_runs(
     intervals:            whether predictions get 80 % intervals
     """
     work = partial(_simulate_run, calibration=calibration, profile=profile, intervals=intervals)
-    rows: list[StageRow] = []
-    with ProcessPoolExecutor(min(len(runs), len(os.sched_getaffinity(0)))) as pool:
-        for done, found in enumerate(pool.map(work, runs), 1):
-            rows += found
-            if progress is not None:
-                progress(done, len(runs))
-    return rows
+    return [row for rows in over_cores(work, runs, lambda run: run.run_id, progress) for row in rows]
 
 
 def shortened(run: ServingRun, share: float) -> ServingRun:

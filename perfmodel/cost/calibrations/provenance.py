@@ -17,7 +17,7 @@ from perfmodel.cost.calibrations.engine_profile import EngineProfile, load_engin
 from perfmodel.cost.calibrations.files import PASSED_ON, load_calibration
 from perfmodel.cost.calibrations.unmeasured import GenerationFit, load_generation
 from perfmodel.files.base import Spec
-from perfmodel.files.jsonable import to_jsonable
+from perfmodel.printable import to_jsonable
 from perfmodel.specs import list_hardware, load_hardware
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec

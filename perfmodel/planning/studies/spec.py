@@ -15,7 +15,6 @@ __all__ = [
     "Setting",
     "Study",
     "StudyFile",
-    "list_studies",
     "load_study",
 ]
 
@@ -27,10 +26,9 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from perfmodel.errors import SpecError, did_you_mean
-from perfmodel.files.amounts import PositiveInt
 from perfmodel.files.base import Spec
-from perfmodel.files.catalog import find_file, list_names
-from perfmodel.files.units import common_numbers
+from perfmodel.files.catalog import find_file
+from perfmodel.files.units import PositiveInt, common_numbers
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import Path, Positions, load_yaml
 from perfmodel.planning.metrics import ALIASES, Metric, study_metric
@@ -291,11 +289,6 @@ class StudyFile:
     def where(self, place: Path) -> str:
         """`file:line: place` of what a mistake is in."""
         return f"{self.positions.where(place)}: {'.'.join(map(str, place))}"
-
-
-def list_studies() -> list[str]:
-    """Names of the studies in workloads/scenarios/studies, sorted."""
-    return list_names("studies")
 
 
 def load_study(path_or_name: str | pathlib.Path, overrides: Sequence[str] = ()) -> StudyFile:

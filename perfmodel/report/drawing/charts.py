@@ -74,15 +74,16 @@ def text_width(text: str, size: float = 12) -> float:
     return len(text) * size * 0.6
 
 
-def document(parts: Sequence[str], title: str, width: float, height: float) -> str:
-    """The SVG file around its parts, with a title; width and height in pixels."""
+def document(parts: Sequence[str], title: str, width: float, height: float, has_heading: bool = True) -> str:
+    """The SVG file around its parts, with a title; width and height in pixels; has_heading: the title is drawn, too."""
+    heading = f'<text x="12" y="20" font-size="14" font-weight="600">{escape(title)}</text>'
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
             f'height="{height:g}" role="img" font-family="system-ui, sans-serif" font-size="12" fill="{INK}">',
             f"<title>{escape(title)}</title>",
             f'<rect width="{width:g}" height="{height:g}" fill="#FFFFFF"/>',
-            f'<text x="12" y="20" font-size="14" font-weight="600">{escape(title)}</text>',
+            *((heading,) if has_heading else ()),
             *parts,
             "</svg>\n",
         ]

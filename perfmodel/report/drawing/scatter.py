@@ -13,7 +13,9 @@ from math import ceil, floor, log10
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.report.drawing.colours import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, VERMILION
+from perfmodel.report.drawing.chart_axes import Scale
+from perfmodel.report.drawing.charts import document
+from perfmodel.report.drawing.colours import BLUE, GREEN, GREY, GRID, ORANGE, PINK, SKY, VERMILION
 
 _COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PINK, SKY)
 _WIDTH, _HEIGHT = 760, 470
@@ -48,7 +50,7 @@ def scatter_svg(series: Sequence[Series], unit: str, title: str) -> str:
     low, high = 10 ** floor(log10(values.min())), 10 ** ceil(log10(values.max()))
     if low == high:
         high = low * 10
-    x, y = _log_axis(low, high, _LEFT, _RIGHT), _log_axis(low, high, _BOTTOM, _TOP)
+    x, y = Scale(low, high, _LEFT, _RIGHT, True), Scale(low, high, _BOTTOM, _TOP, True)
     ticks = [10.0**e for e in range(round(log10(low)), round(log10(high)) + 1)]
     parts = [*_frame(x, y, ticks, ticks, _power, _power)]
     for factor, dash in ((1.0, ""), (1.25, ' stroke-dasharray="4 4"'), (0.8, ' stroke-dasharray="4 4"')):
@@ -70,11 +72,8 @@ def ecdf_svg(series: Sequence[Series], title: str) -> str:
     """The share of each series' rows whose absolute error is at most that on the axis."""
     shown = _largest(series)
     low, high = _ECDF_ERRORS
-    x = _log_axis(low, high, _LEFT, _RIGHT)
-
-    def y(share: float) -> float:
-        return _BOTTOM - share * (_BOTTOM - _TOP)
-
+    x = Scale(low, high, _LEFT, _RIGHT, True)
+    y = Scale(0.0, 1.0, _BOTTOM, _TOP)
     errors = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0]
     shares = [0.0, 0.25, 0.5, 0.75, 0.9, 1.0]
     parts = [*_frame(x, y, errors, shares, _percent, _percent)]
@@ -102,14 +101,9 @@ def _sample(count: int, most: float) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, count - 1, max(1, min(count, round(most)))).astype(np.int64))
 
 
-def _log_axis(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
-    scale = (end - start) / (log10(high) - log10(low))
-    return lambda value: start + (log10(min(max(value, low), high)) - log10(low)) * scale
-
-
 def _frame(
-    x: Callable[[float], float],
-    y: Callable[[float], float],
+    x: Scale,
+    y: Scale,
     x_ticks: Sequence[float],
     y_ticks: Sequence[float],
     x_text: Callable[[float], str],
@@ -134,18 +128,11 @@ def _legend(series: Sequence[Series]) -> Iterator[str]:
 
 def _document(parts: Sequence[str], title: str, x_title: str, y_title: str) -> str:
     middle = (_TOP + _BOTTOM) / 2
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
-            f'height="{_HEIGHT}" role="img" font-family="system-ui, sans-serif" font-size="12" fill="{INK}">',
-            f"<title>{escape(title)}</title>",
-            f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#FFFFFF"/>',
-            *parts,
-            f'<text x="{(_LEFT + _RIGHT) / 2}" y="{_BOTTOM + 44}" text-anchor="middle">{escape(x_title)}</text>',
-            f'<text transform="translate(18 {middle}) rotate(-90)" text-anchor="middle">{escape(y_title)}</text>',
-            "</svg>\n",
-        ]
+    titles = (
+        f'<text x="{(_LEFT + _RIGHT) / 2}" y="{_BOTTOM + 44}" text-anchor="middle">{escape(x_title)}</text>',
+        f'<text transform="translate(18 {middle}) rotate(-90)" text-anchor="middle">{escape(y_title)}</text>',
     )
+    return document([*parts, *titles], title, _WIDTH, _HEIGHT, has_heading=False)
 
 
 def _power(value: float) -> str:

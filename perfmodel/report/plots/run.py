@@ -76,7 +76,7 @@ def _has_long_tail(values_ms: Floats) -> bool:
 
 
 def _scale_axis(figure: go.Figure, column: int, title: str, values_ms: Floats, right_ms: float) -> None:
-    """From 0 to the right edge; logarithmic, from the smallest value, where the tail is long."""
+    """A linear axis from 0 to the right edge, or where the tail is long a logarithmic one from the smallest value."""
     if _has_long_tail(values_ms):
         ends = [log10(0.9 * float(np.nanmin(values_ms))), log10(right_ms)]
         figure.update_xaxes(title_text=f"{title}, logarithmic", type="log", range=ends, row=1, col=column)

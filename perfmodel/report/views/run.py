@@ -29,7 +29,7 @@ from perfmodel.report.views.scenario import describe_traffic, hardware_source, h
 from perfmodel.report.views.step import bound_shares, step_blocks
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.traffic.hashed import class_shares
-from perfmodel.specs.prices import price_lines
+from perfmodel.specs.scenario import price_lines
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -60,12 +60,15 @@ class PromptTime:
         num_decodes, prefills = shape.num_decodes, shape.prefills
         tokens = _rounded(shape.num_tokens - num_decodes)
         seen = sum([computed for _, computed in prefills])
-        key = (len(prefills), tokens, num_decodes, seen >> 8, shape.decode_context >> 10)
+        others = _rounded(max(shape.group_tokens - shape.num_tokens, 0))
+        key = (len(prefills), tokens, num_decodes, seen >> 8, shape.decode_context >> 10, others)
         parts = self._parts.get(key)
         if parts is None:
             if len(self._parts) >= _MOST_PARTS:
                 self._parts.clear()
-            parts = self._parts[key] = apart(shape._replace(num_tokens=tokens + num_decodes))
+            more, everyone = tokens + num_decodes - shape.num_tokens, shape.group_tokens
+            alike = shape._replace(num_tokens=shape.num_tokens + more, group_tokens=everyone and everyone + more)
+            parts = self._parts[key] = apart(alike)
         return parts
 
     def add_decoding(self, duration: int) -> None:

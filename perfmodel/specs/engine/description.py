@@ -15,7 +15,6 @@ __all__ = [
     "GraphRules",
     "StepBudget",
     "describe_engine",
-    "list_engines",
     "load_engine_description",
 ]
 
@@ -26,10 +25,9 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, field_validator
 
-from perfmodel.files.amounts import NonNegativeInt, PositiveInt
 from perfmodel.files.base import Spec
-from perfmodel.files.catalog import find_file, list_names
-from perfmodel.files.units import Bytes
+from perfmodel.files.catalog import find_file
+from perfmodel.files.units import Bytes, NonNegativeInt, PositiveInt
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.specs.engine.versions import ChosenVersion, choose_version, parse_version
@@ -229,11 +227,6 @@ def load_engine_description(name_or_path: str | Path) -> EngineDescription:
     """The engine of a file by name, alias or path. Raises SpecError for one that is missing or malformed."""
     file = find_file("engines", name_or_path)
     return _read(file, file.stat().st_mtime_ns)
-
-
-def list_engines() -> list[str]:
-    """Names of the engines that are described, sorted."""
-    return list_names("engines")
 
 
 @lru_cache(maxsize=256)

@@ -16,7 +16,7 @@ import typer
 
 from perfmodel.cli.terminal import guarded, print_json
 from perfmodel.errors import SpecError
-from perfmodel.files.jsonable import to_jsonable
+from perfmodel.printable import to_jsonable
 
 
 def test_numbers_without_a_json_word_become_null(capsys):

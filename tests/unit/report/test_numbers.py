@@ -5,7 +5,15 @@ import math
 import pytest
 
 from perfmodel.planning.metrics import metric_of
-from perfmodel.report.numbers import format_duration, format_factor, format_in, format_metric, format_number, format_si
+from perfmodel.report.numbers import (
+    format_duration,
+    format_factor,
+    format_in,
+    format_metric,
+    format_number,
+    format_short,
+    format_si,
+)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 import pytest
 
 from perfmodel.errors import SpecError
+from perfmodel.files.catalog import list_names
 from perfmodel.specs import load_hardware, load_scenario
 from perfmodel.specs.engine.description import (
     describe_engine,
-    list_engines,
     load_engine_description,
 )
 from perfmodel.specs.engine.formats import format_use
@@ -35,8 +35,8 @@ def facts(name, version=None):
 
 
 def test_every_file_says_where_its_facts_are_from():
-    assert {"datasheet", "perfmodel", "sglang", "trtllm", "vllm"} <= set(list_engines())
-    for name in list_engines():
+    assert {"datasheet", "perfmodel", "sglang", "trtllm", "vllm"} <= set(list_names("engines"))
+    for name in list_names("engines"):
         description = load_engine_description(name)
         assert description.name == name
         assert all(part.source for part in (description, *description.versions.values()))

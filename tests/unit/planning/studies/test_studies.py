@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli import app
-from perfmodel.planning.studies.spec import list_studies, load_study
+from perfmodel.files.catalog import list_names
+from perfmodel.planning.studies.spec import load_study
 from perfmodel.planning.studies.study import StudyPart, StudyResult, executed_points, quick, simulated_points
 from perfmodel.planning.sweeps.findings import crossings
 from perfmodel.planning.sweeps.points import Point, Record, evaluate
@@ -40,7 +41,7 @@ def small(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", list_studies())
+@pytest.mark.parametrize("name", list_names("studies"))
 def test_every_study_answers_in_its_reduced_form(name: str) -> None:
     """Every variant gives another answer than the baseline somewhere: a switch that does nothing is no variant."""
     file = load_study(name)
@@ -58,7 +59,7 @@ def test_every_study_answers_in_its_reduced_form(name: str) -> None:
             ), variant
 
 
-@pytest.mark.parametrize("name", list_studies())
+@pytest.mark.parametrize("name", list_names("studies"))
 def test_every_executed_part_names_what_there_is(name: str) -> None:
     file = load_study(name)
     if file.study.executed is not None:

@@ -119,6 +119,16 @@ def test_a_shared_step_is_split_by_what_its_parts_take_apart():
     assert time.share == pytest.approx(73 / 100)
 
 
+@pytest.mark.parametrize("prompt", [33, 47, 100, 1000, 1023])
+def test_parts_of_a_step_in_a_group_have_no_fewer_tokens_than_none(prompt):
+    """One prompt and one decode on this rank, nothing on the others: apart, the group has the tokens of either."""
+    seen = []
+    time = PromptTime(lambda shape: (seen.append(shape.apart), (30, 10))[1])
+    time.add(BatchShape(prompt + 1, 1, ((prompt, 0),), 1, 50, (), prompt + 1), 36)
+    (prompts, decodes) = seen[0]
+    assert (prompts.group_tokens, decodes.group_tokens) == (prompts.num_tokens, 1)
+
+
 def test_what_a_device_does_is_over_those_that_were_there():
     """An autoscaled fleet of at most eight, at a load that two carry: per device-hour it does as much as two would."""
     scaling = "cluster.autoscaling={target: 20, min_replicas: 1, max_replicas: 8, interval_s: 5, cold_start_s: 1}"

@@ -1,0 +1,118 @@
+"""The file of a device that nobody has described yet: a known one's, with every field explained, to be changed."""
+
+__all__ = ["hardware_template"]
+
+from collections.abc import Iterator
+
+from perfmodel.errors import SpecError
+from perfmodel.files.base import as_file_name
+from perfmodel.files.units import shortest_amount
+from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel
+from perfmodel.specs.networks import Link
+
+_ON_LEVELS = """
+    # The outermost level first; it needs its bandwidth, and is called hbm whatever its technology (GDDR7, LPDDR5X ...).
+    #   capacity_bytes         what the vendor says ("80 GB" are 80e9 bytes, "80 GiB" 1024 x 1024 x 1024 each)
+    #   visible_bytes          what a process is shown, if that is known (torch's total_memory): what KV blocks are
+    #                          counted from; without it they are from the capacity
+    #   bandwidth_bytes_per_s  of the outermost level: bus width in bytes x data rate. It decides how fast tokens come
+    #   inline_ecc             true: check bits lie in the same memory and take a 17th of its bandwidth (L4, A10)
+    #   technology             a word for the reader
+    # Then what is known of l3, l2, sram (shared memory), tensor_memory, registers. `per: compute_unit`: capacity and
+    # bandwidth are those of one unit. A bandwidth that is not known is left out.
+"""
+_ON_LINKS = """
+  # Bandwidth one way, per device: half of what vendors print in "bidirectional" figures. The fastest is taken between
+  # devices that share a model; the other way to the host is called pcie. A topology with the word "switch" lets the
+  # fabric add up sums. latency_s: one hop of a collective, with what the library does in between. A device that has
+  # no siblings needs no link but pcie.
+"""
+_ON_PEAKS = """
+  # Dense peaks. Vendors like to print those "with sparsity", which are twice as high: halve them. The keys are fp32,
+  # tf32, fp16, bf16, fp8, fp4, int8, int4. A format that is left out has no units on this device: a model in it is
+  # refused, or its weights are converted on the way, as the engine does.
+"""
+
+
+def hardware_template(name: str, like: HardwareSpec) -> str:
+    """YAML of a device called `name` with the figures of `like` and what each field means.
+
+    Raises SpecError for a name that no file may have.
+    """
+    try:
+        as_file_name(name)
+    except ValueError as error:
+        raise SpecError(f"hardware new {name[:60]!r}: {error}.") from None
+    declared = like.declared
+    return "\n".join(
+        [
+            f"# A device that nobody has described yet. The figures are those of {like.name}: replace each by what the",
+            "# vendor's datasheet says. A figure may have a unit: 80 GB, 3.35 TB/s, 989 TFLOPS, 1.83 GHz, 0.6 us.",
+            "#   perfmodel hardware show ./FILE.yaml                               what was read, and the ridge points",
+            "#   perfmodel simulate llama-3.1-8b-a100 --set hardware=./FILE.yaml   how it serves",
+            f"name: {name}",
+            f"kind: {like.kind}  # gpu | cpu | tpu | npu | fpga",
+            "aliases: []  # other names that scenarios and result files have for it",
+            "declared:",
+            '  source: "REPLACE: vendor, document, year"  # where the figures of this block are from',
+            *_compute(declared),
+            f"  memory:{_ON_LEVELS.rstrip()}",
+            *(line for level in declared.memory for line in _level(level)),
+            *(_ON_LINKS.strip("\n").splitlines()),
+            "  links:" if declared.links else "  links: []",
+            *(line for link in declared.links for line in _link(link)),
+            *_rest(declared),
+            "# price:  # what an hour of one device costs; without it the answers have no costs",
+            '#   source: "who asks it"',
+            "#   date: 2026-01-31  # when; answers name prices that are old",
+            "#   usd_per_hour: 2.50",
+            "",
+        ]
+    )
+
+
+def _compute(declared: Declared) -> Iterator[str]:
+    yield "  # Devices of one architecture (ampere, ada, hopper, blackwell, cdna3 ...) share what was fitted to the"
+    yield "  # measured ones. Of one without measurements the datasheet alone decides, and the answer says so."
+    yield f"  architecture: {declared.architecture or 'my-own'}"
+    if declared.compile_target is not None:
+        yield f"  compile_target: {declared.compile_target}  # what compilers call it; leave it out if you do not know"
+    yield f"  compute_units: {declared.compute_units}  # SMs (NVIDIA), CUs (AMD), Xe cores (Intel), cores (CPU, TPU)"
+    yield f"  clock_hz: {shortest_amount(declared.clock_hz, 'Hz')}  # the one that the peaks were computed with"
+    yield _ON_PEAKS.strip("\n")
+    yield "  peak_flops_per_s:"
+    yield from (f"    {dtype}: {shortest_amount(rate, 'FLOPS')}" for dtype, rate in declared.peak_flops_per_s.items())
+    vector = declared.vector_flops_per_s or declared.peak_flops_per_s.get("fp32", 0.0)
+    yield f"  vector_flops_per_s: {shortest_amount(vector, 'FLOPS')}  # fp32 without tensor cores; by default peak fp32"
+    yield f"  sparsity_speedup: {declared.sparsity_speedup:g}  # of 2:4 sparse products; 1 where there are none"
+
+
+def _level(level: MemoryLevel) -> Iterator[str]:
+    yield f"    - level: {level.level}"
+    yield f"      capacity_bytes: {shortest_amount(level.capacity_bytes, 'B')}"
+    if level.bandwidth_bytes_per_s is not None:
+        yield f"      bandwidth_bytes_per_s: {shortest_amount(level.bandwidth_bytes_per_s, 'B/s')}"
+    if level.per != "device":
+        yield f"      per: {level.per}"
+    if level.technology is not None:
+        yield f"      technology: {level.technology}"
+        yield f"      inline_ecc: {str(level.inline_ecc).lower()}"
+
+
+def _link(link: Link) -> Iterator[str]:
+    yield f"    - name: {link.name}"
+    yield f"      bandwidth_bytes_per_s: {shortest_amount(link.bandwidth_bytes_per_s, 'B/s')}"
+    yield f"      direction: {link.direction}"
+    yield f"      latency_s: {shortest_amount(link.latency_s, 's')}"
+    if link.topology is not None:
+        yield f"      topology: {link.topology}"
+
+
+def _rest(declared: Declared) -> Iterator[str]:
+    if declared.tdp_w is not None:
+        yield f"  tdp_w: {declared.tdp_w:g}  # of one device; without it what is usual for its kind is assumed"
+    if declared.idle_w is not None:
+        yield f"  idle_w: {declared.idle_w:g}"
+    yield f"  max_devices: {declared.max_devices}  # that the fastest link joins: the largest tensor parallel group"
+    yield "  # Paths of figures that no document of the vendor says: recalled, derived or guessed. Reports list them."
+    yield "  unconfirmed: [idle_w]"
