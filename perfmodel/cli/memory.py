@@ -2,13 +2,22 @@
 
 __all__ = ["memory"]
 
-from perfmodel.cli.options import JsonFlag, Overrides, ScenarioName, load
+from perfmodel.cli.asked import HardwareFlag, ModelFlag, asked_scenario, say_assumed
+from perfmodel.cli.options import Given, JsonFlag, Overrides, ScenarioOrFlags, load
 from perfmodel.cli.terminal import answer
 
 
-def memory(scenario: ScenarioName, overrides: Overrides = None, as_json: JsonFlag = False) -> None:
+def memory(
+    scenario: ScenarioOrFlags = None,
+    overrides: Overrides = None,
+    as_json: JsonFlag = False,
+    model: ModelFlag = None,
+    hardware: HardwareFlag = None,
+) -> None:
     """Show weights, KV cache and activations per device, and the largest batch and context that fit."""
-    loaded = load(scenario, overrides)
+    flags: dict[str, Given] = {"model": model, "hardware": hardware}
+    loaded = load(asked_scenario(scenario, flags), overrides)
+    say_assumed(loaded, flags)
     from dataclasses import asdict
 
     from perfmodel.cost import plan_memory

@@ -8,6 +8,7 @@ __all__ = [
     "Overrides",
     "ReportFile",
     "ScenarioName",
+    "ScenarioOrFlags",
     "Seed",
     "command_line",
     "load",
@@ -54,6 +55,15 @@ def _place(argument: str) -> str:
 
 ScenarioName = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A scenario's name, or a path to a scenario file.", show_default=False)
+]
+# Of commands that also take what `perfmodel.cli.asked` reads, in place of a file.
+ScenarioOrFlags = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SCENARIO",
+        help="A scenario's name, or a path to a scenario file; or none, and --model and --hardware.",
+        show_default=False,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,

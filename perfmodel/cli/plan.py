@@ -7,7 +7,28 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.options import EngineName, JsonFlag, Overrides, ReportFile, ScenarioName, command_line
+from perfmodel.cli.asked import (
+    MOST_KINDS,
+    E2eFlag,
+    HardwareFlag,
+    ModelFlag,
+    RateFlag,
+    TpotFlag,
+    TrafficFlag,
+    TtftFlag,
+    asked_scenario,
+    say_assumed,
+)
+from perfmodel.cli.options import (
+    EngineName,
+    Given,
+    JsonFlag,
+    Overrides,
+    ReportFile,
+    ScenarioOrFlags,
+    command_line,
+    load,
+)
 from perfmodel.cli.terminal import EXIT_NO_ANSWER, answer, progress_bar, say
 from perfmodel.errors import SpecError
 
@@ -29,13 +50,20 @@ StoreFile = Annotated[
 
 
 def plan(
-    scenario: ScenarioName,
+    scenario: ScenarioOrFlags = None,
     overrides: Overrides = None,
     as_json: JsonFlag = False,
     report_file: ReportFile = None,
     export: ExportFolder = None,
     store: StoreFile = None,
     engine: EngineName = "local",
+    model: ModelFlag = None,
+    hardware: HardwareFlag = None,
+    rate: RateFlag = None,
+    ttft: TtftFlag = None,
+    tpot: TpotFlag = None,
+    e2e: E2eFlag = None,
+    traffic: TrafficFlag = None,
 ) -> None:
     """Find the deployment that serves a scenario's rate within its SLO: cheapest, fewest GPUs, most goodput per GPU, or
     lowest latency; or that does its offline job: at the lowest cost before a deadline, or first.
@@ -52,8 +80,13 @@ def plan(
     from perfmodel.report.written import check_report_file
 
     check_report_file(report_file)
-    result = make_plan(scenario, overrides or (), store, None, engine, progress_bar)
-    command = command_line("plan", scenario, set=overrides, report=report_file)
+    flags: dict[str, Given] = {"model": model, "hardware": hardware, "rate": rate, "ttft": ttft, "tpot": tpot}
+    flags |= {"e2e": e2e, "traffic": traffic}
+    asked = asked_scenario(scenario, flags, MOST_KINDS)
+    if scenario is None:
+        say_assumed(load(asked, overrides), flags)
+    result = make_plan(asked, overrides or (), store, None, engine, progress_bar)
+    command = command_line("plan", *([scenario] if scenario else []), **flags, set=overrides, report=report_file)
     if isinstance(result, PlanResult):
         if export is not None:
             from perfmodel.planning.deployments.export import export_plan

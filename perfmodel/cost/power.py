@@ -56,7 +56,7 @@ _IDLE_SHARE = 0.15  # of TDP, where idle power is not declared (A100: 50-60 of 4
 _TDP_W = {"gpu": 400.0, "tpu": 200.0, "npu": 600.0, "fpga": 100.0}
 _CPU_CORE_W = 6.25
 _VOLTAGE_FLOOR = 0.7  # the clock's share below which the voltage falls no further [assumed]
-_HALVINGS = 24
+_HALVINGS = 24  # of the range in which a capped clock is looked for
 
 
 class _DeviceUsage(Protocol):

@@ -1,6 +1,6 @@
 """The base of every specification read from a file, how a field names another file, and the default of a field."""
 
-__all__ = ["FileName", "Resolved", "Spec", "as_file_name", "default_at"]
+__all__ = ["LONGEST_NAME", "FileName", "Resolved", "Spec", "as_file_name", "default_at"]
 
 import typing
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema, PydanticUndefined, core_schema
 
 from perfmodel.files.blocks import Block, block_class
 
-_LONGEST_NAME = 60
+LONGEST_NAME = 60
 
 
 class Spec(BaseModel):
@@ -27,10 +27,10 @@ class Spec(BaseModel):
 def as_file_name(name: str) -> str:
     """`name`. Raises ValueError for what is a path, or no file's name on some machine."""
     is_path = "/" in name or "\\" in name or name.startswith(".")
-    if is_path or not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
+    if is_path or not name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
         raise ValueError(
-            f"found {name[:_LONGEST_NAME]!r}, allowed a name that a file can have (reports are called after it): up to "
-            f"{_LONGEST_NAME} characters without / and \\, the first no dot"
+            f"found {name[:LONGEST_NAME]!r}, allowed a name that a file can have (reports are called after it): up to "
+            f"{LONGEST_NAME} characters without / and \\, the first no dot"
         )
     return name
 

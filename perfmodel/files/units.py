@@ -1,7 +1,9 @@
-"""Numbers with units: `"2039 GB/s"`, `"80 GiB"`, `"1.5 ms"`, or plain numbers in the unit that the key names.
+"""Numbers of files: with units (`"2039 GB/s"`, `"80 GiB"`, `"1.5 ms"`), in the unit that the key names, or plain ones.
 
 Each dimension has the largest and the smallest amount that it takes, far beyond what is built or waited for: so times
-that are sums of quotients of them stay finite.
+that are sums of quotients of them stay finite. Plain numbers stay within what arithmetic carries: a billion of one
+thing for each of a billion others still fits into 64 bits, and a chain of twenty factors of 1e15 into a double. Nothing
+that anyone serves, buys or measures comes near; what is found beyond is a slip of the finger or of a unit.
 """
 
 __all__ = [
@@ -10,21 +12,32 @@ __all__ = [
     "FlopsPerSecond",
     "Hertz",
     "Milliseconds",
+    "NonNegativeFloat",
+    "NonNegativeInt",
+    "PositiveFloat",
+    "PositiveInt",
     "Seconds",
+    "common_numbers",
     "parse_quantity",
     "shortest_amount",
 ]
 
 import re
+from collections.abc import Sequence
 from math import inf
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 _PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 _BYTES = {f"{p}B": f for p, f in (_PREFIX | _BINARY).items()}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+_PER_SECOND = {
+    f"{what}{per}": factor
+    for what in ("", "req", "requests", "request")
+    for per, factor in {"/s": 1.0, "/min": 1 / 60, "/h": 1 / 3600}.items()
+} | {"rps": 1.0, "qps": 1.0, "rpm": 1 / 60}
 _NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S*)\s*")
 
 # What each dimension accepts: unit as written -> factor to the base unit.
@@ -35,6 +48,7 @@ _UNITS: dict[str, dict[str, float]] = {
     "Hz": {f"{p}Hz": f for p, f in _PREFIX.items()},
     "s": _SECONDS,
     "ms": {unit: factor * 1e3 for unit, factor in _SECONDS.items()},
+    "requests/s": _PER_SECOND,
 }
 # The ones that an error message offers.
 _USUAL = {
@@ -44,6 +58,7 @@ _USUAL = {
     "Hz": "Hz, MHz, GHz",
     "s": "s, ms, us, ns, min, h",
     "ms": "ms, s, us, min",
+    "requests/s": "req/s, req/min, req/h",
 }
 
 
@@ -56,6 +71,9 @@ _RANGES = {
     "s": (1e-12, 1e10),  # the clock's tick to three centuries
     "ms": (1e-9, 1e13),
 }
+_LARGEST_COUNT = 10**9
+_LARGEST = 1e15
+_SMALLEST = 1e-12  # of what is above 0
 
 
 def parse_quantity(value: Any, dimension: str) -> Any:
@@ -74,6 +92,23 @@ def parse_quantity(value: Any, dimension: str) -> Any:
             f"{value!r} is not a quantity in {dimension}; write a number, or a number with one of {_USUAL[dimension]}"
         )
     return float(match[1]) * (units[match[2]] if match[2] else 1.0)
+
+
+def common_numbers(texts: Sequence[str]) -> tuple[tuple[float, ...], str] | None:
+    """Quantities of one dimension as numbers in the unit of the last one, and that unit: `500 GB/s, 4 TB/s` are 0.5 and
+    4 TB/s; multiples (`0.5x, 2x`) have the unit x. None for texts that are not quantities of one dimension."""
+    found = [_NUMBER.fullmatch(text) for text in texts]
+    units = [match[2] for match in found if match is not None]
+    if len(units) < len(texts) or not units:
+        return None
+    numbers = [float(match[1]) for match in found if match is not None]
+    if len(set(units)) == 1 and units[0] in ("", "x"):
+        return tuple(numbers), units[0]
+    for known in _UNITS.values():
+        if all(unit in known for unit in units):
+            last = known[units[-1]]
+            return tuple(number * known[unit] / last for number, unit in zip(numbers, units, strict=True)), units[-1]
+    return None
 
 
 def shortest_amount(amount: float, unit: str) -> str:
@@ -114,3 +149,22 @@ FlopsPerSecond = Annotated[float, _quantity("FLOP/s"), _SCHEMA]
 Hertz = Annotated[float, _quantity("Hz"), _SCHEMA]
 Seconds = Annotated[float, _quantity("s"), _SCHEMA]
 Milliseconds = Annotated[float, _quantity("ms"), _SCHEMA]
+
+
+def _not_vanishing(value: float) -> float:
+    """`value`. Raises ValueError where it is nearer to 0 than anything that is divided by."""
+    if 0 < value < _SMALLEST:
+        raise ValueError(f"found {value:g}, allowed a number of at least {_SMALLEST:g}")
+    return value
+
+
+PositiveInt = Annotated[int, Field(gt=0, le=_LARGEST_COUNT)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=_LARGEST_COUNT)]
+PositiveFloat = Annotated[float, Field(gt=0, le=_LARGEST), AfterValidator(_not_vanishing)]
+NonNegativeFloat = Annotated[float, Field(ge=0, le=_LARGEST), AfterValidator(_not_vanishing)]
+# Of requests; its limits are those of plain numbers.
+PerSecond = Annotated[
+    PositiveFloat,
+    BeforeValidator(lambda value: parse_quantity(value, "requests/s")),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string"}]}),
+]

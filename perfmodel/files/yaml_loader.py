@@ -7,7 +7,7 @@ keys are refused, keys are text, and lines are looked up in the tree when an err
 Size, depth and values are limited: aliases of aliases of aliases are a billion values in nine lines.
 """
 
-__all__ = ["LoadedYaml", "Path", "Positions", "dump_yaml", "load_yaml", "parse_value"]
+__all__ = ["LoadedYaml", "Path", "Positions", "dump_yaml", "load_yaml", "load_yaml_text", "parse_value"]
 
 import pathlib
 import re
@@ -139,7 +139,11 @@ def load_yaml(path: str | pathlib.Path) -> LoadedYaml:
     Raises SpecError (`file:line: ...`) for a file that is missing, a folder, not UTF-8, empty, not a mapping, or not
     YAML; for tabs used as indentation and for a key given twice.
     """
-    text, name = _read(pathlib.Path(path)), str(path)
+    return load_yaml_text(_read(pathlib.Path(path)), str(path))
+
+
+def load_yaml_text(text: str, name: str) -> LoadedYaml:
+    """See `load_yaml`; `name` is what errors call the text's place."""
     root = _compose(text, name)
     if root is None:
         raise SpecError(f"{name}: the file is empty; a mapping of `key: value` lines is needed.")

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perfmodel.errors import SpecError
-from perfmodel.files.amounts import NonNegativeFloat, PositiveFloat
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file, list_names, normal_name
+from perfmodel.files.units import NonNegativeFloat, PositiveFloat
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.hf.config import load_config, model_from_config

@@ -21,8 +21,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from perfmodel.files.amounts import NonNegativeInt, PositiveInt
 from perfmodel.files.base import Spec
+from perfmodel.files.units import NonNegativeInt, PositiveInt
 
 Share = Annotated[float, Field(gt=0, le=1)]
 

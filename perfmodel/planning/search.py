@@ -36,7 +36,7 @@ from perfmodel.planning.sweeps.store import default_store
 from perfmodel.planning.sweeps.workers import Progress
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
-from perfmodel.specs.prices import price_lines, stale_price_notes
+from perfmodel.specs.scenario import price_lines, stale_price_notes
 
 Stages = Callable[[str], AbstractContextManager[Progress | None]]  # a stage's name -> what shows how far it is
 

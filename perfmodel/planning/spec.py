@@ -8,9 +8,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from perfmodel.files.amounts import PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
-from perfmodel.files.units import Seconds
+from perfmodel.files.units import PerSecond, PositiveFloat, PositiveInt, Seconds
 
 Objective = Literal["cheapest", "goodput_per_gpu", "fewest_gpus", "lowest_latency", "cheapest_job", "shortest_job"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
@@ -117,7 +116,7 @@ class PlanSpec(Spec):
 
     objective: Objective = "cheapest"
     attainment: float = Field(default=0.9, gt=0, lt=1)
-    rate: PositiveFloat | None = None
+    rate: PerSecond | None = None
     max_gpus: PositiveInt = 16
     budget_usd_per_hour: PositiveFloat | None = None
     deadline_s: Seconds | None = Field(default=None, gt=0)

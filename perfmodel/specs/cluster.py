@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from perfmodel.files.amounts import NonNegativeInt, PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
-from perfmodel.files.units import BytesPerSecond, Seconds
+from perfmodel.files.units import BytesPerSecond, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
 from perfmodel.specs.networks import GivenLink, NetworkSpec
 from perfmodel.specs.pools import AutoscalingSpec, FailuresSpec, PoolGroup, PoolSpec, RouterName, completed, deployments
 

@@ -3,14 +3,21 @@
 __all__ = ["Declared", "HardwareSpec", "Link", "MemoryLevel", "Price"]
 
 import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from perfmodel.files.amounts import NonNegativeFloat, PositiveFloat, PositiveInt
 from perfmodel.files.base import FileName, Spec
 from perfmodel.files.catalog import normal_name
-from perfmodel.files.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz
+from perfmodel.files.units import (
+    Bytes,
+    BytesPerSecond,
+    FlopsPerSecond,
+    Hertz,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+)
 from perfmodel.specs.networks import Link, NetworkSpec
 
 _ANY_NUMBER = 1 << 20
@@ -36,11 +43,10 @@ class Declared(Spec):
     compile_target: str | None = None  # what compilers call the instruction set: sm_90 (CUDA guide, appendix), gfx942
     compute_units: PositiveInt
     clock_hz: Hertz = Field(gt=0)
-    peak_flops_per_s: dict[str, FlopsPerSecond]
-    vector_flops_per_s: FlopsPerSecond | None = (
-        None  # non-tensor fp32 rate, where it differs from peak_flops_per_s.fp32
-    )
-    sparsity_speedup: float = 1.0
+    peak_flops_per_s: dict[str, Annotated[FlopsPerSecond, Field(gt=0)]] = Field(min_length=1)
+    # Non-tensor fp32 rate, where it differs from peak_flops_per_s.fp32
+    vector_flops_per_s: FlopsPerSecond | None = Field(default=None, gt=0)
+    sparsity_speedup: PositiveFloat = 1.0
     memory: tuple[MemoryLevel, ...] = Field(min_length=1)
     links: tuple[Link, ...] = ()
     tdp_w: PositiveFloat | None = None

@@ -19,10 +19,9 @@ from typing import Literal, Protocol
 from pydantic import Field
 
 from perfmodel.errors import SpecError
-from perfmodel.files.amounts import PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file, list_names
-from perfmodel.files.units import BytesPerSecond, Seconds
+from perfmodel.files.units import BytesPerSecond, PositiveInt, Seconds
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
 

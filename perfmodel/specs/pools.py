@@ -18,9 +18,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from perfmodel.files.amounts import NonNegativeInt, PositiveFloat, PositiveInt
 from perfmodel.files.base import Resolved, Spec
-from perfmodel.files.units import BytesPerSecond, Seconds
+from perfmodel.files.units import BytesPerSecond, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec

@@ -1,26 +1,30 @@
-"""`Scenario`: model + hardware + engine + traffic + SLO, the file that users copy."""
+"""`Scenario`: model + hardware + engine + traffic + SLO, the file that users copy; and its prices."""
 
-__all__ = ["Overheads", "PriceOverride", "Scenario"]
+__all__ = ["Overheads", "PriceOverride", "Scenario", "is_stale", "price_lines", "stale_price_notes"]
 
+import datetime
+from collections.abc import Iterator
 from math import ceil
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from perfmodel.files.amounts import NonNegativeFloat, PositiveFloat
 from perfmodel.files.base import Resolved, Spec
 from perfmodel.files.blocks import Block
+from perfmodel.files.units import NonNegativeFloat, PositiveFloat
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.cluster import ClusterSpec
 from perfmodel.specs.engine.devices import refuse_missing_units
 from perfmodel.specs.engine.kv import PromptCompression
 from perfmodel.specs.engine.spec import EngineSpec
-from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.hardware import HardwareSpec, Price
 from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.pools import PoolGroup, PoolSpec
 from perfmodel.specs.slo import SLO
 from perfmodel.specs.traffic import ExpertRouting, Sampling, Traffic
+
+_STALE = datetime.timedelta(days=183)
 
 
 class Overheads(Spec):
@@ -184,3 +188,41 @@ class Scenario(Spec):
     def num_devices(self) -> int:
         """Devices of all replicas, as many as there are at most."""
         return sum(pool.most_replicas * pool.engine.num_devices for pool in self.pools)
+
+
+def is_stale(price: Price) -> bool:
+    """Whether it is older than half a year today."""
+    return datetime.datetime.now(datetime.UTC).date() - price.date > _STALE
+
+
+def price_lines(scenario: Scenario) -> list[str]:
+    """Which price each kind of device was billed at, from where and from when; nothing for those without one."""
+    if scenario.price is not None:
+        return [f"Price: {scenario.price.usd_per_gpu_hour:g} USD per device hour, given in the scenario."]
+    return [
+        f"Price: {price.usd_per_hour:g} USD per device hour of {device.name} ({_origin(price)})."
+        for device, price in _priced(scenario)
+    ]
+
+
+def stale_price_notes(scenario: Scenario) -> list[str]:
+    """A sentence for each price in use that is old."""
+    if scenario.price is not None:
+        return []
+    return [
+        f"The price of {device.name}, {price.usd_per_hour:g} USD per hour, dates from {price.date.isoformat()}, more "
+        f"than half a year ago; give `price: {{usd_per_gpu_hour: ...}}` a current one."
+        for device, price in _priced(scenario)
+        if is_stale(price)
+    ]
+
+
+def _priced(scenario: Scenario) -> Iterator[tuple[HardwareSpec, Price]]:
+    """Each kind of device once, with its price."""
+    devices = {device.name: device for device in (pool.hardware or scenario.hardware for pool in scenario.pools)}
+    return ((device, device.price) for device in devices.values() if device.price is not None)
+
+
+def _origin(price: Price) -> str:
+    date = price.date.isoformat()
+    return price.source if date in price.source else f"{price.source}, {date}"

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.files.base import as_file_name, default_at
+from perfmodel.files.base import default_at
 from perfmodel.files.blocks import complete_blocks
 from perfmodel.files.catalog import find_file, list_names
 from perfmodel.files.validation import parse, show_value
@@ -32,6 +32,7 @@ from perfmodel.specs.overrides import (
     parse_override,
 )
 from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.scenario_source import read_scenario, refuse_path_as_name
 from perfmodel.specs.served import served_scenario
 from perfmodel.specs.traffic import Traffic
 
@@ -41,7 +42,8 @@ _HAS_PLACE = re.compile(r"\S+:\d+: ")
 def load_scenario(
     path_or_name: str | pathlib.Path, overrides: Sequence[str] = (), inside: Sequence[str] = ()
 ) -> Scenario:
-    """The scenario in a file, or one of workloads/scenarios by name, with `--set` overrides (`field.path=value`).
+    """The scenario in a file, one of workloads/scenarios by name, or its own text (`{model: ..., ...}`), with `--set`
+    overrides (`field.path=value`).
 
     inside: the keys of the block of the file that is the scenario, where the file is of something else (a study)
 
@@ -50,36 +52,26 @@ def load_scenario(
 
     Raises SpecError: `file:line: field: what was found, what is allowed`, one line per mistake.
     """
-    path = find_file("scenarios", path_or_name)
-    loaded = load_yaml(path).block(inside)
+    loaded, folder = read_scenario(path_or_name, inside)
     data, positions = loaded.data, loaded.positions
-    data.setdefault("name", path.stem)
     changes = [parse_override(text) for text in overrides]
     for change in changes:
         _refuse_model_fields(change)
         if (len(change.path) == 1 or change.path[0] not in ("hardware", "traffic")) and not _is_of_pool(change):
-            apply_override(change, data, change.path, positions, partial(_present, data, path.parent))
-    _refuse_paths_as_name(data, positions)
+            apply_override(change, data, change.path, positions, partial(_present, data, folder))
+    refuse_path_as_name(data, positions)
     complete_blocks(data)
     shared = data.get("hardware")
-    _resolve_hardware(data, positions, path.parent, [c for c in changes if _is_inside("hardware", c)])
-    resolve_engine(data.get("engine"), positions, path.parent, ("engine",))
-    _resolve_speculation(data.get("engine"), positions, path.parent, ("engine",))
-    _resolve_pools(data, positions, path.parent, shared, changes)
-    _resolve_traffic(data, positions, path.parent, [c for c in changes if _is_inside("traffic", c)])
-    _resolve_model(data, positions, path.parent)
+    _resolve_hardware(data, positions, folder, [c for c in changes if _is_inside("hardware", c)])
+    resolve_engine(data.get("engine"), positions, folder, ("engine",))
+    _resolve_speculation(data.get("engine"), positions, folder, ("engine",))
+    _resolve_pools(data, positions, folder, shared, changes)
+    _resolve_traffic(data, positions, folder, [c for c in changes if _is_inside("traffic", c)])
+    _resolve_model(data, positions, folder)
     compression = data.get("prompt_compression")
     if isinstance(compression, dict) and compression.get("model") is not None:
-        _resolve_model(compression, positions, path.parent, ("prompt_compression",))
+        _resolve_model(compression, positions, folder, ("prompt_compression",))
     return served_scenario(parse(Scenario, data, positions), positions)
-
-
-def _refuse_paths_as_name(data: dict[str, Any], positions: Positions) -> None:
-    name = data["name"]
-    try:
-        as_file_name(name if isinstance(name, str) else "-")  # what is no text is for validation to say
-    except ValueError as error:
-        raise SpecError(f"{positions.where(('name',))}: name: {error}.") from None
 
 
 def load_hardware(name_or_path: str | pathlib.Path, overrides: Sequence[str] = ()) -> HardwareSpec:

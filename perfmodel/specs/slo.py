@@ -7,9 +7,8 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from perfmodel.files.amounts import PositiveFloat
 from perfmodel.files.base import Spec
-from perfmodel.files.units import Milliseconds
+from perfmodel.files.units import Milliseconds, PositiveFloat
 
 Amounts = Any  # a number, or an array of them
 _WORDS_PER_TOKEN = 0.75  # of English text (OpenAI, "What are tokens and how to count them?": 100 tokens, 75 words)
@@ -37,8 +36,8 @@ class SLO(Spec):
     min_tokens_per_s: PositiveFloat | None = None
     max_itl_ms: Milliseconds | None = Field(default=None, gt=0)
     e2el_ms: Milliseconds | None = Field(default=None, gt=0)
-    reading_tokens_per_s: PositiveFloat | None = None
-    reading_words_per_minute: PositiveFloat | None = None
+    reading_tokens_per_s: float | None = Field(default=None, gt=0, le=1e6)
+    reading_words_per_minute: float | None = Field(default=None, gt=0, le=1e6)
     reading_wait_ms: Milliseconds = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")

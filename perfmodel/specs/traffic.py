@@ -17,9 +17,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from perfmodel.files.amounts import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
-from perfmodel.files.units import Seconds
+from perfmodel.files.units import NonNegativeFloat, NonNegativeInt, PerSecond, PositiveFloat, PositiveInt, Seconds
 from perfmodel.models.spec import SamplingMethod
 from perfmodel.specs.slo import SLO
 
@@ -31,7 +30,7 @@ _MOST_PROMPTS = 1_000_000  # distinct ones that repeat: all are drawn before the
 class Stage(Spec):
     """`rate` requests per second for `duration_s` seconds."""
 
-    rate: PositiveFloat
+    rate: PerSecond
     duration_s: Seconds = Field(gt=0)
 
 
@@ -43,7 +42,7 @@ class Arrivals(Spec):
     """
 
     process: Literal["constant", "poisson", "poisson_fixed_count", "gamma", "closed_loop", "burst", "trace"] = "poisson"
-    rate: PositiveFloat | None = None
+    rate: PerSecond | None = None
     cv: PositiveFloat = 1.0  # gamma: coefficient of variation of the gaps (1 = Poisson)
     concurrency: PositiveInt | None = None  # closed_loop: requests in flight
     think_time_s: Seconds = Field(default=0.0, ge=0)  # closed_loop
@@ -145,6 +144,7 @@ class Traffic(Spec):
     """What arrives. Lengths come from the distributions, or from the trace."""
 
     name: str | None = None  # of a file in workloads/traffic
+    aliases: tuple[str, ...] = ()  # of that file: chat, code
     source: str | None = None  # where its figures come from
     arrivals: Arrivals = Arrivals(process="burst")
     num_requests: PositiveInt | None = None

@@ -4,6 +4,7 @@ import typer
 
 from perfmodel.cli import app
 
+WITHOUT_A_FILE = ["--model", "--hardware", "--rate", "--ttft", "--tpot", "--e2e", "--traffic"]
 FROZEN = {
     "calibrate": ["--device", "--model", "--from", "--engine", "--generation", "--out", "--json"],
     "compare": ["A", "B", "--json"],
@@ -12,17 +13,20 @@ FROZEN = {
     "hardware list": ["--json"],
     "hardware new": ["NAME", "--like"],
     "hardware show": ["NAME", "--json"],
-    "memory": ["SCENARIO", "--set", "--json"],
+    "memory": ["SCENARIO", "--set", "--json", "--model", "--hardware"],
     "models list": ["--json"],
     "models show": ["NAME", "--json"],
-    "plan": ["SCENARIO", "--set", "--json", "--report", "--export", "--store", "--engine"],
+    "plan": ["SCENARIO", "--set", "--json", "--report", "--export", "--store", "--engine", *WITHOUT_A_FILE],
     "quality": [
         *("SCENARIO", "--set", "--against", "--text", "--chunk", "--sensitivity", "--group-size", "--bits", "--blocks"),
         *("--out", "--json", "--seed"),
     ],
     "roofline": ["SCENARIO", "--set", "--batch", "--context", "--prefill", "--out", "--json"],
+    "scenarios list": ["--all", "--json"],
+    "scenarios new": WITHOUT_A_FILE,
+    "scenarios show": ["NAME", "--json"],
     "schema": ["KIND"],
-    "simulate": ["SCENARIO", "--set", "--json", "--out", "--seed"],
+    "simulate": ["SCENARIO", "--set", "--json", "--out", "--seed", *WITHOUT_A_FILE],
     "study": ["STUDY", "--execute", "--quality", "--quick", "--set", "--json", "--report", "--engine"],
     "techniques": ["--family", "--json"],
     "validate": ["KIND", "PATH", "--measured", "--set", "--repeat", "--json", "--seed", "--report"],

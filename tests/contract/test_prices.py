@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
-from perfmodel.specs.prices import is_stale, price_lines, stale_price_notes
+from perfmodel.specs.scenario import is_stale, price_lines, stale_price_notes
 from perfmodel.specs.scenario_file import list_hardware, load_hardware
 
 SCENARIO = "llama-3.1-8b-a100"

@@ -30,9 +30,9 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from perfmodel.errors import SpecError
-from perfmodel.files.amounts import PositiveFloat
 from perfmodel.files.base import Spec
 from perfmodel.files.bounded import read_json
+from perfmodel.files.units import PositiveFloat
 from perfmodel.ops.work import BatchShape
 
 FILES = ("suite.json", "kernels.json", "steps.json", "serving.json")

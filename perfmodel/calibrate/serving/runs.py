@@ -52,7 +52,7 @@ _LENGTH_SPREAD = 8  # tokens: about one half of a KV block either way
 
 StageLatencies = dict[str, float]  # metric -> milliseconds
 Floats = NDArray[np.float64]
-_ENGINE = "vllm"  # that such logs are of
+_LOGGED_ENGINE = "vllm"  # that logs of each request are of
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def _scenario(name: str, meta: dict[str, Any], trace: Path) -> Scenario:
         name=name,
         model=load_model(arguments["model"]),
         hardware=hardware,
-        engine=recorded_engine(_ENGINE, str(meta.get(f"{_ENGINE}_version") or ""), hardware, chosen),
+        engine=recorded_engine(_LOGGED_ENGINE, str(meta.get(f"{_LOGGED_ENGINE}_version") or ""), hardware, chosen),
         traffic=Traffic(arrivals=Arrivals(process="trace"), trace=Trace(path=str(trace), format="jsonl")),
         sampling=Sampling(method="greedy"),
     )

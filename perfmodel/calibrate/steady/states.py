@@ -47,6 +47,7 @@ from perfmodel.specs.engine.description import describe_engine
 
 Entry = Mapping[str, str]
 
+# Of disaggregated deployments.
 _SGLANG_CHUNK = 8192
 _TRTLLM_PREFILL_TOKENS = 8448
 _MEMORY_SHARE = 0.96  # recipes leave little: DeepSeek-V3 in FP8 on four GB200 takes 92 % for the weights alone

@@ -30,8 +30,8 @@ from perfmodel.cost.forms.device import FALLBACKS
 from perfmodel.cost.forms.fits import Residuals, distance
 from perfmodel.cost.forms.registry import FormFit
 from perfmodel.cost.forms.roofline import FamilyFit
-from perfmodel.files.amounts import NonNegativeFloat, NonNegativeInt
 from perfmodel.files.base import Spec
+from perfmodel.files.units import NonNegativeFloat, NonNegativeInt
 from perfmodel.ops.extents import KernelTraits
 from perfmodel.ops.formats import MMA_SYNC_RATE, SPARSE_RATE
 from perfmodel.specs.hardware import HardwareSpec

@@ -21,8 +21,8 @@ from pydantic import Field
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.messages.links import collective_time, network_time
-from perfmodel.files.amounts import NonNegativeFloat
 from perfmodel.files.base import Spec
+from perfmodel.files.units import NonNegativeFloat
 from perfmodel.ops.extents import Extent
 from perfmodel.ops.messages import Message
 from perfmodel.ops.work import Work

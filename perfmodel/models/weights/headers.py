@@ -20,6 +20,7 @@ from perfmodel.models.weights.gguf import config_from_gguf, read_gguf
 
 _LONGEST_HEADER = 100_000_000  # the safetensors library refuses longer ones too
 _ASSUMED_POSITIONS = 131072
+_LARGEST_EXTENT = 1 << 40  # of a tensor: no parameter count is larger
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F8_E4M3": "float8_e4m3fn"}
 
@@ -100,18 +101,21 @@ def _config_from_shapes(tensors: Mapping[str, Any], path: Path) -> dict[str, Any
     others: dict[str, tuple[int, ...]] = {}
     for name, entry in tensors.items():
         match = _LAYER.search(name)
-        shape = tuple(entry["shape"])
+        shape = _shape(entry, name, path)
         if match:
             layers.setdefault(int(match[1]), {})[match[2]] = shape
         else:
             others[name.rsplit("embed_tokens", 1)[-1] if "embed_tokens" in name else name] = shape
-    first = layers.get(0, {})
+    first = {name: shape for name, shape in layers.get(0, {}).items() if len(shape) == 2 or "proj.weight" not in name}
     embedding = others.get(".weight")
+    embedding = embedding if embedding is not None and len(embedding) == 2 else None
     needed = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "mlp.gate_proj.weight")
     missing = [name for name in needed if name not in first]
     if embedding is None or missing:
         what = "embed_tokens.weight" if embedding is None else f"layers.0.{missing[0]}"
-        raise SpecError(f"{path}: no tensor {what}; put the model's config.json beside it to say what it is.")
+        raise SpecError(
+            f"{path}: no tensor {what} of two dimensions; put the model's config.json beside it to say what it is."
+        )
     q, k = first["self_attn.q_proj.weight"][0], first["self_attn.k_proj.weight"][0]
     head_dim = first.get("self_attn.q_norm.weight", (0,))[0] or (128 if q % 128 == 0 and k % 128 == 0 else 64)
     dtype = tensors[next(name for name in tensors if name.endswith("layers.0.self_attn.q_proj.weight"))]["dtype"]
@@ -135,6 +139,17 @@ def _config_from_shapes(tensors: Mapping[str, Any], path: Path) -> dict[str, Any
     if dtype not in _DTYPES:
         raise SpecError(f"{path}: tensors of type {dtype} need the config.json that says how they are quantized.")
     return config | {"dtype": _DTYPES[dtype]}
+
+
+def _shape(entry: Any, name: str, path: Path) -> tuple[int, ...]:
+    """What a tensor's entry says of its extents, as a matrix has them."""
+    shape = entry.get("shape") if isinstance(entry, dict) else None
+    is_shape = isinstance(shape, list) and all(
+        type(extent) is int and 0 < extent <= _LARGEST_EXTENT for extent in shape
+    )
+    if shape is None or not is_shape or not shape or not isinstance(entry.get("dtype"), str):
+        raise SpecError(f"{path}: tensor {name[:80]}: found no dtype and shape of positive whole numbers.")
+    return tuple(shape)
 
 
 def _has_qkv_bias_only(first: Mapping[str, Any]) -> bool:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.files.catalog import find_file
 from perfmodel.files.whole import write_wholes
-from perfmodel.files.yaml_loader import Positions, dump_yaml, load_yaml
+from perfmodel.files.yaml_loader import Positions, dump_yaml
 from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.resilience import carried_cluster, requests_with_failures
 from perfmodel.planning.deployments.result import PlanResult
@@ -19,6 +18,7 @@ from perfmodel.planning.screening.demand import at_rate
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.overrides import apply_override, as_overrides, parse_override
+from perfmodel.specs.scenario_source import is_text, read_scenario
 
 # Engine arguments that are vLLM's own, in the order in which they are written. Those at vLLM's default are left out.
 _ARGUMENTS = (
@@ -89,7 +89,7 @@ def _scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
 
     A device that overrides have changed is named as the file beside it that `_device_files` writes.
     """
-    loaded = load_yaml(find_file("scenarios", result.base.path))
+    loaded, _ = read_scenario(result.base.path)
     data: dict[str, Any] = loaded.data
     data.pop("plan", None)
     candidate = finalist.deployment.screened.candidate
@@ -97,7 +97,8 @@ def _scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
     if result.resilience is not None and not result.resilience.problem:
         requests = max(requests, requests_with_failures(result, result.replicas))
     if isinstance(data.get("traffic"), str):
-        traffic = result.scenario.traffic.model_dump(mode="json", exclude_defaults=True, exclude={"name", "source"})
+        hidden = {"name", "aliases", "source"}
+        traffic = result.scenario.traffic.model_dump(mode="json", exclude_defaults=True, exclude=hidden)
         data["traffic"] = traffic
     choices = {**_choices(result, finalist), **at_rate(result.scenario, result.rate, requests)}
     for text in (*result.base.overrides, *as_overrides(choices)):
@@ -111,7 +112,8 @@ def _scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
     if _device_files(result, finalist):  # a later override, the plan's own choice, has put the plain name there again
         data["hardware"] = f"./{_device_file(candidate.layout.scenario.hardware)}"
     data["name"] = f"{result.scenario.name}-planned"
-    heading = f"# Chosen by `perfmodel plan {Path(result.base.path).name}`: {finalist.label}.\n"
+    planned = result.scenario.name if is_text(result.base.path) else Path(result.base.path).name
+    heading = f"# Chosen by `perfmodel plan {planned}`: {finalist.label}.\n"
     return heading + "".join(f"# {line}\n" for line in _not_here(result, finalist)) + dump_yaml(data)
 
 

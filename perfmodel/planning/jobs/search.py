@@ -25,8 +25,7 @@ from perfmodel.planning.sweeps.sweep import StoredPoint, stored_records
 from perfmodel.planning.sweeps.workers import Progress, spread
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
-from perfmodel.specs.prices import price_lines, stale_price_notes
-from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.scenario import Scenario, price_lines, stale_price_notes
 
 METRICS = (
     "duration",

@@ -34,6 +34,7 @@ from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 
 _GOOD = 0.9  # of the requests must meet the SLO (goodput as in DistServe, Zhong et al. 2024)
+# Of the search for a capacity.
 _PRECISION = 0.02
 _MOST_DOUBLINGS = 16
 Found = tuple[float, str]  # in the metric's own unit, and what it is made of

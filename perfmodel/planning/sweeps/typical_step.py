@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from pydantic import model_validator
 
-from perfmodel.files.amounts import NonNegativeInt, PositiveInt
 from perfmodel.files.base import Spec
+from perfmodel.files.units import NonNegativeInt, PositiveInt
 from perfmodel.ops.work import BatchShape, decode_shape
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Lengths

@@ -8,10 +8,11 @@ __all__ = [
     "model_view",
     "models_view",
     "network_view",
+    "scenarios_view",
     "techniques_view",
 ]
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -27,7 +28,7 @@ from perfmodel.validate.techniques.status import TechniqueStatus
 
 _DEVICES = ("device", "kind", "memory", "bandwidth", "bf16 peak", "FLOP/byte", "TDP W", "USD/h")
 _MODELS = ("model", "type", "parameters", "active", "layers", "hidden", "weights")
-_HEAD = ("technique", "simulated", "executed", "validated: predicted / published")
+_TECHNIQUES = ("technique", "simulated", "executed", "validated: predicted / published")
 
 
 def devices_view(devices: Sequence[HardwareSpec], networks: Sequence[NetworkFile]) -> Document:
@@ -50,6 +51,14 @@ def devices_view(devices: Sequence[HardwareSpec], networks: Sequence[NetworkFile
         for network in networks
     ]
     return Document("", [Table(_DEVICES, rows, left=2), Table(("network", "a card, one way", "µs a hop"), links)])
+
+
+def scenarios_view(scenarios: Sequence[Mapping[str, Any]], traffic: Sequence[Mapping[str, Any]]) -> Document:
+    """A row for each scenario, and for each traffic file with its other names."""
+    rows = [(each["name"], each["purpose"]) for each in scenarios]
+    named = [(", ".join((*each["aliases"][:1], each["name"])), each["purpose"]) for each in traffic]
+    tables = [Table(("scenario", "what it is"), rows, left=2), Table(("--traffic", "what it is"), named, left=2)]
+    return Document("", tables)
 
 
 def device_facts(device: HardwareSpec) -> dict[str, Any]:
@@ -172,7 +181,7 @@ def techniques_view(rows: Sequence[TechniqueStatus]) -> Document:
         members = [row for row in rows if row.family == family]
         blocks.append(Heading(family))
         cells = [(row.entry.name, _simulated(row), _executed(row), _validated(row)) for row in members]
-        blocks.append(Table(_HEAD, cells, left=4))
+        blocks.append(Table(_TECHNIQUES, cells, left=4))
         for reason in dict.fromkeys(row.entry.missing for row in members if row.entry.missing):
             names = ", ".join(row.entry.name for row in members if row.entry.missing == reason)
             blocks.append(Paragraph(Span(f"Not yet: {names}: {reason}", "muted")))

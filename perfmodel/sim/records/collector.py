@@ -24,7 +24,7 @@ from perfmodel.sim.records.columns import RequestColumns, StepColumns
 if TYPE_CHECKING:
     from perfmodel.sim.fleet.gateway import Fate, LostRequest
 
-_WIDTH = log(1.002)
+_BIN_WIDTH = log(1.002)  # of gaps, on a logarithmic scale
 REQUEST_COLUMNS = tuple(f.name for f in fields(RequestColumns) if f.default is MISSING)
 _TOKEN_COLUMNS = tuple(f.name for f in fields(RequestColumns) if f.default is not MISSING)
 STEP_COLUMNS = tuple(f.name for f in fields(StepColumns))
@@ -54,12 +54,12 @@ class GapHistogram:
             self.count += times
             self._sum += times * gap_s
             self._sum_squares += times * gap_s * gap_s
-            self._bins[floor(log(gap_s) / _WIDTH)] += times
+            self._bins[floor(log(gap_s) / _BIN_WIDTH)] += times
 
     def add_run(self, first_s: float, total_s: float, num_steps: int, times: int) -> None:
         """`num_steps` steps, growing evenly from `first_s` to `total_s` in all, each the gap of `times` tokens."""
         slope = 0.0 if num_steps == 1 else 2 * (total_s / num_steps - first_s) / (num_steps - 1)
-        parts = min(num_steps, 1 + int(abs(slope) * num_steps / (_WIDTH * first_s)))  # each about as wide as a bin
+        parts = min(num_steps, 1 + int(abs(slope) * num_steps / (_BIN_WIDTH * first_s)))  # each about as wide as a bin
         done = 0
         for part in range(1, parts + 1):
             upto = num_steps * part // parts
@@ -85,8 +85,8 @@ class GapHistogram:
         for index in bins:
             seen += self._bins[index]
             if seen >= wanted:
-                return exp((index + 0.5) * _WIDTH)
-        return exp((bins[-1] + 0.5) * _WIDTH)
+                return exp((index + 0.5) * _BIN_WIDTH)
+        return exp((bins[-1] + 0.5) * _BIN_WIDTH)
 
 
 class _Table:

@@ -12,8 +12,7 @@ from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.engine.devices import engine_notes
 from perfmodel.specs.engine.formats import format_notes
 from perfmodel.specs.networks import NetworkSpec
-from perfmodel.specs.prices import stale_price_notes
-from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.scenario import Scenario, stale_price_notes
 
 
 def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, num_steps: int) -> tuple[str, ...]:

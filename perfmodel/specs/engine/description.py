@@ -25,10 +25,9 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, field_validator
 
-from perfmodel.files.amounts import NonNegativeInt, PositiveInt
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file
-from perfmodel.files.units import Bytes
+from perfmodel.files.units import Bytes, NonNegativeInt, PositiveInt
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.specs.engine.versions import ChosenVersion, choose_version, parse_version

@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from perfmodel.files.amounts import PositiveInt
 from perfmodel.files.base import Resolved, Spec
-from perfmodel.files.units import Bytes
+from perfmodel.files.units import Bytes, PositiveInt
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.networks import GivenLink
 

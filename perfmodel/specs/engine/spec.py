@@ -7,9 +7,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from perfmodel.files.amounts import NonNegativeInt, PositiveInt
 from perfmodel.files.base import Spec
-from perfmodel.files.units import Milliseconds
+from perfmodel.files.units import Milliseconds, NonNegativeInt, PositiveInt
 from perfmodel.models.layer_formats import LayerQuantization
 from perfmodel.models.number_formats import GROUPED_FORMATS
 from perfmodel.specs.engine.description import BatchingRules, DescribedEngine, describe_engine

@@ -16,13 +16,14 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from perfmodel.errors import SpecError
-from perfmodel.files.amounts import NonNegativeInt, PositiveInt
 from perfmodel.files.base import Resolved, Spec
 from perfmodel.files.bounded import LARGEST_JSON_BYTES, read_bounded
+from perfmodel.files.units import NonNegativeInt, PositiveInt
 from perfmodel.models.spec import ModelSpec
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 _MOST_NODES = 4096  # of a tree, beside the token that it grows from
+_MOST_DEPTH = 128  # a step's cost is worked out for each, and for each batch
 
 # Fields that belong to a method: (field, methods that may have it, whether they must)
 _OWN_FIELDS = (
@@ -217,6 +218,10 @@ class SpeculativeConfig(Spec):
         if None not in (shape, given) and shape != given:
             of = f"a tree of {shape} levels" if self.tree else f"n-grams that give {shape}"
             raise ValueError(f"found num_speculative_tokens={given} beside {of}; leave one of them out")
+        if (shape or given or 0) > _MOST_DEPTH:
+            raise ValueError(
+                f"found drafts of {shape or given} tokens, allowed {_MOST_DEPTH}: none is right to its end; lower it"
+            )
         if self.nodes_by_depth[-1] > _MOST_NODES:
             raise ValueError(
                 f"found {self.nodes_by_depth[-1]} tokens to verify at once for each sequence, allowed {_MOST_NODES}; "

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from perfmodel.errors import did_you_mean
-from perfmodel.files.amounts import NonNegativeInt, PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
+from perfmodel.files.units import NonNegativeInt, PositiveFloat, PositiveInt
 from perfmodel.planning.metrics import ALIASES, RATIOS, Basis, Metric, metric_named, needs_no_run
 from perfmodel.planning.sweeps.typical_step import StepSpec
 

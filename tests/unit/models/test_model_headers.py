@@ -210,3 +210,13 @@ def test_shapes_that_do_not_tell_enough_ask_for_the_config(tmp_path: Path) -> No
     path.write_bytes(struct.pack("<Q", 1 << 50))
     with pytest.raises(SpecError, match="not a safetensors file"):
         load_model(path)
+
+
+@pytest.mark.parametrize("entry", [3, None, {}, {"dtype": "BF16", "shape": 0.5}, {"dtype": "BF16", "shape": [0, 512]}])
+def test_a_tensor_without_a_shape_is_refused(tmp_path: Path, entry: Any) -> None:
+    header = {"model.embed_tokens.weight": {"dtype": "BF16", "shape": [8, 8]}, "model.layers.0.x": entry}
+    text = json.dumps(header).encode()
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+    with pytest.raises(SpecError, match=r"tensor model.layers.0.x: found no dtype and shape"):
+        load_model(str(path))

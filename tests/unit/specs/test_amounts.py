@@ -7,9 +7,11 @@ from pydantic import ValidationError
 
 from perfmodel.errors import SpecError
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.specs import load_scenario
+from perfmodel.specs import load_hardware, load_scenario
+from perfmodel.specs.engine.speculation import SpeculativeConfig
 from perfmodel.specs.hardware import MemoryLevel
 from perfmodel.specs.scenario import Overheads
+from perfmodel.specs.slo import SLO
 from perfmodel.specs.traffic import Arrivals, Prefix, Traffic
 
 LENGTHS = {"distribution": "fixed", "value": 10}
@@ -46,11 +48,23 @@ def test_named_amounts_are_refused_in_one_sentence(change: str, wanted: str) -> 
         (MemoryLevel, {"level": "hbm", "capacity_bytes": "1e30 GB"}, "found '1e30 GB', allowed 0.001 to 1e.18 bytes"),
         (Arrivals, {"rate": 1e300}, "rate"),
         (Overheads, {"kernels": 1e-300}, "at least 1e-12"),
+        (SLO, {"reading_tokens_per_s": 1e14}, "1000000"),
+        (SLO, {"reading_words_per_minute": 1e14}, "1000000"),
+        (SpeculativeConfig, {"method": "ngram", "num_speculative_tokens": 100_000}, "100000 tokens, allowed 128"),
+        (SpeculativeConfig, {"method": "ngram", "num_speculative_tokens": 10**9}, "1000000000 tokens, allowed 128"),
     ],
 )
 def test_amounts_that_are_beyond_what_can_be_worked_out(spec: Any, data: dict[str, Any], wanted: str) -> None:
     with pytest.raises(ValidationError, match=wanted):
         spec.model_validate(data)
+
+
+@pytest.mark.parametrize("peaks", ["{}", "{bf16: 0}", "{bf16: -1}"])
+def test_a_device_has_a_peak(peaks: str) -> None:
+    with pytest.raises(SpecError, match="peak_flops_per_s"):
+        load_hardware("h100-sxm-80gb", [f"hardware.declared.peak_flops_per_s={peaks}"])
+    with pytest.raises(SpecError, match="vector_flops_per_s"):
+        load_hardware("h100-sxm-80gb", ["hardware.declared.vector_flops_per_s=0"])
 
 
 def test_the_limits_leave_room_for_what_is_large() -> None:

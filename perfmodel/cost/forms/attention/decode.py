@@ -46,8 +46,8 @@ from pydantic import Field
 from perfmodel.cost.forms.columns import SCALARS, KernelSeconds
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.forms.fits import Domain, Residuals
-from perfmodel.files.amounts import PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
+from perfmodel.files.units import PositiveFloat, PositiveInt
 from perfmodel.ops.extents import DecodeExtent, Values
 from perfmodel.ops.work import Work
 

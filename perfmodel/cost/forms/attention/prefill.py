@@ -35,8 +35,8 @@ from pydantic import Field
 from perfmodel.cost.forms.columns import SCALARS, KernelSeconds
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.forms.fits import Domain, Residuals
-from perfmodel.files.amounts import PositiveInt
 from perfmodel.files.base import Spec
+from perfmodel.files.units import PositiveInt
 from perfmodel.ops.extents import HeadsExtent, PrefillExtent, Values
 from perfmodel.ops.formats import MMA_SYNC_RATE
 from perfmodel.ops.work import Work

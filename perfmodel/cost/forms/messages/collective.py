@@ -40,8 +40,8 @@ from perfmodel.cost.forms.messages.nccl import (
     latency_ratio,
     nccl_between_nodes,
 )
-from perfmodel.files.amounts import PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
+from perfmodel.files.units import PositiveFloat, PositiveInt
 from perfmodel.ops.messages import Message
 from perfmodel.ops.work import Work
 from perfmodel.specs.hardware import Link

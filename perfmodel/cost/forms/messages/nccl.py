@@ -33,8 +33,8 @@ from pydantic import Field
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.messages.links import TwoLevel, ways_of
-from perfmodel.files.amounts import PositiveFloat, PositiveInt
 from perfmodel.files.base import Spec
+from perfmodel.files.units import PositiveFloat, PositiveInt
 from perfmodel.ops.extents import Values
 from perfmodel.ops.messages import Message, Spread
 from perfmodel.specs.hardware import Link

@@ -24,6 +24,7 @@ from perfmodel.report.numbers import MISSING, format_metric
 from perfmodel.report.views.scenario import headline
 from perfmodel.report.views.whatif.sentences import path_label, whatif_sentences, x_label
 
+# Of the pictures, in pixels.
 _WIDTH, _BAR, _ROW, _TOP = 860, 18, 28, 62
 _ROOM = 70  # for what is written at the ends of bars
 

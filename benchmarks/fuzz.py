@@ -1,0 +1,138 @@
+"""Whether any input makes the command hang, run out of memory, or end in anything but an answer or one sentence.
+
+    python benchmarks/fuzz.py [--cases 20000] [--first 0] [--log FILE.jsonl] [--report FILE.md]
+
+Cases are drawn by hypothesis (tests/fuzz_cases.py), 250 to a seed, each seed in a process of its own with a gigabyte of
+memory and 20 s of CPU time for a case (tests/fuzz_runs.py). What is finished is in the log: a run that was stopped goes
+on where it was. Two to three hours on one core.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+_PER_SEED = 250
+_HUNG_S = 300.0  # of silence: a loop in C, which no alarm breaks into
+_MOST_SHOWN = 20
+
+Row = dict[str, Any]
+
+
+def _run_seed(number: int, log: Path) -> None:
+    """All cases of one seed, into the log; the one that runs is in a file, should it kill this process."""
+    from fuzz_cases import FuzzCase, fuzz_cases
+    from fuzz_runs import limit_memory, run_case
+    from hypothesis import HealthCheck, Phase, given, seed, settings
+
+    rows: list[Row] = []
+    current = log.with_suffix(f".{number}.current")
+
+    @seed(number)
+    @settings(
+        max_examples=_PER_SEED, phases=[Phase.generate], deadline=None, database=None,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(fuzz_cases())
+    def run(case: FuzzCase) -> None:
+        shown = {"kind": case.kind, "args": case.args, "files": {k: v.decode("latin-1") for k, v in case.files.items()}}
+        current.write_text(json.dumps(shown), encoding="utf-8")
+        outcome = run_case(case)
+        found: Row = {"seed": number, "kind": case.kind, "status": outcome.status, "seconds": round(outcome.seconds, 3)}
+        rows.append(found | ({"wrong": outcome.wrong, "case": shown} if outcome.wrong else {}))
+
+    limit_memory()
+    run()
+    with log.open("a", encoding="utf-8") as lines:
+        lines.write("".join(json.dumps(row) + "\n" for row in rows))
+    current.unlink()
+
+
+def _run_seeds(seeds: Sequence[int], log: Path) -> None:
+    for done, number in enumerate(seeds, 1):
+        begun = time.monotonic()
+        process = multiprocessing.get_context("fork").Process(target=_run_seed, args=(number, log))
+        process.start()
+        current = log.with_suffix(f".{number}.current")
+        while process.is_alive():
+            process.join(1.0)
+            seen = current.stat().st_mtime if current.exists() else time.time()
+            if time.time() - seen > _HUNG_S:
+                process.kill()
+        if process.exitcode != 0:
+            case = json.loads(current.read_text(encoding="utf-8")) if current.exists() else {}
+            wrong = f"the process ended with {process.exitcode}"
+            row = {
+                "seed": number,
+                "kind": case.get("kind", "?"),
+                "status": -1,
+                "seconds": 0,
+                "wrong": wrong,
+                "case": case,
+            }
+            with log.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(row) + "\n")
+        print(f"seed {number}, {done} of {len(seeds)}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+
+
+def _read(log: Path) -> list[Row]:
+    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
+
+
+def _report(rows: Sequence[Row], first: int, command: str) -> str:
+    kinds = sorted({row["kind"] for row in rows})
+    lines = [
+        "# Inputs that nobody means",
+        "",
+        f"`{command}`: {len(rows):,} cases from seed {first}, {sum(row['seconds'] for row in rows):,.0f} CPU s. Each "
+        "had 20 s of CPU time and a gigabyte of memory; right are an answer (status 0) and one sentence (status 2).",
+        "",
+        "| input | cases | answered | refused | wrong | longest, CPU s |",
+        "|---|---|---|---|---|---|",
+    ]
+    for kind in [*kinds, "all"]:
+        mine = [row for row in rows if kind in (row["kind"], "all")]
+        wrong = [row for row in mine if "wrong" in row]
+        right = Counter(row["status"] for row in mine if "wrong" not in row)
+        longest = max((row["seconds"] for row in mine), default=0)
+        lines.append(f"| {kind} | {len(mine):,} | {right[0]:,} | {right[2]:,} | {len(wrong):,} | {longest:.1f} |")
+    found = Counter(row["wrong"][:160] for row in rows if "wrong" in row)
+    lines += ["", "No case ended otherwise." if not found else "What was wrong, and how often:", ""]
+    lines += [f"- {count} x {what}" for what, count in found.most_common(_MOST_SHOWN)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    """Run what the log does not have yet, and report on all of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=20_000)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--log", type=Path, default=Path("out/fuzz.jsonl"))
+    parser.add_argument("--report", type=Path)
+    asked = parser.parse_args()
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    asked.log.parent.mkdir(parents=True, exist_ok=True)
+    log = asked.log.resolve()
+    known = {row["seed"] for row in _read(log)}
+    seeds = range(asked.first, asked.first + -(-asked.cases // _PER_SEED))
+    _run_seeds([number for number in seeds if number not in known], log)
+    text = _report(
+        [row for row in _read(log) if row["seed"] in seeds],
+        asked.first,
+        f"python benchmarks/fuzz.py --cases {asked.cases}",
+    )
+    print(text)
+    if asked.report is not None:
+        asked.report.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Where a scenario comes from: a name, a path, or its own text.
+
+Text is what travels: to worker processes, to other machines, into a plan's export. So a scenario without a file is one
+line of JSON wherever a name could stand, and everything downstream is as if a file had been given.
+"""
+
+__all__ = ["as_text", "is_text", "read_scenario", "refuse_path_as_name"]
+
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from perfmodel.errors import SpecError
+from perfmodel.files.base import as_file_name
+from perfmodel.files.catalog import find_file
+from perfmodel.files.yaml_loader import LoadedYaml, Positions, load_yaml, load_yaml_text
+
+_TEXT = "the scenario"  # how errors name one without a file
+
+
+def as_text(data: dict[str, Any]) -> str:
+    """A scenario's mapping as text that stands where its file's name could."""
+    return json.dumps(data, ensure_ascii=False)
+
+
+def is_text(source: str | pathlib.Path) -> bool:
+    """Whether `source` is a scenario's own text, and no name or path."""
+    return isinstance(source, str) and source.lstrip().startswith("{")
+
+
+def read_scenario(source: str | pathlib.Path, inside: Sequence[str] = ()) -> tuple[LoadedYaml, pathlib.Path]:
+    """The mapping of a scenario by name, path or text, named after its file where it gives no name; and the folder that
+    paths in it start from.
+
+    inside: the keys of the block of the file that is the scenario, where the file is of something else (a study)
+
+    Raises SpecError as `load_yaml` does.
+    """
+    if is_text(source):
+        loaded, name, folder = load_yaml_text(str(source), _TEXT), "unnamed", pathlib.Path()
+        loaded = LoadedYaml(loaded.data, Positions(_TEXT))  # the line of a text on one line tells nothing
+    else:
+        path = find_file("scenarios", source)
+        loaded, name, folder = load_yaml(path).block(inside), path.stem, path.parent
+    loaded.data.setdefault("name", name)
+    return loaded, folder
+
+
+def refuse_path_as_name(data: dict[str, Any], positions: Positions) -> None:
+    """Raises SpecError for a scenario whose name is a path."""
+    name = data["name"]
+    try:
+        as_file_name(name if isinstance(name, str) else "-")  # what is no text is for validation to say
+    except ValueError as error:
+        raise SpecError(f"{positions.where(('name',))}: name: {error}.") from None

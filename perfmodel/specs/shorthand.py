@@ -1,0 +1,73 @@
+"""`Shorthand`: a scenario in a few words, and the mapping that a scenario file would hold for them."""
+
+__all__ = ["Shorthand"]
+
+import pathlib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.errors import SpecError
+from perfmodel.files.base import LONGEST_NAME
+from perfmodel.files.catalog import Kind, find_file
+from perfmodel.specs.scenario_file import load_traffic
+
+_WITH_RATES = ("constant", "poisson", "poisson_fixed_count", "gamma")
+
+
+@dataclass(frozen=True, slots=True)
+class Shorthand:
+    """A scenario in a few words; everything else has its default.
+
+    model:    name or path
+    hardware: names, aliases or paths of devices: the first is the scenario's, and plans choose between all of them
+    traffic:  name, alias or path of a file in workloads/traffic
+    rate:     requests per second, or with a unit; the traffic's own unless given
+    slo:      its fields as given: {"ttft_ms": "1s"}
+    """
+
+    model: str
+    hardware: tuple[str, ...]
+    traffic: str
+    rate: float | str | None
+    slo: tuple[tuple[str, float | str], ...] = ()
+
+    def to_data(self) -> dict[str, Any]:
+        """The mapping of the scenario file that it stands for.
+
+        Raises SpecError for devices and traffic that no file describes, and for a rate of traffic that has none.
+        """
+        devices = [_name_of("hardware", device) for device in self.hardware]
+        data: dict[str, Any] = {"name": _joined(self.model, devices[0]), "model": self.model, "hardware": devices[0]}
+        data["traffic"] = _name_of("traffic", self.traffic) if self.rate is None else self._traffic_at_rate()
+        if self.slo:
+            data["slo"] = dict(self.slo)
+        if len(devices) > 1:
+            data["plan"] = {"space": {"hardware": devices}}
+        return data
+
+    def _traffic_at_rate(self) -> dict[str, Any]:
+        traffic = load_traffic(self.traffic)
+        if traffic.arrivals.process not in _WITH_RATES:
+            raise SpecError(
+                f"--rate {self.rate}: traffic {self.traffic} has arrivals of process {traffic.arrivals.process}, which "
+                f"have no rate; leave --rate out, or choose traffic that has one."
+            )
+        data = traffic.model_dump(mode="json", exclude_defaults=True, exclude={"aliases"})
+        data["arrivals"] = {
+            **{key: value for key, value in data.get("arrivals", {}).items() if key != "stages"},
+            "rate": self.rate,
+        }
+        return data
+
+
+def _name_of(kind: Kind, given: str) -> str:
+    """A file's name for an alias; the absolute path of a file elsewhere."""
+    path = pathlib.Path(given).expanduser()
+    return str(path.resolve()) if path.is_file() else find_file(kind, given).stem
+
+
+def _joined(model: str, device: str) -> str:
+    """`llama-3.1-70b-h100-sxm-80gb`: a name that a file can have."""
+    parts = [re.sub(r"\.(yaml|yml|json|gguf)$", "", pathlib.PurePath(part).name) for part in (model, device)]
+    return re.sub(r"[^\w.-]+", "-", "-".join(parts))[:LONGEST_NAME].strip("-.").lower() or "unnamed"

@@ -1,0 +1,438 @@
+"""Inputs that nobody means: the project's own schemas at their extremes, single slips, damaged files of every kind.
+
+A case is a command line and the files that it names. Scenarios, devices and traffic are drawn from what `perfmodel
+schema` says they may be, and then at most one thing is spoilt; other files are good ones with a few bytes or values
+changed. Work that is merely long (a million requests) is cut short: it is not what is looked for.
+"""
+
+__all__ = ["KINDS", "FuzzCase", "fuzz_cases"]
+
+import copy
+import json
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from perfmodel.files.yaml_loader import dump_yaml, load_yaml
+from perfmodel.specs import list_hardware
+from perfmodel.specs.json_schema import schema
+
+ROOT = Path(__file__).parents[1]
+_MOST_REQUESTS, _REFUSED_REQUESTS = 100, 10**8
+_FEW = {"distribution": "lognormal", "mean": 100, "p99": 500}
+_ROUTINE = {"arrivals": {"rate": 4.0}, "num_requests": 12, "input_tokens": _FEW, "output_tokens": {**_FEW, "max": 64}}
+_DENSE: dict[str, Any] = {"model": "llama-3.1-8b", "hardware": "h100-sxm-80gb", "traffic": _ROUTINE, "seed": 0}
+# One of each kind of deployment and traffic that has code of its own: what differs from the above.
+_OTHERS = """
+- {}
+- {traffic: {arrivals: {process: closed_loop, concurrency: 4, think_time_s: 0.1}}}
+- {traffic: {arrivals: {process: burst, order: longest_prompt_first}}}
+- {traffic: {arrivals: {process: gamma, cv: 2.0, stages: [{rate: 2, duration_s: 9}]}}}
+- {traffic: {prefix: {num_groups: 2, shared_tokens: 64, num_prompts_per_group: 3}}}
+- {engine: {tensor_parallel_size: 2, pipeline_parallel_size: 2, max_num_seqs: 8, kv_cache_dtype: fp8}}
+- {engine: {speculative_config: {method: ngram, num_speculative_tokens: 3, acceptance: {rate: 0.6}}}}
+- {engine: {batching: static, max_num_seqs: 4}, slo: {ttft_ms: 500, max_itl_ms: 50}}
+- {model_changes: {prune: {kind: unstructured, fraction: 0.5}}, overheads: {kernels: 2.0}}
+- {model: mixtral-8x7b, engine: {data_parallel_size: 4, enable_expert_parallel: true}}
+- {model: deepseek-v2-lite, routing: {distribution: power_law, alpha: 1.0}}
+- {model: nemotron-3-nano-30b-a3b, engine: {tensor_parallel_size: 4}}
+- {cluster: {replicas: 3, router: least_kv, gateway: {max_outstanding: 4, timeout_s: 9.0}}}
+- {cluster: {pools: [{role: prefill}, {role: decode, replicas: 2}], kv_transfer: {shared: true}}}
+- cluster:
+    autoscaling: {target: 2, max_replicas: 3, interval_s: 1.0, cold_start_s: 2.0}
+    failures: {mtbf_s: 60.0, repair_s: 1.0, start_s: 1.0}
+- {prompt_compression: {ratio: 0.5}, price: {usd_per_gpu_hour: 2.0}}
+"""
+_SCENARIOS: tuple[dict[str, Any], ...] = tuple(
+    _DENSE | other | {"traffic": _ROUTINE | other.get("traffic", {})} for other in yaml.safe_load(_OTHERS)
+)
+_COMMANDS = (("simulate", "--json"), ("simulate",), ("memory", "--json"), ("explain",), ("roofline", "--out", "o.html"))
+_JUNK: tuple[Any, ...] = (
+    *(None, True, "", " ", "x", "nan", "-1", "1e999", "..", "../x", "/dev/zero", "\x00", "é\u202e", "x" * 5000, "1 ZB"),
+    *(0, -1, 1, 2**31, 2**63, 2**64, 10**30, -(10**30), 1e-300, 1e300, 1e308, -1e308, 5e-324, 0.5, 3),
+    *(math.nan, math.inf, -math.inf, [], {}, [[]], [{}], [None], {"": None}, {"x": {"x": {"x": 1}}}, [1] * 300),
+)
+_AMOUNTS = (0, 1, 2, 3, 7, 8, 64, 1000, 10**6, 10**9, 1e-12, 1e-6, 0.1, 0.5, 0.999, 1.5, 1e12, 1e15, 1e18)
+_BYTES = (b"\xff" * 8, b"\0" * 8, b"[" * 3000, b"&a *a", b"\n")
+_UNITS = ("B", "GB", "GB/s", "TB/s", "TFLOPS", "GHz", "s", "ms", "us", "h", "GiB")
+
+
+@dataclass(frozen=True)
+class FuzzCase:
+    """kind: of input; args: after `perfmodel`; files: name -> content, beside which the command runs"""
+
+    kind: str
+    args: tuple[str, ...]
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+# ------------------------------------------------------------------------------------------ from a JSON Schema
+
+
+def _values(spec: Any, defs: dict[str, Any], depth: int = 0) -> st.SearchStrategy[Any]:
+    """What a schema allows, with a liking for its ends."""
+    if "$ref" in spec:
+        return _values(defs[spec["$ref"].rpartition("/")[2]], defs, depth)
+    if "const" in spec or "enum" in spec:
+        return st.sampled_from(spec.get("enum") or [spec["const"]])
+    if "anyOf" in spec or "oneOf" in spec:
+        return st.one_of([_values(each, defs, depth) for each in spec.get("anyOf") or spec["oneOf"]])
+    kind = spec.get("type")
+    if isinstance(kind, list) or kind in ("integer", "number"):
+        return _numbers(spec, kind)
+    if kind == "array":
+        items = spec.get("items")
+        if "prefixItems" in spec:
+            return st.tuples(*(_values(each, defs, depth + 1) for each in spec["prefixItems"])).map(list)
+        return st.lists(_values(items or {}, defs, depth + 1), min_size=spec.get("minItems", 0), max_size=3)
+    if kind == "object":
+        return _objects(spec, defs, depth)
+    simple = {"boolean": st.booleans(), "null": st.none(), "string": _texts(spec)}
+    return simple.get(kind, st.sampled_from(_JUNK)) if isinstance(kind, str) else st.sampled_from(_JUNK)
+
+
+def _texts(spec: Any) -> st.SearchStrategy[Any]:
+    usual = st.sampled_from(["auto", "fp8", "a", "none", "2:1", "bf16", "int4", "2026-03-10", "vllm", "sglang"])
+    return st.one_of(st.sampled_from(spec["examples"]), usual) if spec.get("examples") else usual
+
+
+def _numbers(spec: Any, kind: Any) -> st.SearchStrategy[Any]:
+    low = spec.get("minimum", spec.get("exclusiveMinimum", 0))
+    high = spec.get("maximum", spec.get("exclusiveMaximum", 10**18))
+    if kind == "integer":
+        least, most = math.ceil(low) + ("exclusiveMinimum" in spec), math.floor(high)
+        allowed = [int(x) for x in _AMOUNTS if x == int(x) and least <= x <= most]
+        return st.sampled_from([least, most, min(least + 1, most), *allowed])
+    allowed_floats = [float(x) for x in _AMOUNTS if low <= x <= high]
+    found = st.sampled_from([float(low), float(high), *allowed_floats])
+    if kind == "number":
+        return found
+    return st.one_of(found, st.tuples(found, st.sampled_from(_UNITS)).map(lambda pair: f"{pair[0]:g} {pair[1]}"))
+
+
+def _objects(spec: Any, defs: dict[str, Any], depth: int) -> st.SearchStrategy[Any]:
+    fields = spec.get("properties", {})
+    if not fields:
+        inner = spec.get("additionalProperties")
+        value = _values(inner, defs, depth + 1) if isinstance(inner, dict) else st.sampled_from(_JUNK)
+        return st.dictionaries(st.sampled_from(["bf16", "fp8", "a"]), value, max_size=2)
+    needed = spec.get("required", [])
+    others = [name for name in fields if name not in needed]
+    few = st.lists(st.sampled_from(others), unique=True, max_size=2 if depth else 3) if others else st.just([])
+
+    def filled(names: list[str]) -> st.SearchStrategy[Any]:
+        return st.fixed_dictionaries({name: _values(fields[name], defs, depth + 1) for name in (*needed, *names)})
+
+    return few.flatmap(filled)
+
+
+@cache
+def _schema(kind: str) -> dict[str, Any]:
+    return schema(kind)
+
+
+def _draw_into(draw: st.DrawFn, data: dict[str, Any], kind: str) -> None:
+    """Set a field of `data`, or of a block in it, to something that its schema allows."""
+    whole = _schema(kind)
+    defs, spec, target = whole.get("$defs", {}), whole, data
+    while True:
+        fields = spec.get("properties", {})
+        name = draw(st.sampled_from(sorted(fields)))
+        inner = _block(fields[name], defs)
+        if inner is None or draw(st.integers(0, 3)) == 0:
+            target[name] = draw(_values(fields[name], defs, 1))
+            return
+        if not isinstance(target.get(name), dict):
+            target[name] = {}
+        spec, target = inner, target[name]
+
+
+def _block(spec: Any, defs: dict[str, Any]) -> Any:
+    """The one object that a field may be, if its schema has fields."""
+    options = spec.get("anyOf", [spec])
+    found = [defs[each["$ref"].rpartition("/")[2]] if "$ref" in each else each for each in options]
+    objects = [each for each in found if each.get("properties")]
+    return objects[0] if len(objects) == 1 else None
+
+
+# ------------------------------------------------------------------------------------------------ single slips
+
+
+def _places(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    keys = data.items() if isinstance(data, dict) else enumerate(data[:40]) if isinstance(data, list) else ()
+    return [place for key, value in keys for place in [(*path, key), *_places(value, (*path, key))]]
+
+
+def _spoil(draw: st.DrawFn, data: Any) -> Any:
+    """One value replaced, one key left out, misspelt or moved."""
+    places = _places(data)
+    if not places:
+        return draw(st.sampled_from(_JUNK))
+    *inside, last = draw(st.sampled_from(places))
+    target = _at(data, tuple(inside))
+    slip = draw(st.integers(0, 9))
+    if slip < 7:
+        target[last] = copy.deepcopy(draw(st.sampled_from(_JUNK)))
+    elif slip < 9 or not isinstance(target, dict):
+        del target[last]
+    else:
+        target[f"{last}s"] = target.pop(last)
+    return data
+
+
+def _scale(draw: st.DrawFn, data: Any) -> Any:
+    """A number many times larger or smaller, whole numbers kept whole."""
+    found = [(path, value) for path in _places(data) if _is_number(value := _at(data, path))]
+    if found:
+        (*inside, last), value = draw(st.sampled_from(found))
+        factor = 10.0 ** draw(st.sampled_from([-12, -9, -6, -3, -1, 1, 3, 6, 9, 12]))
+        _at(data, tuple(inside))[last] = max(int(value * factor), 1) if isinstance(value, int) else value * factor
+    return data
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _at(data: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        data = data[key]
+    return data
+
+
+def _cut_short(data: dict[str, Any]) -> dict[str, Any]:
+    """Without work that takes hours and is only long."""
+    traffic = data.get("traffic")
+    if isinstance(traffic, dict):
+        count = traffic.get("num_requests", _MOST_REQUESTS)
+        if isinstance(count, int | float) and _MOST_REQUESTS < count <= _REFUSED_REQUESTS:
+            traffic["num_requests"] = _MOST_REQUESTS
+        elif traffic.get("duration_s") is not None or "stages" in str(traffic):
+            traffic.setdefault("num_requests", _MOST_REQUESTS)
+    return data
+
+
+def _damaged(draw: st.DrawFn, raw: bytes, most: int = 3) -> bytes:
+    """A few bytes changed, put in, or the end cut off."""
+    for _ in range(draw(st.integers(1, most))):
+        at = draw(st.integers(0, len(raw)))
+        chunk = draw(
+            st.one_of(st.binary(max_size=8), st.sampled_from([b"\xff" * 8, b"\0" * 8, b"[" * 3000, b"&a *a", b"\n"]))
+        )
+        what = draw(st.integers(0, 2))
+        raw = (raw[:at], raw[:at] + chunk + raw[at:], raw[:at] + chunk + raw[at + len(chunk) :])[what]
+    return raw
+
+
+def _yaml(data: Any) -> bytes:
+    try:
+        return dump_yaml(data).encode()
+    except (yaml.YAMLError, UnicodeError):
+        return json.dumps(data).encode()
+
+
+# ---------------------------------------------------------------------------------------------------- the kinds
+
+
+@st.composite
+def _valid_scenario(draw: st.DrawFn) -> FuzzCase:
+    data = copy.deepcopy(draw(st.sampled_from(_SCENARIOS)))
+    for _ in range(draw(st.sampled_from([0, 0, 0, 1, 1, 2, 3]))):
+        _draw_into(draw, data, "scenario")
+    for _ in range(draw(st.integers(0, 2))):
+        data = _scale(draw, data)
+    command, *flags = draw(st.sampled_from(_COMMANDS))
+    return FuzzCase("scenario, extreme", (command, "s.yaml", *flags), {"s.yaml": _yaml(_cut_short(data))})
+
+
+@st.composite
+def _spoilt_scenario(draw: st.DrawFn) -> FuzzCase:
+    data = _spoil(draw, copy.deepcopy(draw(st.sampled_from(_SCENARIOS))))
+    command, *flags = draw(st.sampled_from(_COMMANDS))
+    return FuzzCase("scenario, one slip", (command, "s.yaml", *flags), {"s.yaml": _yaml(_cut_short(data))})
+
+
+@st.composite
+def _spoilt_text(draw: st.DrawFn) -> FuzzCase:
+    raw = _damaged(draw, _yaml(draw(st.sampled_from(_SCENARIOS))))
+    return FuzzCase("scenario, damaged text", ("memory", "s.yaml"), {"s.yaml": raw})
+
+
+@st.composite
+def _override(draw: st.DrawFn) -> FuzzCase:
+    places = [".".join(map(str, place)) for place in _places(draw(st.sampled_from(_SCENARIOS)))]
+    hardware = ["hardware.hbm.bandwidth", "hardware.bf16", "hardware.nvlink", "hardware.price", "hardware.peak_flops"]
+    path = draw(st.sampled_from([*places, *hardware, "plan.finalists", "x", "", ".", "cluster.pools.0.engine"]))
+    value = draw(st.one_of(st.sampled_from(_JUNK).map(str), st.sampled_from(["0x", "1e300x", "2x", "0.5x", "{", "[1"])))
+    name = "s.yaml"
+    text = f"{path}={value}".replace("\0", "0")
+    return FuzzCase("--set", ("memory", name, "--set", text), {name: _yaml(draw(st.sampled_from(_SCENARIOS)))})
+
+
+_TRACES = {
+    "azure": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.99,39,9\n",
+    "mooncake": '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
+    '{"timestamp": 300, "input_length": 90, "output_length": 7, "hash_ids": [1]}\n',
+    "burstgpt": "Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,472,18\n45,ChatGPT,1087,230\n",
+    "jsonl": '{"arrival_s": 0.5, "input_tokens": 40, "output_tokens": 6, "block_hashes": [3, 4], "session_id": "a"}\n'
+    '{"arrival_s": 1.5, "input_tokens": 90, "output_tokens": 3, "hash_block_size": 16}\n',
+}
+
+
+@st.composite
+def _trace(draw: st.DrawFn) -> FuzzCase:
+    name = draw(st.sampled_from(sorted(_TRACES)))
+    raw = _TRACES[name].encode()
+    if name in ("mooncake", "jsonl") and draw(st.booleans()):
+        rows = [json.loads(line) for line in raw.splitlines()]
+        raw = "\n".join(json.dumps(_spoil(draw, row)) for row in rows).encode()
+    elif draw(st.booleans()):
+        lines = raw.decode().splitlines()
+        cells = lines[-1].split(",")
+        cells[draw(st.integers(0, len(cells) - 1))] = str(draw(st.sampled_from(_JUNK)))
+        raw = "\n".join([*lines[:-1], ",".join(cells)]).encode("utf-8", "surrogateescape")
+    else:
+        raw = _damaged(draw, raw)
+    data = _DENSE | {
+        "traffic": {"trace": {"path": "t.txt", "format": name, "speedup": draw(st.sampled_from([1.0, 1e-12, 1e15]))}}
+    }
+    return FuzzCase("trace", ("simulate", "s.yaml", "--json"), {"s.yaml": _yaml(data), "t.txt": raw})
+
+
+@cache
+def _configs() -> tuple[dict[str, Any], ...]:
+    names = (
+        "llama-3.1-8b",
+        "mixtral-8x7b",
+        "deepseek-v3",
+        "gpt-oss-20b",
+        "nemotron-h-56b",
+        "qwen3.5-27b",
+        "llama-3.1-70b-fp8",
+    )
+    return tuple(load_yaml(ROOT / f"workloads/models/{name}.yaml").data["config"] for name in names)
+
+
+@st.composite
+def _config(draw: st.DrawFn) -> FuzzCase:
+    data = copy.deepcopy(draw(st.sampled_from(_configs())))
+    for _ in range(draw(st.integers(1, 2))):
+        data = draw(st.sampled_from([_spoil, _scale, _scale]))(draw, data)
+    raw = json.dumps(data).encode()
+    raw = _damaged(draw, raw) if draw(st.integers(0, 4)) == 0 else raw
+    return FuzzCase("config.json", *_on_model(draw, "config.json", raw))
+
+
+def _on_model(draw: st.DrawFn, name: str, raw: bytes) -> tuple[tuple[str, ...], dict[str, bytes]]:
+    scenario = {**_DENSE, "model": f"./{name}", "hardware": "b200-sxm", "engine": {"tensor_parallel_size": 8}}
+    files = {name: raw, "s.yaml": _yaml(scenario)}
+    command = draw(
+        st.sampled_from([("models", "show", f"./{name}"), ("memory", "s.yaml"), ("simulate", "s.yaml", "--json")])
+    )
+    return command, files
+
+
+@st.composite
+def _gguf(draw: st.DrawFn) -> FuzzCase:
+    sizes = {"block_count": 4, "context_length": 4096, "embedding_length": 512, "feed_forward_length": 1408}
+    heads = {"attention.head_count": 8, "attention.head_count_kv": 2}
+    meta: dict[str, Any] = {f"llama.{key}": value for key, value in (sizes | heads).items()}
+    for key in draw(st.lists(st.sampled_from(sorted(meta)), max_size=2)):
+        meta[key] = draw(st.sampled_from([0, 1, 2, 3, 511, 2**16, 2**31, 2**32 - 1]))
+    shapes = {"token_embd.weight": (512, 8192), "blk.0.attn_q.weight": (512, 512), "blk.0.ffn_down.weight": (1408, 512)}
+    text = lambda name: struct.pack("<Q", len(name)) + name.encode()  # noqa: E731
+    raw = b"GGUF" + struct.pack("<IQQ", 3, len(shapes), len(meta) + 1)
+    raw += text("general.architecture") + struct.pack("<I", 8) + text("llama")
+    raw += b"".join(text(key) + struct.pack("<II", 4, value) for key, value in meta.items())
+    for name, shape in shapes.items():
+        raw += text(name) + struct.pack(
+            f"<I{len(shape)}QIQ", len(shape), *shape, draw(st.sampled_from([0, 12, 30, 99])), 0
+        )
+    raw = _damaged(draw, raw, 2) if draw(st.booleans()) else raw
+    return FuzzCase("GGUF header", *_on_model(draw, "m.gguf", raw))
+
+
+@st.composite
+def _safetensors(draw: st.DrawFn) -> FuzzCase:
+    shapes = {
+        "model.embed_tokens.weight": [8192, 512],
+        "lm_head.weight": [8192, 512],
+        "model.layers.0.self_attn.q_proj.weight": [512, 512],
+        "model.layers.0.self_attn.k_proj.weight": [128, 512],
+        "model.layers.0.mlp.gate_proj.weight": [1408, 512],
+    }
+    header: Any = {name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 1]} for name, shape in shapes.items()}
+    for _ in range(draw(st.integers(0, 2))):
+        header = _spoil(draw, header)
+    text = json.dumps(header).encode()
+    length = draw(st.sampled_from([len(text), len(text), len(text), 0, 10**9, 2**63]))
+    raw = struct.pack("<Q", length) + text
+    raw = _damaged(draw, raw) if draw(st.integers(0, 3)) == 0 else raw
+    return FuzzCase("safetensors header", *_on_model(draw, "m.safetensors", raw))
+
+
+@st.composite
+def _hardware(draw: st.DrawFn) -> FuzzCase:
+    name = draw(st.sampled_from(list_hardware()))
+    data = copy.deepcopy(load_yaml(ROOT / f"hardware_specs/{name}.yaml").data)
+    for _ in range(draw(st.integers(0, 2))):
+        _draw_into(draw, data, "hardware")
+    for _ in range(draw(st.integers(0, 3))):
+        data = _scale(draw, data)
+    data = _spoil(draw, data) if draw(st.integers(0, 3)) == 0 else data
+    files = {"h.yaml": _yaml(data), "s.yaml": _yaml({**_DENSE, "hardware": "./h.yaml"})}
+    commands = (
+        ("hardware", "show", "h.yaml"),
+        ("simulate", "s.yaml", "--json"),
+        ("roofline", "s.yaml", "--out", "o.html"),
+    )
+    return FuzzCase("hardware file", draw(st.sampled_from(commands)), files)
+
+
+@cache
+def _results() -> tuple[Any, ...]:
+    from perfmodel.cli import app
+
+    few = ("--json", "--set", "traffic.num_requests=10")
+    commands = [("simulate", "llama-3.1-8b-a100"), ("memory", "llama-3.1-8b-a100"), ("explain", "llama-3.1-8b-a100")]
+    return tuple(json.loads(CliRunner().invoke(app, [*command, *few]).stdout) for command in commands)
+
+
+@st.composite
+def _result(draw: st.DrawFn) -> FuzzCase:
+    one = draw(st.sampled_from(_results()))
+    other = draw(st.sampled_from([_spoil, _scale]))(draw, copy.deepcopy(one))
+    raw = json.dumps(other).encode()
+    raw = _damaged(draw, raw) if draw(st.integers(0, 4)) == 0 else raw
+    flags = draw(st.sampled_from([(), ("--json",)]))
+    files = {"a.json": json.dumps(one).encode(), "b.json": raw}
+    return FuzzCase("result file", ("compare", "a.json", "b.json", *flags), files)
+
+
+KINDS: dict[str, tuple[Callable[[], st.SearchStrategy[FuzzCase]], int]] = {
+    "scenario, extreme": (_valid_scenario, 6),
+    "scenario, one slip": (_spoilt_scenario, 5),
+    "scenario, damaged text": (_spoilt_text, 1),
+    "--set": (_override, 2),
+    "trace": (_trace, 2),
+    "config.json": (_config, 3),
+    "GGUF header": (_gguf, 1),
+    "safetensors header": (_safetensors, 1),
+    "hardware file": (_hardware, 3),
+    "result file": (_result, 1),
+}
+
+
+def fuzz_cases() -> st.SearchStrategy[FuzzCase]:
+    """Cases of all kinds, by their weights."""
+    makers = [make for make, weight in KINDS.values() for _ in range(weight)]
+    return st.sampled_from(makers).flatmap(lambda make: make())

@@ -1,0 +1,113 @@
+"""One case of the fuzzer, run in this process under limits: what it printed, and what is wrong with that.
+
+Right is: an end within 20 seconds of CPU time and a gigabyte; exit status 0, or 1 where `plan` may find nothing; or
+status 2 with a sentence (or one line per mistake of a file) and nothing on stdout. An alarm breaks into Python code; a
+loop inside a library's C code outlives it, and then whoever has started this process must end it.
+"""
+
+__all__ = ["MOST_BYTES", "MOST_SECONDS", "Outcome", "TooSlowError", "limit_memory", "run_case"]
+
+import contextlib
+import os
+import resource
+import signal
+import tempfile
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuzz_cases import FuzzCase
+from typer.testing import CliRunner
+
+MOST_SECONDS = 20.0
+MOST_BYTES = 1_000_000_000
+_MOST_LINES = 6  # five mistakes of one file, and how many more
+
+
+class TooSlowError(BaseException):
+    """No `except Exception` swallows it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """status: of the exit; wrong: what should not be, empty where all is well; seconds: of CPU time"""
+
+    status: int
+    wrong: str
+    seconds: float
+    stderr: str
+
+
+def limit_memory() -> None:
+    """Let this process have a gigabyte more than now; for good."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MOST_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def run_case(case: FuzzCase) -> Outcome:
+    """Run `perfmodel` on a case in a folder of its own."""
+    from perfmodel.cli import app
+
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    with _folder(case), _alarm():
+        try:
+            result = CliRunner().invoke(app, list(case.args))
+        except TooSlowError:
+            result = None
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    if result is None:
+        return Outcome(-1, f"not done after {MOST_SECONDS:g} s of CPU time", seconds, "")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        place = traceback.extract_tb(result.exception.__traceback__)[-1]
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        own = [f for f in traceback.extract_tb(result.exception.__traceback__) if "/perfmodel/" in f.filename]
+        where = f"{'/'.join(Path(own[-1].filename).parts[-3:])}:{own[-1].lineno}" if own else where
+        return Outcome(1, f"{type(result.exception).__name__} at {where}: {result.exception}", seconds, result.stderr)
+    return Outcome(result.exit_code, _judged(result.exit_code, result.stdout, result.stderr), seconds, result.stderr)
+
+
+def _judged(status: int, stdout: str, stderr: str) -> str:
+    if status == 0:
+        return "nan in an answer" if "NaN" in stdout or " nan " in stdout else ""
+    if status != 2:
+        return f"exit status {status}"
+    lines = stderr.strip().splitlines()
+    if not stderr.startswith("error: ") and "Usage:" not in stderr:
+        return f"status 2 without a sentence: {stderr[:200]!r}"
+    if stdout:
+        return f"status 2 with an answer: {stdout[:100]!r}"
+    if "enough memory" in stderr:
+        return "more than a gigabyte"
+    if len(lines) > _MOST_LINES and "Usage:" not in stderr:
+        return f"{len(lines)} lines of error"
+    return ""
+
+
+@contextlib.contextmanager
+def _folder(case: FuzzCase) -> Iterator[None]:
+    back = Path.cwd()
+    with tempfile.TemporaryDirectory() as name:
+        for file, content in case.files.items():
+            (Path(name) / file).write_bytes(content)
+        os.chdir(name)
+        try:
+            yield
+        finally:
+            os.chdir(back)
+
+
+@contextlib.contextmanager
+def _alarm() -> Iterator[None]:
+    def stop(_number: int, _frame: object) -> None:
+        raise TooSlowError
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

@@ -1,0 +1,137 @@
+"""Scenarios without a file: what the flags stand for, what is said of the rest, and what is refused."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from perfmodel.cli import app
+from perfmodel.specs import load_scenario
+
+FLAGS = ("--model", "tiny-llama", "--hardware", "h100")
+LIMITS = ("--rate", "300 req/min", "--ttft", "1s", "--tpot", "40 ms", "--e2e", "20000", "--traffic", "code")
+FEW = ("--set", "traffic.num_requests=40")
+SPACE = (
+    *("--set", "plan.seeds=1", "--set", "plan.num_requests=60"),
+    *("--set", "plan.space.max_num_seqs=[16]", "--set", "plan.space.max_num_batched_tokens=[2048]"),
+)
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    runner = CliRunner()
+    return lambda *args: runner.invoke(app, [str(arg) for arg in args])
+
+
+@pytest.fixture
+def as_file(run, tmp_path):
+    """The file that flags stand for, as `scenarios new` prints it."""
+
+    def write(*flags):
+        made = run("scenarios", "new", *flags)
+        assert made.exit_code == 0, made.stderr
+        path = tmp_path / "made.yaml"
+        path.write_text(made.stdout)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "more"),
+    [
+        ("simulate", (*FLAGS, *LIMITS), FEW),
+        ("simulate", FLAGS, FEW),
+        ("memory", FLAGS, ()),
+        ("plan", (*FLAGS, *LIMITS), (*FEW, *SPACE)),
+        ("plan", ("--model", "tiny-llama", "--hardware", "h100,a100", *LIMITS), (*FEW, *SPACE)),
+    ],
+)
+def test_flags_and_their_file_give_the_same_answer(run, as_file, command, flags, more):
+    by_flags, by_file = run(command, *flags, *more, "--json"), run(command, as_file(*flags), *more, "--json")
+    assert by_flags.exit_code == by_file.exit_code == 0, by_flags.stderr + by_file.stderr
+    assert json.loads(by_flags.stdout) == json.loads(by_file.stdout)
+    assert "assumed:" in by_flags.stderr
+    assert "assumed:" not in by_file.stderr
+
+
+def test_flags_mean_what_they_say(as_file):
+    scenario = load_scenario(as_file(*FLAGS, *LIMITS))
+    assert scenario.traffic.arrivals.rate == 5
+    assert (scenario.slo.ttft_ms, scenario.slo.tpot_ms, scenario.slo.e2el_ms) == (1000, 40, 20_000)
+    assert (scenario.hardware.name, scenario.traffic.name) == ("h100-sxm-80gb", "azure-code")
+    assert scenario.traffic.input_tokens == load_scenario("llama-3.1-8b-a100", ["traffic=code"]).traffic.input_tokens
+
+
+def test_what_is_assumed_is_said(run):
+    said = run("simulate", *FLAGS, *FEW, "--json").stderr
+    for assumed in ("traffic azure-conversation", "5.5 requests/s", "no limits", "vllm 0.", "tensor_parallel_size 1"):
+        assert assumed in said
+    said = run("simulate", *FLAGS, *LIMITS, *FEW, "--json").stderr
+    for given in ("traffic", "requests/s", "no limits"):
+        assert given not in said
+
+
+@pytest.mark.parametrize(
+    ("args", "wanted"),
+    [
+        (("simulate", "llama-3.1-8b-a100", *FLAGS), "llama-3.1-8b-a100 beside --model tiny-llama"),
+        (("simulate", "llama-3.1-8b-a100", "--rate", 3), "llama-3.1-8b-a100 beside --rate 3"),
+        (("simulate",), "no scenario: give a scenario"),
+        (("plan", "--rate", 3), "--rate without --model"),
+        (("memory", "--model", "tiny-llama"), "--model without --hardware"),
+        (("simulate", "--model", "tiny-llama", "--hardware", "h100,h200"), "found 2 devices, allowed 1"),
+        (("simulate", "--model", "tiny-llama", "--hardware", "h1000"), "unknown hardware 'h1000'"),
+        (("simulate", "--model", "tinny-llama", "--hardware", "h100"), "Did you mean 'tiny-llama'"),
+        (("simulate", *FLAGS, "--traffic", "chatt"), "Did you mean 'chat'"),
+        (("simulate", *FLAGS, "--rate", "20 kg"), "'20 kg' is not a quantity in requests/s"),
+        (("simulate", *FLAGS, "--rate", "-1"), "found -1, allowed a number above 0"),
+        (("simulate", *FLAGS, "--ttft", "soon"), "'soon' is not a quantity in ms"),
+        (("scenarios", "new"), "no model"),
+        (("plan", *FLAGS), "a plan needs limits to meet"),
+    ],
+)
+def test_bad_flags_are_one_sentence(run, args, wanted):
+    result = run(*args)
+    assert result.exit_code == 2
+    last = [line for line in result.stderr.splitlines() if not line.startswith("assumed:")]
+    assert len(last) == 1
+    assert last[0].startswith("error: ")
+    assert wanted in last[0]
+
+
+def test_traffic_without_a_rate_takes_none(run, tmp_path):
+    (tmp_path / "closed.yaml").write_text(
+        "arrivals: {process: closed_loop, concurrency: 4}\nnum_requests: 9\n"
+        "input_tokens: {distribution: fixed, value: 9}\noutput_tokens: {distribution: fixed, value: 9}\n"
+    )
+    assert run("simulate", *FLAGS, "--traffic", "closed.yaml", "--json").exit_code == 0
+    refused = run("simulate", *FLAGS, "--traffic", "closed.yaml", "--rate", 3)
+    assert refused.exit_code == 2
+    assert "arrivals of process closed_loop, which have no rate" in refused.stderr
+
+
+def test_scenarios_are_listed_with_what_they_are(run):
+    listed = run("scenarios", "list")
+    assert "llama-3.1-8b-a100" in listed.stdout
+    assert "Llama-3.1-8B on one A100 under chat traffic" in listed.stdout
+    found = json.loads(run("scenarios", "list", "--all", "--json").stdout)
+    assert all(each["purpose"] for each in found["traffic"])
+    for each in found["scenarios"][::25]:
+        assert load_scenario(each["name"]).name
+
+
+def test_short_words_name_traffic(run):
+    found = json.loads(run("scenarios", "list", "--json").stdout)["traffic"]
+    words = {alias for each in found for alias in each["aliases"]}
+    assert {"chat", "code", "summaries"} <= words
+
+
+def test_a_scenario_is_shown_as_its_file(run, tmp_path):
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(run("scenarios", "show", "llama-3.1-8b-a100").stdout)
+    assert load_scenario(copy) == load_scenario("llama-3.1-8b-a100")
+    shown = json.loads(run("scenarios", "show", "llama-3.1-8b-a100", "--json").stdout)
+    assert shown["hardware"]["name"] == "a100-sxm-80gb"
