@@ -62,7 +62,7 @@ def study(
     parts = [_simulated(file, points, engine)]
     if executed is not None:
         parts.append(_executed(executed))
-    result = StudyResult(file.study, parts, _notes(file, execute))
+    result = StudyResult(file.study, parts, _notes(file, execute), quick)
     command = command_line("study", name, execute=execute, quick=quick, set=overrides, report=report_file)
     answer(study_view(result, command), study_json(result), as_json, report_file)
 

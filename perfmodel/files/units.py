@@ -18,11 +18,13 @@ __all__ = [
     "PositiveFloat",
     "PositiveInt",
     "Seconds",
+    "common_numbers",
     "parse_quantity",
     "shortest_amount",
 ]
 
 import re
+from collections.abc import Sequence
 from math import inf
 from typing import Annotated, Any
 
@@ -91,6 +93,23 @@ def parse_quantity(value: Any, dimension: str) -> Any:
             f"{value!r} is not a quantity in {dimension}; write a number, or a number with one of {_USUAL[dimension]}"
         )
     return float(match[1]) * (units[match[2]] if match[2] else 1.0)
+
+
+def common_numbers(texts: Sequence[str]) -> tuple[tuple[float, ...], str] | None:
+    """Quantities of one dimension as numbers in the unit of the last one, and that unit: `500 GB/s, 4 TB/s` are 0.5 and
+    4 TB/s; multiples (`0.5x, 2x`) have the unit x. None for texts that are not quantities of one dimension."""
+    found = [_NUMBER.fullmatch(text) for text in texts]
+    units = [match[2] for match in found if match is not None]
+    if len(units) < len(texts) or not units:
+        return None
+    numbers = [float(match[1]) for match in found if match is not None]
+    if len(set(units)) == 1 and units[0] in ("", "x"):
+        return tuple(numbers), units[0]
+    for known in _UNITS.values():
+        if all(unit in known for unit in units):
+            last = known[units[-1]]
+            return tuple(number * known[unit] / last for number, unit in zip(numbers, units, strict=True)), units[-1]
+    return None
 
 
 def shortest_amount(amount: float, unit: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any, TypeGuard
 from perfmodel.planning.metrics import Metric
 
 MISSING = "–"
+_FEWEST_K = 9_995  # from which on thousands are written as k
 
 
 def format_number(value: float | None, digits: int = 2) -> str:
@@ -46,13 +47,15 @@ def format_si(value: float | None, unit: str, digits: int = 3) -> str:
 
 
 def format_short(value: float | None) -> str:
-    """Three significant digits, thousands as k, millions as M: 0.125, 3.5, 120, 4.1k, 128k."""
+    """Three significant digits, thousands as k, millions as M, up to E: 0.125, 3.5, 120, 4.1k, 128k, 4T."""
     if value is None:
         return MISSING
     size = abs(value)
-    for limit, factor, suffix in ((999_500_000, 1e9, "G"), (999_500, 1e6, "M"), (9_995, 1e3, "k")):
-        if size >= limit:
+    for factor, suffix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if size >= 0.9995 * factor:
             return f"{value / factor:.3g}{suffix}"
+    if size >= _FEWEST_K:
+        return f"{value / 1e3:.3g}k"
     return f"{value:,.0f}" if size >= 1000 else f"{value:.3g}"
 
 

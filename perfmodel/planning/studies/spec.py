@@ -28,7 +28,7 @@ from pydantic import Field, field_validator, model_validator
 from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file
-from perfmodel.files.units import PositiveInt
+from perfmodel.files.units import PositiveInt, common_numbers
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import Path, Positions, load_yaml
 from perfmodel.planning.metrics import ALIASES, Metric, study_metric
@@ -75,7 +75,25 @@ class AxisSpec(Spec):
 
     @property
     def is_numeric(self) -> bool:
-        return all(isinstance(value, int | float) and not isinstance(value, bool) for value in self.labels)
+        return self._numbers is not None
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The labels as numbers, those with units (`4 TB/s`) in the unit of the last; the axis is numeric."""
+        assert self._numbers is not None
+        return self._numbers[0]
+
+    @property
+    def unit_label(self) -> str:
+        """The unit that is given, or that of the labels."""
+        return self.unit or (self._numbers[1] if self._numbers is not None else "")
+
+    @property
+    def _numbers(self) -> tuple[tuple[float, ...], str] | None:
+        labels = self.labels
+        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in labels):
+            return tuple(map(float, labels)), ""
+        return common_numbers([str(value) for value in labels]) if all(isinstance(v, str) for v in labels) else None
 
     @property
     def shortened(self) -> "AxisSpec":

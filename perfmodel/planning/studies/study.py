@@ -243,11 +243,15 @@ class StudyPart:
 
 @dataclass(frozen=True, repr=False)
 class StudyResult(Printable):
-    """All parts of a study: simulated, and executed here where that was asked for."""
+    """All parts of a study: simulated, and executed here where that was asked for.
+
+    is_quick: of few values and of the changes that the study's `quick` part makes, so that its answer may be another
+    """
 
     study: Study
     parts: Sequence[StudyPart]
     notes: Sequence[str] = ()
+    is_quick: bool = False
 
 
 def with_quality(answers: Answers, file: StudyFile) -> Answers:

@@ -3,6 +3,7 @@
 __all__ = ["bound_figure", "kv_figure", "latency_figure", "load_figure", "throughput_figure"]
 
 from collections.abc import Mapping
+from math import log10
 
 import numpy as np
 import plotly.graph_objects as go
@@ -11,7 +12,16 @@ from plotly.subplots import make_subplots
 
 from perfmodel.report.drawing.colours import BLUE, BOUND_COLOURS, GREEN, GREY, METRIC_COLOURS, ORANGE, VERMILION
 from perfmodel.report.numbers import format_number
-from perfmodel.report.plots.series import blocks_in_use, quantile_curve, rate, replicas_of, summed, time_bins
+from perfmodel.report.plots.series import (
+    Pools,
+    blocks_in_use,
+    engine_names,
+    quantile_curve,
+    rate,
+    replicas_of,
+    summed,
+    time_bins,
+)
 from perfmodel.report.plots.style import styled
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.specs.slo import SLO
@@ -19,6 +29,7 @@ from perfmodel.specs.slo import SLO
 Floats = NDArray[np.float64]
 
 _MAX_REPLICA_LINES = 8
+_LONG_TAIL = 12.0  # times the median
 
 
 def latency_figure(requests: RequestColumns, slo: SLO) -> go.Figure:
@@ -51,9 +62,26 @@ def latency_figure(requests: RequestColumns, slo: SLO) -> go.Figure:
         _mark_percentiles(figure, column, values_ms, colour, right_ms)
         if limit_ms is not None:
             _mark_limit(figure, column, values_ms, limit_ms, right_ms)
-        figure.update_xaxes(title_text=f"{name} (ms)", range=[0, right_ms], row=1, col=column)
+        _scale_axis(figure, column, f"{name} (ms)", values_ms, right_ms)
     figure.update_yaxes(title_text="requests (%)", range=[0, 110], tickvals=[0, 25, 50, 75, 100], row=1, col=1)
     return styled(figure.update_layout(showlegend=False), 340)
+
+
+def _has_long_tail(values_ms: Floats) -> bool:
+    """Whether a linear axis up to the largest value would squeeze nearly all of the curve into its first pixels."""
+    finite = values_ms[np.isfinite(values_ms)]
+    if not len(finite) or finite.min() <= 0:
+        return False
+    return bool(finite.max() > _LONG_TAIL * np.median(finite))
+
+
+def _scale_axis(figure: go.Figure, column: int, title: str, values_ms: Floats, right_ms: float) -> None:
+    """A linear axis from 0 to the right edge, or where the tail is long a logarithmic one from the smallest value."""
+    if _has_long_tail(values_ms):
+        ends = [log10(0.9 * float(np.nanmin(values_ms))), log10(right_ms)]
+        figure.update_xaxes(title_text=f"{title}, logarithmic", type="log", range=ends, row=1, col=column)
+    else:
+        figure.update_xaxes(title_text=title, range=[0, right_ms], row=1, col=column)
 
 
 def _right_edge(values_ms: Floats, limit_ms: float | None) -> float:
@@ -77,7 +105,7 @@ def _mark_percentiles(figure: go.Figure, column: int, values_ms: Floats, colour:
             mode="markers+text",
             marker={"color": colour, "size": 8, "line": {"color": "white", "width": 1.5}},
             text=[f"p{level}  {format_number(value, 1)}" for level, value in zip(levels, points, strict=True)],
-            textposition=["bottom right" if points[0] < 0.6 * right_ms else "top left", "top left"],
+            textposition=["bottom right" if _is_left(values_ms, points[0], right_ms) else "top left", "top left"],
             hoverinfo="skip",
             cliponaxis=False,
         ),
@@ -92,10 +120,11 @@ def _mark_limit(figure: go.Figure, column: int, values_ms: Floats, limit_ms: flo
     is_shown = limit_ms < right_ms
     if is_shown:
         figure.add_vline(x=limit_ms, line={"color": VERMILION, "dash": "dash", "width": 1.5}, row=1, col=column)
+    at_ms = limit_ms if is_shown else right_ms
     figure.add_annotation(
-        x=limit_ms if is_shown else right_ms,
+        x=log10(at_ms) if _has_long_tail(values_ms) else at_ms,  # plotly takes annotations' places as logarithms
         y=0,
-        xanchor="left" if is_shown and limit_ms < 0.4 * right_ms else "right",
+        xanchor="left" if is_shown and _is_left(values_ms, limit_ms, right_ms) else "right",
         yanchor="bottom",
         yshift=4,
         showarrow=False,
@@ -106,6 +135,14 @@ def _mark_limit(figure: go.Figure, column: int, values_ms: Floats, limit_ms: flo
         row=1,
         col=column,
     )
+
+
+def _is_left(values_ms: Floats, at_ms: float, right_ms: float) -> bool:
+    """Whether a place is in the left part of its axis, so that text to its right has room."""
+    if _has_long_tail(values_ms):
+        left_ms = 0.9 * float(np.nanmin(values_ms))
+        return log10(at_ms / left_ms) < 0.5 * log10(right_ms / left_ms)
+    return at_ms < 0.5 * right_ms
 
 
 def throughput_figure(steps: StepColumns) -> go.Figure:
@@ -151,8 +188,9 @@ def load_figure(steps: StepColumns) -> go.Figure:
     return styled(figure, 320)
 
 
-def kv_figure(steps: StepColumns, num_blocks: int) -> go.Figure:
-    """KV cache in use over time, per cent of each replica's blocks."""
+def kv_figure(steps: StepColumns, num_blocks: int, pools: Pools = ()) -> go.Figure:
+    """KV cache in use over time, per cent of each replica's blocks; replicas are called by their `pools`."""
+    names = engine_names(pools)
     bins = time_bins(steps)
     replicas = replicas_of(steps)
     figure = go.Figure()
@@ -165,7 +203,7 @@ def kv_figure(steps: StepColumns, num_blocks: int) -> go.Figure:
             go.Scatter(
                 x=bins.centres_s,
                 y=usage,
-                name="KV blocks in use" if only else f"replica {replica}",
+                name="KV blocks in use" if only else names.get(replica, f"replica {replica}"),
                 mode="lines",
                 line={"width": 2} | ({"color": BLUE} if only else {}),
                 fill="tozeroy" if only else None,

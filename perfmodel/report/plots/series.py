@@ -7,8 +7,12 @@ each record by its time in the bin, so a record that spans several bins is sprea
 __all__ = [
     "MAX_BINS",
     "MAX_POINTS",
+    "Pools",
     "TimeBins",
+    "binned_mean",
     "blocks_in_use",
+    "engine_names",
+    "pool_names",
     "quantile_curve",
     "rate",
     "replicas_of",
@@ -16,7 +20,9 @@ __all__ = [
     "time_bins",
 ]
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +30,7 @@ from numpy.typing import NDArray
 from perfmodel.sim.records.columns import StepColumns
 
 Floats = NDArray[np.float64]
+Pools = Sequence[Mapping[str, Any]]  # rows of a summary
 
 MAX_POINTS = 500  # of a distribution
 MAX_BINS = 240  # of a curve over time
@@ -56,7 +63,7 @@ def replicas_of(steps: StepColumns) -> list[int]:
     return [int(replica) for replica in np.unique(steps.replica)]
 
 
-def _binned_mean(steps: StepColumns, values: Floats, bins: TimeBins, replica: int) -> Floats:
+def binned_mean(steps: StepColumns, values: Floats, bins: TimeBins, replica: int) -> Floats:
     """Mean over time of a value that holds during each record of `replica` and is 0 between records.
 
     steps: all records, with `values` of each; bins: of time, each of which gets a mean
@@ -73,10 +80,10 @@ def _binned_mean(steps: StepColumns, values: Floats, bins: TimeBins, replica: in
 
 
 def summed(steps: StepColumns, values: Floats, bins: TimeBins) -> Floats:
-    """`_binned_mean` added up over the replicas."""
+    """`binned_mean` added up over the replicas."""
     total = np.zeros(len(bins.edges_s) - 1)
     for replica in replicas_of(steps):
-        total += _binned_mean(steps, values, bins, replica)
+        total += binned_mean(steps, values, bins, replica)
     return total
 
 
@@ -88,7 +95,7 @@ def rate(steps: StepColumns, counts: NDArray[np.int64], bins: TimeBins) -> Float
 
 def blocks_in_use(steps: StepColumns, bins: TimeBins, replica: int) -> Floats:
     """KV blocks in use by running requests of one replica, mean over each bin."""
-    return _binned_mean(steps, steps.used_blocks.astype(np.float64), bins, replica)
+    return binned_mean(steps, steps.used_blocks.astype(np.float64), bins, replica)
 
 
 def quantile_curve(values: Floats) -> tuple[Floats, Floats]:
@@ -99,3 +106,22 @@ def quantile_curve(values: Floats) -> tuple[Floats, Floats]:
         return ordered, ordered
     ranks = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), MAX_POINTS)).round().astype(np.int64))
     return ordered[ranks], (ranks + 1) / len(ordered)
+
+
+def pool_names(pools: Pools) -> list[str]:
+    """What each pool is called: its own name, else its deployment and role, with a number where two are alike."""
+    found: list[str] = []
+    for number, pool in enumerate(pools):
+        place = " ".join(str(pool[key]) for key in ("deployment", "role") if pool.get(key))
+        name = str(pool.get("name") or place or number) + (" (shadow)" if pool.get("shadow") else "")
+        found.append(f"{name} {number}" if name in found else name)
+    return found
+
+
+def engine_names(pools: Pools) -> dict[int, str]:
+    """Engine -> what a legend calls it: its pool, with a number where that has several."""
+    found: dict[int, str] = {}
+    for pool, name in zip(pools, pool_names(pools), strict=True):
+        first, count = pool["engines"]
+        found |= {first + k: f"{name} {k}" if count > 1 else name for k in range(count)}
+    return found

@@ -24,9 +24,11 @@ from perfmodel.report.document import (
     Tiles,
 )
 from perfmodel.report.numbers import MISSING, format_in, format_number, is_number
+from perfmodel.report.plots.series import pool_names
 from perfmodel.report.views.scenario import describe_traffic, hardware_source, headline, scenario_facts
 from perfmodel.report.views.step import bound_shares, step_blocks
 from perfmodel.sim.records.result import RunResult
+from perfmodel.sim.traffic.hashed import class_shares
 from perfmodel.specs.scenario import price_lines
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ _RARE = ("timed_out", "rejected", "retries")  # shown where they are not 0
 _ALWAYS = ("ttft", "tpot", "itl", "e2el")
 _OF_GROUPS = (
     *("completed", "failed", "timed_out", "request_goodput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms"),
-    *("p99_e2el_ms", "busy_share", "replicas_peak", "failures", "gpu_hours"),
+    *("p99_e2el_ms", "busy_share", "replicas_peak", "failures", "gpu_hours", "usd_total"),
 )
 
 
@@ -69,6 +71,7 @@ def run_view(result: RunResult, step: StepReport | None = None) -> Document:
     """The whole answer of `simulate` and `execute`. step: the one that a page draws on the roofline"""
     scenario, summary = result.scenario, result.summary
     blocks: list[Block] = [
+        *_overload(summary),
         Paragraph(Span(f"{describe_traffic(scenario.traffic)}, seed {scenario.seed}", "muted")),
         Details([_tiles(result), scenario_facts(scenario, "What was run")]),
         Facts("Summary", list(_summary(summary))),
@@ -82,6 +85,18 @@ def run_view(result: RunResult, step: StepReport | None = None) -> Document:
         Notes(result.notes),
     ]
     return Document(scenario.name, blocks, f"{headline(scenario)}, {result.clock}", result.clock)
+
+
+def _overload(summary: Mapping[str, Any]) -> Iterator[Paragraph]:
+    """The first sentence of an answer whose latencies say how long the run was."""
+    found = summary.get("overload")
+    if found is not None:
+        offered, sustained = (f"{found[name]:.3g}" for name in ("offered_req_s", "sustained_req_s"))
+        text = f"Overloaded: offered {offered} req/s, sustains about {sustained}; latencies grow with the run."
+        lost = "failed" if summary.get("failed") else "timed_out" if summary.get("timed_out") else ""
+        if lost:
+            text = f"Overloaded: offered {offered} req/s, answers about {sustained}; the others fail or wait in vain."
+        yield Paragraph(Span(text, "bad"))
 
 
 def _tiles(result: RunResult) -> Tiles:
@@ -162,18 +177,11 @@ def _told_apart(summary: Mapping[str, Any]) -> Iterator[Table]:
         groups: Sequence[Mapping[str, Any]] = summary.get(key) or ()
         metrics = [metric_of(name) for name in _OF_GROUPS if any(group.get(name) is not None for group in groups)]
         rows = [
-            (_name(number, group), *(format_in(group, metric) for metric in metrics))
-            for number, group in enumerate(groups)
+            (name, *(format_in(group, metric) for metric in metrics))
+            for name, group in zip(pool_names(groups), groups, strict=True)
         ]
         if rows:
             yield Table(("", *(metric.title for metric in metrics)), rows, title)
-
-
-def _name(number: int, group: Mapping[str, Any]) -> str:
-    """What a row is called: its own name, else its deployment and its role."""
-    place = " ".join(str(group[key]) for key in ("deployment", "role") if group.get(key))
-    name = str(group.get("name") or place or number)
-    return f"{name} (shadow)" if group.get("shadow") else name
 
 
 def _shares(summary: Mapping[str, Any]) -> Iterator[Paragraph]:
@@ -193,23 +201,48 @@ def _plots(result: RunResult) -> Iterator[Plot]:
         if len(requests) > MAX_POINTS:
             note += f" Drawn through {MAX_POINTS} of them, evenly spaced in rank, the extremes included."
         yield _plot("Latency distributions", "latency_figure", note, requests, result.scenario.slo)
+    pools = result.summary.get("pools") or ()
+    if pools:
+        yield from _fleet_plots(result, pools)
     if steps is not None and len(steps):
         binned = f"Means over at most {MAX_BINS} equal intervals; {len(steps):,} step records in all."
         yield _plot("Tokens per second", "throughput_figure", binned, steps)
-        yield _plot("Requests in the system", "load_figure", f"All replicas together. {binned}", steps)
+        if not pools:
+            yield _plot("Requests in the system", "load_figure", f"All replicas together. {binned}", steps)
         if result.num_blocks:
-            yield _plot("KV cache in use", "kv_figure", binned, steps, result.num_blocks)
+            yield _plot("KV cache in use", "kv_figure", binned, steps, result.num_blocks, pools)
     if shares := result.summary.get("bound_share"):
         yield _plot("What bounded the time", "bound_figure", "", shares)
+
+
+def _fleet_plots(result: RunResult, pools: Sequence[Mapping[str, Any]]) -> Iterator[Plot]:
+    """What a fleet did: its replicas, the load of its pools, what each costs, and the classes of its requests."""
+    requests, steps = result.requests, result.steps
+    if any(pool.get("replicas_over_time") for pool in pools):
+        note = "Replicas that serve, by pool; dotted with those that are starting and paid for; a cross is a failure."
+        yield _plot("Replicas over time", "fleet.replicas_figure", note, pools, result.summary["duration"])
+    if steps is not None and len(steps):
+        note = "Means over equal intervals, all engines of a pool together."
+        yield _plot("Requests in each pool", "fleet.pool_load_figure", note, steps, pools)
+    if all(pool.get("usd_total") is not None for pool in pools):
+        note = "Replicas are paid for from the beginning of their start until they stop or fail."
+        yield _plot("Cost by pool", "fleet.pool_costs_figure", note, pools)
+    kinds = result.scenario.traffic.classes
+    if kinds and requests is not None and len(requests):
+        of_all = class_shares(result.scenario).of_all(requests.request_id)
+        ttft = {kind.name: requests.ttft_s[of_all == number] * 1e3 for number, kind in enumerate(kinds)}
+        limits = {kind.name: (kind.slo or result.scenario.slo).limit_ms("ttft") for kind in kinds}
+        yield _plot("TTFT by class", "fleet.classes_figure", "", ttft, limits)
 
 
 def _plot(title: str, drawing: str, note: str, *data: Any) -> Plot:
     """A plot by the name of its function, which loads plotly: nothing is drawn before a page asks for it."""
 
     def draw() -> "go.Figure":
-        from perfmodel.report.plots import run
+        from perfmodel.report.plots import fleet, run
 
-        figure: go.Figure = getattr(run, drawing)(*data)
+        room, _, name = drawing.rpartition(".")
+        figure: go.Figure = getattr(fleet if room else run, name)(*data)
         return figure
 
     return Plot(title, draw, note)

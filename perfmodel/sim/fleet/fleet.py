@@ -41,6 +41,8 @@ class Fleet:
         self.pool, self.entrance = pool, entrance
         self.num_started = self.num_failed = 0
         self.most_in_use = num_up
+        self.counts = [(0, num_up, num_up)]  # (tick, replicas that serve, those in use), each time that they change
+        self.failed_at: list[int] = []  # ticks
         self.on_up: list[Callable[[int], None]] = []
         self._env, self._start_ticks, self._on_lost = env, start_ticks, on_lost
         self._dead_ticks, self._on_dead = dead_ticks, on_dead
@@ -124,6 +126,7 @@ class Fleet:
         replica, unknown = self.pool.replicas[number], min(self._dead_ticks, down_ticks)
         self._enter(number, "dead")
         self.num_failed += 1
+        self.failed_at.append(self._env.ticks)
         if not unknown:
             self._notice(number, state == "up", down_ticks)
             return
@@ -174,7 +177,11 @@ class Fleet:
             self._since[number] = now
         self._states[number] = state
         self._turns[number] += 1
-        self.most_in_use = max(self.most_in_use, self.num(*_IN_USE))
+        in_use = self.num(*_IN_USE)
+        self.most_in_use = max(self.most_in_use, in_use)
+        if self.counts[-1][0] == now:
+            self.counts.pop()
+        self.counts.append((now, self.num("up", "draining"), in_use))
 
 
 def _forget_kv(replica: Replica) -> None:

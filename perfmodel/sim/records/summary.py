@@ -14,6 +14,7 @@ from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.sim.records.ensemble import Ensemble
 from perfmodel.sim.records.kv_waste import kv_cache_waste
 from perfmodel.sim.records.latencies import attained, finite, latencies, missed, num_good, ratio, tail, token_latencies
+from perfmodel.sim.records.overload import overload
 from perfmodel.sim.traffic.hashed import class_shares
 from perfmodel.specs.scenario import Scenario
 
@@ -146,6 +147,8 @@ def summarize(
         "num_steps": collector.num_steps,
         "origin": calibration.origin if calibration else "measured",
     }
+    if (found := overload(scenario, requests, len(collector.lost))) is not None:
+        summary["overload"] = found
     if classes:
         summary["classes"] = classes
     if totals.pools:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from perfmodel.cost import Usage, usd_per_hour
+from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.fleet.cluster import Cluster
 from perfmodel.sim.fleet.pool import Pool
 from perfmodel.sim.records.collector import Collector
@@ -134,7 +135,7 @@ def _usage_peak(pool: Pool, collector: Collector) -> float:
 
 def _of_pool(cluster: Cluster, number: int, engine_s: float, collector: Collector) -> dict[str, object]:
     pool = cluster.pools[number]
-    usage = pool.usage()
+    usage, price = pool.usage(), usd_per_hour(pool.scenario.hardware, cluster.scenario.price)
     return {
         **({"name": pool.spec.name} if pool.spec.name is not None else {}),
         **({"deployment": pool.spec.deployment} if pool.spec.deployment is not None else {}),
@@ -151,6 +152,8 @@ def _of_pool(cluster: Cluster, number: int, engine_s: float, collector: Collecto
         "mean_power_w": ratio(pool.energy_j(engine_s), engine_s * pool.devices_per_engine),
         "kv_cache_usage_peak": _usage_peak(pool, collector),
         "preemptions": sum(engine.loop.scheduler.num_preemptions for engine in pool.engines),
+        "engines": [pool.engines[0].index, len(pool.engines)],
+        "usd_total": None if price is None else price * engine_s * pool.devices_per_engine / 3600,
         **_dynamics(cluster, number, engine_s, collector),
     }
 
@@ -163,6 +166,8 @@ def _dynamics(cluster: Cluster, number: int, engine_s: float, collector: Collect
     row["gpu_hours"] = engine_s * pool.devices_per_engine / 3600
     if (fleet := dynamic.fleet_of(pool)) is not None:
         row |= {"replicas_peak": fleet.most_in_use, "starts": fleet.num_started, "failures": fleet.num_failed}
+        row["replicas_over_time"] = [[at / TICKS_PER_S, serving, in_use] for at, serving, in_use in fleet.counts]
+        row["failed_at_s"] = [at / TICKS_PER_S for at in fleet.failed_at]
     first = pool.engines[0].index
     if pool.spec.shadow:
         mine = range(first, first + len(pool.engines))

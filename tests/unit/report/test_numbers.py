@@ -5,7 +5,15 @@ import math
 import pytest
 
 from perfmodel.planning.metrics import metric_of
-from perfmodel.report.numbers import format_duration, format_factor, format_in, format_metric, format_number, format_si
+from perfmodel.report.numbers import (
+    format_duration,
+    format_factor,
+    format_in,
+    format_metric,
+    format_number,
+    format_short,
+    format_si,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,3 +57,10 @@ def test_durations_have_the_unit_that_people_use(seconds, text):
 @pytest.mark.parametrize(("factor", "text"), [(1.519, "1.52x"), (24.04, "24x"), (3100.4, "3,100x"), (0.5, "0.50x")])
 def test_factors(factor, text):
     assert format_factor(factor) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(4e12, "4T"), (2.5e15, "2.5P"), (3e18, "3E"), (999.6e9, "1T"), (4e9, "4G"), (9990, "9,990")]
+)
+def test_large_numbers_have_a_prefix_and_no_exponent(value, text):
+    assert format_short(value) == text

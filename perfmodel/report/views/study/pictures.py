@@ -58,7 +58,7 @@ def _lines(title: str, answers: Mapping[str, Answers], plot: PlotSpec) -> str:
     panels = [
         Panel(place_label(fixed), _panel_lines(answers, plot, metric, axis, fixed)) for fixed in first.places(axis)
     ]
-    unit = first.axes[axis].unit
+    unit = first.axes[axis].unit_label
     y_title = f"times better than {first.reference}" if plot.relative else _axis_title(first.study, metric)
     if len(answers) > 1:
         title += f" (line: {next(iter(answers))}, dashed: {list(answers)[1]})"
@@ -77,7 +77,7 @@ def _panel_lines(
         for variant in each.variants:
             if plot.relative and variant == each.reference:
                 continue
-            xs = [float(label) for label in each.axes[axis].labels]
+            xs = list(each.axes[axis].numbers)
             ys = each.line(variant, metric.key, axis, fixed)
             if plot.relative:
                 base, is_low = each.line(each.reference, metric.key, axis, fixed), metric.is_better_low
@@ -117,10 +117,21 @@ def _bars(title: str, answers: Mapping[str, Answers], plot: PlotSpec) -> str:
         for variant in first.variants:
             for number, (origin, each) in enumerate(answers.items()):
                 name = f"{variant}, {origin}" if len(answers) > 1 else variant
-                value = each.value(variant, fixed, metric.key) if variant in each.variants else None
-                bar = Bar(name, None if value is None else value * metric.scale, COLOURS[number])
+                bar = Bar(name, _bar_value(each, variant, fixed, metric, plot), COLOURS[number])
                 groups.setdefault(place_label(fixed), []).append(bar)
-    return bars_svg(groups, f"{metric.name}: {title}", _axis_title(first.study, metric))
+    x_title = f"times better than {first.reference}" if plot.relative else _axis_title(first.study, metric)
+    return bars_svg(groups, f"{metric.name}: {title}", x_title)
+
+
+def _bar_value(
+    answers: Answers, variant: str, fixed: Mapping[str, Label], metric: Metric, plot: PlotSpec
+) -> float | None:
+    """The metric in the unit that it is shown in; of a relative plot how many times better than the reference."""
+    value = answers.value(variant, fixed, metric.key) if variant in answers.variants else None
+    if value is None or not plot.relative:
+        return None if value is None else value * metric.scale
+    base = answers.value(answers.reference, fixed, metric.key)
+    return better_by(value, base, metric.is_better_low) if value and base else None
 
 
 _DRAWN = {"lines": _lines, "pareto": _pareto, "bars": _bars}

@@ -80,10 +80,10 @@ def _lines(
     answers: Answers, metric: str, axis: str, fixed: Mapping[str, Label], name: str, relative: bool
 ) -> Iterator[str]:
     is_low = answers.study.metric_named(metric).is_better_low
-    xs = [float(label) for label in answers.axes[axis].labels]
+    xs = list(answers.axes[axis].numbers)
     lines = {variant: answers.line(variant, metric, axis, fixed) for variant in answers.variants}
     found = stretches(xs, lines, is_low)
-    unit = f" {answers.axes[axis].unit}".rstrip()
+    unit = f" {answers.axes[axis].unit_label}".rstrip()
     yield f"{name}: {_stretches(found, len(lines), axis, unit)}."
     reference = answers.reference
     winners = {winner for stretch in found for winner in stretch.winners}

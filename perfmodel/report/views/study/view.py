@@ -9,10 +9,11 @@ from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 from perfmodel.planning.metrics import Metric
 from perfmodel.planning.studies.study import Answers, Label, StudyPart, StudyResult
 from perfmodel.planning.sweeps.findings import better_by
-from perfmodel.report.document import Block, Document, Heading, Notes, Paragraph, Sentences, Table
+from perfmodel.report.document import Block, Document, Heading, Notes, Paragraph, Sentences, Span, Table
 from perfmodel.report.numbers import MISSING, format_factor, format_metric, format_short
 from perfmodel.report.views.study.pictures import part_title, study_pictures
 from perfmodel.report.views.study.sentences import agreement_sentence, answer_sentences, place_label
+from perfmodel.specs.overrides import as_overrides
 
 _MOST_PLACES = 4  # named of the points without values that have one reason
 
@@ -20,7 +21,8 @@ _MOST_PLACES = 4  # named of the points without values that have one reason
 def study_view(result: StudyResult, command: str = "") -> Document:
     """The question, the answer, pictures, tables of each part, notes."""
     study = result.study
-    blocks: list[Block] = [Sentences(_sentences(part), part_title(part)) for part in result.parts]
+    blocks: list[Block] = [Paragraph(Span(sentence, "bad")) for sentence in _quick(result)]
+    blocks += [Sentences(_sentences(part), part_title(part)) for part in result.parts]
     blocks += study_pictures(result.parts)
     for part in result.parts:
         blocks.append(Heading(part_title(part)))
@@ -31,6 +33,18 @@ def study_view(result: StudyResult, command: str = "") -> Document:
     return Document(f"Study: {study.study.replace('_', ' ')}", blocks, study.question.strip(), "study", command)
 
 
+def _quick(result: StudyResult) -> list[str]:
+    """That a quick form is no answer to the study's question, and what it changes."""
+    if not result.is_quick:
+        return []
+    changes = as_overrides(result.study.quick.set)
+    changed = f" and {'; '.join(changes)}" if changes else ""
+    return [
+        f"Quick: fewer values of each axis{changed}. It shows that the study runs; the answer to its question is that "
+        f"of the whole study, which may differ."
+    ]
+
+
 def study_json(result: StudyResult) -> dict[str, Any]:
     """Every point with its variant, place and values, and the sentences."""
     return {
@@ -38,10 +52,11 @@ def study_json(result: StudyResult) -> dict[str, Any]:
         "question": result.study.question,
         "metrics": result.study.all_metrics,
         "baseline": result.study.reference,
+        "quick": result.is_quick,
         "parts": [
             {
                 "title": part_title(part),
-                "answer": _sentences(part),
+                "answer": [*_quick(result), *_sentences(part)],
                 "points": [row for answers in part.answers.items() for row in _points(*answers)],
                 "notes": _notes(part),
             }
