@@ -76,6 +76,7 @@ def plan(
     from perfmodel.planning.deployments.result import PlanResult
     from perfmodel.planning.search import make_plan
     from perfmodel.report.views.plan.job import job_json, job_view
+    from perfmodel.report.views.plan.sentences import preliminary_sentence
     from perfmodel.report.views.plan.view import plan_json, plan_view
     from perfmodel.report.written import check_report_file
 
@@ -85,7 +86,15 @@ def plan(
     asked = asked_scenario(scenario, flags, MOST_KINDS)
     if scenario is None:
         say_assumed(load(asked, overrides), flags)
-    result = make_plan(asked, overrides or (), store, None, engine, progress_bar)
+    result = make_plan(
+        asked,
+        overrides or (),
+        store,
+        None,
+        engine,
+        progress_bar,
+        lambda found: say(preliminary_sentence(found)),
+    )
     command = command_line("plan", *([scenario] if scenario else []), **flags, set=overrides, report=report_file)
     if isinstance(result, PlanResult):
         if export is not None:

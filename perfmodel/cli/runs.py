@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from perfmodel.cli.terminal import EXIT_INTERRUPTED, print_json, progress_bar, say, show
+from perfmodel.cli.terminal import EXIT_INTERRUPTED, print_json, progress_bar, say, show, word_when_long
 from perfmodel.errors import PerfmodelError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def run_to_folder(
     folder = _folder(out) if out is not None else None
     try:
         with progress_bar(what) as progress:
-            result = run(progress, folder.work if folder is not None else None)
+            result = run(word_when_long(progress), folder.work if folder is not None else None)
         if folder is not None:
             _write_files(result, folder.work)
             folder.finish()

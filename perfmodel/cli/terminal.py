@@ -13,12 +13,14 @@ __all__ = [
     "say",
     "say_refused",
     "show",
+    "word_when_long",
 ]
 
 import functools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,9 +35,11 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Progress = Callable[[int, int | None], None]
 
 EXIT_BAD_INPUT = 2
 _PIPED_WIDTH = 140
+_LOOK_S, _LONG_S, _SHORT_S = 5.0, 300.0, 60.0  # after which a run is judged; what is long; what a shorter one takes
 EXIT_NO_ANSWER = 1  # all was well read, and nothing serves what was asked for
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_CLOSED_PIPE = 1  # as the libraries for terminals leave it: `perfmodel ... | head -1`
@@ -118,6 +122,31 @@ def print_json(document: Any) -> None:
     sys.stdout.write(json.dumps(to_jsonable(document), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
+def word_when_long(progress: Progress | None, clock: Callable[[], float] = time.monotonic) -> Progress:
+    """`progress`, with one line on stderr about a run that will take more than five minutes, and a shorter one.
+
+    clock: seconds, from anywhere
+    """
+    begun, is_said = clock(), False
+
+    def report(done: int, total: int | None) -> None:
+        nonlocal is_said
+        if progress is not None:
+            progress(done, total)
+        passed = clock() - begun
+        if is_said or not done or total is None or passed < _LOOK_S:
+            return
+        is_said, whole = True, passed * total / done
+        if whole > _LONG_S:
+            shown = f"{whole / 3600:,.1f} hours" if whole >= 3600 else f"{whole / 60:,.0f} minutes"
+            say(
+                f"{done:,} of {total:,} requests in {passed:.0f} s: about {shown} in all. Fewer show the same: "
+                f"--set traffic.num_requests={max(int(done / passed * _SHORT_S), 1)} takes a minute. Ctrl-C ends it."
+            )
+
+    return report
+
+
 @contextmanager
 def progress_bar(what: str, enabled: bool = True) -> Iterator[Callable[[int, int | None], None] | None]:
     """A callback `(done, total)` that draws on stderr, or None where no terminal is watching."""
@@ -125,9 +154,16 @@ def progress_bar(what: str, enabled: bool = True) -> Iterator[Callable[[int, int
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    class Done(MofNCompleteColumn):
+        """`3/18`; nothing where the whole is not known."""
+
+        def render(self, task: Task) -> Text:
+            return Text() if task.total is None else super().render(task)
+
+    columns = (TextColumn("{task.description}"), BarColumn(), Done(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

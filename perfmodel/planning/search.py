@@ -7,7 +7,7 @@
 All that stage two evaluates is in a store on disk: a plan that was stopped goes on where it was.
 """
 
-__all__ = ["Stages", "make_plan"]
+__all__ = ["Stages", "Tell", "make_plan"]
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from perfmodel.files.blocks import block_as
-from perfmodel.planning.deployments.choice import Deployment, deployed, finalists, objective_key, shortfalls
+from perfmodel.planning.deployments.choice import (
+    Deployment,
+    Preliminary,
+    deployed,
+    finalists,
+    objective_key,
+    shortfalls,
+)
 from perfmodel.planning.deployments.devices import device_answers, with_every_device
 from perfmodel.planning.deployments.finalist import Finalist, attained
 from perfmodel.planning.deployments.front import label_of, screened_front, simulated_front
@@ -33,11 +40,12 @@ from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.findings import TIE
 from perfmodel.planning.sweeps.metrics import device_shares
 from perfmodel.planning.sweeps.store import default_store
-from perfmodel.planning.sweeps.workers import Progress
+from perfmodel.planning.sweeps.workers import Progress, Tally
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import price_lines, stale_price_notes
 
+Tell = Callable[[Preliminary], None]
 Stages = Callable[[str], AbstractContextManager[Progress | None]]  # a stage's name -> what shows how far it is
 
 _LITTLE_MONEY = 0.05  # of a bill: below what the prices of two sellers differ by
@@ -51,6 +59,7 @@ def make_plan(
     workers: int | None = None,
     engine: str = "local",
     stages: Stages | None = None,
+    tell: Tell | None = None,
 ) -> PlanResult | JobPlan:
     """The plan of the scenario at `path` (a name or a file), with its `plan` block or the defaults of one; of an
     offline job where its objective says so.
@@ -59,6 +68,7 @@ def make_plan(
     store:     file with points that are already known, and for those evaluated now; default: the user's
     workers, engine: as for `perfmodel.planning.sweeps.sweep`
     stages:    a stage's name -> what shows its progress
+    tell:      called with what the screen has found, before anything is simulated
 
     Raises SpecError for a scenario without an SLO or a rate, or with a mistake in it.
     """
@@ -74,13 +84,16 @@ def make_plan(
         screened = screen.all()
         serving = _deployments(screen, screened, spec, rate)
         front = screened_front(screen, serving, spec, rate)
+    chosen = with_every_device(finalists(serving, spec), serving, spec)
+    if tell is not None:
+        tell(Preliminary(rate, spec, len(space.candidates), tuple(chosen)))
     run = Runs(base, scenario, spec, rate, str(store or default_store()), workers, engine)
-    with shown("highest rates") as progress:
-        settled = run.settled(with_every_device(finalists(serving, spec), serving, spec), progress)
-    with shown("at the rate") as progress:
-        done = _drawn(screen, run.at_the_rate(settled, progress), rate)
-    with shown("what a higher budget buys") as progress:
-        simulated = _with_front(run, screen, settled, front, progress)
+    with shown("simulating the finalists") as progress:
+        # Their highest rates, then all of them and the front at the wanted rate; more where replicas change.
+        tally = Tally(progress, (2 * len(chosen) + len(front)) * spec.seeds)
+        settled = run.settled(chosen, tally)
+        done = _drawn(screen, run.at_the_rate(settled, tally), rate)
+        simulated = _with_front(run, screen, settled, front, tally)
     serve, do_not = simulated_front(simulated, front, spec, scenario.slo, quantile_name(spec.attainment))
     result = PlanResult(
         base,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int | None], None]
 _MOST_STEPS_KEPT = 300_000  # requests whose step records are kept in memory by default
+_REPORT_EVERY = 1000  # requests at most: a tenth of a second
 _MOST_REPEATED = 50_000  # requests of a run that is simulated twice more for its intervals
 
 
@@ -111,13 +112,15 @@ def _serve(
     """Run until the last request is answered; returns the cluster as it ends."""
     env = TickEnvironment()
     client: OpenLoopClient | ClosedLoopClient
-    report_every = max((workload.num_requests or 10_000) // 100, 1)
+    expected = scenario.traffic.expected_requests  # of stages a mean: there may be a few more
+    total = workload.num_requests if expected is None else round(expected)
+    report_every = min(max((total or 10_000) // 100, 1), _REPORT_EVERY)
 
     def on_finished(replica: EngineRank, request: Request) -> None:
         collector.add_request(request, replica.index)
         client.on_finished(request)
         if progress is not None and collector.num_finished % report_every == 0:
-            progress(collector.num_finished, workload.num_requests)
+            progress(collector.num_finished, None if total is None else max(total, collector.num_finished))
 
     def on_lost(lost: "LostRequest") -> None:
         collector.add_lost(lost)

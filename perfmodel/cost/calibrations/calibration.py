@@ -32,7 +32,7 @@ from perfmodel.cost.forms.fits import Residuals, distance
 from perfmodel.cost.forms.registry import FormFit
 from perfmodel.cost.forms.roofline import FamilyFit
 from perfmodel.files.base import Spec
-from perfmodel.files.units import NonNegativeFloat, NonNegativeInt
+from perfmodel.files.units import FittedSeconds, NonNegativeFloat, NonNegativeInt
 from perfmodel.ops.extents import KernelTraits
 from perfmodel.ops.formats import MMA_SYNC_RATE, SPARSE_RATE
 from perfmodel.specs.hardware import HardwareSpec
@@ -56,16 +56,16 @@ class HostFit(Spec):
     queues those launches, and waits for the device once at the end of the step, hides `hidden_prompt_layer_s` a layer.
     """
 
-    serial_step_s: NonNegativeFloat = 0.0
-    serial_per_sequence_s: NonNegativeFloat = 0.0
-    hidden_step_s: NonNegativeFloat = 0.0
-    hidden_per_sequence_s: NonNegativeFloat = 0.0
+    serial_step_s: FittedSeconds = 0.0
+    serial_per_sequence_s: FittedSeconds = 0.0
+    hidden_step_s: FittedSeconds = 0.0
+    hidden_per_sequence_s: FittedSeconds = 0.0
     replays_graphs: bool = False  # measured with CUDA graphs: without them the launches come on top
     captured_tokens: NonNegativeInt = 0
-    prompt_step_s: NonNegativeFloat = 0.0
-    prompt_layer_s: NonNegativeFloat = 0.0
-    prompt_moe_layer_s: NonNegativeFloat = 0.0  # beside `prompt_layer_s`, of layers with experts
-    hidden_prompt_layer_s: NonNegativeFloat = 0.0
+    prompt_step_s: FittedSeconds = 0.0
+    prompt_layer_s: FittedSeconds = 0.0
+    prompt_moe_layer_s: FittedSeconds = 0.0  # beside `prompt_layer_s`, of layers with experts
+    hidden_prompt_layer_s: FittedSeconds = 0.0
 
     def times(self, factor: float) -> "HostFit":
         """The host that takes so many times as long."""

@@ -1,6 +1,15 @@
 """What a plan wants of candidates: how many of each serve the rate, what that costs, who is best by the objective."""
 
-__all__ = ["Deployment", "deployed", "finalists", "may_have", "objective_key", "pick_replicas", "shortfalls"]
+__all__ = [
+    "Deployment",
+    "Preliminary",
+    "deployed",
+    "finalists",
+    "may_have",
+    "objective_key",
+    "pick_replicas",
+    "shortfalls",
+]
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
@@ -38,6 +47,20 @@ class Deployment:
     def capacity(self) -> float:
         """Requests per second that all of it serves under the SLO."""
         return self.screened.rate * self.replicas
+
+
+@dataclass(frozen=True)
+class Preliminary:
+    """What stage one of a plan has found in closed form: the answer until stage two has simulated it.
+
+    rate:      requests per second to be served
+    finalists: those that serve it and are about to be simulated, best first; none where nothing serves
+    """
+
+    rate: float
+    spec: PlanSpec
+    num_candidates: int
+    finalists: tuple[Deployment, ...]
 
 
 def pick_replicas(screened: Screened, spec: PlanSpec, rate: float, group_rate: float | None = None) -> int | None:

@@ -62,8 +62,8 @@ def ask_whatif(
         answers = answer(question, progress, workers, engine)
     turns: list[Payoff] = []
     if against:
-        with watch("looking for crossovers"):
-            turns = [turn for name in base.metrics for turn in payoffs(answers, name, workers, engine)]
+        with watch("looking for crossovers") as progress:
+            turns = payoffs(answers, base.metrics, progress, workers, engine)
     taker = engine_of_step(loaded, is_prompt=not step.batch)
     estimate = step_costs(taker).estimate(batch_shape(step, taker))
     named = {"step", *(row.name for row in estimate.rows if row.duration_s >= _TELLING * estimate.duration_s)}

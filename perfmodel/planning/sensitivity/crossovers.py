@@ -21,7 +21,7 @@ from perfmodel.planning.sweeps.findings import crossings
 from perfmodel.planning.sweeps.metrics import batch_shape
 from perfmodel.planning.sweeps.points import Point, evaluate, load_point
 from perfmodel.planning.sweeps.typical_step import engine_of_step
-from perfmodel.planning.sweeps.workers import spread
+from perfmodel.planning.sweeps.workers import Progress, spread
 
 _EXACT = 1e-6  # of bounds: the cost model has no noise
 _PRECISION = 0.02  # of simulated crossings
@@ -78,37 +78,48 @@ def bound_changes(base: Point, axis: Axis, with_operators: bool = False) -> list
 
 
 def payoffs(
-    answers: WhatIfAnswers, metric: str, workers: int | None = None, engine: str = "local", seeds: int = _SEEDS
+    answers: WhatIfAnswers,
+    metrics: Sequence[str],
+    progress: Progress | None = None,
+    workers: int | None = None,
+    engine: str = "local",
+    seeds: int = _SEEDS,
 ) -> list[Payoff]:
-    """Crossovers: where the alternative of `answers` becomes better by `metric`, or stops being so, along each axis.
+    """Crossovers: where the alternative of `answers` becomes better by each of `metrics`, or stops being so, along each
+    axis.
 
+    progress:        called with (crossings found, crossings to be looked for)
     workers, engine: as for `perfmodel.planning.sweeps.sweep`
     seeds:           draws of the traffic for the interval
     """
-    question = answers.question
-    tasks = []
-    for axis in question.axes:
-        ones = [record.values.get(metric) for record in answers.by_axis[axis.path]]
-        others = [record.values.get(metric) for record in answers.others.get(axis.path, ())]
-        for at in crossings(axis.xs, others, ones) if axis.xs else ():
-            low = max(x for x in axis.xs if x <= at)
-            high = min((x for x in axis.xs if x >= at and x > low), default=low)
-            tasks.append((axis, low, high))
+    tasks = [task for metric in metrics for task in _between(answers, metric)]
     asked = [
-        _Crossing(question, axis, metric, low, high, answers.scenario.seed + number)
-        for axis, low, high in tasks
+        _Crossing(answers.question, axis, metric, low, high, answers.scenario.seed + number)
+        for metric, axis, low, high in tasks
         for number in range(seeds)
     ]
     # Each is a chain of simulations, and all chains can run at once: starting processes pays for a few of them.
-    places = spread(_place, asked, lambda *_: None, None, workers or min(len(asked), _cores()), engine)
+    places = spread(_place, asked, lambda *_: None, progress, workers or min(len(asked), _cores()), engine)
     found = []
-    for number, (axis, _, _) in enumerate(tasks):
+    for number, (metric, axis, _, _) in enumerate(tasks):
         mine = [each for each in places[number * seeds : (number + 1) * seeds] if each is not None]
         if mine:
             ats = sorted(at for at, _ in mine)
             begins = sum(begins for _, begins in mine) * 2 >= len(mine)
             found.append(Payoff(axis.path, metric, ats[len(ats) // 2], ats[0], ats[-1], begins, len(mine), axis.unit))
     return found
+
+
+def _between(answers: WhatIfAnswers, metric: str) -> Iterator[tuple[str, Axis, float, float]]:
+    """The neighbouring values of each axis between which the alternative becomes better or worse: (metric, axis, low,
+    high)."""
+    for axis in answers.question.axes:
+        ones = [record.values.get(metric) for record in answers.by_axis[axis.path]]
+        others = [record.values.get(metric) for record in answers.others.get(axis.path, ())]
+        for at in crossings(axis.xs, others, ones) if axis.xs else ():
+            low = max(x for x in axis.xs if x <= at)
+            high = min((x for x in axis.xs if x >= at and x > low), default=low)
+            yield metric, axis, low, high
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,13 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, log, prod
 
-from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
+from perfmodel.errors import WorkloadError
+from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment, to_ticks
 from perfmodel.sim.fleet.fleet import Fleet
 from perfmodel.sim.traffic.hashed import hashed
 from perfmodel.specs.pools import AutoscalingSpec, FailuresSpec, Slowdown
+
+_MOST_EVENTS = 1_000_000  # looks or failures of one run: seven seconds. A week of looks every second has 600,000
 
 
 class Autoscaler:
@@ -19,7 +22,8 @@ class Autoscaler:
         self._env, self._spec, self._fleet, self._is_over = env, spec, fleet, is_over
         self._interval = to_ticks(spec.interval_s)
         self._delay = to_ticks(spec.scale_down_delay_s)
-        self._wanted: deque[tuple[int, int]] = deque()  # (tick, replicas) of late, those that still count
+        self._wanted: deque[tuple[int, int]] = deque()  # (tick, replicas) of late, each less than those before it
+        self._num_looks = 0
         fleet.entrance.on_waiting.append(self._wake)
         self._wait()
 
@@ -34,18 +38,26 @@ class Autoscaler:
     def _look(self) -> None:
         if self._is_over():
             return
+        self._num_looks += 1
+        if self._num_looks > _MOST_EVENTS:
+            raise WorkloadError(
+                f"autoscaling has looked at the load {_MOST_EVENTS:,} times in {self._env.ticks / TICKS_PER_S:.4g} "
+                f"simulated seconds; raise its interval_s ({self._spec.interval_s:g}), or give traffic that ends sooner"
+            )
         self._resize()
         self._wait()
 
     def _resize(self) -> None:
         fleet, now = self._fleet, self._env.ticks
         size, wanted = fleet.num("up", "starting", "dead"), self._desired()
+        while self._wanted and self._wanted[-1][1] <= wanted:
+            self._wanted.pop()
         self._wanted.append((now, wanted))
         while self._wanted[0][0] < now - self._delay:
             self._wanted.popleft()
         for _ in range(wanted - size):
             fleet.start()
-        least = max(count for _, count in self._wanted)
+        least = self._wanted[0][1]
         for _ in range(min(size - least, fleet.num("up"))):
             fleet.drain()
 
@@ -93,6 +105,11 @@ class Failures:
         """Draw when the replica fails. Times to failure have no memory, so a draining one may be given a new one."""
         assert self._spec.mtbf_s is not None
         self._num_draws += 1
+        if self._num_draws > _MOST_EVENTS:
+            raise WorkloadError(
+                f"replicas have failed {_MOST_EVENTS:,} times in {self._env.ticks / TICKS_PER_S:.4g} simulated s; "
+                f"raise mtbf_s ({self._spec.mtbf_s:g}), or give traffic that ends sooner"
+            )
         u = (hashed(self._seed, self._num_draws) + 1) / 2**64
         turn = fleet.turn(number)
         delay = to_ticks(-log(u) * self._spec.mtbf_s)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import typer
 
-from perfmodel.cli.terminal import guarded, print_json
+from perfmodel.cli.terminal import guarded, print_json, word_when_long
 from perfmodel.errors import SpecError
 from perfmodel.printable import to_jsonable
 
@@ -69,9 +69,30 @@ def test_interrupting_keeps_the_finished_records(tmp_path):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert out == ""
-    assert err == f"interrupted: the finished requests are in {records}.\n"
+    assert err.endswith(f"interrupted: the finished requests are in {records}.\n")  # perhaps after how long it takes
     from perfmodel.report.runs import read_requests
 
     requests = read_requests(records)
     assert len(requests) > 100
     assert (requests.finished_s > requests.arrival_s).all()
+
+
+@pytest.mark.parametrize(
+    ("total", "wanted"),
+    [
+        (1_000, ""),
+        (200_000, "500 of 200,000 requests in 6 s: about 40 minutes in all. Fewer show the same: "),
+        (10**8, "500 of 100,000,000 requests in 6 s: about 333.3 hours in all. Fewer show the same: "),
+        (None, ""),
+    ],
+)
+def test_a_run_of_hours_says_so_once_and_how_to_shorten_it(capsys, total, wanted):
+    """500 requests in six seconds; 5,000 a minute."""
+    times = iter([0.0, 1.0, 6.0, 7.0])
+    seen = []
+    report = word_when_long(lambda done, total: seen.append(done), lambda: next(times))
+    for done in (100, 500, 600):
+        report(done, total)
+    assert seen == [100, 500, 600]
+    found = capsys.readouterr().err
+    assert found == (f"{wanted}--set traffic.num_requests=5000 takes a minute. Ctrl-C ends it.\n" if wanted else "")

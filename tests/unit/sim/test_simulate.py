@@ -159,3 +159,14 @@ def test_a_run_of_growing_gaps_is_entered_as_its_steps_are() -> None:
     assert run_.count == single.count
     assert run_.mean == pytest.approx(single.mean)
     assert run_.quantile(0.9) == pytest.approx(single.quantile(0.9), rel=0.05)
+
+
+def test_traffic_of_stages_knows_about_how_many_requests_there_will_be() -> None:
+    """20 s at 4 and 10 s at 12 requests/s are 200 on average; where more arrive, the total grows with them."""
+    shown: list[tuple[int, int | None]] = []
+    stages = "traffic.arrivals={process: poisson, stages: [{rate: 4, duration_s: 20}, {rate: 12, duration_s: 10}]}"
+    overrides = [stages, "traffic.num_requests=null"]
+    scenario = load_scenario("llama-3.1-8b-a100", overrides)
+    simulate(scenario, progress=lambda done, total: shown.append((done, total)))
+    assert shown
+    assert all(total is not None and total == max(200, done) for done, total in shown)

@@ -1,6 +1,6 @@
 """A plan in sentences: what to deploy, what it costs, who comes next, how sure that is."""
 
-__all__ = ["OBJECTIVES", "bound_sentence", "plan_sentences"]
+__all__ = ["OBJECTIVES", "bound_sentence", "plan_sentences", "preliminary_sentence"]
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,8 +8,9 @@ from math import inf
 
 import numpy as np
 
-from perfmodel.planning.deployments.choice import may_have
+from perfmodel.planning.deployments.choice import Deployment, Preliminary, may_have
 from perfmodel.planning.deployments.finalist import Finalist
+from perfmodel.planning.deployments.front import label_of
 from perfmodel.planning.deployments.result import SURE, PlanResult
 from perfmodel.planning.sweeps.metrics import shares_text
 
@@ -28,6 +29,7 @@ _BINDS = {
     "KV cache": "memory (the KV cache holds no more sequences)",
     "max_num_seqs": "max_num_seqs",
 }
+_MOST_OTHERS = 3  # named beside the best of the screen
 _HOURS_PER_MONTH = 730  # a year's, over twelve
 
 
@@ -52,6 +54,20 @@ def plan_sentences(result: PlanResult) -> list[str]:
     lines += bound_sentence(result.bound_share)
     lines += _comparison(result, winner)
     return lines
+
+
+def preliminary_sentence(found: Preliminary) -> str:
+    """The answer of the screen, before anything is simulated."""
+    screened = f"Screened {found.num_candidates:,} candidates in closed form"
+    if not found.finalists:
+        return f"{screened}: none serves {found.rate:g} requests/s within the SLO."
+    best, *others = found.finalists
+    labels = list(dict.fromkeys(f"{label_of(each)} ({_cost(each)})" for each in others))[:_MOST_OTHERS]
+    then = f" Then {'; '.join(labels)}." if labels else ""
+    return (
+        f"{screened}: at first sight {label_of(best)} ({_cost(best)}) for {found.rate:g} requests/s.{then} "
+        f"Simulating {len(found.finalists)} of them, which may change the order."
+    )
 
 
 def _reserve(result: PlanResult, winner: Finalist) -> list[str]:
@@ -178,7 +194,7 @@ def _serve(finalist: Finalist) -> str:
     return f"1 {what} serves" if finalist.replicas == 1 else f"{finalist.replicas} {what}s serve"
 
 
-def _cost(finalist: Finalist) -> str:
+def _cost(finalist: Finalist | Deployment) -> str:
     parts = ["1 GPU" if finalist.num_devices == 1 else f"{finalist.num_devices} GPUs"]
     if finalist.usd_per_hour is not None:
         per_month = finalist.usd_per_hour * _HOURS_PER_MONTH

@@ -1,6 +1,8 @@
 """Plans: choices by hand, intervals, and a whole plan from the file to the command line that serves it."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +13,21 @@ from typer.testing import CliRunner
 
 from perfmodel.cli import app
 from perfmodel.errors import SpecError
-from perfmodel.planning.deployments.choice import deployed, finalists, objective_key, pick_replicas, shortfalls
+from perfmodel.planning.deployments.choice import (
+    Preliminary,
+    deployed,
+    finalists,
+    objective_key,
+    pick_replicas,
+    shortfalls,
+)
 from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.screening.demand import wanted_rate
 from perfmodel.planning.screening.screen import Screened
 from perfmodel.planning.search import make_plan
 from perfmodel.planning.spec import PlanSpec
+from perfmodel.report.views.plan.sentences import preliminary_sentence
 from perfmodel.specs import load_scenario
 
 SPACE = (
@@ -107,6 +117,39 @@ def test_the_rate_is_the_traffics_unless_the_plan_says_another() -> None:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("plan") / "points.sqlite"
+
+
+def test_the_screen_answers_before_anything_is_simulated(tmp_path: Path) -> None:
+    """Then one bar counts all that is simulated, and has its total before the first run is done."""
+    happened: list[tuple[Any, ...]] = []
+    told: list[Preliminary] = []
+
+    def tell(found: Preliminary) -> None:
+        told.append(found)
+        happened.append(("told",))
+
+    @contextmanager
+    def shown(stage: str) -> Iterator[Any]:
+        happened.append((stage,))
+        yield lambda done, total: happened.append((stage, done, total))
+
+    overrides = (*SHORT, "traffic.arrivals.rate=60", "plan.finalists=2", "plan.seeds=1", SPACE)
+    found = make_plan("llama-3.1-8b-a100", overrides, tmp_path / "points.sqlite", 1, stages=shown, tell=tell)
+    assert happened[:3] == [("screening",), ("told",), ("simulating the finalists",)]
+    counts = [each[1:] for each in happened if len(each) == 3]
+    assert counts[0][0] == 0
+    assert counts[0][1] >= 4  # two finalists: the highest rate of each, and a run at the rate
+    assert [done for done, _ in counts] == list(range(len(counts)))
+    assert all(total >= done for done, total in counts)
+    (first,) = told
+    assert isinstance(found, PlanResult)
+    labels = [each.screened.candidate.label for each in first.finalists]
+    assert found.winner is not None
+    assert found.winner.deployment.screened.candidate.label in labels
+    sentence = preliminary_sentence(first)
+    assert f"Screened {first.num_candidates} candidates" in sentence
+    assert labels[0] in sentence
+    assert "none serves 60 requests/s" in preliminary_sentence(replace(first, finalists=()))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """What-ifs from question to answer: one at a time, in a grid, against an alternative; the command writes it all."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 from typer.testing import CliRunner
@@ -76,7 +77,24 @@ def test_the_overrides_of_an_axis_stand_above_the_alternatives():
     assert answers.by_axis == answers.others
     assert answers.other is not None
     assert answers.other != answers.base
-    assert payoffs(answers, "mean_tpot_ms", workers=1) == []
+    assert payoffs(answers, ["mean_tpot_ms"], workers=1) == []
+
+
+def test_the_search_for_crossovers_counts_what_it_looks_for():
+    """One crossing for each of two metrics, under five seeds each: ten to look for, known before the first is found."""
+    stages = {}
+
+    @contextmanager
+    def watch(stage):
+        stages[stage] = []
+        yield lambda done, total: stages[stage].append((done, total))
+
+    against = ("hardware.peak_flops=0.5x", "hardware.hbm.bandwidth=2x")
+    overrides = ("engine.profile=datasheet", "step.batch=8", "step.context=64")
+    metrics = ("step_ms", "tokens_per_s")
+    found = ask_whatif(NAME, ["step.batch=8..2048:3"], overrides, metrics, against=against, workers=1, watch=watch)
+    assert {turn.metric for turn in found.payoffs} == set(metrics)
+    assert stages["looking for crossovers"] == [(number, 10) for number in range(1, 11)]
 
 
 def test_a_grid_has_all_combinations():

@@ -4,6 +4,7 @@ import pytest
 
 from perfmodel.errors import SpecError, WorkloadError
 from perfmodel.sim.driver import simulate
+from perfmodel.sim.fleet import autoscaler
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
 
@@ -231,3 +232,20 @@ def test_a_gateway_that_lets_nothing_through_is_a_sentence_and_one_that_answers_
     assert (hasty["completed"], hasty["timed_out"]) == (0, 400)
     assert hasty["mean_ttft_ms"] is None
     assert hasty["energy_j"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("cluster.autoscaling={target: 4, max_replicas: 2, interval_s: 0.001}", "has looked at the load 50 times"),
+        ("cluster.failures={mtbf_s: 0.01, repair_s: 0, start_s: 0}", "replicas have failed 50 times"),
+    ],
+)
+def test_what_happens_a_million_times_is_a_sentence(
+    settings: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interval that is a slip of the unit looks for years at a cluster in which nothing happens."""
+    monkeypatch.setattr(autoscaler, "_MOST_EVENTS", 50)
+    retries = "cluster.gateway={retries: {max: 100}}"
+    with pytest.raises(WorkloadError, match=message):
+        run(settings, retries)
