@@ -50,8 +50,6 @@ SAID = [(0.2, "that is what decode steps take here"), (6, "they are hidden in st
 
 
 @pytest.mark.parametrize(("rate", "said"), SAID)
-    ("rate", "said"), [(0.2, "that is what decode steps take here"), (6, "they are hidden in steps")]
-)
 def test_a_run_says_whether_launches_show(rate, said):
     few = (f"traffic.arrivals.rate={rate}", f"traffic.num_requests={20 if rate < 1 else 200}")
     asked = {eager: [*few, f"engine.enforce_eager={eager}"] for eager in ("true", "false")}
