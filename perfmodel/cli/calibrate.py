@@ -77,10 +77,10 @@ def calibrate(
         named = engine or ("perfmodel" if (measurements / "suite.json").is_file() else "vllm")
         _fit_recorded(measurements, named, generation, out, as_json)
         return
-    from perfmodel.validate.executed.bridge import calibrate_cpu
+    from perfmodel.validate.executed.bridge import load_executor
 
     with progress_bar("measuring") as progress:
-        calibration, path = calibrate_cpu(models=model, out=out, progress=progress)
+        calibration, path = load_executor().calibrate_cpu(models=model, out=out, progress=progress)
     from perfmodel.report.views.validation import calibration_view
 
     answer(calibration_view(calibration), {**calibration.model_dump(mode="json"), "path": str(path)}, as_json)

@@ -35,11 +35,13 @@ def execute(
     time, so queueing replays as if the machine did nothing else.
     """
     loaded = load(scenario, overrides, seed)
-    from perfmodel.validate.executed.bridge import execute_scenario
+    from perfmodel.validate.executed.bridge import load_executor
 
     run_to_folder(
         "executing",
-        lambda progress, folder: execute_scenario(loaded, progress=progress, out=folder, kernels=kernels),
+        lambda progress, folder: load_executor().execute_scenario(
+            loaded, progress=progress, out=folder, kernels=kernels
+        ),
         out,
         as_json,
     )

@@ -96,9 +96,9 @@ def quality(
     if bits is not None or out is not None or group_size is not None or blocks:
         raise SpecError("--bits, --blocks, --group-size and --out belong to --sensitivity FORMAT; add it.")
     other = load(scenario, [*(overrides or ()), *against], seed) if against else None
-    from perfmodel.validate.executed.bridge import measure_quality
+    from perfmodel.validate.executed.bridge import load_executor
 
-    measured = measure_quality(loaded, other, text, chunk)
+    measured = load_executor().measure_quality(loaded, other, text, chunk)
     if as_json:
         print_json(measured.to_json())
         return
@@ -117,10 +117,10 @@ def _sensitivity(
 ) -> None:
     if out is not None and bits is None:
         raise SpecError("--out writes the mix that --bits asks for; give a number of bits a weight.")
-    from perfmodel.validate.executed.bridge import measure_sensitivity
+    from perfmodel.validate.executed.bridge import load_executor
 
     with progress_bar("layers", enabled=not as_json) as progress:
-        found = measure_sensitivity(scenario, method, group_size, bits, text, by_block, progress)
+        found = load_executor().measure_sensitivity(scenario, method, group_size, bits, text, by_block, progress)
     if out is not None:
         out.write_text(_fields(scenario, found.rules), encoding="utf-8")
     if as_json:

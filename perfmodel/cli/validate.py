@@ -130,9 +130,9 @@ def _executor(
     scenario: str, overrides: list[str] | None, seed: int | None, repeat: int, progress: Progress | None
 ) -> "ValidationReport":
     loaded = load(scenario, overrides, seed)
-    from perfmodel.validate.executed.bridge import validate_executor
+    from perfmodel.validate.executed.bridge import load_executor
 
-    return validate_executor(loaded, repeats=repeat, progress=progress)
+    return load_executor().validate_executor(loaded, repeats=repeat, progress=progress)
 
 
 def _techniques(path: str, repeat: int, progress: Progress | None, report_file: Path | None) -> "ValidationReport":

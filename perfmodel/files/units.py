@@ -9,6 +9,7 @@ that anyone serves, buys or measures comes near; what is found beyond is a slip 
 __all__ = [
     "Bytes",
     "BytesPerSecond",
+    "FittedSeconds",
     "FlopsPerSecond",
     "Hertz",
     "Milliseconds",
@@ -162,6 +163,7 @@ PositiveInt = Annotated[int, Field(gt=0, le=_LARGEST_COUNT)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=_LARGEST_COUNT)]
 PositiveFloat = Annotated[float, Field(gt=0, le=_LARGEST), AfterValidator(_not_vanishing)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=_LARGEST), AfterValidator(_not_vanishing)]
+FittedSeconds = Annotated[float, Field(ge=0, le=1e3)]  # what a fit has found: next to nothing, too
 # Of requests; its limits are those of plain numbers.
 PerSecond = Annotated[
     PositiveFloat,

@@ -12,7 +12,7 @@ from executor_models import MODELS  # noqa: E402
 from perfmodel.errors import DoesNotFitError, PerfmodelError  # noqa: E402
 from perfmodel.sim import simulate  # noqa: E402
 from perfmodel.specs import SLO, load_scenario  # noqa: E402
-from perfmodel.validate.executed.bridge import execute_scenario  # noqa: E402
+from perfmodel.validate.executed.bridge import load_executor  # noqa: E402
 from perfmodel_executors import calibrate_cpu  # noqa: E402
 from perfmodel_executors.models.support import check_memory  # noqa: E402
 from perfmodel_executors.run import execute_scenario as execute_live  # noqa: E402
@@ -36,7 +36,7 @@ def small(model="gqa", **traffic):
 
 
 def test_an_executed_run_has_the_document_of_a_simulated_one(tmp_path):
-    executed, simulated = execute_scenario(small(), out=tmp_path), simulate(small())
+    executed, simulated = load_executor().execute_scenario(small(), out=tmp_path), simulate(small())
     assert executed.clock == "executed"
     assert executed.summary.keys() == simulated.summary.keys()
     assert executed.summary["origin"] == "measured"
@@ -51,14 +51,14 @@ def test_an_executed_run_has_the_document_of_a_simulated_one(tmp_path):
 def test_readers_and_gaps_are_watched_on_this_clock_too():
     """A reader as fast as the engine's mean waits for what is late, and one of a token a minute for nothing."""
     limits = {"max_itl_ms": 1e3, "reading_tokens_per_s": 1 / 60}
-    slow = execute_scenario(small().model_copy(update={"slo": SLO(**limits)}))
+    slow = load_executor().execute_scenario(small().model_copy(update={"slo": SLO(**limits)}))
     assert slow.summary["slo_attainment"] == 1.0
     assert slow.summary["mean_reader_wait_ms"] == 0
     requests = slow.requests
     later = requests.num_output_tokens > 1
     assert (requests.max_itl_s[later] >= requests.tpot_s[later] * (1 - 1e-9)).all()
     assert (requests.max_itl_s <= requests.finished_s - requests.first_token_s + 1e-9).all()
-    fast = execute_scenario(small().model_copy(update={"slo": SLO(reading_tokens_per_s=1e6)}))
+    fast = load_executor().execute_scenario(small().model_copy(update={"slo": SLO(reading_tokens_per_s=1e6)}))
     in_all = fast.requests.finished_s - fast.requests.first_token_s - (fast.requests.num_output_tokens - 1) * 1e-6
     assert fast.requests.reader_wait_s == pytest.approx(in_all.clip(min=0), abs=1e-9)
 
@@ -66,14 +66,14 @@ def test_readers_and_gaps_are_watched_on_this_clock_too():
 def test_a_closed_loop_and_progress():
     seen = []
     scenario = small(arrivals={"process": "closed_loop", "concurrency": 3})
-    result = execute_scenario(scenario, progress=lambda done, total: seen.append((done, total)))
+    result = load_executor().execute_scenario(scenario, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (12, 12)
     assert max(result.steps.num_running) <= 3
 
 
 def test_a_quantised_mixture_of_experts_is_executed():
     scenario = load_scenario("tiny-moe-cpu", ["engine.quantization=w8a16", "traffic.num_requests=2"])
-    assert execute_scenario(scenario).summary["completed"] == 2
+    assert load_executor().execute_scenario(scenario).summary["completed"] == 2
 
 
 def test_a_live_run_takes_the_time_of_the_wall():
@@ -92,9 +92,9 @@ def test_validation_of_any_executable_model_covers_all_rows():
 
 def test_other_devices_are_refused_with_the_way_out():
     with pytest.raises(PerfmodelError, match="--set hardware=cpu"):
-        execute_scenario(load_scenario("llama-3.1-8b-a100"))
+        load_executor().execute_scenario(load_scenario("llama-3.1-8b-a100"))
     with pytest.raises(PerfmodelError, match="one replica, with tensor parallelism only"):
-        execute_scenario(load_scenario("tiny-llama-cpu", ["cluster.replicas=2"]))
+        load_executor().execute_scenario(load_scenario("tiny-llama-cpu", ["cluster.replicas=2"]))
 
 
 def test_more_than_the_machine_has_is_refused_before_it_is_tried():

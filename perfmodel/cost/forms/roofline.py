@@ -22,7 +22,7 @@ from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.messages.links import collective_time, network_time
 from perfmodel.files.base import Spec
-from perfmodel.files.units import NonNegativeFloat
+from perfmodel.files.units import FittedSeconds
 from perfmodel.ops.extents import Extent
 from perfmodel.ops.messages import Message
 from perfmodel.ops.work import Work
@@ -36,9 +36,9 @@ class FamilyFit(Spec):
     form: Literal["roofline"] = "roofline"
     compute_fraction: float = Field(default=1.0, gt=0, le=1)
     memory_fraction: float = Field(default=1.0, gt=0, le=1)
-    overhead_s: NonNegativeFloat = 0.0  # per kernel
-    overhead_per_item_s: NonNegativeFloat = 0.0
-    vector_op_s: NonNegativeFloat = 0.0  # of each `vector_ops`, one after the other; 0: at the device's own rate
+    overhead_s: FittedSeconds = 0.0  # per kernel
+    overhead_per_item_s: FittedSeconds = 0.0
+    vector_op_s: FittedSeconds = 0.0  # of each `vector_ops`, one after the other; 0: at the device's own rate
     knee: float | None = Field(default=None, ge=1)
     cached_speedup: float = Field(default=1.0, ge=1, le=8)  # of activations that still lie in L2 over main memory
     residuals: Residuals = Residuals()

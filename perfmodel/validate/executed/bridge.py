@@ -9,14 +9,8 @@ __all__ = [
     "MeasuredQuality",
     "MeasuredSensitivity",
     "Progress",
-    "calibrate_cpu",
-    "execute_scenario",
     "explain_occupancy",
     "load_executor",
-    "measure_quality",
-    "measure_sensitivity",
-    "measure_technique",
-    "validate_executor",
 ]
 
 from collections.abc import Callable, Sequence
@@ -144,50 +138,6 @@ def load_executor() -> ExecutorPackage:
                 f"(on a machine without a GPU, choose the CPU build of torch)."
             )
     return cast(ExecutorPackage, import_module("perfmodel_executors"))
-
-
-def calibrate_cpu(
-    models: Sequence[str] | None = None, out: Path | None = None, progress: Progress | None = None
-) -> tuple[Calibration, Path]:
-    """See `ExecutorPackage.calibrate_cpu`."""
-    return load_executor().calibrate_cpu(models=models, out=out, progress=progress)
-
-
-def execute_scenario(
-    scenario: Scenario, progress: Progress | None = None, out: Path | None = None, kernels: str | None = None
-) -> RunResult:
-    """See `ExecutorPackage.execute_scenario`."""
-    return load_executor().execute_scenario(scenario, progress=progress, out=out, kernels=kernels)
-
-
-def measure_quality(
-    scenario: Scenario, baseline: Scenario | None = None, text: str = "pydoc", chunk: int | None = None
-) -> MeasuredQuality:
-    """See `ExecutorPackage.measure_quality`."""
-    return load_executor().measure_quality(scenario, baseline, text, chunk)
-
-
-def measure_sensitivity(
-    scenario: Scenario,
-    method: str,
-    group_size: int | None = None,
-    bits: float | None = None,
-    text: str = "pydoc",
-    by_block: bool = False,
-    progress: Progress | None = None,
-) -> MeasuredSensitivity:
-    """See `ExecutorPackage.measure_sensitivity`."""
-    return load_executor().measure_sensitivity(scenario, method, group_size, bits, text, by_block, progress)
-
-
-def measure_technique(scenario: Scenario, baseline: Scenario, metric: str, repeats: int = 1) -> list[TechniqueRun]:
-    """See `ExecutorPackage.measure_technique`."""
-    return load_executor().measure_technique(scenario, baseline, metric, repeats)
-
-
-def validate_executor(scenario: Scenario, repeats: int = 1, progress: Progress | None = None) -> ValidationReport:
-    """See `ExecutorPackage.validate_executor`."""
-    return load_executor().validate_executor(scenario, repeats=repeats, progress=progress)
 
 
 def explain_occupancy(scenario: Scenario, shape: BatchShape, progress: Progress | None = None) -> list[dict[str, Any]]:

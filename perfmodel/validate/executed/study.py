@@ -17,7 +17,7 @@ from perfmodel.planning.sweeps.points import Record, load_point
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import as_overrides
-from perfmodel.validate.executed.bridge import Progress, load_executor, measure_quality
+from perfmodel.validate.executed.bridge import Progress, load_executor
 
 
 def execute_study(points: StudyPoints, progress: Progress | None = None) -> dict[str, Answers]:
@@ -72,7 +72,7 @@ def measure_study_quality(file: StudyFile, model: str, progress: Progress | None
 def _measured(file: StudyFile, quality: QualitySpec, variant: str, model: str) -> dict[str, Any]:
     setting = quality.variants.get(variant, file.study.variants[variant])
     scenario = load_scenario(quality.base, (f"model={model}", *as_overrides(quality.set | setting)))
-    measured = measure_quality(scenario, None, _TEXT, None).to_json()
+    measured = load_executor().measure_quality(scenario, text=_TEXT).to_json()
     return {
         "set": list(as_overrides(setting)),
         quality.metric: round(measured["perplexity"], 3),

@@ -16,7 +16,7 @@ from perfmodel.files.blocks import block_as
 from perfmodel.files.bounded import LARGEST_TABLE_BYTES, parse_json, read_bounded_text
 from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario
-from perfmodel.validate.executed.bridge import measure_technique
+from perfmodel.validate.executed.bridge import load_executor
 from perfmodel.validate.report import Comparison, Dimension, Rows, ValidationReport, pooled
 from perfmodel.validate.techniques.runs import Technique, TechniqueRun, TechniqueVerdict
 
@@ -90,14 +90,14 @@ def validate_techniques(
     path: str | Path,
     repeats: int = 1,
     progress: Progress | None = None,
-    measure: Measure = measure_technique,
+    measure: Measure = lambda *pair: load_executor().measure_technique(*pair),
     journal: Journal | None = None,
     judged: Judged | None = None,
 ) -> ValidationReport:
     """Simulate and execute the scenario of every `*.yaml` below `path`, or of one file, and its baseline.
 
     repeats: runs of each, simulated and executed
-    measure: what runs a pair
+    measure: what runs a pair; the executor unless given
     journal: stores each finished pair, and has those of an interrupted session
     judged:  called with each pair's verdict
 

@@ -132,3 +132,11 @@ def test_a_kind_of_kernel_is_passed_on_from_whoever_measured_it(device, engine):
     peak = hardware.declared.peak_flops_per_s["bf16"]
     assert work.flops == pytest.approx(2 * 16 * 8000 * 128 * (576 + 512))
     assert work.flops / peak < took < 10 * work.flops / peak
+
+
+@pytest.mark.parametrize("seconds", [0.0, 5.9e-15, 1e-13, 2e-6])
+def test_a_fit_may_find_next_to_nothing(seconds: float) -> None:
+    """Least squares within bounds end near 0, not on it; a lane operation of a whole GPU takes 5e-14 s."""
+    fit = FamilyFit(overhead_s=seconds, overhead_per_item_s=seconds, vector_op_s=seconds)
+    host = HostFit(serial_step_s=seconds, hidden_per_sequence_s=seconds)
+    assert (fit.overhead_per_item_s, host.serial_step_s) == (seconds, seconds)
