@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perfmodel.cli import completion
+
 if TYPE_CHECKING:
     from perfmodel.specs.scenario import Scenario
 
@@ -54,7 +56,13 @@ def _place(argument: str) -> str:
 
 
 ScenarioName = Annotated[
-    str, typer.Argument(metavar="SCENARIO", help="A scenario's name, or a path to a scenario file.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="SCENARIO",
+        help="A scenario's name, or a path to a scenario file.",
+        show_default=False,
+        autocompletion=completion.scenarios,
+    ),
 ]
 # Of commands that also take what `perfmodel.cli.asked` reads, in place of a file.
 ScenarioOrFlags = Annotated[
@@ -63,6 +71,7 @@ ScenarioOrFlags = Annotated[
         metavar="SCENARIO",
         help="A scenario's name, or a path to a scenario file; or none, and --model and --hardware.",
         show_default=False,
+        autocompletion=completion.scenarios,
     ),
 ]
 Overrides = Annotated[
