@@ -57,7 +57,7 @@ _GROUPS = {
     "Cost and energy": (
         *("gpu_hours", "usd_total", "usd_per_million_tokens", "usd_per_million_output_tokens"),
         *("usd_per_million_input_tokens_split", "usd_per_million_output_tokens_split"),
-        *("energy_j", "energy_wh", "mean_power_w", "joules_per_output_token"),
+        *("energy_j", "mean_power_w", "joules_per_output_token"),
     ),
 }
 _RARE = ("timed_out", "rejected", "retries")  # shown where they are not 0
