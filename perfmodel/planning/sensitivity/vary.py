@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import SpecError
+from perfmodel.files.units import parse_count
 from perfmodel.planning.sweeps.typical_step import StepSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.overrides import hardware_path, list_position
 from perfmodel.specs.scenario import Scenario
 
 _NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(.*)")
+_COUNT = re.compile(r"\d+(?:\.\d+)?\s?[kKmMgG](?![A-Za-z])")
 _ONE_END = re.compile(r"\.\.[^/]*|[^/]*\.\.")
 _RANGE = re.compile(r"(.+?)\.\.(.+?)(?::(\d+))?")
 _NUM_VALUES = 5
@@ -97,6 +99,14 @@ class Axis:
         return f"{self.path}={_written(ratio, _MULTIPLE, False)}", ratio
 
 
+def _with_plain_counts(values: str, text: str) -> str:
+    """`8000..32000` of `8k..32k`. Raises SpecError for what is no whole number."""
+    try:
+        return _COUNT.sub(lambda match: str(parse_count(match[0])), values)
+    except ValueError as error:
+        raise SpecError(f"--vary {text}: {error}.") from None
+
+
 def axis_of(text: str, scenario: Scenario, step: StepSpec | None = None) -> Axis:
     """`PATH=lo..hi`, `PATH=lo..hi:n` or `PATH=a,b,c` for a scenario (and the step that is looked at).
 
@@ -107,6 +117,7 @@ def axis_of(text: str, scenario: Scenario, step: StepSpec | None = None) -> Axis
         raise SpecError(f"--vary {text}: write PATH=LOW..HIGH, PATH=LOW..HIGH:COUNT or PATH=A,B,C.")
     present = present_value(path, scenario, step)
     is_whole = isinstance(present, int)
+    values = _with_plain_counts(values, text) if is_whole else values
     found = _RANGE.fullmatch(values)
     if _ONE_END.fullmatch(values):
         raise SpecError(f"--vary {text}: found {values}, allowed both ends of a range, as in {path}=1..8 or =0.5x..2x.")
