@@ -316,7 +316,8 @@ def _seconds(served: Served, demand: Demand, metric: str) -> Floats:
     if metric == "tpot":
         return np.where(later > 0, served.tpot, 0.0)
     if metric == "e2el":
-        return served.ttft + later * served.tpot
+        # Where no rate is sustained tokens take for ever, which an answer of one token does not wait for.
+        return served.ttft + np.multiply(later, served.tpot, out=np.zeros(served.ttft.shape), where=later > 0)
     assert served.single is not None  # the demand has asked for it
     if metric == "max_itl":
         return np.where(later > 0, np.where(served.is_stable, served.single.gap, np.inf), 0.0)
