@@ -3,7 +3,7 @@
 No file names and no models: a calibration must hold for whatever runs on the device, and says nothing of a single run.
 """
 
-__all__ = ["KERNEL_TABLES", "LAYER_PROFILE", "SERVING_RUNS", "STEADY_STATES", "Origin", "recorded_engine"]
+__all__ = ["KERNEL_TABLES", "LAYER_PROFILE", "MALFORMED", "SERVING_RUNS", "STEADY_STATES", "Origin", "recorded_engine"]
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +13,9 @@ from perfmodel.errors import SpecError
 from perfmodel.specs import EngineSpec, HardwareSpec
 from perfmodel.specs.engine.devices import with_defaults
 from perfmodel.specs.engine.versions import parse_version
+
+# What comes of reading an entry as what it should be, where it is something else.
+MALFORMED = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)

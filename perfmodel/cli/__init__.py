@@ -1,5 +1,7 @@
 """The command line: one file per command, and what the commands share.
 
+    completion.py the names that a shell completes
+    examples.py   what anyone would type, for the end of each --help
     options.py    the flags that several commands have
     terminal.py   consoles, the one JSON document, progress, errors as one line
     runs.py       what `simulate` and `execute` do with a result: tables, JSON, files
@@ -21,6 +23,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from perfmodel.cli.examples import epilog_of
 from perfmodel.cli.terminal import close_stdout, guarded, say_refused
 
 # In the order of `--help`. The function or app of each is in the module of its name.
@@ -46,7 +49,10 @@ class _Commands(Mapping[str, Any]):
                 alone.add_typer(found, name=name)
             else:
                 alone.command()(guarded(found))
-            self._loaded[name] = typer.main.get_group(alone).commands[name]
+            command = self._loaded[name] = typer.main.get_group(alone).commands[name]
+            command.epilog = epilog_of(name)
+            for sub, each in getattr(command, "commands", {}).items():
+                each.epilog = epilog_of(f"{name} {sub}")
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -67,7 +73,7 @@ app = typer.Typer(
     cls=_Group,
     help="A performance model of LLM inference: simulate a serving scenario, or execute it with the same engine.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from perfmodel.cli import completion
 from perfmodel.cli.options import Given
 from perfmodel.cli.terminal import say
 from perfmodel.errors import SpecError
@@ -39,6 +40,7 @@ ModelFlag = Annotated[
         "--model",
         metavar="MODEL",
         help="A model's name (`perfmodel models list`), or a path to a config.json.",
+        autocompletion=completion.models,
         show_default=False,
         rich_help_panel=_PANEL,
     ),
@@ -49,6 +51,7 @@ HardwareFlag = Annotated[
         "--hardware",
         metavar="DEVICE",
         help="A device (`perfmodel hardware list`); plans choose between several: h100,h200.",
+        autocompletion=completion.devices,
         show_default=False,
         rich_help_panel=_PANEL,
     ),
@@ -99,6 +102,7 @@ TrafficFlag = Annotated[
         "--traffic",
         metavar="NAME",
         help="chat (by default), code, summaries, long-chat ..., or a traffic file.",
+        autocompletion=completion.traffic,
         show_default=False,
         rich_help_panel=_PANEL,
     ),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import JsonFlag, Overrides, ScenarioName, Seed, load
+from perfmodel.cli.options import JsonFlag, Overrides, ScenarioName, Seed, count, load
 from perfmodel.cli.terminal import answer, progress_bar
 from perfmodel.errors import SpecError
 
@@ -14,12 +14,25 @@ if TYPE_CHECKING:
     from perfmodel.planning.sweeps.step_report import StepReport
     from perfmodel.specs.scenario import Scenario
 
-Batch = Annotated[int | None, typer.Option("--batch", min=1, help="Decode this many sequences.", show_default=False)]
+Batch = Annotated[
+    int | None,
+    typer.Option("--batch", parser=count, metavar="N", help="Decode this many sequences.", show_default=False),
+]
 Context = Annotated[
-    int | None, typer.Option("--context", min=1, help="Tokens in each sequence's KV cache.", show_default=False)
+    int | None,
+    typer.Option(
+        "--context",
+        parser=count,
+        metavar="N",
+        help="Tokens in each sequence's KV cache; 8k is 8,000, 8K is 8,192.",
+        show_default=False,
+    ),
 ]
 Prefill = Annotated[
-    int | None, typer.Option("--prefill", min=1, help="Prefill a prompt of this many tokens.", show_default=False)
+    int | None,
+    typer.Option(
+        "--prefill", parser=count, metavar="N", help="Prefill a prompt of this many tokens.", show_default=False
+    ),
 ]
 WholeRun = Annotated[bool, typer.Option("--run", help="Simulate, and show what the whole run's time went to.")]
 Occupancy = Annotated[

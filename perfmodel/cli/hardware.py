@@ -7,12 +7,21 @@ from typing import Annotated
 
 import typer
 
+from perfmodel.cli import completion
 from perfmodel.cli.options import JsonFlag
 from perfmodel.cli.terminal import answer, guarded
 
 hardware = typer.Typer(help="List the known devices, or show one.", no_args_is_help=True)
 
-DeviceName = Annotated[str, typer.Argument(metavar="NAME", help="A device's name, alias or file.", show_default=False)]
+DeviceName = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="A device's name, alias or file.",
+        show_default=False,
+        autocompletion=completion.devices,
+    ),
+]
 
 
 @hardware.command("list")

@@ -23,6 +23,7 @@ def memory(
     from perfmodel.cost import plan_memory
     from perfmodel.cost.calibrations.provenance import provenance_of, resolved
     from perfmodel.report.views.step import memory_view
+    from perfmodel.specs.engine.formats import format_notes
 
     plan = plan_memory(loaded.model, loaded.hardware, loaded.engine)
     data = {
@@ -33,6 +34,7 @@ def memory(
         "max_tokens": plan.max_tokens,
         "max_batch_at_2048_tokens": plan.max_batch(2048),
         "max_context": plan.max_context(),
+        "notes": (notes := format_notes(loaded.model, loaded.engine, loaded.hardware)),
         "provenance": provenance_of([loaded]).to_json("memory", {"scenario": resolved(loaded)}),
     }
-    answer(memory_view(plan), data, as_json)
+    answer(memory_view(plan, notes), data, as_json)

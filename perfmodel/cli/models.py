@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from perfmodel.cli import completion
 from perfmodel.cli.options import JsonFlag
 from perfmodel.cli.terminal import answer, guarded
 
@@ -13,7 +14,12 @@ models = typer.Typer(help="List the known models, or show one.", no_args_is_help
 
 ModelName = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="A model's name or alias, or a path to a config.json.", show_default=False),
+    typer.Argument(
+        metavar="NAME",
+        help="A model's name or alias, or a path to a config.json.",
+        show_default=False,
+        autocompletion=completion.models,
+    ),
 ]
 
 

@@ -11,6 +11,7 @@ __all__ = [
     "ScenarioOrFlags",
     "Seed",
     "command_line",
+    "count",
     "load",
 ]
 
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from perfmodel.cli import completion
 
 if TYPE_CHECKING:
     from perfmodel.specs.scenario import Scenario
@@ -54,7 +57,13 @@ def _place(argument: str) -> str:
 
 
 ScenarioName = Annotated[
-    str, typer.Argument(metavar="SCENARIO", help="A scenario's name, or a path to a scenario file.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="SCENARIO",
+        help="A scenario's name, or a path to a scenario file.",
+        show_default=False,
+        autocompletion=completion.scenarios,
+    ),
 ]
 # Of commands that also take what `perfmodel.cli.asked` reads, in place of a file.
 ScenarioOrFlags = Annotated[
@@ -63,6 +72,7 @@ ScenarioOrFlags = Annotated[
         metavar="SCENARIO",
         help="A scenario's name, or a path to a scenario file; or none, and --model and --hardware.",
         show_default=False,
+        autocompletion=completion.scenarios,
     ),
 ]
 Overrides = Annotated[
@@ -94,6 +104,21 @@ EngineName = Annotated[
         help="Where points are worked on: local, ray, ray:HOST:PORT or ray://HOST:PORT (extra ray).",
     ),
 ]
+
+
+def count(text: str | int) -> int:
+    """The number of `64`, `8k` or `8K`. Raises BadParameter for what is none."""
+    from perfmodel.files.units import parse_count
+
+    try:
+        found = int(parse_count(text))
+    except ValueError:
+        raise typer.BadParameter(
+            f"found {text!r}, allowed a whole number, as in 64, 8k (8,000) or 8K (8,192)"
+        ) from None
+    if found < 1:
+        raise typer.BadParameter(f"found {text}, allowed a number of at least 1")
+    return found
 
 
 def load(scenario: str, overrides: list[str] | None, seed: int | None = None) -> "Scenario":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from perfmodel.cli.terminal import EXIT_INTERRUPTED, print_json, progress_bar, say, show, word_when_long
-from perfmodel.errors import PerfmodelError
+from perfmodel.errors import PerfmodelError, SpecError
 
 if TYPE_CHECKING:
     from perfmodel.report.run_folder import RunFolder
@@ -39,9 +39,12 @@ def run_to_folder(
         records = f"the finished requests are in {folder.work / 'requests.csv'}" if folder else None
         say(f"interrupted: {records or 'nothing was saved (no --out)'}.")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    except (PerfmodelError, OSError):
-        if folder is not None:
-            folder.give_up()
+    except (PerfmodelError, OSError) as error:
+        if folder is None:
+            raise
+        folder.give_up()
+        if isinstance(error, OSError):  # a disk that is full has no name
+            raise SpecError(f"--out {out}: cannot be written: {error.strerror or error}.") from None
         raise
     present(result, out, as_json)
 

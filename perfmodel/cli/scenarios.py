@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from perfmodel.cli import completion
 from perfmodel.cli.asked import (
     E2eFlag,
     HardwareFlag,
@@ -41,7 +42,13 @@ def list_scenarios(
 @guarded
 def show_scenario(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A scenario's name, or a path to its file.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A scenario's name, or a path to its file.",
+            show_default=False,
+            autocompletion=completion.scenarios,
+        ),
     ],
     as_json: JsonFlag = False,
 ) -> None:

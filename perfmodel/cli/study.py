@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perfmodel.cli import completion
 from perfmodel.cli.options import EngineName, JsonFlag, Overrides, ReportFile, command_line
 from perfmodel.cli.terminal import answer, progress_bar, say
 
@@ -14,7 +15,13 @@ if TYPE_CHECKING:
     from perfmodel.planning.studies.study import Answers, StudyPart, StudyPoints
 
 StudyName = Annotated[
-    str, typer.Argument(metavar="STUDY", help="A study's name, or a path to a study file.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="STUDY",
+        help="A study's name, or a path to a study file.",
+        show_default=False,
+        autocompletion=completion.studies,
+    ),
 ]
 Execute = Annotated[bool, typer.Option("--execute", help="Also run the study's executed part on this machine.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A few values of each axis and fewer requests.")]

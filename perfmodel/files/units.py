@@ -19,6 +19,7 @@ __all__ = [
     "PositiveInt",
     "Seconds",
     "common_numbers",
+    "parse_count",
     "parse_quantity",
     "shortest_amount",
 ]
@@ -39,6 +40,7 @@ _PER_SECOND = {
     for what in ("", "req", "requests", "request")
     for per, factor in {"/s": 1.0, "/min": 1 / 60, "/h": 1 / 3600}.items()
 } | {"rps": 1.0, "qps": 1.0, "rpm": 1 / 60}
+_COUNTS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S*)\s*")
 
 # What each dimension accepts: unit as written -> factor to the base unit.
@@ -159,8 +161,24 @@ def _not_vanishing(value: float) -> float:
     return value
 
 
-PositiveInt = Annotated[int, Field(gt=0, le=_LARGEST_COUNT)]
-NonNegativeInt = Annotated[int, Field(ge=0, le=_LARGEST_COUNT)]
+def parse_count(value: Any) -> Any:
+    """`value` as a number where it is a count as vLLM's flags take it: 8k is 8,000, 8K is 8,192, 1.5m is 1,500,000;
+    everything else as it is. Source: vLLM 0.10, vllm/engine/arg_utils.py, human_readable_int.
+
+    Raises ValueError for what is no whole number: 1.5K is not, to vLLM neither.
+    """
+    match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2] not in _COUNTS:
+        return value
+    found = float(match[1]) * _COUNTS[match[2]]
+    if found != round(found) or (match[2].isupper() and "." in match[1]):
+        raise ValueError(f"found {value!r}, allowed a whole number, as in 8k (8,000) or 8K (8,192)")
+    return round(found)
+
+
+_COUNT = BeforeValidator(parse_count)
+PositiveInt = Annotated[int, _COUNT, Field(gt=0, le=_LARGEST_COUNT)]
+NonNegativeInt = Annotated[int, _COUNT, Field(ge=0, le=_LARGEST_COUNT)]
 PositiveFloat = Annotated[float, Field(gt=0, le=_LARGEST), AfterValidator(_not_vanishing)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=_LARGEST), AfterValidator(_not_vanishing)]
 FittedSeconds = Annotated[float, Field(ge=0, le=1e3)]  # what a fit has found: next to nothing, too

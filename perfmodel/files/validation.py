@@ -113,7 +113,8 @@ def _sentence(item: Any, path: Path, model_class: type[BaseModel]) -> str:
         near = did_you_mean(str(item["input"]), context["expected"].replace("'", "").replace(" or ", ", ").split(", "))
         return f"found {found}, allowed {context['expected']}" + (f".{near}" if near else "")
     if kind in _ALLOWED:
-        return f"found {found}, allowed {_ALLOWED[kind].format(**context)}"
+        limits = {name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in context.items()}
+        return f"found {found}, allowed {_ALLOWED[kind].format(**limits)}"
     if kind in ("model_type", "model_attributes_type", "dataclass_type"):
         model = _model_at(model_class, path)
         keys = f" of {', '.join(model.model_fields)}" if model else ""

@@ -150,7 +150,7 @@ _RUN = {key: metric for key, metric in _LATENCY_METRICS.items() if not key.start
     Metric("usd_per_million_input_tokens_split", "prefill cost per million input tokens", "USD", True, 3),
     Metric("usd_per_million_output_tokens_split", "decode cost per million output tokens", "USD", True, 3),
     Metric("energy_j", "energy", "J", True, 0),
-    Metric("energy_wh", "energy", "Wh", True, 1),
+    Metric("energy_wh", "energy in watt-hours", "Wh", True, 1),
     Metric("mean_power_w", "mean power per device", "W", True, 0),
     Metric("joules_per_output_token", "energy per output token", "J", True, 3),
 )

@@ -25,8 +25,9 @@ from perfmodel.planning.deployments.choice import (
     shortfalls,
 )
 from perfmodel.planning.deployments.devices import device_answers, with_every_device
-from perfmodel.planning.deployments.finalist import Finalist, attained
+from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.front import label_of, screened_front, simulated_front
+from perfmodel.planning.deployments.judged import attained
 from perfmodel.planning.deployments.resilience import left_out, under_failures
 from perfmodel.planning.deployments.result import PlanResult, quantile_name
 from perfmodel.planning.deployments.runs import Records, Runs, Settled
@@ -103,8 +104,8 @@ def make_plan(
         space.num_all,
         len(serving),
         dict(space.ruled_out) | shortfalls(screened, spec, rate),
-        [each for each in done if each.attained >= spec.attainment],
-        [each for each in done if each.attained < spec.attainment],
+        [each for each in done if each.serves(scenario.slo, spec.attainment)],
+        [each for each in done if not each.serves(scenario.slo, spec.attainment)],
         serve,
         do_not,
         nearest=_nearest(screened, rate) if not serving else "",

@@ -19,7 +19,7 @@ from perfmodel.sim.fleet.pool import BasisOf, remembered_basis
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.sim.records.ensemble import Ensemble, Serve, run_ensemble
-from perfmodel.sim.records.notes import run_notes, workload_notes
+from perfmodel.sim.records.notes import eager_notes, run_notes, workload_notes
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.records.summary import summarize
 from perfmodel.sim.records.totals import device_totals
@@ -86,7 +86,9 @@ def simulate(
         ensemble = _intervals_of(scenario, requests, cluster, partial(_serve_drawn, basis_of, one_of), one_of)
     summary = summarize(scenario, collector, device_totals(cluster, collector), used, ensemble)
     num_blocks = max(pool.memory.num_kv_blocks for pool in cluster.pools)
-    notes = (*workload_notes(workload), *run_notes(scenario, used, requests, collector.num_steps))
+    mean_step_s = collector.busy_ticks / TICKS_PER_S / collector.num_steps
+    notes = (*workload_notes(workload), *eager_notes(cluster.pools[-1].scenario, mean_step_s))
+    notes = (*notes, *run_notes(scenario, used, requests, collector.num_steps))
     if intervals and len(requests) and ensemble is None:
         notes = (
             *notes,

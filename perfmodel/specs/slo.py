@@ -1,9 +1,10 @@
-"""`SLO`: what counts as a good request, in the ways that people state it."""
+"""`SLO`: what counts as a good request, and as a good run, in the ways that people state it."""
 
-__all__ = ["SLO"]
+__all__ = ["SLO", "PercentileLimit"]
 
+from itertools import pairwise
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -14,8 +15,35 @@ Amounts = Any  # a number, or an array of them
 _WORDS_PER_TOKEN = 0.75  # of English text (OpenAI, "What are tokens and how to count them?": 100 tokens, 75 words)
 
 
+_PERCENTILES = {50: "median", 90: "p90", 95: "p95", 99: "p99"}
+_LATENCIES = {"ttft": ("ttft", "TTFT"), "tpot": ("tpot", "TPOT"), "e2e": ("e2el", "E2E latency")}
+
+
+class PercentileLimit(NamedTuple):
+    """A limit on a percentile of a run: `ttft_p99_ms: 1000`.
+
+    latency: ttft, tpot or e2el
+    percent: 50, 90, 95 or 99
+    """
+
+    field: str
+    latency: str
+    percent: int
+    limit_ms: float
+
+    @property
+    def metric(self) -> str:
+        """The metric of a run that it limits: p99_ttft_ms."""
+        return f"{_PERCENTILES[self.percent]}_{self.latency}_ms"
+
+    def is_met(self, value_ms: float | None, lost_share: float = 0.0) -> bool:
+        """Whether the percentile of the completed requests is within the limit, and few enough of all were lost."""
+        return value_ms is not None and value_ms <= self.limit_ms and lost_share <= 1 - self.percent / 100 + 1e-9
+
+
 class SLO(Spec):
-    """A request is good when it meets every limit that is given.
+    """A request is good when it meets every limit that is given for single requests; a run, when enough of them are
+    good (`plan.attainment`) and its percentiles are within theirs.
 
     ttft_ms:          until its first token
     ttft_ms_per_input_token: as much more for each token of its prompt: long ones may take longer
@@ -28,6 +56,8 @@ class SLO(Spec):
     reading_words_per_minute: the same in words, of which 100 tokens are 75. Adults read 238 of English non-fiction
                       silently (Brysbaert 2019, a meta-analysis)
     reading_wait_ms:  so long may that reader wait, over the whole answer
+    ttft_p99_ms ...:  the percentile of all requests' TTFT, TPOT or end-to-end latency (p50, p90, p95, p99), each by
+                      itself
     """
 
     ttft_ms: Milliseconds | None = Field(default=None, gt=0)
@@ -39,6 +69,18 @@ class SLO(Spec):
     reading_tokens_per_s: float | None = Field(default=None, gt=0, le=1e6)
     reading_words_per_minute: float | None = Field(default=None, gt=0, le=1e6)
     reading_wait_ms: Milliseconds = Field(default=0.0, ge=0)
+    ttft_p50_ms: Milliseconds | None = Field(default=None, gt=0)
+    ttft_p90_ms: Milliseconds | None = Field(default=None, gt=0)
+    ttft_p95_ms: Milliseconds | None = Field(default=None, gt=0)
+    ttft_p99_ms: Milliseconds | None = Field(default=None, gt=0)
+    tpot_p50_ms: Milliseconds | None = Field(default=None, gt=0)
+    tpot_p90_ms: Milliseconds | None = Field(default=None, gt=0)
+    tpot_p95_ms: Milliseconds | None = Field(default=None, gt=0)
+    tpot_p99_ms: Milliseconds | None = Field(default=None, gt=0)
+    e2e_p50_ms: Milliseconds | None = Field(default=None, gt=0)
+    e2e_p90_ms: Milliseconds | None = Field(default=None, gt=0)
+    e2e_p95_ms: Milliseconds | None = Field(default=None, gt=0)
+    e2e_p99_ms: Milliseconds | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
     def _says_a_thing_once(self) -> "SLO":
@@ -56,10 +98,35 @@ class SLO(Spec):
             )
         return self
 
+    @model_validator(mode="after")
+    def _percentiles_rise(self) -> "SLO":
+        for lower, higher in pairwise(self.percentiles):
+            if lower.latency == higher.latency and higher.limit_ms < lower.limit_ms:
+                raise ValueError(
+                    f"found {higher.field} {higher.limit_ms:g} below {lower.field} {lower.limit_ms:g}; a higher "
+                    f"percentile is never the lower latency, so the second limits nothing: leave it out or lower it"
+                )
+        return self
+
     @property
     def is_given(self) -> bool:
         """Whether there is any limit."""
         return bool(self.limits_in_words)
+
+    @property
+    def is_of_requests(self) -> bool:
+        """Whether there is any limit that a single request meets or misses."""
+        return len(self.limits_in_words) > len(self.percentiles)
+
+    @property
+    def percentiles(self) -> tuple[PercentileLimit, ...]:
+        """The limits on percentiles, by latency, from the lowest percentile to the highest."""
+        return tuple(
+            PercentileLimit(field, latency, percent, limit)
+            for name, (latency, _) in _LATENCIES.items()
+            for percent in _PERCENTILES
+            if (limit := getattr(self, field := f"{name}_p{percent}_ms")) is not None
+        )
 
     @property
     def reading_speed(self) -> float | None:
@@ -127,4 +194,6 @@ class SLO(Spec):
         if self.reading_speed is not None:
             wait = f", waiting {self.reading_wait_ms:g} ms in all" if self.reading_wait_ms else ""
             found.append(f"reading at {self.reading_speed:.3g} tokens/s{wait}")
+        words = dict(_LATENCIES.values())
+        found += [f"p{each.percent} {words[each.latency]} <= {each.limit_ms:g} ms" for each in self.percentiles]
         return tuple(found)

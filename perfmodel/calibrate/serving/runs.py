@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.origins import recorded_engine
+from perfmodel.calibrate.origins import MALFORMED, recorded_engine
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.bounded import read_json, read_rows
 from perfmodel.sim.records.columns import RequestColumns
@@ -91,7 +91,7 @@ def read_serving_runs(path: str | Path) -> tuple[list[ServingRun], list[tuple[st
             runs.append(_run(name, entry))
         except PerfmodelError as error:
             left_out.append((name, str(error)))
-        except (KeyError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             left_out.append((name, f"its description is incomplete: {error}"))
     return runs, left_out
 
@@ -217,8 +217,9 @@ def read_request_log(folder: str | Path, trace_folder: str | Path) -> RequestLog
     )
     try:
         scenario = _scenario(folder.name, meta, trace)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise SpecError(f"{folder / 'e2e' / 'meta.json'}: its description is incomplete: {error}") from None
+    except MALFORMED as error:
+        said = " ".join(str(error).split())[:200]
+        raise SpecError(f"{folder / 'e2e' / 'meta.json'}: its description is incomplete: {said}") from None
     return RequestLog(folder.name, scenario, first - arrival, last - arrival, prompts, outputs)
 
 

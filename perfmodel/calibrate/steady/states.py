@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfmodel.calibrate.origins import recorded_engine
+from perfmodel.calibrate.origins import MALFORMED, recorded_engine
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.bounded import read_rows
 from perfmodel.models.number_formats import with_quantization
@@ -179,7 +179,7 @@ def read_steady_states(path: str | Path) -> tuple[list[SteadyState], list[tuple[
             rows.append(_row(name, entry, sweeps[_sweep(entry)]))
         except PerfmodelError as error:
             left_out.append((name, str(error)))
-        except (KeyError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             left_out.append((name, f"its description is incomplete: {error}"))
     return rows, left_out
 

@@ -230,8 +230,11 @@ def _does_not_fit(plan: MemoryPlan, model: ModelSpec, hardware: HardwareSpec, en
         needed += plan.beside_bytes + plan.state_bytes + plan.block_size * plan.kv_bytes_per_token
         what = "weights, activations and one KV block need"
     has = f"{hardware.name} has {hardware.memory_bytes / 1e9:.1f} GB"
-    if plan.usable_bytes < 0.999 * hardware.memory_bytes:
-        has += f" ({plan.usable_bytes / 1e9:.1f} GB at gpu_memory_utilization={engine.gpu_memory_utilization:g})"
+    if not 0.999 < plan.visible_bytes / hardware.memory_bytes < 1.001:  # "80 GB" of 80 GiB
+        has += f" by its datasheet, {plan.visible_bytes / 1e9:.1f} GB as a process sees it"
+    if plan.usable_bytes < 0.999 * plan.visible_bytes:
+        share = f"gpu_memory_utilization={engine.gpu_memory_utilization:g}"
+        has += f", of which the engine may use {plan.usable_bytes / 1e9:.1f} GB ({share})"
     fitting = smallest_fitting_tp(model, hardware, engine)
     if fitting is None:
         way_out = "No tensor_parallel_size up to 64 fits; quantize the model, or take devices with more memory."

@@ -5,9 +5,9 @@
 `serial` parts always show; `hidden` parts run beside the device, and show where they are the longer ones.
 """
 
-__all__ = ["Host", "host_fit", "step_seconds", "step_ticks"]
+__all__ = ["Host", "host_fit", "launch_seconds", "step_seconds", "step_ticks"]
 
-from perfmodel.cost.calibrations.calibration import EAGER_LAUNCH_S, EAGER_OPERATOR_S, HostFit
+from perfmodel.cost.calibrations.calibration import EAGER_OPERATOR_S, ENGINE_LAUNCH_S, HostFit
 from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.tables import to_ps
@@ -73,26 +73,38 @@ class Host:
 def host_fit(graph: StepGraph, timer: OperatorTimer) -> HostFit:
     """The host time of the timer's calibration, as it shows in this graph's steps.
 
-    Without CUDA graphs, unless that is how the host was measured, the launches take EAGER_LAUNCH_S per kernel of a
-    decode: they run ahead of the device and show only where they take longer. Plain PyTorch modules are no engine's
-    host; theirs take EAGER_OPERATOR_S each under any calibration, but not on a CPU, which computes in the same thread.
+    Without CUDA graphs, unless that is how the host was measured, kernels are launched one by one (`launch_seconds`):
+    launches run ahead of the device and show only where they take longer.
 
     With pipeline stages the host of the engine plans each batch once, and a process on each stage launches its own
     layers: of the graph of all stages what comes once, of a stage's graph what comes with layers and launches.
     """
     calibration = timer.calibration
-    is_plain = graph.is_plain and timer.hardware.kind != "cpu"
     host = calibration.host if graph.is_async else _synchronous(calibration.host)
     if graph.stage_layers is not None:
         host = host.model_copy(update=_NOT_OF_STAGES)
     if graph.stages:
         host = host.model_copy(update=_OF_STAGES)
-    elif is_plain or (graph.is_eager and (calibration.origin == "datasheet" or host.replays_graphs)):
-        shape = decode_shape(1, 1, graph.model.attention_spans)
-        launch = EAGER_OPERATOR_S if is_plain else EAGER_LAUNCH_S
-        num_kernels = sum(node.count * node.work(shape).num_kernels for node in graph.nodes)
-        host = host.model_copy(update={"hidden_step_s": host.hidden_step_s + launch * num_kernels})
+    else:
+        host = host.model_copy(update={"hidden_step_s": host.hidden_step_s + launch_seconds(graph, timer)[0]})
     return host if calibration.host_overheads == 1.0 else host.times(calibration.host_overheads)
+
+
+def launch_seconds(graph: StepGraph, timer: OperatorTimer) -> tuple[float, int]:
+    """Host seconds that the kernels of a decode step take to be launched one by one, and how many they are; 0 seconds
+    where CUDA graphs hold them, or the calibration's host was measured without.
+
+    ENGINE_LAUNCH_S per kernel. Plain PyTorch modules are no engine's host; theirs take EAGER_OPERATOR_S each under any
+    calibration, but not on a CPU, which computes in the same thread.
+    """
+    calibration = timer.calibration
+    is_plain = graph.is_plain and timer.hardware.kind != "cpu"
+    shape = decode_shape(1, 1, graph.model.attention_spans)
+    num_kernels = sum(node.count * node.work(shape).num_kernels for node in graph.nodes)
+    if is_plain:
+        return EAGER_OPERATOR_S * num_kernels, num_kernels
+    is_eager = graph.is_eager and (calibration.origin == "datasheet" or calibration.host.replays_graphs)
+    return (ENGINE_LAUNCH_S * num_kernels if is_eager else 0.0), num_kernels
 
 
 def _synchronous(host: HostFit) -> HostFit:

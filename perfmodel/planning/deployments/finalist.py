@@ -1,23 +1,22 @@
 """`Finalist`: a deployment that was simulated, with what common draws make of it. `FrontPoint`: one beside its cost."""
 
-__all__ = ["Finalist", "FrontPoint", "Interval", "attained", "interval_of", "mean", "seed_draws", "tightness"]
+__all__ = ["Finalist", "FrontPoint", "Interval", "interval_of", "seed_draws"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import exp, inf, log
+from math import exp, log
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.planning.deployments.choice import Deployment
+from perfmodel.planning.deployments.judged import attained, mean, meets
 from perfmodel.planning.screening.draws import NUM_DRAWS, Drawn
 from perfmodel.planning.sweeps.points import Record
 from perfmodel.specs.slo import SLO
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
-
-_LIMITED = ("ttft", "tpot", "max_itl", "e2el")
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,10 @@ class Finalist:
     def attained(self) -> float:
         return attained(self.records)
 
+    def serves(self, slo: SLO, attainment: float) -> bool:
+        """Whether it meets the SLO at the wanted rate."""
+        return meets(self.records, slo, attainment)
+
     def mean(self, metric: str) -> float | None:
         return mean(self.records, metric)
 
@@ -111,32 +114,6 @@ class FrontPoint:
     def cost(self) -> float:
         """What the front is over: USD per hour, or devices where there is no price."""
         return float(self.num_devices) if self.usd_per_hour is None else self.usd_per_hour
-
-
-def attained(records: Sequence[Record]) -> float:
-    """Share of the requests of all seeds that met the SLO."""
-    good = sum(record.values.get("request_goodput") or 0.0 for record in records)
-    whole = sum(record.values.get("request_throughput") or 0.0 for record in records)
-    return good / whole if whole else 0.0
-
-
-def mean(records: Sequence[Record], metric: str) -> float | None:
-    """A metric over the seeds."""
-    values = [record.values.get(metric) for record in records]
-    there = [value for value in values if value is not None]
-    return sum(there) / len(there) if there else None
-
-
-def tightness(records: Sequence[Record], slo: SLO, quantile: str) -> float:
-    """The limit of the SLO that comes nearest, as latency over limit; 1 is just met. Where the only limit differs from
-    request to request, the requests that miss it over those that may."""
-    found = []
-    for name in _LIMITED:
-        value, limit = mean(records, f"{quantile}_{name}_ms"), slo.planned_ms(name)
-        if limit is not None and value is not None:
-            found.append(value / limit)
-    may_miss = {"median": 0.5, "p90": 0.1, "p95": 0.05, "p99": 0.01}
-    return max(found) if found else (1.0 - attained(records)) / may_miss[quantile] if records else inf
 
 
 def seed_draws(values: Sequence[float]) -> Floats:

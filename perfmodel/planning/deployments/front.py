@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from perfmodel.planning.deployments.choice import Deployment, pick_replicas
-from perfmodel.planning.deployments.finalist import FrontPoint, attained, tightness
+from perfmodel.planning.deployments.finalist import FrontPoint
+from perfmodel.planning.deployments.judged import attained, meets, tightness
 from perfmodel.planning.deployments.runs import Records
 from perfmodel.planning.screening.screen import Screen
 from perfmodel.planning.spec import PlanSpec
@@ -69,7 +70,8 @@ def simulated_front(
         )
         for label, (each, records) in simulated.items()
     }
-    serving = sorted((each for each in points.values() if each.attained >= spec.attainment), key=lambda each: each.cost)
+    able = {label for label, (_, records) in simulated.items() if meets(records, slo, spec.attainment)}
+    serving = sorted((each for each in points.values() if each.label in able), key=lambda each: each.cost)
     best: dict[float, FrontPoint] = {}
     for each in serving:
         if each.cost not in best or each.tightness < best[each.cost].tightness:

@@ -38,19 +38,22 @@ def under_failures(result: PlanResult, winner: Finalist) -> Resilience | None:
     if not carried:
         return None
     tried: dict[int, float] = {}
+    serving: list[int] = []
     problem = ""
     for replicas in range(winner.replicas, winner.replicas + 1 + _MOST_SPARE):
         if tried and not may_have(winner.deployment.screened, result.spec, replicas):
             break
         try:
-            tried[replicas] = _attained(result, winner, replicas, carried)
+            tried[replicas], is_met = _attained(result, winner, replicas, carried)
         except SpecError as error:  # an event of a replica that the choice does not have
             problem = str(error)
             break
-        if tried[replicas] >= result.spec.attainment:
+        if is_met:
+            serving.append(replicas)
             break
-    serve = next((count for count, share in tried.items() if share >= result.spec.attainment), None)
-    return Resilience(tried, serve, _all_up(result.scenario.cluster.failures, winner.replicas), problem)
+    return Resilience(
+        tried, next(iter(serving), None), _all_up(result.scenario.cluster.failures, winner.replicas), problem
+    )
 
 
 def left_out(scenario: Scenario) -> list[str]:
@@ -67,16 +70,19 @@ def left_out(scenario: Scenario) -> list[str]:
     return found
 
 
-def _attained(result: PlanResult, winner: Finalist, replicas: int, carried: Mapping[str, Any]) -> float:
+def _attained(result: PlanResult, winner: Finalist, replicas: int, carried: Mapping[str, Any]) -> tuple[float, bool]:
+    """The share of requests within the SLO over all seeds, and whether the SLO is met."""
     choices = winner.deployment.screened.candidate.choices(replicas)
     choices = {**choices, "cluster": {**choices["cluster"], **carried}}
     requests = requests_with_failures(result, replicas)
-    shares = []
+    shares, percentiles = [], []
     for seed in range(result.scenario.seed, result.scenario.seed + result.spec.seeds):
         whole = {**choices, **at_rate(result.scenario, result.rate, requests), "seed": seed}
         run = simulate(result.base.load(as_overrides(whole)), keep_steps=False)
         shares.append(float(run.summary["slo_attainment"]))
-    return sum(shares) / len(shares)
+        percentiles.append(all(run.summary.get("slo_percentiles_met", {}).values()))
+    share, is_of_requests = sum(shares) / len(shares), result.scenario.slo.is_of_requests
+    return share, all(percentiles) and (share >= result.spec.attainment or not is_of_requests)
 
 
 def requests_with_failures(result: PlanResult, replicas: int) -> int:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 from perfmodel.planning.deployments.devices import DeviceAnswer
-from perfmodel.planning.deployments.finalist import Finalist, FrontPoint, Interval, interval_of, tightness
+from perfmodel.planning.deployments.finalist import Finalist, FrontPoint, Interval, interval_of
+from perfmodel.planning.deployments.judged import tightness
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.findings import TIE
@@ -142,7 +143,7 @@ class PlanResult(Printable):
         highest rate makes of them."""
         if not finalist.rate:
             return inf
-        most = finalist.replicas if finalist.attained >= self.spec.attainment else inf
+        most = finalist.replicas if finalist.serves(self.scenario.slo, self.spec.attainment) else inf
         return min(self.rate * finalist.replicas / finalist.rate, most)
 
     def interval(self, finalist: Finalist) -> Interval:
@@ -170,6 +171,10 @@ class PlanResult(Printable):
             draws, limit = finalist.latency_draws(self.quantile, name), self.scenario.slo.planned_ms(name)
             if limit is not None and draws is not None:
                 found.append(draws / limit)
+        for each in self.scenario.slo.percentiles:
+            draws = finalist.latency_draws(each.metric.split("_")[0], each.latency)
+            if draws is not None:
+                found.append(draws / each.limit_ms)
         return np.max(found, axis=0) if found else np.full(len(finalist.rate_draws), inf)
 
     @property

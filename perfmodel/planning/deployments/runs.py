@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from perfmodel.planning.deployments.choice import Deployment, may_have, pick_replicas
-from perfmodel.planning.deployments.finalist import Finalist, attained
+from perfmodel.planning.deployments.finalist import Finalist
+from perfmodel.planning.deployments.judged import meets
 from perfmodel.planning.deployments.trials import FIRST_STRIDE, Check, Checked, Trial, Tried, check, try_rates
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.spec import PlanSpec
@@ -139,7 +140,7 @@ class Runs:
     def _serves(self, records: Records, in_all_seeds: bool) -> bool:
         """Fewer replicas than the highest rate asks for have to do in each seed, not only in all together."""
         parts = [(record,) for record in records] if in_all_seeds else [records]
-        return min(map(attained, parts)) >= self.spec.attainment
+        return all(meets(part, self.scenario.slo, self.spec.attainment) for part in parts)
 
     def _highest(
         self, whole: Sequence[tuple[Deployment, int]], starts: Sequence[float], progress: Progress | None
@@ -192,7 +193,8 @@ class Runs:
             return self.spec.num_requests
         slo = self.scenario.slo
         in_flight = deployment.screened.batch * deployment.screened.candidate.num_engines * replicas
-        patience_s = max(slo.ttft_ms or 0.0, slo.e2el_ms or 0.0) / 1e3
+        beyond = [each.limit_ms for each in slo.percentiles if each.latency != "tpot"]
+        patience_s = max(slo.ttft_ms or 0.0, slo.e2el_ms or 0.0, *beyond) / 1e3
         wanted = max(_LIVES * in_flight, _WAITS * patience_s * deployment.screened.rate * replicas, _FEWEST_REQUESTS)
         return int(min(wanted, _MOST_REQUESTS))
 

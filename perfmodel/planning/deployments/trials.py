@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from math import log
 from pathlib import Path
 
+from perfmodel.planning.deployments.judged import meets
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.screening.demand import at_rate
 from perfmodel.planning.sweeps.points import Point, Record, evaluate_timed
@@ -103,11 +104,6 @@ class Checked:
 
     record: Record
 
-    @property
-    def attained(self) -> float:
-        """The share of requests that met the SLO."""
-        return _attained(self.record)
-
 
 class _UnknownError(Exception):
     """Which run a task needs before it can go on; caught where it is asked."""
@@ -163,12 +159,14 @@ class _Runs:
 
 
 def _runs_of_trial(trial: Trial) -> _Runs:
+    slo = trial.base.load().slo
+
     def solve(record: Callable[[float], Record]) -> Tried:
         looked_at: list[Record] = []
 
         def is_met(step: int) -> bool:
             looked_at.append(record(_RATIO**step))
-            return _attained(looked_at[-1]) >= trial.attainment
+            return meets(looked_at[-1:], slo, trial.attainment)
 
         found = highest_on_lattice(is_met, lattice(trial.start), trial.stride)
         if found is not None:
@@ -216,8 +214,3 @@ def highest_on_lattice(is_met: Callable[[int], bool], start: int, stride: int = 
         middle = (low + high) // 2
         low, high = (middle, high) if is_met(middle) else (low, middle)
     return low
-
-
-def _attained(record: Record) -> float:
-    good, whole = record.values.get("request_goodput"), record.values.get("request_throughput")
-    return good / whole if good is not None and whole else 0.0

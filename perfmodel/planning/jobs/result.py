@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 from perfmodel.planning.deployments.export import engine_arguments
-from perfmodel.planning.deployments.finalist import Interval, interval_of, mean, seed_draws
+from perfmodel.planning.deployments.finalist import Interval, interval_of, seed_draws
+from perfmodel.planning.deployments.judged import mean
 from perfmodel.planning.screening.candidates import Base, Candidate
 from perfmodel.planning.screening.draws import NUM_DRAWS
 from perfmodel.planning.spec import PlanSpec

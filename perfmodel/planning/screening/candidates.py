@@ -53,9 +53,18 @@ class Layout:
 
     @property
     def label(self) -> str:
-        """`h100-sxm-80gb TP4 fp8`"""
+        """`h100-sxm-80gb TP4, FP8 weights`"""
+        return f"{self.device} {', '.join(self.traits)}"
+
+    @property
+    def device(self) -> str:
+        return self.scenario.hardware.name
+
+    @property
+    def traits(self) -> list[str]:
+        """How the model is cut, and in which formats."""
         engine = self.scenario.engine
-        parts = [self.scenario.hardware.name, f"TP{engine.tensor_parallel_size}"]
+        parts = [f"TP{engine.tensor_parallel_size}"]
         if engine.pipeline_parallel_size > 1:
             parts.append(f"PP{engine.pipeline_parallel_size}")
         if engine.data_parallel_size > 1:
@@ -63,12 +72,12 @@ class Layout:
         if engine.enable_expert_parallel:
             parts.append("EP")
         if engine.quantization:
-            parts.append(engine.quantization)
+            parts.append(f"{engine.quantization.upper()} weights")
         if engine.kv_cache_dtype != "auto":
-            parts.append(f"kv {engine.kv_cache_dtype}")
+            parts.append(f"{engine.kv_cache_dtype.upper()} KV cache")
         if engine.speculative_config is not None:
-            parts.append(engine.speculative_config.method)
-        return " ".join(parts)
+            parts.append(f"{engine.speculative_config.method} drafts")
+        return parts
 
 
 @dataclass(frozen=True)
@@ -139,25 +148,24 @@ class Candidate:
     def label(self) -> str:
         parts = [self.layout.label]
         if self.ratio is not None:
-            parts.append(f"{self.ratio[0]}P:{self.ratio[1]}D")
-        parts.append(f"seqs {self.max_num_seqs} tokens {self.max_num_batched_tokens}")
-        if self.prefill is not None:
-            parts.append(f"(prefill {self._prefill_label(self.prefill)})")
+            parts.append(f"{self.ratio[0]} prefill to {self.ratio[1]} decode")
+        parts += [f"up to {self.max_num_seqs:,} requests", f"{self.max_num_batched_tokens:,} tokens a step"]
         if not self.enable_chunked_prefill:
-            parts.append("unchunked")
-        return " ".join(parts)
+            parts.append("whole prompts")
+        label = ", ".join(parts)
+        return label if self.prefill is None else f"{label} (prefill: {self._prefill_label(self.prefill)})"
 
     def _prefill_label(self, own: PrefillEngine) -> str:
-        """What it has of its own: `h200-sxm TP2 tokens 16384`."""
-        mine, its = self.layout.label.split(), own.layout.label.split()
-        parts = its if its[0] != mine[0] else [part for part in its if part not in mine]
-        if not parts and its != mine:
-            parts = its
+        """What it has of its own: `h200-sxm TP2, 16,384 tokens a step`."""
+        mine, its = self.layout, own.layout
+        parts = [trait for trait in its.traits if trait not in mine.traits]
+        if its.device != mine.device or (not parts and its.label != mine.label):
+            parts = [its.label]
         if own.max_num_seqs != self.max_num_seqs:
-            parts = [*parts, f"seqs {own.max_num_seqs}"]
+            parts.append(f"up to {own.max_num_seqs:,} requests")
         if own.max_num_batched_tokens != self.max_num_batched_tokens:
-            parts = [*parts, f"tokens {own.max_num_batched_tokens}"]
-        return " ".join(parts)
+            parts.append(f"{own.max_num_batched_tokens:,} tokens a step")
+        return ", ".join(parts)
 
     def choices(self, replicas: int) -> dict[str, Any]:
         """The fields of the scenario that serves with so many of it."""

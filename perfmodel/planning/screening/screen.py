@@ -9,6 +9,7 @@ __all__ = ["Screen", "Screened"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +61,24 @@ class Screened:
         return self.rate / self.candidate.num_devices
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """What typical requests are held to, in seconds, a column for each of them.
+
+    limits:      metric -> limit that a request meets together with all others; `attainment`: the share that is to
+    percentiles: (metric, limit, share of the requests that is to meet it by itself)
+    """
+
+    limits: dict[str, Floats]
+    attainment: float
+    percentiles: tuple[tuple[str, Floats, float], ...]
+
+    @property
+    def each(self) -> list[tuple[str, Floats, float]]:
+        """(metric, limit, share of the requests that is to meet it)"""
+        return [*((name, limit, self.attainment) for name, limit in self.limits.items()), *self.percentiles]
+
+
 class Screen:
     """The screen of `candidates` for the traffic and SLO of `scenario`.
 
@@ -68,7 +87,7 @@ class Screen:
 
     def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, attainment: float) -> None:
         self.demand = demand_of(scenario)
-        self._limits, self._attainment = _limits(scenario.slo, self.demand), attainment
+        self._wanted, self._attainment = _wanted(scenario.slo, self.demand, attainment), attainment
         self._candidates = candidates
         batches = max((candidate.max_num_seqs for candidate in candidates), default=1)
         chunk = max((max(c.max_num_batched_tokens, _budget(c)) for c in candidates), default=1)
@@ -105,10 +124,20 @@ class Screen:
             part = slice(start, start + _AT_ONCE)
             service = self._service([each.candidate for each in chosen[part]])
             served = serve(service, self.demand, np.array(rates[part])[:, None])
+            found += self._wanted_tightness(served).tolist()
+        return found
+
+    def _wanted_tightness(self, served: Served) -> Floats:
+        """The share of its limit that is used up, by the requests together and by each percentile, at most."""
+        wanted, parts = self._wanted, []
+        if wanted.limits:
             worst = np.max(
-                [_seconds(served, self.demand, name) / limit for name, limit in self._limits.items()], axis=0
+                [_seconds(served, self.demand, name) / limit for name, limit in wanted.limits.items()], axis=0
             )
-            found += np.quantile(worst, self._attainment, axis=1, method="higher").tolist()
+            parts.append(np.quantile(worst, wanted.attainment, axis=1, method="higher"))
+        for name, limit, share in wanted.percentiles:
+            parts.append(np.quantile(_seconds(served, self.demand, name) / limit, share, axis=1, method="higher"))
+        found: Floats = np.max(parts, axis=0)
         return found
 
     def under_draws(self, chosen: Sequence[Screened], rates: Sequence[float]) -> list[Drawn]:
@@ -159,14 +188,14 @@ class Screen:
         return "datasheet" if "datasheet" in origins else origins[0]
 
     def _highest(self, service: Service) -> Floats:
-        return _highest(service, self.demand, self._limits, self._attainment)
+        return _highest(service, self.demand, self._wanted)
 
     def _screened(self, candidates: Sequence[Candidate]) -> list[Screened]:
         service = self._service(candidates)
         rate = self._highest(service)
         at = serve(service, self.demand, np.maximum(rate, 1e-9))
         beyond = serve(service, self.demand, np.maximum(rate, 1e-9) * _BEYOND)
-        binds = _binding(candidates, service, beyond, self.demand, self._limits)
+        binds = _binding(candidates, service, beyond, self.demand, self._wanted)
         return [
             Screened(
                 candidate,
@@ -180,21 +209,22 @@ class Screen:
         ]
 
 
-def _limits(slo: SLO, demand: Demand) -> dict[str, Floats]:
-    """Seconds, by metric, a column for each typical request."""
+def _wanted(slo: SLO, demand: Demand, attainment: float) -> _Wanted:
+    """The limits of `slo` for the demand's typical requests. Raises SpecError where there is none."""
     prompt, cached, _ = demand.typical
     whole = slo.ttft_ms if slo.ttft_ms_per_input_token is None else slo.ttft_limit_ms(prompt + cached)
     given = {"ttft": whole, "tpot": slo.tpot_limit_ms, "max_itl": slo.max_itl_ms, "e2el": slo.e2el_ms}
     if slo.reading_speed is not None:
         given["reading"] = slo.reading_wait_ms + 1e3 / slo.reading_speed
-    limits = {
-        name: np.broadcast_to(np.asarray(limit, np.float64) / 1e3, (1, len(prompt)))
-        for name, limit in given.items()
-        if limit is not None
-    }
-    if not limits:
+
+    def seconds(limit: Any) -> Floats:
+        return np.broadcast_to(np.asarray(limit, np.float64) / 1e3, (1, len(prompt)))
+
+    limits = {name: seconds(limit) for name, limit in given.items() if limit is not None}
+    percentiles = tuple((each.latency, seconds(each.limit_ms), each.percent / 100) for each in slo.percentiles)
+    if not slo.is_given:
         raise SpecError("a plan needs limits to meet: give the scenario an slo, as in {ttft_ms: 500, tpot_ms: 50}.")
-    return limits
+    return _Wanted(limits, attainment, percentiles)
 
 
 def _over(values: Floats, base: float) -> Floats:
@@ -254,25 +284,27 @@ def _transfer(candidate: Candidate) -> tuple[float, float]:
     return none, (some - none) / 10_000
 
 
-def _highest(service: Service, demand: Demand, limits: dict[str, Floats], attainment: float) -> Floats:
-    """The highest rate of each candidate at which the share `attainment` of requests meets all limits; 0 if none."""
+def _highest(service: Service, demand: Demand, wanted: _Wanted) -> Floats:
+    """The highest rate of each candidate at which typical requests are as wanted; 0 if none."""
     step = service.surfaces.decode(service.slots) / service.surfaces.tokens(service.slots)
     high = service.decodes * service.slots / (demand.mean_outputs * step)
     low = high / _WIDEST
-    is_ever = _attained(serve(service, demand, low), demand, limits) >= attainment
+    is_ever = _is_met(serve(service, demand, low), demand, wanted)
     for _ in range(_HALVINGS):
         middle = np.sqrt(low * high)
-        is_met = _attained(serve(service, demand, middle), demand, limits) >= attainment
+        is_met = _is_met(serve(service, demand, middle), demand, wanted)
         low, high = np.where(is_met, middle, low), np.where(is_met, high, middle)
     return np.where(is_ever, low, 0.0)
 
 
-def _attained(served: Served, demand: Demand, limits: dict[str, Floats]) -> Floats:
-    """The share of typical requests that meets all limits."""
+def _is_met(served: Served, demand: Demand, wanted: _Wanted) -> NDArray[np.bool_]:
+    """Whether enough typical requests meet all limits together, and each percentile's by itself."""
     good = np.ones(served.ttft.shape, dtype=bool)
-    for name, limit in limits.items():
+    for name, limit in wanted.limits.items():
         good &= _seconds(served, demand, name) <= limit
-    found: Floats = good.mean(axis=1, keepdims=True)
+    found: NDArray[np.bool_] = good.mean(axis=1, keepdims=True) >= wanted.attainment
+    for name, limit, share in wanted.percentiles:
+        found &= (_seconds(served, demand, name) <= limit).mean(axis=1, keepdims=True) >= share
     return found
 
 
@@ -284,7 +316,8 @@ def _seconds(served: Served, demand: Demand, metric: str) -> Floats:
     if metric == "tpot":
         return np.where(later > 0, served.tpot, 0.0)
     if metric == "e2el":
-        return served.ttft + later * served.tpot
+        # Where no rate is sustained tokens take for ever, which an answer of one token does not wait for.
+        return served.ttft + np.multiply(later, served.tpot, out=np.zeros(served.ttft.shape), where=later > 0)
     assert served.single is not None  # the demand has asked for it
     if metric == "max_itl":
         return np.where(later > 0, np.where(served.is_stable, served.single.gap, np.inf), 0.0)
@@ -294,16 +327,19 @@ def _seconds(served: Served, demand: Demand, metric: str) -> Floats:
 
 
 def _binding(
-    candidates: Sequence[Candidate], service: Service, beyond: Served, demand: Demand, limits: dict[str, Floats]
+    candidates: Sequence[Candidate], service: Service, beyond: Served, demand: Demand, wanted: _Wanted
 ) -> list[str]:
-    """What is missed most often a little above the highest rate."""
-    names = list(limits)
-    missed = np.array([(_seconds(beyond, demand, name) > limits[name]).mean(axis=1) for name in names])
+    """What is missed most often, beside how often it may be, a little above the highest rate."""
+    names = [name for name, _, _ in wanted.each]
+    limits = [limit for _, limit, _ in wanted.each]
+    missed = np.array(
+        [(_seconds(beyond, demand, name) > limit).mean(axis=1) / (1 - share) for name, limit, share in wanted.each]
+    )
     most = missed.argmax(axis=0)
     found = []
     for index, candidate in enumerate(candidates):
         name = names[most[index]]
-        if name in ("ttft", "e2el") and beyond.slot_wait[index, 0] > _MUCH * limits[name].mean():
+        if name in ("ttft", "e2el") and beyond.slot_wait[index, 0] > _MUCH * limits[most[index]].mean():
             name = "max_num_seqs" if service.slots[index, 0] >= candidate.max_num_seqs else "KV cache"
         found.append(name)
     return found

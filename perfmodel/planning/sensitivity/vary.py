@@ -13,16 +13,19 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import SpecError
+from perfmodel.files.units import parse_count
 from perfmodel.planning.sweeps.typical_step import StepSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.overrides import hardware_path, list_position
 from perfmodel.specs.scenario import Scenario
 
 _NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(.*)")
+_COUNT = re.compile(r"\d+(?:\.\d+)?\s?[kKmMgG](?![A-Za-z])")
 _ONE_END = re.compile(r"\.\.[^/]*|[^/]*\.\.")
 _RANGE = re.compile(r"(.+?)\.\.(.+?)(?::(\d+))?")
 _NUM_VALUES = 5
 _MOST_VALUES = 200
+_LARGEST = 1e30  # in any unit
 _MULTIPLE = "x"
 
 
@@ -96,6 +99,14 @@ class Axis:
         return f"{self.path}={_written(ratio, _MULTIPLE, False)}", ratio
 
 
+def _with_plain_counts(values: str, text: str) -> str:
+    """`8000..32000` of `8k..32k`. Raises SpecError for what is no whole number."""
+    try:
+        return _COUNT.sub(lambda match: str(parse_count(match[0])), values)
+    except ValueError as error:
+        raise SpecError(f"--vary {text}: {error}.") from None
+
+
 def axis_of(text: str, scenario: Scenario, step: StepSpec | None = None) -> Axis:
     """`PATH=lo..hi`, `PATH=lo..hi:n` or `PATH=a,b,c` for a scenario (and the step that is looked at).
 
@@ -106,6 +117,7 @@ def axis_of(text: str, scenario: Scenario, step: StepSpec | None = None) -> Axis
         raise SpecError(f"--vary {text}: write PATH=LOW..HIGH, PATH=LOW..HIGH:COUNT or PATH=A,B,C.")
     present = present_value(path, scenario, step)
     is_whole = isinstance(present, int)
+    values = _with_plain_counts(values, text) if is_whole else values
     found = _RANGE.fullmatch(values)
     if _ONE_END.fullmatch(values):
         raise SpecError(f"--vary {text}: found {values}, allowed both ends of a range, as in {path}=1..8 or =0.5x..2x.")
@@ -113,11 +125,14 @@ def axis_of(text: str, scenario: Scenario, step: StepSpec | None = None) -> Axis
         xs, unit = _spaced(text, found[1], found[2], int(found[3] or _NUM_VALUES))
     else:
         texts = tuple(part.strip() for part in values.split(","))
+        if len(texts) > _MOST_VALUES:
+            raise SpecError(f"--vary {text[:80]}...: found {len(texts):,} values, allowed {_MOST_VALUES}.")
         read = [_NUMBER.fullmatch(part) for part in texts]
         units = {match[2] for match in read if match is not None}
         if None in read or len(units) != 1:
             return Axis(path, texts, present=present)
         xs, unit = tuple(sorted(float(match[1]) for match in read if match is not None)), units.pop()
+        _refuse_beyond(text, *xs)
     if is_whole and unit == _MULTIPLE:
         assert present is not None
         xs, unit = tuple(x * present for x in xs), ""
@@ -186,12 +201,19 @@ def _spaced(text: str, low_text: str, high_text: str, count: int) -> tuple[tuple
     if (low[2] or high[2]) != high[2] or (low[2] == _MULTIPLE) != (high[2] == _MULTIPLE):
         raise SpecError(f"--vary {text}: found {low[2]!r} and {high[2]!r}; give both ends in the same unit.")
     start, end = float(low[1]), float(high[1])
+    _refuse_beyond(text, start, end)
     if not start < end or not 2 <= count <= _MOST_VALUES:
         raise SpecError(
             f"--vary {text}: found {count} values from {start:g} to {end:g}; allowed 2 to {_MOST_VALUES}, upwards."
         )
     xs = np.geomspace(start, end, count) if start > 0 else np.linspace(start, end, count)
     return tuple(float(f"{x:.6g}") for x in xs), high[2]
+
+
+def _refuse_beyond(text: str, *xs: float) -> None:
+    beyond = next((x for x in xs if abs(x) > _LARGEST), None)
+    if beyond is not None:
+        raise SpecError(f"--vary {text[:80]}: found {beyond:g}, allowed numbers up to {_LARGEST:g}.")
 
 
 def _written(x: float, unit: str, is_whole: bool) -> str:

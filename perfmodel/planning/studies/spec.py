@@ -199,7 +199,9 @@ class Study(Spec):
     @field_validator("metrics", mode="before")
     @classmethod
     def _known_by_other_names(cls, value: Any) -> Any:
-        return [ALIASES.get(name, name) if isinstance(name, str) else name for name in value] if value else value
+        if not isinstance(value, list | tuple):
+            return value  # for validation to say
+        return [ALIASES.get(name, name) if isinstance(name, str) else name for name in value]
 
     @model_validator(mode="after")
     def _names_are_its_own(self) -> "Study":

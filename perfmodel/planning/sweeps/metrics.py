@@ -41,7 +41,8 @@ Found = tuple[float, str]  # in the metric's own unit, and what it is made of
 
 
 def max_request_rate(scenario: Scenario) -> float:
-    """Requests per second at which 90 % of the scenario's requests meet its `slo`, within 2 %.
+    """Requests per second at which 90 % of the scenario's requests meet its `slo`, and its percentiles are within their
+    limits, within 2 %.
 
     Raises SpecError without an SLO or an arrival rate to begin with, or where no rate is low enough.
     """
@@ -57,7 +58,10 @@ def max_request_rate(scenario: Scenario) -> float:
     def is_served(rate: float) -> bool:
         traffic = scenario.traffic.model_copy(update={"arrivals": arrivals.model_copy(update={"rate": rate})})
         summary = sim.simulate(scenario.model_copy(update={"traffic": traffic}), keep_steps=False).summary
-        return float(summary["request_goodput"]) >= _GOOD * float(summary["request_throughput"])
+        if not all(summary.get("slo_percentiles_met", {}).values()):
+            return False
+        good = float(summary["request_goodput"]) >= _GOOD * float(summary["request_throughput"])
+        return good or not slo.is_of_requests
 
     found = highest(is_served, arrivals.rate)
     if found is None:

@@ -15,6 +15,7 @@ from perfmodel.planning.sweeps.typical_step import StepChoice, choose_step, engi
 from perfmodel.printable import Printable
 from perfmodel.sim.records.columns import StepColumns
 from perfmodel.sim.records.result import RunResult
+from perfmodel.specs.engine.formats import format_notes
 from perfmodel.specs.scenario import Scenario
 
 
@@ -26,6 +27,12 @@ class StepReport(Printable):
     label: str
     shape: BatchShape
     estimate: StepEstimate
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on number formats that are not multiplied as they are stored."""
+        engine = engine_of_step(self.scenario, is_prompt=not self.shape.num_decodes)
+        return format_notes(engine.model, engine.engine, engine.hardware)
 
     def to_json(self) -> dict[str, Any]:
         """Quantities are totals over an operator's `count` runs on one device."""
@@ -63,6 +70,7 @@ class StepReport(Printable):
                 }
                 for row in estimate.rows
             ],
+            "notes": self.notes,
             "provenance": provenance_of([scenario]).to_json("step", inputs),
         }
 

@@ -3,7 +3,7 @@
 __all__ = ["memory_figure", "operators_figure", "roofline_figure"]
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
@@ -17,6 +17,8 @@ from perfmodel.report.plots.style import styled
 from perfmodel.specs.hardware import HardwareSpec
 
 _MAX_OPERATORS = 14
+_PLACES = ("bottom center", "top center", "middle right", "middle left")
+_PLOT_PIXELS, _DECADE_PIXELS, _LETTER_PIXELS = 800, 55, 6  # about: the axes' width, a decade's height, a letter's width
 _LEAST_LABELLED = 0.02  # share of the step below which a marker has no name beside it; hovering names all
 
 
@@ -33,7 +35,7 @@ def roofline_figure(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) ->
     figure = go.Figure()
     for position, (peak, rate) in enumerate(roofs.items()):
         _add_roof(figure, hardware, rate, peak, (low, high), position)
-    _add_operators(figure, drawable)
+    _add_operators(figure, drawable, math.log10(high / low))
     floor = min((point.flops / point.duration_s for point in drawable), default=low * hardware.memory_bandwidth)
     top = max(roofs) * 3
     figure.update_xaxes(title_text="arithmetic intensity (FLOP/byte)", range=_log_range(low, high))
@@ -98,9 +100,11 @@ def _add_roof(
     )
 
 
-def _add_operators(figure: go.Figure, rows: Sequence[OperatorEstimate]) -> None:
+def _add_operators(figure: go.Figure, rows: Sequence[OperatorEstimate], decades: float) -> None:
+    """decades: of the x axis"""
     total = sum(point.duration_s for point in rows) or 1.0
     labels = _labels(rows)
+    places = _label_places(rows, labels, decades)
     for bound, colour in BOUND_COLOURS.items():
         mine = [point for point in rows if point.bound == bound]
         if not mine:
@@ -114,11 +118,11 @@ def _add_operators(figure: go.Figure, rows: Sequence[OperatorEstimate]) -> None:
                 marker={
                     "color": colour,
                     "opacity": 0.85,
-                    "size": [9 + 34 * math.sqrt(point.duration_s / total) for point in mine],
+                    "size": [_marker_pixels(point.duration_s / total) for point in mine],
                     "line": {"color": "white", "width": 1},
                 },
                 text=[labels.get(point.name, "") for point in mine],
-                textposition="bottom center",
+                textposition=[places.get(point.name, _PLACES[0]) for point in mine],
                 textfont={"size": 11},
                 customdata=[
                     [p.name, format_si(p.duration_s, "s"), p.duration_s / total * 100, format_si(p.hbm_bytes, "B")]
@@ -128,6 +132,36 @@ def _add_operators(figure: go.Figure, rows: Sequence[OperatorEstimate]) -> None:
                 "%{customdata[1]} (%{customdata[2]:.1f} %), %{customdata[3]}<extra></extra>",
             )
         )
+
+
+def _marker_pixels(share: float) -> float:
+    return 9 + 34 * math.sqrt(share)
+
+
+def _label_places(rows: Sequence[OperatorEstimate], labels: Mapping[str, str], decades: float) -> dict[str, str]:
+    """Where each label stands beside its marker, so that it covers no other one, on a plot of usual size.
+
+    rows: the operators drawn; labels: by operator; decades: of the x axis
+    """
+    total = sum(point.duration_s for point in rows) or 1.0
+    taken: list[tuple[float, float, float, float]] = []
+    places: dict[str, str] = {}
+    for point in sorted((row for row in rows if row.name in labels), key=lambda row: -row.duration_s):
+        x = math.log10(point.intensity) * _PLOT_PIXELS / decades
+        y = -math.log10(point.flops / point.duration_s) * _DECADE_PIXELS
+        half, away = len(labels[point.name]) * _LETTER_PIXELS / 2, _marker_pixels(point.duration_s / total) / 2
+        offsets = ((0.0, away + 8), (0.0, -away - 8), (away + half + 4, 0.0), (-away - half - 4, 0.0))
+        boxes = [(x + dx - half, x + dx + half, y + dy - 8, y + dy + 8) for dx, dy in offsets]
+        free = (n for n, box in enumerate(boxes) if not any(_overlap(box, other) for other in taken))
+        chosen = next(free, 0)
+        taken.append(boxes[chosen])
+        places[point.name] = _PLACES[chosen]
+    return places
+
+
+def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+    """Whether two boxes (left, right, top, bottom) have room in common."""
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
 
 
 def _bound_name(bound: str) -> str:

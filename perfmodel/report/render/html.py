@@ -54,13 +54,13 @@ section { background: white; border: 1px solid var(--line); border-radius: 10px;
 .columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(240px, 1fr)); gap: 8px 36px; }
 .columns h3 { font-size: 14px; margin: 8px 0 2px; color: var(--blue); }
 dl { display: grid; grid-template-columns: fit-content(65%) 1fr; gap: 1px 12px; margin: 0; font-size: 14px; }
-dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+dt { color: var(--soft); } dd { margin: 0; overflow-wrap: break-word; } .number { white-space: nowrap; }
 table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; width: 100%; }
 th, td { padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--line); }
 th { color: var(--soft); font-weight: 600; } th:first-child, td:first-child, .text { text-align: left; }
 tr.total td { font-weight: 600; border-top: 2px solid var(--line); }
 tr:last-child td { border-bottom: none; }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; } .picture svg { display: block; width: 100%; min-width: 600px; height: auto; }
 .note { color: var(--soft); font-size: 13.5px; }
 ul { margin: 6px 0; padding-left: 20px; } li ul { color: var(--soft); font-size: 13.5px; }
 pre { background: var(--tint); border-radius: 6px; padding: 10px 12px; margin: 6px 0; font-size: 13px;
@@ -109,7 +109,7 @@ def _section(block: Block, number: int) -> str:
         case Tiles():
             return _tiles(block)
         case Picture():
-            return f'<section><div class="scroll">{block.draw()}</div></section>'
+            return f'<section><div class="scroll picture">{block.draw()}</div></section>'
         case Plot(title, _, note):
             return _framed(title, _plot(block, number), note)
         case Commands(title, lines):
@@ -148,10 +148,16 @@ def _facts(groups: Sequence[tuple[str, Sequence[Fact]]]) -> str:
     columns = []
     for name, facts in groups:
         rows = "".join(
-            f"<dt>{escape(fact.label)}</dt><dd>{escape(f'{fact.value} {fact.unit}'.rstrip())}</dd>" for fact in facts
+            f"<dt>{escape(fact.label)}</dt><dd{_kind(fact)}>{escape(f'{fact.value} {fact.unit}'.rstrip())}</dd>"
+            for fact in facts
         )
         columns.append(f"<div><h3>{escape(name)}</h3><dl>{rows}</dl></div>")
     return f'<div class="columns">{"".join(columns)}</div>'
+
+
+def _kind(fact: Fact) -> str:
+    """A number stays in one line with its unit."""
+    return ' class="number"' if fact.value[:1].isdigit() and len(fact.value.split()) == 1 else ""
 
 
 def _tiles(block: Tiles) -> str:

@@ -1,4 +1,4 @@
-"""A document on a terminal. Tables too wide for it are turned, or stacked, a row below the other."""
+"""A document on a terminal. Tables too wide for it are set closely, turned, or stacked, a row below the other."""
 
 __all__ = ["render_html", "render_text", "show_document"]
 
@@ -39,7 +39,7 @@ _STYLES = {
     "overhead": "bright_black",
 }
 _WIDTH = 140  # of what is shown as text
-_BETWEEN = 3  # characters that a column takes beside its text
+_BETWEEN = 3  # characters from column to column; or, in a table that is too wide so, one
 _PAGE = '<pre style="line-height:normal;font-family:monospace;white-space:pre;overflow-x:auto">{code}</pre>'
 
 
@@ -109,17 +109,20 @@ def _show_table(table: Table, console: Console) -> None:
     if table.title:
         console.print()
         console.print(Text(table.title, style="bold"))
-    for each in (table, _transposed(table)):
-        widths = _widths(each, console.width)
+    turned = _transposed(table)
+    for each, between in ((table, _BETWEEN), (table, 1), (turned, _BETWEEN), (turned, 1)):
+        widths = _widths(each, console.width, between)
         if widths:
-            console.print(_drawn(each, widths), no_wrap=False, soft_wrap=False, crop=False)
+            console.print(_drawn(each, widths, between), no_wrap=False, soft_wrap=False, crop=False)
             return
     _show_stacked(table, console)
 
 
-def _drawn(table: Table, widths: Sequence[int]) -> RichTable:
-    """`table` without the columns that only a page has room for."""
-    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+def _drawn(table: Table, widths: Sequence[int], between: int) -> RichTable:
+    """`table` without the columns that only a page has room for; widths, between: characters of columns and gaps."""
+    is_close = between < _BETWEEN
+    padding = 0 if is_close else (0, 1)
+    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=padding, show_edge=not is_close)
     for column, width in enumerate(widths):
         justify: Literal["left", "right"] = "left" if table.is_text(column) else "right"
         drawn.add_column(table.head[column], justify=justify, width=width, overflow="fold")
@@ -140,7 +143,7 @@ def _transposed(table: Table) -> Table:
     return Table(("", *names), [(table.head[column], *(row[column] for row in rows)) for column in numbers])
 
 
-def _widths(table: Table, room: int) -> list[int]:
+def _widths(table: Table, room: int, between: int) -> list[int]:
     """Characters for each column, so that no word is broken and few lines are; none where `room` is too small."""
     columns = [
         [head, *(plain(row[column]) for row in table.rows), *([plain(table.total[column])] if table.total else [])]
@@ -148,7 +151,7 @@ def _widths(table: Table, room: int) -> list[int]:
     ]
     whole = [max(map(len, cells)) for cells in columns]
     widths = [max(len(word) for cell in cells for word in (cell.split() or [""])) for cells in columns]
-    left = room - sum(widths) - _BETWEEN * len(widths) + 1
+    left = room - sum(widths) - between * len(widths) + 1
     if left < 0:
         return []
     while left > 0 and widths != whole:
@@ -159,12 +162,12 @@ def _widths(table: Table, room: int) -> list[int]:
 
 
 def _show_stacked(table: Table, console: Console) -> None:
-    """Each row as lines: its names, then a line for each number."""
-    count = len(table.head) - table.num_wide
-    width = max(len(name) for name in table.head[table.left : count])
+    """Each row as lines: its first cell, then a line with its name for each other one."""
+    names = table.head[1 : len(table.head) - table.num_wide]
+    width = max(map(len, names), default=0)
     for row in (*table.rows, *([table.total] if table.total else [])):
-        console.print(Text(", ".join(plain(cell) for cell in row[: table.left] if plain(cell)), style="bold"))
-        for name, cell in zip(table.head[table.left : count], row[table.left : count], strict=False):
+        console.print(Text(plain(row[0]), style="bold"))
+        for name, cell in zip(names, row[1:], strict=False):
             if plain(cell):
                 console.print(Text(f"  {name:<{width}}  ").append_text(_text(cell)))
 

@@ -30,6 +30,7 @@ from perfmodel.report.views.step import bound_shares, step_blocks
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.traffic.hashed import class_shares
 from perfmodel.specs.scenario import price_lines
+from perfmodel.specs.slo import SLO
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -56,7 +57,7 @@ _GROUPS = {
     "Cost and energy": (
         *("gpu_hours", "usd_total", "usd_per_million_tokens", "usd_per_million_output_tokens"),
         *("usd_per_million_input_tokens_split", "usd_per_million_output_tokens_split"),
-        *("energy_j", "energy_wh", "mean_power_w", "joules_per_output_token"),
+        *("energy_j", "mean_power_w", "joules_per_output_token"),
     ),
 }
 _RARE = ("timed_out", "rejected", "retries")  # shown where they are not 0
@@ -156,13 +157,20 @@ def _latencies(result: RunResult) -> Table:
         row: list[Line] = [Span(LATENCIES[name][0], "strong")]
         row += [format_number(_latency(summary, statistic, name)) for statistic in STATISTICS]
         row += [_interval(summary, name)] * has_interval
-        row += [_slo_cell(slo.limit_ms(name), name, summary)] * slo.is_given
+        row += [_slo_cell(slo, name, summary)] * slo.is_given
         rows.append(row)
     return Table(head, rows, "Latency (ms)", note=_DEFINITIONS)
 
 
-def _slo_cell(limit: float | None, name: str, summary: Mapping[str, Any]) -> Line:
-    """The limit beside the p99; of one that differs from request to request, the share that meets it."""
+def _slo_cell(slo: SLO, name: str, summary: Mapping[str, Any]) -> Line:
+    """The limits on percentiles, as they are met; else the limit beside the p99; of one that differs from request to
+    request, the share that meets it."""
+    met = summary.get("slo_percentiles_met") or {}
+    judged = [(each, met.get(each.field)) for each in slo.percentiles if each.latency == name]
+    if judged:
+        texts = [f"{each.limit_ms:g} p{each.percent} {'ok' if is_met else 'over'}" for each, is_met in judged]
+        return Span(", ".join(texts), "good" if all(is_met for _, is_met in judged) else "bad")
+    limit = slo.limit_ms(name)
     if limit is None:
         share = (summary.get("slo_attainment_by") or {}).get(name)
         return "" if share is None else Span(f"{share:.1%} met", "good" if share >= 0.99 else "")

@@ -23,7 +23,19 @@ import numpy as np
 from perfmodel.cost import MemoryPlan, plan_memory
 from perfmodel.cost.steps.explain import OperatorEstimate, PipelineEstimate, StepEstimate
 from perfmodel.planning.sweeps.step_report import StepReport
-from perfmodel.report.document import Block, Details, Document, Line, Paragraph, Plot, Sentences, Span, Table, Tone
+from perfmodel.report.document import (
+    Block,
+    Details,
+    Document,
+    Line,
+    Notes,
+    Paragraph,
+    Plot,
+    Sentences,
+    Span,
+    Table,
+    Tone,
+)
 from perfmodel.report.numbers import format_number, format_si
 from perfmodel.report.views.scenario import hardware_source, headline, scenario_facts
 from perfmodel.sim.records.columns import StepColumns
@@ -63,6 +75,8 @@ def step_view(report: StepReport, is_roofline: bool = False) -> Document:
         blocks.append(Paragraph(_pipeline(estimate.pipeline)))
     sources = Sentences([hardware_source(scenario)], "Where the numbers come from")
     blocks.append(Details([*step_blocks(report), sources]))
+    if report.notes:
+        blocks.append(Notes(report.notes))
     title = f"{scenario.name}: roofline" if is_roofline else headline(scenario)
     return Document(title, blocks, f"{report.label}, per device", f"{estimate.origin} times")
 
@@ -243,7 +257,7 @@ def _kernel_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def memory_view(plan: MemoryPlan) -> Document:
+def memory_view(plan: MemoryPlan, notes: Sequence[str] = ()) -> Document:
     """Weights, activations, states and KV blocks of one device; the largest batch and context."""
     parts = [(f"weights: {name.replace('_', ' ')}", size) for name, size in plan.weights.items() if size]
     parts += [("activations", plan.activation_bytes), ("reserve", plan.reserve_bytes)]
@@ -260,5 +274,9 @@ def memory_view(plan: MemoryPlan) -> Document:
         f"largest context of one sequence {plan.max_context():,}"
     )
     share = f"of {plan.visible_bytes / 1e9:.2f} GB visible"
-    blocks: list[Block] = [Table(("memory", "GB", share), rows, total=usable), Paragraph(served)]
+    blocks: list[Block] = [
+        Table(("memory", "GB", share), rows, total=usable),
+        Paragraph(served),
+        *([Notes(notes)] if notes else []),
+    ]
     return Document(f"{plan.model} on {plan.num_devices} x {plan.hardware}", blocks, "Per device")

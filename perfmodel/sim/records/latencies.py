@@ -1,6 +1,17 @@
 """Statistics of latencies, and what of a run was good: over all requests, or over some."""
 
-__all__ = ["attained", "finite", "latencies", "missed", "num_good", "quantiles", "ratio", "tail", "token_latencies"]
+__all__ = [
+    "attained",
+    "finite",
+    "latencies",
+    "missed",
+    "num_good",
+    "percentiles_met",
+    "quantiles",
+    "ratio",
+    "tail",
+    "token_latencies",
+]
 
 from collections.abc import Mapping, Sequence
 from math import floor, isfinite
@@ -59,7 +70,7 @@ def quantiles(values: NDArray[np.float64], shares: Sequence[float]) -> list[floa
 def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
     """Mask of the requests that miss each limit of `slo`, by the name of what is limited.
 
-    A one-token answer has no TPOT to miss, and no gap.
+    A one-token answer has no TPOT to miss, and no gap. Where only percentiles are limited, the requests beyond them.
     """
     found: dict[str, Bools] = {}
     if slo.has_ttft_limit:
@@ -72,7 +83,18 @@ def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
         found["e2el"] = requests.e2el_s * 1e3 > slo.e2el_ms
     if slo.reading_speed is not None and requests.reader_wait_s is not None:
         found["reader_wait"] = requests.reader_wait_s * 1e3 > slo.reading_wait_ms
+    if not slo.is_of_requests:
+        seconds = {"ttft": requests.ttft_s, "tpot": requests.tpot_s, "e2el": requests.e2el_s}
+        found |= {each.field: seconds[each.latency] * 1e3 > each.limit_ms for each in slo.percentiles}
     return found
+
+
+def percentiles_met(slo: SLO, found: Mapping[str, Any], num_lost: int) -> dict[str, Any]:
+    """Whether each percentile that `slo` limits is within its limit in a run with the latencies `found`; empty where
+    none is limited."""
+    lost_share = num_lost / max(num_lost + found["completed"], 1)
+    met = {each.field: each.is_met(found[each.metric], lost_share) for each in slo.percentiles}
+    return {"slo_percentiles_met": met} if met else {}
 
 
 def num_good(missed: Mapping[str, Bools]) -> int | None:

@@ -1,10 +1,11 @@
 """Sentences that a reader of a simulated answer should have seen beside it."""
 
-__all__ = ["network_notes", "run_notes", "workload_notes"]
+__all__ = ["eager_notes", "network_notes", "run_notes", "workload_notes"]
 
 from math import ceil
 
-from perfmodel.cost import Calibration
+from perfmodel.cost import Calibration, step_costs
+from perfmodel.cost.steps.host import launch_seconds
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.routing import dropped_share, popularity_of
 from perfmodel.sim.records.columns import RequestColumns
@@ -42,6 +43,27 @@ def workload_notes(workload: Workload) -> list[str]:
     if workload.num_cut:
         found.append(f"{workload.num_cut:,} of {total} have answers that end where the context is full, at {limit}.")
     return found
+
+
+def eager_notes(scenario: Scenario, mean_step_s: float) -> list[str]:
+    """Whether launches without CUDA graphs show in a run whose steps take `mean_step_s` on average."""
+    engine = scenario.engine
+    if not engine.enforce_eager or scenario.hardware.kind != "gpu":
+        return []
+    costs = step_costs(scenario)
+    launches_s, num_kernels = launch_seconds(costs.graph, costs.timer)
+    if not launches_s:
+        return []
+    took = f"Without CUDA graphs the host takes about {launches_s * 1e3:.1f} ms to launch the {num_kernels:,} kernels"
+    if launches_s >= 0.9 * mean_step_s:
+        return [
+            f"{took} of a decode step: that is what decode steps take here ({mean_step_s * 1e3:.1f} ms on average)."
+        ]
+    planned = ", and the next step is planned beside it" if engine.plans_ahead else ""
+    return [
+        f"{took} of a decode step. Launches run ahead of the device{planned}: they are hidden in steps that take the "
+        f"device longer (here {mean_step_s * 1e3:.1f} ms on average), so enforce_eager costs little or nothing there."
+    ]
 
 
 def _engine_notes(scenario: Scenario) -> list[str]:

@@ -13,7 +13,17 @@ from perfmodel.sim.records.collector import Collector, GapHistogram
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.sim.records.ensemble import Ensemble
 from perfmodel.sim.records.kv_waste import kv_cache_waste
-from perfmodel.sim.records.latencies import attained, finite, latencies, missed, num_good, ratio, tail, token_latencies
+from perfmodel.sim.records.latencies import (
+    attained,
+    finite,
+    latencies,
+    missed,
+    num_good,
+    percentiles_met,
+    ratio,
+    tail,
+    token_latencies,
+)
 from perfmodel.sim.records.overload import overload
 from perfmodel.sim.traffic.hashed import class_shares
 from perfmodel.specs.scenario import Scenario
@@ -131,6 +141,7 @@ def summarize(
     }
     summary |= latencies("ttft", requests.ttft_s) | latencies("tpot", requests.tpot_s)
     summary |= _gap_latencies(collector.gaps) | latencies("e2el", requests.e2el_s) | token_latencies(requests)
+    summary |= percentiles_met(scenario.slo, summary, len(collector.lost))
     if scenario.traffic.is_offline and not scenario.cluster.is_disaggregated:  # else two engines have each request
         summary |= tail(requests, duration)
     summary |= costs(totals, duration, inputs, outputs)
@@ -214,20 +225,19 @@ def _class_summaries(scenario: Scenario, collector: Collector) -> list[dict[str,
         misses = missed(kind.slo or scenario.slo, mine)
         good = num_good(misses)
         fates = [fate for of, fate in lost if of == number]
-        rows.append(
-            {
-                "name": kind.name,
-                "priority": kind.priority,
-                "completed": len(mine),
-                "failed": fates.count("failed"),
-                "timed_out": fates.count("timed_out"),
-                "request_throughput": ratio(len(mine), duration),
-                "request_goodput": None if good is None else ratio(good, duration),
-                **attained(misses, len(fates)),
-                **latencies("ttft", mine.ttft_s),
-                **latencies("tpot", mine.tpot_s),
-                **latencies("e2el", mine.e2el_s),
-                **token_latencies(mine),
-            }
-        )
+        row = {
+            "name": kind.name,
+            "priority": kind.priority,
+            "completed": len(mine),
+            "failed": fates.count("failed"),
+            "timed_out": fates.count("timed_out"),
+            "request_throughput": ratio(len(mine), duration),
+            "request_goodput": None if good is None else ratio(good, duration),
+            **attained(misses, len(fates)),
+            **latencies("ttft", mine.ttft_s),
+            **latencies("tpot", mine.tpot_s),
+            **latencies("e2el", mine.e2el_s),
+            **token_latencies(mine),
+        }
+        rows.append(row | percentiles_met(kind.slo or scenario.slo, row, len(fates)))
     return rows

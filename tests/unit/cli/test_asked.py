@@ -135,3 +135,11 @@ def test_a_scenario_is_shown_as_its_file(run, tmp_path):
     assert load_scenario(copy) == load_scenario("llama-3.1-8b-a100")
     shown = json.loads(run("scenarios", "show", "llama-3.1-8b-a100", "--json").stdout)
     assert shown["hardware"]["name"] == "a100-sxm-80gb"
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_an_end_to_end_limit_is_screened_without_a_word_of_numpy(run):
+    """Answers of one token, at rates that no candidate sustains: nothing times for ever is nothing."""
+    limits = ("--rate", "5", "--e2e", "20s", "--traffic", "code")
+    done = run("plan", "--model", "tiny-llama", "--hardware", "h100", *limits, *SPACE, "--json")
+    assert done.exit_code == 0, done.stderr

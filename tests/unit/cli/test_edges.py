@@ -71,6 +71,17 @@ def test_a_rerun_leaves_the_old_report_until_the_new_one_is_there(tmp_path):
     assert (tmp_path / "out" / "report.html").read_text() == "new"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of the shell")
+def test_a_full_disk_under_a_rerun_leaves_the_old_report_as_it_was(run, tmp_path):
+    assert run("simulate", SCENARIO, *FEW, "--out", "out").exit_code == 0
+    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    more = "--set traffic.num_requests=200 --out out"
+    found = _shell(f"ulimit -f 16; perfmodel simulate {SCENARIO} {more}", tmp_path)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith("error: --out out: cannot be written: ")
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+
+
 def test_a_rerun_replaces_its_own_files_and_those_of_a_run_that_was_cut_short(run, tmp_path):
     for _ in range(2):
         assert run("simulate", SCENARIO, *FEW, "--out", "out").exit_code == 0

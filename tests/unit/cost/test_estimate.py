@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.cost import Calibration, FamilyFit, HostFit, OperatorTimer, estimate_step, host_fit
-from perfmodel.cost.calibrations.calibration import EAGER_LAUNCH_S
+from perfmodel.cost.calibrations.calibration import ENGINE_LAUNCH_S
 from perfmodel.models.cards import load_model
 from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.specs.engine.spec import EngineSpec
@@ -45,7 +45,7 @@ def test_eager_mode_launches_from_the_host():
     eager = build_graph(load_model("llama-3.1-8b"), EngineSpec(enforce_eager=True), sampling="greedy")
     datasheet = OperatorTimer(A100)
     num_kernels = estimate_step(GRAPH, datasheet, decode_shape(1, 1)).num_kernels
-    assert host_fit(eager, datasheet).hidden_step_s == pytest.approx(EAGER_LAUNCH_S * num_kernels)
+    assert host_fit(eager, datasheet).hidden_step_s == pytest.approx(ENGINE_LAUNCH_S * num_kernels)
     assert host_fit(GRAPH, datasheet) == HostFit()
     assert host_fit(eager, timer()) == HostFit()  # a fit knows its own host
 

@@ -1,5 +1,7 @@
 """The memory plan against what vLLM reported, and its own arithmetic."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -135,6 +137,19 @@ def test_largest_batch_and_context_fit_and_one_more_does_not(context, block_size
         longest = found.max_context(batch)
         assert longest >= context // block_size * block_size
         assert batch * -(-(longest + 1) // block_size) > found.num_kv_blocks
+
+
+def test_a_device_too_small_names_each_of_its_sizes():
+    """An A100's "80 GB" are 80 GiB, 85.9e9 bytes, less what the driver takes; the engine takes its share of those."""
+    with pytest.raises(DoesNotFitError) as error:
+        plan("llama-3.1-70b", "a100-sxm-80gb", gpu_memory_utilization=0.92)
+    text = str(error.value)
+    sizes = [float(size) for size in re.findall(r"([0-9.]+) GB", text)]
+    assert sizes[0] == 80.0
+    assert sizes[2] < sizes[1] < 85.9
+    assert sizes[2] == pytest.approx(0.92 * sizes[1], abs=0.1)
+    for name in ("by its datasheet", "as a process sees it", "the engine may use", "gpu_memory_utilization=0.92"):
+        assert name in text
 
 
 def test_a_model_that_does_not_fit_says_what_would():

@@ -5,10 +5,12 @@ Marlin kernels") and "Supported Hardware"; TensorRT-LLM, "Support Matrix" (no FP
 """
 
 import pytest
+from typer.testing import CliRunner
 
 from perfmodel.calibrate.offline import read_offline_runs
 from perfmodel.calibrate.serving.runs import read_serving_runs
 from perfmodel.calibrate.steady.states import read_steady_states
+from perfmodel.cli import app
 from perfmodel.cost import plan_memory, step_costs
 from perfmodel.errors import SpecError, UnsupportedError
 from perfmodel.files.catalog import data_dir
@@ -110,3 +112,15 @@ def test_what_was_recorded_on_engines_is_not_refused(shared):
         for pool in scenario.pools:
             model = served_model(pool.model or scenario.model, pool.engine)
             refuse_to_start(model, pool.engine, pool.hardware or scenario.hardware)
+
+
+@pytest.mark.parametrize("command", ["simulate", "explain", "memory", "whatif"])
+def test_every_command_says_what_is_weight_only(command):
+    flags = ["--set", "engine.quantization=fp8", "--set", FEW]
+    vary = ["--vary", "engine.max_num_seqs=16,32"] if command == "whatif" else []
+    ran = CliRunner().invoke(app, [command, SCENARIO, *flags, *vary])
+    assert ran.exit_code == 0, ran.output
+    assert "is weight-only in vllm" in " ".join(ran.output.split())
+    refused = CliRunner().invoke(app, [command, SCENARIO, *flags, *vary, "--set", "engine.profile=trtllm"])
+    assert refused.exit_code == 2
+    assert "does not take weights in FP8" in " ".join(refused.output.split())

@@ -36,7 +36,10 @@ _HOURS_PER_MONTH = 730  # a year's, over twelve
 def plan_sentences(result: PlanResult) -> list[str]:
     """The answer in sentences."""
     spec, winner = result.spec, result.winner
-    wanted = f"{result.rate:g} requests/s with {spec.attainment:.0%} of them within the SLO"
+    slo = result.scenario.slo
+    share = f"{spec.attainment:.0%} of them" if slo.is_of_requests else "their percentiles"
+    also = " and its percentiles met" if slo.is_of_requests and slo.percentiles else ""
+    wanted = f"{result.rate:g} requests/s with {share} within the SLO{also}"
     if winner is None:
         return [f"Nothing within {spec.max_gpus} GPUs serves {wanted}. {result.nearest}".strip(), *_near_misses(result)]
     lines = [f"Take {winner.label}: {_cost(winner)}, for {wanted}."]

@@ -46,11 +46,19 @@ def plan_json(result: PlanResult) -> dict[str, Any]:
 
 
 def _question(result: PlanResult) -> str:
-    given = " and ".join(result.scenario.slo.limits_in_words)
     return (
-        f"What serves {result.scenario.model.name} at {result.rate:g} requests/s, {result.spec.attainment:.0%} of them "
-        f"with {given}, best by {OBJECTIVES[result.spec.objective]}, on at most {result.spec.max_gpus} GPUs?"
+        f"What serves {result.scenario.model.name} at {result.rate:g} requests/s, {_wanted(result)}, best by "
+        f"{OBJECTIVES[result.spec.objective]}, on at most {result.spec.max_gpus} GPUs?"
     )
+
+
+def _wanted(result: PlanResult) -> str:
+    """`90% of them with TTFT <= 500 ms, with p99 TPOT <= 40 ms`"""
+    slo = result.scenario.slo
+    count = len(slo.limits_in_words) - len(slo.percentiles)
+    single, whole = slo.limits_in_words[:count], slo.limits_in_words[count:]
+    parts = [f"{result.spec.attainment:.0%} of them with {' and '.join(single)}"] if single else []
+    return ", ".join([*parts, *([f"with {' and '.join(whole)}"] if whole else [])])
 
 
 def _plan_tables(result: PlanResult) -> list[Table]:
@@ -182,7 +190,7 @@ def _finalists_drawn(result: PlanResult) -> str:
     """A bar for each, the choice in another colour, those that miss the SLO at the end."""
     groups: dict[str, list[Bar]] = {}
     for each in (*result.ranked, *result.missed):
-        group = "" if each.attained >= result.spec.attainment else "Miss the SLO at the target rate"
+        group = "Miss the SLO at the target rate" if each in result.missed else ""
         figure, colour = result.figure(each), COLOURS[0 if each is result.winner else 1]
         interval = result.interval(each)
         bar = Bar(each.label, figure, colour, f"{figure:.3g} {_format_interval(interval, '.3g')}", interval)

@@ -154,6 +154,21 @@ def test_pools_without_a_ratio_and_devices_with_changed_facts_are_refused() -> N
         enumerate_space(changed, spec(**APART))
 
 
+def test_a_candidate_is_named_in_words() -> None:
+    """Devices and cut, formats of what, requests and tokens of a step; of prefill engines what differs."""
+    found = enumerate_space(
+        BASE,
+        spec(hardware=("h100-sxm-80gb",), quantization=("fp8",), kv_cache_dtype=("fp8",), max_num_seqs=(32,)),
+    )
+    (candidate,) = found.candidates
+    tokens = f"{candidate.max_num_batched_tokens:,} tokens a step"
+    assert candidate.label == f"h100-sxm-80gb TP4, FP8 weights, FP8 KV cache, up to 32 requests, {tokens}"
+    apart = enumerate_space(BASE, spec(disaggregation=("2:1",), prefill={"max_num_batched_tokens": (16384,)}))
+    (candidate,) = apart.candidates
+    assert "2 prefill to 1 decode" in candidate.label
+    assert candidate.label.endswith("(prefill: 16,384 tokens a step)")
+
+
 def test_speculation_is_a_choice_like_others() -> None:
     """With and without drafts; beside pools there are none, for that reason."""
     drafts = {"method": "ngram", "num_speculative_tokens": 4, "acceptance": {"rate": 0.6}}

@@ -176,6 +176,16 @@ def test_a_page_is_escaped_and_opens_without_a_network():
     assert render_page(DOCUMENT) == page
 
 
+def test_a_picture_fills_its_card_and_a_number_stays_in_one_line():
+    """On a phone, too, where a picture is scrolled rather than shrunk until nothing can be read."""
+    page = render_page(DOCUMENT)
+    assert '<div class="scroll picture"><svg>' in page
+    rule = re.search(r"\.picture svg \{([^}]*)\}", page)[1]
+    assert {"width: 100%", "height: auto", "min-width: 600px"} <= {part.strip() for part in rule.split(";")}
+    assert '<dd class="number">1,234.50 tok/s</dd>' in page
+    assert re.search(r"\.number \{([^}]*)\}", page)[1].strip() == "white-space: nowrap;"
+
+
 def test_a_page_without_plots_does_not_carry_the_library():
     assert len(render_page(Document("x", [TABLE]))) < 20_000
 

@@ -94,3 +94,13 @@ def test_equal_results_give_equal_pages_with_names_escaped(result, step):
     assert "by-hand &lt;&amp;&gt;" in page
     assert "<title>by-hand <" not in page
     assert 4e6 < len(page) < 8e6
+
+
+def test_no_group_of_the_summary_is_empty_and_no_label_stands_twice(result):
+    """A served run has no offline job, and its energy stands once."""
+    for facts in blocks(run_view(result), Facts):
+        assert all(group for _, group in facts.groups)
+        if facts.title == "Summary":
+            labels = [fact.label for _, group in facts.groups for fact in group]
+            assert len(labels) == len(set(labels))
+            assert "Offline job" not in dict(facts.groups)
