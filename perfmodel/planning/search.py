@@ -44,7 +44,7 @@ from perfmodel.planning.sweeps.store import default_store
 from perfmodel.planning.sweeps.workers import Progress, Tally
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
-from perfmodel.specs.scenario import price_lines, stale_price_notes
+from perfmodel.specs.scenario import Scenario, price_lines, stale_price_notes
 
 Tell = Callable[[Preliminary], None]
 Stages = Callable[[str], AbstractContextManager[Progress | None]]  # a stage's name -> what shows how far it is
@@ -78,6 +78,18 @@ def make_plan(
     spec = block_as(scenario.plan, PlanSpec) or PlanSpec()
     if spec.is_offline:
         return plan_job(base, scenario, spec, store or default_store(), workers, engine, shown)
+    return _plan_rate(base, scenario, spec, (store or default_store(), workers, engine), shown, tell)
+
+
+def _plan_rate(
+    base: Base,
+    scenario: Scenario,
+    spec: PlanSpec,
+    where: tuple[Path, int | None, str],
+    shown: Stages,
+    tell: Tell | None,
+) -> PlanResult:
+    """The plan that serves a rate. where: the store, and on how many workers of which engine; the rest as there."""
     rate = wanted_rate(scenario, spec)
     with shown("screening"):
         space = enumerate_space(base, spec)
@@ -88,34 +100,39 @@ def make_plan(
     chosen = with_every_device(finalists(serving, spec), serving, spec)
     if tell is not None:
         tell(Preliminary(rate, spec, len(space.candidates), tuple(chosen)))
-    run = Runs(base, scenario, spec, rate, str(store or default_store()), workers, engine)
-    with shown("simulating the finalists") as progress:
-        # Their highest rates, then all of them and the front at the wanted rate; more where replicas change.
-        tally = Tally(progress, (2 * len(chosen) + len(front)) * spec.seeds)
-        settled = run.settled(chosen, tally)
-        done = _drawn(screen, run.at_the_rate(settled, tally), rate)
-        simulated = _with_front(run, screen, settled, front, tally)
+    store, workers, engine = where
+    run = Runs(base, scenario, spec, rate, str(store), workers, engine)
+    done, simulated = _simulated(run, screen, chosen, front, shown)
+    good, bad = _judged(done, scenario, spec)
     serve, do_not = simulated_front(simulated, front, spec, scenario.slo, quantile_name(spec.attainment))
-    result = PlanResult(
-        base,
-        scenario,
-        spec,
-        rate,
-        space.num_all,
-        len(serving),
-        dict(space.ruled_out) | shortfalls(screened, spec, rate),
-        [each for each in done if each.serves(scenario.slo, spec.attainment)],
-        [each for each in done if not each.serves(scenario.slo, spec.attainment)],
-        serve,
-        do_not,
-        nearest=_nearest(screened, rate) if not serving else "",
-    )
+    reasons = dict(space.ruled_out) | shortfalls(screened, spec, rate)
+    nearest = "" if serving else _nearest(screened, rate)
+    counts = space.num_all, len(serving)
+    result = PlanResult(base, scenario, spec, rate, *counts, reasons, good, bad, serve, do_not, nearest=nearest)
     result = _completed(result, simulated)
     judged = result.ranked, result.missed
     result = replace(result, devices=device_answers(spec, rate, judged, serving, screened, space.by_device))
     with shown("under failures"):
         found = under_failures(result, result.winner) if result.winner is not None else None
     return replace(result, resilience=found, left_out=left_out(scenario))
+
+
+def _simulated(
+    run: Runs, screen: Screen, chosen: Sequence[Deployment], front: Sequence[Deployment], shown: Stages
+) -> tuple[list[Finalist], dict[str, tuple[Deployment, Records]]]:
+    """The finalists at the wanted rate, and all that was simulated there, those of the front included."""
+    with shown("simulating the finalists") as progress:
+        # Their highest rates, then all of them and the front at the wanted rate; more where replicas change.
+        tally = Tally(progress, (2 * len(chosen) + len(front)) * run.spec.seeds)
+        settled = run.settled(chosen, tally)
+        done = _drawn(screen, run.at_the_rate(settled, tally), run.rate)
+        return done, _with_front(run, screen, settled, front, tally)
+
+
+def _judged(done: Sequence[Finalist], scenario: Scenario, spec: PlanSpec) -> tuple[list[Finalist], list[Finalist]]:
+    """Those that serve within the SLO, and those that do not."""
+    good = [each for each in done if each.serves(scenario.slo, spec.attainment)]
+    return good, [each for each in done if each not in good]
 
 
 def _drawn(screen: Screen, done: Sequence[Finalist], rate: float) -> list[Finalist]:

@@ -136,7 +136,7 @@ def test_what_needs_training_is_refused():
 SCENARIO = """
 model: {file}
 hardware: cpu
-engine: {{dtype: float32, block_size: 4, num_gpu_blocks_override: 64}}
+engine: {{dtype: float32, block_size: 8, num_gpu_blocks_override: 32}}
 traffic:
   arrivals: {{process: burst}}
   input_tokens: {{distribution: fixed, value: 6}}

@@ -65,7 +65,7 @@ def test_the_batch_limit_is_the_pool_over_what_a_sequence_holds(hardware):
 
 
 def decode(batch: int, context: int, *overrides: str, hardware: str = "a100-sxm-80gb"):
-    named = ["model=llama-2-7b", f"hardware={hardware}", *overrides]
+    named = ["model=llama-2-7b", "engine.max_model_len=4096", f"hardware={hardware}", *overrides]
     costs = step_costs(load_scenario("llama-3.1-8b-a100", named))
     found = costs.estimate(decode_shape(batch, context, costs.graph.model.attention_spans))
     return next(row for row in found.rows if row.name == "attention_decode")
@@ -105,7 +105,7 @@ def test_heavy_hitters_bound_what_a_decode_reads_and_a_sequence_holds():
 
 def test_a_prompt_in_chunks_finds_what_eviction_left():
     evicting = "engine.kv_eviction={heavy_tokens: 300, recent_tokens: 100}"
-    costs = step_costs(load_scenario("llama-3.1-8b-a100", ["model=llama-2-7b", evicting]))
+    costs = step_costs(load_scenario("llama-3.1-8b-a100", ["model=llama-2-7b", "engine.max_model_len=4096", evicting]))
 
     def flops(tokens: int, cached: int) -> float:
         rows = costs.estimate(BatchShape(tokens, 1, ((tokens, cached),))).rows
