@@ -19,6 +19,7 @@ import errno
 import json
 import pathlib
 from collections.abc import Iterator
+from math import isfinite
 from typing import Any, TextIO
 
 # Parsed JSON takes some twenty times its size: half a gigabyte. The largest index of weights has 9 MB (DeepSeek-V3).
@@ -44,17 +45,34 @@ def read_bounded_text(path: pathlib.Path, most_bytes: int) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_json(path: pathlib.Path, most_bytes: int = LARGEST_JSON_BYTES) -> Any:
-    """What a JSON file holds. Raises OSError, and ValueError for what is not JSON."""
-    return parse_json(read_bounded_text(path, most_bytes))
+def read_json(path: pathlib.Path, most_bytes: int = LARGEST_JSON_BYTES, is_strict: bool = False) -> Any:
+    """What a JSON file holds. Raises OSError, and ValueError for what is not JSON.
+
+    most_bytes: of the file; is_strict: as of `parse_json`
+    """
+    return parse_json(read_bounded_text(path, most_bytes), is_strict)
 
 
-def parse_json(text: str | bytes) -> Any:
-    """What JSON says. Raises ValueError for what is none, and for lists in lists that are too deep to be read."""
+def parse_json(text: str | bytes, is_strict: bool = False) -> Any:
+    """What JSON says. Raises ValueError for what is none, and for lists in lists that are too deep to be read.
+
+    is_strict: refuse NaN and infinities, which Python writes and JSON does not know
+    """
     try:
+        if is_strict:
+            return json.loads(text, parse_constant=_no_number, parse_float=_finite)
         return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"found {text[:20]}, which is no number of JSON's")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if isfinite(number) else _no_number(text)
 
 
 def read_rows(path: pathlib.Path, most_bytes: int = LARGEST_TABLE_BYTES) -> list[dict[str, str]]:

@@ -120,7 +120,7 @@ class ResultComparison(Printable):
 def read_result(path: Path) -> dict[str, Any]:
     """A result that a command wrote with `--json`. Raises SpecError for a file that is none, or cannot be read."""
     try:
-        found = read_json(path)
+        found = read_json(path, is_strict=True)
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}.") from None
     except ValueError as error:

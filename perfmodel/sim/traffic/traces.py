@@ -19,6 +19,7 @@ from perfmodel.errors import WorkloadError
 from perfmodel.files.bounded import bounded_lines, parse_json
 
 _LATEST_S = 1e11  # seconds of an epoch, and then some: the year 5138
+_MOST_TOKENS = 1_000_000_000  # of a prompt, or an answer: far beyond any context
 
 
 class TraceRow(NamedTuple):
@@ -59,6 +60,8 @@ def _checked(path: Path, lines: Iterator[tuple[int, Any]]) -> Iterator[TraceRow]
                     f"found {row.num_prompt_tokens} input and {row.num_output_tokens} output tokens, "
                     f"expected at least one of each"
                 )
+            if max(row.num_prompt_tokens, row.num_output_tokens) > _MOST_TOKENS:
+                raise _BadLineError(f"found more than {_MOST_TOKENS:,} tokens of one request, expected at most that")
             if not abs(row.arrival_s) <= _LATEST_S:  # which what is no number is not, either
                 raise _BadLineError(f"found an arrival at {row.arrival_s:g} s, expected at most {_LATEST_S:g}")
             first = row.arrival_s if first is None else first

@@ -83,3 +83,10 @@ def test_many_brackets_beside_each_other_are_no_depth() -> None:
 def test_a_number_of_thousands_of_digits_is_refused() -> None:
     with pytest.raises(SpecError, match="x:1: found a number of 5,000 digits, allowed 400"):
         parse_value("9" * 5000, "x")
+
+
+@pytest.mark.parametrize("text", ['{"a": NaN}', '{"a": [1, -Infinity]}', '{"a": 1e999}'])
+def test_strict_json_has_no_number_that_json_does_not_know(text: str) -> None:
+    assert parse_json(text)
+    with pytest.raises(ValueError, match="no number of JSON's"):
+        parse_json(text, is_strict=True)

@@ -190,6 +190,7 @@ def test_trace_blocks_that_are_shared_stay_shared_at_the_engines_block_size(tmp_
         ("jsonl", '{"arrival_s": NaN, "input_tokens": 1, "output_tokens": 2}\n', ":1: found an arrival at nan s"),
         ("jsonl", '{"arrival_s": 1e300, "input_tokens": 1, "output_tokens": 2}\n', ":1: found an arrival at 1e.300 s"),
         ("jsonl", '{"arrival_s": 1, "input_tokens": 1e999, "output_tokens": 2}\n', ":1: the line cannot be read"),
+        ("jsonl", '{"arrival_s": 1, "input_tokens": 1e300, "output_tokens": 2}\n', ":1: found more than 1,000,000,000"),
         ("jsonl", "[" * 100_000 + "\n", ":1: the line cannot be read .nested too deeply"),
         ("burstgpt", "Timestamp,Request tokens,Response tokens\nnan,1,1\n", ":2: found an arrival at nan s"),
         ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0\n", ":2: the line cannot be read"),
