@@ -9,7 +9,6 @@ __all__ = ["KINDS", "FuzzCase", "fuzz_cases"]
 
 import copy
 import json
-import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from fuzz_draws import JUNK, damaged, draw_into, places_of, scale, spoil
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from perfmodel.files.yaml_loader import dump_yaml, load_yaml
 from perfmodel.specs import list_hardware
-from perfmodel.specs.json_schema import schema
 
 ROOT = Path(__file__).parents[1]
 _MOST_REQUESTS, _REFUSED_REQUESTS = 100, 10**8
@@ -55,14 +54,6 @@ _SCENARIOS: tuple[dict[str, Any], ...] = tuple(
     _DENSE | other | {"traffic": _ROUTINE | other.get("traffic", {})} for other in yaml.safe_load(_OTHERS)
 )
 _COMMANDS = (("simulate", "--json"), ("simulate",), ("memory", "--json"), ("explain",), ("roofline", "--out", "o.html"))
-_JUNK: tuple[Any, ...] = (
-    *(None, True, "", " ", "x", "nan", "-1", "1e999", "..", "../x", "/dev/zero", "\x00", "é\u202e", "x" * 5000, "1 ZB"),
-    *(0, -1, 1, 2**31, 2**63, 2**64, 10**30, -(10**30), 1e-300, 1e300, 1e308, -1e308, 5e-324, 0.5, 3),
-    *(math.nan, math.inf, -math.inf, [], {}, [[]], [{}], [None], {"": None}, {"x": {"x": {"x": 1}}}, [1] * 300),
-)
-_AMOUNTS = (0, 1, 2, 3, 7, 8, 64, 1000, 10**6, 10**9, 1e-12, 1e-6, 0.1, 0.5, 0.999, 1.5, 1e12, 1e15, 1e18)
-_BYTES = (b"\xff" * 8, b"\0" * 8, b"[" * 3000, b"&a *a", b"\n")
-_UNITS = ("B", "GB", "GB/s", "TB/s", "TFLOPS", "GHz", "s", "ms", "us", "h", "GiB")
 
 
 @dataclass(frozen=True)
@@ -72,140 +63,6 @@ class FuzzCase:
     kind: str
     args: tuple[str, ...]
     files: dict[str, bytes] = field(default_factory=dict)
-
-
-# ------------------------------------------------------------------------------------------ from a JSON Schema
-
-
-def _values(spec: Any, defs: dict[str, Any], depth: int = 0) -> st.SearchStrategy[Any]:
-    """What a schema allows, with a liking for its ends."""
-    if "$ref" in spec:
-        return _values(defs[spec["$ref"].rpartition("/")[2]], defs, depth)
-    if "const" in spec or "enum" in spec:
-        return st.sampled_from(spec.get("enum") or [spec["const"]])
-    if "anyOf" in spec or "oneOf" in spec:
-        return st.one_of([_values(each, defs, depth) for each in spec.get("anyOf") or spec["oneOf"]])
-    kind = spec.get("type")
-    if isinstance(kind, list) or kind in ("integer", "number"):
-        return _numbers(spec, kind)
-    if kind == "array":
-        items = spec.get("items")
-        if "prefixItems" in spec:
-            return st.tuples(*(_values(each, defs, depth + 1) for each in spec["prefixItems"])).map(list)
-        return st.lists(_values(items or {}, defs, depth + 1), min_size=spec.get("minItems", 0), max_size=3)
-    if kind == "object":
-        return _objects(spec, defs, depth)
-    simple = {"boolean": st.booleans(), "null": st.none(), "string": _texts(spec)}
-    return simple.get(kind, st.sampled_from(_JUNK)) if isinstance(kind, str) else st.sampled_from(_JUNK)
-
-
-def _texts(spec: Any) -> st.SearchStrategy[Any]:
-    usual = st.sampled_from(["auto", "fp8", "a", "none", "2:1", "bf16", "int4", "2026-03-10", "vllm", "sglang"])
-    return st.one_of(st.sampled_from(spec["examples"]), usual) if spec.get("examples") else usual
-
-
-def _numbers(spec: Any, kind: Any) -> st.SearchStrategy[Any]:
-    low = spec.get("minimum", spec.get("exclusiveMinimum", 0))
-    high = spec.get("maximum", spec.get("exclusiveMaximum", 10**18))
-    if kind == "integer":
-        least, most = math.ceil(low) + ("exclusiveMinimum" in spec), math.floor(high)
-        allowed = [int(x) for x in _AMOUNTS if x == int(x) and least <= x <= most]
-        return st.sampled_from([least, most, min(least + 1, most), *allowed])
-    allowed_floats = [float(x) for x in _AMOUNTS if low <= x <= high]
-    found = st.sampled_from([float(low), float(high), *allowed_floats])
-    if kind == "number":
-        return found
-    return st.one_of(found, st.tuples(found, st.sampled_from(_UNITS)).map(lambda pair: f"{pair[0]:g} {pair[1]}"))
-
-
-def _objects(spec: Any, defs: dict[str, Any], depth: int) -> st.SearchStrategy[Any]:
-    fields = spec.get("properties", {})
-    if not fields:
-        inner = spec.get("additionalProperties")
-        value = _values(inner, defs, depth + 1) if isinstance(inner, dict) else st.sampled_from(_JUNK)
-        return st.dictionaries(st.sampled_from(["bf16", "fp8", "a"]), value, max_size=2)
-    needed = spec.get("required", [])
-    others = [name for name in fields if name not in needed]
-    few = st.lists(st.sampled_from(others), unique=True, max_size=2 if depth else 3) if others else st.just([])
-
-    def filled(names: list[str]) -> st.SearchStrategy[Any]:
-        return st.fixed_dictionaries({name: _values(fields[name], defs, depth + 1) for name in (*needed, *names)})
-
-    return few.flatmap(filled)
-
-
-@cache
-def _schema(kind: str) -> dict[str, Any]:
-    return schema(kind)
-
-
-def _draw_into(draw: st.DrawFn, data: dict[str, Any], kind: str) -> None:
-    """Set a field of `data`, or of a block in it, to something that its schema allows."""
-    whole = _schema(kind)
-    defs, spec, target = whole.get("$defs", {}), whole, data
-    while True:
-        fields = spec.get("properties", {})
-        name = draw(st.sampled_from(sorted(fields)))
-        inner = _block(fields[name], defs)
-        if inner is None or draw(st.integers(0, 3)) == 0:
-            target[name] = draw(_values(fields[name], defs, 1))
-            return
-        if not isinstance(target.get(name), dict):
-            target[name] = {}
-        spec, target = inner, target[name]
-
-
-def _block(spec: Any, defs: dict[str, Any]) -> Any:
-    """The one object that a field may be, if its schema has fields."""
-    options = spec.get("anyOf", [spec])
-    found = [defs[each["$ref"].rpartition("/")[2]] if "$ref" in each else each for each in options]
-    objects = [each for each in found if each.get("properties")]
-    return objects[0] if len(objects) == 1 else None
-
-
-# ------------------------------------------------------------------------------------------------ single slips
-
-
-def _places(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    keys = data.items() if isinstance(data, dict) else enumerate(data[:40]) if isinstance(data, list) else ()
-    return [place for key, value in keys for place in [(*path, key), *_places(value, (*path, key))]]
-
-
-def _spoil(draw: st.DrawFn, data: Any) -> Any:
-    """One value replaced, one key left out, misspelt or moved."""
-    places = _places(data)
-    if not places:
-        return draw(st.sampled_from(_JUNK))
-    *inside, last = draw(st.sampled_from(places))
-    target = _at(data, tuple(inside))
-    slip = draw(st.integers(0, 9))
-    if slip < 7:
-        target[last] = copy.deepcopy(draw(st.sampled_from(_JUNK)))
-    elif slip < 9 or not isinstance(target, dict):
-        del target[last]
-    else:
-        target[f"{last}s"] = target.pop(last)
-    return data
-
-
-def _scale(draw: st.DrawFn, data: Any) -> Any:
-    """A number many times larger or smaller, whole numbers kept whole."""
-    found = [(path, value) for path in _places(data) if _is_number(value := _at(data, path))]
-    if found:
-        (*inside, last), value = draw(st.sampled_from(found))
-        factor = 10.0 ** draw(st.sampled_from([-12, -9, -6, -3, -1, 1, 3, 6, 9, 12]))
-        _at(data, tuple(inside))[last] = max(int(value * factor), 1) if isinstance(value, int) else value * factor
-    return data
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _at(data: Any, path: tuple[Any, ...]) -> Any:
-    for key in path:
-        data = data[key]
-    return data
 
 
 def _cut_short(data: dict[str, Any]) -> dict[str, Any]:
@@ -218,18 +75,6 @@ def _cut_short(data: dict[str, Any]) -> dict[str, Any]:
         elif traffic.get("duration_s") is not None or "stages" in str(traffic):
             traffic.setdefault("num_requests", _MOST_REQUESTS)
     return data
-
-
-def _damaged(draw: st.DrawFn, raw: bytes, most: int = 3) -> bytes:
-    """A few bytes changed, put in, or the end cut off."""
-    for _ in range(draw(st.integers(1, most))):
-        at = draw(st.integers(0, len(raw)))
-        chunk = draw(
-            st.one_of(st.binary(max_size=8), st.sampled_from([b"\xff" * 8, b"\0" * 8, b"[" * 3000, b"&a *a", b"\n"]))
-        )
-        what = draw(st.integers(0, 2))
-        raw = (raw[:at], raw[:at] + chunk + raw[at:], raw[:at] + chunk + raw[at + len(chunk) :])[what]
-    return raw
 
 
 def _yaml(data: Any) -> bytes:
@@ -246,32 +91,32 @@ def _yaml(data: Any) -> bytes:
 def _valid_scenario(draw: st.DrawFn) -> FuzzCase:
     data = copy.deepcopy(draw(st.sampled_from(_SCENARIOS)))
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 1, 2, 3]))):
-        _draw_into(draw, data, "scenario")
+        draw_into(draw, data, "scenario")
     for _ in range(draw(st.integers(0, 2))):
-        data = _scale(draw, data)
+        data = scale(draw, data)
     command, *flags = draw(st.sampled_from(_COMMANDS))
     return FuzzCase("scenario, extreme", (command, "s.yaml", *flags), {"s.yaml": _yaml(_cut_short(data))})
 
 
 @st.composite
 def _spoilt_scenario(draw: st.DrawFn) -> FuzzCase:
-    data = _spoil(draw, copy.deepcopy(draw(st.sampled_from(_SCENARIOS))))
+    data = spoil(draw, copy.deepcopy(draw(st.sampled_from(_SCENARIOS))))
     command, *flags = draw(st.sampled_from(_COMMANDS))
     return FuzzCase("scenario, one slip", (command, "s.yaml", *flags), {"s.yaml": _yaml(_cut_short(data))})
 
 
 @st.composite
 def _spoilt_text(draw: st.DrawFn) -> FuzzCase:
-    raw = _damaged(draw, _yaml(draw(st.sampled_from(_SCENARIOS))))
+    raw = damaged(draw, _yaml(draw(st.sampled_from(_SCENARIOS))))
     return FuzzCase("scenario, damaged text", ("memory", "s.yaml"), {"s.yaml": raw})
 
 
 @st.composite
 def _override(draw: st.DrawFn) -> FuzzCase:
-    places = [".".join(map(str, place)) for place in _places(draw(st.sampled_from(_SCENARIOS)))]
+    places = [".".join(map(str, place)) for place in places_of(draw(st.sampled_from(_SCENARIOS)))]
     hardware = ["hardware.hbm.bandwidth", "hardware.bf16", "hardware.nvlink", "hardware.price", "hardware.peak_flops"]
     path = draw(st.sampled_from([*places, *hardware, "plan.finalists", "x", "", ".", "cluster.pools.0.engine"]))
-    value = draw(st.one_of(st.sampled_from(_JUNK).map(str), st.sampled_from(["0x", "1e300x", "2x", "0.5x", "{", "[1"])))
+    value = draw(st.one_of(st.sampled_from(JUNK).map(str), st.sampled_from(["0x", "1e300x", "2x", "0.5x", "{", "[1"])))
     name = "s.yaml"
     text = f"{path}={value}".replace("\0", "0")
     return FuzzCase("--set", ("memory", name, "--set", text), {name: _yaml(draw(st.sampled_from(_SCENARIOS)))})
@@ -294,14 +139,14 @@ def _trace(draw: st.DrawFn) -> FuzzCase:
     raw = _TRACES[name].encode()
     if name in ("mooncake", "jsonl") and draw(st.booleans()):
         rows = [json.loads(line) for line in raw.splitlines()]
-        raw = "\n".join(json.dumps(_spoil(draw, row)) for row in rows).encode()
+        raw = "\n".join(json.dumps(spoil(draw, row)) for row in rows).encode()
     elif draw(st.booleans()):
         lines = raw.decode().splitlines()
         cells = lines[-1].split(",")
-        cells[draw(st.integers(0, len(cells) - 1))] = str(draw(st.sampled_from(_JUNK)))
+        cells[draw(st.integers(0, len(cells) - 1))] = str(draw(st.sampled_from(JUNK)))
         raw = "\n".join([*lines[:-1], ",".join(cells)]).encode("utf-8", "surrogateescape")
     else:
-        raw = _damaged(draw, raw)
+        raw = damaged(draw, raw)
     data = _DENSE | {
         "traffic": {"trace": {"path": "t.txt", "format": name, "speedup": draw(st.sampled_from([1.0, 1e-12, 1e15]))}}
     }
@@ -326,9 +171,9 @@ def _configs() -> tuple[dict[str, Any], ...]:
 def _config(draw: st.DrawFn) -> FuzzCase:
     data = copy.deepcopy(draw(st.sampled_from(_configs())))
     for _ in range(draw(st.integers(1, 2))):
-        data = draw(st.sampled_from([_spoil, _scale, _scale]))(draw, data)
+        data = draw(st.sampled_from([spoil, scale, scale]))(draw, data)
     raw = json.dumps(data).encode()
-    raw = _damaged(draw, raw) if draw(st.integers(0, 4)) == 0 else raw
+    raw = damaged(draw, raw) if draw(st.integers(0, 4)) == 0 else raw
     return FuzzCase("config.json", *_on_model(draw, "config.json", raw))
 
 
@@ -357,7 +202,7 @@ def _gguf(draw: st.DrawFn) -> FuzzCase:
         raw += text(name) + struct.pack(
             f"<I{len(shape)}QIQ", len(shape), *shape, draw(st.sampled_from([0, 12, 30, 99])), 0
         )
-    raw = _damaged(draw, raw, 2) if draw(st.booleans()) else raw
+    raw = damaged(draw, raw, 2) if draw(st.booleans()) else raw
     return FuzzCase("GGUF header", *_on_model(draw, "m.gguf", raw))
 
 
@@ -372,11 +217,11 @@ def _safetensors(draw: st.DrawFn) -> FuzzCase:
     }
     header: Any = {name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 1]} for name, shape in shapes.items()}
     for _ in range(draw(st.integers(0, 2))):
-        header = _spoil(draw, header)
+        header = spoil(draw, header)
     text = json.dumps(header).encode()
     length = draw(st.sampled_from([len(text), len(text), len(text), 0, 10**9, 2**63]))
     raw = struct.pack("<Q", length) + text
-    raw = _damaged(draw, raw) if draw(st.integers(0, 3)) == 0 else raw
+    raw = damaged(draw, raw) if draw(st.integers(0, 3)) == 0 else raw
     return FuzzCase("safetensors header", *_on_model(draw, "m.safetensors", raw))
 
 
@@ -385,10 +230,10 @@ def _hardware(draw: st.DrawFn) -> FuzzCase:
     name = draw(st.sampled_from(list_hardware()))
     data = copy.deepcopy(load_yaml(ROOT / f"hardware_specs/{name}.yaml").data)
     for _ in range(draw(st.integers(0, 2))):
-        _draw_into(draw, data, "hardware")
+        draw_into(draw, data, "hardware")
     for _ in range(draw(st.integers(0, 3))):
-        data = _scale(draw, data)
-    data = _spoil(draw, data) if draw(st.integers(0, 3)) == 0 else data
+        data = scale(draw, data)
+    data = spoil(draw, data) if draw(st.integers(0, 3)) == 0 else data
     files = {"h.yaml": _yaml(data), "s.yaml": _yaml({**_DENSE, "hardware": "./h.yaml"})}
     commands = (
         ("hardware", "show", "h.yaml"),
@@ -410,9 +255,9 @@ def _results() -> tuple[Any, ...]:
 @st.composite
 def _result(draw: st.DrawFn) -> FuzzCase:
     one = draw(st.sampled_from(_results()))
-    other = draw(st.sampled_from([_spoil, _scale]))(draw, copy.deepcopy(one))
+    other = draw(st.sampled_from([spoil, scale]))(draw, copy.deepcopy(one))
     raw = json.dumps(other).encode()
-    raw = _damaged(draw, raw) if draw(st.integers(0, 4)) == 0 else raw
+    raw = damaged(draw, raw) if draw(st.integers(0, 4)) == 0 else raw
     flags = draw(st.sampled_from([(), ("--json",)]))
     files = {"a.json": json.dumps(one).encode(), "b.json": raw}
     return FuzzCase("result file", ("compare", "a.json", "b.json", *flags), files)
