@@ -4,12 +4,14 @@ __all__ = ["Shorthand"]
 
 import pathlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.base import LONGEST_NAME
-from perfmodel.files.catalog import Kind, find_file
+from perfmodel.files.catalog import find_file
+from perfmodel.specs.devices.files import find_device
 from perfmodel.specs.scenario_file import load_traffic
 
 _WITH_RATES = ("constant", "poisson", "poisson_fixed_count", "gamma")
@@ -37,9 +39,9 @@ class Shorthand:
 
         Raises SpecError for devices and traffic that no file describes, and for a rate of traffic that has none.
         """
-        devices = [_name_of("hardware", device) for device in self.hardware]
+        devices = [_name_of(device, _device_name) for device in self.hardware]
         data: dict[str, Any] = {"name": _joined(self.model, devices[0]), "model": self.model, "hardware": devices[0]}
-        data["traffic"] = _name_of("traffic", self.traffic) if self.rate is None else self._traffic_at_rate()
+        data["traffic"] = _name_of(self.traffic, _traffic_name) if self.rate is None else self._traffic_at_rate()
         if self.slo:
             data["slo"] = dict(self.slo)
         if len(devices) > 1:
@@ -61,10 +63,18 @@ class Shorthand:
         return data
 
 
-def _name_of(kind: Kind, given: str) -> str:
-    """A file's name for an alias; the absolute path of a file elsewhere."""
+def _name_of(given: str, found: Callable[[str], str]) -> str:
+    """The name for an alias; the absolute path of a file elsewhere."""
     path = pathlib.Path(given).expanduser()
-    return str(path.resolve()) if path.is_file() else find_file(kind, given).stem
+    return str(path.resolve()) if path.is_file() else found(given)
+
+
+def _device_name(given: str) -> str:
+    return find_device(given).name
+
+
+def _traffic_name(given: str) -> str:
+    return find_file("traffic", given).stem
 
 
 def _joined(model: str, device: str) -> str:
