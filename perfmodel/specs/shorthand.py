@@ -47,7 +47,7 @@ class Shorthand:
         return data
 
     def _traffic_at_rate(self) -> dict[str, Any]:
-        traffic = load_traffic(self.traffic)
+        traffic = load_traffic(_name_of("traffic", self.traffic))
         if traffic.arrivals.process not in _WITH_RATES:
             raise SpecError(
                 f"--rate {self.rate}: traffic {self.traffic} has arrivals of process {traffic.arrivals.process}, which "
@@ -64,7 +64,10 @@ class Shorthand:
 def _name_of(kind: Kind, given: str) -> str:
     """A file's name for an alias; the absolute path of a file elsewhere."""
     path = pathlib.Path(given).expanduser()
-    return str(path.resolve()) if path.is_file() else find_file(kind, given).stem
+    try:
+        return str(path.resolve()) if path.is_file() else find_file(kind, given).stem
+    except SpecError as error:
+        raise SpecError(f"--{kind} {given}: {error}") from None
 
 
 def _joined(model: str, device: str) -> str:
