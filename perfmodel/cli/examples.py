@@ -10,9 +10,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "execute": ("execute tiny-llama-cpu",),
     "explain": (
         "explain llama-3.1-8b-a100 --batch 32 --context 2048",
-        "explain llama-3.1-70b-h100-tp4 --prefill 4096",
+        "explain --model llama-3.1-70b --hardware h200 --prefill 4096",
     ),
-    "roofline": ("roofline llama-3.1-8b-a100 --batch 64 --out out/",),
+    "roofline": (
+        "roofline llama-3.1-8b-a100 --batch 64 --out out/",
+        "roofline --model qwen3-30b-a3b --hardware h100",
+    ),
     "memory": ("memory llama-3.1-70b-h100-tp4", "memory --model qwen3-30b-a3b --hardware h100"),
     "calibrate": ("calibrate --device cpu", "calibrate --from measurements/ --engine vllm --out calibrations/"),
     "validate": ("validate executor tiny-llama-cpu", "validate published workloads/scenarios/published"),
@@ -21,7 +24,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "study": ("study autoscaling --quick", "study nodes --report nodes.html"),
     "whatif": (
         "whatif llama-3.1-8b-a100 --vary hardware.hbm.bandwidth=0.5x..2x",
-        "whatif llama-3.1-8b-a100 --vary traffic.arrivals.rate=1..16 --against engine.quantization=int8",
+        "whatif --model llama-3.1-8b --hardware h100 --vary traffic.arrivals.rate=1..16 "
+        "--against engine.quantization=int8",
     ),
     "plan": (
         "plan --model llama-3.1-70b --hardware h100,h200 --rate 20 --ttft 1s --tpot 40ms --traffic chat",

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import JsonFlag, Overrides, ScenarioName, Seed, count, load
+from perfmodel.cli.asked import Asked
+from perfmodel.cli.flags import takes_flags
+from perfmodel.cli.options import JsonFlag, Overrides, Seed, count
 from perfmodel.cli.terminal import answer, progress_bar
 from perfmodel.errors import SpecError
 
@@ -41,8 +43,9 @@ Occupancy = Annotated[
 ]
 
 
+@takes_flags("model", "hardware", "rate", "traffic")
 def explain(
-    scenario: ScenarioName,
+    asked: Asked,
     overrides: Overrides = None,
     batch: Batch = None,
     context: Context = None,
@@ -64,32 +67,35 @@ def explain(
         raise SpecError("--prefill does not go with --batch and --context: one step prefills or decodes here.")
     if whole_run and (prefill or batch or context):
         raise SpecError("--run explains the whole run; leave --batch, --context and --prefill out.")
-    loaded = load(scenario, overrides, seed)
+    loaded = asked.load(overrides, seed)
     if whole_run:
-        _explain_run(loaded, as_json)
+        _explain_run(loaded, asked.assumed(loaded), as_json)
         return
+    from dataclasses import replace
+
     from perfmodel.planning.sweeps.step_report import estimate_choice
     from perfmodel.report.views.step import step_view
 
-    report = estimate_choice(loaded, batch, context, prefill)
+    report = replace(estimate_choice(loaded, batch, context, prefill), assumed=asked.assumed(loaded))
     if occupancy:
         _explain_occupancy(report, as_json)
     else:
         answer(step_view(report), report.to_json(), as_json)
 
 
-def _explain_run(scenario: "Scenario", as_json: bool) -> None:
-    from dataclasses import asdict
+def _explain_run(scenario: "Scenario", assumed: tuple[str, ...], as_json: bool) -> None:
+    from dataclasses import asdict, replace
 
     from perfmodel import sim
     from perfmodel.report.views.step import kinds_of_steps, kinds_view
 
     with progress_bar("simulating") as progress:
         result = sim.simulate(scenario, progress=progress)
+    result = replace(result, notes=(*assumed, *result.notes))
     kinds = kinds_of_steps(result.steps) if result.steps is not None else []
     shares = {key: result.summary.get(key) for key in ("bound_share", "mfu", "mbu", "duration", "origin")}
     data = {"scenario": scenario.name, **shares, "steps": [asdict(kind) for kind in kinds]}
-    data["provenance"] = result.provenance("steps of a run")
+    data["notes"], data["provenance"] = list(result.notes), result.provenance("steps of a run")
     answer(kinds_view(result, kinds), data, as_json)
 
 
@@ -99,5 +105,11 @@ def _explain_occupancy(report: "StepReport", as_json: bool) -> None:
 
     with progress_bar("compiling") as progress:
         rows = explain_occupancy(report.scenario, report.shape, progress)
-    data = {"scenario": report.scenario.name, "step": report.label, "kernels": rows}
+    data = {
+        "scenario": report.scenario.name,
+        "step": report.label,
+        "kernels": rows,
+        "notes": list(report.assumed),
+        "provenance": report.provenance("kernels of a step"),
+    }
     answer(occupancy_view(report, rows), data, as_json)

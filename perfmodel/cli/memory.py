@@ -2,22 +2,16 @@
 
 __all__ = ["memory"]
 
-from perfmodel.cli.asked import HardwareFlag, ModelFlag, asked_scenario, say_assumed
-from perfmodel.cli.options import Given, JsonFlag, Overrides, ScenarioOrFlags, load
+from perfmodel.cli.asked import Asked
+from perfmodel.cli.flags import takes_flags
+from perfmodel.cli.options import JsonFlag, Overrides
 from perfmodel.cli.terminal import answer
 
 
-def memory(
-    scenario: ScenarioOrFlags = None,
-    overrides: Overrides = None,
-    as_json: JsonFlag = False,
-    model: ModelFlag = None,
-    hardware: HardwareFlag = None,
-) -> None:
+@takes_flags("model", "hardware")
+def memory(asked: Asked, overrides: Overrides = None, as_json: JsonFlag = False) -> None:
     """Show weights, KV cache and activations per device, and the largest batch and context that fit."""
-    flags: dict[str, Given] = {"model": model, "hardware": hardware}
-    loaded = load(asked_scenario(scenario, flags), overrides)
-    say_assumed(loaded, flags)
+    loaded = asked.load(overrides)
     from dataclasses import asdict
 
     from perfmodel.cost import plan_memory
@@ -34,7 +28,7 @@ def memory(
         "max_tokens": plan.max_tokens,
         "max_batch_at_2048_tokens": plan.max_batch(2048),
         "max_context": plan.max_context(),
-        "notes": (notes := format_notes(loaded.model, loaded.engine, loaded.hardware)),
+        "notes": (notes := [*asked.assumed(loaded), *format_notes(loaded.model, loaded.engine, loaded.hardware)]),
         "provenance": provenance_of([loaded]).to_json("memory", {"scenario": resolved(loaded)}),
     }
     answer(memory_view(plan, notes), data, as_json)

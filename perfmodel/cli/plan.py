@@ -2,35 +2,23 @@
 
 __all__ = ["plan"]
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.asked import (
-    MOST_KINDS,
-    E2eFlag,
-    HardwareFlag,
-    ModelFlag,
-    RateFlag,
-    TpotFlag,
-    TrafficFlag,
-    TtftFlag,
-    asked_scenario,
-    say_assumed,
-)
-from perfmodel.cli.options import (
-    EngineName,
-    Given,
-    JsonFlag,
-    Overrides,
-    ReportFile,
-    ScenarioOrFlags,
-    command_line,
-    load,
-)
+from perfmodel.cli.asked import MOST_KINDS, Asked
+from perfmodel.cli.flags import takes_flags
+from perfmodel.cli.options import EngineName, Given, JsonFlag, Overrides, ReportFile, command_line, load
 from perfmodel.cli.terminal import EXIT_NO_ANSWER, answer, progress_bar, say
 from perfmodel.errors import SpecError
+
+if TYPE_CHECKING:
+    from perfmodel.planning.deployments.choice import Preliminary
+    from perfmodel.planning.deployments.result import PlanResult
+    from perfmodel.planning.jobs.result import PreliminaryJob
 
 ExportFolder = Annotated[
     Path | None,
@@ -49,21 +37,15 @@ StoreFile = Annotated[
 ]
 
 
+@takes_flags()
 def plan(
-    scenario: ScenarioOrFlags = None,
+    asked: Asked,
     overrides: Overrides = None,
     as_json: JsonFlag = False,
     report_file: ReportFile = None,
     export: ExportFolder = None,
     store: StoreFile = None,
     engine: EngineName = "local",
-    model: ModelFlag = None,
-    hardware: HardwareFlag = None,
-    rate: RateFlag = None,
-    ttft: TtftFlag = None,
-    tpot: TpotFlag = None,
-    e2e: E2eFlag = None,
-    traffic: TrafficFlag = None,
 ) -> None:
     """Find the deployment that serves a scenario's rate within its SLO: cheapest, fewest GPUs, most goodput per GPU, or
     lowest latency; or that does its offline job: at the lowest cost before a deadline, or first.
@@ -76,42 +58,44 @@ def plan(
     from perfmodel.planning.deployments.result import PlanResult
     from perfmodel.planning.search import make_plan
     from perfmodel.report.views.plan.job import job_json, job_view
-    from perfmodel.report.views.plan.sentences import preliminary_sentence
     from perfmodel.report.views.plan.view import plan_json, plan_view
     from perfmodel.report.written import check_report_file
 
     check_report_file(report_file)
-    flags: dict[str, Given] = {"model": model, "hardware": hardware, "rate": rate, "ttft": ttft, "tpot": tpot}
-    flags |= {"e2e": e2e, "traffic": traffic}
-    asked = asked_scenario(scenario, flags, MOST_KINDS)
-    if scenario is None:
-        say_assumed(load(asked, overrides), flags)
-    result = make_plan(
-        asked,
-        overrides or (),
-        store,
-        None,
-        engine,
-        progress_bar,
-        lambda found: say(preliminary_sentence(found)),
-    )
-    command = command_line("plan", *([scenario] if scenario else []), **flags, set=overrides, report=report_file)
+    source = asked.source(MOST_KINDS)
+    assumed = asked.assumed(load(source, overrides))
+    for sentence in assumed:  # before the minutes that it may take
+        say(sentence)
+    tell = partial(_tell, export)
+    result = make_plan(source, overrides or (), store, None, engine, progress_bar, tell)
+    result = replace(result, notes=[*assumed, *result.notes])
+    flags: dict[str, Given] = {**asked.given, "set": overrides, "report": report_file}
+    command = command_line("plan", *asked.arguments, **flags)
     if isinstance(result, PlanResult):
-        if export is not None:
-            from perfmodel.planning.deployments.export import export_plan
-
-            for written in export_plan(result, export):
-                say(f"Written to {written}")
+        _export(result, export)
         answer(plan_view(result, command), plan_json(result), as_json, report_file)
-        _leave_unless_found(result.winner)
+    else:
+        answer(job_view(result, command), job_json(result), as_json, report_file)
+    if result.winner is None:  # scripts see by the status that nothing serves what was asked for
+        raise typer.Exit(EXIT_NO_ANSWER)
+
+
+def _tell(export: Path | None, found: "Preliminary | PreliminaryJob") -> None:
+    """Say what the screen has found. Raises SpecError for a job that is to be exported."""
+    from perfmodel.planning.jobs.result import PreliminaryJob
+    from perfmodel.report.views.plan.job import preliminary_job_sentence
+    from perfmodel.report.views.plan.sentences import preliminary_sentence
+
+    if not isinstance(found, PreliminaryJob):
+        say(preliminary_sentence(found))
         return
     if export is not None:
         raise SpecError(f"--export {export}: writes what serves a rate; of a job the answer has the command.")
-    answer(job_view(result, command), job_json(result), as_json, report_file)
-    _leave_unless_found(result.winner)
+    say(preliminary_job_sentence(found))
 
 
-def _leave_unless_found(winner: object) -> None:
-    """Scripts see by the status that nothing serves what was asked for."""
-    if winner is None:
-        raise typer.Exit(EXIT_NO_ANSWER)
+def _export(result: "PlanResult", export: Path | None) -> None:
+    from perfmodel.planning.deployments.export import export_plan
+
+    for written in export_plan(result, export) if export is not None else ():
+        say(f"Written to {written}")

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from perfmodel.cli.asked import Asked
 from perfmodel.cli.explain import Batch, Context, Prefill
-from perfmodel.cli.options import JsonFlag, Overrides, ScenarioName, load
+from perfmodel.cli.flags import takes_flags
+from perfmodel.cli.options import JsonFlag, Overrides
 from perfmodel.cli.terminal import answer
 from perfmodel.errors import SpecError
 
@@ -19,8 +21,9 @@ PlotPath = Annotated[
 ]
 
 
+@takes_flags("model", "hardware", "rate", "traffic")
 def roofline(
-    scenario: ScenarioName,
+    asked: Asked,
     overrides: Overrides = None,
     batch: Batch = None,
     context: Context = None,
@@ -32,14 +35,16 @@ def roofline(
 
     Which step: as for `explain`.
     """
-    loaded = load(scenario, overrides)
+    loaded = asked.load(overrides)
+    from dataclasses import replace
+
     from perfmodel.files.whole import write_whole
     from perfmodel.planning.sweeps.step_report import estimate_choice
     from perfmodel.report.render.html import render_page
     from perfmodel.report.views.step import ridge_points, step_view
 
     path = _plot_path(out, loaded.name)
-    report = estimate_choice(loaded, batch, context, prefill)
+    report = replace(estimate_choice(loaded, batch, context, prefill), assumed=asked.assumed(loaded))
     document = step_view(report, is_roofline=True)
     write_whole(path, render_page(document))
     ridges = ridge_points(loaded.hardware)

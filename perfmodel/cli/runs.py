@@ -1,6 +1,6 @@
 """What `simulate` and `execute` share: the folder for files, the answer on the terminal or as JSON, the reports."""
 
-__all__ = ["present", "run_to_folder"]
+__all__ = ["Progress", "present", "run_to_folder"]
 
 from collections.abc import Callable
 from dataclasses import replace

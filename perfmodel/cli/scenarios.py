@@ -7,16 +7,8 @@ from typing import Annotated
 import typer
 
 from perfmodel.cli import completion
-from perfmodel.cli.asked import (
-    E2eFlag,
-    HardwareFlag,
-    ModelFlag,
-    RateFlag,
-    TpotFlag,
-    TrafficFlag,
-    TtftFlag,
-    asked_data,
-)
+from perfmodel.cli.asked import Asked
+from perfmodel.cli.flags import takes_flags
 from perfmodel.cli.options import JsonFlag
 from perfmodel.cli.terminal import answer, guarded, print_json
 from perfmodel.errors import SpecError
@@ -65,19 +57,11 @@ def show_scenario(
 
 @scenarios.command("new")
 @guarded
-def new_scenario(
-    model: ModelFlag = None,
-    hardware: HardwareFlag = None,
-    rate: RateFlag = None,
-    ttft: TtftFlag = None,
-    tpot: TpotFlag = None,
-    e2e: E2eFlag = None,
-    traffic: TrafficFlag = None,
-) -> None:
-    """Print the scenario file that these flags stand for in `simulate`, `plan` and `memory`."""
+@takes_flags(has_file=False)
+def new_scenario(asked: Asked) -> None:
+    """Print the scenario file that these flags stand for in other commands."""
     from perfmodel.files.yaml_loader import dump_yaml
 
-    flags = {"model": model, "hardware": hardware, "rate": rate, "ttft": ttft, "tpot": tpot, "e2e": e2e}
-    if model is None and hardware is None:
+    if not {"model", "hardware"} & set(asked.given):
         raise SpecError("no model: give --model and --hardware, as in --model llama-3.1-8b --hardware h100.")
-    typer.echo(dump_yaml(asked_data({**flags, "traffic": traffic})), nl=False)
+    typer.echo(dump_yaml(asked.data()), nl=False)

@@ -2,47 +2,35 @@
 
 __all__ = ["simulate"]
 
-from perfmodel.cli.asked import (
-    E2eFlag,
-    HardwareFlag,
-    ModelFlag,
-    RateFlag,
-    TpotFlag,
-    TrafficFlag,
-    TtftFlag,
-    asked_scenario,
-    say_assumed,
-)
-from perfmodel.cli.options import Given, JsonFlag, OutFolder, Overrides, ScenarioOrFlags, Seed, load
-from perfmodel.cli.runs import run_to_folder
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfmodel.cli.asked import Asked
+from perfmodel.cli.flags import takes_flags
+from perfmodel.cli.options import JsonFlag, OutFolder, Overrides, Seed
+from perfmodel.cli.runs import Progress, run_to_folder
+
+if TYPE_CHECKING:
+    from perfmodel.sim.records.result import RunResult
 
 
+@takes_flags()
 def simulate(
-    scenario: ScenarioOrFlags = None,
+    asked: Asked,
     overrides: Overrides = None,
     as_json: JsonFlag = False,
     out: OutFolder = None,
     seed: Seed = None,
-    model: ModelFlag = None,
-    hardware: HardwareFlag = None,
-    rate: RateFlag = None,
-    ttft: TtftFlag = None,
-    tpot: TpotFlag = None,
-    e2e: E2eFlag = None,
-    traffic: TrafficFlag = None,
 ) -> None:
     """Simulate a scenario: latencies, throughput, goodput, cost, and what bounds them."""
-    flags: dict[str, Given] = {"model": model, "hardware": hardware, "rate": rate, "ttft": ttft, "tpot": tpot}
-    flags |= {"e2e": e2e, "traffic": traffic}
-    loaded = load(asked_scenario(scenario, flags), overrides, seed)
-    say_assumed(loaded, flags)
+    loaded = asked.load(overrides, seed)
+    from dataclasses import replace
+
     from perfmodel import sim
 
-    run_to_folder(
-        "simulating",
-        lambda progress, folder: sim.simulate(
-            loaded, progress=progress, out=folder, keep_steps=None if folder else False, intervals=True
-        ),
-        out,
-        as_json,
-    )
+    def run(progress: Progress | None, folder: Path | None) -> "RunResult":
+        keep_steps = None if folder else False
+        result = sim.simulate(loaded, progress=progress, out=folder, keep_steps=keep_steps, intervals=True)
+        return replace(result, notes=(*asked.assumed(loaded), *result.notes))
+
+    run_to_folder("simulating", run, out, as_json)

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.options import EngineName, Given, JsonFlag, Overrides, ReportFile, ScenarioName, command_line
+from perfmodel.cli.asked import Asked
+from perfmodel.cli.flags import takes_flags
+from perfmodel.cli.options import EngineName, Given, JsonFlag, Overrides, ReportFile, command_line
 from perfmodel.cli.terminal import answer, progress_bar
 
 Vary = Annotated[
@@ -33,8 +35,9 @@ Against = Annotated[
 ]
 
 
+@takes_flags()
 def whatif(
-    scenario: ScenarioName,
+    asked: Asked,
     vary: Vary = None,
     metric: Metric = None,
     grid: Grid = False,
@@ -51,6 +54,7 @@ def whatif(
     one.
     """
     import shlex
+    from dataclasses import replace
 
     from perfmodel.planning.sensitivity.ask import ask_whatif
     from perfmodel.report.views.whatif.view import whatif_json, whatif_view
@@ -58,7 +62,7 @@ def whatif(
 
     check_report_file(report_file)
     result = ask_whatif(
-        scenario,
+        asked.source(),
         vary or (),
         overrides or (),
         metric or (),
@@ -68,6 +72,14 @@ def whatif(
         engine,
         progress_bar,
     )
-    flags: dict[str, Given] = {"vary": vary, "metric": metric, "grid": grid, "against": against, "set": overrides}
-    command = command_line("whatif", scenario, **flags, report=report_file)
+    result = replace(result, assumed=asked.assumed(result.answers.scenario))
+    flags: dict[str, Given] = {
+        **asked.given,
+        "vary": vary,
+        "metric": metric,
+        "grid": grid,
+        "against": against,
+        "set": overrides,
+    }
+    command = command_line("whatif", *asked.arguments, **flags, report=report_file)
     answer(whatif_view(result, command), whatif_json(result), as_json, report_file)

@@ -11,7 +11,7 @@ __all__ = ["LoadedYaml", "Path", "Positions", "dump_yaml", "load_yaml", "load_ya
 
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,17 +66,23 @@ _WORDS: dict[str, Any] = {
 
 @dataclass
 class Positions:
-    """Where the fields of one document stood: in a file, or on the command line for what `--set` changed."""
+    """Where the fields of one document stood: in a file, or on the command line for what `--set` changed.
+
+    named: how errors name fields of a document without a file
+    """
 
     file: str
     root: yaml.Node | None = None
     overridden: dict[Path, str] = field(default_factory=dict)
+    named: Mapping[Path, str] = field(default_factory=dict)
 
     def where(self, path: Path) -> str:
         """`file:line` of the nearest enclosing field that is in the file, or the `--set ...` that set it."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.overridden:
                 return f"--set {self.overridden[path[:end]]}"
+            if path[:end] in self.named:
+                return self.named[path[:end]]
         made = next((text for place, text in self.overridden.items() if place[: len(path)] == path and path), None)
         if made is not None and not self._has(path):
             return f"--set {made}"

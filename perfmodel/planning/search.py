@@ -31,7 +31,7 @@ from perfmodel.planning.deployments.judged import attained
 from perfmodel.planning.deployments.resilience import left_out, under_failures
 from perfmodel.planning.deployments.result import PlanResult, quantile_name
 from perfmodel.planning.deployments.runs import Records, Runs, Settled
-from perfmodel.planning.jobs.result import JobPlan
+from perfmodel.planning.jobs.result import JobPlan, PreliminaryJob
 from perfmodel.planning.jobs.search import plan_job
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.screening.demand import at_rate, wanted_rate
@@ -46,7 +46,7 @@ from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario, price_lines, stale_price_notes
 
-Tell = Callable[[Preliminary], None]
+Tell = Callable[[Preliminary | PreliminaryJob], None]
 Stages = Callable[[str], AbstractContextManager[Progress | None]]  # a stage's name -> what shows how far it is
 
 _LITTLE_MONEY = 0.05  # of a bill: below what the prices of two sellers differ by
@@ -76,9 +76,10 @@ def make_plan(
     base, shown = Base(path, tuple(overrides)), stages or (lambda _: nullcontext())
     scenario = base.load()
     spec = block_as(scenario.plan, PlanSpec) or PlanSpec()
+    where = store or default_store(), workers, engine
     if spec.is_offline:
-        return plan_job(base, scenario, spec, store or default_store(), workers, engine, shown)
-    return _plan_rate(base, scenario, spec, (store or default_store(), workers, engine), shown, tell)
+        return plan_job(base, scenario, spec, where, shown, tell)
+    return _plan_rate(base, scenario, spec, where, shown, tell)
 
 
 def _plan_rate(

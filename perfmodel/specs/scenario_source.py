@@ -8,20 +8,24 @@ __all__ = ["as_text", "is_text", "read_scenario", "refuse_path_as_name"]
 
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.base import as_file_name
 from perfmodel.files.catalog import find_file
-from perfmodel.files.yaml_loader import LoadedYaml, Positions, load_yaml, load_yaml_text
+from perfmodel.files.yaml_loader import LoadedYaml, Path, Positions, load_yaml, load_yaml_text
 
 _TEXT = "the scenario"  # how errors name one without a file
+_PLACES = "said by"  # no field of a scenario
 
 
-def as_text(data: dict[str, Any]) -> str:
-    """A scenario's mapping as text that stands where its file's name could."""
-    return json.dumps(data, ensure_ascii=False)
+def as_text(data: dict[str, Any], places: Mapping[str, str] | None = None) -> str:
+    """A scenario's mapping as text that stands where its file's name could.
+
+    places: field -> what said it (`slo.ttft_ms` -> `--ttft 1s`), for errors to name
+    """
+    return json.dumps({**data, **({_PLACES: dict(places)} if places else {})}, ensure_ascii=False)
 
 
 def is_text(source: str | pathlib.Path) -> bool:
@@ -39,7 +43,9 @@ def read_scenario(source: str | pathlib.Path, inside: Sequence[str] = ()) -> tup
     """
     if is_text(source):
         loaded, name, folder = load_yaml_text(str(source), _TEXT), "unnamed", pathlib.Path()
-        loaded = LoadedYaml(loaded.data, Positions(_TEXT))  # the line of a text on one line tells nothing
+        places = loaded.data.pop(_PLACES) if isinstance(loaded.data.get(_PLACES), dict) else {}
+        named: dict[Path, str] = {tuple(str(field).split(".")): str(said) for field, said in places.items()}
+        loaded = LoadedYaml(loaded.data, Positions(_TEXT, named=named))  # the line of a text on one line tells nothing
     else:
         path = find_file("scenarios", source)
         loaded, name, folder = load_yaml(path).block(inside), path.stem, path.parent

@@ -4,13 +4,12 @@ __all__ = ["Shorthand"]
 
 import pathlib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.base import LONGEST_NAME
-from perfmodel.files.catalog import find_file
+from perfmodel.files.catalog import Kind, find_file
 from perfmodel.specs.devices.files import find_device
 from perfmodel.specs.scenario_file import load_traffic
 
@@ -39,9 +38,9 @@ class Shorthand:
 
         Raises SpecError for devices and traffic that no file describes, and for a rate of traffic that has none.
         """
-        devices = [_name_of(device, _device_name) for device in self.hardware]
+        devices = [_name_of("hardware", device) for device in self.hardware]
         data: dict[str, Any] = {"name": _joined(self.model, devices[0]), "model": self.model, "hardware": devices[0]}
-        data["traffic"] = _name_of(self.traffic, _traffic_name) if self.rate is None else self._traffic_at_rate()
+        data["traffic"] = _name_of("traffic", self.traffic) if self.rate is None else self._traffic_at_rate()
         if self.slo:
             data["slo"] = dict(self.slo)
         if len(devices) > 1:
@@ -49,7 +48,7 @@ class Shorthand:
         return data
 
     def _traffic_at_rate(self) -> dict[str, Any]:
-        traffic = load_traffic(self.traffic)
+        traffic = load_traffic(_name_of("traffic", self.traffic))
         if traffic.arrivals.process not in _WITH_RATES:
             raise SpecError(
                 f"--rate {self.rate}: traffic {self.traffic} has arrivals of process {traffic.arrivals.process}, which "
@@ -63,18 +62,15 @@ class Shorthand:
         return data
 
 
-def _name_of(given: str, found: Callable[[str], str]) -> str:
+def _name_of(kind: Kind, given: str) -> str:
     """The name for an alias; the absolute path of a file elsewhere."""
     path = pathlib.Path(given).expanduser()
-    return str(path.resolve()) if path.is_file() else found(given)
-
-
-def _device_name(given: str) -> str:
-    return find_device(given).name
-
-
-def _traffic_name(given: str) -> str:
-    return find_file("traffic", given).stem
+    if path.is_file():
+        return str(path.resolve())
+    try:
+        return find_device(given).name if kind == "hardware" else find_file(kind, given).stem
+    except SpecError as error:
+        raise SpecError(f"--{kind} {given}: {error}") from None
 
 
 def _joined(model: str, device: str) -> str:

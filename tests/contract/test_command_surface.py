@@ -5,11 +5,15 @@ import typer
 from perfmodel.cli import app
 
 WITHOUT_A_FILE = ["--model", "--hardware", "--rate", "--ttft", "--tpot", "--e2e", "--traffic"]
+WITHOUT_LIMITS = ["--model", "--hardware", "--rate", "--traffic"]
 FROZEN = {
     "calibrate": ["--device", "--model", "--from", "--engine", "--generation", "--out", "--json"],
     "compare": ["A", "B", "--json"],
     "execute": ["SCENARIO", "--set", "--json", "--out", "--seed", "--kernels"],
-    "explain": ["SCENARIO", "--set", "--batch", "--context", "--prefill", "--run", "--occupancy", "--json", "--seed"],
+    "explain": [
+        *("SCENARIO", "--set", "--batch", "--context", "--prefill", "--run", "--occupancy", "--json", "--seed"),
+        *WITHOUT_LIMITS,
+    ],
     "hardware list": ["--json"],
     "hardware new": ["NAME", "--like"],
     "hardware show": ["NAME", "--json"],
@@ -21,7 +25,7 @@ FROZEN = {
         *("SCENARIO", "--set", "--against", "--text", "--chunk", "--sensitivity", "--group-size", "--bits", "--blocks"),
         *("--out", "--json", "--seed"),
     ],
-    "roofline": ["SCENARIO", "--set", "--batch", "--context", "--prefill", "--out", "--json"],
+    "roofline": ["SCENARIO", "--set", "--batch", "--context", "--prefill", "--out", "--json", *WITHOUT_LIMITS],
     "scenarios list": ["--all", "--json"],
     "scenarios new": WITHOUT_A_FILE,
     "scenarios show": ["NAME", "--json"],
@@ -30,7 +34,18 @@ FROZEN = {
     "study": ["STUDY", "--execute", "--quality", "--quick", "--set", "--json", "--report", "--engine"],
     "techniques": ["--family", "--json"],
     "validate": ["KIND", "PATH", "--measured", "--set", "--repeat", "--json", "--seed", "--report"],
-    "whatif": ["SCENARIO", "--vary", "--metric", "--grid", "--against", "--set", "--json", "--report", "--engine"],
+    "whatif": [
+        "SCENARIO",
+        "--vary",
+        "--metric",
+        "--grid",
+        "--against",
+        "--set",
+        "--json",
+        "--report",
+        "--engine",
+        *WITHOUT_A_FILE,
+    ],
 }
 
 

@@ -1,6 +1,6 @@
 """`JobPlan`: deployments that were simulated doing a job, best first, and how sure their order is."""
 
-__all__ = ["Job", "JobPlan", "batch_command"]
+__all__ = ["Job", "JobPlan", "PreliminaryJob", "batch_command"]
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -82,6 +82,19 @@ class Job:
 
     def mean(self, metric: str) -> float | None:
         return mean(self.records, metric)
+
+
+@dataclass(frozen=True)
+class PreliminaryJob:
+    """What the closed form has found of a job: the answer until the simulator has one.
+
+    finalists: those about to be simulated, best first; where none is in time, those that are done first
+    """
+
+    num_requests: int
+    spec: PlanSpec
+    num_candidates: int
+    finalists: tuple[Job, ...]
 
 
 @dataclass(frozen=True, repr=False)

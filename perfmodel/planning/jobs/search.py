@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.jobs.result import Job, JobPlan
+from perfmodel.planning.jobs.result import Job, JobPlan, PreliminaryJob
 from perfmodel.planning.jobs.screen import JobScreen
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.screening.space import enumerate_space
@@ -22,7 +22,7 @@ from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.metrics import device_shares
 from perfmodel.planning.sweeps.points import Point, Record
 from perfmodel.planning.sweeps.sweep import StoredPoint, stored_records
-from perfmodel.planning.sweeps.workers import Progress, spread
+from perfmodel.planning.sweeps.workers import Progress, Tally, spread
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario, price_lines, stale_price_notes
@@ -46,16 +46,22 @@ _NEARLY = 1.1  # times the deadline in closed form, or with one replica fewer: t
 _MOST_MOVES = 3  # replicas more or fewer that are tried
 _APART = "with prefill and decode apart, which plans of jobs leave out"
 Stages = Callable[[str], AbstractContextManager[Progress | None]]
+Where = tuple[Path, int | None, str]
 
 
 def plan_job(
-    base: Base, scenario: Scenario, spec: PlanSpec, store: Path, workers: int | None, engine: str, shown: Stages
+    base: Base,
+    scenario: Scenario,
+    spec: PlanSpec,
+    where: Where,
+    shown: Stages,
+    tell: Callable[[PreliminaryJob], None] | None = None,
 ) -> JobPlan:
     """The plan of the job of `scenario` (`base`: its file and overrides) by `spec`; see the module.
 
-    store:           file of evaluated points
-    workers, engine: as for `perfmodel.planning.sweeps.sweep`
-    shown:           a stage's name -> what shows its progress
+    where: file of evaluated points, and workers and engine as for `perfmodel.planning.sweeps.sweep`
+    shown: a stage's name -> what shows its progress
+    tell:  called with what the closed form has found, before anything is simulated
 
     Raises SpecError for traffic that is not there at once.
     """
@@ -69,10 +75,12 @@ def plan_job(
         unified = [each for each in space.candidates if each.ratio is None]
         screen = JobScreen(unified, scenario, spec)
         jobs = screen.jobs()
-    run = _Runs(base, scenario, spec, store, workers, engine)
-    with shown("the job, simulated") as progress:
-        done = _settled(run, screen, _finalists(jobs, spec), spec, progress)
+    chosen = _finalists(jobs, spec)
     in_time = {id(job.candidate) for job in jobs if _is_in_time(job.screened_s, spec)}
+    if tell is not None:
+        tell(PreliminaryJob(scenario.traffic.num_requests or 0, spec, len(unified), tuple(chosen)))
+    with shown("the job, simulated") as progress:
+        done = _settled(_Runs(base, scenario, spec, *where), screen, chosen, spec, progress)
     ruled_out = Counter({_APART: len(space.candidates) - len(unified), _why_late(spec): len(unified) - len(in_time)})
     ruled_out = +(ruled_out + Counter(dict(space.ruled_out)))
     plan = JobPlan(base, scenario, spec, space.num_all, len(in_time), dict(ruled_out.most_common()), (), ())
@@ -121,8 +129,11 @@ def _settled(
     """Each finalist with the replicas that the simulator finds best."""
     tried: list[dict[int, Job]] = [{} for _ in chosen]
     pending = list(enumerate(chosen))
+    # Each as it is and, where its time in closed form asks for it, with other replicas; more where the simulator does.
+    moved = sum(_next({job.replicas: job}, screen, spec) is not None for job in chosen)
+    tally = Tally(progress, (len(chosen) + moved) * spec.seeds)
     while pending:
-        for (place, _), job in zip(pending, run.of([job for _, job in pending], progress), strict=True):
+        for (place, _), job in zip(pending, run.of([job for _, job in pending], tally), strict=True):
             tried[place][job.replicas] = job
         moves = [(place, _next(known, screen, spec)) for place, known in enumerate(tried)]
         pending = [(place, job) for place, job in moves if job is not None]

@@ -223,7 +223,9 @@ def _wanted(slo: SLO, demand: Demand, attainment: float) -> _Wanted:
     limits = {name: seconds(limit) for name, limit in given.items() if limit is not None}
     percentiles = tuple((each.latency, seconds(each.limit_ms), each.percent / 100) for each in slo.percentiles)
     if not slo.is_given:
-        raise SpecError("a plan needs limits to meet: give the scenario an slo, as in {ttft_ms: 500, tpot_ms: 50}.")
+        raise SpecError(
+            "a plan needs limits to meet: give --ttft 500ms --tpot 50ms, or slo: {ttft_ms: 500, tpot_ms: 50}."
+        )
     return _Wanted(limits, attainment, percentiles)
 
 

@@ -25,6 +25,7 @@ class WhatIfResult(Printable):
     step:   the decode step that bounds are of (and metrics of steps); `step_label` as text
     bounds: along the varied values, and along the batch
     largest_batch: of such sequences that an engine can have, and what limits it; 0 where they do not decode
+    assumed: sentences on what nobody said of the scenario
     """
 
     answers: WhatIfAnswers
@@ -35,6 +36,7 @@ class WhatIfResult(Printable):
     payoffs: tuple[Payoff, ...] = ()
     largest_batch: int = 0
     largest_by: str = ""
+    assumed: tuple[str, ...] = ()
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Sensitivities as arrays, a row for each path and metric; nan where there is no number."""

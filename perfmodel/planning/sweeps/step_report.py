@@ -21,23 +21,26 @@ from perfmodel.specs.scenario import Scenario
 
 @dataclass(frozen=True, repr=False)
 class StepReport(Printable):
-    """A step's description, its shape, and its estimate operator by operator."""
+    """A step's description, its shape, and its estimate operator by operator.
+
+    assumed: sentences on what nobody said of the scenario
+    """
 
     scenario: Scenario
     label: str
     shape: BatchShape
     estimate: StepEstimate
+    assumed: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on number formats that are not multiplied as they are stored."""
+        """Sentences on what was assumed, and on number formats that are not multiplied as they are stored."""
         engine = engine_of_step(self.scenario, is_prompt=not self.shape.num_decodes)
-        return format_notes(engine.model, engine.engine, engine.hardware)
+        return [*self.assumed, *format_notes(engine.model, engine.engine, engine.hardware)]
 
     def to_json(self) -> dict[str, Any]:
         """Quantities are totals over an operator's `count` runs on one device."""
-        estimate, shape, scenario = self.estimate, self.shape, self.scenario
-        inputs = {"scenario": resolved(scenario), "step": shape._asdict()}
+        estimate, shape = self.estimate, self.shape
         return {
             "scenario": self.scenario.name,
             "step": self.label,
@@ -71,8 +74,13 @@ class StepReport(Printable):
                 for row in estimate.rows
             ],
             "notes": self.notes,
-            "provenance": provenance_of([scenario]).to_json("step", inputs),
+            "provenance": self.provenance("step"),
         }
+
+    def provenance(self, kind: str) -> dict[str, Any]:
+        """Versions, calibrations and inputs of an answer about this step, which is of this kind."""
+        inputs = {"scenario": resolved(self.scenario), "step": self.shape._asdict()}
+        return provenance_of([self.scenario]).to_json(kind, inputs)
 
 
 def estimate_choice(

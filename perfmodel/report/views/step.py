@@ -211,7 +211,7 @@ def kinds_of_steps(steps: StepColumns) -> list[StepKind]:
 
 
 def kinds_view(result: RunResult, kinds: Sequence[StepKind]) -> Document:
-    """What a whole run's time went to: `kinds_of_steps` as rows."""
+    """What a whole run's time went to: `kinds_of_steps` as rows; and the run's notes."""
     rows = [
         (
             kind.name,
@@ -225,7 +225,8 @@ def kinds_view(result: RunResult, kinds: Sequence[StepKind]) -> Document:
     ]
     table = Table(("steps", "count", "busy s", "% of busy", "ms each", "tokens each"), rows)
     bound = Paragraph(("Time bound by: ", *bound_shares(result.summary.get("bound_share") or {})))
-    return Document(headline(result.scenario), [table, bound], f"The whole run, {result.clock}")
+    blocks: list[Block] = [table, bound, *([Notes(result.notes)] if result.notes else [])]
+    return Document(headline(result.scenario), blocks, f"The whole run, {result.clock}")
 
 
 def occupancy_view(report: StepReport, kernels: Sequence[Mapping[str, Any]]) -> Document:
@@ -236,7 +237,8 @@ def occupancy_view(report: StepReport, kernels: Sequence[Mapping[str, Any]]) -> 
         "share of its warps that they fill; limited by: what keeps it from more."
     )
     table = Table(_KERNELS, [_kernel_cells(row) for row in kernels], left=2, texts=(len(_KERNELS) - 1,), note=note)
-    return Document(report.label, [table], f"Kernels compiled for {report.scenario.hardware.name}")
+    blocks: list[Block] = [table, *([Notes(report.assumed)] if report.assumed else [])]
+    return Document(report.label, blocks, f"Kernels compiled for {report.scenario.hardware.name}")
 
 
 def _kernel_cells(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -45,6 +45,10 @@ def as_file(run, tmp_path):
         ("simulate", (*FLAGS, *LIMITS), FEW),
         ("simulate", FLAGS, FEW),
         ("memory", FLAGS, ()),
+        ("explain", FLAGS, ()),
+        ("explain", FLAGS, ("--run", *FEW)),
+        ("roofline", (*FLAGS, "--rate", "3"), ()),
+        ("whatif", (*FLAGS, *LIMITS), (*FEW, "--vary", "engine.max_num_seqs=8,16")),
         ("plan", (*FLAGS, *LIMITS), (*FEW, *SPACE)),
         ("plan", ("--model", "tiny-llama", "--hardware", "h100,a100", *LIMITS), (*FEW, *SPACE)),
     ],
@@ -52,9 +56,11 @@ def as_file(run, tmp_path):
 def test_flags_and_their_file_give_the_same_answer(run, as_file, command, flags, more):
     by_flags, by_file = run(command, *flags, *more, "--json"), run(command, as_file(*flags), *more, "--json")
     assert by_flags.exit_code == by_file.exit_code == 0, by_flags.stderr + by_file.stderr
-    assert json.loads(by_flags.stdout) == json.loads(by_file.stdout)
-    assert "assumed:" in by_flags.stderr
-    assert "assumed:" not in by_file.stderr
+    mine, its = json.loads(by_flags.stdout), json.loads(by_file.stdout)
+    assumed, *notes = mine.pop("notes")
+    assert assumed.startswith("Assumed: ")
+    assert notes == its.pop("notes")
+    assert mine == its
 
 
 def test_flags_mean_what_they_say(as_file):
@@ -66,12 +72,23 @@ def test_flags_mean_what_they_say(as_file):
 
 
 def test_what_is_assumed_is_said(run):
-    said = run("simulate", *FLAGS, *FEW, "--json").stderr
+    said = json.loads(run("simulate", *FLAGS, *FEW, "--json").stdout)["notes"][0]
     for assumed in ("traffic azure-conversation", "5.5 requests/s", "no limits", "vllm 0.", "tensor_parallel_size 1"):
         assert assumed in said
-    said = run("simulate", *FLAGS, *LIMITS, *FEW, "--json").stderr
+    said = json.loads(run("simulate", *FLAGS, *LIMITS, *FEW, "--json").stdout)["notes"][0]
     for given in ("traffic", "requests/s", "no limits"):
         assert given not in said
+
+
+def test_what_is_assumed_stands_in_every_form_of_an_answer(run, tmp_path):
+    """On the terminal, in the page and the result of `--out`, in Markdown, HTML and JSON of a report."""
+    assumed = "Assumed: traffic azure-conversation"
+    assert assumed in run("simulate", *FLAGS, *FEW, "--out", "run").stdout
+    assert run("plan", *FLAGS, "--ttft", "1s", *FEW, *SPACE, "--report", "p.md").exit_code == 0
+    asked = ("whatif", *FLAGS, *FEW, "--vary", "engine.max_num_seqs=8,16", "--metric", "duration")
+    assert run(*asked, "--report", "w.html").exit_code == 0
+    for name in ("run/report.html", "run/result.json", "p.md", "p.json", "w.html", "w.json"):
+        assert assumed in (tmp_path / name).read_text(), name
 
 
 @pytest.mark.parametrize(
@@ -83,20 +100,25 @@ def test_what_is_assumed_is_said(run):
         (("plan", "--rate", 3), "--rate without --model"),
         (("memory", "--model", "tiny-llama"), "--model without --hardware"),
         (("simulate", "--model", "tiny-llama", "--hardware", "h100,h200"), "found 2 devices, allowed 1"),
-        (("simulate", "--model", "tiny-llama", "--hardware", "h1000"), "unknown hardware 'h1000'"),
-        (("simulate", "--model", "tinny-llama", "--hardware", "h100"), "Did you mean 'tiny-llama'"),
-        (("simulate", *FLAGS, "--traffic", "chatt"), "Did you mean 'chat'"),
-        (("simulate", *FLAGS, "--rate", "20 kg"), "'20 kg' is not a quantity in requests/s"),
-        (("simulate", *FLAGS, "--rate", "-1"), "found -1, allowed a number above 0"),
-        (("simulate", *FLAGS, "--ttft", "soon"), "'soon' is not a quantity in ms"),
+        (("simulate", "--model", "tiny-llama", "--hardware", "h1000"), "--hardware h1000: unknown hardware 'h1000'"),
+        (("simulate", "--model", "tinny-llama", "--hardware", "h100"), "--model tinny-llama: model: unknown model"),
+        (("simulate", *FLAGS, "--traffic", "chatt"), "--traffic chatt: unknown traffic 'chatt'"),
+        (
+            ("simulate", *FLAGS, "--rate", "20 kg"),
+            "--rate 20 kg: traffic.arrivals.rate: '20 kg' is not a quantity in requests/s",
+        ),
+        (("simulate", *FLAGS, "--rate", "-1"), "--rate -1: traffic.arrivals.rate: found -1, allowed a number above 0"),
+        (("simulate", *FLAGS, "--ttft", "soon"), "--ttft soon: slo.ttft_ms: 'soon' is not a quantity in ms"),
         (("scenarios", "new"), "no model"),
-        (("plan", *FLAGS), "a plan needs limits to meet"),
+        (("plan", *FLAGS), "a plan needs limits to meet: give --ttft 500ms"),
+        (("whatif", *FLAGS, "--tpot", "-3"), "--tpot -3: slo.tpot_ms: found -3"),
+        (("explain", *FLAGS, "--traffic", "chatt", "--rate", "2"), "--traffic chatt: unknown traffic"),
     ],
 )
 def test_bad_flags_are_one_sentence(run, args, wanted):
     result = run(*args)
     assert result.exit_code == 2
-    last = [line for line in result.stderr.splitlines() if not line.startswith("assumed:")]
+    last = [line for line in result.stderr.splitlines() if not line.startswith("Assumed:")]
     assert len(last) == 1
     assert last[0].startswith("error: ")
     assert wanted in last[0]

@@ -1,15 +1,16 @@
 """The plan of an offline job as a document: what does it in time at the lowest cost, or first."""
 
-__all__ = ["job_json", "job_view"]
+__all__ = ["job_json", "job_view", "preliminary_job_sentence"]
 
+from math import inf
 from typing import Any
 
 from perfmodel.planning.deployments.result import SURE
-from perfmodel.planning.jobs.result import Job, JobPlan, batch_command
+from perfmodel.planning.jobs.result import Job, JobPlan, PreliminaryJob, batch_command
 from perfmodel.planning.metrics import metric_of
 from perfmodel.report.document import Block, Commands, Document, Notes, Sentences, Table
 from perfmodel.report.numbers import format_duration, format_metric, format_optional
-from perfmodel.report.views.plan.sentences import bound_sentence
+from perfmodel.report.views.plan.sentences import MOST_OTHERS, bound_sentence
 
 
 def job_view(plan: JobPlan, command: str = "") -> Document:
@@ -26,6 +27,25 @@ def job_view(plan: JobPlan, command: str = "") -> Document:
 def job_json(plan: JobPlan) -> dict[str, Any]:
     """Everything, for `--json`."""
     return {**plan.to_json(), "answer": _sentences(plan)}
+
+
+def preliminary_job_sentence(found: PreliminaryJob) -> str:
+    """The answer of the closed form, before anything is simulated."""
+    job = f"{found.num_requests:,} requests"
+    when = f" within {format_duration(found.spec.deadline_s)}" if found.spec.deadline_s is not None else ""
+    screened = f"Screened {found.num_candidates:,} candidates in closed form"
+    if not found.finalists:
+        return f"{screened}: nothing within {found.spec.max_gpus} GPUs can do {job}."
+    deadline = found.spec.deadline_s or inf
+    best, *others = (
+        f"{job.label} ({_devices(job)}): {format_duration(job.seconds)}{', late' if job.seconds > deadline else ''}"
+        for job in found.finalists
+    )
+    then = f" Then {'; '.join(others[:MOST_OTHERS])}." if others else ""
+    return (
+        f"{screened} for {job}{when}: at first sight {best}.{then} Simulating {len(found.finalists)} of them, which "
+        f"may change the order."
+    )
 
 
 def _sentences(plan: JobPlan) -> list[str]:

@@ -1,6 +1,6 @@
 """A plan in sentences: what to deploy, what it costs, who comes next, how sure that is."""
 
-__all__ = ["OBJECTIVES", "bound_sentence", "plan_sentences", "preliminary_sentence"]
+__all__ = ["MOST_OTHERS", "OBJECTIVES", "bound_sentence", "plan_sentences", "preliminary_sentence"]
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,7 +29,7 @@ _BINDS = {
     "KV cache": "memory (the KV cache holds no more sequences)",
     "max_num_seqs": "max_num_seqs",
 }
-_MOST_OTHERS = 3  # named beside the best of the screen
+MOST_OTHERS = 3  # named beside the best of the screen
 _HOURS_PER_MONTH = 730  # a year's, over twelve
 
 
@@ -65,7 +65,7 @@ def preliminary_sentence(found: Preliminary) -> str:
     if not found.finalists:
         return f"{screened}: none serves {found.rate:g} requests/s within the SLO."
     best, *others = found.finalists
-    labels = list(dict.fromkeys(f"{label_of(each)} ({_cost(each)})" for each in others))[:_MOST_OTHERS]
+    labels = list(dict.fromkeys(f"{label_of(each)} ({_cost(each)})" for each in others))[:MOST_OTHERS]
     then = f" Then {'; '.join(labels)}." if labels else ""
     return (
         f"{screened}: at first sight {label_of(best)} ({_cost(best)}) for {found.rate:g} requests/s.{then} "

@@ -33,18 +33,23 @@ def whatif_view(result: WhatIfResult, command: str = "") -> Document:
     """The answer, pictures, tables, notes."""
     answers = result.answers
     blocks: list[Block] = [Sentences(whatif_sentences(result)), *_whatif_pictures(answers)]
-    blocks += [*_tables(answers), Notes(_notes(answers))]
+    blocks += [*_tables(answers), Notes(_notes(result))]
     return Document(f"What if: {answers.scenario.name}", blocks, headline(answers.scenario), "what if", command)
 
 
 def whatif_json(result: WhatIfResult) -> dict[str, Any]:
     """Every point with its values, sensitivities, crossovers and the sentences."""
-    return {**result.to_json(), "answer": whatif_sentences(result), "notes": _notes(result.answers)}
+    return {**result.to_json(), "answer": whatif_sentences(result), "notes": _notes(result)}
 
 
-def _notes(answers: WhatIfAnswers) -> list[str]:
+def _notes(result: WhatIfResult) -> list[str]:
+    answers = result.answers
     origin = f"Times are {answers.base.origin}; a resource's elasticity is taken {NEAR - 1:.0%} up and down."
-    return [*([origin] if answers.base.origin else []), *dict.fromkeys([*answers.problems, *answers.base.notes])]
+    return [
+        *result.assumed,
+        *([origin] if answers.base.origin else []),
+        *dict.fromkeys([*answers.problems, *answers.base.notes]),
+    ]
 
 
 def _tables(answers: WhatIfAnswers) -> Iterator[Table]:

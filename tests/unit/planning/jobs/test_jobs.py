@@ -1,6 +1,10 @@
 """Plans of offline jobs: the closed form beside the simulator, deadlines, bills, what is refused."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.search import make_plan
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.store import Store
+from perfmodel.report.views.plan.job import preliminary_job_sentence
 from perfmodel.sim import simulate
 
 SMALL = (
@@ -100,6 +105,37 @@ def test_a_nearer_deadline_costs_more_devices_and_more_money(tmp_path: Path) -> 
     store = Store(tmp_path / "points.sqlite")
     assert len(store) == count
     store.close()
+
+
+def test_the_closed_form_answers_before_the_job_is_simulated(tmp_path: Path) -> None:
+    """Then one bar counts all that is simulated, with its total before the first run is done."""
+    happened: list[tuple[Any, ...]] = []
+    told: list[Any] = []
+
+    def tell(found: Any) -> None:
+        told.append(found)
+        happened.append(("told",))
+
+    @contextmanager
+    def shown(stage: str) -> Iterator[Any]:
+        happened.append((stage,))
+        yield lambda done, total: happened.append((stage, done, total))
+
+    overrides = (*SMALL, "plan.objective=cheapest_job", "plan.deadline_s=8")
+    make_plan("summaries-8b-offline", overrides, tmp_path / "points.sqlite", 1, stages=shown, tell=tell)
+    assert happened[:3] == [("screening",), ("told",), ("the job, simulated",)]
+    counts = [each[1:] for each in happened if len(each) == 3]
+    assert counts[0][0] == 0
+    assert counts[0][1] >= 2 * 2  # finalists under two seeds
+    assert [done for done, _ in counts] == list(range(len(counts)))  # it never starts again
+    assert all(total >= done for done, total in counts)
+    (first,) = told
+    sentence = preliminary_job_sentence(first)
+    assert "for 600 requests within 8 s: at first sight " in sentence
+    assert first.finalists[0].label in sentence
+    assert sentence.count(", late") == sum(job.seconds > 8 for job in first.finalists)  # what only may do it in time
+    nothing = replace(first, finalists=())
+    assert "nothing within 16 GPUs can do 600 requests" in preliminary_job_sentence(nothing)
 
 
 def test_what_is_done_first_takes_all_that_is_allowed(tmp_path: Path) -> None:
