@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Annotated, Any
 
@@ -41,6 +41,8 @@ _PER_SECOND = {
     for per, factor in {"/s": 1.0, "/min": 1 / 60, "/h": 1 / 3600}.items()
 } | {"rps": 1.0, "qps": 1.0, "rpm": 1 / 60}
 _COUNTS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+# What `parse_count` takes, in the regular expressions of JSON Schema.
+_COUNT_TEXT = r"^\s*\+?([0-9]+|[0-9]+([eE]\+?[0-9]+)?\s*[KMG]|([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*[kmg])\s*$"
 _NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S*)\s*")
 
 # What each dimension accepts: unit as written -> factor to the base unit.
@@ -176,9 +178,17 @@ def parse_count(value: Any) -> Any:
     return round(found)
 
 
+class _CountSchema:
+    """What a JSON Schema says of a count: a whole number within its limits, or one as text, with a suffix."""
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
+        text = {"type": "string", "pattern": _COUNT_TEXT, "examples": ["8k", "8K"]}
+        return {"anyOf": [handler(core), text]}
+
+
 _COUNT = BeforeValidator(parse_count)
-PositiveInt = Annotated[int, _COUNT, Field(gt=0, le=_LARGEST_COUNT)]
-NonNegativeInt = Annotated[int, _COUNT, Field(ge=0, le=_LARGEST_COUNT)]
+PositiveInt = Annotated[int, _COUNT, Field(gt=0, le=_LARGEST_COUNT), _CountSchema()]
+NonNegativeInt = Annotated[int, _COUNT, Field(ge=0, le=_LARGEST_COUNT), _CountSchema()]
 PositiveFloat = Annotated[float, Field(gt=0, le=_LARGEST), AfterValidator(_not_vanishing)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=_LARGEST), AfterValidator(_not_vanishing)]
 FittedSeconds = Annotated[float, Field(ge=0, le=1e3)]  # what a fit has found: next to nothing, too

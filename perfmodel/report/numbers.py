@@ -60,8 +60,10 @@ def format_short(value: float | None) -> str:
 
 
 def format_factor(factor: float) -> str:
-    """A factor as people say it: 1.52x, 24x, 3,100x."""
-    return f"{factor:,.0f}x" if factor >= 99.5 else f"{factor:.3g}x" if factor >= 10 else f"{factor:.2f}x"
+    """A factor as people say it: 0.0023x, 0.36x, 1.52x, 24x, 3,100x."""
+    if factor >= 99.5:
+        return f"{factor:,.0f}x"
+    return f"{factor:.3g}x" if factor >= 10 else f"{factor:.2f}x" if factor >= 0.0995 else f"{factor:.2g}x"
 
 
 def format_duration(seconds: float) -> str:

@@ -17,7 +17,7 @@ from perfmodel.specs.traffic import Traffic
 
 SCHEMA_KINDS = ("family", "hardware", "model", "scenario", "study", "traffic")
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-# What pydantic writes beside a quantity, in JSON Schema's own words (they bind numbers, not strings with units).
+# What pydantic writes beside a number, in JSON Schema's own words (they bind numbers, not strings with units).
 _LIMITS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
 
 
@@ -79,7 +79,7 @@ def _with_json_schema_limits(node: Any) -> Any:
         return [_with_json_schema_limits(item) for item in node]
     if not isinstance(node, dict):
         return node
-    is_quantity = node.get("type") == ["number", "string"]
+    is_number = node.get("type") in ("integer", "number", ["number", "string"])
     return {
-        (_LIMITS.get(key, key) if is_quantity else key): _with_json_schema_limits(value) for key, value in node.items()
+        (_LIMITS.get(key, key) if is_number else key): _with_json_schema_limits(value) for key, value in node.items()
     }

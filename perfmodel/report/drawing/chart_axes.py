@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
-_MOST_TICKS = 7
+_MOST_TICKS, _FEWEST_TICKS = 7, 3
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ def _log_ticks(low: float, high: float) -> list[float]:
         found = [value for value in found if low <= value <= high]
         if len(found) <= _MOST_TICKS:
             break
+    if len(found) < _FEWEST_TICKS:  # within a factor of two or three: few of 1, 2, 3 and 5 lie there
+        found = [value for value in _linear_ticks(low, high) if value > 0]
     return found[:: ceil(len(found) / _MOST_TICKS)] if found else [low, high]
 
 

@@ -246,7 +246,9 @@ def _bar(bar: Bar, x: Scale, at: float) -> Iterator[str]:
 
 
 def _dots(dots: Sequence[Dot], x: Scale, y: Scale, lift: float = 0) -> Iterator[str]:
-    """Each with its name beside it in its colour, left of it near the right end, lower where names would collide."""
+    """Each with its name beside it in its colour, left of it near the right end, lower where names would collide; names
+    have a white rim, which lines do not cross."""
+    circles = []
     taken = [(x(dot.x) - 5, x(dot.x) + 5, y(dot.y) + 4) for dot in dots]  # left, right, height of dots and names
     for dot in sorted(dots, key=lambda each: (y(each.y), x(each.x))):
         left, at, width = x(dot.x) + 8, y(dot.y) + 4 - lift, text_width(dot.name)
@@ -259,7 +261,9 @@ def _dots(dots: Sequence[Dot], x: Scale, y: Scale, lift: float = 0) -> Iterator[
             taken.append((left, right, at))
         fill = dot.colour if dot.is_front else "#FFFFFF"
         ring = f'fill="{fill}" stroke="{dot.colour}" stroke-width="2"'
-        yield f'<circle cx="{x(dot.x):.1f}" cy="{y(dot.y):.1f}" r="5" {ring}/>'
+        circles.append(f'<circle cx="{x(dot.x):.1f}" cy="{y(dot.y):.1f}" r="5" {ring}/>')
         anchor, beside = ("start", left) if left > x(dot.x) else ("end", right)
         where = f'x="{beside:.1f}" y="{at:.1f}" text-anchor="{anchor}"'
-        yield f'<text {where} fill="{dot.colour}">{escape(dot.name)}</text>'
+        rim = 'stroke="#FFFFFF" stroke-width="3" paint-order="stroke"'
+        yield f'<text {where} fill="{dot.colour}" {rim}>{escape(dot.name)}</text>'
+    yield from circles

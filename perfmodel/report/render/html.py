@@ -60,11 +60,18 @@ th, td { padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--li
 th { color: var(--soft); font-weight: 600; } th:first-child, td:first-child, .text { text-align: left; }
 tr.total td { font-weight: 600; border-top: 2px solid var(--line); }
 tr:last-child td { border-bottom: none; }
-.scroll { overflow-x: auto; } .picture svg { display: block; width: 100%; min-width: 600px; height: auto; }
+.scroll { overflow-x: auto; background:
+          linear-gradient(to right, white 40%, transparent) left / 40px 100% no-repeat local,
+          linear-gradient(to left, white 40%, transparent) right / 40px 100% no-repeat local,
+          linear-gradient(to right, #b8c2cc, transparent) left / 12px 100% no-repeat scroll,
+          linear-gradient(to left, #b8c2cc, transparent) right / 12px 100% no-repeat scroll; }
+.picture svg { display: block; width: 100%; min-width: 600px; height: auto; mix-blend-mode: multiply; }
 .note { color: var(--soft); font-size: 13.5px; }
 ul { margin: 6px 0; padding-left: 20px; } li ul { color: var(--soft); font-size: 13.5px; }
 pre { background: var(--tint); border-radius: 6px; padding: 10px 12px; margin: 6px 0; font-size: 13px;
       overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
+code { font-size: 0.92em; overflow-wrap: anywhere; }
+@media (max-width: 640px) { main { padding: 16px 8px 40px; } section { padding: 12px; } th, td { padding: 4px 6px; } }
 @media print { body { background: white; } section, .tile { break-inside: avoid; } }
 """
 
@@ -181,9 +188,14 @@ def _plot(plot: Plot, number: int) -> str:
 
 def _line(line: Line) -> str:
     return "".join(
-        f'<span class="{span.tone}">{escape(span.text)}</span>' if span.tone else escape(span.text)
+        f'<span class="{span.tone}">{_text(span.text)}</span>' if span.tone else _text(span.text)
         for span in spans(line)
     )
+
+
+def _text(text: str) -> str:
+    """Text with what stands in backticks set as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _offline_script() -> str:

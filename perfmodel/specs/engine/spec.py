@@ -60,7 +60,7 @@ class EngineSpec(Spec):
     kv_cache: Literal["paged", "contiguous", "off"] = "paged"
     kv_cache_dtype: str = "auto"
     kv_cache_group_size: PositiveInt | None = None  # elements that share a scale and zero point; None: 32 below 8 bits
-    kv_cache_residual_tokens: int = Field(default=0, ge=0)  # the newest tokens of a sequence stay in the model's dtype
+    kv_cache_residual_tokens: NonNegativeInt = 0  # the newest tokens of a sequence stay in the model's dtype
     kv_tiers: tuple[KvTier, ...] = ()  # precisions by age, newest first; instead of kv_cache_dtype
     kv_eviction: KvEviction | None = None
     kv_offload: KvOffload | None = None
@@ -71,7 +71,7 @@ class EngineSpec(Spec):
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     num_gpu_blocks_override: PositiveInt | None = None
     enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = Field(default=0, ge=0)
+    long_prefill_token_threshold: NonNegativeInt = 0
     scheduler_reserve_full_isl: bool = True  # admit a prompt only when KV blocks for all of it are free
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
@@ -89,7 +89,7 @@ class EngineSpec(Spec):
     poll_every: PositiveInt = 1  # steps between looks at arrivals while busy (SGLang's scheduler_recv_interval)
     # Steps that a prompt on one data-parallel rank waits for the others to have one, too; 0: it does not wait
     # (TensorRT-LLM's attention_dp_config with enable_balance: timeout_iters)
-    attention_dp_timeout_iters: int = Field(default=0, ge=0)
+    attention_dp_timeout_iters: NonNegativeInt = 0
     split_kv: bool = True  # decode attention split over the KV length (flash-decoding)
     attention: Literal["flash", "standard"] = "flash"
     # Generation of FlashAttention (vLLM's attention_config.flash_attn_version); None: that of the calibrated kernels

@@ -54,7 +54,9 @@ def test_durations_have_the_unit_that_people_use(seconds, text):
     assert format_duration(seconds) == text
 
 
-@pytest.mark.parametrize(("factor", "text"), [(1.519, "1.52x"), (24.04, "24x"), (3100.4, "3,100x"), (0.5, "0.50x")])
+@pytest.mark.parametrize(
+    ("factor", "text"), [(1.519, "1.52x"), (24.04, "24x"), (3100.4, "3,100x"), (0.5, "0.50x"), (0.0023, "0.0023x")]
+)
 def test_factors(factor, text):
     assert format_factor(factor) == text
 

@@ -120,7 +120,7 @@ def _tables(part: StudyPart) -> list[Table]:
 
 def _without_axes(answers: Mapping[str, Answers], metrics: Sequence[Metric]) -> Table:
     of_clock = {origin: f", {origin}" if len(answers) > 1 else "" for origin in answers}
-    head = ["", *(f"{metric.title}{of_clock[origin]}" for metric in metrics for origin in answers)]
+    head = ["variant", *(f"{metric.title}{of_clock[origin]}" for metric in metrics for origin in answers)]
     variants = list(dict.fromkeys(v for each in answers.values() for v in each.variants))
     rows = [
         [variant, *(_cell(each, variant, {}, metric) for metric in metrics for each in answers.values())]
@@ -133,7 +133,7 @@ def _over_axis(answers: Mapping[str, Answers], metric: Metric) -> Table:
     first = next(iter(answers.values()))
     axis = next((name for name, each in first.axes.items() if each.is_numeric), list(first.axes)[-1])
     others = [name for name in first.axes if name != axis]
-    names = [*others, "", *(["clock"] if len(answers) > 1 else [])]
+    names = [*others, "variant", *(["clock"] if len(answers) > 1 else [])]
     labels = first.axes[axis].labels
     rows = []
     for fixed in first.places(axis):

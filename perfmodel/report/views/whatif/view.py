@@ -26,6 +26,7 @@ from perfmodel.report.views.whatif.sentences import path_label, whatif_sentences
 
 # Of the pictures, in pixels.
 _WIDTH, _BAR, _ROW, _TOP = 860, 18, 28, 62
+_LONGEST_NAME = 28  # of what a line is, in characters
 _ROOM = 70  # for what is written at the ends of bars
 
 
@@ -86,16 +87,21 @@ def _values(answers: WhatIfAnswers, axis: Axis, metrics: list[Metric]) -> Table:
         sides.append((", alternative", answers.others[axis.path]))
     head = [path_label(axis.path), *(f"{metric.title}{side}" for side, _ in sides for metric in metrics)]
     columns = [[_cell(record, metric) for record in records] for _, records in sides for metric in metrics]
-    return Table(head, list(zip(axis.texts, *columns, strict=True)), f"Along {path_label(axis.path)}")
+    return Table(head, list(zip(_places(axis), *columns, strict=True)), f"Along {path_label(axis.path)}")
 
 
 def _grid(answers: WhatIfAnswers, metric: Metric) -> Table:
     down, across = answers.question.axes
     rows = [
         [text, *(_cell(answers.grid[one, other], metric) for other in across.overrides)]
-        for text, one in zip(down.texts, down.overrides, strict=True)
+        for text, one in zip(_places(down), down.overrides, strict=True)
     ]
-    return Table([f"{path_label(down.path)} \\ {path_label(across.path)}", *across.texts], rows, metric.title)
+    return Table([f"{path_label(down.path)} \\ {path_label(across.path)}", *_places(across)], rows, metric.title)
+
+
+def _places(axis: Axis) -> list[str]:
+    """The values of an axis, numbers with three digits."""
+    return [x_label(x, axis.unit) for x in axis.xs] if axis.xs else list(axis.texts)
 
 
 def _cell(record: Record, metric: Metric) -> str:
@@ -165,16 +171,17 @@ def _heat_svg(answers: WhatIfAnswers, name: str) -> str:
     values = {key: record.values.get(name) for key, record in answers.grid.items()}
     there = [value for value in values.values() if value is not None]
     shade = scale_over(there or [0, 1], 0.06, 0.75, is_log=bool(there) and min(there) > 0)
-    left = 30 + max(text_width(text) for text in (*down.texts, path_label(down.path)))
-    wide = min((_WIDTH - left - 20) / len(across.texts), 120)
+    rows, columns = _places(down), _places(across)
+    left = 30 + max(text_width(text) for text in (*rows, path_label(down.path)))
+    wide = min((_WIDTH - left - 20) / len(columns), 120)
     parts = [
         f'<text x="{left:.1f}" y="44" fill="{GREY}">{escape(path_label(across.path))}</text>',
         f'<text x="{left - 10:.1f}" y="62" text-anchor="end" fill="{GREY}">{escape(path_label(down.path))}</text>',
     ]
-    for column, text in enumerate(across.texts):
+    for column, text in enumerate(columns):
         at = left + (column + 0.5) * wide
         parts.append(f'<text x="{at:.1f}" y="62" text-anchor="middle">{escape(text)}</text>')
-    for row, (text, one) in enumerate(zip(down.texts, down.overrides, strict=True)):
+    for row, (text, one) in enumerate(zip(rows, down.overrides, strict=True)):
         top = 70 + row * 30
         parts.append(f'<text x="{left - 10:.1f}" y="{top + 19}" text-anchor="end">{escape(text)}</text>')
         for column, other in enumerate(across.overrides):
@@ -185,7 +192,7 @@ def _heat_svg(answers: WhatIfAnswers, name: str) -> str:
             parts.append(f'<rect {place} fill="{BLUE}" fill-opacity="{dark:.2f}"/>')
             middle = f'x="{at + wide / 2 - 1:.1f}" y="{top + 19}" text-anchor="middle"'
             parts.append(f'<text {middle} fill="{ink}">{format_metric(metric, value)}</text>')
-    return document(parts, metric.title, _WIDTH, 80 + 30 * len(down.texts))
+    return document(parts, metric.title, _WIDTH, 80 + 30 * len(rows))
 
 
 def _lines(answers: WhatIfAnswers, axis: Axis, metric: Metric) -> str:
@@ -195,10 +202,12 @@ def _lines(answers: WhatIfAnswers, axis: Axis, metric: Metric) -> str:
 
     lines = [Line("as it is" if answers.others else "", axis.xs, values(answers.by_axis[axis.path]), BLUE)]
     if axis.path in answers.others:
-        lines.append(Line("alternative", axis.xs, values(answers.others[axis.path]), ORANGE))
+        name = " ".join(answers.question.against)
+        name = name if len(name) <= _LONGEST_NAME else "alternative"
+        lines.append(Line(name, axis.xs, values(answers.others[axis.path]), ORANGE))
     x_title = path_label(axis.path) + (f", {axis.unit}" if axis.unit else "")
     log = ["x"] if min(axis.xs) > 0 else []
-    return lines_svg([Panel("", lines)], f"{metric.title} along {path_label(axis.path)}", x_title, metric.title, log)
+    return lines_svg([Panel("", lines)], f"{metric.name} along {path_label(axis.path)}", x_title, metric.title, log)
 
 
 def sweep_view(result: SweepResult) -> Document:

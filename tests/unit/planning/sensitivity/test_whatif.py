@@ -98,10 +98,11 @@ def test_the_search_for_crossovers_counts_what_it_looks_for():
 
 
 def test_a_grid_has_all_combinations():
-    vary = ["engine.max_num_seqs=8,16", "traffic.arrivals.rate=2,4,8"]
+    vary = ["engine.max_num_seqs=8,16", "traffic.arrivals.rate=2,3.1748,8"]
     found = ask_whatif(NAME, vary, FEW, ("mean_tpot_ms",), grid=True, workers=1)
     assert len(found.answers.grid) == 6
-    assert "grid-mean_tpot_ms" in pictures_of(whatif_view(found))
+    drawn = pictures_of(whatif_view(found))["grid-mean_tpot_ms"]
+    assert ">3.17<" in drawn
     with pytest.raises(SpecError, match="a grid has two"):
         ask_whatif(NAME, vary[:1], FEW, ("mean_tpot_ms",), grid=True)
 

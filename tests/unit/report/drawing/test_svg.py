@@ -5,6 +5,8 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
+from perfmodel.report.drawing.chart_axes import scale_over
+from perfmodel.report.drawing.charts import Dot, pareto_svg
 from perfmodel.report.drawing.scatter import Series, ecdf_svg, scatter_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -54,3 +56,23 @@ def test_a_distribution_ends_at_all_rows(ratio: float) -> None:
     heights = [float(point.split(",")[1]) for point in line.attrib["points"].split()]
     assert heights == sorted(heights, reverse=True)
     assert heights[-1] == 24.0  # the top of the axes: all rows lie within 200 %
+
+
+@pytest.mark.parametrize(("low", "high"), [(24, 38), (1700, 2190), (0.9, 1.1), (1, 2), (3, 300), (1e-3, 1e9)])
+def test_a_logarithmic_axis_has_three_ticks_at_least(low: float, high: float) -> None:
+    """Two are the fewest that tell a scale; within a factor of two there is often one of 1, 2, 3, 5 times ten."""
+    scale = scale_over([low, high], 0, 100, is_log=True)
+    assert 3 <= len(scale.ticks) <= 8
+    assert all(scale.low <= tick <= scale.high for tick in scale.ticks)
+
+
+def test_names_of_dots_are_not_struck_out_by_the_front() -> None:
+    """They have a white rim over the line, and markers are above both."""
+    dots = [Dot("one", 1, 3, "#000000", True), Dot("two", 2, 2, "#000000", True), Dot("three", 3, 1, "#000000", True)]
+    root = ET.fromstring(pareto_svg({"": dots}, "title", "x", "y"))
+    marks = [element for element in root.iter() if element.tag in (f"{SVG}polyline", f"{SVG}text", f"{SVG}circle")]
+    names = [place for place, element in enumerate(marks) if element.text in ("one", "two", "three")]
+    front = next(place for place, element in enumerate(marks) if element.tag == f"{SVG}polyline")
+    circles = [place for place, element in enumerate(marks) if element.tag == f"{SVG}circle"]
+    assert front < min(names) <= max(names) < min(circles)
+    assert {marks[place].attrib["paint-order"] for place in names} == {"stroke"}

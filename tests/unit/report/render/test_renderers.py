@@ -186,6 +186,12 @@ def test_a_picture_fills_its_card_and_a_number_stays_in_one_line():
     assert re.search(r"\.number \{([^}]*)\}", page)[1].strip() == "white-space: nowrap;"
 
 
+def test_what_stands_in_backticks_is_code_and_what_is_scrolled_shows_it():
+    page = render_page(Document("x", [Notes(["give `price: {usd: <1>}`"])]))
+    assert "give <code>price: {usd: &lt;1&gt;}</code>" in page
+    assert page.count(" scroll;") + page.count(" scroll,") == 2  # a shade at either end that has more
+
+
 def test_a_page_without_plots_does_not_carry_the_library():
     assert len(render_page(Document("x", [TABLE]))) < 20_000
 
