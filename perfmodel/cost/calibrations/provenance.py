@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from perfmodel.cost.calibrations.backends import engine_calibration
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.engine_profile import EngineProfile, load_engine_profile
-from perfmodel.cost.calibrations.files import PASSED_ON, load_calibration
+from perfmodel.cost.calibrations.files import PASSED_ON
 from perfmodel.cost.calibrations.unmeasured import GenerationFit, load_generation
 from perfmodel.files.base import Spec
 from perfmodel.printable import to_jsonable
@@ -106,7 +107,7 @@ def provenance_of(
     asked = {(hardware.name, engine.profile, engine.version): (hardware, engine) for hardware, engine in pools}
     fits: list[Fit] = []
     for hardware, engine in asked.values():
-        fits.append(calibration or load_calibration(_as_in_its_file(hardware), engine.profile))
+        fits.append(calibration or engine_calibration(_as_in_its_file(hardware), engine))
         fits.append(profile or load_engine_profile(engine.profile))
         generation = load_generation(hardware.declared.architecture) if calibration is None else None
         fits += [generation] if generation is not None else []
