@@ -40,9 +40,7 @@ _VECTOR_OPS = 8.0  # FLOPs per core and clock, where a table has no rate: four l
 
 
 class DeviceTable:
-    """Looks devices up by the names that figures have for them.
-
-    """
+    """Looks devices up by the names that figures have for them."""
 
     def __init__(self, folder: Path) -> None:
         file = folder / "devices.csv"

@@ -25,12 +25,13 @@ from perfmodel.calibrate.local.models import local_model
 from perfmodel.calibrate.local.parameters import CPU_START, GPU_START, Layout, Start
 from perfmodel.calibrate.local.rows import LocalRow
 from perfmodel.calibrate.local.steps import local_engine, local_scenario
-from perfmodel.cost.calibrations.backends import BackendFit, BackendFits, generation_of, power_factor
+from perfmodel.cost.calibrations.backends import BackendFit, BackendFits, generation_of, has_small_cores, power_factor
 from perfmodel.cost.forms.blocks.matmul import MatmulRates, matmul_seconds
 from perfmodel.cost.forms.blocks.stream import StreamRates, StreamSizes, stream_seconds
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.errors import PerfmodelError
+from perfmodel.specs.engine.versions import parse_version
 from perfmodel.specs.hardware import HardwareSpec
 
 Progress = Callable[[str], None]
@@ -38,6 +39,7 @@ _SMALL = 0.12  # residuals beyond it count less and less
 _PRIOR_WEIGHT = 0.05  # of a standard deviation from the start, in residuals of one setting
 _MOST_STEPS, _STEPS_AGAIN = 40, 6
 _FOLDS = 10
+_FEWEST_CHIPS = 5  # to leave out one after another; with fewer, intervals are those of the backend with most devices
 _RELATED = 0.5  # of the starts' deviations, for backends that start from the numbers of another one
 _SOURCE = "llama-bench, LocalScore and MLX figures published by others, cited in the header of the report"
 # Beside those that are apart: what a row's flags or tool say of it that a fit cannot use.
@@ -92,22 +94,26 @@ def fit_backends(
         chosen = [each for each in mine if each.scenario.engine.backend == backend]
         problem = _Problem(chosen, None if chosen[0].hardware.kind == "cpu" else first)
         vector = problem.solve()
-        out = problem.left_out(vector, problem.chips)
-        fits[backend] = problem.layout.fit(vector, *problem.residuals(out))
+        decode, prompt = problem.residuals(problem.left_out(vector, problem.chips))
+        if first is not None and len(set(problem.chips)) < _FEWEST_CHIPS:
+            decode, prompt = first.decode_residuals, first.prompt_residuals
+        fits[backend] = problem.layout.fit(vector, decode, prompt)
         if first is None and chosen[0].hardware.kind != "cpu":
             first = fits[backend]
     if not fits:
         raise PerfmodelError(f"the table has no figures of {engine}; give one that has, or another --engine.")
     like = next((name for name in fits if fits[name] is first), next(iter(fits)))
     return BackendFits(
-        engine=engine, source=_SOURCE, date=datetime.datetime.now(datetime.UTC).date(), command=command, like=like,
+        engine=engine,
+        source=_SOURCE,
+        date=datetime.datetime.now(datetime.UTC).date(),
+        command=command,
+        like=like,
         backends=fits,
     )
 
 
-def held_out(
-    rows: Sequence[LocalRow], folder: Path, by: str, progress: Progress = lambda _: None
-) -> HeldOut:
+def held_out(rows: Sequence[LocalRow], folder: Path, by: str, progress: Progress = lambda _: None) -> HeldOut:
     """Predictions of fits from which whole chips (by="device") or whole models (by="model") were left out.
 
     rows, folder: of the table; progress: is told which backend is being fitted
@@ -157,7 +163,7 @@ class _Problem:
         self.measured = np.log([1.0 / each.measured for each in settings])
         generations = [generation_of(each.hardware) for each in settings]
         versions = [each.scenario.engine.described.version.described for each in settings]
-        newest = settings[0].scenario.engine.described.description.choose(None).described
+        newest = max(versions, key=lambda text: parse_version(text or "0")[0])
         is_cpu = settings[0].hardware.kind == "cpu"
         self.layout = Layout(
             _starts(CPU_START if is_cpu else GPU_START, related),
@@ -265,6 +271,8 @@ class _Facts:
         self._float_peak = column([device.peak(rate.float_rate) for device, rate in zip(devices, rates, strict=True)])
         self._vector = column([device.peak("vector") for device in devices])
         self._tdp = column([each.hardware.declared.tdp_w or 65.0 for each in settings])
+        self._is_flash = column([each.scenario.engine.attention == "flash" for each in settings]) > 0
+        self._has_small = column([has_small_cores(each.hardware) for each in settings]) > 0
         self._generation = _places(generations, layout.generations)[of]
         self._version = _places(versions, layout.versions)[of]
 
@@ -273,9 +281,10 @@ class _Facts:
     ) -> NDArray[Any]:
         """Of each kernel; the arguments are those of `Layout.read`."""
         columns, n = self._columns, numbers
-        of_launch, of_memory, of_compute = _rows(generations, self._generation)
+        of_launch, of_memory, of_cycles, of_compute = _rows(generations, self._generation)
         old_launch, old_compute, old_float, old_attention = _rows(versions, self._version)
         slower = power_factor(n["core_w"], n["power"], self._units, self._tdp)
+        computing = slower * np.where(self._has_small, n["small_cores"], 1.0)
         launch = (n["launch_s"] + n["unit_launch_s"] * self._units) * of_launch * old_launch
         bandwidth = n["memory_fraction"] * of_memory / slower * self._bandwidth
         is_float = columns.form == (columns.forms.index("float") if "float" in columns.forms else -2)
@@ -284,8 +293,8 @@ class _Facts:
             n["float_compute_fraction"] * old_float * self._float_peak,
             n["compute_fraction"] * old_compute * self._peak,
         )
-        products = products * of_compute / slower * np.where(columns.is_experts, n["expert_compute"], 1.0)
-        own = cycles[np.maximum(columns.form, 0)] * slower
+        products = products * of_compute / computing * np.where(columns.is_experts, n["expert_compute"], 1.0)
+        own = cycles[np.maximum(columns.form, 0)] * of_cycles * computing
         rates = MatmulRates(
             launch,
             bandwidth * np.where(columns.is_experts, n["expert_memory"], 1.0),
@@ -299,12 +308,14 @@ class _Facts:
             n["half_rows"],
             n["knee"],
         )
-        attention = n["attention_fraction"] * old_attention * of_compute / slower * self._float_peak
+        rate = np.where(self._is_flash, n["attention_fraction"], n["score_fraction"])
+        share = np.where(self._is_flash, n["kv_fraction"], n["score_kv_fraction"])
+        attention = rate * old_attention * of_compute / computing * self._float_peak
         streamed = StreamRates(
             launch,
             np.where(columns.is_attention, attention, self._vector),
             bandwidth,
-            n["kv_fraction"] * of_memory / slower * self._bandwidth,
+            share * of_memory / slower * self._bandwidth,
         )
         sizes = columns.sizes
         passed = stream_seconds(StreamSizes(sizes.flops, sizes.num_bytes, columns.kv_bytes, sizes.kernels), streamed)

@@ -56,21 +56,35 @@ def local_model(name: str, params: float, active_params: float, file_type: str, 
     try:
         spec, is_known = load_model(name), True
     except SpecError:
-        spec, is_known = _of_parameters(name, params or _named_size(name), active_params), False
+        found = params or _named_size(name) or _stored_params(file_type, file_size_bytes)
+        spec, is_known = _of_parameters(name, found, active_params), False
     plain = with_dtype(replace(spec, quantization=QuantizationSpec()), "float16")
     stored = _as_stored(plain, spec, file_type, file_size_bytes)
     return LocalModel(stored, is_known)
 
 
 def _named_size(name: str) -> float:
+    """Parameters as a name has them, "Mistral Small 24B"; 0 where it has none."""
     found = _SIZE.search(name)
-    if found is None:
-        raise SpecError(f"{name}: no card, no parameters, and no size in its name.")
-    return 1e9 * float(found[1])
+    return 1e9 * float(found[1]) if found is not None else 0.0
+
+
+def _stored_params(file_type: str, file_size_bytes: float) -> float:
+    """As many as a file of this size holds in this type; 0 where one of them is not known."""
+    key = _key(file_type)
+    named = [name for name in BITS_PER_WEIGHT if key.startswith(name)]
+    return 8 * file_size_bytes / BITS_PER_WEIGHT[max(named, key=len)] if named else 0.0
+
+
+def _key(file_type: str) -> str:
+    """A type as llama.cpp calls it: publishers' prefixes, and mixes larger than M, left out."""
+    return file_type.lower().replace("ud-", "").replace("_xl", "_m")
 
 
 def _of_parameters(name: str, params: float, active_params: float) -> ModelSpec:
     """A decoder of the usual proportions with so many parameters."""
+    if not params:
+        raise SpecError(f"{name}: no card, no parameters, no size in its name and none of its file.")
     if params < _FEWEST_PARAMS:
         raise SpecError(f"{name}: {params:,.0f} parameters are no language model.")
     active = active_params if 0 < active_params < 0.9 * params else params
@@ -111,7 +125,7 @@ def _experts(hidden: int, unused: float, used: float) -> MoEFFN:
 
 
 def _as_stored(plain: ModelSpec, card: ModelSpec, file_type: str, file_size_bytes: float) -> ModelSpec:
-    key = file_type.lower().replace("ud-", "").replace("_xl", "_m")
+    key = _key(file_type)
     own = _OWN_BITS.fullmatch(key)
     experts_stay = key in _FLOATS and card.quantization.weights == "mxfp4"
     if key == "mxfp4" or experts_stay:
@@ -120,7 +134,9 @@ def _as_stored(plain: ModelSpec, card: ModelSpec, file_type: str, file_size_byte
     elif key in _FLOATS:
         return plain
     elif own is not None:
-        stored = _of_bits(plain, "int4" if int(own[1]) < 6 else "int8", dict.fromkeys(_STORED, int(own[1]) + _OWN_SCALE_BITS))
+        stored = _of_bits(
+            plain, "int4" if int(own[1]) < 6 else "int8", dict.fromkeys(_STORED, int(own[1]) + _OWN_SCALE_BITS)
+        )
     elif key in GGUF_MIXES:
         stored = with_quantization(plain, key)
     else:

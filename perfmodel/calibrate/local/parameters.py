@@ -43,8 +43,11 @@ GPU_START: dict[str, Start] = {
     "expert_compute": Start(0.7, 0.5),
     "attention_fraction": Start(0.1, 1.0),
     "kv_fraction": Start(0.4, 0.5),
+    "score_fraction": Start(0.05, 1.0),
+    "score_kv_fraction": Start(0.3, 0.5),
     "core_w": Start(1.0, _FIXED),
     "power": Start(1e-6, _FIXED),
+    "small_cores": Start(1.0, _FIXED),
 }
 CPU_START: dict[str, Start] = {
     **GPU_START,
@@ -55,10 +58,12 @@ CPU_START: dict[str, Start] = {
     "float_compute_fraction": Start(0.5, 0.7),
     "tile": Start(10.0, _FIXED),
     "kv_fraction": Start(0.5, 0.4),
+    "score_kv_fraction": Start(0.5, 0.4),
     "core_w": Start(3.5, 0.4),
     "power": Start(0.7, 0.4),
+    "small_cores": Start(1.5, 0.3),
 }
-GENERATION_SD = {"launch": 0.3, "memory": 0.05, "compute": 0.4}
+GENERATION_SD = {"launch": 0.3, "memory": 0.05, "cycles": 0.3, "compute": 0.4}
 VERSION_SD = {"launch": 0.6, "compute": 0.6, "float_compute": 0.6, "attention": 0.8}
 
 

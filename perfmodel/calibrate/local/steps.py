@@ -1,11 +1,11 @@
 """A recorded figure as steps of an engine: which engine at which version, and which steps its tokens took.
 
-    tg N            N steps of one token for each sequence, at the mean depth of depth + N / 2
-    pp N            a prompt of N tokens in steps of the engine's token budget
-    LocalScore      the mean of the rates over its nine shapes, of each the prompt and the generation (README of
-                    cjpais/localscore; a generation begins behind its prompt)
-    llama-server    generation behind a prompt of num_prompt tokens
-    several devices layers are split over them; pieces of a batch follow one another through the devices
+tg N            N steps of one token for each sequence, at the mean depth of depth + N / 2
+pp N            a prompt of N tokens in steps of the engine's token budget
+LocalScore      the mean of the rates over its nine shapes, of each the prompt and the generation (README of
+                cjpais/localscore; a generation begins behind its prompt)
+llama-server    generation behind a prompt of num_prompt tokens
+several devices layers are split over them; pieces of a batch follow one another through the devices
 """
 
 __all__ = ["LOCALSCORE_SHAPES", "Test", "local_engine", "local_scenario", "row_tests"]

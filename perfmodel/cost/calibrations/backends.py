@@ -9,6 +9,8 @@ declared figures.
     launch_s            of a kernel; on a CPU launch_s + unit_launch_s * cores: threads meet after each
     power               a core is held back where its share of the TDP is below `core_w` watts: clocks, and with them
                         what cores read, are divided by (1 + (core_w cores / TDP)**2) ** (power / 2); 0: no effect
+    small_cores         threads have equal shares and wait for the slowest: where some cores are small ones, clocks are
+                        divided by it
     cycles              clocks of one compute unit for one weight of a format (`perfmodel.cost.forms.blocks.matmul`)
 """
 
@@ -19,12 +21,14 @@ __all__ = [
     "backend_calibration",
     "engine_calibration",
     "generation_of",
+    "has_small_cores",
     "load_backends",
     "power_factor",
     "save_backends",
 ]
 
 import datetime
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +39,7 @@ from pydantic import Field
 from perfmodel.cost.calibrations.calibration import Calibration, datasheet
 from perfmodel.cost.calibrations.files import load_calibration
 from perfmodel.cost.forms.blocks.matmul import BlockMatmulFit
+from perfmodel.cost.forms.blocks.on_host import OnHostFit
 from perfmodel.cost.forms.blocks.stream import BlockStreamFit
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.roofline import FamilyFit
@@ -45,9 +50,12 @@ from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.number_formats import GROUPED_FORMATS
 from perfmodel.models.weights.gguf import GGML_BLOCKS
+from perfmodel.ops.graphs.host_layers import host_family
 from perfmodel.specs.engine.backends import backend_of
 from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.versions import parse_version
 from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.scenario_file import load_hardware
 
 _WEIGHT_FORMATS = (*(name for name, elements, _ in GGML_BLOCKS.values() if elements > 1), *GROUPED_FORMATS)
 _DEFAULT_TDP_W = 65.0  # of a CPU whose file has none: Intel's and AMD's class for desktops
@@ -57,12 +65,13 @@ _SPREAD_UNSEEN = 1.3  # of intervals, where a generation or a backend was not me
 class Factors(Spec):
     """What a generation or a version has times the backend's numbers.
 
-    launch: seconds; memory: the share of the bandwidth; compute, float_compute, attention: rates of products with
-    weights in blocks, with weights in 16 bits, and of attention
+    launch: seconds; memory: the share of the bandwidth; cycles: of a weight; compute, float_compute, attention: rates
+    of products with weights in blocks, with weights in 16 bits, and of attention
     """
 
     launch: PositiveFloat = 1.0
     memory: PositiveFloat = 1.0
+    cycles: PositiveFloat = 1.0
     compute: PositiveFloat = 1.0
     float_compute: PositiveFloat = 1.0
     attention: PositiveFloat = 1.0
@@ -72,9 +81,12 @@ class BackendFit(Spec):
     """Numbers of one backend; see `perfmodel.cost.forms.blocks` for those of its kernels.
 
     cycles: by format of the weights ("float": 16 bits); `other_cycles` for those that were not measured
+    attention_fraction, kv_fraction: of the rate of products and of the bandwidth for cached tokens, in flash attention;
+        score_fraction, score_kv_fraction: the same where scores lie in memory
     expert_memory, expert_compute: times what is reached with dense layers
     by_generation: factors by the device's `architecture`, or its instructions on a CPU (`generation_of`)
-    by_version: factors of described versions other than the newest
+    by_version: factors of versions up to the one named and beyond the one before; newer ones have the numbers
+                themselves, which are of the newest that was measured
     decode_residuals, prompt_residuals: log(measured / predicted seconds) of devices that were left out of the fit
     """
 
@@ -94,8 +106,11 @@ class BackendFit(Spec):
     expert_compute: PositiveFloat
     attention_fraction: PositiveFloat
     kv_fraction: float = Field(gt=0, le=2)
+    score_fraction: PositiveFloat
+    score_kv_fraction: float = Field(gt=0, le=2)
     core_w: PositiveFloat = 1.0
     power: NonNegativeFloat = 0.0
+    small_cores: PositiveFloat = 1.0
     by_generation: dict[str, Factors] = Field(default_factory=dict)
     by_version: dict[str, Factors] = Field(default_factory=dict)
     decode_residuals: Residuals = Residuals()
@@ -145,14 +160,18 @@ def generation_of(hardware: HardwareSpec) -> str:
 _WIDEST_FIRST = ("amx", "sme", "apple_amx", "avx512", "avx2", "avx", "sse4", "i8mm", "dotprod", "neon", "rvv")
 
 
+def has_small_cores(hardware: HardwareSpec) -> bool:
+    """Whether a CPU has cores of two kinds."""
+    large = hardware.declared.performance_cores
+    return hardware.kind == "cpu" and large is not None and large < hardware.declared.compute_units
+
+
 def power_factor(core_w: Any, power: Any, cores: Any, tdp_w: Any) -> Any:
     """By how much a CPU's clocks are held back by its TDP; numbers or columns, see the module."""
     return (1.0 + (core_w * cores / tdp_w) ** 2) ** (power / 2)
 
 
-def backend_calibration(
-    hardware: HardwareSpec, engine: EngineSpec, fits: BackendFits | None = None
-) -> Calibration:
+def backend_calibration(hardware: HardwareSpec, engine: EngineSpec, fits: BackendFits | None = None) -> Calibration:
     """The calibration of `hardware` under an engine with backends; the datasheet's where nothing was fitted.
 
     fits: in place of those in the engine's file
@@ -169,7 +188,10 @@ def backend_calibration(
     generation = generation_of(hardware)
     is_seen = name in fits.backends and (generation in fit.by_generation or not fit.by_generation)
     rates = facts.backends[name]  # type: ignore[index]  # `backend_of` found it there
-    families = _families(_Device(fit, hardware, described.version.described), rates.rate, rates.float_rate, engine)
+    device = _Device(fit, hardware, described.version.described, is_flash=engine.attention == "flash")
+    families = _families(device, rates.rate, rates.float_rate, engine)
+    if engine.cpu is not None:
+        families |= _on_host(families, hardware, engine, fits)
     return Calibration(
         device=hardware.name,
         engine=described.description.name,
@@ -184,6 +206,24 @@ def backend_calibration(
     )
 
 
+def _on_host(
+    families: Mapping[str, Any], hardware: HardwareSpec, engine: EngineSpec, fits: BackendFits
+) -> dict[str, Any]:
+    """What times the layers that stay with the CPU, beside the `families` of the device."""
+    cpu = load_hardware(engine.cpu or "")
+    alone = engine.model_copy(update={"backend": None, "n_gpu_layers": None, "cpu": None})
+    there = backend_calibration(cpu, alone, fits).families
+    link = hardware.link("pcie") or hardware.scale_up_link
+    bandwidth = link.bandwidth_bytes_per_s if link is not None else hardware.memory_bandwidth  # one memory for both
+    limit = engine.described.facts.offloads_from_tokens
+    return {
+        host_family(key): OnHostFit(
+            host=cpu, on_cpu=there[key], on_device=fit, link_bytes_per_s=bandwidth, from_tokens=limit
+        )
+        for key, fit in families.items()
+    }
+
+
 def engine_calibration(hardware: HardwareSpec, engine: EngineSpec) -> Calibration:
     """What times the kernels of an engine on a device: tables of the device or of its relations, or what was fitted to
     the engine's backend.
@@ -195,23 +235,35 @@ def engine_calibration(hardware: HardwareSpec, engine: EngineSpec) -> Calibratio
     return load_calibration(hardware, engine.profile)
 
 
+def _of_version(by_version: Mapping[str, Factors], version: str) -> Factors:
+    """The factors of the first version that is not older."""
+    if not version:
+        return Factors()
+    number = parse_version(version)[0]
+    later = [(parse_version(text)[0], factors) for text, factors in by_version.items()]
+    return min((each for each in later if each[0] >= number), key=lambda each: each[0], default=((), Factors()))[1]
+
+
 class _Device:
     """A backend's numbers as they are on one device under one version."""
 
-    def __init__(self, fit: BackendFit, hardware: HardwareSpec, version: str) -> None:
+    def __init__(self, fit: BackendFit, hardware: HardwareSpec, version: str, *, is_flash: bool) -> None:
         own = fit.by_generation.get(generation_of(hardware), Factors())
-        old = fit.by_version.get(version, Factors())
+        old = _of_version(fit.by_version, version)
         cores = hardware.declared.compute_units
         tdp_w = hardware.declared.tdp_w or _DEFAULT_TDP_W
         slower = power_factor(fit.core_w, fit.power, cores, tdp_w) if hardware.kind == "cpu" else 1.0
+        computing = slower * (fit.small_cores if has_small_cores(hardware) else 1.0)
         self.fit = fit
         self.launch_s = (fit.launch_s + fit.unit_launch_s * cores) * own.launch * old.launch
         self.memory = min(2.0, fit.memory_fraction * own.memory * old.memory / slower)
-        self.kv = min(2.0, fit.kv_fraction * own.memory * old.memory / slower)
-        self.slower = slower
-        self.compute = fit.compute_fraction * own.compute * old.compute / slower
-        self.float_compute = fit.float_compute_fraction * own.compute * old.float_compute / slower
-        self.attention = fit.attention_fraction * own.compute * old.attention / slower
+        kv = fit.kv_fraction if is_flash else fit.score_kv_fraction
+        self.kv = min(2.0, kv * own.memory * old.memory / slower)
+        self.slower = computing * own.cycles
+        self.compute = fit.compute_fraction * own.compute * old.compute / computing
+        self.float_compute = fit.float_compute_fraction * own.compute * old.float_compute / computing
+        attention = fit.attention_fraction if is_flash else fit.score_fraction
+        self.attention = attention * own.compute * old.attention / computing
 
     def matmul(self, rate: str, form: str, micro_batch: int, *, is_experts: bool) -> BlockMatmulFit:
         """Products with weights of a format, "float" for 16 bits."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from perfmodel.cost.calibrations.backends import engine_calibration
+from perfmodel.cost.calibrations.backends import BackendFits, engine_calibration
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.engine_profile import EngineProfile, load_engine_profile
 from perfmodel.cost.calibrations.files import PASSED_ON
@@ -26,7 +26,7 @@ from perfmodel.specs.scenario import Scenario
 from perfmodel.version import __version__
 
 _DIGITS = 16  # of a hash: enough to distinguish files
-Fit = Calibration | EngineProfile | GenerationFit
+Fit = Calibration | EngineProfile | GenerationFit | BackendFits
 
 
 @dataclass(frozen=True, order=True)
@@ -49,6 +49,9 @@ class FittedSource:
         if isinstance(fitted, EngineProfile):
             key, source = f"engine@{fitted.engine}", fitted.source or "not fitted: adds nothing"
             return cls(key, source, date, key, _digest(fitted))
+        if isinstance(fitted, BackendFits):
+            key = f"backend@{fitted.engine}"
+            return cls(key, fitted.source, date, key, _digest(fitted))
         if isinstance(fitted, GenerationFit):
             key = f"generation@{fitted.architecture}"
             return cls(key, fitted.source, date, key, _digest(fitted))

@@ -23,6 +23,7 @@ from perfmodel.cost.forms.attention.latent import (
 from perfmodel.cost.forms.attention.mixed import MixedAttentionFit, mixed_time
 from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, prefill_time
 from perfmodel.cost.forms.blocks.matmul import BlockMatmulFit, block_matmul_time
+from perfmodel.cost.forms.blocks.on_host import OnHostFit, on_host_time
 from perfmodel.cost.forms.blocks.stream import BlockStreamFit, block_stream_time
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime
 from perfmodel.cost.forms.experts import GroupedExpertsFit, time_experts
@@ -59,6 +60,7 @@ FORMS: dict[str, Form] = {
     "grouped_experts": Form(GroupedExpertsFit, time_experts),
     "block_matmul": Form(BlockMatmulFit, block_matmul_time),
     "block_stream": Form(BlockStreamFit, block_stream_time),
+    "on_host": Form(OnHostFit, on_host_time),
 }
 
 

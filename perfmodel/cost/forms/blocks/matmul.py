@@ -15,7 +15,16 @@ Engines compute a batch in pieces of up to `micro_batch` tokens, each of which r
 Source: the kernels mul_mat_vec_q, mul_mat_q of ggml-cuda, kernel_mul_mv and kernel_mul_mm of ggml-metal.
 """
 
-__all__ = ["BlockMatmulFit", "BlockSizes", "MatmulRates", "block_matmul_time", "block_sizes", "matmul_seconds", "piece_of", "pieces"]
+__all__ = [
+    "BlockMatmulFit",
+    "BlockSizes",
+    "MatmulRates",
+    "block_matmul_time",
+    "block_sizes",
+    "matmul_seconds",
+    "piece_of",
+    "pieces",
+]
 
 from typing import Any, Literal, NamedTuple
 
@@ -103,8 +112,8 @@ def _knee(a: Values, b: Values, power: Values, xp: Any) -> Values:
 def block_sizes(work: Work) -> BlockSizes:
     """The sizes of a multiplication or of the experts of a layer. Raises SpecError for a work of another family."""
     num_bytes = work.weight_bytes + work.activation_bytes
-    if work.family == "moe":
-        experts = work.extent_as(ExpertsExtent)
+    if isinstance(work.extent, ExpertsExtent):
+        experts = work.extent
         columns = experts.gates * experts.inner
         weights = experts.distinct * (columns + experts.inner) * experts.width
         rows = max(1.0, experts.assignments / experts.distinct)
@@ -144,9 +153,7 @@ def piece_of(sizes: BlockSizes, weight_bytes: float, share: float) -> BlockSizes
         return sizes
     num_bytes = weight_bytes + share * (sizes.num_bytes - weight_bytes)
     rows = max(1.0, share * sizes.rows)
-    return sizes._replace(
-        flops=share * sizes.flops, num_bytes=num_bytes, rows=rows, outputs=share * sizes.outputs
-    )
+    return sizes._replace(flops=share * sizes.flops, num_bytes=num_bytes, rows=rows, outputs=share * sizes.outputs)
 
 
 def block_matmul_time(work: Work, fit: BlockMatmulFit, device: DeviceFacts) -> OperatorTime:
