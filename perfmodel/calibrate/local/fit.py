@@ -1,7 +1,7 @@
 """The fit of an engine's backends to recorded figures, and what it says of devices and models that it has not seen.
 
-Residuals are logarithms of seconds per token, each setting (a group's median) weighing one over the root of how many
-the device has, and large ones next to nothing: hosts that throttle, laptops, memory that is half fitted are no part of
+Residuals are logarithms of seconds per token of each setting (a group's median); a device counts by the logarithm of
+how many settings it has, and large residuals next to nothing: hosts that throttle, laptops, memory that is half fitted are no part of
 what is to be learned. Intervals come from whole chips left out, siblings together.
 """
 
@@ -174,7 +174,8 @@ class _Problem:
         )
         self._facts = _Facts(self.columns, settings, generations, versions, self.layout)
         count = Counter((each.row.device, each.row.test) for each in settings)
-        self._weights = np.array([count[each.row.device, each.row.test] ** -0.5 for each in settings])
+        totals = np.array([count[each.row.device, each.row.test] for each in settings])
+        self._weights = np.sqrt(np.log2(1.0 + totals) / totals)
 
     def predicted(self, vector: NDArray[Any]) -> NDArray[Any]:
         """log(seconds per token) of each setting."""
@@ -215,7 +216,10 @@ class _Problem:
         found = []
         for test in ("tg", "pp"):
             chosen = np.array([each.row.test == test for each in self.settings])
-            found.append(_quantiles((self.measured - predicted)[chosen], self._weights[chosen] ** 2))
+            names = [each.row.device for each, is_in in zip(self.settings, chosen, strict=True) if is_in]
+            count = Counter(names)
+            shares = np.array([1.0 / count[name] for name in names])
+            found.append(_quantiles((self.measured - predicted)[chosen], shares))
         return found[0], found[1]
 
 
