@@ -34,7 +34,7 @@ class KernelColumns(NamedTuple):
     """A row for each kernel, of each piece, of each step, of each test of each setting.
 
     test, setting: numbers that a kernel is of; test_setting: the setting of each test
-    count:    how often it runs, for each token of its test
+    runs:     how often it runs, for each token of its test
     form:     number of the weights' format among `forms`, -1 for kernels that multiply none
     is_experts, is_attention: kinds of kernels
     sizes:    of multiplications and, in part, of the others; kv_bytes beside them
@@ -43,7 +43,7 @@ class KernelColumns(NamedTuple):
     test: NDArray[Any]
     setting: NDArray[Any]
     test_setting: NDArray[Any]
-    count: NDArray[Any]
+    runs: NDArray[Any]
     form: NDArray[Any]
     is_experts: NDArray[Any]
     is_attention: NDArray[Any]
@@ -70,7 +70,6 @@ def columns_of(settings: Sequence[Setting]) -> KernelColumns:
                     rows.append((*place, count * share / test.tokens, *sizes))
             test_setting.append(number)
     table = np.array(rows).T
-    sizes = BlockSizes(*table[6:12])
     return KernelColumns(
         table[0].astype(int),
         table[1].astype(int),
@@ -79,7 +78,7 @@ def columns_of(settings: Sequence[Setting]) -> KernelColumns:
         table[3].astype(int),
         table[4] > 0,
         table[5] > 0,
-        sizes,
+        BlockSizes(*table[6:12]),
         table[12],
         tuple(forms),
     )
@@ -116,7 +115,7 @@ def _pieces(work: Work, shape: BatchShape, micro_batch: int) -> Iterable[tuple[i
 
 def predicted_log_seconds(columns: KernelColumns, seconds: NDArray[Any], num_settings: int) -> NDArray[Any]:
     """log(seconds per token) of each setting from the seconds of each kernel: of the mean rate over its tests."""
-    by_test = np.bincount(columns.test, columns.count * seconds, len(columns.test_setting))
+    by_test = np.bincount(columns.test, columns.runs * seconds, len(columns.test_setting))
     tests = np.bincount(columns.test_setting, minlength=num_settings)
     rate = np.bincount(columns.test_setting, 1.0 / by_test, num_settings) / tests
     result: NDArray[Any] = -np.log(rate)

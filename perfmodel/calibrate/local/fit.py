@@ -1,8 +1,8 @@
 """The fit of an engine's backends to recorded figures, and what it says of devices and models that it has not seen.
 
 Residuals are logarithms of seconds per token of each setting (a group's median); a device counts by the logarithm of
-how many settings it has, and large residuals next to nothing: hosts that throttle, laptops, memory that is half fitted are no part of
-what is to be learned. Intervals come from whole chips left out, siblings together.
+how many settings it has, and large residuals next to nothing: hosts that throttle, laptops, memory that is half fitted
+are no part of what is to be learned. Intervals come from whole chips left out, siblings together.
 """
 
 __all__ = ["HeldOut", "fit_backends", "held_out", "settings_of"]
@@ -25,12 +25,20 @@ from perfmodel.calibrate.local.models import local_model
 from perfmodel.calibrate.local.parameters import CPU_START, GPU_START, Layout, Start
 from perfmodel.calibrate.local.rows import LocalRow
 from perfmodel.calibrate.local.steps import local_engine, local_scenario
-from perfmodel.cost.calibrations.backends import BackendFit, BackendFits, generation_of, has_small_cores, power_factor
+from perfmodel.cost.calibrations.backends import (
+    BackendFit,
+    BackendFits,
+    generation_of,
+    has_small_cores,
+    power_factor,
+    product_rates,
+)
 from perfmodel.cost.forms.blocks.matmul import MatmulRates, matmul_seconds
 from perfmodel.cost.forms.blocks.stream import StreamRates, StreamSizes, stream_seconds
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.errors import PerfmodelError
+from perfmodel.specs.engine.backends import BackendFacts
 from perfmodel.specs.engine.versions import parse_version
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -42,8 +50,8 @@ _FOLDS = 10
 _FEWEST_CHIPS = 5  # to leave out one after another; with fewer, intervals are those of the backend with most devices
 _RELATED = 0.5  # of the starts' deviations, for backends that start from the numbers of another one
 _SOURCE = "llama-bench, LocalScore and MLX figures published by others, cited in the header of the report"
-# Beside those that are apart: what a row's flags or tool say of it that a fit cannot use.
-_NOT_FITTED = ("memory", "cluster", "own script")
+# Beside those that are apart: what a row's flags say of it that a fit cannot use.
+_NOT_FITTED = ("memory", "cluster")
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,7 @@ def settings_of(rows: Sequence[LocalRow], folder: Path) -> list[Setting]:
     """
     table, groups = DeviceTable(folder), defaultdict[LocalRow, list[float]](list)
     for row in rows:
-        if not row.is_apart and not any(word in f"{row.flags} {row.tool}" for word in _NOT_FITTED):
+        if not row.is_apart and not any(word in row.flags for word in _NOT_FITTED):
             key = replace(row, row_id="", tokens_per_s=1.0, flags="", group="", build="", backend_detail="", date=None)
             key = replace(key, build=local_engine(row).version or "", backend_detail=row.backend_detail[:2])
             groups[key].append(row.tokens_per_s)
@@ -139,11 +147,11 @@ def held_out(rows: Sequence[LocalRow], folder: Path, by: str, progress: Progress
 
 
 def _most_devices_first(settings: Sequence[Setting]) -> list[str]:
-    devices = defaultdict[str, set[str]](set)
+    """The backends, that of CPUs last."""
+    devices = defaultdict[tuple[bool, str], set[str]](set)
     for each in settings:
-        devices[each.scenario.engine.backend or ""].add(each.row.device)
-    kinds = {each.scenario.engine.backend or "": each.hardware.kind for each in settings}
-    return sorted(devices, key=lambda name: (kinds[name] == "cpu", -len(devices[name])))
+        devices[each.hardware.kind == "cpu", each.scenario.engine.backend or ""].add(each.row.device)
+    return [name for _, name in sorted(devices, key=lambda key: (key[0], -len(devices[key])))]
 
 
 def _chip(hardware: HardwareSpec) -> tuple[object, ...]:
@@ -259,7 +267,7 @@ class _Facts:
         versions: Sequence[str],
         layout: Layout,
     ) -> None:
-        rates = [each.scenario.engine.described.facts.backends[each.scenario.engine.backend] for each in settings]  # type: ignore[index]
+        rates = [product_rates(_backend(each), each.hardware) for each in settings]
         devices = [DeviceFacts.of(each.hardware) for each in settings]
         self._columns = columns
         of = columns.setting
@@ -271,8 +279,8 @@ class _Facts:
         self._units = column([device.compute_units for device in devices])
         self._clocks = column([device.compute_units * device.clock_hz for device in devices])
         self._bandwidth = column([device.bandwidth for device in devices])
-        self._peak = column([device.peak(rate.rate) for device, rate in zip(devices, rates, strict=True)])
-        self._float_peak = column([device.peak(rate.float_rate) for device, rate in zip(devices, rates, strict=True)])
+        self._peak = column([device.peak(rate) for device, (rate, _) in zip(devices, rates, strict=True)])
+        self._float_peak = column([device.peak(rate) for device, (_, rate) in zip(devices, rates, strict=True)])
         self._vector = column([device.peak("vector") for device in devices])
         self._tdp = column([each.hardware.declared.tdp_w or 65.0 for each in settings])
         self._is_flash = column([each.scenario.engine.attention == "flash" for each in settings]) > 0
@@ -323,8 +331,13 @@ class _Facts:
         )
         sizes = columns.sizes
         passed = stream_seconds(StreamSizes(sizes.flops, sizes.num_bytes, columns.kv_bytes, sizes.kernels), streamed)
-        found: NDArray[Any] = np.where(columns.form < 0, passed, matmul_seconds(sizes, rates, np).duration)
-        return found
+        seconds: NDArray[Any] = np.where(columns.form < 0, passed, matmul_seconds(sizes, rates, np).duration)
+        return seconds
+
+
+def _backend(setting: Setting) -> BackendFacts:
+    engine = setting.scenario.engine
+    return engine.described.facts.backends[engine.backend]  # type: ignore[index]  # rows name one
 
 
 def _places(values: Sequence[str], names: Sequence[str]) -> NDArray[Any]:
@@ -332,8 +345,7 @@ def _places(values: Sequence[str], names: Sequence[str]) -> NDArray[Any]:
     return np.array([names.index(value) if value in names else len(names) for value in values])
 
 
-def _rows(factors: NDArray[Any], places: NDArray[Any]) -> NDArray[Any]:
+def _rows(factors: NDArray[Any], places: NDArray[Any]) -> Any:
     """The factors at `places`, one row for each kind; 1 for those that have none."""
     padded = np.vstack([factors, np.ones(factors.shape[1])])
-    found: NDArray[Any] = padded[places].T
-    return found
+    return padded[places].T

@@ -24,6 +24,7 @@ __all__ = [
     "has_small_cores",
     "load_backends",
     "power_factor",
+    "product_rates",
     "save_backends",
 ]
 
@@ -41,6 +42,7 @@ from perfmodel.cost.calibrations.files import load_calibration
 from perfmodel.cost.forms.blocks.matmul import BlockMatmulFit
 from perfmodel.cost.forms.blocks.on_host import OnHostFit
 from perfmodel.cost.forms.blocks.stream import BlockStreamFit
+from perfmodel.cost.forms.device import peak_flops_per_s
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.roofline import FamilyFit
 from perfmodel.files.base import Spec
@@ -51,7 +53,7 @@ from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.number_formats import GROUPED_FORMATS
 from perfmodel.models.weights.gguf import GGML_BLOCKS
 from perfmodel.ops.graphs.host_layers import host_family
-from perfmodel.specs.engine.backends import backend_of
+from perfmodel.specs.engine.backends import BackendFacts, backend_of
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.versions import parse_version
 from perfmodel.specs.hardware import HardwareSpec
@@ -149,15 +151,25 @@ def save_backends(fits: BackendFits, path: Path, header: str) -> Path:
 
 
 def generation_of(hardware: HardwareSpec) -> str:
-    """What generations are told apart by: a GPU's architecture; of a CPU the widest of its instructions, since one
-    binary serves all that have them. "" where the file does not say."""
+    """What generations are told apart by: a GPU's architecture, those of its cards that lack its matrix units (GeForce
+    GTX 16) apart; of a CPU the widest of its instructions, since one binary serves all that have them. "" where the
+    file does not say."""
     declared = hardware.declared
     if hardware.kind != "cpu":
-        return declared.architecture or ""
+        has_half = "dp4a" in declared.instructions and "matrix" not in declared.instructions
+        return f"{declared.architecture or ''}{_WITHOUT_MATRIX if has_half else ''}"
     return next((each for each in _WIDEST_FIRST if each in declared.instructions), "")
 
 
+_WITHOUT_MATRIX = "-vector"
 _WIDEST_FIRST = ("amx", "sme", "apple_amx", "avx512", "avx2", "avx", "sse4", "i8mm", "dotprod", "neon", "rvv")
+
+
+def product_rates(facts: BackendFacts, hardware: HardwareSpec) -> tuple[str, str]:
+    """The peaks that weights in blocks, and in 16 bits, are multiplied at: where 16 bits are slower than 32 (GeForce
+    GTX 10), libraries multiply in 32."""
+    float_rate = max((facts.float_rate, "fp32"), key=lambda rate: peak_flops_per_s(hardware, rate))
+    return facts.rate, float_rate
 
 
 def has_small_cores(hardware: HardwareSpec) -> bool:
@@ -187,9 +199,9 @@ def backend_calibration(hardware: HardwareSpec, engine: EngineSpec, fits: Backen
     fit = fits.backends.get(name) or fits.backends[fits.like]
     generation = generation_of(hardware)
     is_seen = name in fits.backends and (generation in fit.by_generation or not fit.by_generation)
-    rates = facts.backends[name]  # type: ignore[index]  # `backend_of` found it there
+    rates = product_rates(facts.backends[name], hardware)
     device = _Device(fit, hardware, described.version.described, is_flash=engine.attention == "flash")
-    families = _families(device, rates.rate, rates.float_rate, engine)
+    families = _families(device, *rates, engine)
     if engine.cpu is not None:
         families |= _on_host(families, hardware, engine, fits)
     return Calibration(

@@ -3,9 +3,10 @@
     blocks = floor( (utilization x visible memory - weights - activations - reserve - graphs - states) / block bytes )
 
 at the pipeline stage, or the device of a layer split, that has the fewest. Of a model whose first layers are with the
-CPU (`n_gpu_layers`), the plan is of the device; the host holds the rest, and their KV cache with them. CUDA graphs count inside the share where the engine's version counts them
-(vLLM from 0.21 on); before, they were captured in what the share leaves. Not modelled: fragmentation, memory that other
-processes hold, encoders of multimodal models beyond their weights (vLLM's profiling run takes some 5 GB for them).
+CPU (`n_gpu_layers`), the plan is of the device; the host holds the rest, and their KV cache with them. CUDA graphs
+count inside the share where the engine's version counts them (vLLM from 0.21 on); before, they were captured in what
+the share leaves. Not modelled: fragmentation, memory that other processes hold, encoders of multimodal models beyond
+their weights (vLLM's profiling run takes some 5 GB for them).
 """
 
 __all__ = ["MemoryPlan", "plan_memory", "smallest_fitting_tp"]

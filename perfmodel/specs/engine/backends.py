@@ -34,7 +34,7 @@ class BackendFacts(Spec):
         )
 
 
-def backend_of(asked: str | None, backends: Mapping[str, BackendFacts], hardware: HardwareSpec) -> str:
+def backend_of(asked: Backend | None, backends: Mapping[Backend, BackendFacts], hardware: HardwareSpec) -> Backend:
     """The backend that `hardware` is run with: the one `asked` for, or the first default one that takes the device.
 
     Raises SpecError, with those that there are, for one that the engine has not, or has not for the device.
@@ -43,6 +43,8 @@ def backend_of(asked: str | None, backends: Mapping[str, BackendFacts], hardware
     if asked is not None and asked not in fitting:
         allowed = f"allowed there: {', '.join(fitting)}" if fitting else "which the engine has no backend for"
         raise SpecError(f"engine.backend: found {asked} on {hardware.name} (a {hardware.kind}), {allowed}.")
-    if asked is None and not fitting:
+    if not fitting:
         raise SpecError(f"engine.profile: the engine has no backend for {hardware.name} (a {hardware.kind}).")
-    return asked or next((name for name in fitting if backends[name].default), fitting[0])
+    if asked is not None:
+        return asked
+    return next((name for name in fitting if backends[name].default), fitting[0])

@@ -8,7 +8,6 @@ Source: llama.cpp's --op-offload (ggml_backend_cuda_device_offload_op: batches o
 __all__ = ["OnHostFit", "on_host_time"]
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, Literal
 
 from perfmodel.cost.forms.blocks.matmul import BlockMatmulFit, block_matmul_time, pieces
@@ -23,9 +22,10 @@ from perfmodel.specs.hardware import HardwareSpec
 
 
 class OnHostFit(Spec):
-    """host: the CPU; on_cpu, on_device: fits of the operator there; link_bytes_per_s: of the device to the host's memory
+    """What times an operator of such a layer.
 
-    from_tokens: 0: the device never computes it
+    host: the CPU; on_cpu, on_device: fits of the operator there
+    link_bytes_per_s: of the device to the host's memory; from_tokens: 0: the device never computes it
     """
 
     form: Literal["on_host"] = "on_host"
@@ -37,16 +37,11 @@ class OnHostFit(Spec):
     residuals: Residuals = Residuals()
 
 
-@lru_cache(maxsize=64)
-def _facts(host: HardwareSpec) -> DeviceFacts:
-    return DeviceFacts.of(host)
-
-
 def on_host_time(work: Work, fit: OnHostFit, device: DeviceFacts) -> OperatorTime:
     """How long one run of `work` takes."""
     tokens = _rows(work)
     if not (fit.from_tokens and tokens >= fit.from_tokens and isinstance(fit.on_device, BlockMatmulFit)):
-        return _timer(fit.on_cpu)(work, fit.on_cpu, _facts(fit.host))
+        return _timer(fit.on_cpu)(work, fit.on_cpu, DeviceFacts.of(fit.host))
     there = block_matmul_time(work, fit.on_device, device)
     copies = sum(count for count, _ in pieces(tokens, fit.on_device.micro_batch))
     copied = copies * work.weight_bytes / fit.link_bytes_per_s
