@@ -1,4 +1,4 @@
-"""Names that a shell completes: of the files that are there, none of which is opened."""
+"""Names that a shell completes: of the files that are there, none of which is parsed."""
 
 __all__ = ["devices", "models", "scenarios", "studies", "traffic"]
 
@@ -31,7 +31,9 @@ def traffic(incomplete: str) -> list[str]:
 def devices(incomplete: str) -> list[str]:
     """Devices; of several, separated by commas, the last one."""
     others, comma, last = incomplete.rpartition(",")
-    return [f"{others}{comma}{name}" for name in _names("hardware", last)]
+    from perfmodel.files.device_tables import device_names
+
+    return [f"{others}{comma}{name}" for name in device_names() if name.startswith(last)]
 
 
 def _names(kind: "Kind", incomplete: str) -> list[str]:

@@ -15,6 +15,7 @@ class SchemaKind(StrEnum):
 
     scenario = "scenario"
     hardware = "hardware"
+    family = "family"
     model = "model"
     traffic = "traffic"
     study = "study"

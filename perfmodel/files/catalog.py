@@ -4,7 +4,7 @@ An installed wheel carries the data in `perfmodel/_data/`; a checkout has it bes
 is looked up without reading any file; only a name that is no file's own is compared with the aliases.
 """
 
-__all__ = ["Kind", "data_dir", "find_file", "list_names", "normal_name"]
+__all__ = ["Kind", "aliases_of", "data_dir", "find_file", "list_names", "looked_up", "normal_name", "unknown_name"]
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,6 +17,7 @@ from perfmodel.errors import SpecError, did_you_mean
 Kind = Literal[
     "models",
     "hardware",
+    "families",
     "engines",
     "networks",
     "traffic",
@@ -30,6 +31,7 @@ Kind = Literal[
 _FOLDERS: dict[Kind, str] = {
     "models": "workloads/models",
     "hardware": "hardware_specs",
+    "families": "hardware_specs/families",
     "engines": "hardware_specs/engines",
     "networks": "hardware_specs/networks",
     "traffic": "workloads/traffic",
@@ -42,6 +44,7 @@ _FOLDERS: dict[Kind, str] = {
 _SINGULAR: dict[Kind, str] = {
     "models": "model",
     "hardware": "hardware",
+    "families": "family of devices",
     "engines": "engine",
     "networks": "network",
     "traffic": "traffic",
@@ -76,6 +79,17 @@ def find_file(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _Y
 
     Raises SpecError that names the nearest known names.
     """
+    found = looked_up(kind, name_or_path, suffixes)
+    if found is None:
+        raise unknown_name(kind, str(name_or_path), suffixes)
+    return found
+
+
+def looked_up(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _YAML) -> Path | None:
+    """As `find_file`; None where no file is meant.
+
+    Raises SpecError for what can only be a path, and is not there.
+    """
     text = str(name_or_path)
     path = Path(text).expanduser()
     is_path = isinstance(name_or_path, Path) or "/" in text or "\\" in text or path.suffix in suffixes
@@ -88,12 +102,12 @@ def find_file(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _Y
     for file in _files(kind, suffixes):
         if normal_name(file.name.removesuffix(file.suffix)) == wanted:
             return file
-    aliases = _aliases(kind, tuple(suffixes))
+    aliases = aliases_of(kind, tuple(suffixes))
     if wanted in aliases:
         return aliases[wanted]
     if is_path and not ("/" in text and not text.startswith((".", "/", "~")) and path.suffix not in suffixes):
         raise SpecError(f"{text}: no such file.")
-    raise SpecError(_unknown(kind, text, suffixes))
+    return None
 
 
 def _direct(kind: Kind, text: str, suffixes: Sequence[str]) -> Path | None:
@@ -117,7 +131,7 @@ def _files(kind: Kind, suffixes: Sequence[str]) -> Iterator[Path]:
 
 
 @cache
-def _aliases(kind: Kind, suffixes: tuple[str, ...]) -> dict[str, Path]:
+def aliases_of(kind: Kind, suffixes: tuple[str, ...] = _YAML) -> dict[str, Path]:
     """Alias (its `normal_name`) -> file. Read with a regular expression: a hundred files take a few milliseconds."""
     found: dict[str, Path] = {}
     for path in _files(kind, suffixes):
@@ -137,13 +151,19 @@ def normal_name(name: str) -> str:
     return re.sub(r"[\s_]+", "-", name.strip().lower())
 
 
-def _unknown(kind: Kind, text: str, suffixes: Sequence[str]) -> str:
-    names, wanted = list_names(kind, suffixes), normal_name(text)
+def unknown_name(kind: Kind, text: str, suffixes: Sequence[str] = _YAML, more_names: Sequence[str] = ()) -> SpecError:
+    """What is said of a name that nothing is called: the nearest ones that are known.
+
+    kind, suffixes: of the files that it was looked for among
+    text:           the name as it was given
+    more_names:     what is known beside the files' names and aliases
+    """
+    names, wanted = sorted([*list_names(kind, suffixes), *more_names]), normal_name(text)
     longer = [name for name in names if wanted and name.startswith(wanted)][:3]
-    near = (
-        did_you_mean(longer[0], longer) if longer else did_you_mean(wanted, [*names, *_aliases(kind, tuple(suffixes))])
-    )
+    known = longer or [*names, *aliases_of(kind, tuple(suffixes))]
+    near = did_you_mean(longer[0] if longer else wanted, known)
     if not near and names:
         shown = ", ".join(names[:6]) + (f", ... ({len(names)} in all)" if len(names) > 6 else "")
         near = f" Known: {shown}."
-    return f"unknown {_SINGULAR[kind]} {text!r}: no file of this name in {_FOLDERS[kind]}, and no such path.{near}"
+    where = f"no file of this name in {_FOLDERS[kind]}, and no such path"
+    return SpecError(f"unknown {_SINGULAR[kind]} {text!r}: {where}.{near}")

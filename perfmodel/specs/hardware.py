@@ -22,9 +22,40 @@ from perfmodel.specs.networks import Link, NetworkSpec
 
 _ANY_NUMBER = 1 << 20
 
+# What code can rely on, beyond plain fp32. CPUs: as the compiler calls it; `amx` and `sme` are matrix units, as is
+# Apple's own `apple_amx`. GPUs: `dp4a` sums four products of int8 in one instruction, `matrix` stands for tensor cores
+# (NVIDIA), WMMA (RDNA 3 on), MFMA (CDNA), XMX (Intel); `simdgroup_matrix` (Metal) runs on the vector units.
+Instruction = Literal[
+    "sse4",
+    "avx",
+    "avx2",
+    "avx512",
+    "avx_vnni",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx",
+    "neon",
+    "dotprod",
+    "i8mm",
+    "bf16",
+    "sve",
+    "sme",
+    "apple_amx",
+    "rvv",
+    "dp4a",
+    "matrix",
+    "simdgroup_matrix",
+]
+
 
 class MemoryLevel(Spec):
-    """One level of the memory hierarchy; with `per: compute_unit`, capacity and bandwidth are those of one unit."""
+    """One level of the memory hierarchy; with `per: compute_unit`, capacity and bandwidth are those of one unit.
+
+    bus_width_bits:  of the outermost level, all stacks or channels together (a CPU's channel has 64 bits)
+    transfers_per_s: of one wire of the bus: 21e9 of GDDR6X at 21 Gbit/s, 4.8e9 of DDR5-4800
+    unified:         the one memory of an integrated GPU and its CPU
+    device_share:    of the capacity, what the system lets the device have without being asked
+    """
 
     level: str  # hbm (the outermost, whatever its technology) | l3 | l2 | sram | tensor_memory | registers
     capacity_bytes: Bytes = Field(gt=0)
@@ -33,6 +64,10 @@ class MemoryLevel(Spec):
     per: Literal["device", "compute_unit"] = "device"
     technology: str | None = None  # HBM3, GDDR6 ECC, DDR5-4800 ...
     inline_ecc: bool = False  # check bits lie in the same memory: for 16 bytes of data a 17th travels with them
+    bus_width_bits: PositiveInt | None = None
+    transfers_per_s: Hertz | None = Field(default=None, gt=0)
+    unified: bool = False
+    device_share: PositiveFloat = Field(default=1.0, le=1)
 
 
 class Declared(Spec):
@@ -41,7 +76,9 @@ class Declared(Spec):
     source: str
     architecture: str | None = None  # ampere | hopper | ada | blackwell | cdna3 ... : siblings share achieved fractions
     compile_target: str | None = None  # what compilers call the instruction set: sm_90 (CUDA guide, appendix), gfx942
-    compute_units: PositiveInt
+    compute_units: PositiveInt  # a CPU's cores, of all kinds
+    performance_cores: PositiveInt | None = None  # of them the large ones, where there are two kinds
+    instructions: tuple[Instruction, ...] = ()
     clock_hz: Hertz = Field(gt=0)
     peak_flops_per_s: dict[str, Annotated[FlopsPerSecond, Field(gt=0)]] = Field(min_length=1)
     # Non-tensor fp32 rate, where it differs from peak_flops_per_s.fp32
@@ -74,6 +111,7 @@ class HardwareSpec(Spec):
 
     name: FileName
     kind: Literal["gpu", "cpu", "tpu", "npu", "fpga"]
+    maker: str | None = None  # nvidia | amd | intel | apple | google ...: what lists are filtered by
     aliases: tuple[str, ...] = ()
     declared: Declared
     price: Price | None = None
@@ -112,10 +150,20 @@ class HardwareSpec(Spec):
         """What a process can allocate of the outermost level.
 
         Vendors name memory in round gigabytes: an "80 GB" A100 shows 81,920 MiB (85.9e9 bytes), an L40S of "48 GB"
-        loses a sixteenth to ECC. Without a known figure, the declared capacity.
+        loses a sixteenth to ECC. Without a known figure, the device's share of the declared capacity.
         """
         outermost = self.declared.memory[0]
-        return outermost.visible_bytes or outermost.capacity_bytes
+        return outermost.visible_bytes or outermost.capacity_bytes * outermost.device_share
+
+    @property
+    def is_integrated(self) -> bool:
+        """Whether a GPU has its memory in common with the CPU beside it."""
+        return self.declared.memory[0].unified
+
+    @property
+    def has_matrix_units(self) -> bool:
+        """Whether units of their own multiply matrices: tensor cores, WMMA, MFMA, XMX, AMX, SME."""
+        return not {"matrix", "amx", "sme", "apple_amx"}.isdisjoint(self.declared.instructions)
 
     def level_capacity_bytes(self, name: str) -> float | None:
         """Capacity of a memory level over the whole device."""

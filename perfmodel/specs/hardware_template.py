@@ -18,6 +18,8 @@ _ON_LEVELS = """
     #   bandwidth_bytes_per_s  of the outermost level: bus width in bytes x data rate. It decides how fast tokens come
     #   inline_ecc             true: check bits lie in the same memory and take a 17th of its bandwidth (L4, A10)
     #   technology             a word for the reader
+    #   bus_width_bits, transfers_per_s   what the bandwidth comes from: 384 wires x 21e9 / 8 bits (GDDR6X)
+    #   unified                true: an integrated GPU; device_share: of the capacity, what the system lets it have
     # Then what is known of l3, l2, sram (shared memory), tensor_memory, registers. `per: compute_unit`: capacity and
     # bandwidth are those of one unit. A bandwidth that is not known is left out.
 """
@@ -25,7 +27,7 @@ _ON_LINKS = """
   # Bandwidth one way, per device: half of what vendors print in "bidirectional" figures. The fastest is taken between
   # devices that share a model; the other way to the host is called pcie. A topology with the word "switch" lets the
   # fabric add up sums. latency_s: one hop of a collective, with what the library does in between. A device that has
-  # no siblings needs no link but pcie.
+  # no siblings needs no link but pcie. peer_to_peer: false where cards cannot reach each other's memory over it.
 """
 _ON_PEAKS = """
   # Dense peaks. Vendors like to print those "with sparsity", which are twice as high: halve them. The keys are fp32,
@@ -52,6 +54,7 @@ def hardware_template(name: str, like: HardwareSpec) -> str:
             "#   perfmodel simulate llama-3.1-8b-a100 --set hardware=./FILE.yaml   how it serves",
             f"name: {name}",
             f"kind: {like.kind}  # gpu | cpu | tpu | npu | fpga",
+            f"maker: {like.maker or 'somebody'}  # whose device it is, for lists",
             "aliases: []  # other names that scenarios and result files have for it",
             "declared:",
             '  source: "REPLACE: vendor, document, year"  # where the figures of this block are from',
@@ -78,6 +81,9 @@ def _compute(declared: Declared) -> Iterator[str]:
     if declared.compile_target is not None:
         yield f"  compile_target: {declared.compile_target}  # what compilers call it; leave it out if you do not know"
     yield f"  compute_units: {declared.compute_units}  # SMs (NVIDIA), CUs (AMD), Xe cores (Intel), cores (CPU, TPU)"
+    cores = declared.performance_cores
+    yield f"  {'' if cores else '# '}performance_cores: {cores or 8}  # of a CPU that has small ones as well"
+    yield f"  instructions: [{', '.join(declared.instructions)}]  # what code can rely on: dp4a, matrix, avx2, amx ..."
     yield f"  clock_hz: {shortest_amount(declared.clock_hz, 'Hz')}  # the one that the peaks were computed with"
     yield _ON_PEAKS.strip("\n")
     yield "  peak_flops_per_s:"
@@ -94,6 +100,12 @@ def _level(level: MemoryLevel) -> Iterator[str]:
         yield f"      bandwidth_bytes_per_s: {shortest_amount(level.bandwidth_bytes_per_s, 'B/s')}"
     if level.per != "device":
         yield f"      per: {level.per}"
+    if level.bus_width_bits is not None:
+        yield f"      bus_width_bits: {level.bus_width_bits}"
+    if level.transfers_per_s is not None:
+        yield f"      transfers_per_s: {shortest_amount(level.transfers_per_s, 'Hz')}"
+    if level.unified:
+        yield f"      unified: true\n      device_share: {level.device_share:g}"
     if level.technology is not None:
         yield f"      technology: {level.technology}"
         yield f"      inline_ecc: {str(level.inline_ecc).lower()}"
@@ -104,6 +116,8 @@ def _link(link: Link) -> Iterator[str]:
     yield f"      bandwidth_bytes_per_s: {shortest_amount(link.bandwidth_bytes_per_s, 'B/s')}"
     yield f"      direction: {link.direction}"
     yield f"      latency_s: {shortest_amount(link.latency_s, 's')}"
+    if link.peer_to_peer is not None:
+        yield f"      peer_to_peer: {str(link.peer_to_peer).lower()}"
     if link.topology is not None:
         yield f"      topology: {link.topology}"
 

@@ -7,13 +7,15 @@ from typing import Any
 from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.files.blocks import block_class
 from perfmodel.files.catalog import list_names
+from perfmodel.files.device_tables import device_names
 from perfmodel.models.cards import Card
+from perfmodel.specs.devices.family import DeviceFamily
 from perfmodel.specs.engine.devices import VERSIONED_DEFAULTS
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Traffic
 
-SCHEMA_KINDS = ("hardware", "model", "scenario", "study", "traffic")
+SCHEMA_KINDS = ("family", "hardware", "model", "scenario", "study", "traffic")
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # What pydantic writes beside a number, in JSON Schema's own words (they bind numbers, not strings with units).
 _LIMITS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
@@ -25,6 +27,8 @@ def schema(kind: str) -> dict[str, Any]:
         return scenario_schema()
     if kind == "hardware":
         return _titled(HardwareSpec.model_json_schema(), "perfmodel hardware file")
+    if kind == "family":
+        return _titled(DeviceFamily.model_json_schema(), "perfmodel family of devices")
     if kind == "study":
         return _titled(block_class("study").model_json_schema(), "perfmodel study file")
     if kind == "traffic":
@@ -41,7 +45,7 @@ def scenario_schema() -> dict[str, Any]:
     result = Scenario.model_json_schema()
     fields = result["properties"]
     fields["model"]["examples"] = list_names("models", (".yaml", ".json"))
-    fields["hardware"]["examples"] = list_names("hardware")
+    fields["hardware"]["examples"] = device_names()
     named = {
         "type": "string",
         "description": "A name in workloads/traffic, or a path",

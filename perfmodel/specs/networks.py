@@ -27,13 +27,18 @@ from perfmodel.files.yaml_loader import load_yaml
 
 
 class Link(Spec):
-    """A connection to other devices or to the host; bandwidth is one way, per device."""
+    """A connection to other devices or to the host; bandwidth is one way, per device.
+
+    peer_to_peer: whether devices read and write each other's memory over it; without, what they exchange goes through
+                  the host's memory. None where no source says
+    """
 
     name: str  # nvlink | pcie | infinity_fabric | ici | scale_out ...
     bandwidth_bytes_per_s: BytesPerSecond = Field(gt=0)
     direction: Literal["one_way"] = "one_way"
     latency_s: Seconds = Field(default=0.0, ge=0)
     topology: str | None = None
+    peer_to_peer: bool | None = None
 
     @property
     def has_switch(self) -> bool:

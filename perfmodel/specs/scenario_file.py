@@ -15,10 +15,12 @@ from typing import Any
 from perfmodel.errors import SpecError
 from perfmodel.files.base import default_at
 from perfmodel.files.blocks import complete_blocks
-from perfmodel.files.catalog import find_file, list_names
+from perfmodel.files.catalog import find_file
+from perfmodel.files.device_tables import device_names
 from perfmodel.files.validation import parse, show_value
 from perfmodel.files.yaml_loader import LoadedYaml, Path, Positions, load_yaml
 from perfmodel.models.cards import as_asked, load_model
+from perfmodel.specs.devices.files import DeviceSource, find_device, read_device
 from perfmodel.specs.engine.devices import default_of
 from perfmodel.specs.engine.reading import resolve_engine
 from perfmodel.specs.hardware import HardwareSpec
@@ -75,13 +77,13 @@ def load_scenario(
 
 
 def load_hardware(name_or_path: str | pathlib.Path, overrides: Sequence[str] = ()) -> HardwareSpec:
-    """The device of a file in hardware_specs by name or alias, or of a path; overrides start with `hardware.`."""
-    return _hardware(find_file("hardware", name_or_path), [parse_override(text) for text in overrides])
+    """The device of hardware_specs by name or alias, or of a path; overrides start with `hardware.`."""
+    return _hardware(find_device(name_or_path), [parse_override(text) for text in overrides])
 
 
 def list_hardware() -> list[str]:
     """Names of the devices in hardware_specs, sorted."""
-    return list_names("hardware")
+    return device_names()
 
 
 def load_traffic(name_or_path: str | pathlib.Path) -> Traffic:
@@ -94,7 +96,7 @@ def _present(data: dict[str, Any], folder: pathlib.Path, path: Path) -> Any:
     """What is multiplied where the file has nothing at `path`: a field's default, that of the engine's version on the
     device, or what a named network says."""
     if path[:1] == ("engine",) and len(path) == 2 and isinstance(data.get("hardware"), str):
-        hardware = _hardware(find_file("hardware", _beside(data["hardware"], folder)), ())
+        hardware = _hardware(find_device(_beside(data["hardware"], folder)), ())
         found = default_of(str(path[1]), data.get("engine") or {}, hardware)
         return default_at(Scenario, path) if found is None else found
     around: Any = data
@@ -129,10 +131,10 @@ def _resolve_hardware(
     if name is None:
         return
     try:
-        file = find_file("hardware", _beside(name, folder))
+        source = find_device(_beside(name, folder))
     except SpecError as error:
         raise SpecError(f"{positions.where(place)}: {'.'.join(map(str, place))}: {error}") from None
-    data["hardware"] = _hardware(file, changes)
+    data["hardware"] = _hardware(source, changes)
 
 
 def _is_of_pool(change: Override) -> bool:
@@ -173,8 +175,8 @@ def _resolve_pools(
             pool["engine"] = common | mine
 
 
-def _hardware(file: pathlib.Path, changes: Sequence[Override]) -> HardwareSpec:
-    loaded = load_yaml(file)
+def _hardware(source: DeviceSource, changes: Sequence[Override]) -> HardwareSpec:
+    loaded = read_device(source)
     for change in changes:
         if not _is_inside("hardware", change):
             raise SpecError(

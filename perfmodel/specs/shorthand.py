@@ -10,6 +10,7 @@ from typing import Any
 from perfmodel.errors import SpecError
 from perfmodel.files.base import LONGEST_NAME
 from perfmodel.files.catalog import Kind, find_file
+from perfmodel.specs.devices.files import find_device
 from perfmodel.specs.scenario_file import load_traffic
 
 _WITH_RATES = ("constant", "poisson", "poisson_fixed_count", "gamma")
@@ -62,10 +63,12 @@ class Shorthand:
 
 
 def _name_of(kind: Kind, given: str) -> str:
-    """A file's name for an alias; the absolute path of a file elsewhere."""
+    """The name for an alias; the absolute path of a file elsewhere."""
     path = pathlib.Path(given).expanduser()
+    if path.is_file():
+        return str(path.resolve())
     try:
-        return str(path.resolve()) if path.is_file() else find_file(kind, given).stem
+        return find_device(given).name if kind == "hardware" else find_file(kind, given).stem
     except SpecError as error:
         raise SpecError(f"--{kind} {given}: {error}") from None
 

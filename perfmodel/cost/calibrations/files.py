@@ -18,9 +18,10 @@ from perfmodel.cost.calibrations.calibration import Calibration, datasheet
 from perfmodel.cost.calibrations.unmeasured import GenerationFit, load_generation, with_unmeasured
 from perfmodel.cost.forms.messages.collective import over_link
 from perfmodel.errors import SpecError
-from perfmodel.files.catalog import data_dir, find_file
+from perfmodel.files.catalog import data_dir
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.specs.devices.files import DeviceSource, find_device
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario_file import load_hardware
@@ -104,13 +105,13 @@ def _architecture(device: str) -> str | None:
 
 def _listed(device: str) -> HardwareSpec:
     """A device as its file has it. Raises SpecError for one without a file."""
-    file = find_file("hardware", device)
-    return _loaded(file, file.stat().st_mtime_ns)
+    source = find_device(device)
+    return _loaded(source, source.file.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=64)
-def _loaded(hardware_file: Path, _written_at: int) -> HardwareSpec:
-    return load_hardware(hardware_file)
+def _loaded(source: DeviceSource, _written_at: int) -> HardwareSpec:
+    return load_hardware(source.file if source.row is None else source.name)
 
 
 def _as_declared(own: Calibration, hardware: HardwareSpec) -> Calibration:

@@ -75,11 +75,11 @@ def test_an_installed_wheel_uses_its_own_data(tmp_path: Path, monkeypatch: pytes
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text("aliases:\n  - My Card  # the one I own\n  - 'mine-2'\n")
     monkeypatch.setattr(catalog, "_PACKAGE", tmp_path / "perfmodel")
-    catalog._aliases.cache_clear()
+    catalog.aliases_of.cache_clear()
     try:
         assert catalog.list_names("hardware") == ["mine"]
         assert catalog.find_file("hardware", "my_card") == folder / "mine.yaml"
         assert catalog.find_file("hardware", "MINE-2") == folder / "mine.yaml"
         assert catalog.data_dir("traffic") == tmp_path / "workloads" / "traffic"  # not in this wheel: the checkout
     finally:
-        catalog._aliases.cache_clear()
+        catalog.aliases_of.cache_clear()

@@ -10,6 +10,10 @@ from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel, Price
 from perfmodel.specs.hardware_template import hardware_template
 from perfmodel.specs.networks import Link
 
+FIGURES = (
+    *("compute_units", "performance_cores", "instructions", "clock_hz", "peak_flops_per_s"),
+    *("links", "tdp_w", "max_devices"),
+)
 OF_SCENARIOS = {"power_cap_w", "network"}  # what a scenario says of its devices
 
 
@@ -22,7 +26,7 @@ def test_the_template_of_a_known_device_says_what_its_file_says(name: str, tmp_p
     assert copy.kind == known.kind
     ours, theirs = copy.declared, known.declared
     assert ours.architecture == (theirs.architecture or "my-own")
-    for field in ("compute_units", "clock_hz", "peak_flops_per_s", "links", "tdp_w", "max_devices"):
+    for field in FIGURES:
         assert getattr(ours, field) == getattr(theirs, field), field
     # What a process is shown belongs to the device that was looked at, and is not handed on.
     assert ours.memory == tuple(level.model_copy(update={"visible_bytes": None}) for level in theirs.memory)

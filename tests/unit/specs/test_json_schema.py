@@ -12,7 +12,14 @@ from perfmodel.specs import SCHEMA_KINDS, find_file, list_names, load_scenario, 
 
 jsonschema = pytest.importorskip("jsonschema")
 
-_FILES = {"hardware": "hardware", "model": "models", "scenario": "scenarios", "study": "studies", "traffic": "traffic"}
+_FILES = {
+    "family": "families",
+    "hardware": "hardware",
+    "model": "models",
+    "scenario": "scenarios",
+    "study": "studies",
+    "traffic": "traffic",
+}
 
 
 def validator(kind: str) -> Any:

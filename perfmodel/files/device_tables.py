@@ -1,0 +1,94 @@
+"""The names that tables of devices hold: rows and aliases, read line by line without parsing the tables.
+
+Each row, and each list of aliases, is one line: `  rtx-4090: [128, ...]  # comment`.
+"""
+
+__all__ = ["TableRow", "device_names", "lines_of", "named", "table_rows"]
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from perfmodel.files.bounded import read_bounded_text
+from perfmodel.files.catalog import aliases_of, data_dir, list_names, looked_up, normal_name
+from perfmodel.files.device_spelling import plain_name
+
+_MOST_BYTES = 2_000_000
+_ROW = re.compile(r"^  (?P<name>[\w.+-]+):\s*\[(?P<cells>.*)\]\s*(?:#.*)?$")
+_BY_DEVICE = ("devices", "aliases")  # blocks of a table with one line for a device
+
+
+class TableRow(NamedTuple):
+    """A device: its table or its own file, its name, and whether that is a row's."""
+
+    file: Path
+    name: str
+    is_row: bool
+
+
+def device_names() -> list[str]:
+    """The names of all devices, sorted: of files and of rows."""
+    return sorted([*list_names("hardware"), *(row.name for row in table_rows())])
+
+
+def named(name: str) -> TableRow | None:
+    """The device of a name or alias that is compared as `plain_name` writes it; None where there is none."""
+    known = _known()
+    return known.get(normal_name(name)) or known.get(plain_name(name))
+
+
+@cache
+def table_rows() -> tuple[TableRow, ...]:
+    """Every row of every table."""
+    files = sorted(data_dir("families").glob("*.yaml"))
+    return tuple(
+        TableRow(file, name, True) for file in files for block, name, _ in _entries(file) if block == "devices"
+    )
+
+
+def lines_of(file: Path, row: str) -> Iterator[str]:
+    """The lines of a table, those about single devices other than `row` left empty."""
+    block = ""
+    for line in read_bounded_text(file, _MOST_BYTES).split("\n"):
+        block = line.partition(":")[0] if line[:1].isalpha() else block
+        match = _ROW.match(line) if block in _BY_DEVICE else None
+        yield line if match is None or match["name"] == row else ""
+
+
+def _entries(file: Path) -> Iterator[tuple[str, str, str]]:
+    """Block, device and what is in the brackets, of each line about one device."""
+    block = ""
+    for line in read_bounded_text(file, _MOST_BYTES).split("\n"):
+        block = line.partition(":")[0] if line[:1].isalpha() else block
+        match = _ROW.match(line) if block in _BY_DEVICE else None
+        if match is not None:
+            yield block, match["name"], match["cells"]
+
+
+@cache
+def _known() -> dict[str, TableRow]:
+    """Names and aliases, as given and as `plain_name` has them: files of their own first, then rows."""
+    found: dict[str, TableRow] = {}
+    for device, spelling in (*_spellings_of_files(), *_spellings_of_rows()):
+        found.setdefault(normal_name(spelling), device)
+        found.setdefault(plain_name(spelling), device)
+    return found
+
+
+def _spellings_of_files() -> Iterator[tuple[TableRow, str]]:
+    for name in list_names("hardware"):
+        file = looked_up("hardware", name)
+        assert file is not None  # it was listed
+        yield TableRow(file, name, False), name
+    for alias, file in aliases_of("hardware").items():
+        yield TableRow(file, file.stem, False), alias
+
+
+def _spellings_of_rows() -> Iterator[tuple[TableRow, str]]:
+    yield from ((row, row.name) for row in table_rows())
+    for file in sorted({row.file for row in table_rows()}):
+        for block, name, cells in _entries(file):
+            if block == "aliases":
+                yield from ((TableRow(file, name, True), alias.strip(" \"'")) for alias in cells.split(","))

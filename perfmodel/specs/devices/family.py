@@ -1,0 +1,208 @@
+"""Siblings in one table: what a family of devices has in common, and a row of figures for each of them.
+
+A row becomes what a file of its own would hold. What follows from other figures is not written twice: bandwidth is bus
+width times transfers, a peak is units times clock times operations of one unit in one clock.
+"""
+
+__all__ = ["Column", "DeviceFamily", "device_data"]
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from perfmodel.files.base import Spec
+from perfmodel.files.units import PositiveFloat
+
+Column = Literal[
+    "units",
+    "cores",
+    "e_cores",
+    "clock_mhz",
+    "e_clock_mhz",
+    "memory_gb",
+    "technology",
+    "bus_bits",
+    "channels",
+    "gbit_s",
+    "mt_s",
+    "bandwidth_gb_s",
+    "l2_mib",
+    "l3_mib",
+    "pcie",
+    "tdp_w",
+]
+
+# What a column of the table says: its place in `declared`, and the factor to its unit.
+_PLACES: dict[str, tuple[tuple[str, ...], float]] = {
+    "units": (("compute_units",), 1),
+    "clock_mhz": (("clock_hz",), 1e6),
+    "memory_gb": (("memory", "hbm", "capacity_bytes"), 1e9),
+    "technology": (("memory", "hbm", "technology"), 1),
+    "bus_bits": (("memory", "hbm", "bus_width_bits"), 1),
+    "channels": (("memory", "hbm", "bus_width_bits"), 64),
+    "gbit_s": (("memory", "hbm", "transfers_per_s"), 1e9),
+    "mt_s": (("memory", "hbm", "transfers_per_s"), 1e6),
+    "bandwidth_gb_s": (("memory", "hbm", "bandwidth_bytes_per_s"), 1e9),
+    "l2_mib": (("memory", "l2", "capacity_bytes"), 2.0**20),
+    "l3_mib": (("memory", "l3", "capacity_bytes"), 2.0**20),
+    "tdp_w": (("tdp_w",), 1),
+}
+_LEVELS = ("hbm", "l3", "l2", "sram", "tensor_memory", "registers")  # outermost first
+# One way and lane, after its encoding. PCI-SIG: 8, 16 and 32 GT/s with 128b/130b (PCIe 3.0 to 5.0).
+_PCIE_LANE = {"3.0": 0.984375e9, "4.0": 1.96875e9, "5.0": 3.9375e9}
+_LISTS = {"memory": "level", "links": "name"}  # of named items
+_BLOCKS = ("columns", "operations_per_clock", "shared")
+
+
+class DeviceFamily(Spec):
+    """A table of devices that differ in figures only.
+
+    operations_per_clock:   of one unit (a CPU's large core) in one clock, dense, by format; `vector`: fp32 without
+                            matrix units, where that is less than fp32
+    e_operations_per_clock: the same of a small core
+    shared:                 what `declared` holds for all of them
+    columns, devices:       the head of the table, and its rows by the device's name; ~ is a figure that there is not;
+                            several sizes of memory are a list, the first of them the one that the name alone means
+    exceptions:             what `declared` holds for one of them instead, by its name
+    unconfirmed:            columns, `operations_per_clock` or `shared` as a whole, `columns` for all of them, or paths
+                            as in a device's own file
+    """
+
+    kind: Literal["gpu", "cpu", "tpu", "npu", "fpga"]
+    maker: str
+    source: str
+    operations_per_clock: dict[str, PositiveFloat] = Field(min_length=1)
+    e_operations_per_clock: dict[str, PositiveFloat] = Field(default={})
+    shared: dict[str, Any]
+    columns: tuple[Column, ...]
+    devices: dict[str, tuple[Any, ...]] = Field(min_length=1)
+    aliases: dict[str, tuple[str, ...]] = Field(default={})
+    exceptions: dict[str, dict[str, Any]] = Field(default={})
+    unconfirmed: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _is_a_table(self) -> "DeviceFamily":
+        for name, cells in self.devices.items():
+            if len(cells) != len(self.columns):
+                raise ValueError(f"devices.{name} has {len(cells)} figures, allowed {len(self.columns)}: one a column")
+        return self
+
+    def sizes(self, name: str) -> tuple[float, ...]:
+        """The sizes of memory that a device comes with, GB, the usual one first."""
+        return _sizes(dict(zip(self.columns, self.devices[name], strict=True)).get("memory_gb"))
+
+
+def device_data(family: DeviceFamily, row: str, size: float | None = None) -> dict[str, Any]:
+    """What a file of its own would hold of the device in `row`; `size`: of its memory, GB, if not the usual one."""
+    row_of_table = zip(family.columns, family.devices[row], strict=True)
+    cells: dict[str, Any] = {column: cell for column, cell in row_of_table if cell is not None}
+    sizes = _sizes(cells.pop("memory_gb", None))
+    is_usual = size is None or size in sizes[:1]
+    if sizes:
+        cells["memory_gb"] = sizes[0] if size is None else size
+    declared = _merged(_by_name(copy.deepcopy(family.shared)), _from_cells(cells))
+    _derive(declared, family, cells)
+    declared = _merged(declared, _by_name(family.exceptions.get(row, {})))
+    declared["unconfirmed"] = [*_unconfirmed(family, cells, declared), *declared.get("unconfirmed", ())]
+    return {
+        "name": row if is_usual else f"{row}-{size:g}gb",
+        "kind": family.kind,
+        "maker": family.maker,
+        "aliases": list(family.aliases.get(row, ())) if is_usual else [],
+        "declared": {"source": family.source} | _as_lists(declared),
+    }
+
+
+def _sizes(cell: Any) -> tuple[float, ...]:
+    if cell is None:
+        return ()
+    return tuple(cell) if isinstance(cell, list) else (cell,)
+
+
+def _by_name(declared: Mapping[str, Any]) -> dict[str, Any]:
+    """`declared` with the items of its lists under their names."""
+    named = {block: {item[key]: item for item in declared.get(block, ())} for block, key in _LISTS.items()}
+    return {**declared, **{block: items for block, items in named.items() if items}}
+
+
+def _as_lists(declared: Mapping[str, Any]) -> dict[str, Any]:
+    """The other way round, memory from the outermost level."""
+    memory = sorted(declared["memory"].items(), key=lambda item: _LEVELS.index(item[0]))
+    lists = {"memory": memory, "links": [*declared.get("links", {}).items()]}
+    return {
+        **declared,
+        **{block: [{_LISTS[block]: name} | item for name, item in items] for block, items in lists.items() if items},
+    }
+
+
+def _merged(one: Any, other: Any) -> Any:
+    """`one` with what `other` says of the same, or in addition."""
+    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+        return other
+    return {**one, **{key: _merged(one[key], value) if key in one else value for key, value in other.items()}}
+
+
+def _from_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row says by itself."""
+    found: dict[str, Any] = {}
+    for column, cell in cells.items():
+        if column in _PLACES:
+            path, factor = _PLACES[column]
+            inner: Any = cell if isinstance(cell, str) else cell * factor
+            for key in reversed(path):
+                inner = {key: inner}
+            found = _merged(found, inner)
+    if "cores" in cells:
+        found["compute_units"] = cells["cores"] + cells.get("e_cores", 0)
+        if cells.get("e_cores"):
+            found["performance_cores"] = cells["cores"]
+    if "pcie" in cells:
+        version, _, lanes = str(cells["pcie"]).partition("x")
+        found["links"] = {"pcie": {"bandwidth_bytes_per_s": _PCIE_LANE[version] * int(lanes)}}
+    return found
+
+
+def _derive(declared: dict[str, Any], family: DeviceFamily, cells: Mapping[str, Any]) -> None:
+    """Bandwidth and peaks, where the row leaves them to be computed."""
+    main = declared["memory"]["hbm"]
+    if "bandwidth_bytes_per_s" not in main and {"bus_width_bits", "transfers_per_s"} <= main.keys():
+        main["bandwidth_bytes_per_s"] = main["bus_width_bits"] * main["transfers_per_s"] / 8
+    large = cells.get("units", cells.get("cores", 0)) * declared["clock_hz"]
+    small = cells.get("e_cores", 0) * cells.get("e_clock_mhz", 0) * 1e6
+    peaks = {
+        name: large * operations + small * family.e_operations_per_clock.get(name, 0)
+        for name, operations in family.operations_per_clock.items()
+    }
+    vector = peaks.pop("vector", peaks.get("fp32"))
+    declared["peak_flops_per_s"] = peaks
+    if vector is not None:
+        declared["vector_flops_per_s"] = vector
+
+
+def _unconfirmed(family: DeviceFamily, cells: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterator[str]:
+    """The paths of a device's file that the family's list means, figures derived from unconfirmed ones with them."""
+    listed = set(family.unconfirmed)
+    columns = set(cells) if "columns" in listed else listed & set(cells)
+    paths = {".".join(_PLACES[column][0]) for column in columns if column in _PLACES}
+    if columns & {"cores", "e_cores"}:
+        paths.add("compute_units")
+    if "pcie" in columns:
+        paths.add("links.pcie.bandwidth_bytes_per_s")
+    if columns & {"bus_bits", "channels", "gbit_s", "mt_s"}:
+        paths.add("memory.hbm.bandwidth_bytes_per_s")
+    if columns & {"units", "cores", "e_cores", "clock_mhz", "e_clock_mhz"} or "operations_per_clock" in listed:
+        paths |= {f"peak_flops_per_s.{name}" for name in declared["peak_flops_per_s"]} | {"vector_flops_per_s"}
+    if "shared" in listed:
+        paths |= set(_figures(_by_name(family.shared)))
+    yield from sorted(paths | (listed - set(_BLOCKS) - set(family.columns)))
+
+
+def _figures(block: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Paths of the numbers in a block."""
+    for key, value in block.items():
+        if isinstance(value, Mapping):
+            yield from _figures(value, f"{prefix}{key}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{key}"
