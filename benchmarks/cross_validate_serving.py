@@ -10,7 +10,6 @@ unexplained on the rest. Kernels' parameters are not refitted: they come from ke
 """
 
 import argparse
-import datetime
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -26,6 +25,7 @@ from perfmodel.calibrate.steady import profile as steady_profile
 from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
 from perfmodel.calibrate.steady.states import SteadyState, read_steady_states
 from perfmodel.cost import EngineProfile, Residuals, load_engine_profile
+from perfmodel.dates import today
 from perfmodel.validate.report import Rows
 
 
@@ -174,7 +174,7 @@ def _show(title: str, found: Errors) -> str:
 
 def _report(arguments: argparse.Namespace, tables: Sequence[str]) -> str:
     command = f"python benchmarks/cross_validate_serving.py {arguments.kind} <{arguments.path.name.split('.')[0]}>"
-    head = f"# Held out: {arguments.kind}\n\nWritten by `{command}` on {datetime.date.today()}.\n\n{_about()}\n"
+    head = f"# Held out: {arguments.kind}\n\nWritten by `{command}` on {today()}.\n\n{_about()}\n"
     return head + "".join(f"\n```\n{table}\n```\n" for table in tables)
 
 

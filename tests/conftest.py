@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Answers say which prices are old: to tests it is always the same day.
+os.environ["SOURCE_DATE_EPOCH"] = "1795305600"  # 2026-11-22
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 _IS_DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"

@@ -2,7 +2,6 @@
 
 __all__ = ["fit_recorded", "fit_recorded_generation"]
 
-import datetime
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost import Calibration, EngineProfile, load_engine_profile, save_calibration, save_engine_profile
 from perfmodel.cost.calibrations.files import HEADER
 from perfmodel.cost.calibrations.unmeasured import GenerationFit, save_generation
+from perfmodel.dates import today
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
 
@@ -38,9 +38,7 @@ def fit_recorded(
         calibrations = [_executor(path, engine)] if is_ours else calibrate_folder(path, engine, progress)
         return [(c, save_calibration(c, folder / f"{c.device}@{c.engine}.yaml")) for c in calibrations]
     fit = _steady_states if ".csv" in path.suffixes else _serving_runs
-    profile = fit(path, with_facts(load_engine_profile(engine)), progress).model_copy(
-        update={"date": datetime.date.today()}
-    )
+    profile = fit(path, with_facts(load_engine_profile(engine)), progress).model_copy(update={"date": today()})
     return [(profile, save_engine_profile(profile, folder / f"engine@{engine}.yaml"))]
 
 
@@ -52,7 +50,7 @@ def fit_recorded_generation(
     fit = fit_generation(architecture, rows, progress=progress).model_copy(
         update={
             "source": STEADY_STATES.source("steady states of servers"),
-            "date": datetime.date.today(),
+            "date": today(),
             "command": f"{STEADY_STATES.command('any')} --generation {architecture}",
         }
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.cli.options import JsonFlag, Overrides, ScenarioName, Seed, load
-from perfmodel.cli.terminal import print_json, progress_bar
+from perfmodel.cli.terminal import print_json, progress_bar, show_text
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def quality(
     if as_json:
         print_json(measured.to_json())
         return
-    print(measured)
+    show_text(str(measured))
 
 
 def _sensitivity(
@@ -126,7 +126,7 @@ def _sensitivity(
     if as_json:
         print_json(found.to_json())
         return
-    print(found)
+    show_text(str(found))
     if bits is not None and out is None:
         print(_fields(scenario, found.rules), end="")
 

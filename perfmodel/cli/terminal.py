@@ -13,6 +13,7 @@ __all__ = [
     "say",
     "say_refused",
     "show",
+    "show_text",
     "word_when_long",
 ]
 
@@ -100,6 +101,17 @@ def show(document: "Document") -> None:
 
     is_terminal = sys.stdout.isatty()
     show_document(document, Console(width=None if is_terminal else _PIPED_WIDTH, soft_wrap=not is_terminal))
+
+
+def show_text(text: str, width: int | None = None) -> None:
+    """Print lines on stdout, wrapped between words at `width` columns (of the terminal, where there is one)."""
+    import shutil
+    import textwrap
+
+    if width is None and sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+    for line in text.splitlines():
+        print(line if width is None or len(line) <= width else textwrap.fill(line, width))
 
 
 def answer(document: "Document", data: Any, as_json: bool, report_file: Path | None = None) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from perfmodel.dates import today
 from perfmodel.files.base import Resolved, Spec
 from perfmodel.files.blocks import Block
 from perfmodel.files.units import NonNegativeFloat, PositiveFloat
@@ -192,7 +193,7 @@ class Scenario(Spec):
 
 def is_stale(price: Price) -> bool:
     """Whether it is older than half a year today."""
-    return datetime.datetime.now(datetime.UTC).date() - price.date > _STALE
+    return today() - price.date > _STALE
 
 
 def price_lines(scenario: Scenario) -> list[str]:

@@ -7,11 +7,11 @@ import pytest
 
 # Each room may import those before it, but for what stands beside it.
 ORDER = (
-    *("version", "errors", "printable", "files", "models", "specs", "ops", "cost"),
+    *("version", "errors", "dates", "printable", "files", "models", "specs", "ops", "cost"),
     *("engine", "sim", "planning", "calibrate", "validate", "report"),
 )
 NOT_FOR = {
-    "engine": {"printable", "files", "models", "specs", "ops", "cost"},
+    "engine": {"dates", "printable", "files", "models", "specs", "ops", "cost"},
     "calibrate": {"planning"},
 }
 BELOW = {here: set(ORDER[:place]) - NOT_FOR.get(here, set()) for place, here in enumerate(ORDER)}

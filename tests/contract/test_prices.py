@@ -4,6 +4,8 @@ import datetime
 
 import pytest
 
+from perfmodel.dates import today
+from perfmodel.errors import SpecError
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import is_stale, price_lines, stale_price_notes
@@ -20,18 +22,28 @@ def test_a_price_has_a_source_and_a_date(device):
 
 
 def test_a_price_is_old_after_half_a_year():
-    today, price = datetime.datetime.now(datetime.UTC).date(), PRICED[0].price
+    price = PRICED[0].price
     for days, expected in ((0, False), (180, False), (190, True)):
-        dated = price.model_copy(update={"date": today - datetime.timedelta(days=days)})
+        dated = price.model_copy(update={"date": today() - datetime.timedelta(days=days)})
         assert is_stale(dated) == expected
+
+
+def test_what_day_it_is_can_be_said(monkeypatch):
+    """So that equal inputs give equal bytes on any day; 2021-01-01T00:00:00Z is 1,609,459,200 s after 1970."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1609459200")
+    assert today() == datetime.date(2021, 1, 1)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "soon")
+    with pytest.raises(SpecError, match="SOURCE_DATE_EPOCH=soon: allowed a number of seconds"):
+        today()
+    monkeypatch.delenv("SOURCE_DATE_EPOCH")
+    assert abs((today() - datetime.datetime.now(datetime.UTC).date()).days) <= 1
 
 
 def test_an_old_price_gets_a_note_and_a_new_one_none():
     scenario = load_scenario(SCENARIO, ["traffic.num_requests=3"])
-    today = datetime.datetime.now(datetime.UTC).date()
 
     def notes(days):
-        price = scenario.hardware.price.model_copy(update={"date": today - datetime.timedelta(days=days)})
+        price = scenario.hardware.price.model_copy(update={"date": today() - datetime.timedelta(days=days)})
         aged = scenario.model_copy(update={"hardware": scenario.hardware.model_copy(update={"price": price})})
         return [note for note in simulate(aged).notes if "price" in note], price.date.isoformat()
 

@@ -6,7 +6,6 @@ kind of kernel, write its module (`groups`, `fit`, `predict`) and enter its tabl
 
 __all__ = ["GENERIC_SMALL", "MODULES", "FittedGroup", "KernelModule", "calibrate_folder", "module_of"]
 
-import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -22,6 +21,7 @@ from perfmodel.calibrate.kernels.tables import Group, KernelTable, read_table
 from perfmodel.calibrate.origins import KERNEL_TABLES, LAYER_PROFILE
 from perfmodel.cost.calibrations.calibration import Calibration, FamilyFit
 from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.dates import today
 from perfmodel.errors import SpecError
 from perfmodel.specs import HardwareSpec, load_hardware
 from perfmodel.specs.engine.description import describe_engine
@@ -121,7 +121,7 @@ def _calibration(device: str, engine: str, members: Sequence[FittedGroup]) -> Ca
         device=device,
         engine=engine,
         source=KERNEL_TABLES.source(f"{num_rows:,} kernel times of {len(members)} kernels"),
-        date=datetime.date.today(),
+        date=today(),
         command=KERNEL_TABLES.command(engine),
         families=dict(sorted(families.items())),
         default=GENERIC_SMALL,
@@ -159,7 +159,7 @@ def _from_profile(path: Path, engine: str) -> Calibration:
         device=profile.hardware.name,
         engine=engine,
         source=LAYER_PROFILE.source(f"{num_rows:,} kernel times of a layer profile"),
-        date=datetime.date.today(),
+        date=today(),
         command=LAYER_PROFILE.command(engine),
         families=families | {"elementwise": small},
         contained=_contained(engine, families),

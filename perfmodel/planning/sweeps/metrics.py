@@ -17,6 +17,7 @@ __all__ = [
 ]
 
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,8 @@ def max_request_rate(scenario: Scenario) -> float:
     """Requests per second at which 90 % of the scenario's requests meet its `slo`, and its percentiles are within their
     limits, within 2 %.
 
-    Raises SpecError without an SLO or an arrival rate to begin with, or where no rate is low enough.
+    Raises SpecError without an SLO or an arrival rate to begin with, where no rate is low enough, and where none is too
+    high: so few requests are served within the limits though all come at once.
     """
     slo, arrivals = scenario.slo, scenario.traffic.arrivals
     if not slo.is_given:
@@ -65,12 +67,19 @@ def max_request_rate(scenario: Scenario) -> float:
 
     found = highest(is_served, arrivals.rate)
     if found is None:
-        raise SpecError("max_request_rate: the slo is missed at any rate; relax it.")
+        lowest = arrivals.rate / 2**_MOST_DOUBLINGS
+        raise SpecError(f"max_request_rate: the slo is missed even at {lowest:.1g} requests/s; relax it.")
+    if found == inf:
+        raise SpecError(
+            f"max_request_rate: all {scenario.traffic.num_requests or 'requests'} meet the slo even at "
+            f"{arrivals.rate * 2**_MOST_DOUBLINGS:,.0f} requests/s, which is all at once; raise traffic.num_requests."
+        )
     return found
 
 
 def highest(passes: Callable[[float], bool], start: float) -> float | None:
-    """The largest value that `passes`, within 2 %, by doubling from `start` and bisection; None if none does.
+    """The largest value that `passes`, within 2 %, by doubling from `start` and bisection; None if none does, inf
+    if all do: down and up to 2^16 times `start`.
 
     What passes at one value is taken to pass at all lower ones.
     """
@@ -86,7 +95,7 @@ def highest(passes: Callable[[float], bool], start: float) -> float | None:
             if passes(low):
                 break
     else:
-        return high if is_fine else None
+        return inf if is_fine else None
     while high > low * (1 + _PRECISION):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if passes(middle) else (low, middle)

@@ -1,9 +1,14 @@
 """The search for the highest value that passes: as near as it says, from wherever it begins."""
 
+from math import inf
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.planning.sweeps.metrics import highest
+from perfmodel.errors import SpecError
+from perfmodel.planning.sweeps.metrics import highest, max_request_rate
+from perfmodel.specs import load_scenario
 
 
 @given(st.floats(1e-2, 1e2), st.floats(1e-2, 1e2))
@@ -21,8 +26,15 @@ def test_the_edge_is_found_within_two_per_cent(edge: float, start: float) -> Non
     assert len(looks) < 30
 
 
-def test_where_nothing_passes_there_is_none_and_where_all_does_one_far_beyond_the_start() -> None:
+def test_where_nothing_passes_there_is_none_and_where_all_does_no_end() -> None:
     assert highest(lambda _: False, 5.0) is None
-    found = highest(lambda _: True, 5.0)
-    assert found is not None
-    assert found > 5e3
+    assert highest(lambda _: True, 5.0) == inf
+
+
+def test_a_capacity_that_no_rate_shows_is_refused() -> None:
+    """Four requests at once are four in a batch, whose latencies are those of any higher rate."""
+    few = ("traffic.num_requests=4", "slo.ttft_ms=60000", "slo.tpot_ms=null")
+    with pytest.raises(SpecError, match="all 4 meet the slo even at 262,144 requests/s, which is all at once"):
+        max_request_rate(load_scenario("llama-3.1-8b-a100", few))
+    with pytest.raises(SpecError, match="missed even at 6e-05 requests/s; relax it"):
+        max_request_rate(load_scenario("llama-3.1-8b-a100", ("traffic.num_requests=4", "slo.ttft_ms=0.001")))
