@@ -42,7 +42,7 @@ _ABOUT = (
     "figure as the steps that it took. Errors are of devices: a device's is the median over its groups (rows of one "
     "setting), a group's is the prediction against the median of its figures. Rows whose flags say that the host was "
     "at fault (slow, anomalous, weak host, power limit, patched kernels, RPC) are listed apart. Figures of the same "
-    "table may have been fitted to; hold-outs of whole devices and models are in reports/local_202611.md."
+    "table may have been fitted to; `benchmarks/cross_validate_local.py` leaves out whole devices and whole models."
 )
 
 

@@ -22,7 +22,7 @@ from scipy.optimize import least_squares
 from perfmodel.calibrate.local.columns import KernelColumns, Setting, columns_of, predicted_log_seconds
 from perfmodel.calibrate.local.devices import DeviceTable
 from perfmodel.calibrate.local.models import local_model
-from perfmodel.calibrate.local.parameters import CPU_START, GPU_START, Layout, Start
+from perfmodel.calibrate.local.parameters import CPU_START, GPU_START, ParameterLayout, Start
 from perfmodel.calibrate.local.rows import LocalRow
 from perfmodel.calibrate.local.steps import local_engine, local_scenario
 from perfmodel.cost.calibrations.backends import (
@@ -173,7 +173,7 @@ class _Problem:
         versions = [each.scenario.engine.described.version.described for each in settings]
         newest = max(versions, key=lambda text: parse_version(text or "0")[0])
         is_cpu = settings[0].hardware.kind == "cpu"
-        self.layout = Layout(
+        self.layout = ParameterLayout(
             _starts(CPU_START if is_cpu else GPU_START, related),
             self.columns.forms,
             sorted(set(generations) - {""}),
@@ -265,7 +265,7 @@ class _Facts:
         settings: Sequence[Setting],
         generations: Sequence[str],
         versions: Sequence[str],
-        layout: Layout,
+        layout: ParameterLayout,
     ) -> None:
         rates = [product_rates(_backend(each), each.hardware) for each in settings]
         devices = [DeviceFacts.of(each.hardware) for each in settings]
@@ -291,7 +291,7 @@ class _Facts:
     def seconds(
         self, numbers: dict[str, float], cycles: NDArray[Any], generations: NDArray[Any], versions: NDArray[Any]
     ) -> NDArray[Any]:
-        """Of each kernel; the arguments are those of `Layout.read`."""
+        """What each kernel takes; the arguments are those of `ParameterLayout.read`."""
         columns, n = self._columns, numbers
         of_launch, of_memory, of_cycles, of_compute = _rows(generations, self._generation)
         old_launch, old_compute, old_float, old_attention = _rows(versions, self._version)
@@ -331,8 +331,9 @@ class _Facts:
         )
         sizes = columns.sizes
         passed = stream_seconds(StreamSizes(sizes.flops, sizes.num_bytes, columns.kv_bytes, sizes.kernels), streamed)
-        seconds: NDArray[Any] = np.where(columns.form < 0, passed, matmul_seconds(sizes, rates, np).duration)
-        return seconds
+        multiplied: NDArray[Any] = matmul_seconds(sizes, rates, np).duration
+        multiplied[columns.form < 0] = passed[columns.form < 0]
+        return multiplied
 
 
 def _backend(setting: Setting) -> BackendFacts:

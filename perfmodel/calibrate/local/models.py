@@ -107,7 +107,7 @@ def _of_parameters(name: str, params: float, active_params: float) -> ModelSpec:
 
 
 def _width(params: float) -> int:
-    """Of a dense decoder with so many parameters in its layers."""
+    """The hidden size of a dense decoder with so many parameters in its layers."""
     width: float = (params * _WIDTH_PER_LAYER / _LAYER_SHARE) ** (1 / 3)
     return _HEAD * max(2, round(width / _HEAD))
 
@@ -164,7 +164,7 @@ def _nearest(plain: ModelSpec, key: str, file_size_bytes: float) -> ModelSpec:
 
 
 def _scaled(stored: ModelSpec, file_size_bytes: float) -> ModelSpec:
-    """With the bytes that the file has."""
+    """The model whose formats take the bytes that the file has."""
     if not file_size_bytes:
         return stored
     ratio = file_size_bytes / sum(weight_bytes(stored).values())

@@ -4,7 +4,7 @@ All are fitted as logarithms. A start is what is plausible before any figure is 
 the fit's prior, by which backends, generations and versions with few figures stay near what they start from.
 """
 
-__all__ = ["CPU_START", "GENERATION_SD", "GPU_START", "VERSION_SD", "Layout", "Start"]
+__all__ = ["CPU_START", "GENERATION_SD", "GPU_START", "VERSION_SD", "ParameterLayout", "Start"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ VERSION_SD = {"launch": 0.4, "compute": 0.25, "float_compute": 0.25, "attention"
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParameterLayout:
     """Which place of the vector is what.
 
     starts: of the backend's numbers; forms: formats of weights with cycles of their own

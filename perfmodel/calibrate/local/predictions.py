@@ -85,5 +85,5 @@ def _rate(pricer: StepPricer, test: Test) -> float:
 
 
 def _interval(seconds: LogNormal) -> tuple[float, float]:
-    """Of a rate, which is low where the seconds are high."""
+    """The interval of a rate, which is low where the seconds are high."""
     return 1.0 / seconds.at(_P90), 1.0 / seconds.at(-_P90)

@@ -38,7 +38,7 @@ LOCALSCORE_SHAPES = (
 )
 _USUAL_GENERATED = 128  # of a tool that does not say
 _SHORT_PROMPT = 32  # in front of what such a tool generates
-_BUILD = re.compile(r"\((\d+)\)|^b?(\d{4,})$")
+_BUILD = re.compile(r"\(b?(\d+)\)|^b?(\d{4,})$")
 _KV_FORMATS = {"q8_0": "q8_0", "q4_0": "q4_0", "q5_1": "q5_1"}
 
 

@@ -179,7 +179,10 @@ def has_small_cores(hardware: HardwareSpec) -> bool:
 
 
 def power_factor(core_w: Any, power: Any, cores: Any, tdp_w: Any) -> Any:
-    """By how much a CPU's clocks are held back by its TDP; numbers or columns, see the module."""
+    """By how much a CPU's clocks are held back by its TDP; numbers or columns, see the module.
+
+    core_w: watts of a core at its full clock; power: how much the clock gives way; cores: of the CPU; tdp_w: its watts
+    """
     return (1.0 + (core_w * cores / tdp_w) ** 2) ** (power / 2)
 
 

@@ -1,4 +1,4 @@
-"""Backends of engines for a single machine: how their numbers pass to devices, versions and backends nobody measured."""
+"""Backends of engines for a single machine: how their numbers pass to what nobody measured."""
 
 import datetime
 

@@ -1,5 +1,7 @@
 """Products with weights in block formats against closed forms, and layers that lie with the host."""
 
+from itertools import pairwise
+
 import pytest
 
 from perfmodel.cost.forms.blocks.matmul import BlockMatmulFit, block_matmul_time, pieces
@@ -41,13 +43,15 @@ def seconds(tokens, of, device=DEVICE, n=4096, k=4096):
 def test_one_token_reads_the_weights_at_the_share_of_the_bandwidth():
     """4096^2 weights of 4.5 bits, 8,192 bytes in and out each, over 0.8 of 1,008 GB/s, and the launch."""
     num_bytes = 4096 * 4096 * 144 / 256 + 2 * 4096 * 2
-    assert seconds(1, fit(weight_cycles=1e-6)) == pytest.approx(5e-6 + num_bytes / (0.8 * 1.008e12), rel=1e-6)
+    assert seconds(1, fit(weight_cycles=1e-6, compute_fraction=1e-9)) == pytest.approx(
+        5e-6 + num_bytes / (0.8 * 1.008e12), rel=1e-6
+    )
 
 
 def test_units_bound_where_the_memory_is_fast():
     """4096^2 weights of half a clock each on 128 units of 2.52 GHz."""
     expected = 5e-6 + 4096 * 4096 * 0.5 / (128 * 2.52e9)
-    assert seconds(1, fit(weight_cycles=0.5)) == pytest.approx(expected, rel=1e-6)
+    assert seconds(1, fit(weight_cycles=0.5, compute_fraction=1e-9)) == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_row_more_costs_its_share():
@@ -76,7 +80,7 @@ def test_pieces_add_up():
 def test_more_tokens_never_take_less():
     of = fit(tile=2000.0, half_rows=12.0, micro_batch=512, knee=1.5, vector_knee=3.0)
     times = [seconds(tokens, of) for tokens in range(1, 1500, 7)]
-    assert all(later >= sooner * (1 - 1e-12) for sooner, later in zip(times, times[1:], strict=False))
+    assert all(later >= sooner * (1 - 1e-12) for sooner, later in pairwise(times))
 
 
 def test_what_passes_once_costs_its_bytes():
@@ -90,7 +94,9 @@ def test_cached_tokens_have_a_bandwidth_of_their_own():
     heads = Heads(32, 8, 128, 128, "fp16", 2.0, 2.0)
     near, far = (
         block_stream_time(
-            attention_decode(1, context, heads), BlockStreamFit(launch_s=0.0, memory_fraction=1.0, kv_fraction=0.25), DEVICE
+            attention_decode(1, context, heads),
+            BlockStreamFit(launch_s=0.0, memory_fraction=1.0, kv_fraction=0.25),
+            DEVICE,
         ).memory_s
         for context in (1000, 3000)
     )

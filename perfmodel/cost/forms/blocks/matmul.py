@@ -1,7 +1,7 @@
 """Multiplications with weights in block formats: one kernel for few rows, another for many.
 
     few rows   knee_v( bytes / (memory_fraction B), weights c (1 + s (rows - 1)) / (units clock) )
-    many rows  knee_m( FLOPs / (compute_fraction peak) (1 + tile units / outputs) (1 + half_rows / rows),
+    many rows  knee_m( FLOPs / (compute_fraction peak) (1 + tile units / outputs + half_rows / rows),
                        bytes / (memory_fraction B) )
     t = launch_s * kernels + the quicker of the two
 
@@ -95,7 +95,7 @@ def matmul_seconds(sizes: BlockSizes, rates: MatmulRates, xp: Namespace | Any = 
     """The formula of the module for one piece. sizes, rates: numbers or columns; xp: numpy for columns"""
     memory = sizes.num_bytes / rates.bandwidth
     unpacked = sizes.weights * rates.weight_cycles * (1.0 + rates.row_share * (sizes.rows - 1.0)) / rates.unit_clocks
-    filled = (1.0 + rates.tile * rates.units / sizes.outputs) * (1.0 + rates.half_rows / sizes.rows)
+    filled = 1.0 + rates.tile * rates.units / sizes.outputs + rates.half_rows / sizes.rows
     multiplied = sizes.flops / rates.flops_per_s * filled
     few = _knee(unpacked, memory, rates.vector_knee, xp)
     many = _knee(multiplied, memory, rates.knee, xp)

@@ -123,7 +123,9 @@ def test_a_mixture_without_a_card_has_its_active_parameters(params, active):
     assert count.active == pytest.approx(active, rel=0.3)
 
 
-@pytest.mark.parametrize("file_type", ["Q4_K_M", "UD-Q4_K_XL", "Q8_0", "MXFP4", "MLX-Q4", "IQ3_M", "CUSTOM", "Q4_K_M-X"])
+@pytest.mark.parametrize(
+    "file_type", ["Q4_K_M", "UD-Q4_K_XL", "Q8_0", "MXFP4", "MLX-Q4", "IQ3_M", "CUSTOM", "Q4_K_M-X"]
+)
 def test_a_file_has_the_bytes_that_it_has(file_type):
     spec = local_model("meta-llama/Llama-3.1-8B-Instruct", 0.0, 0.0, file_type, 5.1e9).spec
     kept = weight_bytes(spec)["norms"]  # in 16 bits whatever the type
@@ -148,7 +150,7 @@ def test_a_device_that_no_file_names_is_built_from_the_table(tmp_path):
     assert (card.kind, card.maker, card.declared.compute_units, card.memory_bandwidth) == ("gpu", "nvidia", 40, 500e9)
     assert card.declared.peak_flops_per_s == {"fp32": 25e12, "fp16_acc16": 100e12, "int8": 200e12}
     assert (cpu.kind, cpu.declared.instructions) == ("cpu", ("avx512", "avx2"))
-    with pytest.raises(SpecError, match="no file or alias names this device, and devices.csv has no row for it"):
+    with pytest.raises(SpecError, match=r"no file or alias names this device, and devices\.csv has no row for it"):
         table.device("unheard-of-x2", "gpu")
 
 

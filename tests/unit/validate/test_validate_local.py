@@ -1,14 +1,14 @@
 """`validate local`: each device counts once, and rows are priced by the steps that the simulator takes."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from perfmodel.api import simulate
 from perfmodel.calibrate.local.predictions import predict_rows
-from perfmodel.calibrate.local.steps import local_scenario
+from perfmodel.calibrate.local.rows import read_local_rows
 from perfmodel.validate.local import pooled_over_devices, validate_local
-from tests.unit.calibrate.test_local import row
 
 HEADER = "id,device,device_class,backend,model,model_params,gguf_type,test,n_prompt,n_gen,tokens_per_s,group,flags\n"
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct,8e9,Q4_K_M"
@@ -61,20 +61,15 @@ def test_the_dimensions_that_tools_ask_for(table):
 
 def test_a_row_is_priced_by_the_steps_of_the_simulator(tmp_path):
     """One request of 512 tokens in and 257 out: its mean gap is the step at the mean depth, 512 + 128 tokens."""
-    asked = row(depth=512, num_generated=256)
-    (pair,) = predict_rows([asked], tmp_path)
-    scenario = local_scenario(asked, _model(asked), pair.hardware)
-    traffic = scenario.traffic.model_copy(
+    file = tmp_path / "figures.csv"
+    file.write_text(HEADER.replace("n_gen", "depth,n_gen") + f"a,rtx-4090-24gb,gpu,cuda,{LLAMA},tg,0,512,256,100,g1,\n")
+    rows, _ = read_local_rows(file)
+    (pair,) = predict_rows([replace(rows[0], tool="llama-bench")], tmp_path)
+    traffic = pair.scenario.traffic.model_copy(
         update={
-            "input_tokens": scenario.traffic.input_tokens.model_copy(update={"value": 512}),
-            "output_tokens": scenario.traffic.output_tokens.model_copy(update={"value": 257}),
+            "input_tokens": pair.scenario.traffic.input_tokens.model_copy(update={"value": 512}),
+            "output_tokens": pair.scenario.traffic.output_tokens.model_copy(update={"value": 257}),
         }
     )
-    summary = simulate(scenario.model_copy(update={"traffic": traffic})).summary
+    summary = simulate(pair.scenario.model_copy(update={"traffic": traffic})).summary
     assert 1e3 / summary["mean_tpot_ms"] == pytest.approx(pair.predicted, rel=0.01)
-
-
-def _model(asked):
-    from perfmodel.calibrate.local.models import local_model
-
-    return local_model(asked.model, asked.params, asked.active_params, asked.gguf_type, asked.file_size_bytes)
