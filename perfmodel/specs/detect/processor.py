@@ -67,7 +67,7 @@ def from_cpuinfo(cpuinfo: str, meminfo: str = "", highest_khz: str = "") -> Proc
 
 
 def from_system_profiler(report: Mapping[str, Any]) -> Processor:
-    """The processor in what `system_profiler SPHardwareDataType -json` prints, where cores are written `proc 10:8:2`."""
+    """The processor in what `system_profiler SPHardwareDataType -json` prints: cores as `proc 10:8:2`."""
     (about, *_) = report.get("SPHardwareDataType") or [{}]
     counts = [int(each) for each in re.findall(r"\d+", str(about.get("number_processors", "")))]
     total, large, small = (*counts, 0, 0, 0)[:3]
