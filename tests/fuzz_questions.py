@@ -65,9 +65,10 @@ def _plan(draw: st.DrawFn) -> FuzzCase:
     return FuzzCase("plan", args, {"s.yaml": as_yaml(cut_short(data))})
 
 
-_METRICS = ("output_throughput", "mean_tpot_ms", "step_ms", "max_batch", "usd_total", "nothing", "")
+_METRICS = ("output_throughput", "mean_tpot_ms", "step_ms", "usd_total", "nothing")
 _RESOURCES = ("hardware.hbm.bandwidth", "hardware.bf16", "hardware.power_cap_w", "engine.tensor_parallel_size")
 _RANGES = ("0.5x..2x", "0.5x..2x:3", "1..8", "8..1", "1..1", "0..1", "-1..1:3", "1..1e300", "1k..2k:3", "1,2,4", "a,b")
+_ASKED = ("engine.max_num_seqs=4,8", "hardware.hbm.bandwidth=0.5x..2x:3", "traffic.arrivals.rate=1,4", "seed=1,2")
 _ALTERNATIVES = ("engine.quantization=fp8", "engine.max_num_seqs=2 seed=1", "x=1", "'", "hardware=l40s", "cluster={}")
 
 
@@ -78,7 +79,8 @@ def _whatif(draw: st.DrawFn) -> FuzzCase:
     places = [".".join(map(str, place)) for place in places_of(data)]
     args = ["whatif", "s.yaml", "--metric", draw(st.sampled_from(_METRICS))]
     values = st.lists(st.sampled_from(JUNK).map(str), min_size=1, max_size=_MOST_VALUES).map(",".join)
-    for _ in range(draw(st.integers(1, 2))):
+    args += ["--vary", draw(st.sampled_from(_ASKED))]
+    for _ in range(draw(st.integers(0, 1))):
         path = draw(st.sampled_from([*places, *_RESOURCES, "hardware", "model", "step.batch", "step.context", ""]))
         args += ["--vary", f"{path}={draw(st.one_of(st.sampled_from(_RANGES), values))}".replace("\0", "0")]
     if draw(st.integers(0, 3)) == 0:
