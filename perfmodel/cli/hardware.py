@@ -3,13 +3,17 @@
 __all__ = ["hardware"]
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perfmodel.cli import completion
 from perfmodel.cli.options import JsonFlag
 from perfmodel.cli.terminal import answer, guarded
+from perfmodel.errors import SpecError
+
+if TYPE_CHECKING:
+    from perfmodel.specs.networks import NetworkFile
 
 hardware = typer.Typer(help="List the known devices, or show one.", no_args_is_help=True)
 
@@ -26,14 +30,51 @@ DeviceName = Annotated[
 
 @hardware.command("list")
 @guarded
-def list_devices(as_json: JsonFlag = False) -> None:
-    """List the devices with memory, bandwidth, peak and ridge point, and the networks between nodes."""
-    from perfmodel import specs
-    from perfmodel.report.views.catalog import device_facts, devices_view
+def list_devices(
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="Only these: gpu, cpu, tpu, npu.", show_default=False)
+    ] = None,
+    maker: Annotated[
+        str | None, typer.Option("--maker", help="Only this maker's: nvidia, amd, intel ...", show_default=False)
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Only those with this in their name: rtx-40.", show_default=False)
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the devices with memory, bandwidth, peak and ridge point, and the networks between nodes.
 
-    devices = [specs.load_hardware(name) for name in specs.list_hardware()]
-    networks = [specs.load_network(name) for name in specs.list_networks()]
-    answer(devices_view(devices, networks), [device_facts(device) for device in devices], as_json)
+    Without a filter, siblings are shown as the tables that they are in; with one, each device by itself.
+    """
+    from perfmodel import specs
+    from perfmodel.report.views.devices import device_facts, devices_view, siblings_view
+
+    if kind is None and maker is None and name is None and not as_json:
+        devices = [specs.load_hardware(each) for each in specs.list_names("hardware")]
+        answer(siblings_view(devices, specs.load_tables(), _networks()), [], as_json)
+        return
+    found = [specs.load_hardware(each) for each in specs.list_hardware() if (name or "") in each]
+    chosen = [each for each in found if kind in (None, each.kind) and maker in (None, each.maker)]
+    if not chosen:
+        raise SpecError(_nothing_is(kind, maker, name))
+    answer(devices_view(chosen), [device_facts(each) for each in chosen], as_json)
+
+
+def _networks() -> "list[NetworkFile]":
+    from perfmodel import specs
+
+    return [specs.load_network(name) for name in specs.list_networks()]
+
+
+def _nothing_is(kind: str | None, maker: str | None, name: str | None) -> str:
+    """That no device passes the filters, and what there is."""
+    from perfmodel import specs
+
+    given = {"--kind": kind, "--maker": maker, "--name": name}
+    asked = " ".join(f"{flag} {value}" for flag, value in given.items() if value is not None)
+    devices = [specs.load_hardware(each) for each in specs.list_hardware()]
+    kinds, makers = (sorted({str(getattr(each, field)) for each in devices}) for field in ("kind", "maker"))
+    return f"no device is listed for {asked}; kinds are {', '.join(kinds)}; makers {', '.join(makers)}."
 
 
 @hardware.command("show")
@@ -41,7 +82,7 @@ def list_devices(as_json: JsonFlag = False) -> None:
 def show_device(name: DeviceName, as_json: JsonFlag = False) -> None:
     """Show everything declared of one device, or of a network between nodes, and where it comes from."""
     from perfmodel import specs
-    from perfmodel.report.views.catalog import device_view, network_view
+    from perfmodel.report.views.devices import device_view, network_view
 
     if _is_network(name):
         network = specs.load_network(name)

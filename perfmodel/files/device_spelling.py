@@ -22,6 +22,8 @@ _WORDS_AFTER = re.compile(
     r"|\d+-cores?|(?:two|dual|four|quad|six|eight)-core))+$"
 )
 _MAX_Q = re.compile(r"-with-(max-[qp])")
+# Cores of Apple's chips, as Geekbench and LocalScore print them: "Apple M1 4P+4E+8GPU".
+_CORES = re.compile(r"-\d+p\+\d+e\+(\d+gpu)$")
 _SIZE = re.compile(r"^(?P<name>.+)-(?P<size>\d+)gb$")
 
 
@@ -37,6 +39,7 @@ def plain_name(name: str) -> str:
             break
         name = shorter
     plain = re.sub(r"-+", "-", normal_name(name)).strip("-")
+    plain = _CORES.sub(r"-\1", plain)
     plain = _MAX_Q.sub(r"-\1", plain).replace("-cpu-", "-")
     return _WORDS_AFTER.sub("", _WORDS_BEFORE.sub("", plain))
 

@@ -50,6 +50,7 @@ __all__ = [
     "load_model",
     "load_network",
     "load_scenario",
+    "load_tables",
     "load_traffic",
     "load_yaml",
     "parse",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from perfmodel.models.cards import list_models, load_model
     from perfmodel.models.spec import ModelSpec
     from perfmodel.specs.cluster import ClusterSpec, KvTransferSpec
+    from perfmodel.specs.devices.files import load_tables
     from perfmodel.specs.engine.spec import EngineSpec
     from perfmodel.specs.engine.speculation import Acceptance, Lookahead, MeasuredAcceptance, SpeculativeConfig
     from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel, Price
@@ -87,6 +89,7 @@ _NAMES = {
     "perfmodel.models.cards": ("list_models", "load_model"),
     "perfmodel.models.spec": ("ModelSpec",),
     "perfmodel.specs.cluster": ("ClusterSpec", "KvTransferSpec"),
+    "perfmodel.specs.devices.files": ("load_tables",),
     "perfmodel.specs.engine.spec": ("EngineSpec",),
     "perfmodel.specs.engine.speculation": ("Acceptance", "Lookahead", "MeasuredAcceptance", "SpeculativeConfig"),
     "perfmodel.specs.hardware": ("Declared", "HardwareSpec", "MemoryLevel", "Price"),

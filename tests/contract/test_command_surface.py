@@ -14,7 +14,7 @@ FROZEN = {
         *("SCENARIO", "--set", "--batch", "--context", "--prefill", "--run", "--occupancy", "--json", "--seed"),
         *WITHOUT_LIMITS,
     ],
-    "hardware list": ["--json"],
+    "hardware list": ["--kind", "--maker", "--name", "--json"],
     "hardware new": ["NAME", "--like"],
     "hardware show": ["NAME", "--json"],
     "memory": ["SCENARIO", "--set", "--json", "--model", "--hardware"],

@@ -1,13 +1,9 @@
-"""What is known: devices, networks and models, listed and one by one; techniques, and what was shown of each."""
+"""What is known: scenarios and models, listed and one by one; techniques, and what was shown of each."""
 
 __all__ = [
-    "device_facts",
-    "device_view",
-    "devices_view",
     "model_facts",
     "model_view",
     "models_view",
-    "network_view",
     "scenarios_view",
     "techniques_view",
 ]
@@ -16,41 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from perfmodel.cost import peak_flops_per_s, ridge_point
 from perfmodel.models.params import count_parameters, weight_bytes
 from perfmodel.models.spec import ModelSpec
 from perfmodel.report.document import Block, Document, Heading, Paragraph, Span, Table
 from perfmodel.report.numbers import format_number, format_si
-from perfmodel.report.views.step import ridge_points
-from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.networks import NetworkFile
 from perfmodel.validate.techniques.status import TechniqueStatus
 
-_DEVICES = ("device", "kind", "memory", "bandwidth", "bf16 peak", "FLOP/byte", "TDP W", "USD/h")
 _MODELS = ("model", "type", "parameters", "active", "layers", "hidden", "weights")
 _TECHNIQUES = ("technique", "simulated", "executed", "validated: predicted / published")
-
-
-def devices_view(devices: Sequence[HardwareSpec], networks: Sequence[NetworkFile]) -> Document:
-    """A row for each device, and for each network between nodes."""
-    rows = [
-        (
-            device.name,
-            device.kind,
-            format_si(device.memory_bytes, "B"),
-            format_si(device.memory_bandwidth, "B/s"),
-            format_si(peak_flops_per_s(device, "bf16"), "FLOP/s"),
-            format_number(ridge_point(device), 0),
-            format_number(device.declared.tdp_w, 0),
-            format_number(device.price.usd_per_hour if device.price else None),
-        )
-        for device in devices
-    ]
-    links = [
-        (network.name, format_si(network.bandwidth_bytes_per_s, "B/s"), format_number(network.latency_s * 1e6, 1))
-        for network in networks
-    ]
-    return Document("", [Table(_DEVICES, rows, left=2), Table(("network", "a card, one way", "µs a hop"), links)])
 
 
 def scenarios_view(scenarios: Sequence[Mapping[str, Any]], traffic: Sequence[Mapping[str, Any]]) -> Document:
@@ -59,54 +28,6 @@ def scenarios_view(scenarios: Sequence[Mapping[str, Any]], traffic: Sequence[Map
     named = [(", ".join((*each["aliases"][:1], each["name"])), each["purpose"]) for each in traffic]
     tables = [Table(("scenario", "what it is"), rows, left=2), Table(("--traffic", "what it is"), named, left=2)]
     return Document("", tables)
-
-
-def device_facts(device: HardwareSpec) -> dict[str, Any]:
-    """A device's row as data."""
-    return {
-        "name": device.name,
-        "kind": device.kind,
-        "memory_bytes": device.memory_bytes,
-        "memory_bandwidth_bytes_per_s": device.memory_bandwidth,
-        "peak_flops_per_s": device.declared.peak_flops_per_s,
-        "ridge_flop_per_byte": ridge_points(device),
-        "tdp_w": device.declared.tdp_w,
-        "usd_per_hour": device.price.usd_per_hour if device.price else None,
-    }
-
-
-def device_view(device: HardwareSpec) -> Document:
-    """All that is declared of a device, and where it comes from."""
-    declared, price = device.declared, device.price
-    rates = [
-        (rate, format_si(peak, "FLOP/s"), format_number(peak / device.memory_bandwidth, 1))
-        for rate, peak in declared.peak_flops_per_s.items()
-    ]
-    levels = [
-        (m.level, format_si(m.capacity_bytes, "B"), m.per.replace("_", " "), format_si(m.bandwidth_bytes_per_s, "B/s"))
-        for m in declared.memory
-    ]
-    links = [(link.name, format_si(link.bandwidth_bytes_per_s, "B/s")) for link in declared.links]
-    blocks: list[Block] = [
-        Paragraph(f"{declared.compute_units} compute units at {format_si(declared.clock_hz, 'Hz')}"),
-        Table(("dtype", "dense peak", "ridge FLOP/byte"), rates),
-        Table(("memory", "capacity", "per", "bandwidth"), levels),
-        Table(("link", "one way"), links),
-        Paragraph(f"TDP {format_number(declared.tdp_w, 0)} W. Source: {declared.source}"),
-    ]
-    if price is not None:
-        blocks.append(Paragraph(f"{price.usd_per_hour:g} USD an hour ({price.source}, {price.date.isoformat()})"))
-    if declared.unconfirmed:
-        missing = f"Not confirmed in a vendor's document: {', '.join(declared.unconfirmed)}"
-        blocks.append(Paragraph(Span(missing, "communication")))
-    return Document(device.name, blocks, f"{device.kind}, {declared.architecture or 'other'}")
-
-
-def network_view(network: NetworkFile) -> Document:
-    """What is declared of a network between nodes."""
-    rate = format_si(network.bandwidth_bytes_per_s, "B/s")
-    sources = [Paragraph(f"Source: {network.source}"), Paragraph(f"Latency: {network.latency_source}")]
-    return Document(network.name, sources, f"{rate} a card, one way, {network.latency_s * 1e6:g} µs a hop")
 
 
 def model_facts(model: ModelSpec) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from perfmodel.files.base import Spec
 from perfmodel.files.units import PositiveFloat
 
 Column = Literal[
+    "architecture",
+    "instructions",
     "units",
     "cores",
     "e_cores",
@@ -36,6 +38,8 @@ Column = Literal[
 
 # What a column of the table says: its place in `declared`, and the factor to its unit.
 _PLACES: dict[str, tuple[tuple[str, ...], float]] = {
+    "architecture": (("architecture",), 1),
+    "instructions": (("instructions",), 1),
     "units": (("compute_units",), 1),
     "clock_mhz": (("clock_hz",), 1e6),
     "memory_gb": (("memory", "hbm", "capacity_bytes"), 1e9),
@@ -53,7 +57,7 @@ _LEVELS = ("hbm", "l3", "l2", "sram", "tensor_memory", "registers")  # outermost
 # One way and lane, after its encoding. PCI-SIG: 8, 16 and 32 GT/s with 128b/130b (PCIe 3.0 to 5.0).
 _PCIE_LANE = {"3.0": 0.984375e9, "4.0": 1.96875e9, "5.0": 3.9375e9}
 _LISTS = {"memory": "level", "links": "name"}  # of named items
-_BLOCKS = ("columns", "operations_per_clock", "shared")
+_BLOCKS = ("columns", "operations_per_clock", "e_operations_per_clock", "shared")
 
 
 class DeviceFamily(Spec):
@@ -65,7 +69,7 @@ class DeviceFamily(Spec):
     shared:                 what `declared` holds for all of them
     columns, devices:       the head of the table, and its rows by the device's name; ~ is a figure that there is not;
                             several sizes of memory are a list, the first of them the one that the name alone means
-    exceptions:             what `declared` holds for one of them instead, by its name
+    exceptions:             what `declared` holds for one of them instead, by its name, or its `operations_per_clock`
     unconfirmed:            columns, `operations_per_clock` or `shared` as a whole, `columns` for all of them, or paths
                             as in a device's own file
     """
@@ -103,8 +107,9 @@ def device_data(family: DeviceFamily, row: str, size: float | None = None) -> di
     if sizes:
         cells["memory_gb"] = sizes[0] if size is None else size
     declared = _merged(_by_name(copy.deepcopy(family.shared)), _from_cells(cells))
-    _derive(declared, family, cells)
-    declared = _merged(declared, _by_name(family.exceptions.get(row, {})))
+    exception = dict(family.exceptions.get(row, {}))
+    _derive(declared, family, cells, exception.pop("operations_per_clock", family.operations_per_clock))
+    declared = _merged(declared, _by_name(exception))
     declared["unconfirmed"] = [*_unconfirmed(family, cells, declared), *declared.get("unconfirmed", ())]
     return {
         "name": row if is_usual else f"{row}-{size:g}gb",
@@ -150,7 +155,7 @@ def _from_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
     for column, cell in cells.items():
         if column in _PLACES:
             path, factor = _PLACES[column]
-            inner: Any = cell if isinstance(cell, str) else cell * factor
+            inner: Any = cell * factor if isinstance(cell, int | float) else cell
             for key in reversed(path):
                 inner = {key: inner}
             found = _merged(found, inner)
@@ -164,8 +169,13 @@ def _from_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _derive(declared: dict[str, Any], family: DeviceFamily, cells: Mapping[str, Any]) -> None:
-    """Bandwidth and peaks, where the row leaves them to be computed."""
+def _derive(
+    declared: dict[str, Any], family: DeviceFamily, cells: Mapping[str, Any], operations_per_clock: Mapping[str, float]
+) -> None:
+    """Bandwidth and peaks, where the row leaves them to be computed.
+
+    operations_per_clock: of one unit, by format
+    """
     main = declared["memory"]["hbm"]
     if "bandwidth_bytes_per_s" not in main and {"bus_width_bits", "transfers_per_s"} <= main.keys():
         main["bandwidth_bytes_per_s"] = main["bus_width_bits"] * main["transfers_per_s"] / 8
@@ -173,7 +183,7 @@ def _derive(declared: dict[str, Any], family: DeviceFamily, cells: Mapping[str, 
     small = cells.get("e_cores", 0) * cells.get("e_clock_mhz", 0) * 1e6
     peaks = {
         name: large * operations + small * family.e_operations_per_clock.get(name, 0)
-        for name, operations in family.operations_per_clock.items()
+        for name, operations in operations_per_clock.items()
     }
     vector = peaks.pop("vector", peaks.get("fp32"))
     declared["peak_flops_per_s"] = peaks

@@ -3,7 +3,7 @@
 The name of a file costs one look at the folder. Of a table that has the name only the row itself is parsed.
 """
 
-__all__ = ["DeviceSource", "find_device", "read_device"]
+__all__ = ["DeviceSource", "find_device", "load_tables", "read_device"]
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +60,13 @@ def read_device(source: DeviceSource) -> LoadedYaml:
         return load_yaml(source.file)
     family, positions = _family_with(source.file, source.row)
     return LoadedYaml(device_data(family, source.row, source.size), positions)
+
+
+def load_tables() -> dict[str, DeviceFamily]:
+    """The tables of siblings by name. Raises SpecError for one that is malformed."""
+    files = dict.fromkeys(row.file for row in table_rows())
+    loaded = {file.stem: load_yaml(file) for file in files}
+    return {name: parse(DeviceFamily, table.data, table.positions) for name, table in loaded.items()}
 
 
 def _source(device: TableRow) -> DeviceSource:

@@ -49,7 +49,7 @@ def completed(line):
         ("perfmodel hardware ", ["list", "show", "new"]),
         ("perfmodel simulate llama-3.1-8b", [n for n in list_names("scenarios") if n.startswith("llama-3.1-8b")]),
         ("perfmodel plan --model qwen3", [n for n in list_models() if n.startswith("qwen3")]),
-        ("perfmodel plan --hardware h100-sxm-80gb,h2", ["h100-sxm-80gb,h200-sxm"]),
+        ("perfmodel plan --hardware h100-sxm-80gb,h200-s", ["h100-sxm-80gb,h200-sxm"]),
         ("perfmodel plan --traffic azure", ["azure-code", "azure-conversation"]),
         ("perfmodel hardware show b", [n for n in list_hardware() if n.startswith("b")]),
         ("perfmodel study nod", ["nodes"]),

@@ -29,6 +29,8 @@ COMMANDS = {
     "what if, beside an alternative": ["whatif", "llama-3.1-8b-a100", *FEW, *AGAINST],
     "compare": ["compare", "llama-2-7b-a100-batch1", "tiny-llama-cpu"],
     "hardware": ["hardware", "list"],
+    "every CPU": ["hardware", "list", "--kind", "cpu"],
+    "some GPUs": ["hardware", "list", "--maker", "nvidia", "--name", "rtx"],
     "a device": ["hardware", "show", "gb200"],
     "models": ["models", "list"],
     "a model": ["models", "show", "deepseek-v3"],

@@ -1,0 +1,123 @@
+"""Devices and networks between nodes, listed and one by one."""
+
+__all__ = ["device_facts", "device_view", "devices_view", "network_view", "siblings_view"]
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from perfmodel.cost import peak_flops_per_s, ridge_point
+from perfmodel.report.document import Block, Document, Paragraph, Span, Table
+from perfmodel.report.numbers import format_number, format_si
+from perfmodel.report.views.step import ridge_points
+from perfmodel.specs.devices.family import DeviceFamily
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.networks import NetworkFile
+
+_DEVICES = ("memory", "bandwidth", "bf16 peak", "FLOP/byte", "TDP W", "USD/h")
+_KINDS = {"gpu": "GPUs", "cpu": "CPUs", "tpu": "TPUs", "npu": "other accelerators", "fpga": "FPGAs"}
+
+
+def devices_view(devices: Sequence[HardwareSpec]) -> Document:
+    """A row for each device, by kind, and how many there are."""
+    return Document("", [*_by_kind(devices), Paragraph(_counted(Counter(str(each.kind) for each in devices)))])
+
+
+def siblings_view(
+    devices: Sequence[HardwareSpec], tables: Mapping[str, DeviceFamily], networks: Sequence[NetworkFile]
+) -> Document:
+    """A row for each device with a file of its own, for each table of siblings, and for each network between nodes."""
+    families = [
+        (name, family.kind, family.maker, str(len(family.devices)), next(iter(family.devices)))
+        for name, family in tables.items()
+    ]
+    links = [
+        (network.name, format_si(network.bandwidth_bytes_per_s, "B/s"), format_number(network.latency_s * 1e6, 1))
+        for network in networks
+    ]
+    kinds = Counter(str(each.kind) for each in devices)
+    for family in tables.values():
+        kinds[family.kind] += len(family.devices)
+    return Document(
+        "",
+        [
+            *_by_kind(devices),
+            Table(("table of siblings", "kind", "maker", "devices", "the first"), families, left=3, texts=(4,)),
+            Table(("network", "a card, one way", "µs a hop"), links),
+            Paragraph(f"{_counted(kinds)}. List each by --kind cpu, --maker amd or --name rtx-40."),
+        ],
+    )
+
+
+def _by_kind(devices: Sequence[HardwareSpec]) -> list[Table]:
+    kinds = [kind for kind in _KINDS if any(device.kind == kind for device in devices)]
+    return [Table((_KINDS[kind], *_DEVICES), _rows(each for each in devices if each.kind == kind)) for kind in kinds]
+
+
+def _rows(devices: Iterable[HardwareSpec]) -> list[tuple[str, ...]]:
+    return [
+        (
+            device.name,
+            format_si(device.memory_bytes, "B"),
+            format_si(device.memory_bandwidth, "B/s"),
+            format_si(peak_flops_per_s(device, "bf16"), "FLOP/s"),
+            format_number(ridge_point(device), 0),
+            format_number(device.declared.tdp_w, 0),
+            format_number(device.price.usd_per_hour if device.price else None),
+        )
+        for device in devices
+    ]
+
+
+def _counted(kinds: Mapping[str, int]) -> str:
+    each = ", ".join(f"{kinds[kind]:,} {name}" for kind, name in _KINDS.items() if kinds.get(kind))
+    return f"{sum(kinds.values()):,} devices: {each}"
+
+
+def device_facts(device: HardwareSpec) -> dict[str, Any]:
+    """A device's row as data."""
+    return {
+        "name": device.name,
+        "kind": device.kind,
+        "maker": device.maker,
+        "memory_bytes": device.memory_bytes,
+        "memory_bandwidth_bytes_per_s": device.memory_bandwidth,
+        "peak_flops_per_s": device.declared.peak_flops_per_s,
+        "ridge_flop_per_byte": ridge_points(device),
+        "tdp_w": device.declared.tdp_w,
+        "usd_per_hour": device.price.usd_per_hour if device.price else None,
+    }
+
+
+def device_view(device: HardwareSpec) -> Document:
+    """All that is declared of a device, and where it comes from."""
+    declared, price = device.declared, device.price
+    rates = [
+        (rate, format_si(peak, "FLOP/s"), format_number(peak / device.memory_bandwidth, 1))
+        for rate, peak in declared.peak_flops_per_s.items()
+    ]
+    levels = [
+        (m.level, format_si(m.capacity_bytes, "B"), m.per.replace("_", " "), format_si(m.bandwidth_bytes_per_s, "B/s"))
+        for m in declared.memory
+    ]
+    links = [(link.name, format_si(link.bandwidth_bytes_per_s, "B/s")) for link in declared.links]
+    blocks: list[Block] = [
+        Paragraph(f"{declared.compute_units} compute units at {format_si(declared.clock_hz, 'Hz')}"),
+        Table(("dtype", "dense peak", "ridge FLOP/byte"), rates),
+        Table(("memory", "capacity", "per", "bandwidth"), levels),
+        Table(("link", "one way"), links),
+        Paragraph(f"TDP {format_number(declared.tdp_w, 0)} W. Source: {declared.source}"),
+    ]
+    if price is not None:
+        blocks.append(Paragraph(f"{price.usd_per_hour:g} USD an hour ({price.source}, {price.date.isoformat()})"))
+    if declared.unconfirmed:
+        missing = f"Not confirmed in a vendor's document: {', '.join(declared.unconfirmed)}"
+        blocks.append(Paragraph(Span(missing, "communication")))
+    return Document(device.name, blocks, f"{device.kind}, {declared.architecture or 'other'}")
+
+
+def network_view(network: NetworkFile) -> Document:
+    """What is declared of a network between nodes."""
+    rate = format_si(network.bandwidth_bytes_per_s, "B/s")
+    sources = [Paragraph(f"Source: {network.source}"), Paragraph(f"Latency: {network.latency_source}")]
+    return Document(network.name, sources, f"{rate} a card, one way, {network.latency_s * 1e6:g} µs a hop")
