@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from perfmodel.calibrate.kernels.systems import calibrate_folder
+from perfmodel.calibrate.local.fit import fit_backends
+from perfmodel.calibrate.local.rows import read_local_rows
 from perfmodel.calibrate.measured import read_measurements
 from perfmodel.calibrate.measured.fit import ENGINE, fit_measured
 from perfmodel.calibrate.origins import SERVING_RUNS, STEADY_STATES, Origin
@@ -15,24 +17,31 @@ from perfmodel.calibrate.serving.simulation import fit_engine_profile
 from perfmodel.calibrate.steady.profile import fit_generation, fit_steady_profile, fitting_rows
 from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost import Calibration, EngineProfile, load_engine_profile, save_calibration, save_engine_profile
+from perfmodel.cost.calibrations.backends import BackendFits, save_backends
 from perfmodel.cost.calibrations.files import HEADER
 from perfmodel.cost.calibrations.unmeasured import GenerationFit, save_generation
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
+from perfmodel.specs.engine.description import describe_engine
 
 Progress = Callable[[int, int | None], None]
 
 
 def fit_recorded(
     path: Path, engine: str, out: Path | None = None, progress: Progress | None = None
-) -> list[tuple[Calibration | EngineProfile, Path]]:
+) -> list[tuple[Calibration | EngineProfile | BackendFits, Path]]:
     """Fit what `path` holds and write it to the folder `out`, by default among the calibrations.
 
     A folder gives one calibration per device; a JSON file of serving runs or a CSV of steady states what it says about
-    the engine's profile. Raises SpecError for measurements that cannot be read, or are of another engine.
+    the engine's profile; a table of figures of single machines what it says about the engine's backends.
+
+    Raises SpecError for measurements that cannot be read, or are of another engine.
     """
     folder = out or data_dir("calibrations")
+    if describe_engine(engine).facts.backends:
+        backends = _backends(path, engine)
+        return [(backends, save_backends(backends, folder / f"backend@{backends.engine}.yaml", HEADER))]
     if path.is_dir():
         is_ours = (path / "suite.json").is_file()
         calibrations = [_executor(path, engine)] if is_ours else calibrate_folder(path, engine, progress)
@@ -55,6 +64,11 @@ def fit_recorded_generation(
         }
     )
     return fit, save_generation(fit, (out or data_dir("calibrations")) / f"generation@{architecture}.yaml", HEADER)
+
+
+def _backends(path: Path, engine: str) -> BackendFits:
+    rows, _ = read_local_rows(path)
+    return fit_backends(rows, path.parent, engine, f"perfmodel calibrate --from <local figures> --engine {engine}")
 
 
 def _executor(path: Path, engine: str) -> Calibration:

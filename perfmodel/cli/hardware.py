@@ -1,4 +1,4 @@
-"""`perfmodel hardware list|show|new`: the devices and networks that are known, one of them, and a file for another."""
+"""`perfmodel hardware list|show|new|detect`: known devices and networks, one of them, files for others and this one."""
 
 __all__ = ["hardware"]
 
@@ -110,6 +110,28 @@ def new_device(
     from perfmodel.specs.hardware_template import hardware_template
 
     typer.echo(hardware_template(name, specs.load_hardware(like)), nl=False)
+
+
+@hardware.command("detect")
+@guarded
+def detect_device(
+    cpu: Annotated[bool, typer.Option("--cpu", help="The processor's file, also where there is a GPU.")] = False,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.1, max=60, help="How long the copy test of the memory takes.")
+    ] = 2.0,
+) -> None:
+    """Print the file of the machine at hand as a start: its first GPU, else its processor.
+
+    GPUs are asked for by their makers' tools where they are installed (nvidia-smi, amd-smi, rocm-smi, xpu-smi,
+    system_profiler); the memory's bandwidth is measured by copying for two seconds on all cores.
+    """
+    from perfmodel.specs.detect.machine import this_machine
+    from perfmodel.specs.detect.starting_file import graphics_file, processor_file, summary
+
+    machine = this_machine(seconds)
+    typer.echo(summary(machine), nl=False)
+    is_processor = cpu or not machine.graphics
+    typer.echo(processor_file(machine) if is_processor else graphics_file(machine.graphics[0]), nl=False)
 
 
 def _is_network(name: str) -> bool:

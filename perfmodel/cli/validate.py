@@ -27,12 +27,14 @@ class Kind(StrEnum):
     per_request = "per-request"
     throughput = "throughput"
     executor = "executor"
+    local = "local"
     published = "published"
     techniques = "techniques"
 
 
 # Recorded measurements: where the function `(path, progress) -> ValidationReport` of each kind is.
 _READERS = {
+    Kind.local: "perfmodel.validate.local:validate_local",
     Kind.operators: "perfmodel.validate.operators:validate_operators",
     Kind.per_request: "perfmodel.validate.per_request:validate_per_request",
     Kind.published: "perfmodel.validate.published.compare:validate_published",

@@ -18,7 +18,7 @@ _AROUND = re.compile(
 )
 _WORDS_BEFORE = re.compile(r"^(?:(?:cpu|gpu|nvidia|geforce|tesla|amd|radeon|intel|apple|google|arm)-)+(?=.)")
 _WORDS_AFTER = re.compile(
-    r"(?:-(?:gpu|igpu|cpu|apu|graphics|processor|generation|edition|design|accelerator"
+    r"(?:-(?:gpu|igpu|cpu|apu|graphics|processor|generation|edition|design|accelerator|model-[a-z](?:-rev-[\d.-]+)?"
     r"|\d+-cores?|(?:two|dual|four|quad|six|eight)-core))+$"
 )
 _MAX_Q = re.compile(r"-with-(max-[qp])")

@@ -2,6 +2,7 @@
 
 __all__ = ["hardware_template"]
 
+import json
 from collections.abc import Iterator
 
 from perfmodel.errors import SpecError
@@ -36,8 +37,10 @@ _ON_PEAKS = """
 """
 
 
-def hardware_template(name: str, like: HardwareSpec) -> str:
+def hardware_template(name: str, like: HardwareSpec, is_here: bool = False) -> str:
     """YAML of a device called `name` with the figures of `like` and what each field means.
+
+    is_here: whether `like` is the device itself as it was looked at: what a process is shown of its memory is its own
 
     Raises SpecError for a name that no file may have.
     """
@@ -48,8 +51,7 @@ def hardware_template(name: str, like: HardwareSpec) -> str:
     declared = like.declared
     return "\n".join(
         [
-            f"# A device that nobody has described yet. The figures are those of {like.name}: replace each by what the",
-            "# vendor's datasheet says. A figure may have a unit: 80 GB, 3.35 TB/s, 989 TFLOPS, 1.83 GHz, 0.6 us.",
+            *_opening(like.name, is_here),
             "#   perfmodel hardware show ./FILE.yaml                               what was read, and the ridge points",
             "#   perfmodel simulate llama-3.1-8b-a100 --set hardware=./FILE.yaml   how it serves",
             f"name: {name}",
@@ -57,14 +59,14 @@ def hardware_template(name: str, like: HardwareSpec) -> str:
             f"maker: {like.maker or 'somebody'}  # whose device it is, for lists",
             "aliases: []  # other names that scenarios and result files have for it",
             "declared:",
-            '  source: "REPLACE: vendor, document, year"  # where the figures of this block are from',
+            f"  source: {_source(like, is_here)}  # where the figures of this block are from",
             *_compute(declared),
             f"  memory:{_ON_LEVELS.rstrip()}",
-            *(line for level in declared.memory for line in _level(level)),
+            *(line for level in declared.memory for line in _level(level, is_here)),
             *(_ON_LINKS.strip("\n").splitlines()),
             "  links:" if declared.links else "  links: []",
             *(line for link in declared.links for line in _link(link)),
-            *_rest(declared),
+            *_rest(declared, is_here),
             "# price:  # what an hour of one device costs; without it the answers have no costs",
             '#   source: "who asks it"',
             "#   date: 2026-01-31  # when; answers name prices that are old",
@@ -93,9 +95,11 @@ def _compute(declared: Declared) -> Iterator[str]:
     yield f"  sparsity_speedup: {declared.sparsity_speedup:g}  # of 2:4 sparse products; 1 where there are none"
 
 
-def _level(level: MemoryLevel) -> Iterator[str]:
+def _level(level: MemoryLevel, is_here: bool) -> Iterator[str]:
     yield f"    - level: {level.level}"
     yield f"      capacity_bytes: {shortest_amount(level.capacity_bytes, 'B')}"
+    if is_here and level.visible_bytes is not None:
+        yield f"      visible_bytes: {shortest_amount(level.visible_bytes, 'B')}"
     if level.bandwidth_bytes_per_s is not None:
         yield f"      bandwidth_bytes_per_s: {shortest_amount(level.bandwidth_bytes_per_s, 'B/s')}"
     if level.per != "device":
@@ -122,11 +126,23 @@ def _link(link: Link) -> Iterator[str]:
         yield f"      topology: {link.topology}"
 
 
-def _rest(declared: Declared) -> Iterator[str]:
+def _opening(like: str, is_here: bool) -> tuple[str, str]:
+    units = "A figure may have a unit: 80 GB, 3.35 TB/s, 989 TFLOPS, 1.83 GHz, 0.6 us."
+    if is_here:
+        return f"# What this machine says of itself, and for the rest what is known of {like}.", f"# {units}"
+    first = f"# A device that nobody has described yet. The figures are those of {like}: replace each by what the"
+    return first, f"# vendor's datasheet says. {units}"
+
+
+def _source(like: HardwareSpec, is_here: bool) -> str:
+    return json.dumps(f"this machine; {like.declared.source}" if is_here else "REPLACE: vendor, document, year")
+
+
+def _rest(declared: Declared, is_here: bool) -> Iterator[str]:
     if declared.tdp_w is not None:
         yield f"  tdp_w: {declared.tdp_w:g}  # of one device; without it what is usual for its kind is assumed"
     if declared.idle_w is not None:
         yield f"  idle_w: {declared.idle_w:g}"
     yield f"  max_devices: {declared.max_devices}  # that the fastest link joins: the largest tensor parallel group"
     yield "  # Paths of figures that no document of the vendor says: recalled, derived or guessed. Reports list them."
-    yield "  unconfirmed: [idle_w]"
+    yield f"  unconfirmed: [{', '.join(declared.unconfirmed) if is_here else 'idle_w'}]"

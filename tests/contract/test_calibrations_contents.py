@@ -13,6 +13,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from perfmodel.cost import Calibration, EngineProfile
+from perfmodel.cost.calibrations.backends import BackendFits
 from perfmodel.cost.calibrations.files import HEADER
 from perfmodel.cost.calibrations.unmeasured import GenerationFit
 from perfmodel.cost.forms.registry import FormFit
@@ -22,7 +23,11 @@ from perfmodel.models.cards import load_card
 from perfmodel.specs import list_models
 
 FILES = sorted(data_dir("calibrations").glob("*.yaml"))
-KINDS = {"engine": EngineProfile, "generation": GenerationFit}  # others are calibrations of a device
+KINDS = {
+    "engine": EngineProfile,
+    "generation": GenerationFit,
+    "backend": BackendFits,
+}  # others are calibrations of a device
 MOST_NUMBERS = 3  # in one entry of a list: (most rows, tile rows, tile columns), (first group, last group)
 MOST_ENTRIES = 8  # of a list: the lines of a library's tile rule
 DATA_FILE = re.compile(r"\w\.(json|jsonl|csv|tsv|parquet|gz|npz|npy|pkl|pickle|xlsx|yaml|txt)\b", re.IGNORECASE)

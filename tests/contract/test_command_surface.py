@@ -14,6 +14,7 @@ FROZEN = {
         *("SCENARIO", "--set", "--batch", "--context", "--prefill", "--run", "--occupancy", "--json", "--seed"),
         *WITHOUT_LIMITS,
     ],
+    "hardware detect": ["--cpu", "--seconds"],
     "hardware list": ["--kind", "--maker", "--name", "--json"],
     "hardware new": ["NAME", "--like"],
     "hardware show": ["NAME", "--json"],

@@ -103,7 +103,8 @@ class Calibration(Spec):
     default: FamilyFit = FamilyFit()
     contained: tuple[str, ...] = ()  # operators whose time lies within that of measured attention kernels
     host: HostFit = HostFit()
-    step_residuals: Residuals = Residuals()
+    step_residuals: Residuals = Residuals()  # of whole steps that decode
+    prompt_residuals: Residuals = Residuals()  # of whole steps of prompts
     # What a scenario's `overheads` make of the kernels' and of the host's; no file says it.
     kernel_overheads: NonNegativeFloat = 1.0
     host_overheads: NonNegativeFloat = 1.0

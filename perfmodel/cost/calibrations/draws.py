@@ -153,6 +153,9 @@ class Uncertainty(NamedTuple):
 def _prompts(profile: EngineProfile, calibration: Calibration) -> LogNormal:
     """Error of what prompts add: TTFT errs by steps and prompts, TPOT by steps alone. It is the engine's more than the
     device's, launches and preparation on the host, and does not widen with the way that kernels' fits have come."""
+    if calibration.prompt_residuals.num_rows:
+        steps = LogNormal.of(calibration.step_residuals, calibration.spread)
+        return LogNormal.of(calibration.prompt_residuals, calibration.spread).beyond(steps)
     if not profile.ttft_residuals.num_rows:
         has_steps_only = calibration.step_residuals.num_rows and not profile.latency_residuals.num_rows
         return LogNormal() if has_steps_only else _UNKNOWN_PROMPTS

@@ -180,7 +180,7 @@ def _relations(hardware: HardwareSpec, engine: str) -> Iterator[tuple[float, Pat
     """(spread, file) of every calibration of a related device, or of the device under another engine."""
     for file in data_dir("calibrations").glob("*@*.yaml"):
         device, _, other_engine = file.stem.partition("@")
-        if device in ("engine", "generation", "cpu") or (device, other_engine) == (hardware.name, engine):
+        if device in ("engine", "generation", "backend", "cpu") or (device, other_engine) == (hardware.name, engine):
             continue
         steps = _distance(hardware.declared.architecture, _architecture(device))
         if steps is None:

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from perfmodel.cost.calibrations.backends import BackendFits, engine_calibration
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.engine_profile import EngineProfile, load_engine_profile
-from perfmodel.cost.calibrations.files import PASSED_ON, load_calibration
+from perfmodel.cost.calibrations.files import PASSED_ON
 from perfmodel.cost.calibrations.unmeasured import GenerationFit, load_generation
 from perfmodel.files.base import Spec
 from perfmodel.printable import to_jsonable
@@ -25,7 +26,7 @@ from perfmodel.specs.scenario import Scenario
 from perfmodel.version import __version__
 
 _DIGITS = 16  # of a hash: enough to distinguish files
-Fit = Calibration | EngineProfile | GenerationFit
+Fit = Calibration | EngineProfile | GenerationFit | BackendFits
 
 
 @dataclass(frozen=True, order=True)
@@ -48,6 +49,9 @@ class FittedSource:
         if isinstance(fitted, EngineProfile):
             key, source = f"engine@{fitted.engine}", fitted.source or "not fitted: adds nothing"
             return cls(key, source, date, key, _digest(fitted))
+        if isinstance(fitted, BackendFits):
+            key = f"backend@{fitted.engine}"
+            return cls(key, fitted.source, date, key, _digest(fitted))
         if isinstance(fitted, GenerationFit):
             key = f"generation@{fitted.architecture}"
             return cls(key, fitted.source, date, key, _digest(fitted))
@@ -106,7 +110,7 @@ def provenance_of(
     asked = {(hardware.name, engine.profile, engine.version): (hardware, engine) for hardware, engine in pools}
     fits: list[Fit] = []
     for hardware, engine in asked.values():
-        fits.append(calibration or load_calibration(_as_in_its_file(hardware), engine.profile))
+        fits.append(calibration or engine_calibration(_as_in_its_file(hardware), engine))
         fits.append(profile or load_engine_profile(engine.profile))
         generation = load_generation(hardware.declared.architecture) if calibration is None else None
         fits += [generation] if generation is not None else []

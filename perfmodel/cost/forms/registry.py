@@ -22,6 +22,9 @@ from perfmodel.cost.forms.attention.latent import (
 )
 from perfmodel.cost.forms.attention.mixed import MixedAttentionFit, mixed_time
 from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, prefill_time
+from perfmodel.cost.forms.blocks.matmul import BlockMatmulFit, block_matmul_time
+from perfmodel.cost.forms.blocks.on_host import OnHostFit, on_host_time
+from perfmodel.cost.forms.blocks.stream import BlockStreamFit, block_stream_time
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime
 from perfmodel.cost.forms.experts import GroupedExpertsFit, time_experts
 from perfmodel.cost.forms.fits import Residuals
@@ -55,6 +58,9 @@ FORMS: dict[str, Form] = {
     "expert_exchange": Form(ExchangeFit, exchange_time),
     "tiled_gemm": Form(TiledGemmFit, time_gemm),
     "grouped_experts": Form(GroupedExpertsFit, time_experts),
+    "block_matmul": Form(BlockMatmulFit, block_matmul_time),
+    "block_stream": Form(BlockStreamFit, block_stream_time),
+    "on_host": Form(OnHostFit, on_host_time),
 }
 
 

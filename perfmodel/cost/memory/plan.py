@@ -2,14 +2,16 @@
 
     blocks = floor( (utilization x visible memory - weights - activations - reserve - graphs - states) / block bytes )
 
-at the pipeline stage that has the fewest. CUDA graphs count inside the share where the engine's version counts them
-(vLLM from 0.21 on); before, they were captured in what the share leaves. Not modelled: fragmentation, memory that other
-processes hold, encoders of multimodal models beyond their weights (vLLM's profiling run takes some 5 GB for them).
+at the pipeline stage, or the device of a layer split, that has the fewest. Of a model whose first layers are with the
+CPU (`n_gpu_layers`), the plan is of the device; the host holds the rest, and their KV cache with them. CUDA graphs
+count inside the share where the engine's version counts them (vLLM from 0.21 on); before, they were captured in what
+the share leaves. Not modelled: fragmentation, memory that other processes hold, encoders of multimodal models beyond
+their weights (vLLM's profiling run takes some 5 GB for them).
 """
 
 __all__ = ["MemoryPlan", "plan_memory", "smallest_fitting_tp"]
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -141,9 +143,8 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
     layers = list(model.iter_layers())
     drafter = draft_footprint(model, engine)
     plans = []
-    for index, span in enumerate(stages(len(layers), shard.pp)):
-        stage = layers[span.start : span.stop]
-        held = weights(model, shard, stage, is_first=index == 0, is_last=index == shard.pp - 1)
+    for stage, is_first, is_last in _parts(layers, engine):
+        held = weights(model, shard, stage, is_first=is_first, is_last=is_last)
         if drafter.weight_bytes:
             held["drafter"] = drafter.weight_bytes
         per_token = 0.0
@@ -173,6 +174,18 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
         )
         plans.append(_best_layout(plan, model, engine, shard, stage))
     return min(plans, key=lambda found: found[0].num_kv_blocks)
+
+
+def _parts(layers: Sequence[Layer], engine: EngineSpec) -> Iterator[tuple[Sequence[Layer], bool, bool]]:
+    """The layers of each device that a plan passes, and whether it holds the embedding, and the head."""
+    num_parts, has_head = engine.pipeline_parallel_size * engine.layer_split, True
+    first = 0
+    if engine.n_gpu_layers is not None:  # the last ones, behind which the head counts as one more
+        first = max(0, len(layers) - engine.n_gpu_layers)
+        has_head = engine.n_gpu_layers > len(layers)
+    for index, span in enumerate(stages(len(layers) - first, num_parts)):
+        part = layers[first + span.start : first + span.stop]
+        yield part, index == 0 and not first, index == num_parts - 1 and has_head
 
 
 def _graph_bytes(engine: EngineSpec, hardware: HardwareSpec) -> float:

@@ -7,15 +7,16 @@ __all__ = ["StepCosts", "scenario_drafts", "scenario_fits", "scenario_graph", "s
 
 from dataclasses import dataclass
 
+from perfmodel.cost.calibrations.backends import engine_calibration
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.calibrations.engine_profile import EngineProfile, load_engine_profile
-from perfmodel.cost.calibrations.files import load_calibration
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.drafts import DraftTables, draft_tables
 from perfmodel.cost.steps.explain import StepEstimate
 from perfmodel.cost.steps.pricer import StepPricer
 from perfmodel.cost.steps.speculation import SpeculativePricer
+from perfmodel.cost.steps.split import LayerSplit, SplitPricer, layer_split_of
 from perfmodel.cost.steps.stages import estimate_step, step_pricer
 from perfmodel.cost.steps.tables import StepTables
 from perfmodel.ops.attention.decode import ContextSpread
@@ -34,11 +35,13 @@ class StepCosts:
 
     tables: the costs of the model's own steps, which all pricers share
     drafts: what drafting and verifying cost, with speculation
+    split:  of the layers over several devices
     """
 
     tables: StepTables
     profile: EngineProfile
     drafts: DraftTables | None = None
+    split: LayerSplit | None = None
 
     @property
     def graph(self) -> StepGraph:
@@ -58,7 +61,8 @@ class StepCosts:
 
         draw: factors on what the calibration says, for ensembles
         """
-        return step_pricer(self.tables, draw) if self.drafts is None else self.speculative_pricer(draw)
+        pricer = step_pricer(self.tables, draw) if self.drafts is None else self.speculative_pricer(draw)
+        return pricer if self.split is None else SplitPricer(pricer, self.split)
 
     def speculative_pricer(self, draw: Draw | None = None) -> SpeculativePricer:
         """What prices rounds of drafting and verifying; `drafts` must be there. draw: as of `pricer`"""
@@ -105,7 +109,7 @@ def scenario_fits(
     """
     profile = profile or load_engine_profile(scenario.engine.profile)
     engine = scenario.engine
-    calibration = calibration or load_calibration(scenario.hardware, engine.profile)
+    calibration = calibration or engine_calibration(scenario.hardware, engine)
     if engine.described.version.age != "described":
         calibration = calibration.model_copy(update={"spread": calibration.spread * _SPREAD_OTHER_VERSION})
     applied = profile.applied_to(calibration, is_eager=engine.enforce_eager)
@@ -163,4 +167,5 @@ def step_costs(
     calibration, profile = scenario_fits(scenario, calibration, profile)
     graph = scenario_graph(scenario, profile)
     drafts = scenario_drafts(scenario, calibration, profile, graph)
-    return StepCosts(StepTables(graph, OperatorTimer(scenario.hardware, calibration)), profile, drafts)
+    tables = StepTables(graph, OperatorTimer(scenario.hardware, calibration))
+    return StepCosts(tables, profile, drafts, layer_split_of(scenario.engine))

@@ -23,6 +23,7 @@ from perfmodel.models.architecture import MoEFFN
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.attention.decode import ContextSpread
 from perfmodel.ops.formats import served_model
+from perfmodel.ops.graphs.host_layers import on_host
 from perfmodel.ops.graphs.layers import embedding_nodes, head_nodes, layer_nodes, passing_on_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
@@ -84,6 +85,7 @@ class GraphPart(NamedTuple):
     """Consecutive layers of a model, with what stands before or behind all of them, or without.
 
     num_hops: from a pipeline stage to the next, within these layers or behind them; stage: the one, if it is one
+    device_layers: the last ones, the head being one more, which the device computes, the host the others; None: all
     """
 
     layers: range
@@ -91,6 +93,7 @@ class GraphPart(NamedTuple):
     has_head: bool = True
     num_hops: int = 0
     stage: int | None = None
+    device_layers: int | None = None
 
 
 def build_graph(
@@ -137,7 +140,7 @@ def build_graph(
         return StepGraph(model, context.shard, tuple(nodes), engine.enforce_eager, mixed, engine.plans_ahead, is_plain)
 
     if part is not None or num_stages == 1:
-        return graph(part or GraphPart(range(model.num_layers)))
+        return graph(part or GraphPart(range(model.num_layers), device_layers=engine.n_gpu_layers))
     whole = graph(GraphPart(range(model.num_layers), num_hops=num_stages - 1))
     return replace(whole, stages=_stage_graphs(model, num_stages, graph))
 
@@ -149,10 +152,13 @@ def _nodes(
     model, span = context.model, part.layers
     layers = list(model.iter_layers())[span.start : span.stop]
     reach = model.exits.reach[span.start : span.stop] if model.exits else None
+    stay = _on_host(len(layers), part)
+    embedded = embedding_nodes(context) if part.has_embedding else []
+    last = head_nodes(context, method, bytes_per_logit) if part.has_head else []
     nodes = [
-        *(embedding_nodes(context) if part.has_embedding else []),
-        *layer_nodes(layers, context, reach),
-        *(head_nodes(context, method, bytes_per_logit) if part.has_head else []),
+        *(on_host([*embedded, *layer_nodes(layers[:stay], context)]) if stay is not None else embedded),
+        *layer_nodes(layers[stay or 0 :], context, reach),
+        *(on_host(last) if stay is not None and part.device_layers == len(layers) - stay else last),
         *(replace(node, count=part.num_hops) for node in passing_on_nodes(context, part.stage) if part.num_hops),
     ]
     together = [node for node in nodes if node.depends is Depends.MIXED]
@@ -160,6 +166,11 @@ def _nodes(
     if model.exits is not None:  # prompts pass layers that decodes leave out
         together = []
     return nodes, tuple((node, _parts(node, nodes)) for node in together)
+
+
+def _on_host(num_layers: int, part: GraphPart) -> int | None:
+    """How many layers the host computes before the device goes on; None where it computes none and holds no table."""
+    return None if part.device_layers is None else max(0, num_layers - part.device_layers)
 
 
 def _stage_graphs(model: ModelSpec, num_stages: int, graph: Callable[[GraphPart], StepGraph]) -> tuple[StepGraph, ...]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from perfmodel.cost import MemoryPlan, plan_memory
+from perfmodel.cost.memory.file_types import TypeFit
 from perfmodel.cost.steps.explain import OperatorEstimate, PipelineEstimate, StepEstimate
 from perfmodel.planning.sweeps.step_report import StepReport
 from perfmodel.report.document import (
@@ -259,8 +260,11 @@ def _kernel_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def memory_view(plan: MemoryPlan, notes: Sequence[str] = ()) -> Document:
-    """Weights, activations, states and KV blocks of one device; the largest batch and context."""
+def memory_view(plan: MemoryPlan, notes: Sequence[str] = (), types: Sequence[TypeFit] = ()) -> Document:
+    """Weights, activations, states and KV blocks of one device; the largest batch and context.
+
+    types: what becomes of the model in each file type, where the engine keeps layers with the CPU
+    """
     parts = [(f"weights: {name.replace('_', ' ')}", size) for name, size in plan.weights.items() if size]
     parts += [("activations", plan.activation_bytes), ("reserve", plan.reserve_bytes)]
     if plan.graph_bytes:
@@ -279,6 +283,26 @@ def memory_view(plan: MemoryPlan, notes: Sequence[str] = ()) -> Document:
     blocks: list[Block] = [
         Table(("memory", "GB", share), rows, total=usable),
         Paragraph(served),
+        *([_types(types)] if types else []),
         *([Notes(notes)] if notes else []),
     ]
     return Document(f"{plan.model} on {plan.num_devices} x {plan.hardware}", blocks, "Per device")
+
+
+def _types(types: Sequence[TypeFit]) -> Table:
+    """Which file types fit, and how far."""
+    rows = [
+        (
+            each.file_type.upper(),
+            f"{each.weight_bytes / 1e9:.1f}",
+            "yes" if each.fits else "no",
+            f"{each.layers} of {each.num_layers}",
+            f"{each.max_context:,}" if each.max_context else "none",
+        )
+        for each in types
+    ]
+    note = (
+        f"Layers on the device with a context of {types[0].context:,} tokens for each slot, the head counting as one: "
+        f"the largest `n_gpu_layers`; the others stay with the CPU. Context: of one sequence, with all layers there."
+    )
+    return Table(("GGUF type", "GB", "fits", "layers", "longest context"), rows, "Which type fits", note=note)

@@ -28,7 +28,7 @@ from perfmodel.validate.report import NOT_APPLICABLE, Comparison, ErrorStats, Ro
 _HEADLINES = (
     *("latency", "e2el_mean", "itl_mean", "tpot_mean", "ttft_mean", "ttft", "tpot", "e2el", "step"),
     *("kernels", "steps", "systems", "system ratios", "memory"),  # of published figures
-    *("speedup", "throughput", "static_throughput"),
+    *("speedup", "throughput", "static_throughput", "decode_tokens_per_s", "prompt_tokens_per_s"),
 )
 _HEAD = ("rows", "median", "mean", "p90", "bias", "in 80 % interval")
 _ERRORS = (

@@ -18,6 +18,7 @@ __all__ = [
     "load_engine_description",
 ]
 
+import datetime
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +31,7 @@ from perfmodel.files.catalog import find_file
 from perfmodel.files.units import Bytes, NonNegativeInt, PositiveInt
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.specs.engine.backends import Backend, BackendFacts
 from perfmodel.specs.engine.versions import ChosenVersion, choose_version, parse_version
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -58,12 +60,17 @@ class BatchingRules(Spec):
 
 
 class EngineDefaults(Spec):
-    """Arguments where a scenario gives none, on every device. Names and meanings are those of `EngineSpec`."""
+    """Arguments where a scenario gives none, on every device. Names and meanings are those of `EngineSpec`.
+
+    ubatch_size: 0: steps are computed whole
+    """
 
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     block_size: PositiveInt = 16
     async_scheduling: bool = True
     all2all_backend: str | None = None
+    ubatch_size: NonNegativeInt = 0
+    attention: Literal["flash", "standard"] = "flash"
 
 
 class StepBudget(Spec):
@@ -161,6 +168,10 @@ class EngineFacts(Spec):
     kv_block_sizes:     tokens of a KV block that the engine takes; none: any
     limits_to_positions: it does not start with a max_model_len beyond the positions that the model was trained for
     weights, kv_cache:  by number format, then by generation; a format that is listed is refused on others
+    backends:           what its kernels are run with, by name, where there are several; without, it has one
+    pieces_under_way:   of a batch, that follow one another over the devices of a layer split; 0: plans do, instead
+    offloads_from_tokens: a batch of so many tokens multiplies weights in the CPU's memory on the device; 0: none does
+    released:           when the version came out
     unconfirmed:        paths of facts that were recalled or derived, not read in the engine's source or documents
     """
 
@@ -175,6 +186,10 @@ class EngineFacts(Spec):
     limits_to_positions: bool = False
     weights: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
     kv_cache: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
+    backends: dict[Backend, BackendFacts] = Field(default_factory=dict)
+    pieces_under_way: NonNegativeInt = 0
+    offloads_from_tokens: NonNegativeInt = 0
+    released: datetime.date | None = None
     unconfirmed: tuple[str, ...] = ()
 
 

@@ -11,11 +11,11 @@ __all__ = [
 from collections.abc import Mapping
 from typing import Any
 
-from perfmodel.specs.engine.description import EngineFacts, StepBudget, Use
+from perfmodel.specs.engine.description import EngineDefaults, EngineFacts, StepBudget, Use
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 
-_ON_EVERY_DEVICE = ("gpu_memory_utilization", "block_size", "async_scheduling")
+_ON_EVERY_DEVICE = ("gpu_memory_utilization", "block_size", "async_scheduling", "ubatch_size", "attention")
 _OF_A_STEP = ("max_num_batched_tokens", "max_num_seqs")
 VERSIONED_DEFAULTS = (*_ON_EVERY_DEVICE, *_OF_A_STEP)
 
@@ -61,6 +61,9 @@ def engine_notes(engine: EngineSpec) -> tuple[str, ...]:
     described = engine.described
     notes = [f"{described.description.title}: {described.version.note}."] if described.version.note else []
     taken = [name for name in VERSIONED_DEFAULTS if name not in engine.model_fields_set]
+    plain = EngineDefaults()  # what next to all engines do is not worth a word
+    silent = [name for name in ("ubatch_size", "attention") if getattr(engine, name) == getattr(plain, name)]
+    taken = [name for name in taken if name not in silent]
     if engine.num_gpu_blocks_override is not None:
         taken = [name for name in taken if name != "gpu_memory_utilization"]
     if taken:
@@ -91,6 +94,8 @@ def _step_size(budget: StepBudget, engine: EngineSpec, facts: EngineFacts, longe
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, str):
+        return value
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 

@@ -11,6 +11,7 @@ from perfmodel.files.base import Spec
 from perfmodel.files.units import Milliseconds, NonNegativeInt, PositiveInt
 from perfmodel.models.layer_formats import LayerQuantization
 from perfmodel.models.number_formats import GROUPED_FORMATS
+from perfmodel.specs.engine.backends import Backend
 from perfmodel.specs.engine.description import BatchingRules, DescribedEngine, describe_engine
 from perfmodel.specs.engine.kv import KvEviction, KvOffload, KvTier
 from perfmodel.specs.engine.speculation import SpeculativeConfig
@@ -77,6 +78,15 @@ class EngineSpec(Spec):
     enforce_eager: bool = False
     scheduling_policy: Literal["fcfs", "priority", "shortest-first"] = "fcfs"
     async_scheduling: bool = True
+    # Of engines for a single machine: what the kernels are run with (None: the device's own), tokens of a piece that a
+    # step is computed in (0: whole), devices that the layers are split over, which work one after another, and layers
+    # on them, the output among these (None: all; the others are computed by `cpu`, a name in hardware_specs, from the
+    # host's memory)
+    backend: Backend | None = None
+    ubatch_size: NonNegativeInt = 0
+    layer_split: PositiveInt = 1
+    n_gpu_layers: NonNegativeInt | None = None
+    cpu: str | None = None
     batching: Literal["continuous", "iteration", "dynamic", "static", "none"] = "continuous"
     batch_timeout_ms: Milliseconds = Field(
         default=100.0, ge=0
@@ -133,6 +143,16 @@ class EngineSpec(Spec):
             raise ValueError(
                 f"found speculative_config with pipeline_parallel_size={self.pipeline_parallel_size}; drafts are "
                 f"verified by one stage at a time and would leave the others idle, which is not modelled: set it to 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _layers_have_a_place(self) -> "EngineSpec":
+        if (self.n_gpu_layers is None) != (self.cpu is None):
+            given, missing = ("n_gpu_layers", "cpu") if self.cpu is None else ("cpu", "n_gpu_layers")
+            raise ValueError(
+                f"found {given}={getattr(self, given)} without {missing}; layers that are not on the device are "
+                f"computed by the host's CPU: give both, or leave both out"
             )
         return self
 
@@ -211,7 +231,7 @@ class EngineSpec(Spec):
     @property
     def num_devices(self) -> int:
         """Devices of one replica."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size * self.layer_split
 
 
 def _refuse_kv_conflicts(engine: "EngineSpec") -> None:

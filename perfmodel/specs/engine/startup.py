@@ -7,9 +7,10 @@ __all__ = ["heads_divide", "refuse_to_start"]
 
 from collections.abc import Iterable
 
-from perfmodel.errors import UnsupportedError
+from perfmodel.errors import SpecError, UnsupportedError
 from perfmodel.models.architecture import Attention, LatentAttention, MoEFFN
 from perfmodel.models.spec import ModelSpec
+from perfmodel.specs.engine.backends import backend_of
 from perfmodel.specs.engine.formats import refuse_formats
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
@@ -25,6 +26,7 @@ def refuse_to_start(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec
     model: as `engine` serves it: its dtype and quantization applied
     """
     refuse_formats(model, engine, hardware)
+    _refuse_backend(engine, hardware)
     _refuse_cuts(model, engine)
     _refuse_block_size(engine)
     _refuse_length(model, engine)
@@ -41,6 +43,34 @@ def heads_divide(model: ModelSpec, tensor_parallel_size: int) -> bool:
     kv_heads = {mixer.num_kv_heads for mixer in mixers if isinstance(mixer, Attention)}
     size = tensor_parallel_size
     return all(count % size == 0 for count in heads) and all(not count % size or not size % count for count in kv_heads)
+
+
+def _refuse_backend(engine: EngineSpec, hardware: HardwareSpec) -> None:
+    """What only engines for a single machine have, and a backend that this one has not for the device."""
+    facts, name = engine.described.facts, engine.described.description.name
+    if facts.backends:
+        try:
+            backend_of(engine.backend, facts.backends, hardware)
+        except SpecError as error:
+            found = str(error).partition(": ")[2].rstrip(".")
+            field = "engine.profile" if engine.backend is None else "engine.backend"
+            raise UnsupportedError(found, reason="no backend for the device", field=field) from None
+    elif engine.backend is not None:
+        raise UnsupportedError(
+            f"found {engine.backend}, and {name} has one backend only; leave it out",
+            reason="the engine has no backends",
+            field="engine.backend",
+        )
+    for field, is_asked, is_known in (
+        ("n_gpu_layers", engine.n_gpu_layers is not None, facts.offloads_from_tokens),
+        ("layer_split", engine.layer_split > 1, facts.pieces_under_way),
+    ):
+        if is_asked and not is_known:
+            raise UnsupportedError(
+                f"found {getattr(engine, field)}, which {name} does not have; leave it out, or set profile to llamacpp",
+                reason=f"the engine has no {field}",
+                field=f"engine.{field}",
+            )
 
 
 def _refuse_cuts(model: ModelSpec, engine: EngineSpec) -> None:

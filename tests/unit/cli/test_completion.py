@@ -46,7 +46,7 @@ def completed(line):
     [
         ("perfmodel sim", ["simulate"]),
         ("perfmodel simulate --tp", ["--tpot"]),
-        ("perfmodel hardware ", ["list", "show", "new"]),
+        ("perfmodel hardware ", ["list", "show", "new", "detect"]),
         ("perfmodel simulate llama-3.1-8b", [n for n in list_names("scenarios") if n.startswith("llama-3.1-8b")]),
         ("perfmodel plan --model qwen3", [n for n in list_models() if n.startswith("qwen3")]),
         ("perfmodel plan --hardware h100-sxm-80gb,h200-s", ["h100-sxm-80gb,h200-sxm"]),

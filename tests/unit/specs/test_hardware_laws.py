@@ -217,3 +217,64 @@ def test_bandwidth_of_cpus_agrees_with_the_collected_facts(shared: Path) -> None
     for row in rows:
         ours = load_hardware(row["device"]).memory_bandwidth / 1e9
         assert float(row["memory_bandwidth_gb_s"]) == pytest.approx(ours, rel=0.01), row["device"]
+
+
+# Links of a device in one direction, as vendors count them: NVLink 1 to 5 with 4, 6, 12, 18 and 18 links of 20, 25, 25,
+# 25 and 50 GB/s; ports of Ethernet between the cards of a server; half of what Google prints for both ways of a chip.
+LINKS = {
+    ("p100-sxm2", "nvlink"): 4 * 20,
+    ("v100-sxm2", "nvlink"): 6 * 25,
+    ("a100-sxm-80gb", "nvlink"): 12 * 25,
+    ("a800-sxm", "nvlink"): 8 * 25,
+    ("h100-sxm-80gb", "nvlink"): 18 * 25,
+    ("h100-nvl", "nvlink"): 12 * 25,
+    ("h200-nvl", "nvlink"): 18 * 25,
+    ("b200-sxm", "nvlink"): 18 * 50,
+    ("gb300", "nvlink"): 18 * 50,
+    ("mi300x", "infinity_fabric"): 7 * 64,
+    ("mi355x", "infinity_fabric"): 7 * 76.8,
+    ("gaudi-2", "ethernet"): 21 * 100 / 8,
+    ("gaudi-3", "ethernet"): 21 * 200 / 8,
+    ("tpu-v5e", "ici"): 400 / 2,
+    ("tpu-v5p", "ici"): 1200 / 2,
+    ("tpu-v6e", "ici"): 800 / 2,
+    ("tpu-v7x", "ici"): 1200 / 2,
+}
+
+
+@pytest.mark.parametrize(("place", "gigabytes_per_s"), LINKS.items(), ids=str)
+def test_links_are_those_of_one_direction(place: tuple[str, str], gigabytes_per_s: float) -> None:
+    link = load_hardware(place[0]).link(place[1])
+    assert link is not None
+    assert link.bandwidth_bytes_per_s / 1e9 == pytest.approx(gigabytes_per_s, rel=0.001)
+
+
+def test_pcie_is_16_lanes_of_a_generation_or_fewer() -> None:
+    """A lane of 8, 16, 32 GT/s with 128b/130b, of 64 GT/s with flits; TPUs' hosts are not stated by the generation."""
+    lanes = [each * 128 / 130 / 8 for each in (8, 16, 32)] + [7.563]
+    possible = [lane * count for lane in lanes for count in (4, 8, 16)]
+    for name, device in DEVICES.items():
+        link = device.link("pcie")
+        if link is not None and device.kind != "tpu":
+            rate = link.bandwidth_bytes_per_s / 1e9
+            assert any(rate == pytest.approx(each, rel=0.01) for each in possible), (name, rate)
+
+
+def test_sparse_products_are_faster_from_ampere_and_cdna_3_and_rdna_4_on() -> None:
+    """NVIDIA: third generation of tensor cores; AMD: MI300 and RX 9000; nobody's peaks are the sparse ones."""
+    for name, device in DEVICES.items():
+        target, architecture = device.declared.compile_target or "", device.declared.architecture
+        is_nvidia = target.startswith("sm_") and int(target[3:]) >= 80
+        has_them = is_nvidia or architecture in ("cdna3", "cdna4", "rdna4")
+        assert device.declared.sparsity_speedup == (2.0 if has_them else 1.0), name
+
+
+def test_cards_say_whether_they_reach_each_other() -> None:
+    """NVIDIA/nccl issue 1127 and tinygrad/open-gpu-kernel-modules: no peer to peer on GeForce RTX 40 and 50."""
+    for name, expected in {"rtx-4090": False, "rtx-4060-ti": False, "rtx-5090": False, "l40s": True}.items():
+        link = load_hardware(name).link("pcie")
+        assert link is not None
+        assert link.peer_to_peer is expected
+    patched = load_hardware("rtx-4090", ["hardware.pcie.peer_to_peer=true"]).link("pcie")
+    assert patched is not None
+    assert patched.peer_to_peer is True

@@ -1,0 +1,327 @@
+"""What was fitted to the backends of an engine for single machines, and the calibration of any device made of it.
+
+One file per engine, `hardware_specs/calibrations/backend@<engine>.yaml`, written by `perfmodel calibrate --from`. A
+handful of numbers holds for a backend; each generation of devices and each older version has a few factors on them,
+which shrink to 1 where little was measured: a generation that nobody measured has the backend's own numbers, a backend
+that nobody measured those of `like`. Nothing is fitted to a device or to a model: what sets devices apart are their
+declared figures.
+
+    launch_s            of a kernel; on a CPU launch_s + unit_launch_s * cores: threads meet after each
+    power               a core is held back where its share of the TDP is below `core_w` watts: clocks, and with them
+                        what cores read, are divided by (1 + (core_w cores / TDP)**2) ** (power / 2); 0: no effect
+    small_cores         threads have equal shares and wait for the slowest: where some cores are small ones, clocks are
+                        divided by it
+    cycles              clocks of one compute unit for one weight of a format (`perfmodel.cost.forms.blocks.matmul`)
+"""
+
+__all__ = [
+    "BackendFit",
+    "BackendFits",
+    "Factors",
+    "backend_calibration",
+    "engine_calibration",
+    "generation_of",
+    "has_small_cores",
+    "load_backends",
+    "power_factor",
+    "product_rates",
+    "save_backends",
+]
+
+import datetime
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from perfmodel.cost.calibrations.calibration import Calibration, datasheet
+from perfmodel.cost.calibrations.files import load_calibration
+from perfmodel.cost.forms.blocks.matmul import BlockMatmulFit
+from perfmodel.cost.forms.blocks.on_host import OnHostFit
+from perfmodel.cost.forms.blocks.stream import BlockStreamFit
+from perfmodel.cost.forms.device import peak_flops_per_s
+from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.forms.roofline import FamilyFit
+from perfmodel.files.base import Spec
+from perfmodel.files.catalog import data_dir
+from perfmodel.files.units import FittedSeconds, NonNegativeFloat, PositiveFloat
+from perfmodel.files.validation import parse
+from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.models.number_formats import GROUPED_FORMATS
+from perfmodel.models.weights.gguf import GGML_BLOCKS
+from perfmodel.ops.graphs.host_layers import host_family
+from perfmodel.specs.engine.backends import BackendFacts, backend_of
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.versions import parse_version
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.scenario_file import load_hardware
+
+_WEIGHT_FORMATS = (*(name for name, elements, _ in GGML_BLOCKS.values() if elements > 1), *GROUPED_FORMATS)
+_DEFAULT_TDP_W = 65.0  # of a CPU whose file has none: Intel's and AMD's class for desktops
+_SPREAD_UNSEEN = 1.3  # of intervals, where a generation or a backend was not measured
+
+
+class Factors(Spec):
+    """What a generation or a version has times the backend's numbers.
+
+    launch: seconds; memory: the share of the bandwidth; cycles: of a weight; compute, float_compute, attention: rates
+    of products with weights in blocks, with weights in 16 bits, and of attention
+    """
+
+    launch: PositiveFloat = 1.0
+    memory: PositiveFloat = 1.0
+    cycles: PositiveFloat = 1.0
+    compute: PositiveFloat = 1.0
+    float_compute: PositiveFloat = 1.0
+    attention: PositiveFloat = 1.0
+
+
+class BackendFit(Spec):
+    """Numbers of one backend; see `perfmodel.cost.forms.blocks` for those of its kernels.
+
+    cycles: by format of the weights ("float": 16 bits); `other_cycles` for those that were not measured
+    attention_fraction, kv_fraction: of the rate of products and of the bandwidth for cached tokens, in flash attention;
+        score_fraction, score_kv_fraction: the same where scores lie in memory
+    expert_memory, expert_compute: times what is reached with dense layers
+    by_generation: factors by the device's `architecture`, or its instructions on a CPU (`generation_of`)
+    by_version: factors of versions up to the one named and beyond the one before; newer ones have the numbers
+                themselves, which are of the newest that was measured
+    decode_residuals, prompt_residuals: log(measured / predicted seconds) of devices that were left out of the fit
+    """
+
+    launch_s: FittedSeconds
+    unit_launch_s: FittedSeconds = 0.0
+    memory_fraction: float = Field(gt=0, le=2)
+    cycles: dict[str, PositiveFloat]
+    other_cycles: PositiveFloat
+    row_share: NonNegativeFloat
+    vector_knee: float = Field(ge=1)
+    compute_fraction: PositiveFloat
+    float_compute_fraction: PositiveFloat
+    tile: PositiveFloat
+    half_rows: PositiveFloat
+    knee: float = Field(ge=1)
+    expert_memory: PositiveFloat
+    expert_compute: PositiveFloat
+    attention_fraction: PositiveFloat
+    kv_fraction: float = Field(gt=0, le=2)
+    score_fraction: PositiveFloat
+    score_kv_fraction: float = Field(gt=0, le=2)
+    core_w: PositiveFloat = 1.0
+    power: NonNegativeFloat = 0.0
+    small_cores: PositiveFloat = 1.0
+    by_generation: dict[str, Factors] = Field(default_factory=dict)
+    by_version: dict[str, Factors] = Field(default_factory=dict)
+    decode_residuals: Residuals = Residuals()
+    prompt_residuals: Residuals = Residuals()
+
+
+class BackendFits(Spec):
+    """A file: the backends of one engine. like: the one that stands for those that are missing"""
+
+    engine: str
+    source: str
+    date: datetime.date
+    command: str
+    like: str
+    backends: dict[str, BackendFit]
+
+
+def load_backends(engine: str) -> BackendFits | None:
+    """What was fitted to an engine's backends; None where nothing was. Raises SpecError for a malformed file."""
+    file = data_dir("calibrations") / f"backend@{engine}.yaml"
+    return _read(file, file.stat().st_mtime_ns) if file.is_file() else None
+
+
+@lru_cache(maxsize=16)
+def _read(file: Path, _written_at: int) -> BackendFits:
+    loaded = load_yaml(file)
+    return parse(BackendFits, loaded.data, loaded.positions)
+
+
+def save_backends(fits: BackendFits, path: Path, header: str) -> Path:
+    """Write fits as YAML; reading it back gives equal ones."""
+    data = fits.model_dump(mode="json", exclude_defaults=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(header + yaml.safe_dump(data, sort_keys=False, width=100), encoding="utf-8")
+    return path
+
+
+def generation_of(hardware: HardwareSpec) -> str:
+    """What generations are told apart by: a GPU's architecture, those of its cards that lack its matrix units (GeForce
+    GTX 16) apart; of a CPU the widest of its instructions, since one binary serves all that have them. "" where the
+    file does not say."""
+    declared = hardware.declared
+    if hardware.kind != "cpu":
+        has_half = "dp4a" in declared.instructions and "matrix" not in declared.instructions
+        return f"{declared.architecture or ''}{_WITHOUT_MATRIX if has_half else ''}"
+    return next((each for each in _WIDEST_FIRST if each in declared.instructions), "")
+
+
+_WITHOUT_MATRIX = "-vector"
+_WIDEST_FIRST = ("amx", "sme", "apple_amx", "avx512", "avx2", "avx", "sse4", "i8mm", "dotprod", "neon", "rvv")
+
+
+def product_rates(facts: BackendFacts, hardware: HardwareSpec) -> tuple[str, str]:
+    """The peaks that weights in blocks, and in 16 bits, are multiplied at: where 16 bits are slower than 32 (GeForce
+    GTX 10), libraries multiply in 32."""
+    float_rate = max((facts.float_rate, "fp32"), key=lambda rate: peak_flops_per_s(hardware, rate))
+    return facts.rate, float_rate
+
+
+def has_small_cores(hardware: HardwareSpec) -> bool:
+    """Whether a CPU has cores of two kinds."""
+    large = hardware.declared.performance_cores
+    return hardware.kind == "cpu" and large is not None and large < hardware.declared.compute_units
+
+
+def power_factor(core_w: Any, power: Any, cores: Any, tdp_w: Any) -> Any:
+    """By how much a CPU's clocks are held back by its TDP; numbers or columns, see the module.
+
+    core_w: watts of a core at its full clock; power: how much the clock gives way; cores: of the CPU; tdp_w: its watts
+    """
+    return (1.0 + (core_w * cores / tdp_w) ** 2) ** (power / 2)
+
+
+def backend_calibration(hardware: HardwareSpec, engine: EngineSpec, fits: BackendFits | None = None) -> Calibration:
+    """The calibration of `hardware` under an engine with backends; the datasheet's where nothing was fitted.
+
+    fits: in place of those in the engine's file
+
+    Raises SpecError for a backend that the engine has not, or has not for the device.
+    """
+    described = engine.described
+    facts = described.facts
+    name = backend_of(engine.backend, facts.backends, hardware)
+    fits = fits or load_backends(described.description.name)
+    if fits is None:
+        return datasheet(hardware)
+    fit = fits.backends.get(name) or fits.backends[fits.like]
+    generation = generation_of(hardware)
+    is_seen = name in fits.backends and (generation in fit.by_generation or not fit.by_generation)
+    rates = product_rates(facts.backends[name], hardware)
+    device = _Device(fit, hardware, described.version.described, is_flash=engine.attention == "flash")
+    families = _families(device, *rates, engine)
+    if engine.cpu is not None:
+        families |= _on_host(families, hardware, engine, fits)
+    return Calibration(
+        device=hardware.name,
+        engine=described.description.name,
+        source=fits.source,
+        date=fits.date,
+        command=fits.command,
+        families=families,
+        default=FamilyFit(overhead_s=families["elementwise"].launch_s),
+        step_residuals=fit.decode_residuals,
+        prompt_residuals=fit.prompt_residuals,
+        spread=1.0 if is_seen else _SPREAD_UNSEEN,
+    )
+
+
+def _on_host(
+    families: Mapping[str, Any], hardware: HardwareSpec, engine: EngineSpec, fits: BackendFits
+) -> dict[str, Any]:
+    """What times the layers that stay with the CPU, beside the `families` of the device."""
+    cpu = load_hardware(engine.cpu or "")
+    alone = engine.model_copy(update={"backend": None, "n_gpu_layers": None, "cpu": None})
+    there = backend_calibration(cpu, alone, fits).families
+    link = hardware.link("pcie") or hardware.scale_up_link
+    bandwidth = link.bandwidth_bytes_per_s if link is not None else hardware.memory_bandwidth  # one memory for both
+    limit = engine.described.facts.offloads_from_tokens
+    return {
+        host_family(key): OnHostFit(
+            host=cpu, on_cpu=there[key], on_device=fit, link_bytes_per_s=bandwidth, from_tokens=limit
+        )
+        for key, fit in families.items()
+    }
+
+
+def engine_calibration(hardware: HardwareSpec, engine: EngineSpec) -> Calibration:
+    """What times the kernels of an engine on a device: tables of the device or of its relations, or what was fitted to
+    the engine's backend.
+
+    Raises SpecError for a malformed file, and for a backend that the engine has not for the device.
+    """
+    if engine.described.facts.backends:
+        return backend_calibration(hardware, engine)
+    return load_calibration(hardware, engine.profile)
+
+
+def _of_version(by_version: Mapping[str, Factors], version: str) -> Factors:
+    """The factors of the first version that is not older."""
+    if not version:
+        return Factors()
+    number = parse_version(version)[0]
+    later = [(parse_version(text)[0], factors) for text, factors in by_version.items()]
+    return min((each for each in later if each[0] >= number), key=lambda each: each[0], default=((), Factors()))[1]
+
+
+class _Device:
+    """A backend's numbers as they are on one device under one version."""
+
+    def __init__(self, fit: BackendFit, hardware: HardwareSpec, version: str, *, is_flash: bool) -> None:
+        own = fit.by_generation.get(generation_of(hardware), Factors())
+        old = _of_version(fit.by_version, version)
+        cores = hardware.declared.compute_units
+        tdp_w = hardware.declared.tdp_w or _DEFAULT_TDP_W
+        slower = power_factor(fit.core_w, fit.power, cores, tdp_w) if hardware.kind == "cpu" else 1.0
+        computing = slower * (fit.small_cores if has_small_cores(hardware) else 1.0)
+        self.fit = fit
+        self.launch_s = (fit.launch_s + fit.unit_launch_s * cores) * own.launch * old.launch
+        self.memory = min(2.0, fit.memory_fraction * own.memory * old.memory / slower)
+        kv = fit.kv_fraction if is_flash else fit.score_kv_fraction
+        self.kv = min(2.0, kv * own.memory * old.memory / slower)
+        self.slower = computing * own.cycles
+        self.compute = fit.compute_fraction * own.compute * old.compute / computing
+        self.float_compute = fit.float_compute_fraction * own.compute * old.float_compute / computing
+        attention = fit.attention_fraction if is_flash else fit.score_fraction
+        self.attention = attention * own.compute * old.attention / computing
+
+    def matmul(self, rate: str, form: str, micro_batch: int, *, is_experts: bool) -> BlockMatmulFit:
+        """Products with weights of a format, "float" for 16 bits."""
+        fit = self.fit
+        compute = self.float_compute if form == "float" else self.compute
+        return BlockMatmulFit(
+            rate=rate,
+            launch_s=self.launch_s,
+            memory_fraction=min(2.0, self.memory * (fit.expert_memory if is_experts else 1.0)),
+            weight_cycles=fit.cycles.get(form, fit.other_cycles) * self.slower,
+            row_share=fit.row_share,
+            vector_knee=fit.vector_knee,
+            compute_fraction=compute * (fit.expert_compute if is_experts else 1.0),
+            tile=fit.tile,
+            half_rows=fit.half_rows,
+            knee=fit.knee,
+            micro_batch=micro_batch,
+        )
+
+    def stream(self, rate: str, micro_batch: int) -> BlockStreamFit:
+        """Attention, and what passes by once."""
+        return BlockStreamFit(
+            rate=rate,
+            launch_s=self.launch_s,
+            memory_fraction=self.memory,
+            kv_fraction=self.kv,
+            compute_fraction=self.attention,
+            micro_batch=micro_batch,
+        )
+
+
+def _families(device: _Device, rate: str, float_rate: str, engine: EngineSpec) -> dict[str, Any]:
+    size = engine.ubatch_size
+    found: dict[str, Any] = {}
+    for family in ("gemm", "moe"):
+        is_experts = family == "moe"
+        found[family] = device.matmul(float_rate, "float", size, is_experts=is_experts)
+        for form in _WEIGHT_FORMATS:
+            found[f"{family}/{form}_wo"] = device.matmul(rate, form, size, is_experts=is_experts)
+    stream = device.stream(float_rate, size)
+    streamed = device.stream("vector", 0).model_copy(update={"compute_fraction": 1.0})
+    for family in ("attention_prefill", "attention_decode"):
+        found[family] = stream
+    for family in ("elementwise", "embedding", "scan", "sampling"):
+        found[family] = streamed
+    return found

@@ -1,0 +1,111 @@
+"""A device's file to start from: what this machine says of itself, beside what is known of devices of its name."""
+
+__all__ = ["graphics_file", "processor_file", "summary"]
+
+import re
+
+from perfmodel.errors import SpecError
+from perfmodel.files.device_spelling import plain_name
+from perfmodel.files.units import shortest_amount
+from perfmodel.specs.detect.graphics import Graphics
+from perfmodel.specs.detect.machine import Machine
+from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel
+from perfmodel.specs.hardware_template import hardware_template
+from perfmodel.specs.scenario_file import load_hardware
+
+# Multiplications and additions in fp32 that a core starts in one clock, by the widest instructions it has: two of 512,
+# 256 or 128 bits. Several processors of each kind have one instead of two.
+_OPERATIONS = {"avx512": 64, "avx2": 32, "avx": 16, "sve": 32, "neon": 16, "rvv": 16, "sse4": 8}
+_ANY_CLOCK_HZ = 3e9
+_ANY_MEMORY_BYTES = 16e9
+
+
+def summary(machine: Machine) -> str:
+    """What was found, as comments: each device, and the name under which it is known."""
+    processor = machine.processor
+    lines = [
+        f"# Found: {processor.name or 'a processor without a name'}, {processor.num_cores} cores"
+        f"{_called(processor.name)}",
+        *(f"# Found: {each.name} (by {each.tool}){_called(each.name)}" for each in machine.graphics),
+        f"# All cores together copy {shortest_amount(round(machine.copied_bytes_per_s, -8), 'B/s')}, read and written.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def graphics_file(found: Graphics, name: str | None = None) -> str:
+    """The file of a GPU: the known device of its name with what its tool says.
+
+    Raises SpecError for a GPU that no device is called after.
+    """
+    known = _known(found.name)
+    if known is None:
+        raise SpecError(
+            f"hardware detect: no device is known as {found.name!r}; start from one like it: perfmodel hardware new "
+            f"{name or _file_name(found.name)} --like rtx-4090."
+        )
+    main, *others = known.declared.memory
+    visible = found.memory_bytes if found.memory_bytes and not main.unified else main.visible_bytes
+    declared = known.declared.model_copy(
+        update={
+            "memory": (main.model_copy(update={"visible_bytes": visible}), *others),
+            "tdp_w": found.power_w or known.declared.tdp_w,
+        }
+    )
+    return hardware_template(
+        name or _file_name(found.name), known.model_copy(update={"declared": declared}), is_here=True
+    )
+
+
+def processor_file(machine: Machine, name: str | None = None) -> str:
+    """The file of the processor: the known one of its name, or what follows from its cores, flags and the copy test."""
+    found = machine.processor
+    known = _known(found.name) or _unknown_processor(machine)
+    main, *others = known.declared.memory
+    main = main.model_copy(update={"capacity_bytes": round(found.memory_bytes or main.capacity_bytes, -8)})
+    declared = known.declared.model_copy(update={"memory": (main, *others)})
+    here = known.model_copy(update={"declared": declared})
+    return hardware_template(name or _file_name(found.name), here, is_here=True)
+
+
+def _unknown_processor(machine: Machine) -> HardwareSpec:
+    found = machine.processor
+    clock = round(found.clock_hz or _ANY_CLOCK_HZ, -7)
+    operations = next((count for name, count in _OPERATIONS.items() if name in found.instructions), 8)
+    memory = MemoryLevel(
+        level="hbm",
+        capacity_bytes=found.memory_bytes or _ANY_MEMORY_BYTES,
+        bandwidth_bytes_per_s=round(machine.copied_bytes_per_s, -8),
+    )
+    return HardwareSpec(
+        name=_file_name(found.name),
+        kind="cpu",
+        declared=Declared(
+            source="this machine",
+            compute_units=found.num_cores,
+            performance_cores=found.num_performance_cores,
+            instructions=found.instructions,
+            clock_hz=clock,
+            peak_flops_per_s={"fp32": found.num_cores * clock * operations},
+            memory=(memory,),
+            max_devices=found.num_sockets,
+            unconfirmed=("clock_hz", "memory.hbm.bandwidth_bytes_per_s", "peak_flops_per_s.fp32"),
+        ),
+    )
+
+
+def _known(name: str) -> HardwareSpec | None:
+    if not name:
+        return None
+    try:
+        return load_hardware(plain_name(name))
+    except SpecError:
+        return None
+
+
+def _called(name: str) -> str:
+    known = _known(name)
+    return f": known as {known.name}" if known is not None else ": not known by name"
+
+
+def _file_name(name: str) -> str:
+    return f"my-{re.sub(r'[^a-z0-9.+-]+', '-', plain_name(name)).strip('-') or 'processor'}"[:60]
