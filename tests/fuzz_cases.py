@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from perfmodel.files.yaml_loader import load_yaml
-from perfmodel.specs import list_hardware
+from perfmodel.specs import list_names
 
 ROOT = Path(__file__).parents[1]
 _COMMANDS = (("simulate", "--json"), ("simulate",), ("memory", "--json"), ("explain",), ("roofline", "--out", "o.html"))
@@ -171,7 +171,7 @@ def _safetensors(draw: st.DrawFn) -> FuzzCase:
 
 @st.composite
 def _hardware(draw: st.DrawFn) -> FuzzCase:
-    name = draw(st.sampled_from(list_hardware()))
+    name = draw(st.sampled_from(list_names("hardware")))
     data = copy.deepcopy(load_yaml(ROOT / f"hardware_specs/{name}.yaml").data)
     for _ in range(draw(st.integers(0, 2))):
         draw_into(draw, data, "hardware")

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from devices import ONE_OF_EACH
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.linear import gemm
 from perfmodel.ops.messages import Message, Spread
 from perfmodel.ops.work import BatchShape, Work
-from perfmodel.specs import EngineSpec, list_hardware, list_models, load_hardware, load_model
+from perfmodel.specs import EngineSpec, list_models, load_hardware, load_model
 from perfmodel.specs.hardware import Link
 
 ENGINES = ("vllm", "trtllm", "sglang", "datasheet")
@@ -126,7 +127,7 @@ def test_the_laws_notice_what_beats_them() -> None:
         assert beaten(slow, work, cheat.time(work).duration_s)
 
 
-@pytest.mark.parametrize("device", list_hardware())
+@pytest.mark.parametrize("device", ONE_OF_EACH)
 @EXAMPLES
 @given(
     engine=st.sampled_from(ENGINES),
@@ -159,14 +160,14 @@ def test_steps_of_models(
         assert [found for row in rows if (found := beaten(timer, row.work))] == []
 
 
-@pytest.mark.parametrize("device", list_hardware())
+@pytest.mark.parametrize("device", ONE_OF_EACH)
 @EXAMPLES
 @given(engine=st.sampled_from(ENGINES), m=sizes, n=sizes, k=sizes, form=st.sampled_from(FORMATS))
 def test_multiplications(device: str, engine: str, m: int, n: int, k: int, form: LinearFormat) -> None:
     assert not beaten(timer_of(device, engine), gemm("gemm", m, n, k, form))
 
 
-@pytest.mark.parametrize("device", list_hardware())
+@pytest.mark.parametrize("device", ONE_OF_EACH)
 @EXAMPLES
 @given(
     engine=st.sampled_from(ENGINES),
@@ -193,7 +194,7 @@ def test_prompts_and_decodes_in_one_kernel(
     assert not beaten(timer_of(device, engine), work)
 
 
-@pytest.mark.parametrize("device", list_hardware())
+@pytest.mark.parametrize("device", ONE_OF_EACH)
 @EXAMPLES
 @given(
     engine=st.sampled_from(ENGINES),

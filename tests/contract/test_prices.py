@@ -7,12 +7,12 @@ import pytest
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
 from perfmodel.sim import simulate
-from perfmodel.specs import load_scenario
+from perfmodel.specs import list_names, load_scenario
 from perfmodel.specs.scenario import is_stale, price_lines, stale_price_notes
-from perfmodel.specs.scenario_file import list_hardware, load_hardware
+from perfmodel.specs.scenario_file import load_hardware
 
 SCENARIO = "llama-3.1-8b-a100"
-PRICED = [device for name in list_hardware() if (device := load_hardware(name)).price is not None]
+PRICED = [device for name in list_names("hardware") if (device := load_hardware(name)).price is not None]
 
 
 @pytest.mark.parametrize("device", PRICED, ids=lambda device: device.name)

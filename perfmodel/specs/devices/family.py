@@ -72,6 +72,7 @@ class DeviceFamily(Spec):
     exceptions:             what `declared` holds for one of them instead, by its name, or its `operations_per_clock`
     unconfirmed:            columns, `operations_per_clock` or `shared` as a whole, `columns` for all of them, or paths
                             as in a device's own file
+    unconfirmed_devices:    rows none of whose figures a document confirms
     """
 
     kind: Literal["gpu", "cpu", "tpu", "npu", "fpga"]
@@ -85,6 +86,7 @@ class DeviceFamily(Spec):
     aliases: dict[str, tuple[str, ...]] = Field(default={})
     exceptions: dict[str, dict[str, Any]] = Field(default={})
     unconfirmed: tuple[str, ...] = ()
+    unconfirmed_devices: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _is_a_table(self) -> "DeviceFamily":
@@ -110,7 +112,7 @@ def device_data(family: DeviceFamily, row: str, size: float | None = None) -> di
     exception = dict(family.exceptions.get(row, {}))
     _derive(declared, family, cells, exception.pop("operations_per_clock", family.operations_per_clock))
     declared = _merged(declared, _by_name(exception))
-    declared["unconfirmed"] = [*_unconfirmed(family, cells, declared), *declared.get("unconfirmed", ())]
+    declared["unconfirmed"] = [*_unconfirmed(family, row, cells, declared), *declared.get("unconfirmed", ())]
     return {
         "name": row if is_usual else f"{row}-{size:g}gb",
         "kind": family.kind,
@@ -191,10 +193,17 @@ def _derive(
         declared["vector_flops_per_s"] = vector
 
 
-def _unconfirmed(family: DeviceFamily, cells: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterator[str]:
-    """The paths of a device's file that the family's list means, figures derived from unconfirmed ones with them."""
+def _unconfirmed(
+    family: DeviceFamily, row: str, cells: Mapping[str, Any], declared: Mapping[str, Any]
+) -> Iterator[str]:
+    """The paths of a device's file that the family's lists mean, figures derived from unconfirmed ones with them.
+
+    row, cells: the device, and what its row says; declared: what its file would hold
+    family:     whose lists they are
+    """
     listed = set(family.unconfirmed)
-    columns = set(cells) if "columns" in listed else listed & set(cells)
+    is_whole = "columns" in listed or row in family.unconfirmed_devices
+    columns = set(cells) if is_whole else listed & set(cells)
     paths = {".".join(_PLACES[column][0]) for column in columns if column in _PLACES}
     if columns & {"cores", "e_cores"}:
         paths.add("compute_units")

@@ -1,6 +1,7 @@
 """Messages between nodes against published figures, and against what they are within one node."""
 
 import pytest
+from devices import ONE_OF_EACH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,7 +12,7 @@ from perfmodel.cost.forms.messages.nccl import CollectiveFit
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.collectives import all_gather, all_reduce, all_to_all, reduce_scatter, send_recv
 from perfmodel.ops.messages import Exchange, RankGroup, distinct_nodes, distinct_ranks
-from perfmodel.specs.scenario_file import list_hardware, load_hardware
+from perfmodel.specs.scenario_file import load_hardware
 
 COLLECTIVES = [all_reduce, all_gather, reduce_scatter, all_to_all]
 
@@ -122,7 +123,7 @@ def test_more_bytes_and_smaller_shares_of_cards_never_take_less(collective, payl
     assert one >= timer("nics_per_node=8").time(collective(payload, num_ranks)).duration_s
 
 
-@pytest.mark.parametrize("device", list_hardware())
+@pytest.mark.parametrize("device", ONE_OF_EACH)
 @pytest.mark.parametrize("profile", ["vllm", "sglang", "datasheet"])
 def test_on_any_device_more_bytes_never_take_less_and_leaving_a_node_is_never_faster(device, profile):
     any_timer = timer(device=device, profile=profile)

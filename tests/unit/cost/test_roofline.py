@@ -1,6 +1,7 @@
 """The timer: its formula, its fallbacks, what bounds an operator."""
 
 import pytest
+from devices import ONE_OF_EACH
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +11,7 @@ from perfmodel.cost.forms.device import FALLBACKS
 from perfmodel.ops import Message, Work
 from perfmodel.ops.extents import DecodeExtent, ExpertsExtent, HeadsExtent, PrefillExtent
 from perfmodel.specs.hardware import Declared, HardwareSpec, Link, MemoryLevel
-from perfmodel.specs.scenario_file import list_hardware, load_hardware
+from perfmodel.specs.scenario_file import load_hardware
 
 HEADS = HeadsExtent(8, 8, 128, 128, 2.0)
 
@@ -132,7 +133,7 @@ def test_the_vector_rate_is_the_declared_one():
     assert peak_flops_per_s(device(vector=7e12), "vector") == 7e12
 
 
-@pytest.mark.parametrize("name", list_hardware())
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_no_device_refuses_any_rate(name):
     hardware = load_hardware(name)
     timer = OperatorTimer(hardware)

@@ -75,6 +75,14 @@ def test_a_device_of_a_table_may_be_an_exception(table):
     assert card.level("l2") is None
 
 
+def test_a_row_may_be_unconfirmed_as_a_whole(table):
+    table.write_text(
+        TABLE.replace("operations_per_clock:", "unconfirmed_devices: [card-200]\noperations_per_clock:", 1)
+    )
+    assert "compute_units" in load_hardware("card-200").declared.unconfirmed
+    assert "compute_units" not in load_hardware("card-100").declared.unconfirmed
+
+
 def test_a_size_in_the_name_is_one_that_the_device_comes_with(table):
     assert load_hardware("card-100-16gb").memory_bytes == 16e9
     assert load_hardware("card-100-16gb").name == "card-100-16gb"
@@ -153,7 +161,7 @@ def test_every_row_is_one_line(file: Path):
     rows = [row.name for row in device_tables.table_rows() if row.file == file]
     data = load_yaml(file).data
     assert rows == list(data["devices"])
-    assert set(data.get("aliases", {})) | set(data.get("exceptions", {})) <= set(rows)
+    assert {*data.get("aliases", {}), *data.get("exceptions", {}), *data.get("unconfirmed_devices", ())} <= set(rows)
 
 
 def test_a_row_serves_in_a_scenario():
