@@ -48,6 +48,7 @@ _PRIOR_WEIGHT = 0.05  # of a standard deviation from the start, in residuals of 
 _MOST_STEPS, _STEPS_AGAIN = 40, 6
 _FOLDS = 10
 _FEWEST_CHIPS = 5  # to leave out one after another; with fewer, intervals are those of the backend with most devices
+_FEW = Residuals(num_rows=1, p10=-0.3, p90=0.3)  # of an engine that was recorded on fewer chips [assumed]
 _RELATED = 0.5  # of the starts' deviations, for backends that start from the numbers of another one
 _SOURCE = "llama-bench, LocalScore and MLX figures published by others, cited in the header of the report"
 # Beside those that are apart: what a row's flags say of it that a fit cannot use.
@@ -103,8 +104,8 @@ def fit_backends(
         problem = _Problem(chosen, None if chosen[0].hardware.kind == "cpu" else first)
         vector = problem.solve()
         decode, prompt = problem.residuals(problem.left_out(vector, problem.chips))
-        if first is not None and len(set(problem.chips)) < _FEWEST_CHIPS:
-            decode, prompt = first.decode_residuals, first.prompt_residuals
+        if len(set(problem.chips)) < _FEWEST_CHIPS:
+            decode, prompt = (first.decode_residuals, first.prompt_residuals) if first is not None else (_FEW, _FEW)
         fits[backend] = problem.layout.fit(vector, decode, prompt)
         if first is None and chosen[0].hardware.kind != "cpu":
             first = fits[backend]

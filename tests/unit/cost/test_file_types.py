@@ -1,0 +1,58 @@
+"""Which GGUF types fit a device: the counts of layers are the largest that the memory plan holds."""
+
+import pytest
+
+from perfmodel.cost import plan_memory
+from perfmodel.cost.memory.file_types import fits_of_types
+from perfmodel.errors import DoesNotFitError
+from perfmodel.models.number_formats import with_quantization
+from perfmodel.models.params import weight_bytes
+from perfmodel.specs import EngineSpec, load_hardware, load_model
+
+ENGINE = EngineSpec(profile="llamacpp", max_num_seqs=1, max_model_len=4096, gpu_memory_utilization=0.95, block_size=32)
+MODEL, CARD = load_model("llama-3.1-70b"), load_hardware("rtx-4090")
+
+
+def _holds(file_type, layers):
+    asked = ENGINE.model_copy(update={"quantization": file_type, "n_gpu_layers": layers, "cpu": "ryzen-9-7950x"})
+    try:
+        return plan_memory(MODEL, CARD, asked).max_batch(4096) >= 1
+    except DoesNotFitError:
+        return False
+
+
+def test_one_layer_more_does_not_fit():
+    for each in fits_of_types(MODEL, CARD, ENGINE):
+        assert _holds(each.file_type, each.layers)
+        assert each.fits or not _holds(each.file_type, each.layers + 1)
+        assert each.num_layers == 81
+        assert bool(each.max_context) is each.fits
+
+
+def test_smaller_types_put_more_layers_on_the_device():
+    found = fits_of_types(MODEL, CARD, ENGINE)
+    by_size = sorted(found, key=lambda each: -each.weight_bytes)
+    assert [each.layers for each in by_size] == sorted(each.layers for each in found)
+    q8 = next(each for each in found if each.file_type == "q8_0")
+    assert q8.weight_bytes == pytest.approx(sum(weight_bytes(with_quantization(MODEL, "q8_0")).values()), rel=1e-3)
+
+
+def test_the_device_holds_only_its_layers():
+    """40 of 80 layers: half of the layers' weights and of the KV cache, and neither table nor head."""
+    whole = ENGINE.model_copy(update={"quantization": "q4_0"})
+    half = whole.model_copy(update={"n_gpu_layers": 40, "cpu": "ryzen-9-7950x"})
+    part, all_of_it = (plan_memory(MODEL, load_hardware("h200-sxm"), engine) for engine in (half, whole))
+    assert part.weights["dense_ffn"] == pytest.approx(all_of_it.weights["dense_ffn"] / 2)
+    assert part.kv_bytes_per_token == pytest.approx(all_of_it.kv_bytes_per_token / 2)
+    assert not {"embedding", "lm_head"} & set(part.weights)
+
+
+def test_devices_of_a_layer_split_share_the_weights():
+    two = ENGINE.model_copy(update={"quantization": "q4_k_m", "layer_split": 2})
+    plan = plan_memory(MODEL, CARD, two)
+    assert plan.num_devices == 2
+    assert plan.weight_bytes == pytest.approx(42.5e9 / 2, rel=0.05)
+
+
+def test_engines_without_host_layers_have_no_such_table():
+    assert fits_of_types(MODEL, load_hardware("h100-sxm-80gb"), EngineSpec()) == []
