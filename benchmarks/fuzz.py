@@ -1,10 +1,11 @@
 """Whether any input makes the command hang, run out of memory, or end in anything but an answer or one sentence.
 
-    python benchmarks/fuzz.py [--cases 20000] [--first 0] [--log FILE.jsonl] [--report FILE.md]
+    python benchmarks/fuzz.py [--cases 20000] [--kinds inputs|questions] [--first 0] [--log FILE.jsonl] [--report MD]
 
 Cases are drawn by hypothesis (tests/fuzz_cases.py), 250 to a seed, each seed in a process of its own with a gigabyte of
 memory and 20 s of CPU time for a case (tests/fuzz_runs.py). What is finished is in the log: a run that was stopped goes
-on where it was. Two to three hours on one core.
+on where it was. Two to three hours on one core. Questions are plans, what-ifs, studies and measurements, in files of
+their own (tests/fuzz_questions.py); some 3,000 take an hour.
 """
 
 import argparse
@@ -27,7 +28,7 @@ _MOST_SHOWN = 20
 Row = dict[str, Any]
 
 
-def _run_seed(number: int, log: Path) -> None:
+def _run_seed(number: int, kinds: str, log: Path) -> None:
     """All cases of one seed, into the log; the one that runs is in a file, should it kill this process."""
     from fuzz_cases import FuzzCase, fuzz_cases
     from fuzz_runs import limit_memory, run_case
@@ -41,7 +42,7 @@ def _run_seed(number: int, log: Path) -> None:
         max_examples=_PER_SEED, phases=[Phase.generate], deadline=None, database=None,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
-    @given(fuzz_cases())
+    @given(fuzz_cases(kinds))
     def run(case: FuzzCase) -> None:
         shown = {"kind": case.kind, "args": case.args, "files": {k: v.decode("latin-1") for k, v in case.files.items()}}
         current.write_text(json.dumps(shown), encoding="utf-8")
@@ -56,10 +57,10 @@ def _run_seed(number: int, log: Path) -> None:
     current.unlink()
 
 
-def _run_seeds(seeds: Sequence[int], log: Path) -> None:
+def _run_seeds(seeds: Sequence[int], kinds: str, log: Path) -> None:
     for done, number in enumerate(seeds, 1):
         begun = time.monotonic()
-        process = multiprocessing.get_context("fork").Process(target=_run_seed, args=(number, log))
+        process = multiprocessing.get_context("fork").Process(target=_run_seed, args=(number, kinds, log))
         process.start()
         current = log.with_suffix(f".{number}.current")
         while process.is_alive():
@@ -115,6 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=20_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--kinds", choices=("inputs", "questions"), default="inputs")
     parser.add_argument("--log", type=Path, default=Path("out/fuzz.jsonl"))
     parser.add_argument("--report", type=Path)
     asked = parser.parse_args()
@@ -123,11 +125,11 @@ def main() -> None:
     log = asked.log.resolve()
     known = {row["seed"] for row in _read(log)}
     seeds = range(asked.first, asked.first + -(-asked.cases // _PER_SEED))
-    _run_seeds([number for number in seeds if number not in known], log)
+    _run_seeds([number for number in seeds if number not in known], asked.kinds, log)
     text = _report(
         [row for row in _read(log) if row["seed"] in seeds],
         asked.first,
-        f"python benchmarks/fuzz.py --cases {asked.cases}",
+        f"python benchmarks/fuzz.py --cases {asked.cases} --kinds {asked.kinds}",
     )
     print(text)
     if asked.report is not None:

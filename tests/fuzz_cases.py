@@ -11,77 +11,21 @@ import copy
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from fuzz_draws import JUNK, damaged, draw_into, places_of, scale, spoil
+from fuzz_questions import QUESTIONS
+from fuzz_scenarios import DENSE, SCENARIOS, FuzzCase, as_yaml, cut_short
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from perfmodel.files.yaml_loader import dump_yaml, load_yaml
+from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.specs import list_names
 
 ROOT = Path(__file__).parents[1]
-_MOST_REQUESTS, _REFUSED_REQUESTS = 100, 10**8
-_FEW = {"distribution": "lognormal", "mean": 100, "p99": 500}
-_ROUTINE = {"arrivals": {"rate": 4.0}, "num_requests": 12, "input_tokens": _FEW, "output_tokens": {**_FEW, "max": 64}}
-_DENSE: dict[str, Any] = {"model": "llama-3.1-8b", "hardware": "h100-sxm-80gb", "traffic": _ROUTINE, "seed": 0}
-# One of each kind of deployment and traffic that has code of its own: what differs from the above.
-_OTHERS = """
-- {}
-- {traffic: {arrivals: {process: closed_loop, concurrency: 4, think_time_s: 0.1}}}
-- {traffic: {arrivals: {process: burst, order: longest_prompt_first}}}
-- {traffic: {arrivals: {process: gamma, cv: 2.0, stages: [{rate: 2, duration_s: 9}]}}}
-- {traffic: {prefix: {num_groups: 2, shared_tokens: 64, num_prompts_per_group: 3}}}
-- {engine: {tensor_parallel_size: 2, pipeline_parallel_size: 2, max_num_seqs: 8, kv_cache_dtype: fp8}}
-- {engine: {speculative_config: {method: ngram, num_speculative_tokens: 3, acceptance: {rate: 0.6}}}}
-- {engine: {batching: static, max_num_seqs: 4}, slo: {ttft_ms: 500, max_itl_ms: 50}}
-- {model_changes: {prune: {kind: unstructured, fraction: 0.5}}, overheads: {kernels: 2.0}}
-- {model: mixtral-8x7b, engine: {data_parallel_size: 4, enable_expert_parallel: true}}
-- {model: deepseek-v2-lite, routing: {distribution: power_law, alpha: 1.0}}
-- {model: nemotron-3-nano-30b-a3b, engine: {tensor_parallel_size: 4}}
-- {cluster: {replicas: 3, router: least_kv, gateway: {max_outstanding: 4, timeout_s: 9.0}}}
-- {cluster: {pools: [{role: prefill}, {role: decode, replicas: 2}], kv_transfer: {shared: true}}}
-- cluster:
-    autoscaling: {target: 2, max_replicas: 3, interval_s: 1.0, cold_start_s: 2.0}
-    failures: {mtbf_s: 60.0, repair_s: 1.0, start_s: 1.0}
-- {prompt_compression: {ratio: 0.5}, price: {usd_per_gpu_hour: 2.0}}
-"""
-_SCENARIOS: tuple[dict[str, Any], ...] = tuple(
-    _DENSE | other | {"traffic": _ROUTINE | other.get("traffic", {})} for other in yaml.safe_load(_OTHERS)
-)
 _COMMANDS = (("simulate", "--json"), ("simulate",), ("memory", "--json"), ("explain",), ("roofline", "--out", "o.html"))
-
-
-@dataclass(frozen=True)
-class FuzzCase:
-    """kind: of input; args: after `perfmodel`; files: name -> content, beside which the command runs"""
-
-    kind: str
-    args: tuple[str, ...]
-    files: dict[str, bytes] = field(default_factory=dict)
-
-
-def _cut_short(data: dict[str, Any]) -> dict[str, Any]:
-    """Without work that takes hours and is only long."""
-    traffic = data.get("traffic")
-    if isinstance(traffic, dict):
-        count = traffic.get("num_requests", _MOST_REQUESTS)
-        if isinstance(count, int | float) and _MOST_REQUESTS < count <= _REFUSED_REQUESTS:
-            traffic["num_requests"] = _MOST_REQUESTS
-        elif traffic.get("duration_s") is not None or "stages" in str(traffic):
-            traffic.setdefault("num_requests", _MOST_REQUESTS)
-    return data
-
-
-def _yaml(data: Any) -> bytes:
-    try:
-        return dump_yaml(data).encode()
-    except (yaml.YAMLError, UnicodeError):
-        return json.dumps(data).encode()
 
 
 # ---------------------------------------------------------------------------------------------------- the kinds
@@ -89,37 +33,37 @@ def _yaml(data: Any) -> bytes:
 
 @st.composite
 def _valid_scenario(draw: st.DrawFn) -> FuzzCase:
-    data = copy.deepcopy(draw(st.sampled_from(_SCENARIOS)))
+    data = copy.deepcopy(draw(st.sampled_from(SCENARIOS)))
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 1, 2, 3]))):
         draw_into(draw, data, "scenario")
     for _ in range(draw(st.integers(0, 2))):
         data = scale(draw, data)
     command, *flags = draw(st.sampled_from(_COMMANDS))
-    return FuzzCase("scenario, extreme", (command, "s.yaml", *flags), {"s.yaml": _yaml(_cut_short(data))})
+    return FuzzCase("scenario, extreme", (command, "s.yaml", *flags), {"s.yaml": as_yaml(cut_short(data))})
 
 
 @st.composite
 def _spoilt_scenario(draw: st.DrawFn) -> FuzzCase:
-    data = spoil(draw, copy.deepcopy(draw(st.sampled_from(_SCENARIOS))))
+    data = spoil(draw, copy.deepcopy(draw(st.sampled_from(SCENARIOS))))
     command, *flags = draw(st.sampled_from(_COMMANDS))
-    return FuzzCase("scenario, one slip", (command, "s.yaml", *flags), {"s.yaml": _yaml(_cut_short(data))})
+    return FuzzCase("scenario, one slip", (command, "s.yaml", *flags), {"s.yaml": as_yaml(cut_short(data))})
 
 
 @st.composite
 def _spoilt_text(draw: st.DrawFn) -> FuzzCase:
-    raw = damaged(draw, _yaml(draw(st.sampled_from(_SCENARIOS))))
+    raw = damaged(draw, as_yaml(draw(st.sampled_from(SCENARIOS))))
     return FuzzCase("scenario, damaged text", ("memory", "s.yaml"), {"s.yaml": raw})
 
 
 @st.composite
 def _override(draw: st.DrawFn) -> FuzzCase:
-    places = [".".join(map(str, place)) for place in places_of(draw(st.sampled_from(_SCENARIOS)))]
+    places = [".".join(map(str, place)) for place in places_of(draw(st.sampled_from(SCENARIOS)))]
     hardware = ["hardware.hbm.bandwidth", "hardware.bf16", "hardware.nvlink", "hardware.price", "hardware.peak_flops"]
     path = draw(st.sampled_from([*places, *hardware, "plan.finalists", "x", "", ".", "cluster.pools.0.engine"]))
     value = draw(st.one_of(st.sampled_from(JUNK).map(str), st.sampled_from(["0x", "1e300x", "2x", "0.5x", "{", "[1"])))
     name = "s.yaml"
     text = f"{path}={value}".replace("\0", "0")
-    return FuzzCase("--set", ("memory", name, "--set", text), {name: _yaml(draw(st.sampled_from(_SCENARIOS)))})
+    return FuzzCase("--set", ("memory", name, "--set", text), {name: as_yaml(draw(st.sampled_from(SCENARIOS)))})
 
 
 _TRACES = {
@@ -147,10 +91,10 @@ def _trace(draw: st.DrawFn) -> FuzzCase:
         raw = "\n".join([*lines[:-1], ",".join(cells)]).encode("utf-8", "surrogateescape")
     else:
         raw = damaged(draw, raw)
-    data = _DENSE | {
+    data = DENSE | {
         "traffic": {"trace": {"path": "t.txt", "format": name, "speedup": draw(st.sampled_from([1.0, 1e-12, 1e15]))}}
     }
-    return FuzzCase("trace", ("simulate", "s.yaml", "--json"), {"s.yaml": _yaml(data), "t.txt": raw})
+    return FuzzCase("trace", ("simulate", "s.yaml", "--json"), {"s.yaml": as_yaml(data), "t.txt": raw})
 
 
 @cache
@@ -178,8 +122,8 @@ def _config(draw: st.DrawFn) -> FuzzCase:
 
 
 def _on_model(draw: st.DrawFn, name: str, raw: bytes) -> tuple[tuple[str, ...], dict[str, bytes]]:
-    scenario = {**_DENSE, "model": f"./{name}", "hardware": "b200-sxm", "engine": {"tensor_parallel_size": 8}}
-    files = {name: raw, "s.yaml": _yaml(scenario)}
+    scenario = {**DENSE, "model": f"./{name}", "hardware": "b200-sxm", "engine": {"tensor_parallel_size": 8}}
+    files = {name: raw, "s.yaml": as_yaml(scenario)}
     command = draw(
         st.sampled_from([("models", "show", f"./{name}"), ("memory", "s.yaml"), ("simulate", "s.yaml", "--json")])
     )
@@ -234,7 +178,7 @@ def _hardware(draw: st.DrawFn) -> FuzzCase:
     for _ in range(draw(st.integers(0, 3))):
         data = scale(draw, data)
     data = spoil(draw, data) if draw(st.integers(0, 3)) == 0 else data
-    files = {"h.yaml": _yaml(data), "s.yaml": _yaml({**_DENSE, "hardware": "./h.yaml"})}
+    files = {"h.yaml": as_yaml(data), "s.yaml": as_yaml({**DENSE, "hardware": "./h.yaml"})}
     commands = (
         ("hardware", "show", "h.yaml"),
         ("simulate", "s.yaml", "--json"),
@@ -277,7 +221,8 @@ KINDS: dict[str, tuple[Callable[[], st.SearchStrategy[FuzzCase]], int]] = {
 }
 
 
-def fuzz_cases() -> st.SearchStrategy[FuzzCase]:
-    """Cases of all kinds, by their weights."""
-    makers = [make for make, weight in KINDS.values() for _ in range(weight)]
+def fuzz_cases(kinds: str = "all") -> st.SearchStrategy[FuzzCase]:
+    """Cases of some kinds, by their weights. kinds: inputs (of one scenario) | questions (of many) | all"""
+    chosen = {"inputs": KINDS, "questions": QUESTIONS, "all": KINDS | QUESTIONS}[kinds]
+    makers = [make for make, weight in chosen.values() for _ in range(weight)]
     return st.sampled_from(makers).flatmap(lambda make: make())

@@ -86,10 +86,15 @@ def _schema(kind: str) -> dict[str, Any]:
     return schema(kind)
 
 
-def draw_into(draw: st.DrawFn, data: dict[str, Any], kind: str) -> None:
-    """Set a field of `data`, or of a block in it, to something that its schema allows."""
+def draw_into(draw: st.DrawFn, data: dict[str, Any], kind: str, inside: tuple[str, ...] = ()) -> None:
+    """Set a field of `data`, or of a block in it, to something that its schema allows.
+
+    inside: the keys of the block of such a file that `data` is
+    """
     whole = _schema(kind)
     defs, spec, target = whole.get("$defs", {}), whole, data
+    for name in inside:
+        spec = _block(spec["properties"][name], defs)
     while True:
         fields = spec.get("properties", {})
         name = draw(st.sampled_from(sorted(fields)))

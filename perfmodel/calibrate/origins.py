@@ -15,7 +15,7 @@ from perfmodel.specs.engine.devices import with_defaults
 from perfmodel.specs.engine.versions import parse_version
 
 # What comes of reading an entry as what it should be, where it is something else.
-MALFORMED = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)

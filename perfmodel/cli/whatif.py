@@ -10,6 +10,7 @@ from perfmodel.cli.asked import Asked
 from perfmodel.cli.flags import takes_flags
 from perfmodel.cli.options import EngineName, Given, JsonFlag, Overrides, ReportFile, command_line
 from perfmodel.cli.terminal import answer, progress_bar
+from perfmodel.errors import SpecError
 
 Vary = Annotated[
     list[str] | None,
@@ -53,7 +54,6 @@ def whatif(
     points see the same requests. `--set step.batch=64` gives the step of metrics like step_ms, else it is the typical
     one.
     """
-    import shlex
     from dataclasses import replace
 
     from perfmodel.planning.sensitivity.ask import ask_whatif
@@ -67,7 +67,7 @@ def whatif(
         overrides or (),
         metric or (),
         grid,
-        shlex.split(against or ""),
+        _overrides(against),
         None,
         engine,
         progress_bar,
@@ -83,3 +83,13 @@ def whatif(
     }
     command = command_line("whatif", *asked.arguments, **flags, report=report_file)
     answer(whatif_view(result, command), whatif_json(result), as_json, report_file)
+
+
+def _overrides(against: str | None) -> list[str]:
+    """The overrides of an alternative. Raises SpecError for a quote without its end."""
+    import shlex
+
+    try:
+        return shlex.split(against or "")
+    except ValueError as error:
+        raise SpecError(f"--against {against}: {error}; quote it as in --against 'a=1 b=2'.") from None

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.calibrate.kernels.systems import KernelModule, module_of
-from perfmodel.calibrate.kernels.tables import Group, read_table
+from perfmodel.calibrate.kernels.tables import Group, KernelTable, read_table, understood
 from perfmodel.cost import Calibration, load_calibration
 from perfmodel.cost.calibrations.files import PASSED_ON
 from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.specs import load_hardware
+from perfmodel.specs import HardwareSpec, load_hardware
 from perfmodel.validate.breakdown import kernel_sizes, row_breakdown
 from perfmodel.validate.report import (
     NOT_APPLICABLE,
@@ -147,7 +147,19 @@ def _judge(file: Path) -> tuple[int, list[_Judged], list[str]]:
         hardware = load_hardware(file.parent.name)
     except PerfmodelError as error:
         return len(table), [], [f"not covered: {name}: {error}"]
-    device = DeviceFacts.of(hardware)
+    try:
+        with understood(file):
+            judged, reasons = _judge_groups(file, module, table, hardware)
+    except SpecError as error:
+        return len(table), [], [f"not covered: {name}: {error}"]
+    return len(table), judged, reasons
+
+
+def _judge_groups(
+    file: Path, module: KernelModule, table: KernelTable, hardware: HardwareSpec
+) -> tuple[list[_Judged], list[str]]:
+    """(what could be judged, why the rest could not)."""
+    name, device = f"{file.parent.name}/{file.stem}", DeviceFacts.of(hardware)
     judged, reasons = [], []
     groups = module.groups(table, device)
     for group in groups:
@@ -160,7 +172,7 @@ def _judge(file: Path) -> tuple[int, list[_Judged], list[str]]:
     known = sum(len(group.rows) for group in groups)
     if known < len(table):
         reasons.append(f"not covered: {name}: {len(table) - known} rows of a format or kernel without a form")
-    return len(table), judged, reasons
+    return judged, reasons
 
 
 def _fit_for(group: Group, calibration: Calibration) -> Any:

@@ -23,6 +23,7 @@ from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.experts import ExpertSizes, GroupedExpertsFit, expert_seconds
 from perfmodel.cost.forms.fits import Domain
 from perfmodel.cost.forms.gemm import TileStep
+from perfmodel.errors import SpecError
 from perfmodel.ops.extents import ExpertsExtent
 from perfmodel.ops.routing import TILE_ROWS
 
@@ -182,6 +183,8 @@ def groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
 def fit(group: Group, device: DeviceFacts) -> GroupedExpertsFit:
     """The parameters of one kernel, from the rows that do not beat the hardware; a call measured twice counts once."""
     usable = np.flatnonzero(~is_too_fast(group, device))
+    if not len(usable):
+        raise SpecError(f"{group.key}: all {len(group.rows)} rows are faster than the device's memory allows.")
     calls = np.column_stack([getattr(group.sizes.extent, name) for name in _ONE_CALL])[usable]
     usable = usable[np.sort(np.unique(calls, axis=0, return_index=True)[1])]
     sizes: ExpertSizes = take(group.sizes, usable)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.kernels.attention import mixed as mixed_attention
 from perfmodel.calibrate.kernels.layer_profile import fit_small_kernels, read_layer_profile
-from perfmodel.calibrate.kernels.tables import Group, KernelTable, read_table
+from perfmodel.calibrate.kernels.tables import Group, KernelTable, read_table, understood
 from perfmodel.calibrate.origins import KERNEL_TABLES, LAYER_PROFILE
 from perfmodel.cost.calibrations.calibration import Calibration, FamilyFit
 from perfmodel.cost.forms.device import DeviceFacts
@@ -97,15 +97,20 @@ def _fit_folder(path: Path, engine: str, progress: Progress | None = None) -> It
     """Fit every kernel of `engine`, and of libraries that all engines call."""
     files = [(file, module) for file in sorted(path.glob("*/*.parquet")) if (module := module_of(file.stem))]
     for done, (file, module) in enumerate(files, 1):
-        hardware = load_hardware(file.parent.name)
-        device = DeviceFacts.of(hardware)
-        for group in module.groups(read_table(file), device):
-            if group.engine in (engine, _EVERY_ENGINE):
-                fit = module.fit(group, device)
-                ape = np.abs(module.predict(group, fit, device) / group.seconds - 1)
-                yield FittedGroup(hardware, group, fit, ape)
+        table, hardware = read_table(file), load_hardware(file.parent.name)
+        with understood(file):
+            found = list(_fit_table(table, hardware, module, engine))
+        yield from found
         if progress is not None:
             progress(done, len(files))
+
+
+def _fit_table(table: KernelTable, hardware: HardwareSpec, module: KernelModule, engine: str) -> Iterator[FittedGroup]:
+    device = DeviceFacts.of(hardware)
+    for group in module.groups(table, device):
+        if group.engine in (engine, _EVERY_ENGINE):
+            fit = module.fit(group, device)
+            yield FittedGroup(hardware, group, fit, np.abs(module.predict(group, fit, device) / group.seconds - 1))
 
 
 def module_of(table: str) -> KernelModule | None:

@@ -17,9 +17,11 @@ __all__ = [
     "kernel_groups",
     "numbers",
     "read_table",
+    "understood",
 ]
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.calibrate.origins import MALFORMED
 from perfmodel.cost.forms.columns import take
 from perfmodel.errors import MissingExtraError, SpecError
 from perfmodel.files.bounded import read_rows
@@ -47,6 +50,9 @@ class KernelTable:
         return len(next(iter(self.columns.values()), ()))
 
     def __getitem__(self, name: str) -> Column:
+        """Raises SpecError for a column that the table does not have."""
+        if name not in self.columns:
+            raise SpecError(f"{self.system}/{self.op}: has no column {name!r}; it has {', '.join(self.columns)}.")
         return self.columns[name]
 
     @property
@@ -60,7 +66,7 @@ class KernelTable:
 
     def groups(self, names: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Column]]:
         """(values of `names`, row numbers) for each combination that occurs, in sorted order."""
-        keys = np.array(["\x1f".join(map(str, row)) for row in zip(*(self.columns[n] for n in names), strict=True)])
+        keys = np.array(["\x1f".join(map(str, row)) for row in zip(*(self[n] for n in names), strict=True)])
         for key in np.unique(keys):
             yield tuple(str(key).split("\x1f")), np.flatnonzero(keys == key)
 
@@ -88,14 +94,30 @@ class Group:
 def read_table(path: str | Path) -> KernelTable:
     """Read `<system>/<op>.parquet` or `.csv`.
 
-    Raises SpecError for a file that is missing, empty, unreadable or without `latency_ms`, MissingExtraError for a
-    parquet file without pyarrow.
+    Raises SpecError for a file that is missing, empty, unreadable or without times, MissingExtraError for a parquet
+    file without pyarrow.
     """
     path = Path(path)
     columns = _parquet(path) if path.suffix == ".parquet" else _csv(path)
     if "latency_ms" not in columns or not len(columns["latency_ms"]):
         raise SpecError(f"{path}: has no rows with latency_ms; expected one measured time per row")
-    return KernelTable(path.parent.name, path.stem, columns)
+    table = KernelTable(path.parent.name, path.stem, columns)
+    with understood(path):
+        wrong = np.flatnonzero(~(np.isfinite(table.seconds) & (table.seconds > 0)))
+    if len(wrong):
+        shown = columns["latency_ms"][wrong[0]]
+        raise SpecError(f"{path}: row {wrong[0] + 1}: latency_ms: found {shown}, allowed a number above 0.")
+    return table
+
+
+@contextmanager
+def understood(file: Path) -> Iterator[None]:
+    """Raises SpecError where what is done inside fails by what the rows of `file` hold."""
+    try:
+        with np.errstate(divide="raise", over="raise", invalid="raise"):
+            yield
+    except MALFORMED as error:
+        raise SpecError(f"{file}: its rows cannot be understood: {str(error).splitlines()[0]}.") from None
 
 
 def _parquet(path: Path) -> dict[str, Column]:

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from perfmodel.calibrate.kernels.tables import read_table
 from perfmodel.calibrate.serving.runs import read_request_log, read_serving_runs
 from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.errors import SpecError
+from perfmodel.validate.operators import validate_operators
 
 
 @pytest.mark.parametrize("entry", [3, "x", [], {"id": "a", "workload": 0.5}, {"id": "a", "workload": {"stages": 3}}])
@@ -39,3 +41,35 @@ def test_a_log_with_an_impossible_engine_is_refused_in_one_line(tmp_path: Path, 
     with pytest.raises(SpecError, match=r"meta.json: its description is incomplete: .*max_num_seqs") as refused:
         read_request_log(folder.parent, tmp_path)
     assert "\n" not in str(refused.value)
+
+
+GEMM = {"m": 64, "n": 4096, "k": 4096, "gemm_dtype": "bfloat16", "kernel_source": "any", "engine_version": "vllm 0.14"}
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("k", None, "has no column 'k'; it has m"),
+        ("latency_ms", 0.0, "row 1: latency_ms: found 0.0, allowed a number above 0"),
+        ("latency_ms", "fast", "its rows cannot be understood: could not convert"),
+        ("m", "x", "its rows cannot be understood: "),
+    ],
+)
+def test_a_kernel_table_with_a_wrong_column_is_refused(tmp_path: Path, column: str, value: Any, said: str) -> None:
+    row = {**GEMM, "latency_ms": 0.05, column: value}
+    row = {name: each for name, each in row.items() if each is not None}
+    lines = [",".join(row), *[",".join(map(str, row.values()))] * 12]
+    table = tmp_path / "h100_sxm" / "gemm.csv"
+    table.parent.mkdir()
+    table.write_text("\n".join(lines) + "\n")
+    parquet, csv = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow.csv")
+    parquet.write_table(csv.read_csv(table), table.with_suffix(".parquet"))
+    with pytest.raises(SpecError, match=said):
+        validate_operators(tmp_path)
+
+
+def test_a_table_without_times_is_not_read(tmp_path: Path) -> None:
+    table = tmp_path / "gemm.csv"
+    table.write_text("m,latency_ms\n64,0.05\n64,0\n")
+    with pytest.raises(SpecError, match=r"gemm.csv: row 2: latency_ms: found 0.0, allowed a number above 0"):
+        read_table(table)

@@ -138,6 +138,7 @@ def test_the_command_writes_one_document_and_a_report(tmp_path):
         (["--vary", "engine.max_num_sequences=1..2"], "unknown key 'max_num_sequences'"),
         (["--against", "engine.max_num_sequences=1"], "unknown key 'max_num_sequences'"),
         (["--grid"], "give --vary twice"),
+        (["--against", "'"], "No closing quotation; quote it as in"),
         (["--engine", "lokal"], "Did you mean 'local'"),
     ],
 )
