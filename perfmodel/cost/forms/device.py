@@ -29,8 +29,6 @@ FALLBACKS: dict[str, tuple[str, ...]] = {
     "tf32": ("fp32",),
     "fp32": ("tf32", "bf16", "fp16"),
 }
-# Nobody computes in 16 bits where that is slower than fp32, as on Pascal (GP10x: a 64th): it is converted on load.
-_HALVES = ("fp16", "bf16")
 # Of the tensor peak that mma.sync reaches where tensor cores take WGMMA: Shah et al. 2024 (FlashAttention-3), section 1
 # and blog: "about two-thirds of the peak throughput of the Hopper Tensor Cores". Elsewhere it is the instruction.
 _MMA_SYNC_SHARE = {"hopper": 2 / 3}
@@ -46,7 +44,7 @@ def _peak(rates: tuple[tuple[str, float], ...], vector: float | None, rate: str)
         return vector or declared.get("fp32") or max(declared.values()) * _VECTOR_SHARE
     for name in (rate, *FALLBACKS.get(rate, ("bf16", "fp16", "fp32"))):
         if name in declared:
-            return max(declared[name], declared.get("fp32", 0.0) if name in _HALVES else 0.0)
+            return declared[name]
     return max(declared.values())
 
 

@@ -129,12 +129,6 @@ def test_missing_rates_fall_back(rates, rate, expected):
     assert peak_flops_per_s(device(rates=rates), rate) == expected
 
 
-def test_halves_that_are_slower_than_fp32_are_computed_in_fp32():
-    """GP104 multiplies fp16 at a 64th of fp32 (CUDA programming guide, compute capability 6.1)."""
-    slow = device(rates={"fp32": 8.9e12, "fp16": 0.14e12, "int8": 35e12})
-    assert [peak_flops_per_s(slow, rate) for rate in ("fp16", "bf16", "int8")] == [8.9e12, 8.9e12, 35e12]
-
-
 def test_the_vector_rate_is_the_declared_one():
     assert peak_flops_per_s(device(vector=7e12), "vector") == 7e12
 
