@@ -130,10 +130,10 @@ def _markdown(found: dict[str, Any], command: str) -> str:
 
 
 ABOUT = (
-    "Nearly all of these are LocalScore's submissions of one anonymous host each, several times slower than any sibling "
-    "of the same chip. What held them back is not recorded; heat, power limits, memory modules that are missing, models "
-    "beyond the card's memory and slices of a cloud's server are known to. Intervals are as wide as that. Of APUs there "
-    "are three chips, nine in ten of the settings on one of them: leaving it out leaves ROCm without a build of 2026."
+    "Nearly all of these are LocalScore's submissions of one anonymous host each, predicted several times too fast. "
+    "What held them back is not recorded; heat, power limits, missing memory modules, models beyond the card's memory "
+    "and slices of a cloud's server are known to. Intervals are as wide as that. Of APUs there are three chips, nine "
+    "in ten of the settings on one of them: leaving it out leaves ROCm without a build of 2026."
 )
 
 
