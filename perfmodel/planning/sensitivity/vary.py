@@ -189,9 +189,10 @@ def suspects(scenario: Scenario) -> list[str]:
     arrivals = scenario.traffic.arrivals
     if arrivals.rate is not None and not scenario.traffic.trace:
         found.append("traffic.arrivals.rate")
-    elif arrivals.concurrency is not None:
+    elif arrivals.concurrency is not None and arrivals.concurrency > 1:
         found.append("traffic.arrivals.concurrency")
-    return [f"{path}=0.5x..2x:3" for path in found]
+    varied = [f"{path}=0.5x..2x:3" for path in found]
+    return [*varied, "traffic.arrivals.concurrency=1,2,4"] if arrivals.concurrency == 1 else varied  # no half of one
 
 
 def _spaced(text: str, low_text: str, high_text: str, count: int) -> tuple[tuple[float, ...], str]:

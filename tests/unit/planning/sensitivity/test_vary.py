@@ -52,6 +52,13 @@ def test_the_suspects_are_there_and_links_only_where_devices_talk():
     assert any("cluster.network" in text for text in suspects(load_scenario("deepseek-v3-2x8-h100")))
 
 
+def test_there_is_no_half_of_one_request_at_a_time():
+    alone = load_scenario("qwen3-30b-a3b-rtx-4090")
+    varied = [axis_of(text, alone) for text in suspects(alone)]
+    (concurrency,) = [axis for axis in varied if axis.path == "traffic.arrivals.concurrency"]
+    assert concurrency.xs == (1, 2, 4)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
