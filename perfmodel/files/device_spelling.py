@@ -40,7 +40,7 @@ def plain_name(name: str) -> str:
         name = shorter
     plain = re.sub(r"-+", "-", normal_name(name)).strip("-")
     plain = _CORES.sub(r"-\1", plain)
-    plain = _MAX_Q.sub(r"-\1", plain).replace("-cpu-", "-")
+    plain = _MAX_Q.sub(r"-\1", plain).replace("-cpu-", "-").replace("-generation-", "-")
     return _WORDS_AFTER.sub("", _WORDS_BEFORE.sub("", plain))
 
 

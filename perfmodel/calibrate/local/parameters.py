@@ -101,6 +101,7 @@ class ParameterLayout:
         first, second = len(self.starts), len(self.starts) + len(self.forms)
         third = second + len(GENERATION_SD) * len(self.generations)
         numbers = dict(zip(self.starts, values[:first].tolist(), strict=True))
+        numbers.update({name: max(1.0, numbers[name]) for name in ("knee", "vector_knee")})  # a sum at most
         by_generation = values[second:third].reshape(-1, len(GENERATION_SD))
         by_version = values[third:].reshape(-1, len(VERSION_SD))
         return numbers, values[first:second], by_generation, by_version

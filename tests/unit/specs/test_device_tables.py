@@ -123,6 +123,8 @@ def test_a_mistake_is_found_on_its_line(table, change, says):
         ("NVIDIA GeForce RTX 3060 Laptop GPU", "rtx-3060-laptop"),
         ("NVIDIA GeForce GTX 1070 with Max-Q Design", "gtx-1070-max-q"),
         ("Tesla V100-SXM2-16GB", "v100-sxm2-16gb"),
+        ("NVIDIA RTX 3500 Ada Generation Laptop GPU", "rtx-3500-ada-laptop"),
+        ("Raspberry Pi 5 Model B Rev 1.1", "raspberry-pi-5"),
         ("AMD Radeon 780M Graphics", "780m"),
         ("radeon-780m-igpu", "780m"),
         ("Intel(R) Core(TM) i7-8550U CPU @ 1.80GHz", "core-i7-8550u"),
