@@ -38,7 +38,7 @@ def _smaller(plan: Any) -> Any:
     if isinstance(plan, dict):
         for name, most in (("finalists", _MOST_FINALISTS), ("seeds", _MOST_SEEDS), ("num_requests", _MOST_REQUESTS)):
             value = plan.get(name)
-            if isinstance(value, int | float) and most < value <= 1000:
+            if isinstance(value, str) or (isinstance(value, int | float) and most < value <= 10_000):
                 plan[name] = most
     return plan
 

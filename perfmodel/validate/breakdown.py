@@ -42,6 +42,8 @@ def why(predicted: float, measured: float, shares: Mapping[str, float], whole: s
 
     shares: of each part in the prediction, which is called `whole`
     """
+    if not predicted:  # the time per token after the first, of answers of one
+        return "predicted 0"
     ratio = measured / predicted
     head = f"measured {ratio:.2f}x predicted"
     name, share = max(shares.items(), key=lambda item: item[1])

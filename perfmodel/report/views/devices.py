@@ -100,12 +100,15 @@ def device_view(device: HardwareSpec) -> Document:
         (m.level, format_si(m.capacity_bytes, "B"), m.per.replace("_", " "), format_si(m.bandwidth_bytes_per_s, "B/s"))
         for m in declared.memory
     ]
-    links = [(link.name, format_si(link.bandwidth_bytes_per_s, "B/s")) for link in declared.links]
+    links = [
+        (link.name, format_si(link.bandwidth_bytes_per_s, "B/s"), _yes_or_no(link.peer_to_peer))
+        for link in declared.links
+    ]
     blocks: list[Block] = [
-        Paragraph(f"{declared.compute_units} compute units at {format_si(declared.clock_hz, 'Hz')}"),
+        *_about(device),
         Table(("dtype", "dense peak", "ridge FLOP/byte"), rates),
         Table(("memory", "capacity", "per", "bandwidth"), levels),
-        Table(("link", "one way"), links),
+        Table(("link", "one way", "peer to peer"), links),
         Paragraph(f"TDP {format_number(declared.tdp_w, 0)} W. Source: {declared.source}"),
     ]
     if price is not None:
@@ -114,6 +117,24 @@ def device_view(device: HardwareSpec) -> Document:
         missing = f"Not confirmed in a vendor's document: {', '.join(declared.unconfirmed)}"
         blocks.append(Paragraph(Span(missing, "communication")))
     return Document(device.name, blocks, f"{device.kind}, {declared.architecture or 'other'}")
+
+
+def _about(device: HardwareSpec) -> list[Paragraph]:
+    """Its units, what code can rely on, and whose memory it has."""
+    declared, memory = device.declared, device.declared.memory[0]
+    large = f", {declared.performance_cores} of them large" if declared.performance_cores else ""
+    lines = [f"{declared.compute_units} compute units{large} at {format_si(declared.clock_hz, 'Hz')}"]
+    if declared.instructions:
+        lines.append(f"Instructions: {', '.join(declared.instructions)}")
+    if memory.bus_width_bits and memory.transfers_per_s:
+        lines.append(f"Memory of {memory.bus_width_bits} bits at {memory.transfers_per_s / 1e9:g} GT/s")
+    if memory.unified:
+        lines.append(f"Memory shared between CPU and GPU; the device has {memory.device_share:.0%} of it by default")
+    return [Paragraph(line) for line in lines]
+
+
+def _yes_or_no(fact: bool | None) -> str:
+    return "–" if fact is None else "yes" if fact else "no"
 
 
 def network_view(network: NetworkFile) -> Document:

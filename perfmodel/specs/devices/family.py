@@ -204,7 +204,7 @@ def _unconfirmed(
     listed = set(family.unconfirmed)
     is_whole = "columns" in listed or row in family.unconfirmed_devices
     columns = set(cells) if is_whole else listed & set(cells)
-    paths = {".".join(_PLACES[column][0]) for column in columns if column in _PLACES}
+    paths = {".".join(_PLACES[column][0]) for column in columns if column in _PLACES and column != "architecture"}
     if columns & {"cores", "e_cores"}:
         paths.add("compute_units")
     if "pcie" in columns:

@@ -10,6 +10,7 @@ from perfmodel.calibrate.kernels.tables import read_table
 from perfmodel.calibrate.serving.runs import read_request_log, read_serving_runs
 from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.errors import SpecError
+from perfmodel.validate.breakdown import why
 from perfmodel.validate.operators import validate_operators
 
 
@@ -73,3 +74,8 @@ def test_a_table_without_times_is_not_read(tmp_path: Path) -> None:
     table.write_text("m,latency_ms\n64,0.05\n64,0\n")
     with pytest.raises(SpecError, match=r"gemm.csv: row 2: latency_ms: found 0.0, allowed a number above 0"):
         read_table(table)
+
+
+def test_a_prediction_of_nothing_is_said_to_be_one() -> None:
+    """An answer of one token has no time per token after it, whatever a log says."""
+    assert why(0.0, 12.0, {"steps": 1.0}, "a token") == "predicted 0"
