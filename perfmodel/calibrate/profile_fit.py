@@ -1,17 +1,21 @@
-"""Fitting numbers of an engine's profile so that simulated means meet measured ones: few, positive, bounded."""
+"""Fitting numbers of an engine's profile, or of another small spec, so that simulated means meet measured ones: few,
+positive, bounded."""
 
-__all__ = ["STEP_PARAMETERS", "LinearErrors", "Parameter", "fit_parameters", "with_facts", "with_values"]
+__all__ = ["STEP_PARAMETERS", "LinearErrors", "Parameter", "fit_parameters", "values_of", "with_facts", "with_values"]
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost import EngineProfile
+from perfmodel.files.base import Spec
 from perfmodel.specs.engine.description import describe_engine
 
 Floats = NDArray[np.float64]
+Fitted = TypeVar("Fitted", bound=Spec)
 _LOSS_SCALE = 0.05  # log errors well below this count squared, well above it by their size
 _PRIOR = 0.05  # error that counts as much as a factor e between a parameter and where it began
 _STEP = 0.25  # of a logarithm, to see what a parameter does: well above the noise of changed schedules
@@ -46,23 +50,34 @@ def with_facts(profile: EngineProfile) -> EngineProfile:
     return profile.model_copy(update={"host": profile.host.model_copy(update=facts)})
 
 
-def with_values(profile: EngineProfile, values: Mapping[str, float]) -> EngineProfile:
+def with_values(profile: Fitted, values: Mapping[str, float]) -> Fitted:
     """`profile` with fields changed, which are named as in `Parameter.field`."""
     parts: dict[str, dict[str, float]] = {}
     for field, value in values.items():
         part, _, name = field.rpartition(".")
         parts.setdefault(part, {})[name] = value
-    update: dict[str, object] = dict(parts.pop("", {}))
+    update: dict[str, Any] = dict(parts.pop("", {}))
     for part, changes in parts.items():
         update[part] = getattr(profile, part).model_copy(update=changes)
     return profile.model_copy(update=update)
 
 
+def values_of(profile: Spec, parameters: Sequence[Parameter]) -> list[float]:
+    """What `parameters` are in `profile`, within their plausible ranges."""
+    found = []
+    for parameter in parameters:
+        value: Any = profile
+        for name in parameter.field.split("."):
+            value = getattr(value, name)
+        found.append(min(max(value, parameter.least), parameter.most))
+    return found
+
+
 @dataclass(frozen=True)
-class LinearErrors:
+class LinearErrors(Generic[Fitted]):
     """Errors as a linear function of the parameters' logarithms, around `here`; `keep` picks some of the errors."""
 
-    begin: EngineProfile
+    begin: Fitted
     parameters: tuple[Parameter, ...]
     here: Floats
     at_here: Floats
@@ -71,12 +86,12 @@ class LinearErrors:
     @classmethod
     def around(
         cls,
-        begin: EngineProfile,
+        begin: Fitted,
         parameters: Sequence[Parameter],
-        errors: Callable[[EngineProfile], Floats],
+        errors: Callable[[Fitted], Floats],
         here: Floats | None = None,
         at_here: Floats | None = None,
-    ) -> "LinearErrors":
+    ) -> "LinearErrors[Fitted]":
         """Take the derivatives, one evaluation of `errors` for each parameter and one for the point itself.
 
         begin:         the profile whose `parameters` are varied
@@ -115,9 +130,18 @@ class LinearErrors:
         optimum: Floats = found.x
         return optimum
 
-    def profile(self, logs: Floats) -> EngineProfile:
+    def profile(self, logs: Floats) -> Fitted:
         """The profile at some logarithms of the parameters."""
         return _profile_at(self.begin, self.parameters, logs)
+
+    def held_out(self, groups: NDArray[np.str_]) -> Floats:
+        """The errors of each group (one name for each error) at the optimum of the others, as the model has it."""
+        found = np.empty(len(self.at_here))
+        for group in np.unique(groups):
+            mine = groups == group
+            there = self.optimum(~mine) if not mine.all() else np.log([p.start for p in self.parameters])
+            found[mine] = self.at_here[mine] + self.slopes[mine] @ (there - self.here)
+        return found
 
     def loss(self, logs: Floats, errors: Floats) -> float:
         """What `optimum` makes small, of the errors that were found at `logs`."""
@@ -126,20 +150,20 @@ class LinearErrors:
         return float(np.sum(np.sqrt(1 + scaled**2) - 1))
 
 
-def _profile_at(begin: EngineProfile, parameters: Sequence[Parameter], logs: Floats) -> EngineProfile:
+def _profile_at(begin: Fitted, parameters: Sequence[Parameter], logs: Floats) -> Fitted:
     """`begin` with the parameters at `logs`."""
     values = zip((p.field for p in parameters), map(float, np.exp(logs)), strict=True)
     return with_values(begin, dict(values))
 
 
 def fit_parameters(
-    begin: EngineProfile,
+    begin: Fitted,
     parameters: Sequence[Parameter],
-    errors: Callable[[EngineProfile], Floats],
+    errors: Callable[[Fitted], Floats],
     *,
     rounds: int = _MOST_ROUNDS,
     progress: Callable[[int, int], None] | None = None,
-) -> EngineProfile:
+) -> Fitted:
     """The profile with the parameters that make `errors` (weighted log(predicted / measured)) small.
 
     begin: the profile to start from; rounds: at most
@@ -150,7 +174,7 @@ def fit_parameters(
     """
     calls = 0
 
-    def counted(profile: EngineProfile) -> Floats:
+    def counted(profile: Fitted) -> Floats:
         nonlocal calls
         calls += 1
         if progress is not None:

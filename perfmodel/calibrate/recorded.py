@@ -1,6 +1,6 @@
 """`perfmodel calibrate --from`: recorded measurements of any kind, fitted and written where they are looked for."""
 
-__all__ = ["fit_recorded", "fit_recorded_generation"]
+__all__ = ["fit_recorded", "fit_recorded_generation", "fit_recorded_routing"]
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +14,13 @@ from perfmodel.calibrate.origins import SERVING_RUNS, STEADY_STATES, Origin
 from perfmodel.calibrate.profile_fit import with_facts
 from perfmodel.calibrate.serving.runs import read_serving_runs
 from perfmodel.calibrate.serving.simulation import fit_engine_profile
-from perfmodel.calibrate.steady.profile import fit_generation, fit_steady_profile, fitting_rows
+from perfmodel.calibrate.steady.generation import fit_generation, fit_popularity
+from perfmodel.calibrate.steady.profile import fit_steady_profile, fitting_rows
 from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost import Calibration, EngineProfile, load_engine_profile, save_calibration, save_engine_profile
 from perfmodel.cost.calibrations.backends import BackendFits, save_backends
 from perfmodel.cost.calibrations.files import HEADER
+from perfmodel.cost.calibrations.routing import RoutingFit, save_routing_fit
 from perfmodel.cost.calibrations.unmeasured import GenerationFit, save_generation
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
@@ -64,6 +66,21 @@ def fit_recorded_generation(
         }
     )
     return fit, save_generation(fit, (out or data_dir("calibrations")) / f"generation@{architecture}.yaml", HEADER)
+
+
+def fit_recorded_routing(
+    path: Path, out: Path | None = None, progress: Progress | None = None
+) -> tuple[RoutingFit, Path]:
+    """Fit what the steady states in `path` say about how unequally popular experts are, and write it likewise."""
+    rows, _ = read_steady_states(path)
+    fit = fit_popularity(rows, progress=progress).model_copy(
+        update={
+            "source": STEADY_STATES.source("steady states of servers"),
+            "date": today(),
+            "command": f"{STEADY_STATES.command('any')} --routing",
+        }
+    )
+    return fit, save_routing_fit(fit, (out or data_dir("calibrations")) / "routing.yaml")
 
 
 def _backends(path: Path, engine: str) -> BackendFits:

@@ -53,6 +53,9 @@ Generation = Annotated[
         show_default=False,
     ),
 ]
+Routing = Annotated[
+    bool, typer.Option("--routing", help="With --from: fit how unequally popular the experts of trained routers are.")
+]
 CalibrationPath = Annotated[
     Path | None, typer.Option("--out", metavar="PATH", help="File to write the calibration to.", show_default=False)
 ]
@@ -64,6 +67,7 @@ def calibrate(
     measurements: Measurements = None,
     engine: EngineName = None,
     generation: Generation = None,
+    routing: Routing = False,
     out: CalibrationPath = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -75,7 +79,7 @@ def calibrate(
     """
     if measurements is not None:
         named = engine or ("perfmodel" if (measurements / "suite.json").is_file() else "vllm")
-        _fit_recorded(measurements, named, generation, out, as_json)
+        _fit_recorded(measurements, named, generation, routing, out, as_json)
         return
     from perfmodel.validate.executed.bridge import load_executor
 
@@ -87,17 +91,21 @@ def calibrate(
     say(f"Written to {path}")
 
 
-def _fit_recorded(path: Path, engine: str, generation: str | None, out: Path | None, as_json: bool) -> None:
+def _fit_recorded(
+    path: Path, engine: str, generation: str | None, routing: bool, out: Path | None, as_json: bool
+) -> None:
     from perfmodel.errors import SpecError
 
     if not path.exists():
         raise SpecError(f"calibrate --from {path}: no such file or folder.")
-    from perfmodel.calibrate.recorded import fit_recorded, fit_recorded_generation
+    from perfmodel.calibrate.recorded import fit_recorded, fit_recorded_generation, fit_recorded_routing
 
     written: list[tuple[Spec, Path]]
     with progress_bar("fitting") as progress:
         if generation is not None:
             written = [fit_recorded_generation(path, generation, out, progress)]
+        elif routing:
+            written = [fit_recorded_routing(path, out, progress)]
         else:
             written = [*fit_recorded(path, engine, out, progress)]
     if as_json:

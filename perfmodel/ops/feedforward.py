@@ -66,6 +66,7 @@ def experts(
     intermediate: int,
     local_experts: int | None = None,
     is_fused: bool = True,
+    num_kernels: int | None = None,
 ) -> Work:
     """The routed experts of one rank: grouped up GEMM, activation, grouped down GEMM, combine.
 
@@ -82,14 +83,14 @@ def experts(
     MixtralSparseMoeBlock for the operators.
 
     num_tokens n: of all ranks that share out the experts; ffn: the block; load: of this rank
-    form: of weights and inputs; is_fused: by serving engines' kernels
+    form: of weights and inputs; is_fused: by serving engines' kernels, `num_kernels` where that is known
     """
     if num_tokens == 0:
         return Work("experts", "moe", rate=form.rate, num_kernels=0)
     d, f, gates = width, intermediate, 2 if ffn.gated else 1
     o, a = form.output_bytes, form.input_bytes
     row_bytes = (d * a + gates * f * o) + (gates * f * o + f * a) + (f * a + d * o) + d * o
-    num_kernels = EXPERT_KERNELS + 2 * form.quantizes_input
+    num_kernels = num_kernels or EXPERT_KERNELS + 2 * form.quantizes_input
     if not is_fused:
         num_kernels = (_EAGER_EXPERT_KERNELS - (not ffn.gated) * 2) * ceil(load.distinct)
         row_bytes += (1 + gates) * d * a + 2 * f * o * ffn.gated + 4 * d * o
@@ -123,9 +124,10 @@ def experts(
 def moe_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
     """Router, top-k, shared experts, dispatch, routed experts, combine."""
     hidden, router = context.hidden, context.format("router")
+    chosen = partial(route, num_experts=ffn.num_experts, top_k=ffn.top_k, is_fused=context.is_fused)
     return [
         on_tokens("router", partial(gemm, "router", n=ffn.num_experts, k=hidden, form=router)),
-        on_tokens("topk", lambda n: route(n, ffn.num_experts, ffn.top_k, is_fused=context.is_fused)),
+        *([] if context.experts is not None and context.experts.chooses else [on_tokens("topk", chosen)]),
         *_shared_nodes(ffn, context),
         *_latent_nodes(ffn, context, "latent_in_proj"),
         *_dispatch_nodes(ffn, context),
@@ -140,10 +142,11 @@ def _expert_node(ffn: MoEFFN, context: LayerContext) -> OperatorNode:
     intermediate = ceil(ffn.intermediate_size / shard.moe_tp)
     width, local = ffn.latent_size or context.hidden, shard.local_experts(ffn.num_experts)
     sizes = {"width": width, "intermediate": intermediate, "local_experts": local}
+    kernels = context.experts.num_kernels if context.experts is not None else None
 
     def work(everyone: int) -> Work:
         load = context.routing(ffn, everyone, shard.ep)
-        return experts(everyone, ffn, load, form, **sizes, is_fused=context.is_fused)
+        return experts(everyone, ffn, load, form, **sizes, is_fused=context.is_fused, num_kernels=kernels)
 
     return on_group("experts", work, shard.dp)
 

@@ -70,7 +70,7 @@ def served_model(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec | 
     if engine.described.facts.quantizes_before:
         served = _each_format(served, _static)
     if hardware is not None:
-        served = _each_format(served, partial(_dequantized, engine, hardware))
+        served = _each_format(served, partial(_multiplied, engine, hardware))
     if engine.kv_cache_dtype != "auto" or engine.kv_tiers:
         served = replace(served, quantization=_with_kv_formats(served, engine))
     if engine.kv_eviction is not None:
@@ -160,13 +160,18 @@ def _each_format(model: ModelSpec, change: Callable[[QuantizationSpec], Quantiza
     return model if is_same else replace(model, quantization=own, layers=layers)
 
 
-def _dequantized(engine: EngineSpec, hardware: HardwareSpec, quantization: QuantizationSpec) -> QuantizationSpec:
+def _multiplied(engine: EngineSpec, hardware: HardwareSpec, quantization: QuantizationSpec) -> QuantizationSpec:
+    """How `engine` multiplies the format on `hardware`, which a checkpoint need not say.
+
+    Where there are units for MXFP4 (OCP MX 1.0), checkpoints without activations of their own meet MXFP8.
+    """
     form = form_of(quantization)
-    if form is None or quantization.activations is None:
-        return quantization
-    if format_use(engine, hardware, form).support != "weight_only":
-        return quantization
-    return replace(quantization, is_weight_only=True)
+    support = format_use(engine, hardware, form).support if form is not None else None
+    if support == "weight_only" and quantization.activations is not None:
+        return replace(quantization, is_weight_only=True)
+    if support == "native" and form == "mxfp4" and quantization.activations is None:
+        return replace(quantization, activations="mxfp8")
+    return quantization
 
 
 def _static(quantization: QuantizationSpec) -> QuantizationSpec:
@@ -186,4 +191,6 @@ def _kernel_format(weights: str, activations: str, group_size: int) -> str:
     """The format as tables of measured kernels name it: fp8, fp8_block (a scale per block), nvfp4, w4afp8."""
     if weights == activations:
         return f"{weights}_block" if weights == "fp8" and group_size else weights
+    if (weights, activations) == ("mxfp4", "mxfp8"):
+        return "w4a8_mxfp4"
     return f"w{BITS_PER_WEIGHT[weights]:.0f}a{activations}"

@@ -22,6 +22,7 @@ from perfmodel.ops.formats import LinearFormat, linear_format
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, Depends, Work
+from perfmodel.specs.engine.description import ExpertsRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class LayerContext:
 
     is_fused:        kernels of serving engines; otherwise one per operator of plain PyTorch modules
     concatenates_kv: the cache grows by a copy of all of it
+    experts:         how the engine runs routed experts, where its description says
     """
 
     model: ModelSpec
@@ -60,6 +62,7 @@ class LayerContext:
     concatenates_kv: bool = False
     routing: Routing = slowest_uniform_routing
     spread: ContextSpread | None = None
+    experts: ExpertsRow | None = None
     formats: tuple[tuple[str, QuantizationSpec], ...] = ()  # the layer's own, by component
 
     @property

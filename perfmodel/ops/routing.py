@@ -33,7 +33,6 @@ __all__ = [
     "popularity_of",
     "power_law_routing",
     "recorded_routing",
-    "routing_of",
     "slowest_uniform_routing",
     "uniform_routing",
     "with_capacity",
@@ -49,7 +48,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.traffic import ExpertRouting
 
 Values = NDArray[np.float64]
@@ -315,15 +313,3 @@ def dropped_share(ffn: MoEFFN, num_tokens: int, factor: float, chances: NDArray[
         return 0.0
     counts = np.random.default_rng(num_tokens).binomial(num_tokens, np.tile(chances, (64, 1)))
     return float(np.maximum(counts - rows, 0).sum() / counts.sum())
-
-
-def routing_of(spec: ExpertRouting, engine: EngineSpec | None = None) -> Routing:
-    """How loaded the slowest rank is. Experts that all are alike gain nothing from being placed by popularity."""
-    if spec.capacity_factor is not None:
-        return with_capacity(spec.capacity_factor)
-    num_redundant = engine.eplb_config.num_redundant_experts if engine is not None and engine.enable_eplb else None
-    if spec.alpha is not None:
-        return power_law_routing(spec.alpha, num_redundant)
-    if spec.popularity is not None:
-        return recorded_routing(spec.popularity, num_redundant)
-    return slowest_uniform_routing

@@ -216,7 +216,10 @@ class Traffic(Spec):
 class ExpertRouting(Spec):
     """How tokens choose their experts, in models that have some.
 
-    uniform:   all alike, as routers are trained to
+    trained:   unequally, as trained routers leave it on real servers: popularity spread by `dispersion`, the variance
+               of an expert's chance in units of its mean squared; by default as fitted to recorded servers, and none
+               under the datasheet
+    uniform:   all alike, as routers are trained to be
     power_law: popularity of density x^-alpha, as domain traffic skews it
     recorded:  in proportion to `popularity`, a count for each expert
 
@@ -224,14 +227,17 @@ class ExpertRouting(Spec):
                      are dropped (GShard, Switch); None: each multiplies what it gets
     """
 
-    distribution: Literal["uniform", "power_law", "recorded"] = "uniform"
+    distribution: Literal["trained", "uniform", "power_law", "recorded"] = "trained"
+    dispersion: float | None = Field(default=None, ge=0, le=10)
     alpha: float | None = Field(default=None, gt=0, le=3)
     popularity: tuple[NonNegativeFloat, ...] | None = None
     capacity_factor: PositiveFloat | None = None
 
     @model_validator(mode="after")
     def _has_what_it_needs(self) -> "ExpertRouting":
-        needed = {"uniform": None, "power_law": "alpha", "recorded": "popularity"}[self.distribution]
+        if self.dispersion is not None and self.distribution != "trained":
+            raise ValueError(f"found dispersion, which {self.distribution} does not use; remove it")
+        needed = {"trained": None, "uniform": None, "power_law": "alpha", "recorded": "popularity"}[self.distribution]
         for name in ("alpha", "popularity"):
             value = getattr(self, name)
             if name == needed and not value:

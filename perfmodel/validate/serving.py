@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.calibrate.serving.runs import METRICS, read_serving_runs
+from perfmodel.calibrate.serving.runs import METRICS, ServingRun, read_serving_runs
 from perfmodel.calibrate.serving.simulation import StageRow, simulate_runs
+from perfmodel.cost import plan_memory
 from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.specs import Scenario
 from perfmodel.validate.report import (
@@ -62,11 +63,26 @@ def report_serving(rows: Sequence[StageRow], left_out: Sequence[tuple[str, str]]
         metrics=pooled(comparisons),
         by=by_dimension(comparisons),
         worst=worst_of(comparisons, 3, partial(_breakdown, rows)),
-        notes=[f"not covered: {name}: {reason}" for name, reason in left_out],
+        notes=[*_memory_notes([row.run for row in rows]), *(f"not covered: {n}: {why}" for n, why in left_out)],
         comparisons=comparisons,
         provenance=provenance_of([row.run.scenario for row in rows]),
         about=_ABOUT,
     )
+
+
+def _memory_notes(runs: Sequence[ServingRun]) -> list[str]:
+    """The plan's KV blocks beside those that servers logged: the runs above are simulated with the latter."""
+    found: dict[str, None] = {}
+    for run in runs:
+        engine, logged = run.scenario.engine, run.scenario.engine.num_gpu_blocks_override
+        if logged is None:
+            continue
+        model, hardware = run.scenario.model, run.scenario.hardware
+        free = engine.model_copy(update={"num_gpu_blocks_override": None})
+        planned = plan_memory(model, hardware, free).num_kv_blocks
+        where = f"memory: {model.name} on {engine.num_devices} x {hardware.name}"
+        found[f"{where}: {planned:,} KV blocks planned, {logged:,} logged ({planned / logged - 1:+.1%})."] = None
+    return list(found)
 
 
 def _comparison(rows: Sequence[StageRow], metric: str) -> Comparison:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.calibrate.steady.profile import cell_of
 from perfmodel.calibrate.steady.simulation import SteadyStatePair, num_slices, simulate_steady_states
 from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost.calibrations.provenance import provenance_of
@@ -52,6 +53,7 @@ _DIMENSIONS: dict[str, Callable[[SteadyStatePair], str]] = {
         f"{_most(pair.row.scenario.traffic.input_tokens):,} in, {_most(pair.row.scenario.traffic.output_tokens):,} out"
     ),
     "parallelism": lambda pair: "; ".join(_parallelism(pool) for pool in pair.row.scenario.pools),
+    "cell": lambda pair: cell_of(pair.row.scenario),
     "face value": lambda pair: "yes" if pair.row.is_clear else "no",
 }
 _ABOUT = (
@@ -92,6 +94,7 @@ def report_steady_state(pairs: Sequence[SteadyStatePair], left_out: Sequence[tup
         worst=worst_of(counted_only, 5, partial(_breakdown, counted)),
         notes=[
             _counted(len(clear), len(covered)),
+            *_cells(counted),
             *_sliced(covered),
             *_shortened(covered),
             *(f"not covered: {name}: {reason}" for name, reason in reasons),
@@ -107,6 +110,22 @@ def _counted(num_clear: int, num_covered: int) -> str:
     if num_clear:
         return f"metrics: {num_clear} of {num_covered} rows, those with known lengths and no unlabelled MTP."
     return "metrics: all rows; none has known lengths and no suspicion of unlabelled MTP."
+
+
+def _cells(pairs: Sequence[SteadyStatePair]) -> list[str]:
+    """Errors by cell, which is what somebody meets whose cell was never measured; each counts once."""
+    members: dict[str, list[SteadyStatePair]] = {}
+    for pair in pairs:
+        members.setdefault(cell_of(pair.row.scenario), []).append(pair)
+    found = []
+    for metric in _METRICS if members else ():
+        medians = [_rows(cell, metric).stats().median_ape for cell in members.values()]
+        middle, most = np.quantile(medians, [0.5, 0.9])
+        found.append(f"{metric.split('_')[0].upper()} {middle:.1%} and {most:.1%}")
+    if not found:
+        return []
+    what = f"{len(members)} cells (model x engine version x device x number format)"
+    return [f"by cell: median and p90 over {what} of each one's median error: {'; '.join(found)}."]
 
 
 def _sliced(pairs: Sequence[SteadyStatePair]) -> list[str]:

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.calibrations.backends import BackendFits
 from perfmodel.cost.calibrations.files import HEADER
+from perfmodel.cost.calibrations.routing import RoutingFit
 from perfmodel.cost.calibrations.unmeasured import GenerationFit
 from perfmodel.cost.forms.registry import FormFit
 from perfmodel.files.catalog import data_dir, find_file
@@ -27,6 +28,7 @@ KINDS = {
     "engine": EngineProfile,
     "generation": GenerationFit,
     "backend": BackendFits,
+    "routing": RoutingFit,
 }  # others are calibrations of a device
 MOST_NUMBERS = 3  # in one entry of a list: (most rows, tile rows, tile columns), (first group, last group)
 MOST_ENTRIES = 8  # of a list: the lines of a library's tile rule

@@ -66,6 +66,7 @@ NO_TECHNIQUE = {
     "engine.cpu": ROOM,
     "engine.attention_dp_timeout_iters": ENGINE,
     "routing.alpha": "belongs to power_law",
+    "routing.dispersion": "belongs to trained",
     "engine.speculative_config.num_speculative_tokens": "belongs to every method",
 }
 # Choices that are the absence of techniques, or the default of all models.
@@ -73,6 +74,7 @@ NO_CHOICE = {
     "engine.batching=continuous",
     "engine.dtype=auto",
     "engine.kv_cache=paged",
+    "routing.distribution=trained",
     "routing.distribution=uniform",
     "routing.distribution=recorded",
 }

@@ -3,25 +3,23 @@
 Time to first token at low concurrency is the front end and one step with a prompt; time per output token at low
 concurrency is a step's fixed costs, which the kernels' tables have too high where they were timed launch by launch.
 
-And what a generation of devices leaves of the achieved tensor rate of the one before. Time to first token of long
-prompts is compute; with the engines' profiles fitted on all devices, what is left on a generation's own rows is its
-kernels'. One number for all engines, models and number formats.
+What a profile leaves unexplained is what it does where it has not been: its residuals are those of whole cells (a model
+under an engine's version on a device in a number format) that each fit leaves out.
 """
 
-__all__ = ["fit_generation", "fit_steady_profile", "fitting_rows", "log_errors", "parameters_of", "steady_residuals"]
+__all__ = ["cell_of", "fit_steady_profile", "fitting_rows", "log_errors", "parameters_of", "steady_residuals"]
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.profile_fit import STEP_PARAMETERS, Parameter, fit_parameters
+from perfmodel.calibrate.profile_fit import STEP_PARAMETERS, LinearErrors, Parameter, fit_parameters, values_of
 from perfmodel.calibrate.robust import residuals_of
 from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
 from perfmodel.calibrate.steady.states import SteadyState
 from perfmodel.cost import EngineProfile, Residuals, load_calibration
-from perfmodel.cost.calibrations.unmeasured import GenerationFit
-from perfmodel.errors import SpecError
+from perfmodel.specs import Scenario
 
 Floats = NDArray[np.float64]
 
@@ -47,11 +45,6 @@ _OF_STEPS = (
 _WEIGHTS = {"tpot": 1.0, "ttft": 0.4}
 _MOST_ROWS = 60
 _MOST_CONCURRENCY = 32  # larger batches take long to simulate and depend on kernels
-# Of the fit of a generation.
-_GENERATION_CONCURRENCY = 16
-_GENERATION_ROWS = 48
-_GENERATION_EVALUATIONS = 8
-_LOSS_SCALE = 0.1
 
 
 def fit_steady_profile(
@@ -63,31 +56,40 @@ def fit_steady_profile(
 ) -> EngineProfile:
     """The profile of an engine that explains mean TTFT and TPOT of its rows best; the rest is that of `begin`."""
     mine = fitting_rows(rows, begin.engine, most_rows)
-    profile = fit_parameters(
-        begin,
-        parameters_of(begin, mine),
-        lambda profile: log_errors(simulate_steady_states(mine, profile=profile)),
-        progress=progress,
+    parameters = parameters_of(begin, mine)
+
+    def errors(profile: EngineProfile) -> Floats:
+        return log_errors(simulate_steady_states(mine, profile=profile))
+
+    best = fit_parameters(begin, parameters, errors, progress=progress)
+    model = LinearErrors.around(begin, parameters, errors, np.log(values_of(best, parameters)))
+    return best.model_copy(
+        update=steady_residuals(mine, model.held_out(np.repeat([cell_of(row.scenario) for row in mine], 2)))
     )
-    pairs = [pair for pair in simulate_steady_states(mine, profile=profile) if not pair.reason]
-    return profile.model_copy(update=steady_residuals(pairs))
 
 
-def steady_residuals(pairs: Sequence[SteadyStatePair]) -> dict[str, Residuals]:
-    """What the profile leaves unexplained; of steps, which are kernels mostly, in units of how far fits have come."""
+def cell_of(scenario: Scenario) -> str:
+    """The model, engine with its version, device and number format that a row has in common with others."""
+    engine, quantization = scenario.engine, scenario.model.quantization
+    return " ".join((scenario.model.name, engine.described.label, scenario.hardware.name, str(quantization.weights)))
+
+
+def steady_residuals(rows: Sequence[SteadyState], errors: Floats) -> dict[str, Residuals]:
+    """What a profile leaves unexplained of `rows`; of steps, which are kernels mostly, in units of how far fits come.
+
+    errors: as of `log_errors`, of a profile that was not fitted to the row's cell
+    """
+    spread = np.array([_spread(row) for row in rows])
     found = {}
-    for metric, is_of_kernels in (("tpot", True), ("ttft", False)):
-        predicted, measured = (
-            np.array([value(pair, f"{metric}_mean") for pair in pairs])
-            for value in (SteadyStatePair.predicted, SteadyStatePair.measured)
-        )
-        spread = np.array([_spread(pair) if is_of_kernels else 1.0 for pair in pairs])
-        found[f"{metric}_residuals"] = residuals_of(predicted, measured, spread)
+    for place, (metric, weight) in enumerate(_WEIGHTS.items()):
+        factors = np.exp(errors[place :: len(_WEIGHTS)] / weight)
+        units = spread if metric == "tpot" else np.ones(len(rows))
+        found[f"{metric}_residuals"] = residuals_of(factors, np.ones(len(rows)), units)
     return found
 
 
-def _spread(pair: SteadyStatePair) -> float:
-    scenario = pair.row.scenario
+def _spread(row: SteadyState) -> float:
+    scenario = row.scenario
     return load_calibration(scenario.hardware, scenario.engine.profile).spread
 
 
@@ -102,12 +104,12 @@ def parameters_of(begin: EngineProfile, rows: Sequence[SteadyState]) -> list[Par
 
 
 def fitting_rows(rows: Sequence[SteadyState], engine: str, most: int = _MOST_ROWS) -> list[SteadyState]:
-    """Rows of `engine` that can be taken at face value and are quickly simulated, the same number of each model."""
+    """Rows of `engine` that can be taken at face value and are quickly simulated, the same number of each cell."""
     groups: dict[str, list[SteadyState]] = {}
     for row in rows:
         concurrency = row.scenario.traffic.arrivals.concurrency or 0
         if row.is_clear and row.scenario.engine.profile == engine and concurrency <= _MOST_CONCURRENCY:
-            groups.setdefault(f"{row.scenario.model.name} {row.scenario.hardware.name}", []).append(row)
+            groups.setdefault(cell_of(row.scenario), []).append(row)
     chosen: list[SteadyState] = []
     for members in groups.values():
         step = max(1, len(members) * len(groups) // most)
@@ -116,47 +118,11 @@ def fitting_rows(rows: Sequence[SteadyState], engine: str, most: int = _MOST_ROW
 
 
 def log_errors(pairs: Sequence[SteadyStatePair]) -> Floats:
-    """Weighted log(predicted / measured)."""
+    """Weighted log(predicted / measured) of TPOT and TTFT in turn; 0 of rows that cannot be simulated."""
     errors = []
     for pair in pairs:
-        if pair.ttft_ms is not None and pair.tpot_ms is not None:
-            errors.append(_WEIGHTS["tpot"] * np.log(pair.tpot_ms / pair.row.measured_tpot_ms))
-            errors.append(_WEIGHTS["ttft"] * np.log(pair.ttft_ms / pair.row.measured_ttft_ms))
+        for metric, weight in _WEIGHTS.items():
+            is_known = pair.ttft_ms is not None and pair.tpot_ms is not None
+            ratio = pair.predicted(f"{metric}_mean") / pair.measured(f"{metric}_mean") if is_known else 1.0
+            errors.append(weight * np.log(ratio))
     return np.array(errors)
-
-
-def fit_generation(
-    architecture: str, rows: Sequence[SteadyState], *, progress: Callable[[int, int], None] | None = None
-) -> GenerationFit:
-    """The fit of `architecture` from the rows on its devices that can be taken at face value.
-
-    Raises SpecError where there are none.
-    """
-    from scipy.optimize import minimize_scalar
-
-    mine = [row for row in rows if _is_clear(row) and row.scenario.hardware.declared.architecture == architecture]
-    if not mine:
-        raise SpecError(f"no rows on devices of architecture {architecture!r} to fit")
-    mine = mine[:: max(1, len(mine) // _GENERATION_ROWS)]
-    calls = 0
-
-    def loss(log_compute: float) -> float:
-        nonlocal calls
-        calls += 1
-        if progress is not None:
-            progress(calls, _GENERATION_EVALUATIONS)
-        generation = GenerationFit(architecture=architecture, compute=float(np.exp(log_compute)))
-        errors = log_errors(simulate_steady_states(mine, generation=generation))
-        return float(np.sum(np.sqrt(1 + (errors / _LOSS_SCALE) ** 2) - 1))
-
-    found = minimize_scalar(
-        loss,
-        bounds=(np.log(0.25), np.log(1.2)),
-        method="bounded",
-        options={"maxiter": _GENERATION_EVALUATIONS, "xatol": 0.03},
-    )
-    return GenerationFit(architecture=architecture, compute=round(float(np.exp(found.x)), 4))
-
-
-def _is_clear(row: SteadyState) -> bool:
-    return row.is_clear and (row.scenario.traffic.arrivals.concurrency or 0) <= _GENERATION_CONCURRENCY

@@ -19,10 +19,10 @@ say, and what is assumed from the recipes instead:
   decode worker, so requests above it wait; see `_max_batch`.
 """
 
-__all__ = ["SteadyState", "is_disaggregated", "read_steady_states"]
+__all__ = ["SteadyState", "is_disaggregated", "read_steady_states", "with_dispersion"]
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfmodel.calibrate.origins import MALFORMED, recorded_engine
@@ -44,6 +44,7 @@ from perfmodel.specs import (
     load_model,
 )
 from perfmodel.specs.engine.description import describe_engine
+from perfmodel.specs.traffic import ExpertRouting
 
 Entry = Mapping[str, str]
 
@@ -200,7 +201,7 @@ def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> SteadyState:
     hardware = load_hardware(entry["system"])
     model = load_model(entry["model_path"])
     if entry["precision"] != "bf16" and model.quantization.weights != "mxfp4":
-        model = with_quantization(model, _QUANTIZATION[entry["precision"]])
+        model = with_quantization(model, _quantization(entry))
     concurrency, inputs, outputs = (int(float(entry[key])) for key in ("concurrency", "isl", "osl"))
     lengths = entry.get("lengths", "uniform")
     traffic = _traffic(lengths, concurrency, inputs, outputs)
@@ -211,6 +212,18 @@ def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> SteadyState:
         scenario = Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic)
     is_clear = lengths != "unknown" and entry["mtp_unlabelled"] != "True"
     return SteadyState(name, scenario, float(entry["ttft_ms"]), float(entry["tpot_ms"]), is_clear, _groups(entry))
+
+
+def with_dispersion(row: SteadyState, dispersion: float) -> SteadyState:
+    """The row under experts whose popularity has so much dispersion."""
+    routing = ExpertRouting(dispersion=dispersion)
+    return replace(row, scenario=row.scenario.model_copy(update={"routing": routing}))
+
+
+def _quantization(entry: Entry) -> str | None:
+    """The method of the checkpoint that was served: published FP8 ones have a scale per block or per tensor."""
+    is_block = "fp8_block" in (entry.get("moe_quant_mode"), entry.get("gemm_quant_mode"))
+    return "fp8_block" if entry["precision"] == "fp8" and is_block else _QUANTIZATION[entry["precision"]]
 
 
 def _groups(entry: Entry) -> tuple[str, ...]:

@@ -36,6 +36,8 @@ _LINES = (
     ("hopper", "blackwell-consumer"),
     ("cdna2", "cdna3"),
 )
+_LIBRARY = "trtllm"  # the engine whose kernels others take for products of 4 bits,
+_FOUR_BIT_UNITS = ("blackwell",)  # where there are units for them
 PASSED_ON = "passed on from"  # how the source of fits of another device or engine begins
 _DEFAULT_PROFILE: str = EngineSpec.model_fields["profile"].default
 _ATTENTION = "attention_decode"  # what `contained` goes with
@@ -67,10 +69,16 @@ def load_calibration(
     if engine_profile == "datasheet":
         return datasheet(hardware)
     own = data_dir("calibrations") / f"{hardware.name}@{engine_profile}.yaml"
+    if generation is None or generation.architecture != hardware.declared.architecture:
+        generation = load_generation(hardware.declared.architecture)
     inherited = _inherited(hardware, engine_profile, generation)
+    library = None
+    if hardware.declared.architecture in _FOUR_BIT_UNITS:
+        is_own = engine_profile == _LIBRARY
+        library = inherited if is_own else _inherited(hardware, _LIBRARY, generation)
     if own.is_file():
-        return with_unmeasured(_as_declared(_completed(_read(own), inherited), hardware))
-    return with_unmeasured(inherited) if inherited is not None else datasheet(hardware)
+        return with_unmeasured(_as_declared(_completed(_read(own), inherited), hardware), library, generation)
+    return with_unmeasured(inherited, library, generation) if inherited is not None else datasheet(hardware)
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> Path:
@@ -164,9 +172,6 @@ def _nearness(relation: tuple[float, Path]) -> tuple[float, bool, str]:
 def _passed_on(file: Path, hardware: HardwareSpec, generation: GenerationFit | None) -> Calibration:
     """The calibration in `file` as it is for a device of `hardware`'s generation."""
     found = _read(file)
-    architecture = hardware.declared.architecture
-    if generation is None or generation.architecture != architecture:
-        generation = load_generation(architecture)
     if generation is not None and _architecture(found.device) != generation.architecture:
         found = generation.applied_to(found)
     source, target = _listed(found.device).scale_up_link, hardware.scale_up_link

@@ -7,6 +7,12 @@ gemm/nvfp4_static, gemm/nvfp4             FP8 with scales known ahead, at the ra
                                           scales takes two (the largest value first), so that a kernel takes half of
                                           what these start later than FP8 with known scales; no less than any kernel.
 
+moe/nvfp4, moe/w4a8_mxfp4                 Blackwell's block-scaled 4-bit products. The kernels that engines take for
+                                          them are TensorRT-LLM's (trtllm-gen, by FlashInfer), so its grouped FP8
+                                          kernels at the rates of FP4 and FP8, with 5 launches for their 8: the choice
+                                          of experts, one that quantizes, two products, of which the first activates,
+                                          and the sum.
+
 Achieved fractions of the declared peaks do not stay what they were: tensor rates double from one generation to the
 next, and the software that feeds them follows years later. One file per architecture,
 `hardware_specs/calibrations/generation@<architecture>.yaml`, fitted by `perfmodel calibrate` to whole serving runs on
@@ -23,6 +29,8 @@ import yaml
 from pydantic import Field
 
 from perfmodel.cost.calibrations.calibration import Calibration
+from perfmodel.cost.forms.experts import GroupedExpertsFit
+from perfmodel.cost.forms.fits import Domain
 from perfmodel.cost.forms.gemm import TiledGemmFit
 from perfmodel.cost.forms.messages.exchange import COMBINE, DISPATCH
 from perfmodel.cost.forms.messages.nccl import CollectiveFit
@@ -34,9 +42,15 @@ from perfmodel.files.yaml_loader import load_yaml
 _ALL_TO_ALL = "all_to_all"
 
 
-def with_unmeasured(calibration: Calibration) -> Calibration:
-    """`calibration` with the kernels of this module that it lacks; one without any measured kernels stays."""
-    found = _exchanges(calibration) | _nvfp4(calibration)
+def with_unmeasured(
+    calibration: Calibration, library: Calibration | None = None, generation: "GenerationFit | None" = None
+) -> Calibration:
+    """`calibration` with the kernels of this module that it lacks; one without any measured kernels stays.
+
+    generation: what is known of the device's
+    library: the kernels of TensorRT-LLM on the device, where 4-bit products are multiplied by them
+    """
+    found = _exchanges(calibration) | _nvfp4(calibration, generation) | _experts_of_4_bits(library)
     missing = {key: fit for key, fit in found.items() if key not in calibration.families}
     return calibration.model_copy(update={"families": calibration.families | missing}) if missing else calibration
 
@@ -52,15 +66,30 @@ def _exchanges(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def _nvfp4(calibration: Calibration) -> dict[str, Any]:
+def _nvfp4(calibration: Calibration, generation: "GenerationFit | None") -> dict[str, Any]:
     static, dynamic = (calibration.families.get(f"gemm/{name}") for name in ("fp8_static", "fp8"))
     if not isinstance(static, TiledGemmFit):
         return {}
     later_s = dynamic.launch_s - static.launch_s if isinstance(dynamic, TiledGemmFit) else 0.0
+    if generation is not None:
+        slower = {
+            "memory_fraction": static.memory_fraction * generation.four_bit_memory,
+            "launch_s": static.launch_s + generation.four_bit_launch_s,
+        }
+        static = static.model_copy(update=slower)
     quantizing = static.launch_s + max(later_s / 2, calibration.default.overhead_s)
     return {"gemm/nvfp4_static": static, "gemm/nvfp4": static.model_copy(update={"launch_s": quantizing})}
 
 
+def _experts_of_4_bits(library: Calibration | None) -> dict[str, Any]:
+    fit = library.families.get("moe/fp8") if library is not None else None
+    if not isinstance(fit, GroupedExpertsFit):
+        return {}
+    gen = fit.model_copy(update={"launch_s": fit.launch_s * _GEN_LAUNCHES, "domain": Domain()})
+    return {"moe/nvfp4": gen, "moe/w4a8_mxfp4": gen}
+
+
+_GEN_LAUNCHES = 5 / 8
 _OF_COMPUTE = ("compute_fraction", "tensor_fraction")
 _OF_MEMORY = ("memory_fraction",)
 
@@ -69,6 +98,8 @@ class GenerationFit(Spec):
     """What is left of the achieved fractions of the generation before.
 
     compute: of those of the tensor rate; memory: of those of the bandwidth
+    four_bit_memory, four_bit_launch_s: of dense products of 4-bit operands: what they leave of the bandwidth of 8-bit
+    ones, and seconds that they start later
     """
 
     architecture: str
@@ -77,6 +108,8 @@ class GenerationFit(Spec):
     command: str = ""
     compute: float = Field(default=1.0, ge=0.2, le=1.5)
     memory: float = Field(default=1.0, ge=0.5, le=1.5)
+    four_bit_memory: float = Field(default=1.0, ge=0.2, le=1.0)
+    four_bit_launch_s: float = Field(default=0.0, ge=0.0, le=1e-5)
 
     def applied_to(self, calibration: Calibration) -> Calibration:
         """The calibration of a device of the generation before, for one of this."""

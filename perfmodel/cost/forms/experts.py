@@ -9,6 +9,8 @@
 D distinct experts, E of the model, w bytes of a weight, d width, f intermediate size on this rank, g = 2 with a gate.
 What decides most is the load of the slowest rank (`perfmodel.ops.routing`), not the kernels. Kernels that run
 over all slots of all tokens, of this rank's experts or not, move that many more activation bytes (`moves_all_slots`).
+Of tables that timed
+kernels launch by launch, `kernel_s` of an engine's profile stands for what a CUDA graph leaves of it.
 Rows of f not a multiple of 16 lose vector loads (`misaligned`). Parameters are fitted to the MoE tables of
 ai-dynamo/aiconfigurator (Apache-2.0).
 """
@@ -57,7 +59,14 @@ class GroupedExpertsFit(Spec):
     passes: float = Field(default=1.5, ge=1.0, le=12.0)  # over the activations between the GEMMs, at full bandwidth
     expert_s: float = Field(default=2e-8, ge=1e-11, le=2e-6)  # per expert of the model: counting and sorting slots
     misaligned: float = Field(default=1.0, ge=1.0, le=3.0)  # slow-down of the GEMMs where 16 does not divide f
+    kernel_s: float | None = Field(default=None, ge=3e-7, le=1e-5)  # replayed from a CUDA graph, of each kernel
     residuals: Residuals = Residuals()
+
+    def replayed(self, num_kernels: int) -> "GroupedExpertsFit":
+        """The fit with the launches of `num_kernels` kernels in a CUDA graph, where `kernel_s` says what one takes."""
+        if self.kernel_s is None or self.launch_s <= num_kernels * self.kernel_s:
+            return self
+        return self.model_copy(update={"launch_s": num_kernels * self.kernel_s})
 
 
 class ExpertSizes(NamedTuple):
@@ -123,7 +132,7 @@ def time_experts(work: Work, fit: GroupedExpertsFit, device: DeviceFacts) -> Ope
     """How long one run of `work` takes."""
     if not work.num_kernels or not work.flops:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
-    parts = _parts(_sizes(work), fit, device)
+    parts = _parts(_sizes(work), fit.replayed(work.num_kernels), device)
     duration, compute, memory = float(parts.duration[0]), float(parts.compute[0]), float(parts.memory[0])
     overhead = max(0.0, duration - max(compute, memory))
     return OperatorTime(duration, compute, memory, 0.0, overhead, bound_of(compute, memory, 0.0, overhead))

@@ -41,7 +41,7 @@ class Host:
         self.fit = host_fit(graph, timer)
         self._factor = draw.step if draw is not None else 1.0
         self._prompt_factor = draw.step * draw.prompt if draw is not None else 1.0
-        self.prompt_s = self._prompt_factor * self.fit.prompt_s(graph.num_layers, graph.num_moe_layers)
+        self.prompt_s = self._prompt_factor * self.fit.prompt_s(graph.num_layers, graph.num_launched_moe_layers)
         self._hidden_prompt_s = self._prompt_factor * self.fit.hidden_prompt_layer_s * graph.num_layers
         self._prompt, self._hidden_prompt = to_ps(self.prompt_s), to_ps(self._hidden_prompt_s)
         self._captured = self.fit.captured_tokens

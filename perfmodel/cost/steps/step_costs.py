@@ -11,6 +11,7 @@ from perfmodel.cost.calibrations.backends import engine_calibration
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.calibrations.engine_profile import EngineProfile, load_engine_profile
+from perfmodel.cost.calibrations.routing import routing_of
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.drafts import DraftTables, draft_tables
 from perfmodel.cost.steps.explain import StepEstimate
@@ -22,7 +23,6 @@ from perfmodel.cost.steps.tables import StepTables
 from perfmodel.ops.attention.decode import ContextSpread
 from perfmodel.ops.formats import on_device
 from perfmodel.ops.graphs.step import StepGraph, build_graph
-from perfmodel.ops.routing import routing_of
 from perfmodel.ops.work import BatchShape
 from perfmodel.specs.scenario import Overheads, Scenario
 
@@ -132,7 +132,7 @@ def scenario_graph(scenario: Scenario, profile: EngineProfile, spread: ContextSp
         scenario.engine,
         sampling=method,
         bytes_per_logit=profile.bytes_per_logit(method, scenario.model),
-        routing=routing_of(scenario.routing, scenario.engine),
+        routing=routing_of(scenario),
         spread=spread,
         hardware=scenario.hardware,
     )
@@ -156,7 +156,7 @@ def scenario_drafts(
         graph,
         sampling=method,
         bytes_per_logit=profile.bytes_per_logit(method, scenario.model),
-        routing=routing_of(scenario.routing, scenario.engine),
+        routing=routing_of(scenario),
     )
 
 

@@ -11,6 +11,7 @@ __all__ = [
     "expanded_heads",
     "index_decode",
     "index_prefill",
+    "index_preparation",
     "latent_decode",
     "latent_heads",
     "latent_nodes",
@@ -159,6 +160,24 @@ def index_decode(num_seqs: int, context: float, indexer: Indexer, queries: float
     )
 
 
+# Norm of the key, RoPE, Hadamard rotation of queries and of the key, quantization of the queries, scaled head weights.
+_INDEX_KERNELS = 6
+
+
+def index_preparation(num_tokens: int, indexer: Indexer, element_bytes: float) -> Work:
+    """What index queries, key and head weights pass through between their projections and the scores, in kernels that
+    read and write them: six, of which one quantizes. Source: `Indexer.forward` of deepseek-ai/DeepSeek-V3.2-Exp,
+    inference/model.py; engines have a kernel for each, too.
+
+    num_tokens: new ones; indexer: the model's; element_bytes: of an element before quantization
+    """
+    queries = indexer.num_heads * indexer.head_dim
+    passes = 2 * 2 * queries + 3 * 2 * indexer.head_dim + 2 * indexer.num_heads  # twice the queries, thrice the key
+    num_bytes = num_tokens * (passes * element_bytes + queries * (element_bytes + 1.0))
+    kernels = _INDEX_KERNELS if num_tokens else 0
+    return Work("index_prepare", "elementwise", activation_bytes=num_bytes, num_kernels=kernels)
+
+
 def _index_heads(indexer: Indexer) -> HeadsExtent:
     """One fp8 key for all heads; no values are summed up."""
     return HeadsExtent(indexer.num_heads, 1, indexer.head_dim, 0, kv_element_bytes=1.0)
@@ -278,10 +297,13 @@ def _index_nodes(mixer: LatentAttention, indexer: Indexer, context: LayerContext
     form, hidden = context.format("attention"), context.hidden
     query_input = mixer.q_lora_rank or hidden
     width = indexer.num_heads * indexer.head_dim
-    rest = indexer.head_dim + indexer.num_heads
+    plain = context.format("router")  # head weights stay in the model's dtype
+    prepare = partial(index_preparation, indexer=indexer, element_bytes=context.element_bytes)
     return [
         on_tokens("index_q_proj", partial(gemm, "index_q_proj", n=width, k=query_input, form=form)),
-        on_tokens("index_k_proj", partial(gemm, "index_k_proj", n=rest, k=hidden, form=form)),
+        on_tokens("index_k_proj", partial(gemm, "index_k_proj", n=indexer.head_dim, k=hidden, form=form)),
+        on_tokens("index_weights_proj", partial(gemm, "index_weights_proj", n=indexer.num_heads, k=hidden, form=plain)),
+        on_tokens("index_prepare", prepare),
         on_tokens("index_write", lambda n: kv_write(n, indexer.head_dim, context.element_bytes, 1.0)),
         on_prefills("index_prefill", partial(index_prefill, indexer=indexer)),
         on_decodes("index_decode", lambda seqs, visible, queries: index_decode(seqs, visible, indexer, queries)),

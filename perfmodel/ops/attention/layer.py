@@ -1,4 +1,8 @@
-"""The operators of one softmax-attention mixer (MHA, GQA, MQA), sharded by heads."""
+"""The operators of one softmax-attention mixer (MHA, GQA, MQA), sharded by heads.
+
+A norm over the queries of all heads needs the sum of squares of all ranks: one more all-reduce, as in vLLM's
+`MiniMaxText01RMSNormTP` (its OLMo-2 gathers queries and keys themselves instead, which takes as long for a few tokens).
+"""
 
 __all__ = ["attention_heads", "attention_nodes"]
 
@@ -9,10 +13,13 @@ from perfmodel.models.architecture import Attention
 from perfmodel.models.kv_formats import kv_surplus, unpack_operations
 from perfmodel.ops.attention.decode import attention_decode, mixed_attention
 from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefill
+from perfmodel.ops.collectives import all_reduce
 from perfmodel.ops.elementwise import gate, kv_concat, kv_write, rms_norm, rope
 from perfmodel.ops.linear import linear_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_mixed, on_prefills, on_tokens
 from perfmodel.ops.work import Work
+
+_SQUARE_SUMS_BYTES = 2 * 4  # of a token's queries and of its keys, in FP32
 
 
 def attention_heads(mixer: Attention, context: LayerContext) -> Heads:
@@ -48,6 +55,9 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
     if mixer.qk_norm:
         norm = partial(rms_norm, "qk_norm", size=rotated, element_bytes=size, is_fused=fused, num_tensors=2)
         nodes.append(on_tokens("qk_norm", norm))
+        if mixer.qk_norm_width == "all_heads" and context.shard.tp > 1:
+            name, group = "qk_norm_all_reduce", context.shard.tp_group
+            nodes.append(on_tokens(name, lambda n: all_reduce(n * _SQUARE_SUMS_BYTES, group, name)))
     if mixer.use_rope:
         nodes.append(on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=fused)))
     nodes += _written(mixer, context, heads)

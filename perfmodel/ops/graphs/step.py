@@ -29,6 +29,7 @@ from perfmodel.ops.node import LayerContext, OperatorNode
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding, stages
 from perfmodel.ops.work import Depends
+from perfmodel.specs.engine.formats import experts_use
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -41,6 +42,7 @@ class StepGraph:
 
     mixed: (node, nodes that it stands for): one kernel for prompts and decodes of a step that has both, where the
            calibration knows such a kernel
+    experts_are_one_operator: the host launches a layer's routed experts as it does any other operator
     stages: the graph of each pipeline stage; none where there is but one
     stage_layers, stage_kind: of a stage: the layers that it computes, and the first stage that is equal but for where
            its messages go
@@ -56,6 +58,7 @@ class StepGraph:
     stages: tuple["StepGraph", ...] = ()
     stage_layers: range | None = None
     stage_kind: int = 0
+    experts_are_one_operator: bool = False
 
     @cached_property
     def num_layers(self) -> int:
@@ -63,8 +66,10 @@ class StepGraph:
         return self.model.num_layers if self.stage_layers is None else len(self.stage_layers)
 
     @cached_property
-    def num_moe_layers(self) -> int:
-        """Layers with a mixture of experts among those."""
+    def num_launched_moe_layers(self) -> int:
+        """Layers among those whose routed experts the host launches operator by operator."""
+        if self.experts_are_one_operator:
+            return 0
         layers, span = list(self.model.iter_layers()), self.stage_layers
         return sum(
             isinstance(layer.ffn, MoEFFN) for layer in (layers if span is None else layers[span.start : span.stop])
@@ -119,6 +124,7 @@ def build_graph(
     engine = engine or EngineSpec()
     model = served_model(model, engine, hardware)
     is_plain = engine.enforce_eager and not engine.fused_kernels
+    experts = experts_use(engine, hardware, model.quantization, model.dtype) if hardware is not None else None
     context = LayerContext(
         model,
         Sharding.of(engine),
@@ -129,6 +135,7 @@ def build_graph(
         concatenates_kv=is_plain and engine.kv_cache == "paged",
         routing=routing,
         spread=spread,
+        experts=experts if engine.fused_kernels else None,
     )
     method = model.sampling if sampling == "default" else sampling
     num_stages = context.shard.pp
@@ -137,7 +144,16 @@ def build_graph(
         nodes, mixed = _nodes(context, of, method, bytes_per_logit)
         if engine.kv_cache == "off":
             nodes = [node for node in nodes if node.name.split("@")[0] != "kv_write"]
-        return StepGraph(model, context.shard, tuple(nodes), engine.enforce_eager, mixed, engine.plans_ahead, is_plain)
+        return StepGraph(
+            model,
+            context.shard,
+            tuple(nodes),
+            engine.enforce_eager,
+            mixed,
+            engine.plans_ahead,
+            is_plain,
+            experts_are_one_operator=experts is not None and experts.one_operator,
+        )
 
     if part is not None or num_stages == 1:
         return graph(part or GraphPart(range(model.num_layers), device_layers=engine.n_gpu_layers))

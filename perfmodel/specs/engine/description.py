@@ -4,12 +4,14 @@ What is fitted to an engine (its host time, its server) is elsewhere: `hardware_
 """
 
 __all__ = [
+    "AllToAll",
     "BatchingRules",
     "CaptureRange",
     "DescribedEngine",
     "EngineDefaults",
     "EngineDescription",
     "EngineFacts",
+    "ExpertsRow",
     "FormatRow",
     "FormatSupport",
     "GraphRules",
@@ -71,6 +73,21 @@ class EngineDefaults(Spec):
     all2all_backend: str | None = None
     ubatch_size: NonNegativeInt = 0
     attention: Literal["flash", "standard"] = "flash"
+
+
+class AllToAll(Spec):
+    """How tokens reach the experts of other ranks on some devices: the first line of a list that fits counts.
+
+    beside: a link that the device has; any device unless given
+    backend: `EngineSpec.all2all_backend`; none: tokens go to the ranks of their experts
+    """
+
+    beside: str | None = None
+    backend: str | None = None
+
+    def fits(self, hardware: HardwareSpec) -> bool:
+        """Whether a device of `hardware` does so."""
+        return self.beside is None or any(link.name == self.beside for link in hardware.declared.links)
 
 
 class StepBudget(Spec):
@@ -159,6 +176,28 @@ class FormatRow(Spec):
     kernel: str = ""
 
 
+class ExpertsRow(Spec):
+    """How the routed experts of a layer run: in some number formats, on some generations of devices.
+
+    formats, on:  as of `EngineFacts.weights` ("bf16" for weights that are not quantized); empty: any
+    kernel:       which ones, where it is known
+    num_kernels:  of one layer's experts, between the choice of experts and the sum of their results
+    one_operator: the host launches them as one operator; else operator by operator, from Python
+    chooses:      the choice of a token's experts is among these kernels
+    """
+
+    formats: tuple[str, ...] = ()
+    on: tuple[str, ...] = ()
+    kernel: str = ""
+    num_kernels: PositiveInt
+    one_operator: bool = False
+    chooses: bool = False
+
+    def fits(self, form: str, generation: str | None) -> bool:
+        """Whether weights in `form` on devices of `generation` run so."""
+        return (not self.formats or form in self.formats) and (not self.on or generation in self.on)
+
+
 class EngineFacts(Spec):
     """The facts of an engine at one version; in a file, those that changed with it.
 
@@ -167,6 +206,7 @@ class EngineFacts(Spec):
                         known ahead; else a kernel of its own quantizes them
     kv_block_sizes:     tokens of a KV block that the engine takes; none: any
     limits_to_positions: it does not start with a max_model_len beyond the positions that the model was trained for
+    experts:            how expert layers run: the first row that fits
     weights, kv_cache:  by number format, then by generation; a format that is listed is refused on others
     backends:           what its kernels are run with, by name, where there are several; without, it has one
     pieces_under_way:   of a batch, that follow one another over the devices of a layer split; 0: plans do, instead
@@ -178,12 +218,14 @@ class EngineFacts(Spec):
     source: str = ""
     batching: BatchingRules = BatchingRules()
     defaults: EngineDefaults = EngineDefaults()
+    all2all: tuple[AllToAll, ...] = ()
     budgets: tuple[StepBudget, ...] = ()
     graphs: GraphRules = GraphRules()
     attention_contains: tuple[str, ...] = ()
     quantizes_before: bool = False
     kv_block_sizes: tuple[PositiveInt, ...] = ()
     limits_to_positions: bool = False
+    experts: tuple[ExpertsRow, ...] = ()
     weights: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
     kv_cache: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
     backends: dict[Backend, BackendFacts] = Field(default_factory=dict)

@@ -76,6 +76,9 @@ def _defaults(engine: EngineSpec, hardware: HardwareSpec, use: Use, longest: int
     facts = engine.described.facts
     found: dict[str, Any] = {name: getattr(facts.defaults, name) for name in _ON_EVERY_DEVICE}
     found["enable_chunked_prefill"] = facts.batching.chunks_prompts
+    exchange = next((each for each in facts.all2all if each.fits(hardware)), None)
+    if exchange is not None and exchange.backend is not None:
+        found["all2all_backend"] = exchange.backend
     budget = next((each for each in facts.budgets if each.fits(hardware, use)), None)
     return found | (_step_size(budget, engine, facts, longest) if budget is not None else {})
 

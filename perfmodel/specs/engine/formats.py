@@ -1,6 +1,15 @@
 """Which number formats an engine's version takes on a generation of devices: native, emulated, weight-only, refused."""
 
-__all__ = ["FormatUse", "allowed_formats", "auto_dtype", "form_of", "format_notes", "format_use", "refuse_formats"]
+__all__ = [
+    "FormatUse",
+    "allowed_formats",
+    "auto_dtype",
+    "experts_use",
+    "form_of",
+    "format_notes",
+    "format_use",
+    "refuse_formats",
+]
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +20,7 @@ from perfmodel.models.architecture import QuantizationSpec
 from perfmodel.models.layer_formats import with_layer_formats
 from perfmodel.models.number_formats import kv_format, matmul_rate
 from perfmodel.models.spec import ModelSpec
-from perfmodel.specs.engine.description import FormatSupport
+from perfmodel.specs.engine.description import ExpertsRow, FormatSupport
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -45,6 +54,16 @@ def format_use(engine: EngineSpec, hardware: HardwareSpec, form: str, of: Format
         return FormatUse(None)
     row = next((row for row in rows if generation in row.on), None)
     return FormatUse("refused") if row is None else FormatUse(row.support, row.kernel)
+
+
+def experts_use(
+    engine: EngineSpec, hardware: HardwareSpec, quantization: QuantizationSpec, dtype: str
+) -> ExpertsRow | None:
+    """How `engine` runs routed experts in `quantization`, or in `dtype` if they are not quantized, on `hardware`; None
+    where its description does not say."""
+    form = dtype if "experts" in quantization.kept else form_of(quantization) or dtype
+    rows = engine.described.facts.experts
+    return next((row for row in rows if row.fits(form, hardware.declared.architecture)), None)
 
 
 def form_of(quantization: QuantizationSpec) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from perfmodel import sim
 from perfmodel.cost import OperatorEstimate, OperatorTime, OperatorTimer, StepEstimate, load_calibration, step_costs
+from perfmodel.cost.calibrations.routing import routing_of
 from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.files.blocks import block_as
 from perfmodel.models.architecture import MoEFFN
@@ -25,7 +26,6 @@ from perfmodel.ops.collectives import all_reduce
 from perfmodel.ops.feedforward import experts
 from perfmodel.ops.formats import LinearFormat, linear_format
 from perfmodel.ops.linear import gemm
-from perfmodel.ops.routing import routing_of
 from perfmodel.ops.work import Work
 from perfmodel.planning.sweeps.metrics import (
     batch_shape,
@@ -116,7 +116,7 @@ def _experts(scenario: Scenario, shape: KernelShape) -> Work:
     return experts(
         shape.size("tokens"),
         ffn,
-        routing_of(scenario.routing, scenario.engine)(ffn, shape.size("tokens"), ranks),
+        routing_of(scenario)(ffn, shape.size("tokens"), ranks),
         _kernel_format(scenario, shape.format),
         width=shape.size("hidden"),
         intermediate=shape.size("intermediate"),

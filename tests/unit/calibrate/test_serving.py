@@ -10,7 +10,7 @@ from perfmodel.calibrate.serving.runs import ServingRun, read_request_log, read_
 from perfmodel.calibrate.serving.simulation import accelerated, fit_engine_profile, shortened, simulate_runs
 from perfmodel.calibrate.steady.simulation import simulate_steady_states
 from perfmodel.calibrate.steady.states import read_steady_states
-from perfmodel.cost import EngineProfile, HostFit, ServerFit
+from perfmodel.cost import EngineProfile, HostFit, ServerFit, plan_memory
 from perfmodel.errors import SpecError
 from perfmodel.sim import simulate
 from perfmodel.validate.per_request import validate_per_request
@@ -74,6 +74,15 @@ def test_a_run_becomes_a_scenario(tmp_path: Path) -> None:
     # All prompts but the first hundred have been seen before, up to their last, partly filled block.
     assert result.summary["prefix_cache_hit_rate"] > 0.8
     assert len(stage_latencies(run, result.requests)) == 2  # type: ignore[arg-type]
+
+
+def test_a_report_holds_the_plan_of_memory_against_what_a_server_logged(tmp_path: Path) -> None:
+    entry = run_entry("a", "meta-llama/Llama-2-7b-hf", (2.0,), total_kv_blocks=10_000)
+    (run,), _ = read(tmp_path, entry)
+    (note,) = report_serving(simulate_runs([shortened(run, 0.1)])).notes
+    free = run.scenario.engine.model_copy(update={"num_gpu_blocks_override": None})
+    planned = plan_memory(run.scenario.model, run.scenario.hardware, free).num_kv_blocks
+    assert f"{planned:,} KV blocks planned, 10,000 logged ({planned / 10_000 - 1:+.1%})" in note
 
 
 def test_what_cannot_be_described_is_listed_with_the_reason(tmp_path: Path) -> None:

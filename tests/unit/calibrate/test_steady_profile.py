@@ -3,10 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from perfmodel.calibrate.profile_fit import with_facts
-from perfmodel.calibrate.steady.profile import fit_generation, fit_steady_profile, fitting_rows
+from perfmodel.calibrate.steady.generation import fit_generation
+from perfmodel.calibrate.steady.profile import fit_steady_profile, fitting_rows, log_errors
 from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
 from perfmodel.calibrate.steady.states import SteadyState, read_steady_states
 from perfmodel.cost import EngineProfile, HostFit, ServerFit
@@ -21,7 +23,7 @@ HEADER = (
 
 def rows(tmp_path: Path, system: str) -> list[SteadyState]:
     lines = [
-        f"{model}{tokens}{slots},trtllm,,{model},{system},bf16,{tokens},40,uniform 0.8-1.0,{slots},4,1,1,False,100,10"
+        f"{model}{tokens}{slots},sglang,,{model},{system},bf16,{tokens},40,uniform 0.8-1.0,{slots},4,1,1,False,100,10"
         for model in ("Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B")
         for tokens in (1024, 6000)
         for slots in (2, 6)
@@ -44,7 +46,7 @@ def told(pairs: list[SteadyStatePair]) -> list[SteadyState]:
 def test_a_profile_is_found_again_from_the_steady_states_it_produced(tmp_path: Path) -> None:
     true = with_facts(
         EngineProfile(
-            engine="trtllm",
+            engine="sglang",
             host=HostFit(
                 serial_step_s=8e-4,
                 serial_per_sequence_s=6e-6,
@@ -53,23 +55,24 @@ def test_a_profile_is_found_again_from_the_steady_states_it_produced(tmp_path: P
                 prompt_moe_layer_s=9e-4,
             ),
             server=ServerFit(in_s=2e-2, in_per_prompt_token_s=1e-6),
-            graph_kernel_s=4e-6,
         )
     )
     measured = told(simulate_steady_states(rows(tmp_path, "h100_sxm"), profile=true))
-    assert len(fitting_rows(measured, "trtllm")) == len(measured)
-    found = fit_steady_profile(with_facts(EngineProfile(engine="trtllm")), measured)
+    assert len(fitting_rows(measured, "sglang")) == len(measured)
+    found = fit_steady_profile(with_facts(EngineProfile(engine="sglang")), measured)
     for layers, experts in ((64, 0), (48, 48)):  # what a step with prompts of either model takes, in sum
         assert found.host.prompt_s(layers, experts) == pytest.approx(true.host.prompt_s(layers, experts), rel=0.15)
     assert found.host.serial_step_s == pytest.approx(8e-4, rel=0.2)
     # In runs of twenty requests a step more or less moves a mean by some per cent.
-    assert abs(found.tpot_residuals.p50) < 0.02
-    assert abs(found.ttft_residuals.p50) < 0.02
+    errors = log_errors(simulate_steady_states(measured, profile=found))
+    assert np.abs(np.median(errors.reshape(-1, 2), axis=0)).max() < 0.02
+    # A dense model says nothing about launches of experts: what is left out is less sure than what was fitted.
+    assert found.ttft_residuals.p90 - found.ttft_residuals.p10 > np.ptp(np.quantile(errors[1::2], [0.1, 0.9]))
 
 
 def test_a_generation_is_found_again_from_the_steady_states_it_produced(tmp_path: Path) -> None:
-    true = GenerationFit(architecture="blackwell", compute=0.55)
+    true = GenerationFit(architecture="blackwell", compute=0.9)
     measured = told(simulate_steady_states(rows(tmp_path, "b200_sxm"), generation=true))
-    assert fit_generation("blackwell", measured).compute == pytest.approx(0.55, rel=0.05)
+    assert fit_generation("blackwell", measured).compute == pytest.approx(0.9, rel=0.02)
     with pytest.raises(SpecError, match="no rows on devices of architecture 'hopper'"):
         fit_generation("hopper", measured)

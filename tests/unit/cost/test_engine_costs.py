@@ -15,7 +15,6 @@ from perfmodel.cost import (
 from perfmodel.cost.calibrations.files import load_calibration
 from perfmodel.cost.forms.experts import GroupedExpertsFit
 from perfmodel.ops import BatchShape, build_graph, decode_shape
-from perfmodel.ops.feedforward import EXPERT_KERNELS
 from perfmodel.specs import EngineSpec, load_hardware, load_model
 
 H100 = load_hardware("h100-sxm-80gb")
@@ -73,20 +72,27 @@ def test_prompts_beyond_the_captured_size_are_launched_one_by_one():
 def test_layers_of_experts_add_their_own():
     model = load_model("mixtral-8x7b")
     graph = build_graph(model)
-    assert graph.num_moe_layers == model.num_layers == 32
-    assert build_graph(load_model("llama-3.1-8b")).num_moe_layers == 0
+    assert graph.num_launched_moe_layers == model.num_layers == 32
+    assert build_graph(load_model("llama-3.1-8b")).num_launched_moe_layers == 0
     assert host_fit(graph, timer()).prompt_s(32, 32) == pytest.approx(5e-3 + 32 * 3e-4)
 
 
-def test_a_graph_replays_experts_kernels_for_what_the_profile_says():
-    tables = Calibration(
-        device="x",
-        engine="vllm",
-        families={"moe/bf16": GroupedExpertsFit(launch_s=4e-5), "moe/fp8": GroupedExpertsFit(launch_s=3e-6)},
-    )
+def test_a_layer_whose_experts_are_one_operator_is_launched_as_any_other():
+    """gpt-oss in MXFP4: Triton kernels from Python on an H100, one operator of TensorRT-LLM's library on a B200."""
+    model = load_model("gpt-oss-120b")
+    for name, launched in (("h100-sxm-80gb", model.num_layers), ("b200-sxm", 0)):
+        for engine in ("vllm", "trtllm"):
+            graph = build_graph(model, EngineSpec(profile=engine), hardware=load_hardware(name))
+            assert graph.num_launched_moe_layers == launched
+
+
+def test_a_graph_replays_kernels_that_were_timed_one_by_one_for_what_the_profile_says():
+    fit = GroupedExpertsFit(launch_s=6e-5)
+    tables = Calibration(device="x", engine="vllm", families={"moe/bf16": fit, "moe/mxfp4_wo": fit})
     replayed = PROFILE.applied_to(tables).families
-    assert replayed["moe/bf16"].launch_s == pytest.approx(EXPERT_KERNELS * 2e-6)
-    assert replayed["moe/fp8"].launch_s == 3e-6  # never more than was measured
+    assert replayed["moe/bf16"] == fit  # timed as a graph replays them
+    assert replayed["moe/mxfp4_wo"].replayed(5).launch_s == pytest.approx(5 * 2e-6)
+    assert replayed["moe/mxfp4_wo"].replayed(100).launch_s == 6e-5  # never more than was measured
     assert PROFILE.applied_to(tables, is_eager=True).families == tables.families
 
 

@@ -11,11 +11,9 @@ from perfmodel.ops.routing import (
     expected_tiles,
     power_law_routing,
     recorded_routing,
-    routing_of,
     slowest_uniform_routing,
     uniform_routing,
 )
-from perfmodel.specs import ExpertRouting
 
 BLOCK = MoEFFN(64, 6, 1408)
 
@@ -86,14 +84,6 @@ def test_a_record_with_idle_experts_reads_no_more_than_the_busy_ones():
     load = recorded_routing(busy)(BLOCK, 500, 1)
     assert load.distinct == 16
     assert load.assignments == pytest.approx(500 * BLOCK.top_k, rel=0.02)
-
-
-def test_a_scenario_names_its_routing():
-    for spec in ({}, {"distribution": "power_law", "alpha": 1.2}, {"distribution": "recorded", "popularity": [3, 1]}):
-        assert routing_of(ExpertRouting(**spec))(BLOCK, 100, 4).assignments >= 100 * BLOCK.top_k / 4
-    for wrong in ({"distribution": "power_law"}, {"alpha": 1.0}, {"distribution": "recorded", "popularity": [0, 0]}):
-        with pytest.raises(ValueError, match=r"alpha|popularity"):
-            ExpertRouting(**wrong)
 
 
 @pytest.mark.parametrize("probability", [1e-12, 0.5, 0.99999, 1 - 2**-53])

@@ -1,0 +1,96 @@
+"""How unequally popular experts are on real servers, and the routing of a scenario that goes by it.
+
+One number for all models, in `hardware_specs/calibrations/routing.yaml`, written by `perfmodel calibrate --routing`:
+weights of experts that nobody chose are not read, so steps of mixtures of experts grow less with their batch than under
+uniform routing. Only that growth is fitted to, within deployments: what a deployment's steps are too long or too short
+by at all sizes has other causes.
+
+Coarse experts are more alike than fine ones. An expert that stands for m finer ones is chosen as often as all of them,
+and a sum of m equal, independent shares has an m-th of their relative variance: phi = phi(128) E / 128.
+"""
+
+__all__ = ["RoutingFit", "load_routing_fit", "routing_of", "save_routing_fit"]
+
+import datetime
+from pathlib import Path
+
+import yaml
+from pydantic import Field
+
+from perfmodel.cost.calibrations.files import HEADER
+from perfmodel.files.base import Spec
+from perfmodel.files.catalog import data_dir
+from perfmodel.files.validation import parse
+from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.models.architecture import MoEFFN
+from perfmodel.ops.dispersion import dispersed_routing
+from perfmodel.ops.routing import (
+    ExpertLoad,
+    Routing,
+    power_law_routing,
+    recorded_routing,
+    slowest_uniform_routing,
+    with_capacity,
+)
+from perfmodel.specs.scenario import Scenario
+
+_FILE = "routing.yaml"
+_EXPERTS = 128
+
+
+class RoutingFit(Spec):
+    """dispersion: variance of an expert's chance to be chosen, in units of its mean squared, among 128 experts."""
+
+    source: str = ""
+    date: datetime.date | None = None
+    command: str = ""
+    dispersion: float = Field(default=0.0, ge=0, le=10)
+
+    def among(self, num_experts: int) -> float:
+        """The dispersion of blocks with so many experts."""
+        return self.dispersion * num_experts / _EXPERTS
+
+    def routing(self) -> Routing:
+        """The load of the rank that gets most, in blocks of any number of experts."""
+
+        def route(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
+            return dispersed_routing(self.among(ffn.num_experts))(ffn, num_tokens, num_ranks)
+
+        return route
+
+
+def load_routing_fit() -> RoutingFit:
+    """The committed fit, or uniform routing where there is none."""
+    file = data_dir("calibrations") / _FILE
+    if not file.is_file():
+        return RoutingFit()
+    loaded = load_yaml(file)
+    return parse(RoutingFit, loaded.data, loaded.positions)
+
+
+def save_routing_fit(fit: RoutingFit, path: Path) -> Path:
+    """Write a fit as YAML; reading it back gives an equal one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(fit.model_dump(mode="json", exclude_defaults=True), sort_keys=False, width=100)
+    path.write_text(HEADER + text, encoding="utf-8")
+    return path
+
+
+def routing_of(scenario: Scenario, fit: RoutingFit | None = None) -> Routing:
+    """How loaded the slowest rank of `scenario` is. Experts that all are alike gain nothing from being placed.
+
+    fit: in place of the committed one
+    """
+    spec, engine = scenario.routing, scenario.engine
+    if spec.capacity_factor is not None:
+        return with_capacity(spec.capacity_factor)
+    num_redundant = engine.eplb_config.num_redundant_experts if engine.enable_eplb else None
+    if spec.alpha is not None:
+        return power_law_routing(spec.alpha, num_redundant)
+    if spec.popularity is not None:
+        return recorded_routing(spec.popularity, num_redundant)
+    if spec.distribution == "uniform" or (spec.dispersion is None and engine.profile == "datasheet"):
+        return slowest_uniform_routing
+    if spec.dispersion is not None:
+        return dispersed_routing(spec.dispersion)
+    return (fit or load_routing_fit()).routing()

@@ -1,0 +1,47 @@
+"""The routing of a scenario: as it says, or as trained routers leave it."""
+
+import pytest
+
+from perfmodel.cost.calibrations.routing import RoutingFit, load_routing_fit, routing_of, save_routing_fit
+from perfmodel.models.architecture import MoEFFN
+from perfmodel.ops.routing import slowest_uniform_routing
+from perfmodel.specs import EngineSpec, ExpertRouting, load_scenario
+
+BLOCK = MoEFFN(64, 6, 1408)
+
+
+def scenario(profile="vllm", **routing):
+    update = {"routing": ExpertRouting(**routing), "engine": EngineSpec(profile=profile)}
+    return load_scenario("llama-3.1-8b-a100").model_copy(update=update)
+
+
+def test_a_scenario_names_its_routing():
+    for spec in ({}, {"distribution": "power_law", "alpha": 1.2}, {"distribution": "recorded", "popularity": [3, 1]}):
+        assert routing_of(scenario(**spec))(BLOCK, 100, 4).assignments >= 100 * BLOCK.top_k / 4
+    for wrong in (
+        {"distribution": "power_law"},
+        {"alpha": 1.0},
+        {"distribution": "recorded", "popularity": [0, 0]},
+        {"distribution": "uniform", "dispersion": 1.0},
+    ):
+        with pytest.raises(ValueError, match=r"alpha|popularity|dispersion"):
+            ExpertRouting(**wrong)
+
+
+def test_fitted_popularity_counts_unless_the_scenario_or_the_datasheet_says_otherwise():
+    even = slowest_uniform_routing(BLOCK, 64, 1)
+    fit = RoutingFit(dispersion=1.0)
+    assert routing_of(scenario(), fit)(BLOCK, 64, 1).distinct < 0.95 * even.distinct
+    assert routing_of(scenario(distribution="uniform"), fit)(BLOCK, 64, 1) == even
+    assert routing_of(scenario(dispersion=0.0), fit)(BLOCK, 64, 1) == even
+    assert routing_of(scenario("datasheet"), fit)(BLOCK, 64, 1) == even
+
+
+def test_the_committed_fit_has_its_source_and_a_file_reads_back(tmp_path):
+    fit = load_routing_fit()
+    assert fit.source
+    assert fit.command.endswith("--routing")
+    assert RoutingFit.model_validate(fit.model_dump()) == fit
+    written = save_routing_fit(fit, tmp_path / "calibrations" / "routing.yaml").read_text()
+    assert written.startswith("# Written by")
+    assert f"dispersion: {fit.dispersion}" in written
