@@ -14,6 +14,7 @@ from perfmodel.cost.forms import DeviceFacts
 from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.experts import GroupedExpertsFit
 from perfmodel.cost.forms.gemm import TiledGemmFit
+from perfmodel.errors import SpecError
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.extents import KernelTraits
 from perfmodel.ops.feedforward import experts
@@ -105,6 +106,15 @@ def test_kernels_of_an_engine_are_told_apart():
     keys = [gemm.groups(gemms(dtype, version, source), H100)[0].key for version, source, dtype in names]
     assert keys == ["gemm/fp8", "gemm/fp8_block", "gemm/fp8_block/flashinfer"]
     assert gemm.groups(gemms("unheard_of"), H100) == []
+
+
+def test_experts_that_all_beat_the_memory_are_refused_in_a_sentence():
+    """A nanosecond a call: weights of one expert alone take a thousand times as long to read."""
+    rows = mixtures()
+    impossible = replace(rows, columns={**rows.columns, "latency_ms": np.full(len(rows.seconds), 1e-6)})
+    (group,) = moe.groups(impossible, H100)
+    with pytest.raises(SpecError, match=r"all \d+ rows are faster than the device's memory allows"):
+        moe.fit(group, H100)
 
 
 def test_the_sizes_of_a_row_are_those_of_its_operator():
