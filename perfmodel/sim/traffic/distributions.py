@@ -174,17 +174,18 @@ def _empirical_values(lengths: Lengths) -> NDArray[np.int64]:
 
 
 def prefix_plan(
-    prefix: Prefix | None, lengths: Iterator[int], rng: np.random.Generator, block_size: int
+    prefix: Prefix | None, lengths: Iterator[int], rng: np.random.Generator, block_size: int, longest: int
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
     """(prompt tokens, content of its leading full blocks) for each request; the length includes the shared prefix.
 
     lengths: of the prompts, in tokens; rng: draws the group; block_size: tokens of a block
+    longest: tokens of the longest prompt that is served: what lies beyond has no content, for the prompt is refused
     """
     if prefix is None:
         return ((length, ()) for length in lengths)
     if prefix.num_prompts_per_group is None:
-        return _groups(prefix, lengths, rng, block_size)
-    return _repeated_prompts(prefix, lengths, rng, block_size)
+        return _groups(prefix, lengths, rng, block_size, longest)
+    return _repeated_prompts(prefix, lengths, rng, block_size, longest)
 
 
 def _shared(group: int, num_blocks: int) -> tuple[int, ...]:
@@ -192,15 +193,15 @@ def _shared(group: int, num_blocks: int) -> tuple[int, ...]:
 
 
 def _groups(
-    prefix: Prefix, lengths: Iterator[int], rng: np.random.Generator, block_size: int
+    prefix: Prefix, lengths: Iterator[int], rng: np.random.Generator, block_size: int, longest: int
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
     for length in lengths:
         group = int(rng.integers(prefix.num_groups))
-        yield length, _shared(group, min(prefix.shared_tokens, length) // block_size)
+        yield length, _shared(group, min(prefix.shared_tokens, length, longest) // block_size)
 
 
 def _repeated_prompts(
-    prefix: Prefix, lengths: Iterator[int], rng: np.random.Generator, block_size: int
+    prefix: Prefix, lengths: Iterator[int], rng: np.random.Generator, block_size: int, longest: int
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
     """The distinct prompts in one random order, over and over."""
     assert prefix.num_prompts_per_group is not None
@@ -208,9 +209,10 @@ def _repeated_prompts(
     prompts: list[tuple[int, tuple[int, ...]]] = []
     for number in range(count):
         length = next(lengths)
-        shared = min(prefix.shared_tokens, length) // block_size
+        hashed = min(length, longest)
+        shared = min(prefix.shared_tokens, hashed) // block_size
         first = _PROMPT + number * _GROUP
-        own = tuple(range(first, first + length // block_size - shared))
+        own = tuple(range(first, first + hashed // block_size - shared))
         prompts.append((length, _shared(number // prefix.num_prompts_per_group, shared) + own))
     order = rng.permutation(count)
     while True:

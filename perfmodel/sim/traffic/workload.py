@@ -155,7 +155,7 @@ class Workload:
         times = arrival_times(traffic.arrivals, traffic.duration_s, for_arrivals)
         inputs = draw_lengths(traffic.input_tokens, for_inputs, self._longest_prompt)
         outputs = draw_lengths(traffic.output_tokens, for_outputs, self.max_model_len)
-        prompts = prefix_plan(traffic.prefix, inputs, for_prefixes, self.block_size)
+        prompts = prefix_plan(traffic.prefix, inputs, for_prefixes, self.block_size, self._longest_prompt)
         priorities = _priorities(traffic, for_priorities)
         for time, (length, hashes), output, priority in zip(times, prompts, outputs, priorities, strict=False):
             yield RequestDraft(time, length, output, hashes, priority)

@@ -1,6 +1,7 @@
 """Prompts and answers that `max_model_len` does not hold: counted, refused one by one, or the whole scenario is."""
 
 import json
+from itertools import islice, repeat
 from math import exp, log
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from perfmodel.errors import SpecError, WorkloadError
 from perfmodel.sim import simulate
-from perfmodel.sim.traffic.distributions import draw_lengths, lognormal_parameters, share_above
+from perfmodel.sim.traffic.distributions import draw_lengths, lognormal_parameters, prefix_plan, share_above
 from perfmodel.specs import load_scenario
 from perfmodel.specs.traffic import Lengths
 
@@ -81,3 +82,17 @@ def test_an_over_long_prompt_of_a_trace_is_refused_alone(tmp_path, arrivals):
     assert any(
         note.startswith("1,502 of 1,505 requests have prompts beyond max_model_len 4,096") for note in result.notes
     )
+
+
+def test_prompts_far_beyond_the_context_are_refused_before_their_content_is_made_up():
+    """A hundred million tokens are six million blocks of content, for each of a hundred prompts."""
+    far = "traffic.input_tokens={distribution: fixed, value: 100000000}"
+    prefix = "traffic.prefix={num_groups: 10, shared_tokens: 90000000, num_prompts_per_group: 10}"
+    lengths = prefix_plan(
+        load_scenario(SCENARIO, [far, prefix]).traffic.prefix,
+        repeat(100_000_000),
+        np.random.default_rng(0),
+        16,
+        longest=4095,
+    )
+    assert all(len(content) == 4095 // 16 for _, content in islice(lengths, 200))
