@@ -38,6 +38,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "scenarios new": ("scenarios new --model llama-3.1-8b --hardware h100 --rate 20 --traffic code",),
     "hardware list": ("hardware list",),
     "hardware show": ("hardware show h100",),
+    "hardware detect": ("hardware detect", "hardware detect --cpu --seconds 5"),
     "hardware new": ("hardware new my-npu --like a100-sxm-80gb",),
     "models list": ("models list",),
     "models show": ("models show llama-3.1-8b",),
