@@ -22,6 +22,7 @@ from perfmodel.files.catalog import data_dir
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.specs.devices.files import DeviceSource, find_device
+from perfmodel.specs.engine.description import ExpertsRow, describe_engine
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario_file import load_hardware
@@ -36,8 +37,6 @@ _LINES = (
     ("hopper", "blackwell-consumer"),
     ("cdna2", "cdna3"),
 )
-_LIBRARY = "trtllm"  # the engine whose kernels others take for products of 4 bits,
-_FOUR_BIT_UNITS = ("blackwell",)  # where there are units for them
 PASSED_ON = "passed on from"  # how the source of fits of another device or engine begins
 _DEFAULT_PROFILE: str = EngineSpec.model_fields["profile"].default
 _ATTENTION = "attention_decode"  # what `contained` goes with
@@ -72,13 +71,20 @@ def load_calibration(
     if generation is None or generation.architecture != hardware.declared.architecture:
         generation = load_generation(hardware.declared.architecture)
     inherited = _inherited(hardware, engine_profile, generation)
+    row = _stood_in_for(engine_profile, hardware)
     library = None
-    if hardware.declared.architecture in _FOUR_BIT_UNITS:
-        is_own = engine_profile == _LIBRARY
-        library = inherited if is_own else _inherited(hardware, _LIBRARY, generation)
+    if row is not None and row.stand_in is not None:
+        library = _inherited(hardware, row.stand_in.engine, generation)
     if own.is_file():
-        return with_unmeasured(_as_declared(_completed(_read(own), inherited), hardware), library, generation)
-    return with_unmeasured(inherited, library, generation) if inherited is not None else datasheet(hardware)
+        return with_unmeasured(_as_declared(_completed(_read(own), inherited), hardware), generation, row, library)
+    return with_unmeasured(inherited, generation, row, library) if inherited is not None else datasheet(hardware)
+
+
+def _stood_in_for(engine_profile: str, hardware: HardwareSpec) -> ExpertsRow | None:
+    """How an engine runs experts on a device with kernels that others stand for, if it does."""
+    generation = hardware.declared.architecture
+    rows = describe_engine(engine_profile).facts.experts
+    return next((row for row in rows if row.stand_in is not None and generation in row.on), None)
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> Path:

@@ -7,11 +7,9 @@ gemm/nvfp4_static, gemm/nvfp4             FP8 with scales known ahead, at the ra
                                           scales takes two (the largest value first), so that a kernel takes half of
                                           what these start later than FP8 with known scales; no less than any kernel.
 
-moe/nvfp4, moe/w4a8_mxfp4                 Blackwell's block-scaled 4-bit products. The kernels that engines take for
-                                          them are TensorRT-LLM's (trtllm-gen, by FlashInfer), so its grouped FP8
-                                          kernels at the rates of FP4 and FP8, with 5 launches for their 8: the choice
-                                          of experts, one that quantizes, two products, of which the first activates,
-                                          and the sum.
+moe/nvfp4, moe/w4a8_mxfp4                 block-scaled 4-bit products: the kernels that an engine's description names
+                                          in their place (`experts`, `stand_in`), at the rates of FP4 and FP8, with
+                                          as many launches as the description counts.
 
 Achieved fractions of the declared peaks do not stay what they were: tensor rates double from one generation to the
 next, and the software that feeds them follows years later. One file per architecture,
@@ -38,19 +36,23 @@ from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.specs.engine.description import ExpertsRow
 
 _ALL_TO_ALL = "all_to_all"
 
 
 def with_unmeasured(
-    calibration: Calibration, library: Calibration | None = None, generation: "GenerationFit | None" = None
+    calibration: Calibration,
+    generation: "GenerationFit | None" = None,
+    row: ExpertsRow | None = None,
+    library: Calibration | None = None,
 ) -> Calibration:
     """`calibration` with the kernels of this module that it lacks; one without any measured kernels stays.
 
     generation: what is known of the device's
-    library: the kernels of TensorRT-LLM on the device, where 4-bit products are multiplied by them
+    row:        how the engine runs experts of 4 bits, where other kernels stand for those; library: has them
     """
-    found = _exchanges(calibration) | _nvfp4(calibration, generation) | _experts_of_4_bits(library)
+    found = _exchanges(calibration) | _nvfp4(calibration, generation) | _experts(row, library)
     missing = {key: fit for key, fit in found.items() if key not in calibration.families}
     return calibration.model_copy(update={"families": calibration.families | missing}) if missing else calibration
 
@@ -81,15 +83,18 @@ def _nvfp4(calibration: Calibration, generation: "GenerationFit | None") -> dict
     return {"gemm/nvfp4_static": static, "gemm/nvfp4": static.model_copy(update={"launch_s": quantizing})}
 
 
-def _experts_of_4_bits(library: Calibration | None) -> dict[str, Any]:
-    fit = library.families.get("moe/fp8") if library is not None else None
+def _experts(row: ExpertsRow | None, library: Calibration | None) -> dict[str, Any]:
+    if row is None or row.stand_in is None or library is None:
+        return {}
+    fit = library.families.get(row.stand_in.family)
     if not isinstance(fit, GroupedExpertsFit):
         return {}
-    gen = fit.model_copy(update={"launch_s": fit.launch_s * _GEN_LAUNCHES, "domain": Domain()})
-    return {"moe/nvfp4": gen, "moe/w4a8_mxfp4": gen}
+    launch_s = fit.launch_s * row.num_kernels / row.stand_in.num_kernels
+    found = fit.model_copy(update={"launch_s": launch_s, "domain": Domain()})
+    return {f"moe/{_FAMILIES[form]}": found for form in row.formats if form in _FAMILIES}
 
 
-_GEN_LAUNCHES = 5 / 8
+_FAMILIES = {"nvfp4": "nvfp4", "mxfp4": "w4a8_mxfp4"}  # number formats as descriptions and as calibrations name them
 _OF_COMPUTE = ("compute_fraction", "tensor_fraction")
 _OF_MEMORY = ("memory_fraction",)
 

@@ -15,6 +15,7 @@ __all__ = [
     "FormatRow",
     "FormatSupport",
     "GraphRules",
+    "StandIn",
     "StepBudget",
     "describe_engine",
     "load_engine_description",
@@ -176,6 +177,19 @@ class FormatRow(Spec):
     kernel: str = ""
 
 
+class StandIn(Spec):
+    """The measured kernels that stand for some that no table has.
+
+    engine:      whose tables have them: the engine whose library the kernels come from
+    family:      of the calibration, as in "moe/fp8"
+    num_kernels: that a layer takes there; a launch of each is counted alike
+    """
+
+    engine: str
+    family: str
+    num_kernels: PositiveInt
+
+
 class ExpertsRow(Spec):
     """How the routed experts of a layer run: in some number formats, on some generations of devices.
 
@@ -184,6 +198,7 @@ class ExpertsRow(Spec):
     num_kernels:  of one layer's experts, between the choice of experts and the sum of their results
     one_operator: the host launches them as one operator; else operator by operator, from Python
     chooses:      the choice of a token's experts is among these kernels
+    stand_in:     what was measured in place of them, where they were not
     """
 
     formats: tuple[str, ...] = ()
@@ -192,6 +207,7 @@ class ExpertsRow(Spec):
     num_kernels: PositiveInt
     one_operator: bool = False
     chooses: bool = False
+    stand_in: StandIn | None = None
 
     def fits(self, form: str, generation: str | None) -> bool:
         """Whether weights in `form` on devices of `generation` run so."""
