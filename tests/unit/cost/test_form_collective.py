@@ -167,3 +167,41 @@ def test_engines_own_kernels_serve_two_ranks_over_pcie_and_nccl_serves_more():
         sizes = CollectiveSizes.of("all_reduce", 1e5, ranks)
         nccl = float(collective_seconds(sizes, over.beyond, device, pcie).duration)
         assert (float(custom_seconds(sizes, over, device, pcie).duration) < 0.8 * nccl) == is_own
+
+
+# All-reduces between four V100 behind one PCIe switch, in a CUDA graph: bytes, microseconds by NCCL.
+# Source: haohervchb/sglang-V100 pull request 2.
+NCCL_BETWEEN_FOUR = {4096: 19.4, 8192: 20.3, 16384: 22.3, 32768: 24.2}
+
+
+@pytest.mark.parametrize("payload", NCCL_BETWEEN_FOUR)
+def test_devices_that_nobody_measured_exchange_over_pcie_hop_by_hop(payload):
+    hardware = load_hardware("v100-pcie-32gb")
+    predicted = OperatorTimer(hardware, load_calibration(hardware, "vllm")).time(all_reduce(payload, 4)).duration_s
+    assert predicted == pytest.approx(NCCL_BETWEEN_FOUR[payload] * 1e-6, rel=0.15)
+
+
+def _all_reduce_s(device: str, *, payload: float, ranks: int = 2, direct: bool | None = None) -> float:
+    hardware = load_hardware(device)
+    if direct is not None:
+        links = tuple(
+            link.model_copy(update={"peer_to_peer": direct}) if link.name == "pcie" else link
+            for link in hardware.declared.links
+        )
+        hardware = hardware.model_copy(update={"declared": hardware.declared.model_copy(update={"links": links})})
+    return OperatorTimer(hardware, load_calibration(hardware, "vllm")).time(all_reduce(payload, ranks)).duration_s
+
+
+@pytest.mark.parametrize("device", ["rtx-4090", "rtx-5090", "gtx-1080"])
+def test_what_goes_through_the_hosts_memory_takes_longer(device):
+    """Two RTX 5090 decoded 1.29 times as fast with a driver that lets them see each other's memory: 1.0 ms of a step of
+    some 80 messages (noonghunna/club-3090 issue 873)."""
+    for payload in (8192.0, 1e6, 1e8):
+        assert _all_reduce_s(device, payload=payload, direct=False) > _all_reduce_s(
+            device, payload=payload, direct=True
+        )
+
+
+def test_a_hop_through_the_hosts_memory_costs_what_two_cards_showed():
+    lost = _all_reduce_s("rtx-5090", payload=4096, direct=False) - _all_reduce_s("rtx-5090", payload=4096, direct=True)
+    assert lost == pytest.approx(1.0e-3 / 80, rel=0.35)

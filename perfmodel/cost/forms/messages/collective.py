@@ -12,7 +12,8 @@
 S is the payload as in nccl-tests, L the declared one-way bandwidth of the link, W that of the memory. The low-latency
 protocol (LL, LL128) sends flags with the data over few channels first, then many; the simple one starts later and
 reaches the link's rate. Each byte is touched a few times in local memory besides. Hops scale with the link's declared
-latency; what a protocol reaches of a link's bandwidth is another matter on PCIe than on NVLink: `over_link`.
+latency; PCIe has hops and reaches shares of its bandwidth of its own, and others again where cards do not see each
+other's memory: `over_link`.
 Source: NCCL's tuning model (src/graph/tuning.cc); vLLM csrc/custom_all_reduce.cuh; TensorRT-LLM allReduceKernels.
 """
 
@@ -32,6 +33,7 @@ from pydantic import Field
 from perfmodel.cost.forms.columns import SCALARS
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime
 from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.forms.messages.links import HOP_OVER_PCIE_S, HOP_THROUGH_HOST_S, most_ranks_of_own_kernels
 from perfmodel.cost.forms.messages.nccl import (
     CollectiveFit,
     CollectiveParts,
@@ -49,11 +51,13 @@ from perfmodel.specs.hardware import Link
 Fit = TypeVar("Fit")
 
 
-# What protocols reach of the declared rate of a PCIe link between devices that see each other's memory. NCCL: an
-# all-gather between two RTX PRO 6000 over PCIe 5.0 x16 takes 16.6 us + 2.8 us for each 100 kB that a rank sends, below
-# some 300 kB 8 us + 6.4 us (flashinfer-ai/flashinfer pull request 5023, 8 kB to 4 MB). Kernels that read their peer's
-# memory: 52 GB/s on such cards (local-inference-lab/b12x pull request 139); copies reach 54 to 56.
+# What protocols reach of the declared rate of a PCIe link. NCCL: an all-gather between two RTX PRO 6000 over PCIe 5.0
+# x16 takes 16.6 us + 2.8 us for each 100 kB that a rank sends, below some 300 kB 8 us + 6.4 us (8 kB to 4 MB,
+# flashinfer-ai/flashinfer pull request 5023). Kernels that read their peer's memory: 52 GB/s on such cards
+# (local-inference-lab/b12x pull request 139); copies reach 54 to 56.
 _NCCL_OVER_PCIE = {
+    "hop_s": HOP_OVER_PCIE_S,
+    "link_latency_s": None,
     "low_latency_fraction": 0.25,
     "simple_fraction": 0.58,
     "simple_start_s": 9e-6,
@@ -61,7 +65,9 @@ _NCCL_OVER_PCIE = {
     "switch_ranks": None,
 }
 _KERNELS_OVER_PCIE = 0.83
-_MOST_RANKS_OVER_PCIE = 2  # vLLM's custom_all_reduce.py: beyond two, only where NVLink connects all
+# Where devices do not see each other's memory, all of it goes through the host's: all-reduces of large messages reach
+# 28 to 35 GB/s of 63 between eight and four RTX 5090 (NVIDIA/nccl issue 1639), copies both ways at once 30 of 63.
+_NCCL_THROUGH_HOST = _NCCL_OVER_PCIE | {"hop_s": HOP_THROUGH_HOST_S, "simple_fraction": 0.5}
 _ANY_RANKS = 1 << 16
 
 
@@ -110,16 +116,17 @@ def over_link(fit: Fit, source: Link, target: Link) -> Fit:
     """`fit`, made over `source`, for messages over `target`.
 
     Between NVLinks fractions of the declared bandwidth stay; over PCIe they are PCIe's own, and how well they are known
-    is no longer what the fit's residuals say.
+    is no longer what the fit's residuals say. Devices that do not see each other's memory exchange through the host's.
     """
     if target.name != "pcie" or source.name == "pcie":
         return fit
     if isinstance(fit, CollectiveFit):
-        return fit.model_copy(update=_NCCL_OVER_PCIE | {"residuals": Residuals()})
+        path = _NCCL_THROUGH_HOST if target.peer_to_peer is False else _NCCL_OVER_PCIE
+        return fit.model_copy(update=path | {"residuals": Residuals()})
     if isinstance(fit, CustomAllReduceFit):
         kernels = {"one_shot_fraction": _KERNELS_OVER_PCIE, "two_shot_fraction": _KERNELS_OVER_PCIE}
-        beyond = over_link(fit.beyond, source, target)
-        others = {"beyond": beyond, "most_ranks": _MOST_RANKS_OVER_PCIE, "residuals": Residuals()}
+        most_ranks = most_ranks_of_own_kernels(target)
+        others = {"beyond": over_link(fit.beyond, source, target), "most_ranks": most_ranks, "residuals": Residuals()}
         return fit.model_copy(update=kernels | others)
     return fit
 

@@ -26,20 +26,37 @@ Source: NCCL, src/graph/tuning.cc (steps and latencies of rings and trees; all-g
 only; trees of two nodes have the bandwidth within a node); Sanders, Speck and Träff 2009 (two trees).
 """
 
-__all__ = ["DEFAULT_LINK", "TwoLevel", "collective_time", "link_for", "network_time", "path_of", "two_level", "ways_of"]
+__all__ = [
+    "DEFAULT_LINK",
+    "HOP_OVER_PCIE_S",
+    "HOP_THROUGH_HOST_S",
+    "TwoLevel",
+    "collective_time",
+    "link_for",
+    "most_ranks_of_own_kernels",
+    "network_time",
+    "path_of",
+    "two_level",
+    "ways_of",
+]
 
 from functools import lru_cache
-from math import ceil, log2
+from math import ceil, inf, log2
 from typing import NamedTuple
 
 from perfmodel.ops.messages import Message, RankGroup, Spread, distinct_nodes, spread_over
 from perfmodel.specs.hardware import HardwareSpec, Link
 
-# Least seconds per step of an algorithm: a flag seen and answered, not just a packet on the wire. Assumptions: one
-# NVLink hop of NCCL's low-latency protocol is 0.8-1.0 us on A100 and H100 (fits to nccl-tests); through PCIe and host
-# memory some 5 us.
-_HOP_S = {"pcie": 5e-6}
+# Least seconds per step of an algorithm: a flag seen and answered, not just a packet on the wire. One NVLink hop of
+# NCCL's low-latency protocol takes 0.8-1.0 us on A100 and H100 (fits to nccl-tests) [assumed of other links].
 _DEFAULT_HOP_S = 1e-6
+# Over PCIe: NCCL's smallest all-gather takes 8.3 us between two RTX PRO 6000 and 13.6 us between four (flashinfer-ai/
+# flashinfer pull request 5023). Through the host's memory (NCCL's SHM transport) a hop is a write there and a read by
+# the other card: the smallest all-to-all between two RTX 4090 takes 11.5 us, one hop beyond a launch (tinygrad/
+# open-gpu-kernel-modules issue 17).
+HOP_OVER_PCIE_S = 2.65e-6
+HOP_THROUGH_HOST_S = 5.9e-6
+_MOST_RANKS_OVER_PCIE = 2  # vLLM's custom_all_reduce.py: kernels of its own serve more only where NVLink connects all
 DEFAULT_LINK = Link(name="pcie", bandwidth_bytes_per_s=31.5e9)  # PCIe 4.0 x16, where a file declares no link at all
 
 
@@ -64,7 +81,8 @@ def collective_time(message: Message, link: Link, bandwidth_fraction: float = 1.
         all_gather, reduce_scatter, all_to_all   min( (k-1) (a + S / (k W)),  a + (k-1) S / (k W) )
         send_recv       a + S / W
 
-    One-shot: every rank reads all others' buffers at once, which a switch allows. The launch is not included.
+    One-shot: every rank reads all others' buffers at once, which kernels of the engine's own do where they may
+    (`most_ranks_of_own_kernels`). The launch is not included.
     Source: Thakur et al. 2005 (ring, alpha-beta); vLLM's and TensorRT-LLM's custom all-reduce (one-shot).
     """
     k, payload = message.num_ranks, message.bytes_
@@ -73,7 +91,8 @@ def collective_time(message: Message, link: Link, bandwidth_fraction: float = 1.
     hop = _hop_s(link)
     wire = payload / (link.bandwidth_bytes_per_s * bandwidth_fraction)
     if message.kind == "all_reduce":
-        return min(2 * (k - 1) * (hop + wire / k), hop + (k - 1) * wire)
+        ring = 2 * (k - 1) * (hop + wire / k)
+        return min(ring, hop + (k - 1) * wire) if k <= most_ranks_of_own_kernels(link) else ring
     if message.kind == "send_recv":
         return hop + wire
     return hop + (k - 1) * wire / k
@@ -102,8 +121,17 @@ def network_time(message: Message, spread: Spread, link: Link, network: Link, ba
     return spread.crossing * times[0] + (1 - spread.crossing) * collective_time(message, link, bandwidth_fraction)
 
 
+def most_ranks_of_own_kernels(link: Link) -> float:
+    """Between how many devices an engine's own kernels exchange over `link`: they read their peers' memory."""
+    if link.name != "pcie":
+        return inf
+    return 1 if link.peer_to_peer is False else _MOST_RANKS_OVER_PCIE
+
+
 def _hop_s(link: Link) -> float:
-    return max(link.latency_s, _HOP_S.get(link.name, _DEFAULT_HOP_S))
+    if link.name != "pcie":
+        return max(link.latency_s, _DEFAULT_HOP_S)
+    return max(link.latency_s, HOP_THROUGH_HOST_S if link.peer_to_peer is False else HOP_OVER_PCIE_S)
 
 
 class TwoLevel(NamedTuple):
