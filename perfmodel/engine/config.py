@@ -57,7 +57,7 @@ class SchedulerConfig:
                       its first chunk; it is not given more than that chunk needs
     prefill_exclusive: a step computes prompts or decodes, prompts first (SGLang); else both together (vLLM, TRT-LLM)
     reserves_output:  a request is admitted with blocks for its whole answer, so it is never preempted (TRT-LLM)
-    poll_every:       arrivals are looked at every so many steps while the engine is busy (SGLang's receive interval)
+    poll_every:       arrivals are looked at every so many decodes, and after prompts (SGLang's receive interval)
     keeps_kv:         without, nothing is cached: each step computes all tokens of every sequence that it advances
     is_contiguous:    each request is given room for the longest sequence allowed (with reserves_output, for its own)
     rounds_output:    reservations are for answers of the next power of two of tokens (Orca (Pow2))

@@ -51,6 +51,7 @@ class LayerContext:
     is_fused:        kernels of serving engines; otherwise one per operator of plain PyTorch modules
     concatenates_kv: the cache grows by a copy of all of it
     experts:         how the engine runs routed experts, where its description says
+    sparse_heads:    heads that the kernel for prompts with an indexer computes at least
     """
 
     model: ModelSpec
@@ -63,6 +64,7 @@ class LayerContext:
     routing: Routing = slowest_uniform_routing
     spread: ContextSpread | None = None
     experts: ExpertsRow | None = None
+    sparse_heads: int = 1
     formats: tuple[tuple[str, QuantizationSpec], ...] = ()  # the layer's own, by component
 
     @property

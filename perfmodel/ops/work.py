@@ -140,8 +140,8 @@ class Work:
     """One operator in one layer on one device.
 
     name:       as people say it ("qkv_proj", "flash_prefill", "all_reduce"); several nodes may share a family
-    family:     which achieved fractions apply: gemm | attention_prefill | attention_decode | moe | scan |
-                elementwise | sampling | embedding | collective
+    family:     which achieved fractions apply: gemm | attention_prefill | attention_decode | attention_sparse | moe |
+                scan | elementwise | sampling | embedding | collective
     flops:      floating-point operations (a multiply-add is two)
     rate:       the dtype whose peak rate does them, a key of `peak_flops_per_s` (bf16, fp8, int8, ...)
     format:     the number format where the rate leaves open which kernels run (fp8_block, int4_wo)

@@ -27,10 +27,11 @@ Floats = NDArray[np.float64]
 # leaves of the experts' launches; tokenisation.
 _OF_PROMPTS = (
     Parameter("host.prompt_step_s", 3e-3, 1e-4, 1e-1),
-    Parameter("host.prompt_layer_s", 5e-5, 1e-6, 1e-3),
-    Parameter("host.prompt_moe_layer_s", 3e-4, 1e-6, 5e-3),
+    Parameter("host.hidden_prompt_step_s", 1e-2, 1e-4, 2e-1),
+    Parameter("host.hidden_prompt_layer_s", 5e-4, 1e-5, 5e-3),
+    Parameter("host.hidden_prompt_moe_layer_s", 5e-4, 1e-5, 5e-3),
     Parameter("graph_kernel_s", 2.5e-6, 5e-7, 1e-5),
-    Parameter("server.in_per_prompt_token_s", 1e-6, 1e-7, 4e-6),
+    Parameter("server.in_per_prompt_token_s", 3e-6, 1e-7, 2e-5),
 )
 # Hidden beside the device when scheduled asynchronously; seen where an engine plans synchronously.
 _HIDDEN = (

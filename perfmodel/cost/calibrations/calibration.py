@@ -50,10 +50,10 @@ class HostFit(Spec):
 
         t_step = serial + max(hidden, device)        t_step = serial + hidden + device, scheduled synchronously
 
-    `prompt` parts are serial ones of steps that compute prompts and for whose size no CUDA graph was captured: the host
-    launches kernel by kernel and prepares what decodes do not need. Graphs are captured for steps of up to
-    `captured_tokens` tokens with prompts (a fact of the engine's code), without prompts for all. An engine that only
-    queues those launches, and waits for the device once at the end of the step, hides `hidden_prompt_layer_s` a layer.
+    `prompt` parts come with steps that compute prompts and for whose size no CUDA graph was captured: the host prepares
+    what decodes do not need (`prompt_step_s`) and launches kernel by kernel (`hidden_prompt`: launches queue up, so
+    they show only where the device is done before them, however steps are scheduled). Graphs are captured for steps of
+    up to `captured_tokens` tokens with prompts (a fact of the engine's code), without prompts for all.
     """
 
     serial_step_s: FittedSeconds = 0.0
@@ -63,9 +63,9 @@ class HostFit(Spec):
     replays_graphs: bool = False  # measured with CUDA graphs: without them the launches come on top
     captured_tokens: NonNegativeInt = 0
     prompt_step_s: FittedSeconds = 0.0
-    prompt_layer_s: FittedSeconds = 0.0
-    prompt_moe_layer_s: FittedSeconds = 0.0  # beside `prompt_layer_s`, of layers with experts
+    hidden_prompt_step_s: FittedSeconds = 0.0
     hidden_prompt_layer_s: FittedSeconds = 0.0
+    hidden_prompt_moe_layer_s: FittedSeconds = 0.0  # beside `hidden_prompt_layer_s`, of layers with experts
 
     def times(self, factor: float) -> "HostFit":
         """The host that takes so many times as long."""
@@ -77,9 +77,10 @@ class HostFit(Spec):
         """Seconds of a step that always show."""
         return self.serial_step_s + self.serial_per_sequence_s * num_sequences
 
-    def prompt_s(self, num_layers: int, num_moe_layers: int) -> float:
-        """Seconds that a step with prompts takes beside those of any step."""
-        return self.prompt_step_s + self.prompt_layer_s * num_layers + self.prompt_moe_layer_s * num_moe_layers
+    def launches_s(self, num_layers: int, num_moe_layers: int) -> float:
+        """Seconds in which a step with prompts is launched, beside the device."""
+        layers_s = self.hidden_prompt_layer_s * num_layers + self.hidden_prompt_moe_layer_s * num_moe_layers
+        return self.hidden_prompt_step_s + layers_s
 
     def hidden_s(self, num_sequences: int) -> float:
         """Seconds of a step that run beside the device."""

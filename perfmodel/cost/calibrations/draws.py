@@ -27,7 +27,14 @@ from perfmodel.cost.forms.fits import Residuals
 Scores = tuple[float, ...]
 
 _STEP, _PROMPT, _SERVER, _OTHERS = 0, 1, 2, 3
-_FAMILIES = {"attention_prefill": 0, "attention_decode": 1, "attention_mixed": 1, "gemm": 2, "moe": 3}
+_FAMILIES = {
+    "attention_prefill": 0,
+    "attention_sparse": 0,
+    "attention_decode": 1,
+    "attention_mixed": 1,
+    "gemm": 2,
+    "moe": 3,
+}
 NUM_SCORES = 4
 
 # The part of a kernel's residual that all its calls in a run have in common. Residuals are over all shapes of a table;

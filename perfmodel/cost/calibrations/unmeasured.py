@@ -11,6 +11,10 @@ moe/nvfp4, moe/w4a8_mxfp4                 block-scaled 4-bit products: the kerne
                                           in their place (`experts`, `stand_in`), at the rates of FP4 and FP8, with
                                           as many launches as the description counts.
 
+attention_sparse                          prompts that attend to the latents which an indexer keeps (DSA): the kernel of
+                                          FlashMLA reaches 640 TFLOP/s on an H800 SXM5 and 1450 on a B200, 65 % of
+                                          the dense 16-bit peak of either (deepseek-ai/FlashMLA, README).
+
 Achieved fractions of the declared peaks do not stay what they were: tensor rates double from one generation to the
 next, and the software that feeds them follows years later. One file per architecture,
 `hardware_specs/calibrations/generation@<architecture>.yaml`, fitted by `perfmodel calibrate` to whole serving runs on
@@ -32,6 +36,7 @@ from perfmodel.cost.forms.fits import Domain
 from perfmodel.cost.forms.gemm import TiledGemmFit
 from perfmodel.cost.forms.messages.exchange import COMBINE, DISPATCH
 from perfmodel.cost.forms.messages.nccl import CollectiveFit
+from perfmodel.cost.forms.roofline import FamilyFit
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.validation import parse
@@ -39,6 +44,7 @@ from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.specs.engine.description import ExpertsRow
 
 _ALL_TO_ALL = "all_to_all"
+_SPARSE_SHARE = 0.65
 
 
 def with_unmeasured(
@@ -52,7 +58,7 @@ def with_unmeasured(
     generation: what is known of the device's
     row:        how the engine runs experts of 4 bits, where other kernels stand for those; library: has them
     """
-    found = _exchanges(calibration) | _nvfp4(calibration, generation) | _experts(row, library)
+    found = _exchanges(calibration) | _nvfp4(calibration, generation) | _experts(row, library) | _sparse(calibration)
     missing = {key: fit for key, fit in found.items() if key not in calibration.families}
     return calibration.model_copy(update={"families": calibration.families | missing}) if missing else calibration
 
@@ -66,6 +72,12 @@ def _exchanges(calibration: Calibration) -> dict[str, Any]:
         "collective/dispatch": DISPATCH.model_copy(update=update),
         "collective/combine": COMBINE.model_copy(update=update),
     }
+
+
+def _sparse(calibration: Calibration) -> dict[str, Any]:
+    if not calibration.knows("attention_prefill"):
+        return {}
+    return {"attention_sparse": FamilyFit(compute_fraction=_SPARSE_SHARE, overhead_s=calibration.default.overhead_s)}
 
 
 def _nvfp4(calibration: Calibration, generation: "GenerationFit | None") -> dict[str, Any]:

@@ -133,7 +133,7 @@ def _launches(hardware: HardwareSpec, host: HostFit) -> HostFit:
         hidden_step_s=_LAUNCHES_BETWEEN * EAGER_LAUNCH_S if is_gpu else 0.0,
         replays_graphs=is_gpu,
         captured_tokens=host.captured_tokens,
-        hidden_prompt_layer_s=host.hidden_prompt_layer_s + host.prompt_layer_s,
+        hidden_prompt_layer_s=host.hidden_prompt_layer_s,
     )
 
 

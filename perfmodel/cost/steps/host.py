@@ -18,7 +18,7 @@ from perfmodel.ops.work import BatchShape, decode_shape
 _NOT_OF_STAGES = dict.fromkeys(
     ("serial_step_s", "serial_per_sequence_s", "hidden_step_s", "hidden_per_sequence_s", "prompt_step_s"), 0.0
 )
-_OF_STAGES = dict.fromkeys(("prompt_layer_s", "prompt_moe_layer_s", "hidden_prompt_layer_s"), 0.0)
+_OF_STAGES = dict.fromkeys(("hidden_prompt_step_s", "hidden_prompt_layer_s", "hidden_prompt_moe_layer_s"), 0.0)
 
 
 def step_seconds(serial: float, hidden: float, device: float) -> float:
@@ -41,8 +41,9 @@ class Host:
         self.fit = host_fit(graph, timer)
         self._factor = draw.step if draw is not None else 1.0
         self._prompt_factor = draw.step * draw.prompt if draw is not None else 1.0
-        self.prompt_s = self._prompt_factor * self.fit.prompt_s(graph.num_layers, graph.num_launched_moe_layers)
-        self._hidden_prompt_s = self._prompt_factor * self.fit.hidden_prompt_layer_s * graph.num_layers
+        self.prompt_s = self._prompt_factor * self.fit.prompt_step_s
+        launches_s = self.fit.launches_s(graph.num_layers, graph.num_launched_moe_layers)
+        self._hidden_prompt_s = self._prompt_factor * launches_s
         self._prompt, self._hidden_prompt = to_ps(self.prompt_s), to_ps(self._hidden_prompt_s)
         self._captured = self.fit.captured_tokens
         self._known: list[tuple[int, int]] = []  # picoseconds, serial and hidden, by the number of sequences
@@ -115,7 +116,5 @@ def _synchronous(host: HostFit) -> HostFit:
             "serial_per_sequence_s": host.serial_per_sequence_s + host.hidden_per_sequence_s,
             "hidden_step_s": 0.0,
             "hidden_per_sequence_s": 0.0,
-            "prompt_layer_s": host.prompt_layer_s + host.hidden_prompt_layer_s,
-            "hidden_prompt_layer_s": 0.0,
         }
     )

@@ -4,6 +4,10 @@ Symbols: H heads on this device, n / r / v no-position, rotary and value head si
 expands keys and values from the latent and attends as usual; decode absorbs the expansion into query and output, so
 that it attends to the latent itself, as one KV head of size r_kv + r. Per query-key pair the first costs
 2 H (n + r + v) FLOPs, the second 2 H (2 r_kv + r): 3.4 times as many for DeepSeek-V3, for a cache 57 times smaller.
+
+With an indexer (DSA) each token attends to the `top_k` latents that it keeps, prompts absorbed, too. Where all prompts
+of a step see no more tokens than that, nothing is left out, and engines compute them as without it: sglang,
+nsa_backend.py, set_nsa_prefill_impl; vllm, mla_attention.py (`prefill_max_seq_len <= topk_tokens`).
 """
 
 __all__ = [
@@ -30,6 +34,9 @@ from perfmodel.ops.extents import DecodeExtent, GemmExtent, HeadsExtent, Prefill
 from perfmodel.ops.linear import gemm
 from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_prefills, on_tokens
 from perfmodel.ops.work import Work
+
+Prompts = Sequence[tuple[int, int]]  # new tokens and cached ones of each
+OfPrompts = Callable[[Prompts], Work]
 
 
 def expanded_heads(mixer: LatentAttention, num_heads: int, dtype: str, element_bytes: float) -> Heads:
@@ -108,11 +115,13 @@ def sparse_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, top_k: int
     """
     work = flash_prefill(prefills, heads)
     if not prefills:
-        return work
+        return replace(work, family="attention_sparse")
     pairs = sum(visible_pairs(t, p, window=top_k) for t, p in prefills)
     latents = heads.head_dim * heads.kv_element_bytes
     return replace(
         work,
+        family="attention_sparse",
+        extent=None,
         flops=2.0 * pairs * heads.query_elements,
         kv_bytes=sum(t + p for t, p in prefills) * latents,
         sram_bytes=work.activation_bytes + pairs * latents,
@@ -195,6 +204,7 @@ def latent_nodes(mixer: LatentAttention, context: LayerContext) -> list[Operator
         nodes += [*_dense_prefill(mixer, context, num_heads), *_decode(mixer, context, num_heads, None)]
     else:
         nodes += _index_nodes(mixer, mixer.indexer, context)
+        nodes += _sparse_prefill(mixer, context, num_heads, mixer.indexer)
         nodes += _decode(mixer, context, num_heads, mixer.indexer)
     form, width = context.format("attention"), num_heads * mixer.v_head_dim
     nodes.append(on_tokens("o_proj", partial(gemm, "o_proj", n=context.hidden, k=width, form=form)))
@@ -243,52 +253,77 @@ def _standard(context: LayerContext) -> Callable[..., Work]:
 
 
 def _dense_prefill(mixer: LatentAttention, context: LayerContext, num_heads: int) -> list[OperatorNode]:
+    expand, attend = _dense(mixer, context, num_heads)
+    return [on_prefills("kv_b_proj", expand), on_prefills("attention_prefill", attend)]
+
+
+def _dense(mixer: LatentAttention, context: LayerContext, num_heads: int) -> tuple[OfPrompts, OfPrompts]:
     """Keys and values of all visible tokens, cached ones too, expanded from their latents; then attention."""
     form = context.format("attention")
     columns = num_heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
     heads = expanded_heads(mixer, num_heads, context.dtype, context.element_bytes)
     attention = flash_prefill if context.is_flash else _standard(context)
 
-    def expand(prefills: Sequence[tuple[int, int]]) -> Work:
+    def expand(prefills: Prompts) -> Work:
         visible = sum(tokens + cached for tokens, cached in prefills)
         return gemm("kv_b_proj", visible, columns, mixer.kv_lora_rank, form)
 
+    return expand, partial(attention, heads=heads)
+
+
+def _sees_all(prefills: Prompts, indexer: Indexer) -> bool:
+    """Whether no prompt sees more tokens than the indexer keeps."""
+    return max((tokens + cached for tokens, cached in prefills), default=0) <= indexer.top_k
+
+
+def _sparse_prefill(
+    mixer: LatentAttention, context: LayerContext, num_heads: int, indexer: Indexer
+) -> list[OperatorNode]:
+    """Absorbed attention to what the indexer keeps, in whole tiles of heads; dense where it keeps all."""
+    dtype, size = context.dtype, context.element_bytes
+    heads = latent_heads(mixer, max(num_heads, context.sparse_heads), dtype, size, context.kv_element_bytes)
+    expand, attend_densely = _dense(mixer, context, num_heads)
+    absorbing = partial(_absorbed, mixer=mixer, context=context, num_heads=num_heads)
+
+    def attend(prefills: Prompts) -> Work:
+        if _sees_all(prefills, indexer):
+            return attend_densely(prefills)
+        return sparse_prefill(prefills, heads, indexer.top_k)
+
+    def absorbed(name: str, prefills: Prompts) -> Work:
+        return absorbing(name, 0 if _sees_all(prefills, indexer) else sum(tokens for tokens, _ in prefills))
+
     return [
-        on_prefills("kv_b_proj", expand),
-        on_prefills("attention_prefill", partial(attention, heads=heads)),
+        on_prefills("kv_b_proj", lambda prefills: expand(prefills if _sees_all(prefills, indexer) else ())),
+        on_prefills("absorb_query_prefill", partial(absorbed, "absorb_query")),
+        on_prefills("attention_prefill", attend),
+        on_prefills("expand_output_prefill", partial(absorbed, "expand_output")),
     ]
+
+
+def _absorbed(name: str, num_tokens: float, *, mixer: LatentAttention, context: LayerContext, num_heads: int) -> Work:
+    """W_UK into the query or W_UV out of the latent output, of `num_tokens` that attend to latents."""
+    rank = mixer.kv_lora_rank
+    n, k = (rank, mixer.qk_nope_head_dim) if name == "absorb_query" else (mixer.v_head_dim, rank)
+    return absorb(name, num_tokens, num_heads, n, k, context.dtype, context.element_bytes)
 
 
 def _decode(
     mixer: LatentAttention, context: LayerContext, num_heads: int, indexer: Indexer | None
 ) -> list[OperatorNode]:
-    """Absorbed attention. With an indexer prefills run absorbed too, so the absorbing GEMMs see all tokens."""
-    dtype, size = context.dtype, context.element_bytes
-    heads = latent_heads(mixer, num_heads, dtype, size, context.kv_element_bytes)
-    rank, nope, value = mixer.kv_lora_rank, mixer.qk_nope_head_dim, mixer.v_head_dim
-
-    def into(num_tokens: float) -> Work:
-        return absorb("absorb_query", num_tokens, num_heads, rank, nope, dtype, size)
-
-    def out_of(num_tokens: float) -> Work:
-        return absorb("expand_output", num_tokens, num_heads, value, rank, dtype, size)
+    """Absorbed attention of decodes."""
+    heads = latent_heads(mixer, num_heads, context.dtype, context.element_bytes, context.kv_element_bytes)
+    absorbed = partial(_absorbed, mixer=mixer, context=context, num_heads=num_heads)
 
     def attend(num_seqs: int, visible: int, queries: float) -> Work:
         if indexer is not None:  # the mean context decides: min() of a sum, an upper bound of the sum of min()
             visible = min(visible, num_seqs * indexer.top_k)
         return latent_decode(num_seqs, visible, heads, splits_kv=context.splits_kv, queries=queries)
 
-    if indexer is None:
-        return [
-            on_decodes("absorb_query", lambda seqs, _, queries: into(seqs * queries)),
-            on_decodes("attention_decode", attend),
-            on_decodes("expand_output", lambda seqs, _, queries: out_of(seqs * queries)),
-        ]
     return [
-        on_tokens("absorb_query", into),
-        on_prefills("attention_prefill", partial(sparse_prefill, heads=heads, top_k=indexer.top_k)),
+        on_decodes("absorb_query", lambda seqs, _, queries: absorbed("absorb_query", seqs * queries)),
         on_decodes("attention_decode", attend),
-        on_tokens("expand_output", out_of),
+        on_decodes("expand_output", lambda seqs, _, queries: absorbed("expand_output", seqs * queries)),
     ]
 
 

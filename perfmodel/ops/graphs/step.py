@@ -29,7 +29,7 @@ from perfmodel.ops.node import LayerContext, OperatorNode
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding, stages
 from perfmodel.ops.work import Depends
-from perfmodel.specs.engine.formats import experts_use
+from perfmodel.specs.engine.formats import experts_use, sparse_heads_per_tile
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -136,6 +136,7 @@ def build_graph(
         routing=routing,
         spread=spread,
         experts=experts if engine.fused_kernels else None,
+        sparse_heads=sparse_heads_per_tile(engine, hardware) if hardware is not None and engine.fused_kernels else 1,
     )
     method = model.sampling if sampling == "default" else sampling
     num_stages = context.shard.pp

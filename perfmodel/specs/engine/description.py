@@ -15,6 +15,7 @@ __all__ = [
     "FormatRow",
     "FormatSupport",
     "GraphRules",
+    "SparseAttentionRow",
     "StandIn",
     "StepBudget",
     "describe_engine",
@@ -214,6 +215,18 @@ class ExpertsRow(Spec):
         return (not self.formats or form in self.formats) and (not self.on or generation in self.on)
 
 
+class SparseAttentionRow(Spec):
+    """How prompts attend to the latents that an indexer keeps for each token, on some generations of devices.
+
+    on:             generations, as in `declared.architecture`; none: all
+    heads_per_tile: of the kernel; fewer heads on a device are padded to it
+    """
+
+    on: tuple[str, ...] = ()
+    kernel: str = ""
+    heads_per_tile: PositiveInt
+
+
 class EngineFacts(Spec):
     """The facts of an engine at one version; in a file, those that changed with it.
 
@@ -223,6 +236,7 @@ class EngineFacts(Spec):
     kv_block_sizes:     tokens of a KV block that the engine takes; none: any
     limits_to_positions: it does not start with a max_model_len beyond the positions that the model was trained for
     experts:            how expert layers run: the first row that fits
+    sparse_attention:   the kernels of prompts with an indexer: the first row that fits
     weights, kv_cache:  by number format, then by generation; a format that is listed is refused on others
     backends:           what its kernels are run with, by name, where there are several; without, it has one
     pieces_under_way:   of a batch, that follow one another over the devices of a layer split; 0: plans do, instead
@@ -242,6 +256,7 @@ class EngineFacts(Spec):
     kv_block_sizes: tuple[PositiveInt, ...] = ()
     limits_to_positions: bool = False
     experts: tuple[ExpertsRow, ...] = ()
+    sparse_attention: tuple[SparseAttentionRow, ...] = ()
     weights: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
     kv_cache: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
     backends: dict[Backend, BackendFacts] = Field(default_factory=dict)

@@ -9,6 +9,7 @@ __all__ = [
     "format_notes",
     "format_use",
     "refuse_formats",
+    "sparse_heads_per_tile",
 ]
 
 from collections.abc import Iterator
@@ -64,6 +65,13 @@ def experts_use(
     form = dtype if "experts" in quantization.kept else form_of(quantization) or dtype
     rows = engine.described.facts.experts
     return next((row for row in rows if row.fits(form, hardware.declared.architecture)), None)
+
+
+def sparse_heads_per_tile(engine: EngineSpec, hardware: HardwareSpec) -> int:
+    """Heads that `engine`'s kernel for prompts with an indexer computes at least on `hardware`; 1 where its description
+    does not say."""
+    rows, generation = engine.described.facts.sparse_attention, hardware.declared.architecture
+    return next((row.heads_per_tile for row in rows if not row.on or generation in row.on), 1)
 
 
 def form_of(quantization: QuantizationSpec) -> str | None:

@@ -96,7 +96,7 @@ class EngineSpec(Spec):
     prefill_exclusive: bool | None = None  # steps of prompts or of decodes, never both; None: as the profile's engine
     # Admit with KV blocks for the whole answer, or for its length rounded up to a power of two; None: as the profile's
     reserve_output: bool | Literal["pow2"] | None = None
-    poll_every: PositiveInt = 1  # steps between looks at arrivals while busy (SGLang's scheduler_recv_interval)
+    poll_every: PositiveInt = 1  # decodes between looks at arrivals while busy (SGLang's scheduler_recv_interval)
     # Steps that a prompt on one data-parallel rank waits for the others to have one, too; 0: it does not wait
     # (TensorRT-LLM's attention_dp_config with enable_balance: timeout_iters)
     attention_dp_timeout_iters: NonNegativeInt = 0

@@ -194,12 +194,15 @@ def test_reserving_the_answer_admits_fewer_and_never_preempts() -> None:
     assert engine.num_preemptions == 0
 
 
-def test_arrivals_are_polled_every_so_many_steps_unless_the_engine_is_idle() -> None:
+def test_arrivals_are_polled_every_so_many_decodes_and_after_prompts() -> None:
     engine = scheduler(poll_every=4)
     engine.add(Request(0, 0, 4, 20))
     assert turn(engine, 0) == {0: 4}
+    assert turn(engine, 1) == {0: 1}  # looked, since prompts were computed, and found nothing
     engine.add(Request(1, 1, 4, 2))
-    assert [turn(engine, now) for now in range(1, 5)] == [{0: 1}, {0: 1}, {0: 1}, {0: 1, 1: 4}]
+    assert [turn(engine, now) for now in range(2, 6)] == [{0: 1}, {0: 1}, {0: 1}, {0: 1, 1: 4}]
+    engine.add(Request(2, 6, 4, 2))
+    assert turn(engine, 6) == {0: 1, 1: 1, 2: 4}
 
 
 def test_fingerprints_tell_plans_apart() -> None:
