@@ -25,8 +25,8 @@ HOST = HostFit(
     replays_graphs=True,
     captured_tokens=512,
     prompt_step_s=5e-3,
-    prompt_layer_s=1e-4,
-    prompt_moe_layer_s=2e-4,
+    hidden_prompt_layer_s=1e-4,
+    hidden_prompt_moe_layer_s=2e-4,
 )
 PROFILE = EngineProfile(engine="vllm", host=HOST, graph_kernel_s=2e-6)
 
@@ -60,13 +60,27 @@ def test_a_synchronous_host_hides_nothing():
     assert waits.duration_s - ahead.duration_s == pytest.approx(1e-3 + 32 * 1e-5)  # the device was the longer one
 
 
-def test_prompts_beyond_the_captured_size_are_launched_one_by_one():
-    without = PROFILE.model_copy(update={"host": HostFit(serial_step_s=2e-4)})
+@pytest.mark.parametrize("tokens", [512, 513])
+@pytest.mark.parametrize("layer_s", [1e-4, 2e-3])  # 3 ms of launches in all, or 64, beside some 20 of the device
+def test_prompts_beyond_the_captured_size_are_launched_one_by_one_beside_the_device(tokens, layer_s):
+    host = HOST.model_copy(update={"hidden_prompt_step_s": 4e-3, "hidden_prompt_layer_s": layer_s})
     graph = build_graph(load_model("llama-3.1-8b"))
-    plain = OperatorTimer(H100, without.applied_to(load_calibration(H100, "vllm")))
-    for tokens, extra in ((512, 0.0), (513, 5e-3 + 32 * 1e-4)):
-        base = estimate_step(graph, plain, prompt(tokens)).duration_s
-        assert step_s(EngineSpec(), prompt(tokens)).duration_s - base == pytest.approx(extra, abs=1e-9)
+    profile = PROFILE.model_copy(update={"host": host})
+    time = OperatorTimer(H100, profile.applied_to(load_calibration(H100, "vllm")))
+    found = estimate_step(graph, time, prompt(tokens))
+    launched = tokens > 512
+    hidden_s = 1e-3 + 1e-5 + launched * (4e-3 + 32 * layer_s)
+    assert found.hidden_host_s == pytest.approx(hidden_s)
+    serial_s = 2e-4 + launched * 5e-3
+    assert found.duration_s == pytest.approx(serial_s + max(hidden_s, found.device_s))
+
+
+def test_launches_queue_up_however_steps_are_planned():
+    """Without asynchronous scheduling what the host plans shows, and what it launches hides as before."""
+    graph = build_graph(load_model("llama-3.1-8b"), EngineSpec(async_scheduling=False))
+    host = host_fit(graph, timer())
+    assert (host.serial_step_s, host.hidden_step_s) == (pytest.approx(2e-4 + 1e-3), 0.0)
+    assert host.launches_s(32, 0) == pytest.approx(32 * 1e-4)
 
 
 def test_layers_of_experts_add_their_own():
@@ -74,7 +88,7 @@ def test_layers_of_experts_add_their_own():
     graph = build_graph(model)
     assert graph.num_launched_moe_layers == model.num_layers == 32
     assert build_graph(load_model("llama-3.1-8b")).num_launched_moe_layers == 0
-    assert host_fit(graph, timer()).prompt_s(32, 32) == pytest.approx(5e-3 + 32 * 3e-4)
+    assert host_fit(graph, timer()).launches_s(32, 32) == pytest.approx(32 * 3e-4)
 
 
 def test_a_layer_whose_experts_are_one_operator_is_launched_as_any_other():

@@ -20,7 +20,6 @@ from perfmodel.specs import EngineSpec, load_hardware, load_model
 H100 = load_hardware("h100-sxm-80gb")
 MODEL = load_model("llama-3.1-70b")
 PROFILE = load_engine_profile("vllm")
-PROFILE_HOST = PROFILE.applied_to(load_calibration(H100, "vllm"), is_eager=False).host
 TIMER = OperatorTimer(H100, PROFILE.applied_to(load_calibration(H100, "vllm"), is_eager=False))
 
 
@@ -122,8 +121,7 @@ def test_the_rows_of_a_device_are_what_its_stages_are_busy_with() -> None:
     assert found.pipeline.num_plans == 4
     assert sum(found.bound_share.values()) == pytest.approx(1.0)
     busy = (1 - found.pipeline.bubble_share) * found.duration_s
-    launched = PROFILE_HOST.prompt_layer_s * 80 / 4  # of the prompt beyond the captured sizes
-    assert found.device_s == pytest.approx(busy - launched, rel=1e-9)
+    assert found.device_s == pytest.approx(busy, rel=1e-9)  # which launches of the prompt hide behind
 
 
 def test_a_prompt_in_one_of_several_plans_holds_all_of_them_up() -> None:

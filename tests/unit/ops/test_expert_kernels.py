@@ -2,9 +2,10 @@
 
 import pytest
 
+from perfmodel.cost import OperatorTimer, load_calibration
 from perfmodel.ops.formats import linear_format, served_model
 from perfmodel.ops.graphs.step import build_graph
-from perfmodel.ops.work import decode_shape
+from perfmodel.ops.work import BatchShape, decode_shape
 from perfmodel.specs import EngineSpec, load_hardware, load_model
 from perfmodel.specs.engine.devices import with_defaults
 
@@ -58,3 +59,43 @@ def test_tensorrt_llm_sends_tokens_beside_a_grace_cpu_and_gathers_them_elsewhere
     assert not with_defaults(engine, load_hardware("gb200")).gathers_tokens
     given = EngineSpec(**{**engine.model_dump(exclude_unset=True), "all2all_backend": "pplx"})
     assert not with_defaults(given, load_hardware("b200-sxm")).gathers_tokens
+
+
+def attention(graph, prefills):
+    nodes = [node for node in graph.nodes if node.name == "attention_prefill"]
+    shape = BatchShape(sum(t for t, _ in prefills), len(prefills), prefills)
+    return next(node.work(shape) for node in nodes)
+
+
+@pytest.mark.parametrize(("device", "least"), [("h200-sxm", 64), ("b200-sxm", 128)])
+@pytest.mark.parametrize("profile", ["vllm", "sglang"])
+def test_prompts_with_an_indexer_are_computed_in_tiles_of_heads(profile, device, least):
+    """GLM-5 has 64 heads, 8 on each of 8 devices: FlashMLA's kernel computes 64 or 128 whatever a device has."""
+    model, hardware = load_model("glm-5"), load_hardware(device)
+    for ranks, heads in ((1, max(64, least)), (8, least)):
+        engine = EngineSpec(profile=profile, tensor_parallel_size=ranks)
+        graph = build_graph(model, engine, hardware=hardware)
+        work = attention(graph, ((1000, 20_000),))
+        assert work.flops == 2 * 1000 * 2048 * heads * (2 * 512 + 64)
+
+
+def test_prompts_that_the_indexer_keeps_all_of_are_computed_densely():
+    """Up to 2,048 tokens nothing is left out: keys and values are expanded, and heads attend 256 wide, not 1,088."""
+    graph = build_graph(load_model("glm-5"), EngineSpec(profile="sglang"), hardware=load_hardware("b200-sxm"))
+    expand = next(node for node in graph.nodes if node.name == "kv_b_proj")
+    absorbed = next(node for node in graph.nodes if node.name == "absorb_query_prefill")
+    for tokens, is_dense in ((2048, True), (2049, False)):
+        shape = BatchShape(tokens, 1, ((tokens, 0),))
+        assert (expand.work(shape).num_kernels > 0) is is_dense
+        assert (absorbed.work(shape).num_kernels > 0) is not is_dense
+        assert (attention(graph, ((tokens, 0),)).family == "attention_prefill") is is_dense
+
+
+@pytest.mark.parametrize(("device", "published"), [("h100-sxm-80gb", 640e12), ("b200-sxm", 1450e12)])
+def test_the_kernel_of_chosen_latents_reaches_what_was_published(device, published):
+    """deepseek-ai/FlashMLA, README: sparse prefill on an H800 SXM5, of an H100's tensor units, and on a B200."""
+    hardware = load_hardware(device)
+    graph = build_graph(load_model("glm-5"), EngineSpec(profile="sglang"), hardware=hardware)
+    work = attention(graph, ((8192, 65_536),))
+    seconds = OperatorTimer(hardware, load_calibration(hardware, "sglang")).time(work).duration_s
+    assert work.flops / seconds == pytest.approx(published, rel=0.05)
