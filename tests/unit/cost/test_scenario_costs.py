@@ -61,7 +61,7 @@ def test_explain_routes_to_experts_as_the_simulator_does() -> None:
     name, parallel = "qwen3-30b-a3b-h100", ["engine.tensor_parallel_size=4", "engine.enable_expert_parallel=true"]
     skew = "routing={distribution: power_law, alpha: 1.2}"
     even, skewed = (
-        estimate_choice(load_scenario(name, [*parallel, *more]), prefill=2048).estimate.duration_s
+        estimate_choice(load_scenario(name, [*parallel, *more]), prefill=8192).estimate.duration_s
         for more in ((), (skew,))
     )
     assert skewed > even
