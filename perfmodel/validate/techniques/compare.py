@@ -8,8 +8,10 @@ __all__ = ["Journal", "validate_techniques"]
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.blocks import block_as
@@ -18,7 +20,7 @@ from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.executed.bridge import load_executor
 from perfmodel.validate.report import Comparison, Dimension, Rows, ValidationReport, pooled
-from perfmodel.validate.techniques.runs import Technique, TechniqueRun, TechniqueVerdict
+from perfmodel.validate.techniques.runs import Outcome, Technique, TechniqueRun, TechniqueVerdict
 
 Progress = Callable[[int, int | None], None]
 Measure = Callable[[Scenario, Scenario, str, int], list[TechniqueRun]]
@@ -26,9 +28,10 @@ Judged = Callable[[TechniqueVerdict], None]
 
 _ABOUT = (
     "Speedups of techniques over the same scenario without them, of whole served runs: simulated beside executed on "
-    "this machine's CPU. For each technique one calibration was fitted here and now to the times of two grids of "
-    "steps, with the technique and without, measured in turns; no step of the workloads was fitted to. Executed "
-    "durations are thread CPU time at the speed that the machine had while calibrating."
+    "this machine's CPU. What is compared is the composition: for each technique one calibration was fitted here and "
+    "now to the times of two grids of steps, with the technique and without, measured in turns, so that the technique's "
+    "own kernels were seen, and no step of the workloads was. Executed durations are thread CPU time at the speed that "
+    "the machine had while calibrating."
 )
 
 
@@ -154,7 +157,9 @@ def _report_techniques(verdicts: Sequence[TechniqueVerdict], reasons: Sequence[s
     )
     names = Dimension.of([each.technique.metric for each in ordered])
     comparison = Comparison.of("speedup", rows, "times", {"metric": names})
-    error = f"|quotient - 1| is {rows.stats().median_ape:.1%} in the median over {len(rows)} techniques."
+    counts = Counter(each.outcome for each in ordered)
+    outcomes = ", ".join(f"{counts[name]} {name}" for name in get_args(Outcome) if counts[name])
+    error = f"{outcomes}; |quotient - 1| is {rows.stats().median_ape:.1%} in the median over {len(rows)} techniques."
     return ValidationReport(
         kind="techniques",
         rows=len(verdicts) + len(reasons),

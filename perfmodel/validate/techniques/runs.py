@@ -2,19 +2,36 @@
 
 speedup = how many times better the scenario's metric is than its baseline's
 quotient = simulated speedup / executed speedup
+
+    right           both speedups lie on the same side of 1, and the quotient within 15 % of it
+    proves nothing  hardly any speedup is simulated, and the quotient lies within 15 %: any model would be as right
+    missed          all others
 """
 
-__all__ = ["Sides", "Technique", "TechniqueRun", "TechniqueVerdict"]
+__all__ = ["CLOSE", "LEAST_GAIN", "Outcome", "Sides", "Technique", "TechniqueRun", "TechniqueVerdict", "outcome_of"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
 from perfmodel.files.base import Spec
 from perfmodel.planning.metrics import ALIASES, Metric, metric_named
+
+Outcome = Literal["right", "missed", "proves nothing"]
+
+CLOSE = 0.15  # how far a quotient of speedups may be from 1
+LEAST_GAIN = 0.05  # a simulated speedup nearer to 1 is less than what repeated runs of one pair differ by
+
+
+def outcome_of(simulated: float, executed: float, quotient: float) -> Outcome:
+    """What a pair has shown: by the `simulated` and the `executed` speedup, and their `quotient`."""
+    is_close = abs(quotient - 1.0) <= CLOSE
+    if is_close and abs(simulated - 1.0) < LEAST_GAIN:
+        return "proves nothing"
+    return "right" if is_close and (simulated > 1.0) == (executed > 1.0) else "missed"
 
 
 class Technique(Spec):
@@ -111,9 +128,14 @@ class TechniqueVerdict:
         """How much longer steps are predicted to take than they take, of the scenario and of the baseline."""
         return Sides(*(median(run.step_bias[side] for run in self.runs) for side in range(2)))
 
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the simulator was right."""
+        return outcome_of(self.simulated, self.executed, self.quotient)
+
     def __str__(self) -> str:
         found = f"simulated {self.simulated:.3f}, executed {self.executed:.3f}, quotient {self.quotient:.3f}"
-        return f"{self.file}: {found}"
+        return f"{self.file}: {found}: {self.outcome}"
 
     def to_json(self) -> dict[str, Any]:
         bias = self.step_bias
@@ -125,6 +147,7 @@ class TechniqueVerdict:
             "simulated": self.simulated,
             "executed": self.executed,
             "quotient": self.quotient,
+            "verdict": self.outcome,
             "quotients": self.quotients,
             "step_bias": bias.scenario,
             "baseline_step_bias": bias.baseline,
