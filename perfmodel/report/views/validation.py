@@ -38,8 +38,8 @@ _ERRORS = (
 _SPEEDUPS = (
     "Speedups say how many times better the metric is than the baseline's; quotient is simulated / executed, the "
     "median over the runs, each with a seed of its own. Bias: how much longer executed steps were predicted to take "
-    "than they took. Verdict: right where both speedups lie on one side of 1 and the quotient within 15 % of it; proves "
-    "nothing where less than 5 % is simulated and found."
+    "than they took. Verdict: right where both speedups lie on one side of 1 and the quotient within 15 % of it; "
+    "proves nothing where less than 5 % is simulated."
 )
 _MOST_OPERATORS = 5
 _MOST_GROUPS = 30
@@ -148,7 +148,8 @@ def _figures(figures: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
 def _techniques(techniques: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
     """Every technique by itself."""
     speedups, biases = ("simulated", "executed", "quotient"), ("step_bias", "baseline_step_bias")
-    head = ("technique", "metric", "verdict", *speedups, "bias of steps", "of the baseline's", "quotient of each run")
+    bias_heads = ("bias of steps", "of the baseline's")
+    head = ("technique", "metric", "verdict", *speedups, *bias_heads, "quotient of each run", "date")
     rows = [
         (
             str(row["technique"]),
@@ -157,6 +158,7 @@ def _techniques(techniques: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
             *(f"{row[name]:.3f}" for name in speedups),
             *(f"{row[name]:+.1%}" for name in biases),
             ", ".join(f"{quotient:.3f}" for quotient in row["quotients"]),
+            str(row["date"]),
         )
         for row in techniques
     ]

@@ -13,7 +13,7 @@ __all__ = ["CLOSE", "LEAST_GAIN", "Outcome", "Sides", "Technique", "TechniqueRun
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator
 
@@ -96,37 +96,44 @@ class TechniqueRun:
 
 @dataclass(frozen=True)
 class TechniqueVerdict:
-    """A technique over its runs, each of another seed: medians, since a run on a shared machine may go astray."""
+    """A technique over its runs, each of another seed: medians, since a run on a shared machine may go astray.
+
+    simulated, executed: speedups
+    quotients: simulated over executed speedup of each run, compared with itself
+    step_bias: how much longer steps are predicted to take than they take, of the scenario and of the baseline
+    key:       of the pair as it was run (`pair_key`); date: of the runs, ISO
+    """
 
     technique: Technique
     file: str
-    runs: Sequence[TechniqueRun]
+    simulated: float
+    executed: float
+    quotients: Sequence[float]
+    step_bias: Sides
+    key: str
+    date: str
 
-    @property
-    def simulated(self) -> float:
-        """Simulated speedup."""
-        return median(self.technique.speedup(*run.simulated) for run in self.runs)
+    @classmethod
+    def of(cls, technique: Technique, file: str, runs: Sequence[TechniqueRun], key: str, date: str) -> Self:
+        """What `runs` of the pair of `file` have shown."""
+        simulated, executed = (
+            [technique.speedup(*getattr(run, clock)) for run in runs] for clock in ("simulated", "executed")
+        )
+        quotients = [one / other for one, other in zip(simulated, executed, strict=True)]
+        bias = Sides(*(median(run.step_bias[side] for run in runs) for side in range(2)))
+        return cls(technique, file, median(simulated), median(executed), quotients, bias, key, date)
 
-    @property
-    def executed(self) -> float:
-        """Executed speedup."""
-        return median(self.technique.speedup(*run.executed) for run in self.runs)
-
-    @property
-    def quotients(self) -> list[float]:
-        """Simulated over executed speedup of each run."""
-        speedup = self.technique.speedup
-        return [speedup(*run.simulated) / speedup(*run.executed) for run in self.runs]
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any], technique: Technique) -> Self:
+        """What `to_json` gave. Raises KeyError or TypeError for anything else."""
+        bias = Sides(row["step_bias"], row["baseline_step_bias"])
+        shown = row["simulated"], row["executed"], row["quotients"]
+        return cls(technique, row["file"], *shown, bias, row["key"], row["date"])
 
     @property
     def quotient(self) -> float:
-        """Simulated over executed speedup: the median over the runs, each compared with itself."""
+        """Simulated over executed speedup: the median over the runs."""
         return median(self.quotients)
-
-    @property
-    def step_bias(self) -> Sides:
-        """How much longer steps are predicted to take than they take, of the scenario and of the baseline."""
-        return Sides(*(median(run.step_bias[side] for run in self.runs) for side in range(2)))
 
     @property
     def outcome(self) -> Outcome:
@@ -148,7 +155,9 @@ class TechniqueVerdict:
             "executed": self.executed,
             "quotient": self.quotient,
             "verdict": self.outcome,
-            "quotients": self.quotients,
+            "quotients": list(self.quotients),
             "step_bias": bias.scenario,
             "baseline_step_bias": bias.baseline,
+            "key": self.key,
+            "date": self.date,
         }

@@ -17,7 +17,8 @@ from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.kernels.spans import check_tree, first_visible, visible
 
 QUERY_TILE = 128  # 64 to 256 measured equal within 15 % at chunks of 128 to 1024
-FEW_QUERIES = 16  # queries; above, torch's attention with a mask measured slower than two products, below faster, up to twice
+# Above, torch's attention with a mask measured slower than two products, below faster, up to twice.
+FEW_QUERIES = 16
 
 
 def attention_prefill(
