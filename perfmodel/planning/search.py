@@ -108,10 +108,9 @@ def _plan_rate(
     reasons = dict(space.ruled_out) | shortfalls(screened, spec, rate)
     nearest = "" if serving else _nearest(screened, rate)
     counts = space.num_all, len(serving)
-    result = PlanResult(base, scenario, spec, rate, *counts, reasons, [], done, serve, do_not, nearest=nearest)
-    with shown("simulating what is sure enough") as progress:
-        result = _ordered(_sized(run, result, progress))
-    result = _completed(result, simulated)
+    good, bad = _judged(done, scenario, spec)
+    result = PlanResult(base, scenario, spec, rate, *counts, reasons, good, bad, serve, do_not, nearest=nearest)
+    result = _completed(_ordered(result), simulated)
     judged = result.ranked, result.missed
     result = replace(result, devices=device_answers(spec, rate, judged, serving, screened, space.by_device))
     with shown("under failures"):
@@ -128,21 +127,26 @@ def _simulated(
         tally = Tally(progress, (2 * len(chosen) + len(front)) * run.spec.seeds)
         settled = run.settled(chosen, tally)
         done = _drawn(screen, run.at_the_rate(settled, tally), run.rate)
-        return done, _with_front(run, screen, settled, front, tally)
+        return _sized(run, done, tally), _with_front(run, screen, settled, front, tally)
 
 
-def _sized(run: Runs, result: PlanResult, progress: Progress | None) -> PlanResult:
+def _judged(done: Sequence[Finalist], scenario: Scenario, spec: PlanSpec) -> tuple[list[Finalist], list[Finalist]]:
+    """Those that serve within the SLO, and those that do not."""
+    good = [each for each in done if each.serves(scenario.slo, spec.attainment)]
+    return good, [each for each in done if each not in good]
+
+
+def _sized(run: Runs, done: Sequence[Finalist], progress: Progress | None) -> list[Finalist]:
     """The finalists with as many replicas as suffice in the wanted share of draws, simulated with these at the rate; as
     many as are allowed where more are needed."""
-    done, spec = list(result.missed), result.spec
-    counts = [_enough(result, each) for each in done]
+    draft = PlanResult(run.base, run.scenario, run.spec, run.rate, 0, 0, {}, [], done)
+    counts = [_enough(draft, each) for each in done]
     more = [place for place, each in enumerate(done) if counts[place] != each.replicas]
-    tally = Tally(progress, len(more) * spec.seeds)
-    records = run.at_rate([(done[place].deployment, counts[place]) for place in more], tally)
+    records = run.at_rate([(done[place].deployment, counts[place]) for place in more], progress)
+    found = list(done)
     for place, known in zip(more, records, strict=True):
-        done[place] = done[place].sized(counts[place], known)
-    good = [each for each in done if each.serves(result.scenario.slo, spec.attainment)]
-    return replace(result, ranked=good, missed=[each for each in done if each not in good])
+        found[place] = found[place].sized(counts[place], known)
+    return found
 
 
 def _enough(result: PlanResult, finalist: Finalist) -> int:
