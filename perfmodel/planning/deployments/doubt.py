@@ -52,7 +52,7 @@ class Option:
 
     @property
     def share(self) -> float:
-        """Of the draws in which its replicas suffice."""
+        """The share of draws in which its replicas suffice."""
         return float(np.mean(self.needed <= self.replicas))
 
     def bills(self, cap: float) -> Floats:
@@ -107,7 +107,7 @@ class Certainty:
 
     @property
     def extra_cost(self) -> float:
-        """Of being so sure, over what would be taken if predictions were exact."""
+        """What being so sure costs beyond what would be taken if predictions were exact."""
         return self.cost - self.plain[2]
 
 

@@ -44,7 +44,7 @@ class Finalist:
         return self.replicas - self.spare
 
     def sized(self, replicas: int, records: Sequence[Record]) -> "Finalist":
-        """With so many replicas, at least `fewest`, and what these do at the wanted rate."""
+        """The same with so many replicas, at least `fewest`, and `records` of what these do at the wanted rate."""
         rates = tuple(rate * replicas / self.replicas for rate in self.rates)
         return replace(self, replicas=replicas, rates=rates, records=tuple(records), spare=replicas - self.fewest)
 

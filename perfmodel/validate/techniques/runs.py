@@ -115,7 +115,7 @@ class TechniqueVerdict:
 
     @classmethod
     def of(cls, technique: Technique, file: str, runs: Sequence[TechniqueRun], key: str, date: str) -> Self:
-        """What `runs` of the pair of `file` have shown."""
+        """What `runs` of the pair of `technique` and `file` have shown; `key` and `date` as of the class."""
         simulated, executed = (
             [technique.speedup(*getattr(run, clock)) for run in runs] for clock in ("simulated", "executed")
         )
