@@ -48,6 +48,11 @@ class Host:
         self._captured = self.fit.captured_tokens
         self._known: list[tuple[int, int]] = []  # picoseconds, serial and hidden, by the number of sequences
 
+    @property
+    def launched_s(self) -> float:
+        """When all kernels of a step with prompts beyond the captured sizes are launched, beside `prompt_s`."""
+        return sum(self._of(1)) + self._hidden_prompt_s
+
     def seconds(self, shape: BatchShape) -> tuple[float, float]:
         """The serial and the hidden part of a step of `shape`."""
         serial, hidden = self._of(shape.num_decodes + len(shape.prefills))

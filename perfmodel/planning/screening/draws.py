@@ -112,7 +112,7 @@ def drawn_surfaces(
 
 
 def _flat(surface: StepSurface) -> Floats:
-    return np.concatenate([surface.decode, surface.beside.ravel(), surface.cached, [surface.jump]])
+    return np.concatenate([surface.decode, surface.beside.ravel(), surface.cached, [surface.jump, surface.launched]])
 
 
 def _log_ratios(one: StepSurface, centre: StepSurface) -> Floats:
@@ -133,7 +133,8 @@ def _scaled(centre: StepSurface, factors: Floats) -> list[StepSurface]:
             decode=centre.decode * row[: ends[0]],
             beside=centre.beside * row[ends[0] : ends[1]].reshape(centre.beside.shape),
             cached=centre.cached * row[ends[1] : ends[2]],
-            jump=centre.jump * float(row[-1]),
+            jump=centre.jump * float(row[-2]),
+            launched=centre.launched * float(row[-1]),
         )
         for row in factors
     ]

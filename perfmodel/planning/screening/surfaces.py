@@ -40,6 +40,7 @@ class StepSurface:
     beside:   of a step with so many decodes (_BESIDE) and prompt tokens (CHUNKS), without `jump`
     cached:   more for each token that already is in the cache, by prompt tokens (CHUNKS)
     jump:     of steps with prompts and more tokens than `captured`, for which the host has no CUDA graph
+    launched: when the kernels of such a step are all launched: it takes no less beside `jump`
     """
 
     decode: Floats
@@ -47,6 +48,7 @@ class StepSurface:
     beside: Floats
     cached: Floats
     jump: float
+    launched: float
     captured: int
     origin: str
 
@@ -88,7 +90,9 @@ def step_surface(
 
     host = Host(costs.graph, costs.timer, draw)
     # Shared out to plans that follow each other, it is in the curves.
-    jump = 0.0 if costs.graph.stages else host.prompt_s
+    jump = launched = 0.0
+    if not costs.graph.stages:
+        jump, launched = host.prompt_s, host.launched_s
     captured = host.fit.captured_tokens
     used = _up_to(BATCHES, batches)
     plain = _filled(np.array([step(batch) for batch in used]), BATCHES)
@@ -113,6 +117,7 @@ def step_surface(
         beside,
         _filled(np.maximum(cached, 0.0), CHUNKS),
         jump,
+        launched,
         captured,
         costs.calibration.origin,
     )
@@ -158,6 +163,7 @@ class Surfaces:
         self._beside = np.array([surface.beside for surface in surfaces])
         self._cached = np.array([surface.cached for surface in surfaces])
         self._jump = np.array([surface.jump for surface in surfaces])[which][:, None]
+        self._launched = np.array([surface.launched for surface in surfaces])[which][:, None]
         self._captured = np.array([surface.captured for surface in surfaces])[which][:, None]
         self._which = which[:, None]
 
@@ -182,7 +188,9 @@ class Surfaces:
         table, which = self._beside, self._which
         low = table[which, row, column] * (1 - right) + table[which, row, column + 1] * right
         high = table[which, row + 1, column] * (1 - right) + table[which, row + 1, column + 1] * right
-        found: Floats = low * (1 - up) + high * up + self._jump * (batch + prompt_tokens > self._captured)
+        bare = low * (1 - up) + high * up
+        is_launched = batch + prompt_tokens > self._captured
+        found: Floats = np.where(is_launched, np.maximum(bare, self._launched) + self._jump, bare)
         return found
 
     def cached(self, prompt_tokens: Floats) -> Floats:

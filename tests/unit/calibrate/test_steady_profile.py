@@ -21,9 +21,10 @@ HEADER = (
 )
 
 
-def rows(tmp_path: Path, system: str) -> list[SteadyState]:
+def rows(tmp_path: Path, system: str, engine: str = "sglang", ranks: int = 4) -> list[SteadyState]:
     lines = [
-        f"{model}{tokens}{slots},sglang,,{model},{system},bf16,{tokens},40,uniform 0.8-1.0,{slots},4,1,1,False,100,10"
+        f"{model}{tokens}{slots},{engine},,{model},{system},bf16,{tokens},40,uniform 0.8-1.0,{slots},{ranks},1,1,False,"
+        "100,10"
         for model in ("Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B")
         for tokens in (1024, 6000)
         for slots in (2, 6)
@@ -61,9 +62,12 @@ def test_a_profile_is_found_again_from_the_steady_states_it_produced(tmp_path: P
     measured = told(simulate_steady_states(rows(tmp_path, "h100_sxm"), profile=true))
     assert len(fitting_rows(measured, "sglang")) == len(measured)
     found = fit_steady_profile(with_facts(EngineProfile(engine="sglang")), measured)
-    assert found.host.prompt_step_s == pytest.approx(true.host.prompt_step_s, rel=0.25)
-    for layers, experts in ((64, 0), (48, 48)):  # what launches of either model take, in sum
-        assert found.host.launches_s(layers, experts) == pytest.approx(true.host.launches_s(layers, experts), rel=0.15)
+    for layers, experts in ((64, 0), (48, 48)):  # a request alone waits for the front end, preparation and launches
+        waits = [
+            profile.server.in_s + profile.host.prompt_step_s + profile.host.launches_s(layers, experts)
+            for profile in (found, true)
+        ]
+        assert waits[0] == pytest.approx(waits[1], rel=0.1)
     assert found.host.serial_step_s == pytest.approx(8e-4, rel=0.2)
     # In runs of twenty requests a step more or less moves a mean by some per cent.
     errors = log_errors(simulate_steady_states(measured, profile=found))
@@ -74,7 +78,10 @@ def test_a_profile_is_found_again_from_the_steady_states_it_produced(tmp_path: P
 
 def test_a_generation_is_found_again_from_the_steady_states_it_produced(tmp_path: Path) -> None:
     true = GenerationFit(architecture="blackwell", compute=0.9)
-    measured = told(simulate_steady_states(rows(tmp_path, "b200_sxm"), generation=true))
+    # A share of the units' rate shows in long prompts, which take longer than their launches.
+    mine = rows(tmp_path, "b200_sxm", engine="vllm", ranks=1)
+    long = [row for row in mine if row.scenario.traffic.input_tokens.high > 2000]
+    measured = told(simulate_steady_states(long, generation=true))
     assert fit_generation("blackwell", measured).compute == pytest.approx(0.9, rel=0.02)
     with pytest.raises(SpecError, match="no rows on devices of architecture 'hopper'"):
         fit_generation("hopper", measured)

@@ -29,7 +29,9 @@ def engine(
     if apart:
         beside = np.tile(per_prompt_token_s * CHUNKS, (5, 1))
     ones = np.ones(len(BATCHES))
-    surface = StepSurface(STEP_S + per_sequence_s * BATCHES, ones, beside, per_pair_s * CHUNKS, 0.0, 0, "datasheet")
+    surface = StepSurface(
+        STEP_S + per_sequence_s * BATCHES, ones, beside, per_pair_s * CHUNKS, 0.0, 0.0, 0, "datasheet"
+    )
 
     def one(value: float) -> np.ndarray:  # type: ignore[type-arg]
         return np.array([[value]])
