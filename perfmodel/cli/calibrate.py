@@ -56,6 +56,12 @@ Generation = Annotated[
 Routing = Annotated[
     bool, typer.Option("--routing", help="With --from: fit how unequally popular the experts of trained routers are.")
 ]
+WholeRuns = Annotated[
+    bool,
+    typer.Option(
+        "--whole-runs", help="With --from: fit published serving results on devices whose kernels nobody has published."
+    ),
+]
 CalibrationPath = Annotated[
     Path | None, typer.Option("--out", metavar="PATH", help="File to write the calibration to.", show_default=False)
 ]
@@ -68,6 +74,7 @@ def calibrate(
     engine: EngineName = None,
     generation: Generation = None,
     routing: Routing = False,
+    whole_runs: WholeRuns = False,
     out: CalibrationPath = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -79,7 +86,7 @@ def calibrate(
     """
     if measurements is not None:
         named = engine or ("perfmodel" if (measurements / "suite.json").is_file() else "vllm")
-        _fit_recorded(measurements, named, generation, routing, out, as_json)
+        _fit_recorded(measurements, named, generation, (routing, whole_runs), out, as_json)
         return
     from perfmodel.validate.executed.bridge import load_executor
 
@@ -92,20 +99,28 @@ def calibrate(
 
 
 def _fit_recorded(
-    path: Path, engine: str, generation: str | None, routing: bool, out: Path | None, as_json: bool
+    path: Path, engine: str, generation: str | None, of_all: tuple[bool, bool], out: Path | None, as_json: bool
 ) -> None:
     from perfmodel.errors import SpecError
 
     if not path.exists():
         raise SpecError(f"calibrate --from {path}: no such file or folder.")
-    from perfmodel.calibrate.recorded import fit_recorded, fit_recorded_generation, fit_recorded_routing
+    from perfmodel.calibrate.recorded import (
+        fit_recorded,
+        fit_recorded_generation,
+        fit_recorded_routing,
+        fit_recorded_whole_runs,
+    )
 
+    routing, whole_runs = of_all
     written: list[tuple[Spec, Path]]
     with progress_bar("fitting") as progress:
         if generation is not None:
             written = [fit_recorded_generation(path, generation, out, progress)]
         elif routing:
             written = [fit_recorded_routing(path, out, progress)]
+        elif whole_runs:
+            written = [fit_recorded_whole_runs(path, out, progress)]
         else:
             written = [*fit_recorded(path, engine, out, progress)]
     if as_json:

@@ -80,7 +80,9 @@ def _row(name: str, entry: Entry) -> ServedRow:
     setup = _setup(entry)
     answer = number(entry, "osl_mean") or setup.answer
     measured = {}
-    rate = number(entry, "tokens_per_s") or answer * (number(entry, "samples_per_s") or number(entry, "performance_raw"))
+    rate = number(entry, "tokens_per_s") or answer * (
+        number(entry, "samples_per_s") or number(entry, "performance_raw")
+    )
     if setup.load == "saturated":
         measured["tokens_per_s"] = rate
     else:

@@ -1,68 +1,47 @@
-"""Published setups beside predictions: each as the steps that one of its instances takes.
-
-A saturated engine has B sequences that decode, as many as its KV blocks hold, and for each that ends a prompt that
-comes: with o tokens an answer, p a prompt and T a step, on average
-
-    tokens/s = B / T( B decodes, B / o prompts of p tokens )          B' < B where the token budget is full
-
-All other loads are simulated, for as long as it takes to reach the steady state.
+"""Published setups beside predictions: saturated engines and submissions to a benchmark by their mean steps, one batch
+by its steps, all others simulated, for as long as it takes to reach the steady state.
 """
 
-__all__ = ["ServedPair", "predict_row", "predict_served"]
+__all__ = ["ServedPair", "predict_row", "predict_served", "width_key"]
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from perfmodel.calibrate.local.devices import DeviceTable
 from perfmodel.calibrate.over_cores import over_cores
+from perfmodel.calibrate.served.mean_steps import MeanSteps
 from perfmodel.calibrate.served.scenarios import ServedModel, layouts, scenario_of, served_device
 from perfmodel.calibrate.served.setups import ServedRow, Setup
-from perfmodel.cost import (
-    Calibration,
-    EngineProfile,
-    HostFit,
-    ServerFit,
-    load_calibration,
-    load_engine_profile,
-    plan_memory,
-    step_costs,
-)
-from perfmodel.cost.calibrations.backends import engine_calibration
-from perfmodel.cost.calibrations.whole_runs import WholeRunFits, whole_run_calibration
-from perfmodel.cost.steps.pricer import StepPricer
-from perfmodel.cost.steps.tables import PS_PER_S
+from perfmodel.calibrate.steady.simulation import weighted_means
+from perfmodel.cost import Residuals
+from perfmodel.cost.calibrations.whole_runs import WholeRunFits, load_whole_runs
 from perfmodel.errors import PerfmodelError
-from perfmodel.ops.work import BatchShape, windowed_contexts
 from perfmodel.sim import RequestColumns, simulate
 from perfmodel.specs.scenario import Scenario
-from perfmodel.specs.traffic import Lengths
 
 Progress = Callable[[int, int], None]
 _MOST_REQUESTS = 4000
+_UNKNOWN_SHAPE = 1.3  # how much wider the interval of a model without a card is
+_LEAST = 0.02  # half of an interval at least, in logarithms
 _MOST_LOAD = 0.95  # of what is predicted to be the capacity: a result that counts had finite queues
-_STATES = 40  # sizes of batches that are looked at
-_MEAN_OF_P99 = 0.85  # mean TPOT over its 99th percentile, on a server at its limit
-_CAPACITY_DOUBT = 1.15  # of what is predicted to be the highest rate
-_MOST_BUSY = 0.95  # of the time, with prompts, of a server that keeps its limits
-_P99_SCORES = 2.3  # standard deviations
 
 
 @dataclass(frozen=True)
 class ServedPair:
     """A result and what was predicted for it, by metric as in the row; a reason where it could not be.
 
-    is_known: the model has a card; basis: how the device's steps are known
+    intervals: 80 % of the figures, as factors of the prediction, by metric
+    is_known:  the model has a card
     """
 
     row: ServedRow
     predicted: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     is_known: bool = False
-    basis: str = ""
     scenario: Scenario | None = None
 
 
@@ -118,23 +97,42 @@ def _of(setup: Setup, table: DeviceTable, fits: WholeRunFits | None = None) -> S
     instances = setup.instances if setup.tp else max(1, setup.num_devices // scenario.engine.num_devices)
     if setup.load == "saturated":
         predicted = {"tokens_per_s": instances * steps.saturated()}
+    elif setup.load == "burst" and steps.is_one_batch:
+        predicted = steps.batch(instances)
     elif setup.tpot_limit_s or setup.beams > 1:
-        predicted = _at_limits(steps, setup, instances)
+        predicted = steps.at_limits(setup.rate / instances)
     else:
         predicted = _simulated(setup, scenario, steps, instances)
-    return ServedPair(_NO_ROW, predicted, "", model.is_known, steps.calibration.source, scenario)
+    wider = 1.0 if model.is_known else _UNKNOWN_SHAPE
+    widths = (fits or load_whole_runs()).widths
+    intervals = {metric: _interval(metric, setup, widths, wider) for metric in predicted}
+    return ServedPair(_NO_ROW, predicted, "", intervals, model.is_known, scenario)
+
+
+def width_key(metric: str, setup: Setup) -> str:
+    """What errors are pooled by: the metric, and whether it is at a submission's limits."""
+    return f"{metric} at limits" if setup.tpot_limit_s else metric
+
+
+def _interval(metric: str, setup: Setup, widths: Mapping[str, Residuals], wider: float) -> tuple[float, float]:
+    """The 80 % interval of a metric as factors of what is predicted; nan without any widths."""
+    found = widths.get(width_key(metric, setup))
+    if found is None:
+        return float("nan"), float("nan")
+    low, high = found.p50 + wider * (found.p10 - found.p50), found.p50 + wider * (found.p90 - found.p50)
+    return float(np.exp(min(low, -_LEAST))), float(np.exp(max(high, _LEAST)))
 
 
 def _laid_out(
     setup: Setup, table: DeviceTable, counts: Sequence[int], fits: WholeRunFits | None
-) -> tuple[Scenario, ServedModel, "_Steps"]:
+) -> tuple[Scenario, ServedModel, "MeanSteps"]:
     """The layout that a submitter would choose: the first that keeps the limit on TPOT, or that serves most."""
-    found: list[tuple[float, Scenario, ServedModel, _Steps]] = []
+    found: list[tuple[float, Scenario, ServedModel, MeanSteps]] = []
     reason: PerfmodelError | None = None
     for count in counts:
         try:
             scenario, model = scenario_of("", setup, table, count)
-            steps = _Steps(setup, scenario, fits)
+            steps = MeanSteps(setup, scenario, fits)
         except PerfmodelError as error:
             reason = reason or error
             continue
@@ -151,178 +149,7 @@ def _laid_out(
     return scenario, model, steps
 
 
-class _Steps:
-    """Mean steps of an instance. Raises PerfmodelError where the model does not fit its devices."""
-
-    def __init__(self, setup: Setup, scenario: Scenario, fits: WholeRunFits | None = None) -> None:
-        self.setup, self.scenario = setup, scenario
-        self.given = _given(scenario, fits)
-        known = self.given or engine_calibration(scenario.hardware, scenario.engine)
-        self.profile = _profile_of(setup, known)
-        costs = step_costs(scenario, self.given, self.profile)
-        self.calibration: Calibration = costs.calibration
-        self._pricer: StepPricer = costs.pricer()
-        self._spans = scenario.model.attention_spans
-        engine = scenario.engine
-        spread = _spread(scenario.traffic.output_tokens)
-        self._context = max(1, round(setup.prompt + setup.answer / 2 * (1 + spread**2)))
-        plan = plan_memory(scenario.model, scenario.hardware, engine)
-        held = setup.prompt + setup.beams * (self._context - setup.prompt)
-        self._slots = max(1, min(plan.max_batch(held), engine.max_num_seqs))
-        self._exclusive = describe_prefill(scenario)
-
-    def seconds(self, slots: float, arriving: float) -> float:
-        """Of a mean step with `slots` requests that decode and so many prompts that arrive; between whole numbers of
-        prompts, so many steps have one more."""
-        decodes = max(1, round(slots * self.setup.beams))
-        size, parts = self._part(decodes)
-        prompts = arriving * parts
-        if self._exclusive:
-            return self._price(decodes, 0, 0) + prompts * self._price(0, 1, size)
-        fewer = int(prompts)
-        more = prompts - fewer
-        return (1 - more) * self._price(decodes, fewer, size) + (more and more * self._price(decodes, fewer + 1, size))
-
-    def _part(self, decodes: int) -> tuple[int, int]:
-        """(tokens of a prompt that one step computes, steps that the prompt takes)"""
-        budget = self.scenario.engine.max_num_batched_tokens
-        room = max(budget if self._exclusive else budget - decodes, 1)
-        parts = -(-self.setup.prompt // room)
-        return max(2, -(-self.setup.prompt // parts)), parts
-
-    def _price(self, decodes: int, prompts: int, size: int) -> float:
-        """Seconds of a step with so many decodes, and prompts or parts of them of `size` tokens."""
-        cached = (self.setup.prompt - size) // 2 if size else 0
-        summed = decodes * self._context
-        windowed = windowed_contexts(decodes, summed, self._spans) if decodes else ()
-        tokens, samples = decodes + prompts * size, decodes + prompts
-        shape = BatchShape(tokens, samples, ((size, cached),) * prompts, decodes, summed, windowed)
-        return self._pricer.price(shape) / PS_PER_S
-
-    def saturated(self) -> float:
-        """Tokens of answers per second of an instance that always has requests waiting."""
-        return self._served(self.most_slots) * max(self.setup.answer, 1)
-
-    @property
-    def most_slots(self) -> float:
-        """Requests that decode at once at most: by KV blocks, the engine's arguments and a full token budget."""
-        if self._exclusive:
-            return self._slots
-        answer, room = max(self.setup.answer, 1), self.scenario.engine.max_num_batched_tokens
-        return max(min(self._slots, room * answer / (self.setup.prompt + answer * self.setup.beams)), 1.0)
-
-    def _step(self, slots: float) -> float:
-        """Seconds of a mean step in which so many requests decode; as many prompts come as answers end."""
-        return self.seconds(slots, slots / max(self.setup.answer, 1))
-
-    def _served(self, slots: float) -> float:
-        """Requests per second."""
-        return slots / (max(self.setup.answer, 1) * self._step(slots))
-
-    @cached_property
-    def _states(self) -> list[tuple[float, float, float]]:
-        """(requests per second, seconds of a mean step, requests that decode) of ever larger batches, as far as they
-        serve more."""
-        found: list[tuple[float, float, float]] = []
-        for slots in np.geomspace(min(0.05, self.most_slots), self.most_slots, _STATES):
-            step_s = self._step(slots)
-            rate = slots / (max(self.setup.answer, 1) * step_s)
-            if not found or rate > found[-1][0]:
-                found.append((rate, step_s, slots))
-        return found
-
-    def open(self, rate: float) -> float:
-        """Seconds of a mean step at so many requests per second, or at as many as the instance serves."""
-        rates, steps, _ = zip(*self._states, strict=True)
-        if rate < rates[-1]:
-            return float(np.interp(rate, rates, steps))
-        full = self._step(self.most_slots)  # as full as the limit on TPOT allows
-        most = self.setup.tpot_limit_s * _MEAN_OF_P99 or full
-        return max(min(full, most), steps[-1])
-
-    def rate_at_limits(self) -> float:
-        """The highest rate at which the limits on TPOT and TTFT are kept, requests per second."""
-        most_tpot = self.setup.tpot_limit_s * _MEAN_OF_P99 or 1e9
-        most_ttft = self.setup.ttft_limit_s or 1e9
-        kept = [
-            rate
-            for rate, step_s, _ in self._states
-            if step_s <= most_tpot and self.ttft(rate, step_s)[1] <= most_ttft
-        ]
-        return max(kept, default=self._states[0][0])
-
-    def ttft(self, rate: float, step_s: float) -> tuple[float, float]:
-        """(mean, 99th percentile) of TTFT at so many requests per second, with steps of `step_s` on average.
-
-        Half a step until the next begins, one more where it was planned ahead, and the prompt's own. Prompts that take
-        several steps wait for each other: an M/G/1 queue (Pollaczek and Khinchine; its tail taken as exponential).
-        """
-        decodes = max(1, round(rate * self.setup.answer * step_s * self.setup.beams))
-        size, parts = self._part(decodes)
-        own = self._price(0 if self._exclusive else decodes, 1, size)
-        planned = float(self.scenario.engine.async_scheduling) + (self.setup.steps_at_once - 1) / 2
-        begin, last = (0.5 + planned) * step_s, (1.0 + planned) * step_s
-        if parts == 1:
-            return begin + max(own, step_s), last + max(own, step_s)
-        spread = _spread(self.scenario.traffic.input_tokens)
-        busy = min(rate * own * parts, _MOST_BUSY)
-        waiting = busy * own * parts * (1 + spread**2) / (2 * (1 - busy))
-        late = waiting / busy * max(float(np.log(busy / 0.01)), 0.0)
-        return begin + parts * own + waiting, last + parts * own * (1 + _P99_SCORES * spread) + late
-
-    def offered(self, rate: float) -> float:
-        """The rate at which a submission at `rate` is predicted: as high as the limits allow, unless it is far below.
-
-        Submitters raise the rate until a limit binds. What is predicted of steps near capacity hangs on a few per
-        cent of it, which no prediction has; so the prediction is made as near to its own capacity.
-        """
-        return min(max(self.rate_at_limits(), rate / _CAPACITY_DOUBT), rate * _CAPACITY_DOUBT)
-
-
-def _at_limits(steps: _Steps, setup: Setup, instances: int) -> dict[str, float]:
-    """Latencies of a submission in ms."""
-    rate = steps.offered(setup.rate / instances)
-    step_s = steps.open(rate)
-    ttft, late = steps.ttft(rate, step_s)
-    found = {"tpot_mean": step_s, "tpot_p99": step_s / _MEAN_OF_P99, "ttft_mean": ttft, "ttft_p99": late}
-    found["e2el_mean"] = ttft + step_s * (setup.answer - 1)
-    return {name: 1e3 * value for name, value in found.items()}
-
-
-def describe_prefill(scenario: Scenario) -> bool:
-    """Whether steps compute prompts or decode, never both."""
-    engine = scenario.engine
-    own = engine.prefill_exclusive
-    return engine.described.facts.batching.prefill_exclusive if own is None else own
-
-
-def _spread(lengths: Lengths | None) -> float:
-    """Standard deviation over mean."""
-    return (lengths.std or 0.0) / lengths.mean if lengths is not None and lengths.mean else 0.0
-
-
-def _given(scenario: Scenario, fits: WholeRunFits | None) -> Calibration | None:
-    """The calibration by `fits`, where they stand in for what is known of the device."""
-    if fits is None or load_calibration(scenario.hardware, scenario.engine.profile).families.keys() - {"collective"}:
-        return None
-    return whole_run_calibration(scenario.hardware, scenario.engine.profile, fits)
-
-
-def _profile_of(setup: Setup, calibration: Calibration) -> EngineProfile:
-    """The engine's profile; without a server in front, or launches of a step that was compiled ahead. The host's time
-    is the calibration's where whole runs have it."""
-    profile = load_engine_profile(setup.engine)
-    if calibration.host != HostFit():
-        profile = profile.model_copy(update={"host": HostFit()})
-    if setup.is_in_process:
-        profile = profile.model_copy(update={"server": ServerFit()})
-    if setup.is_compiled:
-        none = {name: 0.0 for name in HostFit.model_fields if "prompt" in name}
-        profile = profile.model_copy(update={"host": profile.host.model_copy(update=none)})
-    return profile
-
-
-def _simulated(setup: Setup, scenario: Scenario, steps: _Steps, instances: int) -> dict[str, float]:
+def _simulated(setup: Setup, scenario: Scenario, steps: MeanSteps, instances: int) -> dict[str, float]:
     traffic = scenario.traffic
     if setup.load == "open":
         traffic = traffic.model_copy(update={"num_requests": min(traffic.num_requests or 1, _MOST_REQUESTS)})
@@ -334,9 +161,18 @@ def _simulated(setup: Setup, scenario: Scenario, steps: _Steps, instances: int) 
         traffic = traffic.model_copy(update={"num_requests": rounds * slots})
     else:
         traffic = traffic.model_copy(update={"num_requests": min(traffic.num_requests or 1, _MOST_REQUESTS)})
-    result = simulate(scenario.model_copy(update={"traffic": traffic}), calibration=steps.given, profile=steps.profile, keep_steps=False)
+    whole = scenario.model_copy(update={"traffic": traffic})
+    result = simulate(whole, calibration=steps.given, profile=steps.profile, keep_steps=False)
     assert result.requests is not None
-    return _metrics(result.requests, instances)
+    found = _metrics(result.requests, instances)
+    if setup.load == "closed":
+        slots = scenario.traffic.arrivals.concurrency or 1
+        whole = max(scenario.traffic.num_requests or 1, len(result.requests)) // slots * slots
+        ttft, tpot = weighted_means(result.requests, slots, whole)
+        served = slots * setup.answer / (ttft + tpot * (setup.answer - 1))
+        found |= {"ttft_mean": 1e3 * ttft, "tpot_mean": 1e3 * tpot, "output_tokens_per_s": instances * served}
+        found["e2el_mean"] = 1e3 * (ttft + tpot * (setup.answer - 1))
+    return found
 
 
 def _metrics(requests: RequestColumns, instances: int) -> dict[str, float]:

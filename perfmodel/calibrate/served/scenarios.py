@@ -63,7 +63,7 @@ def served_model(name: str, precision: str, gguf_type: str = "", is_nvidia: bool
         return ServedModel(local_model(found.name, 0.0, 0.0, gguf_type, 0.0).spec, True)
     found = _known(name)
     spec = found or local_model(name, 0.0, _active(name), "bf16", 0.0).spec
-    wanted = quantization_of(f"{precision} {name}" if not precision else precision, is_nvidia)
+    wanted = quantization_of(precision or name, is_nvidia)
     if wanted is None and spec.quantization.weights and "16" in precision:
         return ServedModel(replace(spec, quantization=QuantizationSpec()), found is not None)
     return ServedModel(with_quantization(spec, wanted), found is not None)
@@ -161,8 +161,7 @@ def _engine(setup: Setup, hardware: HardwareSpec, tp: int) -> EngineSpec:
         arguments["enable_chunked_prefill"] = True
     if setup.max_num_batched_tokens:
         arguments["max_num_batched_tokens"] = max(setup.max_num_batched_tokens, slots)
-    engine = recorded_engine(setup.engine, setup.version, hardware, {**arguments, **_room(arguments, setup, hardware)})
-    return engine
+    return recorded_engine(setup.engine, setup.version, hardware, {**arguments, **_room(arguments, setup, hardware)})
 
 
 def _room(arguments: Mapping[str, Any], setup: Setup, hardware: HardwareSpec) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 Names in such tables are their publishers': which engine, which model and which number format a text stands for is here.
 """
 
-__all__ = ["ServedRow", "Setup", "engine_of", "model_names", "quantization_of"]
+__all__ = ["Load", "ServedRow", "Setup", "engine_of", "model_names", "quantization_of"]
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 # Engines by words of their names; the first that fits counts. What none fits batches continuously, as vLLM does.
@@ -19,7 +19,7 @@ _ENGINES = (
     ("trtllm", "tensorrt|trt|cuda"),
 )
 _VERSION = re.compile(r"\d+\.\d+(?:\.\d+)*")
-# Formats of weights by words of what a result says of them: (words, quantization, whether on makers' own units only).
+# Formats of weights by words of what a result says of them.
 _FORMATS = (
     ("mxfp4", "mxfp4"),
     ("nvfp4", "nvfp4"),
@@ -28,6 +28,7 @@ _FORMATS = (
     ("w4a16|awq|gptq|autoround|int4|4bit|w4|q4|exl3|exl2|int2", "int4"),
     ("smoothquant|int8|w8a8|8bit|q8", "int8"),
 )
+Load = Literal["saturated", "burst", "open", "closed", "first_token"]
 _LLAMA = re.compile(r"^llama[-_]?(\d)")
 _TARGET = re.compile(r"-99(\.9)?$")
 _DECORATION = re.compile(
@@ -64,7 +65,7 @@ class Setup:
     model: str
     precision: str
     kv_dtype: str
-    load: Literal["saturated", "burst", "open", "closed", "first_token"]
+    load: Load
     prompt: int
     answer: int
     tp: int = 0
@@ -103,7 +104,6 @@ class ServedRow:
     group: str
     flags: str = ""
     is_apart: bool = False
-    extra: Mapping[str, str] = field(default_factory=dict)
 
 
 def engine_of(text: str, device_class: str = "gpu") -> tuple[str, str]:

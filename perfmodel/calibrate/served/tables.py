@@ -4,7 +4,7 @@ What a row does not say and is assumed: prompts of ShareGPT have 220 tokens on a
 "tens of tokens" 32; all else unknown 512 in, 256 out. Several instances share a load evenly.
 """
 
-__all__ = ["column", "number", "read_served_rows", "read_table"]
+__all__ = ["column", "devices_folder", "number", "read_served_rows", "read_table"]
 
 import csv
 import gzip
@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from perfmodel.calibrate.origins import MALFORMED
-from perfmodel.calibrate.served.setups import ServedRow, Setup, engine_of
+from perfmodel.calibrate.served.setups import Load, ServedRow, Setup, engine_of
 from perfmodel.errors import PerfmodelError, SpecError
 
 Entry = Mapping[str, str]
 _NEEDED = ("id", "kind", "device", "engine", "model")
 _PROMPT, _ANSWER = 512, 256
+_FEW = 16  # tokens of an answer whose first step was timed
 _OF_WORDS = {"sharegpt": (220, 200), "short": (32, 128)}
 _ROLES = re.compile(r"(\d+)P(\d+)D", re.IGNORECASE)
 _RANKS = re.compile(r"dep(\d+)", re.IGNORECASE)
@@ -50,6 +51,13 @@ def read_table(path: str | Path, needed: Sequence[str], what: str) -> list[dict[
             ]
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise SpecError(f"{file}: cannot be read as a table ({error}).") from None
+
+
+def devices_folder(path: str | Path) -> Path:
+    """Where `devices.csv` is: beside a table or folder of them, or in a folder `local` beside that."""
+    own = Path(path) if Path(path).is_dir() else Path(path).parent
+    beside = (own, own / "local", own.parent / "local")
+    return next((each for each in beside if (each / "devices.csv").is_file()), own)
 
 
 def number(entry: Entry, name: str) -> float:
@@ -105,19 +113,30 @@ def _row(name: str, entry: Entry) -> ServedRow:
 
 
 _SETTING = (
-    "device num_devices engine model precision kv_dtype tp pp dp_or_instances kind isl osl concurrency request_rate"
-).split()
+    *("device", "num_devices", "engine", "model", "precision", "kv_dtype", "tp", "pp", "dp_or_instances"),
+    *("kind", "isl", "osl", "concurrency", "request_rate"),
+)
 
 
 def _measured(entry: Entry) -> dict[str, float]:
-    """Figures by metric: a mean where there is one, else the median; ITL is TPOT where nothing is drafted."""
+    """Figures by metric: a mean where there is one, else the median; ITL is TPOT where nothing is drafted. Rates and
+    waiting of requests of unknown lengths say nothing; the time of a token does."""
     found = {"output_tokens_per_s": number(entry, "output_tok_s")}
     for metric in _MILLISECONDS:
         value = number(entry, f"{metric}_mean_ms") or number(entry, f"{metric}_p50_ms")
         name = {"itl": "tpot", "e2e": "e2el"}.get(metric, metric)
         if value and not found.get(f"{name}_mean"):
             found[f"{name}_mean"] = value
+    if "batch decode" in entry["kind"]:  # one step of a batch, and the prompt of one user
+        found = {"tpot_mean": found.get("tpot_mean", 0.0)}
+    elif found.get("tpot_mean") and not (_has_length(entry, "isl") and _has_length(entry, "osl")):
+        found = {"tpot_mean": found["tpot_mean"]}
     return {metric: value for metric, value in found.items() if value}
+
+
+def _has_length(entry: Entry, name: str) -> bool:
+    """Whether a row says how long prompts (isl) or answers (osl) were."""
+    return bool(entry.get(name) or entry.get(f"{name}_mean_actual"))
 
 
 def _lengths(entry: Entry) -> tuple[int, int, bool]:
@@ -126,7 +145,7 @@ def _lengths(entry: Entry) -> tuple[int, int, bool]:
     prompt, answer = next((pair for word, pair in _OF_WORDS.items() if word in text), (_PROMPT, _ANSWER))
     prompt = column(entry, "isl_mean_actual") or column(entry, "isl") or prompt
     answer = column(entry, "osl_mean_actual") or column(entry, "osl") or answer
-    return prompt, answer, "sharegpt" in text
+    return prompt, _FEW if "batch decode" in entry["kind"] else answer, "sharegpt" in text
 
 
 def _setup(entry: Entry) -> Setup:
@@ -143,7 +162,7 @@ def _setup(entry: Entry) -> Setup:
         tp = int(ranks[1])
     power = _POWER.search(entry.get("flags", ""))
     gguf = entry.get("precision", "").partition("gguf")[2].strip(" -")
-    load, rate, concurrency, count = _load(entry, instances)
+    load, rate, concurrency, count = _load(entry)
     note = entry.get("note", "").lower()
     return Setup(
         device=re.sub(r"\s*\(.*\)", "", device),
@@ -174,7 +193,7 @@ def _setup(entry: Entry) -> Setup:
     )
 
 
-def _load(entry: Entry, instances: int) -> tuple[str, float, int, int]:
+def _load(entry: Entry) -> tuple[Load, float, int, int]:
     """(load, requests per second, requests in flight, requests in all)"""
     kind, arrival = entry["kind"].lower(), entry.get("arrival", "").lower()
     concurrency, count, rate = column(entry, "concurrency"), column(entry, "num_prompts"), number(entry, "request_rate")

@@ -57,8 +57,8 @@ def load_calibration(
     """The calibration for a device under an engine.
 
     `path` if given, else `<device>@<profile>.yaml` among the calibrations, else the nearest relation's, else that of
-    whole runs, else the datasheet's (also for the profile "datasheet"); `origin` and `source` say which. `generation` stands for what is
-    known of its architecture, on devices of that one.
+    whole runs, else the datasheet's (also for the profile "datasheet"); `origin` and `source` say which. `generation`
+    stands for what is known of its architecture, on devices of that one.
 
     hardware, engine_profile: the device, and the engine by its name
 

@@ -6,7 +6,14 @@ together, what a kernel costs beside its work, and the host's time of a step. It
 tables: a device with tables of its own, or related to one, has those.
 """
 
-__all__ = ["ArchitectureFit", "WholeRunFits", "load_whole_runs", "save_whole_runs", "whole_run_calibration"]
+__all__ = [
+    "OTHERS",
+    "ArchitectureFit",
+    "WholeRunFits",
+    "load_whole_runs",
+    "save_whole_runs",
+    "whole_run_calibration",
+]
 
 import datetime
 from pathlib import Path
@@ -32,6 +39,8 @@ _LINES = (
 )
 _SPREAD_PER_GENERATION = 1.5
 _TRANSFER = "collective"
+OTHERS = {"gpu": "others", "npu": "others", "tpu": "others", "fpga": "others", "cpu": "other-cpus"}  # by kind of device
+_SPREAD_OTHERS = 2.0
 
 
 class ArchitectureFit(Spec):
@@ -41,8 +50,7 @@ class ArchitectureFit(Spec):
     link_fraction:    of the declared bandwidth between devices
     launch_s, step_s: of a kernel; of the host in each step
     rows:             that it was fitted to
-    rate_residuals, prompt_residuals: spread of log(measured / predicted) of seconds per token, and of times to first
-                      tokens, on other devices and models
+    residuals:        spread of log(measured / predicted) of seconds over those rows
     """
 
     compute_fraction: float = Field(default=1.0, gt=0, le=1)
@@ -51,17 +59,24 @@ class ArchitectureFit(Spec):
     launch_s: FittedSeconds = 0.0
     step_s: FittedSeconds = 0.0
     rows: int = 0
-    rate_residuals: Residuals = Residuals()
-    prompt_residuals: Residuals = Residuals()
+    residuals: Residuals = Residuals()
 
 
 class WholeRunFits(Spec):
-    """The fits by architecture."""
+    """The fits by architecture, and the means of all for architectures that nobody has recorded (`OTHERS`).
+
+    tpot_tail, ttft_tail: 99th percentiles over means, of submissions to a benchmark at their limits
+    widths: spread of log(measured / predicted) of published results by load and metric, each device left out of what it
+            was predicted with
+    """
 
     source: str = ""
     date: datetime.date | None = None
     command: str = ""
     architectures: dict[str, ArchitectureFit] = Field(default_factory=dict)
+    tpot_tail: float = Field(default=1.0, ge=1, le=10)
+    ttft_tail: float = Field(default=1.0, ge=1, le=10)
+    widths: dict[str, Residuals] = Field(default_factory=dict)
 
 
 def load_whole_runs() -> WholeRunFits:
@@ -82,23 +97,27 @@ def save_whole_runs(fits: WholeRunFits, path: Path, header: str) -> Path:
 
 
 def whole_run_calibration(
-    hardware: HardwareSpec, engine: str, fits: WholeRunFits | None = None
+    hardware: HardwareSpec, engine: str, fits: WholeRunFits | None = None, *, or_others: bool = False
 ) -> Calibration | None:
     """The calibration of a device by whole runs on its architecture or the nearest of its line; None without any.
 
-    hardware, engine: the device, and the engine by its name; fits: in place of the committed ones
+    hardware, engine: the device, and the engine by its name
+    fits:             in place of the committed ones
+    or_others:        without any, by the means of all architectures
     """
     fits = fits or load_whole_runs()
     near = _nearest(hardware.declared.architecture, fits)
+    if near is None and or_others and OTHERS[hardware.kind] in fits.architectures:
+        near = OTHERS[hardware.kind], _SPREAD_OTHERS
     if near is None:
         return None
-    architecture, generations = near
+    architecture, spread = near
     fit = fits.architectures[architecture]
     whole = FamilyFit(
         compute_fraction=fit.compute_fraction,
         memory_fraction=fit.memory_fraction,
         overhead_s=fit.launch_s,
-        residuals=fit.rate_residuals,
+        residuals=fit.residuals,
     )
     return Calibration(
         device=hardware.name,
@@ -109,18 +128,21 @@ def whole_run_calibration(
         families={_TRANSFER: whole.model_copy(update={"memory_fraction": fit.link_fraction})},
         default=whole,
         host=HostFit(serial_step_s=fit.step_s, replays_graphs=True),
-        step_residuals=fit.rate_residuals,
-        prompt_residuals=fit.prompt_residuals,
-        spread=_SPREAD_PER_GENERATION**generations,
+        step_residuals=fit.residuals,
+        prompt_residuals=fit.residuals,
+        spread=spread,
     )
 
 
-def _nearest(architecture: str | None, fits: WholeRunFits) -> tuple[str, int] | None:
-    """(architecture with a fit, generations between) nearest to one."""
+def _nearest(architecture: str | None, fits: WholeRunFits) -> tuple[str, float] | None:
+    """(architecture with a fit, how much wider its intervals are) nearest to one."""
     if architecture is None:
         return None
     if architecture in fits.architectures:
-        return architecture, 0
+        return architecture, 1.0
     line = next((line for line in _LINES if architecture in line), ())
     place = {name: abs(line.index(name) - line.index(architecture)) for name in line if name in fits.architectures}
-    return min(place.items(), key=lambda each: each[1], default=None)
+    if not place:
+        return None
+    nearest = min(place, key=lambda name: place[name])
+    return nearest, _SPREAD_PER_GENERATION ** place[nearest]
