@@ -5,7 +5,8 @@ comes: with o tokens an answer, p a prompt and T a step, on average
 
     requests/s = B / (o T),    T = T( B decodes, B / o prompts of p tokens )
 
-(fewer than B where the token budget is full), and a server at a rate below that has the batch B at which it serves just that rate.
+(fewer than B where the token budget is full), and a server at a rate below that has the batch at which it serves just
+that rate.
 """
 
 __all__ = ["MeanSteps", "has_kernel_tables"]
@@ -137,7 +138,7 @@ class MeanSteps:
         """(requests per second, seconds of a mean step, requests that decode) of ever larger batches, as far as they
         serve more."""
         found: list[tuple[float, float, float]] = []
-        for slots in np.geomspace(min(0.05, self.most_slots), self.most_slots, _STATES):
+        for slots in np.geomspace(min(0.05, self.most_slots), self.most_slots, _STATES).tolist():
             step_s = self._step(slots)
             rate = slots / (max(self.setup.answer, 1) * step_s)
             if not found or rate > found[-1][0]:
@@ -151,7 +152,7 @@ class MeanSteps:
             return float(np.interp(rate, rates, steps))
         full = self._step(self.most_slots)  # as full as the limit on TPOT allows
         most = self.setup.tpot_limit_s / self._tails[0] or full
-        return max(min(full, most), steps[-1])
+        return max(min(full, most), float(steps[-1]))
 
     def rate_at_limits(self) -> float:
         """The highest rate at which the limits on TPOT and TTFT are kept, requests per second."""

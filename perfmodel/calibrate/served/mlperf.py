@@ -141,7 +141,7 @@ def _setup(entry: Entry) -> Setup:
         prompt=column(entry, "isl_mean") or data.prompt,
         answer=column(entry, "osl_mean") or data.answer,
         is_varied=data.is_varied,
-        rate=number(entry, "target_qps") if is_served else 0.0,
+        rate=(number(entry, "target_qps") or number(entry, "samples_per_s")) if is_served else 0.0,
         max_num_seqs=_MOST_TOGETHER,
         max_num_batched_tokens=_TOKENS,
         beams=data.beams,

@@ -167,8 +167,8 @@ def _simulated(setup: Setup, scenario: Scenario, steps: MeanSteps, instances: in
     found = _metrics(result.requests, instances)
     if setup.load == "closed":
         slots = scenario.traffic.arrivals.concurrency or 1
-        whole = max(scenario.traffic.num_requests or 1, len(result.requests)) // slots * slots
-        ttft, tpot = weighted_means(result.requests, slots, whole)
+        sent = max(scenario.traffic.num_requests or 1, len(result.requests)) // slots * slots
+        ttft, tpot = weighted_means(result.requests, slots, sent)
         served = slots * setup.answer / (ttft + tpot * (setup.answer - 1))
         found |= {"ttft_mean": 1e3 * ttft, "tpot_mean": 1e3 * tpot, "output_tokens_per_s": instances * served}
         found["e2el_mean"] = 1e3 * (ttft + tpot * (setup.answer - 1))

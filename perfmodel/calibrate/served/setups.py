@@ -21,10 +21,11 @@ _ENGINES = (
 _VERSION = re.compile(r"\d+\.\d+(?:\.\d+)*")
 # Formats of weights by words of what a result says of them.
 _FORMATS = (
+    ("bfp8|bfp4", "fp8"),
     ("mxfp4", "mxfp4"),
     ("nvfp4", "nvfp4"),
     ("fp4", "nvfp4"),
-    ("bfp8|bfp4|fp8|float8", "fp8"),
+    ("fp8|float8", "fp8"),
     ("w4a16|awq|gptq|autoround|int4|4bit|w4|q4|exl3|exl2|int2", "int4"),
     ("smoothquant|int8|w8a8|8bit|q8", "int8"),
 )

@@ -41,6 +41,7 @@ _SPREAD_PER_GENERATION = 1.5
 _TRANSFER = "collective"
 OTHERS = {"gpu": "others", "npu": "others", "tpu": "others", "fpga": "others", "cpu": "other-cpus"}  # by kind of device
 _SPREAD_OTHERS = 2.0
+_NO_SERVERS = ("datasheet", "perfmodel")  # engines that no such run was of, nor any like it
 
 
 class ArchitectureFit(Spec):
@@ -105,6 +106,8 @@ def whole_run_calibration(
     fits:             in place of the committed ones
     or_others:        without any, by the means of all architectures
     """
+    if engine in _NO_SERVERS:
+        return None
     fits = fits or load_whole_runs()
     near = _nearest(hardware.declared.architecture, fits)
     if near is None and or_others and OTHERS[hardware.kind] in fits.architectures:
