@@ -6,8 +6,8 @@
 FOLDER has `mlperf.csv.gz` and `other_devices.csv.gz` (`perfmodel validate mlperf | served`). Kernel tables are of other
 measurements; what is fitted to such results are a few numbers for architectures without tables (AMD, Gaudi, TPU,
 Tenstorrent, Xeon), and here each has the mean of the others: as if none of its results were known. No number is fitted
-to an engine or a model. Errors are |predicted / measured - 1|, of a device the median over its settings, then the median
-over devices; widths of intervals are from devices left out.
+to an engine or a model. Errors are |predicted / measured - 1|, of a device the median over its settings, then the
+median over devices; widths of intervals are from devices left out.
 """
 
 import argparse
@@ -89,10 +89,10 @@ CAUSES = {
     ),
     "served": (
         "MiniMax-M2.5 and GLM-5 under a nightly of vLLM took 0.9 s for prompts of 2,048 tokens at a concurrency of 4: "
-        "a start, or kernels without tuning, that no table states. Meta's FP8 checkpoint of Llama 3.1 405B on an MI300X "
-        "ran with kernels of half the rate of AMD's own. TTFT on RTX 3090s is below what multiplying the prompt takes: "
-        "prompts repeat, and their prefixes were cached, which no column says. Four cards without NVLink exchange "
-        "through PCIe at a share of its rate that is not measured."
+        "a start, or kernels without tuning, that no table states. Meta's FP8 checkpoint of Llama 3.1 405B ran on "
+        "MI300X with kernels of half the rate of AMD's own. TTFT on RTX 3090s is below what it takes to multiply the "
+        "prompt: prompts repeat, and their prefixes were cached, which no column says. Four cards without NVLink "
+        "exchange through PCIe at a share of its rate that is not measured."
     ),
 }
 

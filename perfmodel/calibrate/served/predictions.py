@@ -13,7 +13,7 @@ import numpy as np
 from perfmodel.calibrate.local.devices import DeviceTable
 from perfmodel.calibrate.over_cores import over_cores
 from perfmodel.calibrate.served.mean_steps import MeanSteps
-from perfmodel.calibrate.served.scenarios import ServedModel, layouts, scenario_of, served_device
+from perfmodel.calibrate.served.scenarios import PublishedModel, layouts, scenario_of, served_device
 from perfmodel.calibrate.served.setups import ServedRow, Setup
 from perfmodel.calibrate.steady.simulation import weighted_means
 from perfmodel.cost import Residuals
@@ -125,9 +125,9 @@ def _interval(metric: str, setup: Setup, widths: Mapping[str, Residuals], wider:
 
 def _laid_out(
     setup: Setup, table: DeviceTable, counts: Sequence[int], fits: WholeRunFits | None
-) -> tuple[Scenario, ServedModel, "MeanSteps"]:
+) -> tuple[Scenario, PublishedModel, "MeanSteps"]:
     """The layout that a submitter would choose: the first that keeps the limit on TPOT, or that serves most."""
-    found: list[tuple[float, Scenario, ServedModel, MeanSteps]] = []
+    found: list[tuple[float, Scenario, PublishedModel, MeanSteps]] = []
     reason: PerfmodelError | None = None
     for count in counts:
         try:

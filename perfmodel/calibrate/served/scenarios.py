@@ -5,7 +5,7 @@ does not say over how many devices an instance is spread, it is spread over as m
 on which the weights leave room for a batch, and that keep the limit on TPOT at the stated rate (`layouts`).
 """
 
-__all__ = ["ServedModel", "layouts", "scenario_of", "served_device", "served_model"]
+__all__ = ["PublishedModel", "layouts", "scenario_of", "served_device", "served_model"]
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ _MOST_SHARE = 0.95  # of what an instance of several workers may take of its dev
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class PublishedModel:
     """is_known: its shape is from a card"""
 
     spec: ModelSpec
@@ -47,7 +47,7 @@ class ServedModel:
 
 
 @lru_cache(maxsize=512)
-def served_model(name: str, precision: str, gguf_type: str = "", is_nvidia: bool = True) -> ServedModel:
+def served_model(name: str, precision: str, gguf_type: str = "", is_nvidia: bool = True) -> PublishedModel:
     """The model that a result calls `name`, in the number format that it states.
 
     precision: as the result has it; gguf_type: of its file, "" for a checkpoint in another format
@@ -59,14 +59,14 @@ def served_model(name: str, precision: str, gguf_type: str = "", is_nvidia: bool
         found = _known(name)
         if found is None:
             local = local_model(name, 0.0, _active(name), gguf_type, 0.0)
-            return ServedModel(local.spec, False)
-        return ServedModel(local_model(found.name, 0.0, 0.0, gguf_type, 0.0).spec, True)
+            return PublishedModel(local.spec, False)
+        return PublishedModel(local_model(found.name, 0.0, 0.0, gguf_type, 0.0).spec, True)
     found = _known(name)
     spec = found or local_model(name, 0.0, _active(name), "bf16", 0.0).spec
     wanted = quantization_of(precision or name, is_nvidia)
     if wanted is None and spec.quantization.weights and "16" in precision:
-        return ServedModel(replace(spec, quantization=QuantizationSpec()), found is not None)
-    return ServedModel(with_quantization(spec, wanted), found is not None)
+        return PublishedModel(replace(spec, quantization=QuantizationSpec()), found is not None)
+    return PublishedModel(with_quantization(spec, wanted), found is not None)
 
 
 def _known(name: str) -> ModelSpec | None:
@@ -113,7 +113,7 @@ def layouts(setup: Setup, hardware: HardwareSpec) -> list[int]:
     return found or [1]
 
 
-def scenario_of(name: str, setup: Setup, table: DeviceTable, tp: int) -> tuple[Scenario, ServedModel]:
+def scenario_of(name: str, setup: Setup, table: DeviceTable, tp: int) -> tuple[Scenario, PublishedModel]:
     """One instance of `setup`, called `name`, over `tp` devices, under its share of the load.
 
     table: devices that no file names. Raises SpecError for what cannot be described.
