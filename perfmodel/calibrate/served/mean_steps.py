@@ -64,8 +64,8 @@ class MeanSteps:
         self._tails = committed.tpot_tail, committed.ttft_tail
 
     def seconds(self, slots: float, arriving: float) -> float:
-        """Seconds of a mean step with `slots` requests that decode and so many prompts that arrive; between whole numbers of
-        prompts, so many steps have one more."""
+        """Seconds of a mean step with `slots` requests that decode and so many prompts that arrive; between whole
+        numbers of prompts, so many steps have one more."""
         decodes = max(1, round(slots * self.setup.beams))
         size, parts = self._part(decodes)
         prompts = arriving * parts
