@@ -4,7 +4,7 @@ Columns: device, exchange (dispatch or combine), ranks, payload_bytes (what a ra
 are joined by a switch. The start between nodes is not in such rows: it stays what it was.
 """
 
-__all__ = ["fit_exchanges", "read_exchanges"]
+__all__ = ["ExchangeRow", "fit_exchanges", "read_exchanges"]
 
 from collections.abc import Sequence
 from pathlib import Path

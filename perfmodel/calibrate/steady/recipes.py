@@ -13,7 +13,7 @@ from perfmodel.files.yaml_loader import load_yaml
 _FILE = Path(__file__).with_name("recipes.yaml")
 
 
-class Setting(Spec):
+class _Setting(Spec):
     """One argument of an engine.
 
     hardware:          devices whose scripts have it; none: all
@@ -27,17 +27,17 @@ class Setting(Spec):
     least_concurrency: PositiveInt = 1
 
 
-class Recipes(Spec):
+class _Recipes(Spec):
     """Later settings replace earlier ones. unconfirmed: read from scripts from memory."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[_Setting, ...]
     unconfirmed: bool = False
 
 
 @lru_cache(maxsize=1)
-def _recipes() -> Recipes:
+def _recipes() -> _Recipes:
     loaded = load_yaml(_FILE)
-    return parse(Recipes, loaded.data, loaded.positions)
+    return parse(_Recipes, loaded.data, loaded.positions)
 
 
 def recipe_arguments(engine: str, hardware: str, concurrency: int) -> dict[str, int]:
