@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.calibrations.backends import BackendFits
+from perfmodel.cost.calibrations.exchanges import ExchangeFits
 from perfmodel.cost.calibrations.files import HEADER
 from perfmodel.cost.calibrations.routing import RoutingFit
 from perfmodel.cost.calibrations.unmeasured import GenerationFit
@@ -29,6 +30,7 @@ KINDS = {
     "engine": EngineProfile,
     "generation": GenerationFit,
     "backend": BackendFits,
+    "exchange": ExchangeFits,
     "routing": RoutingFit,
     "whole_runs": WholeRunFits,
 }  # others are calibrations of a device

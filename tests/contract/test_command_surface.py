@@ -15,6 +15,7 @@ FROZEN = {
         "--generation",
         "--routing",
         "--whole-runs",
+        "--exchange",
         "--out",
         "--json",
     ],
