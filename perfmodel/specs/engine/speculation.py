@@ -147,7 +147,7 @@ class Acceptance(Spec):
 
     @property
     def share_offered(self) -> float:
-        """Of the steps of a drafting sequence, those in which there is a draft to verify.
+        """The share of steps of a drafting sequence in which there is a draft to verify.
 
         Raises SpecError for a measured file that cannot be read.
         """
