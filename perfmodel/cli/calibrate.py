@@ -56,6 +56,15 @@ Generation = Annotated[
 Routing = Annotated[
     bool, typer.Option("--routing", help="With --from: fit how unequally popular the experts of trained routers are.")
 ]
+WholeRuns = Annotated[
+    bool,
+    typer.Option(
+        "--whole-runs", help="With --from: fit published serving results on devices whose kernels nobody has published."
+    ),
+]
+Exchanges = Annotated[
+    bool, typer.Option("--exchange", help="With --from: fit dispatch and combine of expert parallelism (.csv).")
+]
 CalibrationPath = Annotated[
     Path | None, typer.Option("--out", metavar="PATH", help="File to write the calibration to.", show_default=False)
 ]
@@ -68,6 +77,8 @@ def calibrate(
     engine: EngineName = None,
     generation: Generation = None,
     routing: Routing = False,
+    whole_runs: WholeRuns = False,
+    exchange: Exchanges = False,
     out: CalibrationPath = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -79,7 +90,9 @@ def calibrate(
     """
     if measurements is not None:
         named = engine or ("perfmodel" if (measurements / "suite.json").is_file() else "vllm")
-        _fit_recorded(measurements, named, generation, routing, out, as_json)
+        kind = next((name for name, is_asked in _kinds(routing, whole_runs, exchange) if is_asked), "")
+        written = _fit_recorded(measurements, named, generation, kind, out)
+        _say_written(written, as_json)
         return
     from perfmodel.validate.executed.bridge import load_executor
 
@@ -91,23 +104,33 @@ def calibrate(
     say(f"Written to {path}")
 
 
+def _kinds(routing: bool, whole_runs: bool, exchange: bool) -> tuple[tuple[str, bool], ...]:
+    """What is fitted for all engines and devices alike, by name, and whether it was asked for."""
+    return (("routing", routing), ("whole_runs", whole_runs), ("exchange", exchange))
+
+
 def _fit_recorded(
-    path: Path, engine: str, generation: str | None, routing: bool, out: Path | None, as_json: bool
-) -> None:
+    path: Path, engine: str, generation: str | None, kind: str, out: Path | None
+) -> "list[tuple[Spec, Path]]":
     from perfmodel.errors import SpecError
 
     if not path.exists():
         raise SpecError(f"calibrate --from {path}: no such file or folder.")
-    from perfmodel.calibrate.recorded import fit_recorded, fit_recorded_generation, fit_recorded_routing
+    from perfmodel.calibrate import recorded
 
-    written: list[tuple[Spec, Path]]
     with progress_bar("fitting") as progress:
         if generation is not None:
-            written = [fit_recorded_generation(path, generation, out, progress)]
-        elif routing:
-            written = [fit_recorded_routing(path, out, progress)]
-        else:
-            written = [*fit_recorded(path, engine, out, progress)]
+            return [recorded.fit_recorded_generation(path, generation, out, progress)]
+        if kind == "routing":
+            return [recorded.fit_recorded_routing(path, out, progress)]
+        if kind == "whole_runs":
+            return [recorded.fit_recorded_whole_runs(path, out, progress)]
+        if kind == "exchange":
+            return [recorded.fit_recorded_exchanges(path, out)]
+        return [*recorded.fit_recorded(path, engine, out, progress)]
+
+
+def _say_written(written: "list[tuple[Spec, Path]]", as_json: bool) -> None:
     if as_json:
         print_json([{**fitted.model_dump(mode="json"), "path": str(file)} for fitted, file in written])
         return

@@ -14,9 +14,11 @@ from pydantic import TypeAdapter
 
 from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.calibrations.backends import BackendFits
+from perfmodel.cost.calibrations.exchanges import ExchangeFits
 from perfmodel.cost.calibrations.files import HEADER
 from perfmodel.cost.calibrations.routing import RoutingFit
 from perfmodel.cost.calibrations.unmeasured import GenerationFit
+from perfmodel.cost.calibrations.whole_runs import WholeRunFits
 from perfmodel.cost.forms.registry import FormFit
 from perfmodel.files.catalog import data_dir, find_file
 from perfmodel.files.yaml_loader import load_yaml
@@ -28,7 +30,9 @@ KINDS = {
     "engine": EngineProfile,
     "generation": GenerationFit,
     "backend": BackendFits,
+    "exchange": ExchangeFits,
     "routing": RoutingFit,
+    "whole_runs": WholeRunFits,
 }  # others are calibrations of a device
 MOST_NUMBERS = 3  # in one entry of a list: (most rows, tile rows, tile columns), (first group, last group)
 MOST_ENTRIES = 8  # of a list: the lines of a library's tile rule
