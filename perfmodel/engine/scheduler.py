@@ -175,7 +175,7 @@ class Scheduler:
         plan, budget = StepPlan(self._next_index), self._budget
         if not (self._running.has_ready or self._waiting or self._transferred):
             return plan
-        is_polled = self._steps_to_poll(plan.index) == 0 or not self._running.requests
+        is_polled = (plan.index - self._poll_at) % self.config.poll_every == 0 or not self._running.requests
         exclusive = self.config.prefill_exclusive
         budget = self._running.grant(plan, budget, decodes=not exclusive)
         # Only now: until here a grant could still be taken back, and its blocks with it.
@@ -197,17 +197,9 @@ class Scheduler:
         self._may_admit = is_held and self.num_waiting > 0
         if plan.decodes or plan.chunks:
             self._next_index += 1
-        if plan.chunks or plan.singles:  # after prompts the next step looks
+        if plan.chunks or plan.singles:  # after prompts the next step looks (sglang, SchedulerRecvSkipper)
             self._poll_at = self._next_index
         return plan
-
-    def _steps_to_poll(self, index: int) -> int:
-        """How many steps from step `index` until arrivals are looked at.
-
-        Source: sglang, scheduler_recv_interval and SchedulerRecvSkipper: decodes count one each towards the interval,
-        a batch of prompts all of it.
-        """
-        return (self._poll_at - index) % self.config.poll_every
 
     def next_wakeup(self, now: int) -> int | None:
         """When an idle scheduler should be asked again although nothing arrives: the end of a batch's wait."""
@@ -368,7 +360,7 @@ class Scheduler:
             return 0
         repeats = cohort.num_steps_unchanged
         if self._may_admit and self.num_waiting:  # up to the plan in which they are looked at
-            repeats = min(repeats, self._steps_to_poll(self._next_index))
+            repeats = min(repeats, (self._poll_at - self._next_index) % self.config.poll_every)
         if self.most_blocks(repeats) > self.blocks.num_free:
             repeats = self.blocks.num_free // len(cohort.joined) * self.blocks.block_size
         return repeats

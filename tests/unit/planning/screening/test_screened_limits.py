@@ -33,8 +33,8 @@ ONE = (
     ],
 )
 def test_the_highest_rate_is_near_the_simulated_one(slo: str, binds: str, within: float) -> None:
-    """Nearly as good as for a TPOT where first and last tokens tell; within a factor of 1.8 where single ones count, and
-    of 2.8 for the longest gap, where rates double over 4 % of the limit."""
+    """Nearly as good as for a TPOT where first and last tokens tell; within a factor of 1.8 where single ones count,
+    and of 2.8 for the longest gap, where rates double over 4 % of the limit."""
     base = Base("llama-3.1-8b-a100", (f"slo={slo}", "slo.ttft_ms=null", "slo.tpot_ms=null", f"slo={slo}", *ONE))
     scenario = base.load()
     space = enumerate_space(base, scenario.plan or PlanSpec())
