@@ -7,7 +7,7 @@ import pytest
 
 # Each room may import those before it, but for what stands beside it.
 ORDER = (
-    *("version", "errors", "dates", "printable", "files", "models", "specs", "ops", "cost"),
+    *("version", "errors", "kv_groups", "dates", "printable", "files", "models", "specs", "ops", "cost"),
     *("engine", "sim", "planning", "calibrate", "validate", "report"),
 )
 NOT_FOR = {
