@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from perfmodel.engine import (
     DISCIPLINES,
     POLICIES,
-    GroupedKVBlockManager,
+    GroupedKVBlocks,
     KVBlockManager,
     Request,
     Scheduler,
@@ -59,7 +59,7 @@ class Case:
     def loop(self) -> ServeLoop:
         blocks = KVBlockManager(self.num_blocks, BLOCK_SIZE, self.has_prefix_cache, self.rolling_span)
         if self.groups:
-            blocks = GroupedKVBlockManager(
+            blocks = GroupedKVBlocks(
                 self.num_blocks, BLOCK_SIZE, self.groups, self.has_prefix_cache, self.config.max_num_batched_tokens
             )
         watch = TokenWatch(lambda request: self.paces[request.request_id % len(self.paces)]) if self.paces else None

@@ -10,7 +10,7 @@ __all__ = [
     "Backend",
     "Discipline",
     "Grant",
-    "GroupedKVBlockManager",
+    "GroupedKVBlocks",
     "HostBlocks",
     "KVBlockManager",
     "Outcome",
@@ -26,7 +26,7 @@ __all__ = [
 
 from perfmodel.engine.admission import DISCIPLINES, POLICIES, Discipline
 from perfmodel.engine.config import SchedulerConfig, Speculation
-from perfmodel.engine.grouped_blocks import GroupedKVBlockManager
+from perfmodel.engine.grouped_blocks import GroupedKVBlocks
 from perfmodel.engine.host_blocks import HostBlocks
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import Backend, Grant, Outcome, StepPlan, StepRecord

@@ -113,7 +113,7 @@ class DecodeCohort:
                 heapq.heappush(self._changes, age)
 
     def _change(self, request: Request) -> None:
-        """From now on the blocks of `request` grow otherwise."""
+        """Account for `request`, whose blocks grow otherwise from now on."""
         blocks, before = self._blocks, len(request.block_ids)
         self._hand_out_blocks(request, self.num_computed(request))
         num_held, phase = len(request.block_ids), self._phase[request]

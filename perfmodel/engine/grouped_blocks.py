@@ -1,4 +1,4 @@
-"""`GroupedKVBlockManager`: KV blocks where groups of layers keep different parts of a sequence (`perfmodel.kv_groups`).
+"""`GroupedKVBlocks`: KV blocks where groups of layers keep different parts of a sequence (`perfmodel.kv_groups`).
 
 vLLM's hybrid KV cache manager: each group has a table of blocks for each request, and all take blocks from one pool.
 The table of the first group is `Request.block_ids`, of which the rows given up are `NO_BLOCK`; those of the others are
@@ -9,7 +9,7 @@ A prefix is found in the cache as far as every group has what a query behind it 
 those of the window before it, or of its chunk so far.
 """
 
-__all__ = ["NO_BLOCK", "GroupedKVBlockManager"]
+__all__ = ["NO_BLOCK", "GroupedKVBlocks"]
 
 from collections.abc import Hashable, Iterable, Sequence
 
@@ -20,9 +20,10 @@ from perfmodel.kv_groups import KVGroup, most_rows
 NO_BLOCK = -1
 
 
-class GroupedKVBlockManager(KVBlockManager):
+class GroupedKVBlocks(KVBlockManager):
     """`num_blocks` blocks of `block_size` tokens in the layers of one of `groups`.
 
+    enable_prefix_caching:  whether prompts find blocks that others have computed
     max_num_batched_tokens: that a step may compute of one request
     """
 
@@ -95,11 +96,11 @@ class GroupedKVBlockManager(KVBlockManager):
         return [NO_BLOCK] * kept.start + [self._block_of[0, contents[i]] for i in kept]
 
     def _rows_behind(self, group: KVGroup, num_rows: int) -> range:
-        """Of the first `num_rows` rows, those that `group` needs to go on behind them."""
+        """The rows that `group` needs to go on behind the first `num_rows`."""
         return range(group.first_row(num_rows * self.block_size, self.block_size), num_rows)
 
     def _last_missing(self, number: int, contents: Sequence[Hashable], num_rows: int) -> int:
-        """The last of the rows needed behind `num_rows` that the group of this number does not have; -1: none."""
+        """The last row needed behind `num_rows` that the group of this number does not have; -1: none."""
         kept = reversed(self._rows_behind(self.groups[number], num_rows))
         return next((i for i in kept if (number, contents[i]) not in self._block_of), -1)
 

@@ -102,7 +102,7 @@ class KVBlockManager:
         return num_blocks if self.most_per_request is None else min(num_blocks, self.most_per_request)
 
     def num_due(self, request: Request, num_tokens: int) -> int:
-        """Of the blocks set aside, how many are for `request`, which has come to `num_tokens` by decoding."""
+        """How many of the blocks set aside are for `request`, which has come to `num_tokens` by decoding."""
         return self.num_filled(num_tokens) - len(request.block_ids)
 
     def weight(self, num_rows: int) -> int:

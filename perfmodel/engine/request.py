@@ -34,7 +34,7 @@ class TokenTimes:
 
 
 class GroupTables:
-    """Blocks of a request where groups of layers keep different rows (`GroupedKVBlockManager`).
+    """Blocks of a request where groups of layers keep different rows (`GroupedKVBlocks`).
 
     firsts: of each group, the first row that it keeps; others: blocks of each group but the first, from there on
     """

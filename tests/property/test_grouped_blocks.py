@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_leaps import run
 
-from perfmodel.engine import DISCIPLINES, GroupedKVBlockManager, Request, SchedulerConfig, ServeLoop, StepPlan
+from perfmodel.engine import DISCIPLINES, GroupedKVBlocks, Request, SchedulerConfig, ServeLoop, StepPlan
 from perfmodel.kv_groups import KVGroup, most_rows
 from workloads import (
     BLOCK_SIZE,
@@ -126,7 +126,7 @@ def test_a_hit_needs_the_window_before_it() -> None:
     the first group and all of the second; then rows 0 to 7 of the window's group are reused for something else: rows 8
     and 9 are enough for a hit of 10 rows. Without row 8 there is none, since rows 0 and 1 are not there either.
     """
-    blocks = GroupedKVBlockManager(100, BLOCK_SIZE, (KVGroup(1), KVGroup(1, 9)), True, 64)
+    blocks = GroupedKVBlocks(100, BLOCK_SIZE, (KVGroup(1), KVGroup(1, 9)), True, 64)
     hashes = tuple(("a", i) for i in range(10))
     first = _prompt(0, 41, hashes)
     blocks.allocate(first, 41)

@@ -13,7 +13,7 @@ from math import ceil
 from perfmodel.cost import SpeculativePricer
 from perfmodel.cost.memory.groups import kv_groups
 from perfmodel.engine import (
-    GroupedKVBlockManager,
+    GroupedKVBlocks,
     HostBlocks,
     KVBlockManager,
     Request,
@@ -93,7 +93,7 @@ def build_serve_loop(
     groups = kv_groups(scenario.model, scenario.hardware, engine)
     if groups:
         chunk = engine.max_num_batched_tokens
-        blocks: KVBlockManager = GroupedKVBlockManager(num_blocks, engine.block_size, groups, can_share, chunk)
+        blocks: KVBlockManager = GroupedKVBlocks(num_blocks, engine.block_size, groups, can_share, chunk)
     else:
         blocks = KVBlockManager(num_blocks, engine.block_size, can_share, span, num_buffers, host)
     scheduler = Scheduler(config, blocks, token_watch(scenario))
