@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.origins import MALFORMED, recorded_engine
+from perfmodel.calibrate.origins import MALFORMED, incomplete, recorded_engine
 from perfmodel.cost.memory.groups import kv_groups
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.bounded import read_json, read_rows
@@ -94,7 +94,7 @@ def read_serving_runs(path: str | Path) -> tuple[list[ServingRun], list[tuple[st
         except PerfmodelError as error:
             left_out.append((name, str(error)))
         except MALFORMED as error:
-            left_out.append((name, f"its description is incomplete: {error}"))
+            left_out.append((name, incomplete(error)))
     return runs, left_out
 
 
