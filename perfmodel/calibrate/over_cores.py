@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 RowT = TypeVar("RowT")
 PairT = TypeVar("PairT")
 
-_LONGEST_CHUNK = 16
+_LONGEST_CHUNK = 48
 
 
 def over_cores(

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.calibrate.kernels.systems import KernelModule, module_of
-from perfmodel.calibrate.kernels.tables import Group, KernelTable, read_table, understood
+from perfmodel.calibrate.kernels.tables import Group, KernelTable, op_of, read_table, table_files, understood
 from perfmodel.cost import Calibration, load_calibration
 from perfmodel.cost.calibrations.files import PASSED_ON
 from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
@@ -76,10 +76,13 @@ class _Judged:
 
 
 def validate_operators(path: str | Path, progress: Progress | None = None) -> ValidationReport:
-    """Predict every row of `<system>/<op>.parquet`; rows of kernels without a form are listed with the reason."""
-    files = sorted(Path(path).glob("*/*.parquet"))
+    """Predict every row of the tables `<system>/<op>`; rows of kernels without a form are listed with the reason.
+
+    Raises SpecError for a folder without tables, or without any row that could be predicted.
+    """
+    files = table_files(path)
     if not files:
-        raise SpecError(f"{path}: has no tables <system>/<op>.parquet")
+        raise SpecError(f"{path}: has no tables <system>/<op>.parquet, .csv or .csv.gz.")
     judged: list[_Judged] = []
     notes: list[str] = []
     num_rows = 0
@@ -138,9 +141,9 @@ def _about(judged: list[_Judged]) -> str:
 
 def _judge(file: Path) -> tuple[int, list[_Judged], list[str]]:
     """(rows of the table, what could be judged, why the rest could not)."""
-    name = f"{file.parent.name}/{file.stem}"
+    name = f"{file.parent.name}/{op_of(file)}"
     table = read_table(file)
-    module = module_of(file.stem)
+    module = module_of(op_of(file))
     if module is None:
         return len(table), [], [f"not covered: {name}: {len(table)} rows of a kernel without a form"]
     try:
@@ -159,7 +162,7 @@ def _judge_groups(
     file: Path, module: KernelModule, table: KernelTable, hardware: HardwareSpec
 ) -> tuple[list[_Judged], list[str]]:
     """(what could be judged, why the rest could not)."""
-    name, device = f"{file.parent.name}/{file.stem}", DeviceFacts.of(hardware)
+    name, device = f"{file.parent.name}/{op_of(file)}", DeviceFacts.of(hardware)
     judged, reasons = [], []
     groups = module.groups(table, device)
     for group in groups:
@@ -195,7 +198,7 @@ def _judged(
     residuals, spread = fit.residuals, calibration.spread
     return _Judged(
         system=file.parent.name,
-        op=file.stem,
+        op=op_of(file),
         group=group,
         predicted=module.predict(group, fit, device),
         low=float(np.exp(residuals.p10 * spread)),

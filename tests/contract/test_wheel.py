@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -64,7 +65,18 @@ def test_data_files_are_in_the_wheel(wheel):
         "perfmodel_executors/py.typed",
     ):
         assert wanted in names
-    assert not [name for name in names if name.startswith(("tests/", "docs/", "benchmarks/", "executors/"))]
+    outside = ("tests/", "docs/", "benchmarks/", "executors/", "measurements/", "perfmodel/_data/measurements/")
+    assert not [name for name in names if name.startswith(outside)]
+
+
+def test_measurements_are_in_no_distribution(tmp_path):
+    """Megabytes of other people's figures, under their licences, that no prediction reads."""
+    call(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path, ROOT, cwd=tmp_path)
+    (built,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        parts = [Path(name).parts for name in archive.getnames()]
+    assert ("perfmodel", "__init__.py") in [names[1:] for names in parts]
+    assert not [names for names in parts if names[1:2] == ("measurements",)]
 
 
 def test_demo_runs_from_the_wheel_alone(python, tmp_path):

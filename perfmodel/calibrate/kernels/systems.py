@@ -1,6 +1,6 @@
 """From a folder of measurements to calibrations: every kernel table of every system, fitted group by group.
 
-A folder is either of kernel tables, `<system>/<op>.parquet`, or a run with a layer profile, `ops/meta.yaml`. To add a
+A folder is either of kernel tables, `<system>/<op>`, or a run with a layer profile, `ops/meta.yaml`. To add a
 kind of kernel, write its module (`groups`, `fit`, `predict`) and enter its tables in MODULES.
 """
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.kernels.attention import mixed as mixed_attention
 from perfmodel.calibrate.kernels.layer_profile import fit_small_kernels, read_layer_profile
-from perfmodel.calibrate.kernels.tables import Group, KernelTable, read_table, understood
+from perfmodel.calibrate.kernels.tables import Group, KernelTable, op_of, read_table, table_files, understood
 from perfmodel.calibrate.origins import KERNEL_TABLES, LAYER_PROFILE
 from perfmodel.cost.calibrations.calibration import Calibration, FamilyFit
 from perfmodel.cost.forms.device import DeviceFacts
@@ -95,7 +95,7 @@ def calibrate_folder(path: str | Path, engine: str, progress: Progress | None = 
 
 def _fit_folder(path: Path, engine: str, progress: Progress | None = None) -> Iterator[FittedGroup]:
     """Fit every kernel of `engine`, and of libraries that all engines call."""
-    files = [(file, module) for file in sorted(path.glob("*/*.parquet")) if (module := module_of(file.stem))]
+    files = [(file, module) for file in table_files(path) if (module := module_of(op_of(file)))]
     for done, (file, module) in enumerate(files, 1):
         table, hardware = read_table(file), load_hardware(file.parent.name)
         with understood(file):

@@ -1,4 +1,4 @@
-"""Measured kernel tables: a folder `<system>/<op>.parquet` (or `.csv`), one row per shape, `latency_ms` each.
+"""Measured kernel tables: a folder `<system>/<op>.parquet` (`.csv`, `.csv.gz`), one row per shape, `latency_ms` each.
 
 A table is read once into numpy columns. Rows of different kernels must not be fitted together, so a table falls into
 groups; what makes a group (engine, number format, kernel) is the business of the file that knows the kind of kernel.
@@ -16,7 +16,9 @@ __all__ = [
     "format_name",
     "kernel_groups",
     "numbers",
+    "op_of",
     "read_table",
+    "table_files",
     "understood",
 ]
 
@@ -91,8 +93,21 @@ class Group:
         return Group(self.engine, self.key, take(self.sizes, rows), self.seconds[rows], self.rows[rows])
 
 
+_SUFFIXES = (".parquet", ".csv", ".csv.gz")
+
+
+def table_files(folder: str | Path) -> list[Path]:
+    """The tables `<system>/<op>` of a folder, sorted."""
+    return sorted(file for file in Path(folder).glob("*/*") if file.name.endswith(_SUFFIXES))
+
+
+def op_of(file: Path) -> str:
+    """The kind of kernel that a table is named after."""
+    return file.name.partition(".")[0]
+
+
 def read_table(path: str | Path) -> KernelTable:
-    """Read `<system>/<op>.parquet` or `.csv`.
+    """Read `<system>/<op>.parquet`, `.csv` or `.csv.gz`.
 
     Raises SpecError for a file that is missing, empty, unreadable or without times, MissingExtraError for a parquet
     file without pyarrow.
@@ -101,7 +116,7 @@ def read_table(path: str | Path) -> KernelTable:
     columns = _parquet(path) if path.suffix == ".parquet" else _csv(path)
     if "latency_ms" not in columns or not len(columns["latency_ms"]):
         raise SpecError(f"{path}: has no rows with latency_ms; expected one measured time per row")
-    table = KernelTable(path.parent.name, path.stem, columns)
+    table = KernelTable(path.parent.name, op_of(path), columns)
     with understood(path):
         wrong = np.flatnonzero(~(np.isfinite(table.seconds) & (table.seconds > 0)))
     if len(wrong):
@@ -143,8 +158,9 @@ def _csv(path: Path) -> dict[str, Column]:
 
 
 def _numbers_if_all(column: Column) -> Column:
+    """Text as numbers, nan where a cell is empty; as it is where any cell is no number."""
     try:
-        return column.astype(np.float64)
+        return np.where(column == "", "nan", column).astype(np.float64)
     except ValueError:
         return column
 

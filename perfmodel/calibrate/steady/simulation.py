@@ -13,7 +13,7 @@ counts for all that the long run has there (of five the fourth).
 __all__ = ["SteadyStatePair", "num_slices", "shortened", "simulate_steady_states", "slice_of", "weighted_means"]
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import gcd
 
@@ -115,20 +115,31 @@ def simulate_steady_states(
     generation: GenerationFit | None = None,
     intervals: bool = False,
 ) -> list[SteadyStatePair]:
-    """Predictions of all rows, over the cores of this machine.
+    """Predictions of all rows, over the cores of this machine; servers that were measured twice are simulated once.
 
     profile, generation: instead of the committed ones
     intervals:           of the rows that can be taken at face value; what a run does not record has no 80 %
     """
     work = partial(_simulate_row, profile=profile, generation=generation, intervals=intervals)
-    return over_cores(work, rows, lambda row: _server(row.scenario), progress)
+    keys = [_same_run(row) for row in rows]
+    distinct = dict(zip(reversed(keys), reversed(rows), strict=True))
+    pairs = over_cores(work, list(distinct.values()), lambda row: _server(row.scenario), progress)
+    found = dict(zip(distinct, pairs, strict=True))
+    return [replace(found[key], row=row) for key, row in zip(keys, rows, strict=True)]
+
+
+def _same_run(row: SteadyState) -> tuple[bool, str]:
+    """Equal for rows that are simulated alike."""
+    return row.is_clear, row.scenario.model_dump_json(exclude={"name"})
 
 
 def _server(scenario: Scenario) -> tuple[str, ...]:
-    profile, weights = scenario.engine.profile, str(scenario.model.quantization.weights)
+    """What rows have in common that share step costs; then the shorter load first."""
+    engine, weights, traffic = scenario.engine, str(scenario.model.quantization.weights), scenario.traffic
     engines = [pool.engine for pool in scenario.pools]
     degrees = [(e.tensor_parallel_size, e.data_parallel_size, e.enable_expert_parallel) for e in engines]
-    return scenario.model.name, weights, scenario.hardware.name, profile, *map(str, degrees)
+    server = (scenario.model.name, weights, scenario.hardware.name, engine.profile, engine.version or "")
+    return *server, *map(str, degrees), f"{traffic.input_tokens}", f"{traffic.arrivals.concurrency:05d}"
 
 
 def _simulate_row(

@@ -112,26 +112,36 @@ _NOTHING = StepCost(0, Usage())
 
 
 class StepTables:
-    """Costs of the operators of `graph`, on the hardware and with the fits of `timer`."""
+    """Costs of the operators of `graph`, on the hardware and with the fits of `timer`.
 
-    def __init__(self, graph: StepGraph, timer: OperatorTimer) -> None:
+    like: tables of a graph that differs in the spread of its contexts alone, under an equal timer: decodes cost
+          otherwise, everything else the same, and is worked out once for both
+    """
+
+    def __init__(self, graph: StepGraph, timer: OperatorTimer, like: "StepTables | None" = None) -> None:
         self.graph = graph
-        self.timer = timer
+        self.timer: OperatorTimer = timer if like is None else like.timer  # whose fits are numbered
         self.num_spans = len(graph.model.attention_spans)
         self._decode_nodes = self._nodes_by_axis()
         self.axes = tuple(self._decode_nodes)
         self.groups = _groups_of(graph)
-        self._known: dict[tuple[Depends, Hashable], StepCost] = {}
-        self.stages = _tables_of_stages(graph, timer)
-        self.fits: list[tuple[str, Residuals]] = []  # family, and what its fit left unexplained
-        self._fit_numbers: dict[tuple[str, int], int] = {}
+        self._known: dict[tuple[Depends, Hashable], StepCost] = like._known if like is not None else {}
+        self._known_decodes: dict[tuple[Depends, Hashable], StepCost] = {}
+        self.stages = _tables_of_stages(graph, self.timer, like)
+        # Family, and what its fit left unexplained.
+        self.fits: list[tuple[str, Residuals]] = like.fits if like is not None else []
+        self._fit_numbers: dict[tuple[str, int], int] = like._fit_numbers if like is not None else {}
 
     def cost(self, group: OperatorGroup, key: Hashable) -> StepCost:
         """What the operators of `group` cost in a batch whose part is `key`."""
         if not key:
             return _NOTHING
         entry = (group.depends, key)
-        return self._known.get(entry) or self._keep(entry, self.graph.by_depends[group.depends], group.shape(key))
+        found = self._known.get(entry)
+        if found is None:
+            found = self.cost_of(self.graph.by_depends[group.depends], group.shape(key))
+            _keep(self._known, entry, found)
+        return found
 
     def decodes(self, axis: int, batch: int, context: int, queries: int = 0) -> StepCost:
         """What the decode operators cost that look at `axis`: 0 is the summed context, i that under the i-th span.
@@ -140,19 +150,15 @@ class StepTables:
         queries: tokens of all decodes together; 0: one each
         """
         entry = (Depends.DECODE, (axis, batch, context, queries))
-        known = self._known.get(entry)
+        known = self._known_decodes.get(entry)
         if known is not None:
             return known
         spans = [0] * self.num_spans
         if axis:
             spans[axis - 1] = context
         shape = BatchShape(batch, batch, (), batch, 0 if axis else context, tuple(spans), decode_tokens=queries)
-        return self._keep(entry, self._decode_nodes[axis], shape)
-
-    def _keep(self, entry: tuple[Depends, Hashable], nodes: Iterable[OperatorNode], shape: BatchShape) -> StepCost:
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        cost = self._known[entry] = self.cost_of(nodes, shape)
+        cost = self.cost_of(self._decode_nodes[axis], shape)
+        _keep(self._known_decodes, entry, cost)
         return cost
 
     def cost_of(self, nodes: Iterable[OperatorNode], shape: BatchShape) -> StepCost:
@@ -207,15 +213,21 @@ class StepTables:
         return by_axis
 
 
-def _tables_of_stages(graph: StepGraph, timer: OperatorTimer) -> tuple[StepTables, ...]:
-    """The tables of each pipeline stage; of stages that cost the same, the same object."""
+def _keep(known: dict[tuple[Depends, Hashable], StepCost], entry: tuple[Depends, Hashable], cost: StepCost) -> None:
+    if len(known) >= _MOST_KNOWN:
+        known.clear()
+    known[entry] = cost
+
+
+def _tables_of_stages(graph: StepGraph, timer: OperatorTimer, like: StepTables | None) -> tuple[StepTables, ...]:
+    """The tables of each pipeline stage; of stages that cost the same, the same object. like: as of `StepTables`"""
     found, known = [], dict[tuple[int, Spread | None], StepTables]()
-    for stage in graph.stages:
+    for number, stage in enumerate(graph.stages):
         sends = [message for node in stage.nodes if (message := node.work(_ONE_TOKEN).message) is not None]
         hop = next((timer.device.spread(message) for message in sends if message.kind == "send_recv"), None)
         key = stage.stage_kind, hop
         if key not in known:
-            known[key] = StepTables(stage, timer)
+            known[key] = StepTables(stage, timer, None if like is None else like.stages[number])
         found.append(known[key])
     return tuple(found)
 

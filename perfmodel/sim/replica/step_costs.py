@@ -42,7 +42,7 @@ _SCHEDULING = {
     "scheduling_policy",
 }
 _REQUESTS_LOOKED_AT = 1000
-_recent: deque[tuple[tuple[Any, ...], StepTables]] = deque(maxlen=4)
+_recent: deque[tuple[tuple[Any, ...], ContextSpread | None, StepTables]] = deque(maxlen=4)
 _recent_spreads: deque[tuple[Scenario, ContextSpread | None]] = deque(maxlen=4)
 _recent_drafts: deque[tuple[tuple[Any, ...], DraftTables]] = deque(maxlen=4)
 
@@ -62,12 +62,15 @@ def shared_step_costs(
 
 def _tables_of(scenario: Scenario, calibration: Calibration, profile: EngineProfile) -> StepTables:
     spread = _context_spread(scenario) if calibration.has_ragged_cost else None
-    key = _key(scenario, calibration, profile, spread)
-    for known, tables in _recent:
+    key, like = _key(scenario, calibration, profile, None), None
+    for known, known_spread, tables in _recent:
         if known == key:
-            return tables
-    tables = StepTables(scenario_graph(scenario, profile, spread), OperatorTimer(scenario.hardware, calibration))
-    _recent.appendleft((key, tables))
+            if known_spread == spread:
+                return tables
+            like = like or tables
+    timer = OperatorTimer(scenario.hardware, calibration)
+    tables = StepTables(scenario_graph(scenario, profile, spread), timer, like)
+    _recent.appendleft((key, spread, tables))
     return tables
 
 

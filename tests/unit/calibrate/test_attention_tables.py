@@ -24,7 +24,7 @@ from perfmodel.ops.attention.prefill import Heads
 from perfmodel.specs.scenario_file import load_hardware
 
 A100, H100 = (DeviceFacts.of(load_hardware(name)) for name in ("a100-sxm-80gb", "h100-sxm-80gb"))
-TRUTH = Path(__file__).resolve().parents[4] / "shared" / "truth" / "ops"
+MEASURED = Path(__file__).resolve().parents[3] / "measurements" / "operators"
 
 
 def grid(**axes):
@@ -191,7 +191,6 @@ def test_profiles_fall_into_prompts_decodes_and_mixed_batches():
     assert error(mixed_attention, mixed, mixed_attention.fit(mixed, A100), A100) < 0.05
 
 
-@pytest.mark.skipif(not TRUTH.is_dir(), reason="measured kernel tables are not beside this checkout")
 @pytest.mark.parametrize(
     ("module", "op", "median", "p90"),
     [
@@ -201,8 +200,7 @@ def test_profiles_fall_into_prompts_decodes_and_mixed_batches():
     ],
 )
 def test_half_of_the_rows_predict_the_other_half(module, op, median, p90):
-    pytest.importorskip("pyarrow")
-    rows = read_table(TRUTH / "a100_sxm" / f"{op}.parquet")
+    rows = read_table(MEASURED / "a100_sxm" / f"{op}.csv.gz")
     errors = []
     for group in module.groups(rows, A100):
         is_kept = np.random.default_rng(0).random(len(group.seconds)) < 0.5

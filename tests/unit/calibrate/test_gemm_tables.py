@@ -24,8 +24,7 @@ from perfmodel.ops.routing import ExpertLoad
 from perfmodel.specs import load_hardware
 
 H100 = DeviceFacts.of(load_hardware("h100-sxm-80gb"))
-TRUTH = Path(__file__).resolve().parents[4] / "shared" / "truth" / "ops"
-needs_truth = pytest.mark.skipif(not TRUTH.is_dir(), reason="measured kernel tables are not beside this checkout")
+MEASURED = Path(__file__).resolve().parents[3] / "measurements" / "operators"
 
 
 def table(op, columns, **constant):
@@ -192,7 +191,6 @@ def test_a_calibration_picks_the_kernel_of_a_work():
     assert calibration.fit("moe", "fp8", alone, "fp8_block") is families["moe/fp8_block/triton"]
 
 
-@needs_truth
 @pytest.mark.parametrize(
     ("op", "module", "engine", "key", "median", "p90"),
     [
@@ -203,7 +201,7 @@ def test_a_calibration_picks_the_kernel_of_a_work():
 )
 def test_other_shapes_of_measured_kernels(op, module, engine, key, median, p90):
     """Fitted on half of the (N, K) pairs, or of the (width, inner size) pairs; judged on the others."""
-    rows = read_table(TRUTH / "h100_sxm" / f"{op}.parquet")
+    rows = read_table(MEASURED / "h100_sxm" / f"{op}.csv.gz")
     dtype = {"gemm/bf16": "bfloat16", "gemm/fp8": "fp8", "moe/fp8_block": "fp8_block"}[key]
     mine = np.char.startswith(rows["engine_version"].astype(str), engine) & (rows[f"{op}_dtype"] == dtype)
     (group,) = module.groups(rows.take(mine), H100)

@@ -18,7 +18,7 @@ from perfmodel.calibrate.kernels.attention import decode as attention_decode
 from perfmodel.calibrate.kernels.attention import prefill as attention_prefill
 from perfmodel.calibrate.kernels.tables import Group
 from perfmodel.calibrate.robust import fit_form, residuals_of
-from perfmodel.cost.forms.attention.decode import DecodeSizes, FlashDecodeFit
+from perfmodel.cost.forms.attention.decode import SOFTMAX_OPS, DecodeSizes, FlashDecodeFit
 from perfmodel.cost.forms.attention.mixed import MixedAttentionFit, MixedSizes, mixed_seconds
 from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, PrefillSizes
 from perfmodel.cost.forms.columns import joined, take
@@ -46,8 +46,6 @@ _FREE = (
     "empty_s",
     "reread",
 )
-# Of the softmax per score: read off two cards whose tensor and vector rates differ, which alone separates it.
-_SOFTMAX_OPS = 38.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +127,7 @@ def fit(group: Group, device: DeviceFacts) -> FlashDecodeFit | FlashPrefillFit |
         return np.asarray(mixed_seconds(take(sizes, rows), candidate, device).duration)
 
     head_dim = int(float(sizes.heads.head_dim[0]))
-    start = MixedAttentionFit(domain=Domain(head_dim=head_dim), rate="bf16", softmax_ops=_SOFTMAX_OPS)
+    start = MixedAttentionFit(domain=Domain(head_dim=head_dim), rate="bf16", softmax_ops=SOFTMAX_OPS)
     found = fit_form(seconds, start, group.seconds, free=_FREE, starts=({}, {"tensor_fraction": 0.9}), most_rows=3000)
     return found.model_copy(update={"residuals": residuals_of(predict(group, found, device), group.seconds)})
 

@@ -35,7 +35,7 @@ the last, and what its blocks compute does not overlap:
     tm = KV bytes / (memory_fraction W min(1, block_bandwidth B H / SM))   the other heads of a group read from L2
 """
 
-__all__ = ["DecodeKernel", "DecodeSizes", "FlashDecodeFit", "decode_seconds", "decode_time"]
+__all__ = ["SOFTMAX_OPS", "DecodeKernel", "DecodeSizes", "FlashDecodeFit", "decode_seconds", "decode_time"]
 
 from math import ceil
 from typing import Any, Literal, NamedTuple
@@ -53,7 +53,9 @@ from perfmodel.ops.work import Work
 
 _NEVER_ZERO_S = 1e-12
 _SHORT = 64.0  # KV tokens up to which the context does not show
-_SOFTMAX_OPS = 38.0  # vector operations per score (the mixed form separates them from the tensor cores by two cards)
+# Vector operations per score. Read off the layer profiles of two cards whose tensor and vector rates differ, under the
+# form of mixed batches: that alone separates the softmax from the tensor cores.
+SOFTMAX_OPS = 38.0
 _LEAST_PART = 128.0  # KV tokens of a persistent kernel's tile
 _PLACES = 16  # contexts that stand for a batch of unequal ones
 _RESIDENT = 2  # blocks on a compute unit at once
@@ -235,7 +237,7 @@ def _unsplit_time(work: Work, sizes: DecodeSizes, fit: FlashDecodeFit, device: D
 def _seconds_per_score(sizes: DecodeSizes, work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> float:
     """Seconds of the whole device for one row of a tile and one key: its products and its softmax."""
     seconds = sizes.flops_per_token / (device.peak(fit.rate or work.rate) * fit.tensor_fraction)
-    return float(seconds + _SOFTMAX_OPS / (device.compute_units * _LANES * device.clock_hz))
+    return float(seconds + SOFTMAX_OPS / (device.compute_units * _LANES * device.clock_hz))
 
 
 def _outlasting(longest: float, sizes: DecodeSizes, kernel: DecodeKernel, units: int) -> float:

@@ -7,8 +7,9 @@ import pytest
 
 import perfmodel.ops
 from perfmodel.cost import EngineProfile, StepTables, load_calibration
+from perfmodel.ops.work import Depends
 from perfmodel.sim.replica.step_costs import _SCHEDULING, shared_step_costs
-from perfmodel.specs import EngineSpec, Scenario, load_scenario
+from perfmodel.specs import EngineSpec, Lengths, Scenario, load_scenario
 
 
 def tables_of(scenario: Scenario) -> StepTables:
@@ -41,6 +42,21 @@ def test_what_only_the_scheduler_reads_leaves_the_tables_as_they_are() -> None:
 )
 def test_what_an_operator_reads_makes_tables_of_its_own(change: dict[str, object]) -> None:
     assert tables_of(with_engine(BASE, **change)) is not tables_of(BASE)
+
+
+def test_other_lengths_of_answers_make_decodes_cost_otherwise_and_nothing_else_anew() -> None:
+    """The spread of contexts is the decodes' alone: what tokens and prompts cost is worked out once for both."""
+    longer = BASE.traffic.model_copy(update={"output_tokens": Lengths(distribution="uniform", low=10, high=4000)})
+    one, other = tables_of(BASE), tables_of(BASE.model_copy(update={"traffic": longer}))
+    assert one.timer.calibration.has_ragged_cost
+    alone = StepTables(other.graph, other.timer)
+    for group in one.groups:
+        key = ((300, 100),) if group.depends is Depends.PREFILL else 300
+        if group.depends is not Depends.ROWS:
+            assert other.cost(group, key) is one.cost(group, key)
+            assert other.cost(group, key).duration == alone.cost(group, key).duration
+    assert other.decodes(0, 64, 64_000).duration > one.decodes(0, 64, 64_000).duration
+    assert other.decodes(0, 64, 64_000) == alone.decodes(0, 64, 64_000)
 
 
 def test_no_operator_reads_what_only_the_scheduler_is_said_to_read() -> None:
