@@ -5,24 +5,31 @@ or as the largest has, where that is less than `pads_below` times as many. Group
 and so on, so that pipeline stages have a share of each. A block is as large as the largest group, so smaller ones waste
 the rest: Gemma-3-27B's 52 windowed and 10 full layers are 7 groups of 10, 70 places for 62 layers.
 
-None are formed where a block would not be equally large in all layers (heads of other sizes), nor for layers without
-keys (states of Mamba and linear attention are set apart for `max_num_seqs` sequences instead), nor where a drafter
+States of Mamba and linear attention are blocks, too: one in each group of such layers for a sequence, as large as all
+blocks. For that vLLM makes the blocks of attention as many times larger as a state needs (784 tokens for Qwen3.5-27B);
+here a state is so many blocks of `block_size` tokens, and what a sequence leaves empty of its last large one is counted
+at its mean.
+
+None are formed where a block would not be equally large in all layers (heads of other sizes), nor where a drafter
 brings layers of its own. The switch (`disable_hybrid_kv_cache_manager`) is about mixtures: where all layers have the
 same window they share a table that keeps no more.
 Source: vllm-project/vllm, vllm/v1/core/kv_cache_utils.py (_get_kv_cache_groups_uniform_page_size) and
 vllm/config/vllm.py (what disables the manager: platforms other than GPUs, KV connectors that cannot tell groups apart).
 """
 
-__all__ = ["LayerGroup", "kv_groups", "largest_share", "layer_groups"]
+__all__ = ["LayerGroup", "StateBlocks", "kv_groups", "largest_share", "layer_groups", "state_blocks"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
+from perfmodel.cost.memory.footprint import kv_bytes_per_token, state_bytes_per_sequence
 from perfmodel.kv_groups import KVGroup
-from perfmodel.models.architecture import Attention, LatentAttention, Mixer
+from perfmodel.models.architecture import Attention, GatedDeltaNet, LatentAttention, Mamba, Mixer
 from perfmodel.models.kv_formats import surplus_tokens
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
+from perfmodel.ops.sharding import Sharding
 from perfmodel.specs.engine.description import KvGroupRules
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
@@ -36,6 +43,42 @@ class LayerGroup:
 
     group: KVGroup
     layers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StateBlocks:
+    """Recurrent states in the pool of KV blocks.
+
+    groups:     of layers with keys, and with states; per_sequence: blocks of a sequence beside those of its tokens
+    block_size: tokens of a block of attention as the engine makes it
+    """
+
+    groups: tuple[LayerGroup, ...]
+    per_sequence: int
+    block_size: int
+
+
+def state_blocks(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> StateBlocks | None:
+    """How states of `model`, as served, lie among the KV blocks; None where they do not.
+
+    m = ceil( bytes of a layer's state / (b bytes of a token in an attention layer) )     blocks of b tokens
+    """
+    rules = engine.described.facts.kv_groups
+    if "state" not in rules.kinds or hardware.kind != "gpu" or not _can_have_groups(model, engine):
+        return None
+    layers = list(enumerate(model.iter_layers()))
+    keys = [i for i, layer in layers if isinstance(layer.mixer, Attention | LatentAttention)]
+    states = [i for i, layer in layers if isinstance(layer.mixer, Mamba | GatedDeltaNet)]
+    shard, mixers = Sharding.of(engine), [layer.mixer for _, layer in layers]
+    if not keys or not states or len({mixers[i] for i in keys}) > 1 or len({mixers[i] for i in states}) > 1:
+        return None
+    groups = _cut({(None, False): keys, (0, False): states}, rules.pads_below)
+    if sum(group.layers <= set(keys) for group in groups) != 1:
+        return None
+    size = engine.block_size
+    token = kv_bytes_per_token(model, shard, [layers[keys[0]][1]])
+    times = ceil(state_bytes_per_sequence(model, shard, [layers[states[0]][1]]) / (size * token))
+    return StateBlocks(groups, (len(groups) - 1) * times + (times - 1) // 2, size * times)
 
 
 def kv_groups(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> tuple[KVGroup, ...]:

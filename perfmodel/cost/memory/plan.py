@@ -11,7 +11,7 @@ Llama-4 Scout had 4.1 GB less for blocks than planned, of which the activations 
 of 577 patches, 5,632 wide) explain some 0.6 GB.
 """
 
-__all__ = ["MemoryPlan", "plan_memory", "smallest_fitting_tp"]
+__all__ = ["MemoryPlan", "num_buffers", "plan_memory", "smallest_fitting_tp"]
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from perfmodel.cost.memory.footprint import (
     state_bytes_per_sequence,
     weights,
 )
-from perfmodel.cost.memory.groups import LayerGroup, largest_share, layer_groups
+from perfmodel.cost.memory.groups import LayerGroup, largest_share, layer_groups, state_blocks
 from perfmodel.errors import DoesNotFitError
 from perfmodel.kv_groups import KVGroup, most_rows
 from perfmodel.models.architecture import Attention, LatentAttention, Layer
@@ -59,7 +59,7 @@ class MemoryPlan(Printable):
     usable_bytes:  gpu_memory_utilization x what a process sees of the device
     weights:       bytes by component
     graph_bytes:   of CUDA graphs, where they count in the share
-    state_bytes:   recurrent states of `max_num_seqs` sequences
+    state_bytes:   recurrent states of `max_num_seqs` sequences, where they are not KV blocks
     num_kv_blocks: blocks of `block_size` tokens, each of all layers that keep all tokens (or of all, where none does);
                    with groups, of the layers of any one of them
     kv_bytes_per_token: of a token in a block
@@ -163,6 +163,7 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
     """The plan of the pipeline stage with the fewest blocks, and the bytes it has for them (negative: too little)."""
     shard = Sharding.of(engine)
     layers, groups = list(model.iter_layers()), layer_groups(model, hardware, engine)
+    states = None if groups else state_blocks(model, hardware, engine)
     drafter = draft_footprint(model, engine)
     plans, first = [], 0
     for stage, is_first, is_last in _parts(layers, engine):
@@ -170,12 +171,13 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
         if drafter.weight_bytes:
             held["drafter"] = drafter.weight_bytes
         per_token = 0.0
-        if groups:
-            per_token = _bytes_per_token_of_group(model, shard, groups, layers, range(first, first + len(stage)))
+        tables = states.groups if states is not None else groups
+        if tables:
+            per_token = _bytes_per_token_of_group(model, shard, tables, layers, range(first, first + len(stage)))
         elif engine.kv_cache != "off":
             per_token = kv_bytes_per_token(model, shard, stage) + drafter.kv_bytes_per_token
         first += len(stage)
-        per_sequence = state_bytes_per_sequence(model, shard, stage)
+        per_sequence = state_bytes_per_sequence(model, shard, stage) if states is None else 0.0
         plan = MemoryPlan(
             model=model.name,
             hardware=hardware.name,
@@ -194,7 +196,7 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
             max_num_seqs=engine.max_num_seqs,
             rolling_span=model.rolling_span,
             longest=_longest(model, engine),
-            num_buffers=ceil(surplus_tokens(model) / engine.block_size) if per_token else 0,
+            num_buffers=num_buffers(model, hardware, engine) if per_token else 0,
             reserved_tokens=_reserved(model, engine),
             kv_groups=tuple(each.group for each in groups),
         )
@@ -212,6 +214,15 @@ def _parts(layers: Sequence[Layer], engine: EngineSpec) -> Iterator[tuple[Sequen
     for index, span in enumerate(stages(len(layers) - first, num_parts)):
         part = layers[first + span.start : first + span.stop]
         yield part, index == 0 and not first, index == num_parts - 1 and has_head
+
+
+def num_buffers(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> int:
+    """Blocks of a sequence beside those that its tokens fill: its states, or newer tokens in wider formats.
+
+    model: as served
+    """
+    states = state_blocks(model, hardware, engine)
+    return states.per_sequence if states is not None else ceil(surplus_tokens(model) / engine.block_size)
 
 
 def _bytes_per_token_of_group(

@@ -167,12 +167,13 @@ class GraphRules(Spec):
 class KvGroupRules(Spec):
     """How the KV blocks of layers that see different parts of a sequence are managed.
 
-    kinds:      layers that keep no more than they see, in blocks of their own (window, chunk); others keep all tokens
+    kinds:      layers that keep no more than they see, in blocks of their own (window, chunk), and recurrent states
+                that are blocks of the same pool (state); else all tokens are kept, and states are set apart
     pads_below: groups are as large as the largest kind where that has less than so many times the layers of the
                 smallest; else as large as the smallest
     """
 
-    kinds: tuple[Literal["window", "chunk"], ...] = ()
+    kinds: tuple[Literal["window", "chunk", "state"], ...] = ()
     pads_below: float = Field(default=1.0, ge=1)
 
 

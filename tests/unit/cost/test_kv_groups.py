@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import MemoryPlan, plan_memory
-from perfmodel.cost.memory.groups import kv_groups
+from perfmodel.cost.memory.groups import kv_groups, state_blocks
 from perfmodel.models.architecture import Attention
 from perfmodel.specs import load_hardware, load_model
 from perfmodel.specs.engine.spec import EngineSpec
@@ -122,3 +122,34 @@ def test_what_a_window_does_not_cut_is_full_attention(context: int, name: str) -
     plain = engine.model_copy(update={"disable_hybrid_kv_cache_manager": True})
     fits = [plan_memory(model, H100, each).max_batch(context) for each in (engine, plain)]
     assert fits[0] == pytest.approx(fits[1], abs=1)
+
+
+@pytest.mark.parametrize(("name", "logged"), [("qwen3.5-27b", 784), ("qwen3.5-35b-a3b", 1056)])
+def test_attention_blocks_are_as_large_as_vllm_says_when_it_starts(name: str, logged: int) -> None:
+    """vLLM 0.19.1 with Qwen3.5-27B: "Setting attention block size to 784 tokens to ensure that attention page size is
+    >= mamba page size"; 1,056 with a Qwen3.5 mixture whose attention has 2 KV heads of 256.
+    """
+    states = state_blocks(load_model(name), H100, EngineSpec())
+    assert states is not None
+    assert states.block_size == logged
+
+
+def test_states_are_blocks_of_the_pool_by_hand() -> None:
+    """Qwen3.5-27B: 16 layers with keys, 48 with states: one group and three. A state takes the room of 49 blocks of 16
+    tokens (784), three of them 147, and half of a large block is empty on average: 24. 2,048 tokens are 128 more."""
+    plan = planned("qwen3.5-27b")
+    assert plan.state_bytes == 0
+    assert plan.block_size * plan.kv_bytes_per_token == 16 * 16 * 4 * 512 * 2
+    assert plan.max_batch(2048) == 100_000 // (128 + 147 + 24)
+
+
+def test_states_under_other_engines_are_set_apart() -> None:
+    engine = EngineSpec(profile="sglang", max_num_seqs=64, num_gpu_blocks_override=1000)
+    plan = plan_memory(load_model("qwen3.5-27b"), load_hardware("h200-sxm"), engine)
+    assert plan.state_bytes == 64 * plan.state_bytes_per_sequence > 0
+
+
+def test_what_a_server_starts_with_by_default_fits() -> None:
+    """vLLM serves Qwen3.5-27B on one H200, with 1,024 sequences at most, of which as many run as there are states."""
+    plan = plan_memory(load_model("qwen3.5-27b"), load_hardware("h200-sxm"), EngineSpec(max_num_seqs=1024))
+    assert 100 < plan.max_batch(2048) < 1024
