@@ -19,10 +19,11 @@ Family = Annotated[
 
 
 def techniques(family: Family = None, as_json: JsonFlag = False) -> None:
-    """List every technique: simulated, executed, and how far from what was published.
+    """List every technique: simulated, executed as simulated, and how far from what was published.
 
-    Figures are those of the committed reports: predicted over published in the median, simulated over executed speedup.
-    A technique is validated within 25 %; what is farther off is shown as missed.
+    Figures are those of the committed reports: predicted over published in the median, simulated and executed speedup
+    of a pair of scenarios. A technique is executed where both speedups point the same way and lie within 15 % of each
+    other, and validated within 25 %; what is farther off is shown as missed, and a pair without a gain proves nothing.
     """
     from perfmodel.report.views.catalog import techniques_view
     from perfmodel.validate.techniques.status import read_status

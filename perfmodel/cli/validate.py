@@ -84,7 +84,8 @@ def validate(
     by request; `techniques` does so for each scenario of a folder with its `technique` and without, and compares the
     speedups. Both need the executor extra (torch) and take `--repeat`; `--set` and `--seed` go with `executor`. The
     other kinds read recorded measurements. `--report` writes the comparison as a document, with its JSON and plots
-    beside it; `techniques` saves each finished pair there meanwhile, and resumes where it was cut off.
+    beside it; `techniques` saves each finished pair there meanwhile, resumes where it was cut off, and keeps what the
+    report has of pairs whose files have not changed since.
     """
     from perfmodel.report.written import check_report_file
 
@@ -144,10 +145,10 @@ def _techniques(path: str, repeat: int, progress: Progress | None, report_file: 
 
 
 def _journal(report_file: Path | None) -> "Journal":
-    """Beside the report: the pairs that are finished, for the same command to go on with where it was cut off."""
+    """The report's own pairs, and beside it those of a session that was cut off, for the same command to go on with."""
     from perfmodel.validate.techniques.compare import Journal
 
-    return Journal(report_file.with_suffix(".partial.jsonl") if report_file else None)
+    return Journal(report_file.with_suffix(".json") if report_file else None)
 
 
 def _recorded(kind: Kind, path: str, progress: Progress | None) -> "ValidationReport":

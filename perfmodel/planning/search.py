@@ -21,10 +21,12 @@ from perfmodel.planning.deployments.choice import (
     Preliminary,
     deployed,
     finalists,
+    may_have,
     objective_key,
     shortfalls,
 )
 from perfmodel.planning.deployments.devices import device_answers, with_every_device
+from perfmodel.planning.deployments.doubt import certainty_of, pick, replicas_for
 from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.front import label_of, screened_front, simulated_front
 from perfmodel.planning.deployments.judged import attained
@@ -38,7 +40,6 @@ from perfmodel.planning.screening.demand import at_rate, wanted_rate
 from perfmodel.planning.screening.screen import Screen, Screened
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.findings import TIE
 from perfmodel.planning.sweeps.metrics import device_shares
 from perfmodel.planning.sweeps.store import default_store
 from perfmodel.planning.sweeps.workers import Progress, Tally
@@ -49,7 +50,6 @@ from perfmodel.specs.scenario import Scenario, price_lines, stale_price_notes
 Tell = Callable[[Preliminary | PreliminaryJob], None]
 Stages = Callable[[str], AbstractContextManager[Progress | None]]  # a stage's name -> what shows how far it is
 
-_LITTLE_MONEY = 0.05  # of a bill: below what the prices of two sellers differ by
 _REQUESTS = 400  # of the run that says what bounds the winner
 
 
@@ -104,13 +104,13 @@ def _plan_rate(
     store, workers, engine = where
     run = Runs(base, scenario, spec, rate, str(store), workers, engine)
     done, simulated = _simulated(run, screen, chosen, front, shown)
-    good, bad = _judged(done, scenario, spec)
     serve, do_not = simulated_front(simulated, front, spec, scenario.slo, quantile_name(spec.attainment))
     reasons = dict(space.ruled_out) | shortfalls(screened, spec, rate)
     nearest = "" if serving else _nearest(screened, rate)
     counts = space.num_all, len(serving)
+    good, bad = _judged(done, scenario, spec)
     result = PlanResult(base, scenario, spec, rate, *counts, reasons, good, bad, serve, do_not, nearest=nearest)
-    result = _completed(result, simulated)
+    result = _completed(_ordered(result), simulated)
     judged = result.ranked, result.missed
     result = replace(result, devices=device_answers(spec, rate, judged, serving, screened, space.by_device))
     with shown("under failures"):
@@ -127,13 +127,54 @@ def _simulated(
         tally = Tally(progress, (2 * len(chosen) + len(front)) * run.spec.seeds)
         settled = run.settled(chosen, tally)
         done = _drawn(screen, run.at_the_rate(settled, tally), run.rate)
-        return done, _with_front(run, screen, settled, front, tally)
+        return _sized(run, done, tally), _with_front(run, screen, settled, front, tally)
 
 
 def _judged(done: Sequence[Finalist], scenario: Scenario, spec: PlanSpec) -> tuple[list[Finalist], list[Finalist]]:
     """Those that serve within the SLO, and those that do not."""
     good = [each for each in done if each.serves(scenario.slo, spec.attainment)]
     return good, [each for each in done if each not in good]
+
+
+def _sized(run: Runs, done: Sequence[Finalist], progress: Progress | None) -> list[Finalist]:
+    """The finalists with as many replicas as suffice in the wanted share of draws, simulated with these at the rate; as
+    many as are allowed where more are needed."""
+    draft = PlanResult(run.base, run.scenario, run.spec, run.rate, 0, 0, {}, [], done)
+    counts = [_enough(draft, each) for each in done]
+    more = [place for place, each in enumerate(done) if counts[place] != each.replicas]
+    records = run.at_rate([(done[place].deployment, counts[place]) for place in more], progress)
+    found = list(done)
+    for place, known in zip(more, records, strict=True):
+        found[place] = found[place].sized(counts[place], known)
+    return found
+
+
+def _enough(result: PlanResult, finalist: Finalist) -> int:
+    """Replicas that suffice in the wanted share of draws; the most that are allowed where these do not."""
+    if result.spec.objective == "lowest_latency":
+        return finalist.replicas
+    option, screened = result.option(finalist), finalist.deployment.screened
+    wanted = replicas_for(option.needed, finalist.replicas, result.spec.confidence)
+    allowed = [count for count in range(finalist.replicas, option.most + 1) if may_have(screened, result.spec, count)]
+    return next((count for count in allowed if count >= wanted), max(allowed, default=finalist.replicas))
+
+
+def _ordered(result: PlanResult) -> PlanResult:
+    """The choice first; then what else is sure enough, best first by expected cost, or by the objective where that is
+    no cost."""
+    if not result.ranked:
+        return result
+    options = [result.option(each) for each in result.ranked]
+    choice = pick(options, result.spec.confidence)
+    everyone = [*options, *(result.option(each) for each in result.missed)]
+    expected = certainty_of(everyone, choice, result.spec.confidence).expected
+
+    def key(place: int) -> tuple[bool, bool, float, float]:
+        each = options[place]
+        figure = expected[each.name] if each.figure is None else each.figure
+        return place != choice, each.share < result.spec.confidence, figure, -result.ranked[place].rate
+
+    return replace(result, ranked=[result.ranked[place] for place in sorted(range(len(options)), key=key)])
 
 
 def _drawn(screen: Screen, done: Sequence[Finalist], rate: float) -> list[Finalist]:
@@ -165,14 +206,7 @@ def _with_front(
 
 
 def _completed(result: PlanResult, simulated: Mapping[str, tuple[Deployment, Records]]) -> PlanResult:
-    """The result with finalists in order, and what bounds the winner."""
-    sign = 1.0 if result.is_better_low else -1.0
-    ranked = sorted(result.ranked, key=lambda each: (sign * result.figure(each), -each.rate))
-    if ranked:  # of those that are about as good as the best, who has most in reserve goes first
-        tie = _LITTLE_MONEY if result.spec.objective == "cheapest" else TIE
-        alike = [each for each in ranked if abs(result.figure(each) / result.figure(ranked[0]) - 1) <= tie]
-        ranked = sorted(alike, key=lambda each: -each.rate) + ranked[len(alike) :]
-    result = replace(result, ranked=ranked)
+    """The result with what bounds the winner."""
     if result.winner is None:
         return result
     choices = result.winner.deployment.screened.candidate.choices(result.winner.replicas)
@@ -189,7 +223,7 @@ def _completed(result: PlanResult, simulated: Mapping[str, tuple[Deployment, Rec
     fewer = {
         label: attained(records)
         for label, (each, records) in simulated.items()
-        if each.screened is result.winner.deployment.screened and each.replicas < result.winner.replicas
+        if each.screened is result.winner.deployment.screened and each.replicas < result.winner.fewest
     }
     return replace(result, bound_share=device_shares(run.summary), notes=notes, fewer=fewer)
 

@@ -106,6 +106,8 @@ class PlanSpec(Spec):
                 which are most tokens per USD; shortest_job: done first
     deadline_s: within which an offline job is to be done
     attainment: the share of requests that must meet every limit of the scenario's `slo`
+    confidence: the share of draws of what the calibrations leave unexplained in which the choice has to suffice; 0
+                takes predictions to be exact
     rate:       requests per second to be served; by default the traffic's own
     max_gpus:   devices of all replicas together
     link_domain: the most devices that tensor parallelism may take; those of a node unless given
@@ -116,6 +118,7 @@ class PlanSpec(Spec):
 
     objective: Objective = "cheapest"
     attainment: float = Field(default=0.9, gt=0, lt=1)
+    confidence: float = Field(default=0.8, ge=0, lt=1)
     rate: PerSecond | None = None
     max_gpus: PositiveInt = 16
     budget_usd_per_hour: PositiveFloat | None = None

@@ -5,6 +5,7 @@ An entry with `missing` must not work: the day its switch does, this test asks f
 
 import json
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Literal, get_args, get_origin
@@ -21,11 +22,13 @@ from perfmodel.specs.overrides import parse_override
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import ExpertRouting
 from perfmodel.validate.published.figures import predict
-from perfmodel.validate.techniques.status import executed_quotients, load_techniques, published_ratios, read_status
+from perfmodel.validate.techniques.runs import CLOSE, LEAST_GAIN
+from perfmodel.validate.techniques.status import executed_pairs, load_techniques, published_ratios, read_status
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs/techniques"
 SCENARIOS = ROOT / "workloads/scenarios"
+FITTED = {path.stem for path in (SCENARIOS / "published").glob("*.yaml") if "\n  fitted: true\n" in path.read_text()}
 ENTRIES = [entry for family in load_techniques() for entry in family.techniques]
 SWITCHES = [entry for entry in ENTRIES if entry.switch]
 LEAST = 1e-3  # a metric that moves by less has not moved
@@ -168,13 +171,28 @@ def test_names_are_told_apart():
 def test_figures_are_in_the_folder_and_in_the_report():
     ids = {id for entry in ENTRIES for id in entry.published}
     assert not {id for id in ids if not (SCENARIOS / "published" / f"{id}.yaml").is_file()}
-    assert not ids - set(published_ratios())
+    assert not ids - set(published_ratios()) - FITTED
 
 
 def test_validated_only_with_a_figure():
     for row in read_status():
         assert (row.validated != "no") == bool(row.ratios)
-        assert set(row.ratios) == set(row.entry.published)
+        assert set(row.ratios) == set(row.entry.published) - FITTED
+
+
+def test_a_figure_counts_for_one_technique():
+    """One figure that two techniques share would be two proofs of one measurement."""
+    times = Counter(id for entry in ENTRIES for id in entry.published)
+    assert not [id for id, count in times.items() if count > 1]
+
+
+def test_executed_is_said_of_what_came_out_right_only():
+    for row in read_status():
+        assert row.is_executed == (bool(row.pairs) and all(pair.outcome == "right" for pair in row.pairs.values()))
+        for pair in row.pairs.values() if row.is_executed else ():
+            assert (pair.simulated - 1) * (pair.executed - 1) > 0
+            assert abs(pair.quotient - 1) <= CLOSE
+            assert abs(pair.simulated - 1) >= LEAST_GAIN
 
 
 def test_pairs_are_those_that_are_written():
@@ -206,11 +224,11 @@ def test_newest_report_is_in_the_wheel(pattern):
 def test_quotients_come_from_the_report_of_pairs(tmp_path, monkeypatch):
     """The newest one; without any, what is executed is still executed."""
     monkeypatch.setattr("perfmodel.validate.techniques.status.data_dir", lambda name: tmp_path)
-    assert executed_quotients() == {}
+    assert executed_pairs() == {}
     for month, quotient in ((202610, 2.0), (202611, 1.05)):
-        rows = [{"file": "int8-kv.yaml", "quotient": quotient}]
+        rows = [{"file": "int8-kv.yaml", "simulated": 2.1, "executed": 2.1 / quotient, "quotient": quotient}]
         (tmp_path / f"techniques_cpu_{month}.json").write_text(json.dumps({"techniques": rows}))
-    assert executed_quotients() == {"int8-kv": 1.05}
+    assert executed_pairs() == {"int8-kv": (2.1, 2.0, 1.05)}
 
 
 def test_no_field_is_without_a_technique():

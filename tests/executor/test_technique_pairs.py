@@ -49,10 +49,10 @@ def test_times_of_models_timed_together_compare_whatever_the_machine_does():
 
 def test_a_cpu_gains_nothing_by_2_4():
     """It multiplies the expanded weights: the time and the memory are those of dense ones."""
-    file = FOLDER / "sparse-2-4.yaml"
-    sparse = load_scenario(file)
-    assert sparse.technique is not None
-    dense = load_scenario(file, sparse.technique.baseline)
+    base = ["hardware=cpu", "engine.dtype=bfloat16", "engine.max_model_len=512"]
+    sparse, dense = (
+        load_scenario("tiny-llama-cpu", [*base, *more]) for more in (["model_changes.prune={kind: '2:4'}"], [])
+    )
     shape = BatchShape(4, 4, num_decodes=4, decode_context=400)
     times = [step_costs(each).estimate(shape).duration_s for each in (sparse, dense)]
     assert times[0] == times[1]

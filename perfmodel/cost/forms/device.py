@@ -51,14 +51,17 @@ def _peak(rates: tuple[tuple[str, float], ...], vector: float | None, rate: str)
 def peak_flops_per_s(hardware: HardwareSpec, rate: str) -> float:
     """The dense peak that `rate` runs at: as declared, or that of the format it falls back to (FALLBACKS).
 
-    "vector" is the non-tensor rate: `vector_flops_per_s`, else fp32. "bf16@2:4" is bf16 times `sparsity_speedup`.
+    "vector" is the non-tensor rate: `vector_flops_per_s`, else fp32. "bf16@2:4" is bf16 times `sparsity_speedup`,
+    or what `sparsity_speedups` has for the format.
     """
     declared = hardware.declared
     if rate.endswith(MMA_SYNC_RATE):
         share = _MMA_SYNC_SHARE.get(declared.architecture or "", 1.0)
         return share * peak_flops_per_s(hardware, rate.removesuffix(MMA_SYNC_RATE))
     if rate.endswith(SPARSE_RATE):
-        return declared.sparsity_speedup * peak_flops_per_s(hardware, rate.removesuffix(SPARSE_RATE))
+        dense = rate.removesuffix(SPARSE_RATE)
+        speedup = declared.sparsity_speedups.get(dense, declared.sparsity_speedup)
+        return speedup * peak_flops_per_s(hardware, dense)
     return _peak(tuple(declared.peak_flops_per_s.items()), declared.vector_flops_per_s, rate)
 
 

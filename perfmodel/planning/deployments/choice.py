@@ -6,6 +6,7 @@ __all__ = [
     "deployed",
     "finalists",
     "may_have",
+    "most_replicas",
     "objective_key",
     "pick_replicas",
     "shortfalls",
@@ -18,9 +19,6 @@ from math import ceil, inf
 
 from perfmodel.planning.screening.screen import Screened
 from perfmodel.planning.spec import PlanSpec
-
-_ALIKE = 0.01  # rates of one layout that differ by less are one choice: one of them goes on
-_MOST_OF_LAYOUT = 2  # finalists that differ in scheduling only
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def pick_replicas(screened: Screened, spec: PlanSpec, rate: float, group_rate: f
     if each <= 0:
         return None
     needed = max(1, ceil(rate / each - 1e-9))
-    most = _most(screened, spec)
+    most = most_replicas(screened, spec)
     choices = [count for count in spec.space.replicas or range(1, most + 1) if needed <= count <= most]
     if not choices:
         return None
@@ -82,10 +80,11 @@ def pick_replicas(screened: Screened, spec: PlanSpec, rate: float, group_rate: f
 
 def may_have(screened: Screened, spec: PlanSpec, replicas: int) -> bool:
     """Whether the plan allows so many groups."""
-    return replicas <= _most(screened, spec) and (not spec.space.replicas or replicas in spec.space.replicas)
+    return replicas <= most_replicas(screened, spec) and (not spec.space.replicas or replicas in spec.space.replicas)
 
 
-def _most(screened: Screened, spec: PlanSpec) -> int:
+def most_replicas(screened: Screened, spec: PlanSpec) -> int:
+    """The most groups that the devices and the budget allow."""
     most = spec.max_gpus // screened.candidate.num_devices
     if spec.budget_usd_per_hour is not None and screened.usd_per_hour:
         most = min(most, int(spec.budget_usd_per_hour / screened.usd_per_hour))
@@ -125,31 +124,16 @@ def objective_key(deployment: Deployment, spec: PlanSpec) -> tuple[float, ...]:
 
 
 def finalists(deployments: Sequence[Deployment], spec: PlanSpec) -> list[Deployment]:
-    """The best by the objective, of which few differ in scheduling only, so that the simulator sees several kinds.
+    """The best by the objective of each layout (devices, parallelism, formats, split): what differs in scheduling only
+    is one choice, of which the screen's best goes on.
 
     Where all of them are disaggregated, the best that is not takes the last place: what is usual is simulated, too.
     """
-    chosen: list[Deployment] = []
-    spare: list[Deployment] = []
-    per_layout: Counter[Hashable] = Counter()
+    best: dict[Hashable, Deployment] = {}
     for each in sorted(deployments, key=lambda deployment: objective_key(deployment, spec)):
-        if len(chosen) >= spec.finalists:
-            break
-        if any(_is_alike(each, other) for other in chosen):
-            continue
-        kind = each.screened.candidate.kind
-        if per_layout[kind] < _MOST_OF_LAYOUT:
-            per_layout[kind] += 1
-            chosen.append(each)
-        else:
-            spare.append(each)
-    chosen += spare[: spec.finalists - len(chosen)]
+        best.setdefault(each.screened.candidate.kind, each)
+    chosen = list(best.values())[: spec.finalists]
     usual = [each for each in deployments if each.screened.candidate.ratio is None]
     if usual and len(chosen) > 1 and all(each.screened.candidate.ratio is not None for each in chosen):
         chosen[-1] = min(usual, key=lambda deployment: objective_key(deployment, spec))
     return chosen
-
-
-def _is_alike(one: Deployment, other: Deployment) -> bool:
-    a, b = one.screened, other.screened
-    return a.candidate.kind == b.candidate.kind and abs(a.rate - b.rate) <= _ALIKE * max(a.rate, b.rate)

@@ -3,7 +3,7 @@
 __all__ = ["Finalist", "FrontPoint", "Interval", "interval_of", "seed_draws"]
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, log
 
 import numpy as np
@@ -27,6 +27,8 @@ class Finalist:
     rates:    its highest rate under the SLO, for each seed
     records:  what it does at the wanted rate, for each seed
     drawn:    factors on both under draws of what the calibration leaves unexplained
+    spare:    of its replicas those that it has for doubt, beyond the fewest that were simulated to serve; its highest
+              rates are then in proportion to the replicas
     """
 
     deployment: Deployment
@@ -34,6 +36,17 @@ class Finalist:
     rates: tuple[float, ...] = ()
     records: tuple[Record, ...] = ()
     drawn: Drawn = field(default_factory=Drawn.none)
+    spare: int = 0
+
+    @property
+    def fewest(self) -> int:
+        """Replicas that were simulated to serve the rate."""
+        return self.replicas - self.spare
+
+    def sized(self, replicas: int, records: Sequence[Record]) -> "Finalist":
+        """The same with so many replicas, at least `fewest`, and `records` of what these do at the wanted rate."""
+        rates = tuple(rate * replicas / self.replicas for rate in self.rates)
+        return replace(self, replicas=replicas, rates=rates, records=tuple(records), spare=replicas - self.fewest)
 
     @property
     def label(self) -> str:

@@ -3,15 +3,17 @@
 __all__ = ["SURE", "PlanResult", "Resilience", "quantile_name"]
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from math import inf
+from dataclasses import asdict, dataclass, field
+from math import ceil, inf, isfinite
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
+from perfmodel.planning.deployments.choice import most_replicas
 from perfmodel.planning.deployments.devices import DeviceAnswer
+from perfmodel.planning.deployments.doubt import Certainty, Option, certainty_of
 from perfmodel.planning.deployments.finalist import Finalist, FrontPoint, Interval, interval_of
 from perfmodel.planning.deployments.judged import tightness
 from perfmodel.planning.screening.candidates import Base
@@ -129,22 +131,47 @@ class PlanResult(Printable):
     def replicas_needed(self, finalist: Finalist) -> Floats:
         """Replicas that serve the rate under each draw; in proportion from those that were simulated to serve it: more
         than one fewer than these, since without a draw one fewer does not do."""
-        needed = max(self._load(finalist), finalist.replicas - 1 + 1e-9)
+        needed = max(self._load(finalist), finalist.fewest - 1 + 1e-9)
         with np.errstate(divide="ignore"):
             return np.ceil(needed * finalist.rate / finalist.rate_draws - 1e-9)
 
     def sufficient(self, finalist: Finalist) -> float:
         """The share of draws in which the finalist's replicas serve the rate."""
-        least = self._load(finalist) / finalist.replicas * finalist.rate
-        return float(np.mean(finalist.rate_draws >= least * (1 - 1e-9))) if finalist.rate else 0.0
+        return float(np.mean(self.replicas_needed(finalist) <= finalist.replicas)) if finalist.rate else 0.0
 
     def _load(self, finalist: Finalist) -> float:
         """Replicas that the rate takes, as a fraction; no more than were simulated to serve it, whatever a scattering
         highest rate makes of them."""
         if not finalist.rate:
             return inf
-        most = finalist.replicas if finalist.serves(self.scenario.slo, self.spec.attainment) else inf
-        return min(self.rate * finalist.replicas / finalist.rate, most)
+        serves = finalist.serves(self.scenario.slo, self.spec.attainment)
+        return min(self.rate * finalist.replicas / finalist.rate, finalist.fewest if serves else inf)
+
+    def option(self, finalist: Finalist) -> Option:
+        """The finalist as something to decide for; what is not sold by the hour costs its devices."""
+        screened, spec = finalist.deployment.screened, self.spec
+        usd, size = screened.usd_per_hour, screened.candidate.num_devices
+        is_bought = spec.objective in ("cheapest", "fewest_gpus")
+        price = float(size) if usd is None or spec.objective == "fewest_gpus" else usd
+        load = self._load(finalist)
+        return Option(
+            finalist.deployment.screened.candidate.label,
+            screened.candidate.devices,
+            price,
+            finalist.fewest if not isfinite(load) else max(finalist.fewest, ceil(load - 1e-9)),
+            finalist.replicas,
+            max(most_replicas(screened, spec), finalist.replicas),
+            self.replicas_needed(finalist),
+            None if is_bought else (1.0 if self.is_better_low else -1.0) * self.figure(finalist),
+        )
+
+    @property
+    def certainty(self) -> Certainty | None:
+        """How sure the choice is, and what that costs; None without a choice."""
+        if self.winner is None:
+            return None
+        options = [self.option(each) for each in (*self.ranked, *self.missed)]
+        return certainty_of(options, 0, self.spec.confidence)
 
     def interval(self, finalist: Finalist) -> Interval:
         """80 % of `figure`."""
@@ -201,6 +228,7 @@ class PlanResult(Printable):
 
     def to_json(self) -> dict[str, Any]:
         """Everything but sentences: the plan, and what each finalist's simulations gave."""
+        certainty = self.certainty
         return {
             "scenario": self.scenario.name,
             "objective": self.spec.objective,
@@ -209,6 +237,8 @@ class PlanResult(Printable):
             "candidates": self.num_candidates,
             "serving": self.num_serving,
             "ruled_out": dict(self.ruled_out),
+            "confidence": self.spec.confidence,
+            "certainty": None if certainty is None else asdict(certainty) | {"extra_cost": certainty.extra_cost},
             "winner": self._row(self.winner) if self.winner is not None else None,
             "ranked": [self._row(each) for each in self.ranked],
             "missed": [self._row(each) for each in self.missed],

@@ -145,6 +145,11 @@ class Candidate:
         return id(self.layout), id(self.prefill_layout), self.ratio
 
     @property
+    def devices(self) -> str:
+        """The names of what it runs on: one, or those of its prefill and decode engines."""
+        return " and ".join(dict.fromkeys(layout.scenario.hardware.name for layout, _ in self.counts))
+
+    @property
     def label(self) -> str:
         parts = [self.layout.label]
         if self.ratio is not None:

@@ -73,6 +73,7 @@ class _Judged:
             "ratio": self.ratio,
             "source": self.figure.source,
             "reason": self.reason,
+            "fitted": self.figure.fitted,
         }
 
     @property

@@ -166,6 +166,7 @@ class Published(Spec):
     value:     a number in `unit`; [low, high] where the source gives a range
     technique: the family of techniques that the figure is about, any text; figures are grouped by it
     setup:     what the source says of how it was measured; note: why the prediction may differ from it
+    fitted:    whether it stands in a table that calibrations were fitted to: then it validates nothing
     step, operator, kernel: what of a step is meant, where the metric is not of a whole run
     baseline:  `--set` overrides that turn the scenario into what the figure is relative to; then `ratio` says which
                way round, and `value` is a ratio
@@ -180,6 +181,7 @@ class Published(Spec):
     url: str = ""
     setup: str = ""
     note: str = ""
+    fitted: bool = False
     step: StepSpec | None = None
     operator: tuple[str, ...] = ()
     kernel: KernelShape | None = None

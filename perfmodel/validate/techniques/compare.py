@@ -4,12 +4,15 @@ Every scenario with a `technique` block is put beside its baseline; both are cal
 that their workloads do not decide, then simulated and executed. What is compared is the speedup.
 """
 
-__all__ = ["Journal", "validate_techniques"]
+__all__ = ["Journal", "pair_key", "validate_techniques"]
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
+from typing import Any, get_args
 
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.blocks import block_as
@@ -18,7 +21,7 @@ from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.executed.bridge import load_executor
 from perfmodel.validate.report import Comparison, Dimension, Rows, ValidationReport, pooled
-from perfmodel.validate.techniques.runs import Technique, TechniqueRun, TechniqueVerdict
+from perfmodel.validate.techniques.runs import Outcome, Technique, TechniqueRun, TechniqueVerdict
 
 Progress = Callable[[int, int | None], None]
 Measure = Callable[[Scenario, Scenario, str, int], list[TechniqueRun]]
@@ -26,64 +29,72 @@ Judged = Callable[[TechniqueVerdict], None]
 
 _ABOUT = (
     "Speedups of techniques over the same scenario without them, of whole served runs: simulated beside executed on "
-    "this machine's CPU. For each technique one calibration was fitted here and now to the times of two grids of "
-    "steps, with the technique and without, measured in turns; no step of the workloads was fitted to. Executed "
-    "durations are thread CPU time at the speed that the machine had while calibrating."
+    "this machine's CPU. What is compared is the composition: for each technique one calibration was fitted here and "
+    "now to the times of two grids of steps, with the technique and without, measured in turns. So the technique's own "
+    "kernels were seen, and no step of the workloads was. Executed durations are thread CPU time at the speed that the "
+    "machine had while calibrating."
 )
 
 
 class Journal:
-    """The pairs that are finished, one line each, so that a session of most of an hour that is cut off goes on.
+    """What is known of pairs already: those of a report, and those of a session that was cut off, one a line.
 
-    A line is taken up again only if both scenarios and the number of runs are what they were; the file is removed once
-    the report is written.
+    A pair is known only if its file and the number of runs are what they were; the file of lines is removed once the
+    report is written.
 
-    path: the file of lines; None keeps nothing
+    report: the report's JSON, whose pairs are kept with the date of their runs; None, or no such file, keeps nothing
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._known: dict[str, list[TechniqueRun]] = {}
-        if path is not None and path.is_file():
-            for line in read_bounded_text(path, LARGEST_TABLE_BYTES).splitlines():
+    def __init__(self, report: Path | None) -> None:
+        self._path = None if report is None else report.with_suffix(".partial.jsonl")
+        self._known: dict[str, dict[str, Any]] = {}
+        for row in _rows_of(report) if report is not None else ():
+            if "key" in row:
+                self._known[row["key"]] = row
+        if self._path is not None and self._path.is_file():
+            for line in read_bounded_text(self._path, LARGEST_TABLE_BYTES).splitlines():
                 self._take(line)
 
     def _take(self, line: str) -> None:
         try:
             row = parse_json(line)
-            self._known[row["key"]] = [TechniqueRun.from_json(run) for run in row["runs"]]
+            self._known[row["key"]] = row
         except (ValueError, KeyError, TypeError):
             pass  # the line that was being written when it was cut off
 
-    def find(self, scenario: Scenario, baseline: Scenario, repeats: int) -> list[TechniqueRun] | None:
-        """The runs of this pair, if it was finished."""
-        return self._known.get(_key(scenario, baseline, repeats))
+    def find(self, technique: Technique, key: str) -> TechniqueVerdict | None:
+        """What the pair has shown, if it was finished."""
+        row = self._known.get(key)
+        return None if row is None else TechniqueVerdict.from_json(row, technique)
 
-    def add(self, file: str, scenario: Scenario, baseline: Scenario, runs: list[TechniqueRun]) -> None:
-        """Append the finished pair of `scenario` (of `file`) and `baseline`, with its `runs`.
-
-        Raises SpecError if the journal cannot be written.
-        """
+    def add(self, verdict: TechniqueVerdict) -> None:
+        """Append what a finished pair has shown. Raises SpecError if the journal cannot be written."""
         if self._path is None:
             return
-        key = _key(scenario, baseline, len(runs))
-        line = json.dumps({"file": file, "key": key, "runs": [run.to_json() for run in runs]})
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as lines:
-                lines.write(f"\n{line}\n")  # after a cut-off line too, one of its own
+                lines.write(f"\n{json.dumps(verdict.to_json())}\n")  # after a cut-off line too, one of its own
         except OSError as error:
             raise SpecError(f"{self._path}: cannot be written: {error.strerror}.") from None
 
     def remove(self) -> None:
-        """Forget everything: the report is written."""
+        """Forget the lines: the report is written."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
 
-def _key(scenario: Scenario, baseline: Scenario, repeats: int) -> str:
-    text = "\n".join((scenario.model_dump_json(), baseline.model_dump_json(), str(repeats)))
-    return hashlib.sha256(text.encode()).hexdigest()
+def _rows_of(report: Path) -> list[dict[str, Any]]:
+    """The pairs of a report; none where it is not one."""
+    try:
+        return list(parse_json(read_bounded_text(report, LARGEST_TABLE_BYTES))["techniques"])
+    except (OSError, PerfmodelError, ValueError, KeyError, TypeError):
+        return []
+
+
+def pair_key(file: Path, repeats: int) -> str:
+    """What tells a pair's runs from those of another file, or of the same file before a change, or of fewer runs."""
+    return hashlib.sha256(f"{file.read_text(encoding='utf-8')}\n{repeats}".encode()).hexdigest()
 
 
 def validate_techniques(
@@ -136,11 +147,14 @@ def _judge(file: Path, repeats: int, measure: Measure, journal: Journal) -> Tech
     if technique is None:
         raise SpecError(f"{file}: found no `technique` block; give its name, baseline and metric.")
     baseline = load_scenario(file, technique.baseline)
-    runs = journal.find(scenario, baseline, repeats)
-    if runs is None:
-        runs = measure(scenario, baseline, technique.metric, repeats)
-        journal.add(file.name, scenario, baseline, runs)
-    return TechniqueVerdict(technique, file.name, runs)
+    key = pair_key(file, repeats)
+    known = journal.find(technique, key)
+    if known is not None:
+        return known
+    runs = measure(scenario, baseline, technique.metric, repeats)
+    verdict = TechniqueVerdict.of(technique, file.name, runs, key, date.today().isoformat())
+    journal.add(verdict)
+    return verdict
 
 
 def _report_techniques(verdicts: Sequence[TechniqueVerdict], reasons: Sequence[str] = ()) -> ValidationReport:
@@ -154,7 +168,12 @@ def _report_techniques(verdicts: Sequence[TechniqueVerdict], reasons: Sequence[s
     )
     names = Dimension.of([each.technique.metric for each in ordered])
     comparison = Comparison.of("speedup", rows, "times", {"metric": names})
-    error = f"|quotient - 1| is {rows.stats().median_ape:.1%} in the median over {len(rows)} techniques."
+    counts = Counter(each.outcome for each in ordered)
+    outcomes = ", ".join(f"{counts[name]} {name}" for name in get_args(Outcome) if counts[name])
+    error = f"{outcomes}; |quotient - 1| is {rows.stats().median_ape:.1%} in the median over {len(rows)} techniques."
+    dates = sorted({each.date for each in ordered})
+    if len(dates) > 1:
+        error += f" Pairs were run on {' and '.join(dates)}: a pair whose file has not changed keeps its runs."
     return ValidationReport(
         kind="techniques",
         rows=len(verdicts) + len(reasons),

@@ -2,19 +2,36 @@
 
 speedup = how many times better the scenario's metric is than its baseline's
 quotient = simulated speedup / executed speedup
+
+    right           both speedups lie on the same side of 1, and the quotient within 15 % of it
+    proves nothing  hardly any speedup is simulated, and the quotient lies within 15 %: any model would be as right
+    missed          all others
 """
 
-__all__ = ["Sides", "Technique", "TechniqueRun", "TechniqueVerdict"]
+__all__ = ["CLOSE", "LEAST_GAIN", "Outcome", "Sides", "Technique", "TechniqueRun", "TechniqueVerdict", "outcome_of"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator
 
 from perfmodel.files.base import Spec
 from perfmodel.planning.metrics import ALIASES, Metric, metric_named
+
+Outcome = Literal["right", "missed", "proves nothing"]
+
+CLOSE = 0.15  # how far a quotient of speedups may be from 1
+LEAST_GAIN = 0.05  # a simulated speedup nearer to 1 is less than what repeated runs of one pair differ by
+
+
+def outcome_of(simulated: float, executed: float, quotient: float) -> Outcome:
+    """What a pair has shown: by the `simulated` and the `executed` speedup, and their `quotient`."""
+    is_close = abs(quotient - 1.0) <= CLOSE
+    if is_close and abs(simulated - 1.0) < LEAST_GAIN:
+        return "proves nothing"
+    return "right" if is_close and (simulated > 1.0) == (executed > 1.0) else "missed"
 
 
 class Technique(Spec):
@@ -79,41 +96,53 @@ class TechniqueRun:
 
 @dataclass(frozen=True)
 class TechniqueVerdict:
-    """A technique over its runs, each of another seed: medians, since a run on a shared machine may go astray."""
+    """A technique over its runs, each of another seed: medians, since a run on a shared machine may go astray.
+
+    simulated, executed: speedups
+    quotients: simulated over executed speedup of each run, compared with itself
+    step_bias: how much longer steps are predicted to take than they take, of the scenario and of the baseline
+    key:       of the pair as it was run (`pair_key`); date: of the runs, ISO
+    """
 
     technique: Technique
     file: str
-    runs: Sequence[TechniqueRun]
+    simulated: float
+    executed: float
+    quotients: Sequence[float]
+    step_bias: Sides
+    key: str
+    date: str
 
-    @property
-    def simulated(self) -> float:
-        """Simulated speedup."""
-        return median(self.technique.speedup(*run.simulated) for run in self.runs)
+    @classmethod
+    def of(cls, technique: Technique, file: str, runs: Sequence[TechniqueRun], key: str, date: str) -> Self:
+        """What `runs` of the pair of `technique` and `file` have shown; `key` and `date` as of the class."""
+        simulated, executed = (
+            [technique.speedup(*getattr(run, clock)) for run in runs] for clock in ("simulated", "executed")
+        )
+        quotients = [one / other for one, other in zip(simulated, executed, strict=True)]
+        bias = Sides(*(median(run.step_bias[side] for run in runs) for side in range(2)))
+        return cls(technique, file, median(simulated), median(executed), quotients, bias, key, date)
 
-    @property
-    def executed(self) -> float:
-        """Executed speedup."""
-        return median(self.technique.speedup(*run.executed) for run in self.runs)
-
-    @property
-    def quotients(self) -> list[float]:
-        """Simulated over executed speedup of each run."""
-        speedup = self.technique.speedup
-        return [speedup(*run.simulated) / speedup(*run.executed) for run in self.runs]
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any], technique: Technique) -> Self:
+        """What `to_json` gave. Raises KeyError or TypeError for anything else."""
+        bias = Sides(row["step_bias"], row["baseline_step_bias"])
+        shown = row["simulated"], row["executed"], row["quotients"]
+        return cls(technique, row["file"], *shown, bias, row["key"], row["date"])
 
     @property
     def quotient(self) -> float:
-        """Simulated over executed speedup: the median over the runs, each compared with itself."""
+        """Simulated over executed speedup: the median over the runs."""
         return median(self.quotients)
 
     @property
-    def step_bias(self) -> Sides:
-        """How much longer steps are predicted to take than they take, of the scenario and of the baseline."""
-        return Sides(*(median(run.step_bias[side] for run in self.runs) for side in range(2)))
+    def outcome(self) -> Outcome:
+        """Whether the simulator was right."""
+        return outcome_of(self.simulated, self.executed, self.quotient)
 
     def __str__(self) -> str:
         found = f"simulated {self.simulated:.3f}, executed {self.executed:.3f}, quotient {self.quotient:.3f}"
-        return f"{self.file}: {found}"
+        return f"{self.file}: {found}: {self.outcome}"
 
     def to_json(self) -> dict[str, Any]:
         bias = self.step_bias
@@ -125,7 +154,10 @@ class TechniqueVerdict:
             "simulated": self.simulated,
             "executed": self.executed,
             "quotient": self.quotient,
-            "quotients": self.quotients,
+            "verdict": self.outcome,
+            "quotients": list(self.quotients),
             "step_bias": bias.scenario,
             "baseline_step_bias": bias.baseline,
+            "key": self.key,
+            "date": self.date,
         }

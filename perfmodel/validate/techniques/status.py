@@ -1,5 +1,8 @@
 """What has been shown of each technique: simulated, executed, held against published figures; from committed reports.
 
+`executed` and `validated` are said of what came out right only. What was executed shows that the simulator composes
+runs of steps as the engine does: step times are those of steps measured with the technique and without.
+
 Nothing is simulated here: that a switch moves what its entry says is a test's to show, how far predictions are from
 measurements stands in the reports that `validate published` and `validate techniques` wrote. Which techniques there are
 is data, one file per family in workloads/techniques; what is said there of a switch is held against the simulator by
@@ -9,10 +12,11 @@ tests/contract/test_techniques.py.
 __all__ = [
     "WANTED",
     "Move",
+    "PairResult",
     "TechniqueEntry",
     "TechniqueFamily",
     "TechniqueStatus",
-    "executed_quotients",
+    "executed_pairs",
     "load_techniques",
     "published_ratios",
     "read_status",
@@ -23,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -32,8 +36,10 @@ from perfmodel.files.catalog import data_dir, find_file, list_names
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.planning.sweeps.typical_step import StepSpec
+from perfmodel.validate.techniques.runs import Outcome, outcome_of
 
 WANTED = 0.25  # a median farther than this from the published one is a miss; it stays in the table
+_WORST_FIRST: tuple[Outcome, ...] = ("missed", "proves nothing", "right")
 
 
 class Move(Spec):
@@ -92,19 +98,33 @@ def load_techniques() -> tuple[TechniqueFamily, ...]:
     return tuple(parse(TechniqueFamily, file.data, file.positions) for file in files)
 
 
+class PairResult(NamedTuple):
+    """What a pair of scenarios has shown, by the report: speedups, and simulated over executed."""
+
+    simulated: float
+    executed: float
+    quotient: float
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the simulator was right."""
+        return outcome_of(*self)
+
+
 @dataclass(frozen=True, slots=True)
 class TechniqueStatus:
     """One technique's line.
 
-    ratios:    predicted / published of its figures, by id; empty where none is in the report
-    quotients: simulated / executed speedup of its pairs; empty where none is in a report
+    ratios: predicted / published of its figures, by id, without those that a calibration was fitted to; empty where
+            none is in the report
+    pairs:  what its pairs have shown, by name; empty where none is in a report
     """
 
     family: str
     entry: TechniqueEntry
     has_pairs: bool
     ratios: Mapping[str, float]
-    quotients: Mapping[str, float]
+    pairs: Mapping[str, PairResult]
 
     @property
     def is_simulated(self) -> bool:
@@ -112,15 +132,23 @@ class TechniqueStatus:
         return self.entry.missing is None
 
     @property
+    def outcome(self) -> Outcome | None:
+        """The worst of its pairs': missed, proves nothing, right; None where none has been run."""
+        outcomes = {pair.outcome for pair in self.pairs.values()}
+        return next((each for each in _WORST_FIRST if each in outcomes), None)
+
+    @property
     def is_executed(self) -> bool:
-        """Whether a pair of scenarios executes it."""
-        return self.has_pairs
+        """Whether all pairs of scenarios that execute it came out as simulated."""
+        return self.outcome == "right"
 
     @property
     def why_not_executed(self) -> str:
-        """Empty where it is."""
-        if self.is_executed:
+        """Why no pair has been run; empty where one has."""
+        if self.outcome is not None:
             return ""
+        if self.has_pairs:
+            return "no report has its pair; run `perfmodel validate techniques`"
         return self.entry.executed_not or "the file of its pair is not there"
 
     @property
@@ -131,7 +159,7 @@ class TechniqueStatus:
     @property
     def quotient(self) -> float | None:
         """Median of simulated over executed speedup."""
-        return median(self.quotients.values()) if self.quotients else None
+        return median(pair.quotient for pair in self.pairs.values()) if self.pairs else None
 
     @property
     def validated(self) -> str:
@@ -151,42 +179,54 @@ class TechniqueStatus:
             "simulated": self.is_simulated,
             "why_not_simulated": self.entry.missing,
             "executed": self.is_executed,
+            "executed_verdict": self.outcome,
             "why_not_executed": self.why_not_executed or None,
             "simulated_over_executed": self.quotient,
-            "pairs": dict(self.quotients) or list(self.entry.pairs if self.has_pairs else ()),
+            "pairs": self._quotients or list(self.entry.pairs if self.has_pairs else ()),
+            "speedups": {name: {"simulated": each.simulated, "executed": each.executed} for name, each in self._known},
             "validated": self.validated,
             "predicted_over_published": self.ratio,
             "figures": dict(self.ratios),
         }
 
+    @property
+    def _known(self) -> list[tuple[str, PairResult]]:
+        return list(self.pairs.items())
+
+    @property
+    def _quotients(self) -> dict[str, float]:
+        return {name: pair.quotient for name, pair in self._known}
+
 
 def published_ratios() -> dict[str, float]:
-    """Predicted / published by id, from the newest committed report; nothing where there is none."""
+    """Predicted / published by id, from the newest committed report, without figures that a calibration was fitted to;
+    nothing where there is none."""
     newest = _newest("published_figures_*.json")
     if newest is None:
         return {}
-    return {row["id"]: row["ratio"] for row in json.loads(newest.read_text(encoding="utf-8"))["figures"]}
+    rows = json.loads(newest.read_text(encoding="utf-8"))["figures"]
+    return {row["id"]: row["ratio"] for row in rows if not row["fitted"]}
 
 
-def executed_quotients() -> dict[str, float]:
-    """Simulated / executed speedup by the pair's name, from the newest committed report; empty where there is none."""
+def executed_pairs() -> dict[str, PairResult]:
+    """What each pair has shown, by its name, from the newest committed report; empty where there is none."""
     newest = _newest("techniques_cpu_*.json")
     if newest is None:
         return {}
     rows = json.loads(newest.read_text(encoding="utf-8"))["techniques"]
-    return {row["file"].removesuffix(".yaml"): row["quotient"] for row in rows}
+    return {row["file"].removesuffix(".yaml"): PairResult(*(row[name] for name in PairResult._fields)) for row in rows}
 
 
 def read_status() -> list[TechniqueStatus]:
     """All techniques, in the order of the registry."""
-    published, executed, pairs = published_ratios(), executed_quotients(), data_dir("scenarios") / "techniques"
+    published, executed, pairs = published_ratios(), executed_pairs(), data_dir("scenarios") / "techniques"
     return [
         TechniqueStatus(
             family=family.family,
             entry=entry,
             has_pairs=bool(entry.pairs) and all((pairs / f"{name}.yaml").is_file() for name in entry.pairs),
             ratios={id: published[id] for id in entry.published if id in published},
-            quotients={name: executed[name] for name in entry.pairs if name in executed},
+            pairs={name: executed[name] for name in entry.pairs if name in executed},
         )
         for family in load_techniques()
         for entry in family.techniques

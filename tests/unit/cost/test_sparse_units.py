@@ -3,8 +3,9 @@
 import pytest
 
 from perfmodel.cost import plan_memory, step_costs
+from perfmodel.cost.forms.device import peak_flops_per_s
 from perfmodel.ops.work import BatchShape
-from perfmodel.specs import load_scenario
+from perfmodel.specs import load_hardware, load_scenario
 
 SCENARIO = """
 model: llama-2-7b
@@ -41,3 +42,18 @@ def test_a_cpu_multiplies_the_zeros(tmp_path):
         scenario = load_scenario(path)
         plans.append(plan_memory(scenario.model, scenario.hardware, scenario.engine).weight_bytes)
     assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize(
+    ("device", "rate", "sparse_pflops"),
+    [
+        ("b300-sxm", "fp4", 18.0),  # HGX B300: 144 PFLOP/s of eight, 108 dense
+        ("gb300", "fp4", 20.0),  # GB300 NVL72: 1,440 PFLOP/s of 72, 1,080 dense
+        ("b300-sxm", "fp8", 9.0),  # 72 PFLOP/s of eight
+        ("b200-sxm", "fp4", 18.0),  # HGX B200: 144 PFLOP/s of eight, 72 dense
+        ("h100-sxm-80gb", "fp8", 3.958),  # H100 datasheet
+    ],
+)
+def test_sparse_peaks_are_those_of_the_datasheets(device, rate, sparse_pflops):
+    found = peak_flops_per_s(load_hardware(device), f"{rate}@2:4")
+    assert found == pytest.approx(sparse_pflops * 1e15, rel=0.01)

@@ -5,7 +5,7 @@ outside a window cost nothing, as in a flash kernel, and the work is that of the
 those that verify drafted tokens, go to torch's own attention, which reads keys and values once for all of them.
 """
 
-__all__ = ["QUERY_TILE", "attend_masked", "attention_prefill"]
+__all__ = ["FEW_QUERIES", "QUERY_TILE", "attend", "attend_masked", "attention_prefill"]
 
 import math
 
@@ -17,7 +17,8 @@ from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.kernels.spans import check_tree, first_visible, visible
 
 QUERY_TILE = 128  # 64 to 256 measured equal within 15 % at chunks of 128 to 1024
-_FEW = 16  # queries; above, torch's attention with a mask measured slower than two products, below faster, up to twice
+# Above, torch's attention with a mask measured slower than two products, below faster, up to twice.
+FEW_QUERIES = 16
 
 
 def attention_prefill(
@@ -67,9 +68,14 @@ def attention_prefill(
             else:
                 keys = slice(0, num_keys)
                 mask_TL = _in_tree(ancestors_T[tile:stop], prefix, num_keys)
-            attend = attend_masked if stop - tile > _FEW else _attend_few
             out_TNH[tile:stop] = attend(q_TNH[tile:stop], k_KLH[:, keys], v_KLH[:, keys], mask_TL)
     return out_TNH
+
+
+def attend(q_TNH: Tensor, k_KLH: Tensor, v_KLH: Tensor, mask_TL: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(H)) v over the keys that `mask` lets each query see, [T, N, H_v], as is fastest."""
+    how = attend_masked if len(q_TNH) > FEW_QUERIES else _attend_few
+    return how(q_TNH, k_KLH, v_KLH, mask_TL)
 
 
 def _in_tree(ancestors_T: Tensor, prefix: int, num_keys: int) -> Tensor:

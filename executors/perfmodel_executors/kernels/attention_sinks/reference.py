@@ -13,16 +13,17 @@ attends to what the ring held and to its own keys, before these are written.
 __all__ = ["attention_sinks_decode", "attention_sinks_prefill"]
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from perfmodel_executors.kernels.attention_prefill.reference import QUERY_TILE
+from perfmodel_executors.kernels.attention_prefill.reference import FEW_QUERIES, QUERY_TILE, attend
 from perfmodel_executors.kernels.attention_sinks.ring import Ring
 from perfmodel_executors.kernels.kv_pages import KVPages, dequantized, quantized
 from perfmodel_executors.kernels.one_query import attend_one
 from perfmodel_executors.kernels.rope.reference import rope
+from perfmodel_executors.kernels.spans import visible
 
 
 def attention_sinks_decode(
@@ -91,64 +92,78 @@ def attention_sinks_prefill(
     out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], v_TKH.shape[2])
     for row, computed in enumerate(num_computed_G.tolist()):
         rows = slice(starts[row], starts[row + 1])
-        k_old, v_old, positions = _before(pages, block_tables_GM[row], computed, ring, is_rolling, q_TNH.dtype)
-        positions += range(computed, computed + starts[row + 1] - starts[row])
+        k_old, v_old = _before(pages, block_tables_GM[row], computed, ring, is_rolling, q_TNH.dtype)
         k_LKH, v_LKH = torch.cat((k_old, k_TKH[rows])), torch.cat((v_old, v_TKH[rows]))
-        parts = _tiles(q_TNH[rows], q_sinks_TNH[rows], k_LKH, v_LKH, positions, computed, ring)
-        out_TNH[rows] = torch.cat(list(parts))
+        _attend_in_tiles(out_TNH[rows], q_TNH[rows], q_sinks_TNH[rows], k_LKH, v_LKH, computed, ring)
     return out_TNH
 
 
 def _before(
     pages: KVPages, table_M: Tensor, computed: int, ring: Ring, is_rolling: bool, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, list[int]]:
-    """Keys, values and positions of the tokens before a chunk that its first query sees."""
-    positions = [*range(min(ring.sinks, computed)), *range(max(ring.sinks, computed - ring.window + 1), computed)]
-    places = [ring.place(p) for p in positions] if is_rolling else positions
-    blocks = sorted({place // pages.block_size for place in places})
-    number = {block: index for index, block in enumerate(blocks)}
-    rows = [number[place // pages.block_size] * pages.block_size + place % pages.block_size for place in places]
-    index = torch.tensor(rows, dtype=torch.int64, device=table_M.device)
-    k, v = pages.gathered(table_M[torch.tensor(blocks, dtype=torch.int64, device=table_M.device)], dtype)
-    return k.index_select(0, index), v.index_select(0, index), positions
+) -> tuple[Tensor, Tensor]:
+    """Keys and values of the tokens before a chunk that its first query sees, by their positions."""
+    sinks, size = min(ring.sinks, computed), pages.block_size
+    near = max(ring.sinks, computed - ring.window + 1)
+    if is_rolling:  # the whole ring, of which the tokens of the window are then put in order
+        k, v = pages.gathered(table_M[: -(-min(computed, ring.size) // size)], dtype)
+        place_L = torch.arange(near, max(near, computed), device=table_M.device)
+        place_L = (place_L - ring.sinks).remainder_(ring.window).add_(ring.sinks)
+        if sinks:
+            place_L = torch.cat((torch.arange(sinks, device=table_M.device), place_L))
+        return k.index_select(0, place_L), v.index_select(0, place_L)
+    first = near // size
+    parts = [pages.gathered(table_M[first : -(-computed // size)], dtype)]
+    ranges = [slice(near - first * size, computed - first * size if computed > near else near - first * size)]
+    if sinks:
+        parts.insert(0, pages.gathered(table_M[: -(-sinks // size)], dtype))
+        ranges.insert(0, slice(0, sinks))
+    k, v = (torch.cat([part[side][rows] for part, rows in zip(parts, ranges, strict=True)]) for side in (0, 1))
+    return k, v
 
 
-def _tiles(
-    q_TNH: Tensor, q_sinks_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, positions: list[int], first: int, ring: Ring
-) -> Iterator[Tensor]:
+def _attend_in_tiles(
+    out_TNH: Tensor, q_TNH: Tensor, q_sinks_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, computed: int, ring: Ring
+) -> None:
     """Attention of tiles of queries, each over the sinks and over the keys that some query of it has in its window.
 
-    positions: of the keys, ascending; first: that of the first query
+    A tile reads its own keys and a window: tiles of half a window read half as much again as their queries see.
+
+    computed: tokens before the chunk; keys lie by their positions, without those that no query sees
     """
-    num_sinks = sum(p < ring.sinks for p in positions)
-    near = positions[num_sinks] if num_sinks < len(positions) else 0  # the keys from here on have no gaps
-    position_L = torch.tensor(positions, device=q_TNH.device)
-    for begin in range(0, len(q_TNH), QUERY_TILE):
-        end = min(begin + QUERY_TILE, len(q_TNH))
-        low = num_sinks + max(0, first + begin - ring.window + 1 - near)
-        high = num_sinks + max(0, first + end - near)
-        seen = slice(low, high)
-        query_T = torch.arange(first + begin, first + end, device=q_TNH.device)[:, None]
-        mask_TL = (position_L[seen] <= query_T) & (position_L[seen] > query_T - ring.window)
-        sinks_TL = position_L[:num_sinks] <= query_T
-        scores = _scores(q_TNH[begin:end], k_LKH[seen], mask_TL)
+    num_queries = len(q_TNH)
+    num_sinks, near = min(ring.sinks, computed + num_queries), max(ring.sinks, computed - ring.window + 1)
+    tile = min(QUERY_TILE, max(ring.window // 2, FEW_QUERIES))
+    k_KLH, v_KLH = k_LKH.transpose(0, 1), v_LKH.transpose(0, 1)
+    for begin in range(0, num_queries, tile):
+        end = min(begin + tile, num_queries)
+        low = max(near, computed + begin - ring.window + 1)
+        seen = slice(num_sinks + low - near, num_sinks + max(low, computed + end) - near)
+        query_T, key_L = (
+            torch.arange(first, last, device=q_TNH.device)
+            for first, last in ((computed + begin, computed + end), (low, max(low, computed + end)))
+        )
+        mask_TL = visible(query_T, key_L, ring.window, None)
         if num_sinks:
-            scores = torch.cat((_scores(q_sinks_TNH[begin:end], k_LKH[:num_sinks], sinks_TL), scores), dim=-1)
-        v = torch.cat((v_LKH[:num_sinks], v_LKH[seen])) if num_sinks else v_LKH[seen]
-        weights = torch.softmax(scores, dim=-1).to(q_TNH.dtype)
-        out_KRH = torch.bmm(weights.flatten(1, 2), v.transpose(0, 1))
-        out_KGTH = out_KRH.view(*weights.shape[:3], -1)
-        yield out_KGTH.permute(2, 0, 1, 3).reshape(end - begin, q_TNH.shape[1], -1)
+            mask_TL = torch.cat((torch.arange(num_sinks, device=q_TNH.device) <= query_T[:, None], mask_TL), dim=1)
+            queries = q_TNH[begin:end], q_sinks_TNH[begin:end]
+            out_TNH[begin:end] = _attend_to_both(*queries, k_KLH, v_KLH, slice(0, num_sinks), seen, mask_TL)
+        else:
+            out_TNH[begin:end] = attend(q_TNH[begin:end], k_KLH[:, seen], v_KLH[:, seen], mask_TL)
 
 
-def _scores(q_TNH: Tensor, k_LKH: Tensor, mask_TL: Tensor) -> Tensor:
-    """q k^T / sqrt(H) in fp32 as [K, N / K, T, L], what is not seen at minus infinity."""
-    num_queries, num_heads, dim = q_TNH.shape
-    kv_heads = k_LKH.shape[1]
-    group = num_heads // kv_heads
-    q_KRH = q_TNH.view(num_queries, kv_heads, group, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
-    scores = torch.bmm(q_KRH, k_LKH.permute(1, 2, 0)).float().mul_(1 / math.sqrt(dim))
-    return scores.view(kv_heads, group, num_queries, -1).masked_fill_(~mask_TL, -math.inf)
+def _attend_to_both(
+    q_TNH: Tensor, q_sinks_TNH: Tensor, k_KLH: Tensor, v_KLH: Tensor, sinks: slice, seen: slice, mask_TL: Tensor
+) -> Tensor:
+    """Attention to the sinks, for which queries are rotated otherwise, and to the keys `seen`: one softmax over both.
+
+    As one product of heads twice as wide: (q, q_sinks) with (k, 0) for the window and with (0, k) for the sinks, on
+    queries that are scaled for torch's own division by the square root of the width.
+    """
+    dim = q_TNH.shape[2]
+    both_TNH = torch.cat((q_TNH, q_sinks_TNH), dim=2).mul_(math.sqrt(2))
+    k_near, k_far = k_KLH[:, seen], k_KLH[:, sinks]
+    keys_KLH = torch.cat((functional.pad(k_far, (dim, 0)), functional.pad(k_near, (0, dim))), dim=1)
+    return attend(both_TNH, keys_KLH, torch.cat((v_KLH[:, sinks], v_KLH[:, seen]), dim=1), mask_TL)
 
 
 def _as_stored(x_TKH: Tensor, dtype: torch.dtype) -> Tensor:

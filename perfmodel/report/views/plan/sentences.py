@@ -3,16 +3,14 @@
 __all__ = ["MOST_OTHERS", "OBJECTIVES", "bound_sentence", "plan_sentences", "preliminary_sentence"]
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import inf
 
-import numpy as np
-
-from perfmodel.planning.deployments.choice import Deployment, Preliminary, may_have
+from perfmodel.planning.deployments.choice import Deployment, Preliminary
 from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.front import label_of
 from perfmodel.planning.deployments.result import SURE, PlanResult
 from perfmodel.planning.sweeps.metrics import shares_text
+from perfmodel.report.views.plan.certainty import HOURS_PER_MONTH, certainty_sentences, in_100
 
 OBJECTIVES = {
     "cheapest": "USD per hour",
@@ -30,7 +28,6 @@ _BINDS = {
     "max_num_seqs": "max_num_seqs",
 }
 MOST_OTHERS = 3  # named beside the best of the screen
-_HOURS_PER_MONTH = 730  # a year's, over twelve
 
 
 def plan_sentences(result: PlanResult) -> list[str]:
@@ -42,7 +39,7 @@ def plan_sentences(result: PlanResult) -> list[str]:
     wanted = f"{result.rate:g} requests/s with {share} within the SLO{also}"
     if winner is None:
         return [f"Nothing within {spec.max_gpus} GPUs serves {wanted}. {result.nearest}".strip(), *_near_misses(result)]
-    lines = [f"Take {winner.label}: {_cost(winner)}, for {wanted}."]
+    lines = [f"Take {winner.label}: {_cost(winner)}, for {wanted}.", *certainty_sentences(result)]
     tokens = _tokens(winner)
     if tokens:
         lines.append(f"At that rate it comes to {tokens}.")
@@ -52,7 +49,7 @@ def plan_sentences(result: PlanResult) -> list[str]:
         f"{winner.rate / result.rate - 1:+.0%} against the target; beyond that, "
         f"{_BINDS[winner.deployment.screened.binds]} binds first."
     )
-    lines += _reserve(result, winner)
+    lines += _reserve(result)
     lines += _under_failures(result)
     lines += bound_sentence(result.bound_share)
     lines += _comparison(result, winner)
@@ -73,24 +70,12 @@ def preliminary_sentence(found: Preliminary) -> str:
     )
 
 
-def _reserve(result: PlanResult, winner: Finalist) -> list[str]:
-    """Whether its replicas are enough, whatever the calibration leaves unexplained, and whether fewer were."""
-    lines = []
-    share = result.sufficient(winner)
-    serve = _serve(winner)
-    if share < SURE:
-        lines.append(
-            f"In {_in_100(share)} of the calibration's errors, {serve} the target rate; in the "
-            f"others more are needed: measure one before the rest is bought."
-        )
-    else:
-        lines.append(f"In {_in_100(share)} of the calibration's errors, {serve} the target rate.")
-    safe = _safest(result) if share < SURE else None
-    if safe is not None:
-        lines.append(f"{safe} would do in {_in_100(SURE)} at least, the cheapest of the finalists that would.")
-    for label, share in result.fewer.items():
-        lines.append(f"One replica fewer misses the SLO: {label}, simulated, with {share:.1%} of requests within it.")
-    return lines
+def _reserve(result: PlanResult) -> list[str]:
+    """What fewer replicas than the fewest that serve come to."""
+    return [
+        f"One replica fewer misses the SLO: {label}, simulated, with {share:.1%} of requests within it."
+        for label, share in result.fewer.items()
+    ]
 
 
 def _under_failures(result: PlanResult) -> list[str]:
@@ -111,20 +96,6 @@ def _under_failures(result: PlanResult) -> list[str]:
     return [line, *([f"At least {winner.replicas} are up {up}, in closed form."] if up else [])]
 
 
-def _safest(result: PlanResult) -> str | None:
-    """The best finalist, by cost or devices, with as many replicas as serve the rate in nearly all draws."""
-    if result.spec.objective not in ("cheapest", "fewest_gpus"):
-        return None
-    found: dict[str, float] = {}
-    for each in (*result.ranked, *result.missed):
-        needed = float(np.quantile(result.replicas_needed(each), SURE, method="higher"))
-        screened, most = each.deployment.screened, result.spec.max_gpus
-        if needed * screened.candidate.num_devices <= most and may_have(screened, result.spec, int(needed)):
-            more = replace(each, replicas=max(int(needed), each.replicas))
-            found[f"{more.label} ({_cost(more)})"] = result.figure(more)
-    return min(found, key=lambda label: found[label], default=None)
-
-
 def _comparison(result: PlanResult, winner: Finalist) -> list[str]:
     runner_up = result.runner_up
     if runner_up is None:
@@ -141,18 +112,11 @@ def _comparison(result: PlanResult, winner: Finalist) -> list[str]:
     else:
         lines = [f"Runner-up: {runner_up.label}, {its:.4g} {unit} beside {mine:.4g}; the margin is {margin:.0%}."]
     share = result.better_share(winner, runner_up)
-    drawn = f"In {_in_100(share)} of the model's errors, the same for both where they share a device, the choice is"
-    if result.is_doubtful(runner_up):
-        lines.append(
-            f"{drawn} better than the runner-up, in the others the runner-up is: the order of the two is in doubt "
-            f"(below {SURE:.0%}), and measuring one replica of each would settle it."
-        )
-        if share < 0.5:
-            lines.append(
-                "More draws favour the runner-up: the choice is ahead as long as steps are about as fast as predicted."
-            )
-    else:
-        lines.append(f"{drawn} better than the runner-up.")
+    lines.append(
+        f"Were each bought by what it turns out to need, the choice would be better than the runner-up in "
+        f"{in_100(share)}, the same for both where they share a device"
+        + (f": their order is in doubt (below {SURE:.0%})." if result.is_doubtful(runner_up) else ".")
+    )
     if _is_apart(winner):
         usual = next((each for each in (*result.ranked, *result.missed) if not _is_apart(each)), None)
         if usual is not None:
@@ -182,25 +146,14 @@ def bound_sentence(shares: Mapping[str, float]) -> list[str]:
     return [f"Device time goes to: {shares_text(shares)}."] if shares else []
 
 
-def _in_100(share: float) -> str:
-    """`83 of 100 draws`"""
-    return f"{min(int(100 * share + 0.5), 100 if share == 1 else 99)} of 100 draws"
-
-
 def _is_apart(finalist: Finalist) -> bool:
     return finalist.deployment.screened.candidate.ratio is not None
-
-
-def _serve(finalist: Finalist) -> str:
-    """`3 replicas serve`"""
-    what = "group" if _is_apart(finalist) else "replica"
-    return f"1 {what} serves" if finalist.replicas == 1 else f"{finalist.replicas} {what}s serve"
 
 
 def _cost(finalist: Finalist | Deployment) -> str:
     parts = ["1 GPU" if finalist.num_devices == 1 else f"{finalist.num_devices} GPUs"]
     if finalist.usd_per_hour is not None:
-        per_month = finalist.usd_per_hour * _HOURS_PER_MONTH
+        per_month = finalist.usd_per_hour * HOURS_PER_MONTH
         parts.append(f"{finalist.usd_per_hour:.2f} USD per hour, {per_month:,.0f} USD per month")
     return ", ".join(parts)
 

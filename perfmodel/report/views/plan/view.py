@@ -105,8 +105,10 @@ def _service(result: PlanResult) -> Table:
         f"deployment, simulated under {seeds} seeds; latencies and attainment are at the target rate. In brackets "
         f"80 % intervals: what the calibration leaves unexplained (common draws, carried to the "
         f"simulated value by the screen's formulas) and the scatter of the seeds. suffices: the share of draws in "
-        f"which so many replicas serve the target rate. choice better: the share of draws, the same for both, in which "
-        f"the first row is better by the objective. binds: what is missed first beyond the highest rate."
+        f"which so many replicas serve the target rate; {result.spec.confidence:.0%} are asked for (plan.confidence), "
+        f"and of finalists that have replicas for doubt the maximum rate is in proportion. choice better: the share of "
+        f"draws, the same for both, in which the first row is better by the objective, if each is bought by what it "
+        f"turns out to need. binds: what is missed first beyond the highest rate."
     )
     head = (
         "deployment",
@@ -119,11 +121,15 @@ def _service(result: PlanResult) -> Table:
 
 
 def _costs(result: PlanResult) -> Table:
+    certainty = result.certainty
+    expected = {} if certainty is None else certainty.expected
+
     def row(each: Finalist) -> tuple[str, ...]:
         low, high = result.interval(each)
         return (
             each.label,
             str(each.num_devices),
+            format_optional(expected.get(each.deployment.screened.candidate.label), ".2f"),
             f"{format_optional(each.usd_per_hour, '.2f')}"
             + (f" {_format_interval((low, high), '.2f')}" if result.spec.objective == "cheapest" else ""),
             format_optional(each.mean("usd_per_million_input_tokens_split"), ".3g"),
@@ -134,11 +140,14 @@ def _costs(result: PlanResult) -> Table:
         )
 
     note = (
-        "Costs and energy are at the target rate. Prefill and decode cost: the total cost split between prompts and "
-        "answers by the time that their steps take. Energy per output token: all of it, prompts included. over screen: "
-        "the simulated maximum rate over that of the closed form."
+        "expected: the cost (devices, where these are the objective) with the price of missing the SLO, which are the "
+        "replicas that a draw adds; by it finalists are ranked. Costs and energy are at the target rate. Prefill and "
+        "decode cost: the total cost split between prompts and answers by the time that their steps take. Energy per "
+        "output token: all of it, prompts included. over screen: the simulated maximum rate over that of the closed "
+        "form."
     )
-    head = ("deployment", *(metric_of(key).title for key in _COSTS), "over screen")
+    titles = [metric_of(key).title for key in _COSTS]
+    head = ("deployment", titles[0], "expected", *titles[1:], "over screen")
     return Table(head, _each(result, row), "Finalists, simulated: what they cost", note=note)
 
 

@@ -27,7 +27,7 @@ def normal(number: int) -> Any:
 
 
 def finalist(rate: float, draws: Any, usd: float = 2.0, replicas: int = 1) -> Finalist:
-    candidate: Any = SimpleNamespace(num_devices=1, kind=object(), ratio=None, label="one")
+    candidate: Any = SimpleNamespace(num_devices=1, kind=object(), ratio=None, label="one", devices="one")
     screened = Screened(candidate, rate / replicas, "ttft", 1.0, usd, "calibrated")
     deployment: Any = SimpleNamespace(screened=screened)
     drawn = Drawn(np.exp(draws), dict.fromkeys(("ttft", "tpot", "e2el"), np.exp(-draws)))
@@ -104,17 +104,29 @@ def test_words_say_in_how_many_draws_and_whether_that_is_enough(margin: float, i
     one, other = finalist(10.0 * (1 + margin), 0.4 * normal(1)), finalist(10.0, 0.4 * normal(2))
     plan = result("goodput_per_gpu", one, other)
     text = " ".join(plan_sentences(plan))
-    assert f"In {round(100 * plan.better_share(one, other))} of 100 draws" in text
+    assert f"than the runner-up in {round(100 * plan.better_share(one, other))} of 100 draws" in text
     assert ("in doubt" in text) == is_doubtful
     assert "80 % interval" in text
 
 
-def test_words_say_what_would_do_in_nearly_all_draws() -> None:
+def test_words_lead_with_what_it_costs_to_be_sure() -> None:
     """Three replicas serve 5 % more than is wanted, errors of 20 %: one more does in Phi(log 1.4 / 0.2) = 95 %."""
     three = finalist(10.5, 0.2 * normal(3), replicas=3)
-    text = " ".join(plan_sentences(result("cheapest", three)))
-    assert "measure one before the rest is bought" in text
-    assert "4 x one (4 GPUs, 8.00 USD per hour, 5,840 USD per month) would do in 90 of 100 draws" in text
+    four = three.sized(4, three.records)
+    lines = plan_sentences(result("cheapest", four))
+    assert lines[0].startswith("Take 4 x one: 4 GPUs, 8.00 USD per hour")
+    share = result("cheapest", four).sufficient(four)
+    assert share == pytest.approx((1 + erf(log(1.4) / 0.2 / 2**0.5)) / 2, abs=0.03)
+    assert f"suffices in {round(100 * share)} of 100 draws" in lines[1]
+    assert "3 x one would do, for 6 USD per hour" in lines[2]
+    assert "To be sure costs +2 USD per hour, 1,460 USD per month" in lines[2]
+    assert "priced as the replicas that are then added" in lines[3]
+    assert "measure one replica on one (2.00 USD for an hour)" in lines[4]
+
+
+def test_words_say_where_nothing_is_as_sure_as_asked_for() -> None:
+    three = finalist(10.5, 0.2 * normal(3), replicas=3)
+    assert "short of the 80% that were asked for" in " ".join(plan_sentences(result("cheapest", three)))
 
 
 def test_words_say_what_the_simulator_did_not_confirm() -> None:

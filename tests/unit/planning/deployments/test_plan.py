@@ -83,7 +83,7 @@ def test_who_does_not_serve_is_counted_by_its_reason() -> None:
 
 
 def test_finalists_are_of_several_kinds() -> None:
-    """Five ways to schedule on the best layout leave room for the second best."""
+    """Five ways to schedule on one layout are one choice, of which the best goes on."""
     kind = object()
     alike = [serving(10.0 + i) for i in range(5)]
     for each in alike:
@@ -91,7 +91,7 @@ def test_finalists_are_of_several_kinds() -> None:
     other = serving(6.0)
     spec = PlanSpec(finalists=3, objective="goodput_per_gpu")
     chosen = [each.screened for each in finalists(deployed([*alike, other], spec, 5.0), spec)]
-    assert chosen == [alike[4], alike[3], other]
+    assert chosen == [alike[4], other]
 
 
 def test_what_most_would_do_is_simulated_too() -> None:
@@ -163,8 +163,27 @@ def test_the_choice_serves_the_rate_and_nothing_that_does_is_cheaper(result: Pla
     assert winner.attained >= 0.9
     assert winner.rate >= 60
     assert winner.num_devices <= 4
-    assert winner.usd_per_hour == min(each.usd_per_hour for each in result.ranked)
-    assert result.num_candidates == result.num_serving + sum(result.ruled_out.values())
+    sure = [each for each in result.ranked if result.sufficient(each) >= result.spec.confidence]
+    assert winner.usd_per_hour == min(each.usd_per_hour for each in sure or [winner])
+    kinds = [each.deployment.screened.candidate.kind for each in (*result.ranked, *result.missed)]
+    assert len(set(kinds)) == len(kinds)
+
+
+def test_a_plan_gets_no_cheaper_by_asking_for_more_confidence(store: Path, result: PlanResult) -> None:
+    """And with none it is the cheapest that serves if predictions are exact."""
+    costs, found_sure = [], []
+    for confidence in (0.0, 0.5, 0.8, 0.95):
+        overrides = (*SHORT, "traffic.arrivals.rate=60", SPACE, f"plan.confidence={confidence}")
+        found = make_plan("llama-3.1-8b-a100", overrides, store, workers=1)
+        assert isinstance(found, PlanResult)
+        assert found.winner is not None
+        assert found.certainty is not None
+        costs.append(found.winner.usd_per_hour)
+        assert found.certainty.share >= confidence or found.winner.num_devices == found.spec.max_gpus
+        found_sure.append(found.certainty)
+    assert costs == sorted(costs)
+    assert found_sure[0].extra_cost == 0.0
+    assert all(one.value >= 0 for each in found_sure for one in each.measurements)
 
 
 def test_a_result_prints_itself(result: PlanResult) -> None:
