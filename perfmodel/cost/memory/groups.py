@@ -12,7 +12,7 @@ at its mean.
 
 None are formed where a block would not be equally large in all layers (heads of other sizes), nor where a drafter
 brings layers of its own. The switch (`disable_hybrid_kv_cache_manager`) is about mixtures: where all layers have the
-same window they share a table that keeps no more.
+same window they share a table that keeps no more. With it, states are set apart (vLLM itself does not start then).
 Source: vllm-project/vllm, vllm/v1/core/kv_cache_utils.py (_get_kv_cache_groups_uniform_page_size) and
 vllm/config/vllm.py (what disables the manager: platforms other than GPUs, KV connectors that cannot tell groups apart).
 """
@@ -64,7 +64,8 @@ def state_blocks(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -
     m = ceil( bytes of a layer's state / (b bytes of a token in an attention layer) )     blocks of b tokens
     """
     rules = engine.described.facts.kv_groups
-    if "state" not in rules.kinds or hardware.kind != "gpu" or not _can_have_groups(model, engine):
+    is_off = "state" not in rules.kinds or engine.disable_hybrid_kv_cache_manager
+    if is_off or hardware.kind != "gpu" or not _can_have_groups(model, engine):
         return None
     layers = list(enumerate(model.iter_layers()))
     keys = [i for i, layer in layers if isinstance(layer.mixer, Attention | LatentAttention)]

@@ -143,8 +143,10 @@ def test_states_are_blocks_of_the_pool_by_hand() -> None:
     assert plan.max_batch(2048) == 100_000 // (128 + 147 + 24)
 
 
-def test_states_under_other_engines_are_set_apart() -> None:
-    engine = EngineSpec(profile="sglang", max_num_seqs=64, num_gpu_blocks_override=1000)
+@pytest.mark.parametrize("other", [{"profile": "sglang"}, {"disable_hybrid_kv_cache_manager": True}])
+def test_states_are_set_apart_elsewhere(other: dict[str, object]) -> None:
+    """Under other engines, and under the switch, by which the executor plans: its states are tensors of their own."""
+    engine = EngineSpec.model_validate({"max_num_seqs": 64, "num_gpu_blocks_override": 1000, **other})
     plan = plan_memory(load_model("qwen3.5-27b"), load_hardware("h200-sxm"), engine)
     assert plan.state_bytes == 64 * plan.state_bytes_per_sequence > 0
 
