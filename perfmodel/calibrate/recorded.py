@@ -1,10 +1,11 @@
 """`perfmodel calibrate --from`: recorded measurements of any kind, fitted and written where they are looked for."""
 
-__all__ = ["fit_recorded", "fit_recorded_generation", "fit_recorded_routing"]
+__all__ = ["fit_recorded", "fit_recorded_exchanges", "fit_recorded_generation", "fit_recorded_routing"]
 
 from collections.abc import Callable
 from pathlib import Path
 
+from perfmodel.calibrate.kernels.exchange import fit_exchanges, read_exchanges
 from perfmodel.calibrate.kernels.systems import calibrate_folder
 from perfmodel.calibrate.local.fit import fit_backends
 from perfmodel.calibrate.local.rows import read_local_rows
@@ -19,6 +20,7 @@ from perfmodel.calibrate.steady.profile import fit_steady_profile, fitting_rows
 from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost import Calibration, EngineProfile, load_engine_profile, save_calibration, save_engine_profile
 from perfmodel.cost.calibrations.backends import BackendFits, save_backends
+from perfmodel.cost.calibrations.exchanges import ExchangeFits, load_exchange_fits, save_exchange_fits
 from perfmodel.cost.calibrations.files import HEADER
 from perfmodel.cost.calibrations.routing import RoutingFit, save_routing_fit
 from perfmodel.cost.calibrations.unmeasured import GenerationFit, save_generation
@@ -81,6 +83,12 @@ def fit_recorded_routing(
         }
     )
     return fit, save_routing_fit(fit, (out or data_dir("calibrations")) / "routing.yaml")
+
+
+def fit_recorded_exchanges(path: Path, out: Path | None = None) -> tuple[ExchangeFits, Path]:
+    """Fit the exchanges of expert parallelism in `path`, and write them likewise. What they came from stays said."""
+    fits = fit_exchanges(read_exchanges(path), load_exchange_fits()).model_copy(update={"date": today()})
+    return fits, save_exchange_fits(fits, (out or data_dir("calibrations")) / "exchange.yaml", HEADER)
 
 
 def _backends(path: Path, engine: str) -> BackendFits:

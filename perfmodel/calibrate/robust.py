@@ -2,6 +2,9 @@
 
 The parameters of a form are the bounded positive float fields of its `...Fit`; their `ge` and `le` are the plausible
 range, and the fit works on their logarithms. A soft L1 loss keeps rows that no physics explains from bending the rest.
+Each parameter has a prior about the form's own value, with the weight of a single row: a parameter that no row has
+anything to say on stays there, instead of anywhere or at an end of its range, and one that rows determine does not
+notice.
 """
 
 __all__ = ["fit_form", "residuals_of"]
@@ -20,6 +23,7 @@ FitT = TypeVar("FitT", bound=Spec)
 
 _LOSS_SCALE = 0.1  # log residuals well below this count squared, well above it by their size
 _MOST_ROWS = 4000
+_PRIOR = 3.0  # standard deviation of a parameter's logarithm: a factor of twenty
 
 
 def fit_form(
@@ -35,6 +39,7 @@ def fit_form(
     """Fit the fields `free` of `start` so that `predict(fit, rows)` gives `seconds[rows]`.
 
     predict: seconds of the given rows (numbers into `seconds`) under a fit
+    start:   its values are the middles of the priors
     starts:  changes of `start` to begin from; the best end wins
     most_rows, seed: above so many rows a sample is fitted, drawn by `seed`
     """
@@ -48,8 +53,11 @@ def fit_form(
         values = np.clip(np.exp(logs), np.exp(low), np.exp(high))
         return start.model_copy(update=dict(zip(free, map(float, values), strict=True)))
 
+    middle = np.clip(np.log([getattr(start, name) for name in free]), low, high)
+
     def error(logs: Floats) -> Floats:
-        return np.log(np.maximum(predict(build(logs), rows), 1e-12)) - target
+        of_rows = np.log(np.maximum(predict(build(logs), rows), 1e-12)) - target
+        return np.append(of_rows, _LOSS_SCALE * (logs - middle) / _PRIOR)
 
     best: Any = None
     for changes in starts:

@@ -56,6 +56,9 @@ Generation = Annotated[
 Routing = Annotated[
     bool, typer.Option("--routing", help="With --from: fit how unequally popular the experts of trained routers are.")
 ]
+Exchanges = Annotated[
+    bool, typer.Option("--exchange", help="With --from: fit dispatch and combine of expert parallelism (.csv).")
+]
 CalibrationPath = Annotated[
     Path | None, typer.Option("--out", metavar="PATH", help="File to write the calibration to.", show_default=False)
 ]
@@ -68,6 +71,7 @@ def calibrate(
     engine: EngineName = None,
     generation: Generation = None,
     routing: Routing = False,
+    exchange: Exchanges = False,
     out: CalibrationPath = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -79,7 +83,8 @@ def calibrate(
     """
     if measurements is not None:
         named = engine or ("perfmodel" if (measurements / "suite.json").is_file() else "vllm")
-        _fit_recorded(measurements, named, generation, routing, out, as_json)
+        written = _fit_recorded(measurements, named, generation, routing, exchange, out)
+        _say_written(written, as_json)
         return
     from perfmodel.validate.executed.bridge import load_executor
 
@@ -92,22 +97,25 @@ def calibrate(
 
 
 def _fit_recorded(
-    path: Path, engine: str, generation: str | None, routing: bool, out: Path | None, as_json: bool
-) -> None:
+    path: Path, engine: str, generation: str | None, routing: bool, exchange: bool, out: Path | None
+) -> "list[tuple[Spec, Path]]":
     from perfmodel.errors import SpecError
 
     if not path.exists():
         raise SpecError(f"calibrate --from {path}: no such file or folder.")
-    from perfmodel.calibrate.recorded import fit_recorded, fit_recorded_generation, fit_recorded_routing
+    from perfmodel.calibrate import recorded
 
-    written: list[tuple[Spec, Path]]
     with progress_bar("fitting") as progress:
         if generation is not None:
-            written = [fit_recorded_generation(path, generation, out, progress)]
-        elif routing:
-            written = [fit_recorded_routing(path, out, progress)]
-        else:
-            written = [*fit_recorded(path, engine, out, progress)]
+            return [recorded.fit_recorded_generation(path, generation, out, progress)]
+        if routing:
+            return [recorded.fit_recorded_routing(path, out, progress)]
+        if exchange:
+            return [recorded.fit_recorded_exchanges(path, out)]
+        return [*recorded.fit_recorded(path, engine, out, progress)]
+
+
+def _say_written(written: "list[tuple[Spec, Path]]", as_json: bool) -> None:
     if as_json:
         print_json([{**fitted.model_dump(mode="json"), "path": str(file)} for fitted, file in written])
         return

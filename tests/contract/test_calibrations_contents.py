@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.calibrations.backends import BackendFits
+from perfmodel.cost.calibrations.exchanges import ExchangeFits
 from perfmodel.cost.calibrations.files import HEADER
 from perfmodel.cost.calibrations.routing import RoutingFit
 from perfmodel.cost.calibrations.unmeasured import GenerationFit
@@ -28,6 +29,7 @@ KINDS = {
     "engine": EngineProfile,
     "generation": GenerationFit,
     "backend": BackendFits,
+    "exchange": ExchangeFits,
     "routing": RoutingFit,
 }  # others are calibrations of a device
 MOST_NUMBERS = 3  # in one entry of a list: (most rows, tile rows, tile columns), (first group, last group)

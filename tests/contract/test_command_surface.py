@@ -7,7 +7,17 @@ from perfmodel.cli import app
 WITHOUT_A_FILE = ["--model", "--hardware", "--rate", "--ttft", "--tpot", "--e2e", "--traffic"]
 WITHOUT_LIMITS = ["--model", "--hardware", "--rate", "--traffic"]
 FROZEN = {
-    "calibrate": ["--device", "--model", "--from", "--engine", "--generation", "--routing", "--out", "--json"],
+    "calibrate": [
+        "--device",
+        "--model",
+        "--from",
+        "--engine",
+        "--generation",
+        "--routing",
+        "--exchange",
+        "--out",
+        "--json",
+    ],
     "compare": ["A", "B", "--json"],
     "execute": ["SCENARIO", "--set", "--json", "--out", "--seed", "--kernels"],
     "explain": [

@@ -3,9 +3,9 @@
 What the load was, as the benchmark's scripts have it: a closed loop of `concurrency` slots, all sent at once on an
 idle server, ten requests per slot, lengths drawn uniformly from 0.8 to 1.0 of the nominal ones where the row says so.
 How the servers ran, as their recipes have it: vLLM with a budget of 8,192 tokens; SGLang with prompts in chunks of
-8,192 in steps of their own, arrivals polled every 10 steps (30 from concurrency 16 on) on B200; TensorRT-LLM with
-whole prompts and room for one prompt beside the decodes, at least 8,192 tokens; with attention data parallelism its
-ranks wait up to 60 steps to compute prompts together.
+8,192 in steps of their own; TensorRT-LLM with whole prompts and room for one prompt beside the decodes, at least 8,192
+tokens. What else the scripts set (how often arrivals are polled, how long ranks wait for each other's prompts) is in
+`recipes.yaml`.
 
 Disaggregated serving (prefill and decode workers of DeepSeek's kind of model) has the same load. What the rows do not
 say, and what is assumed from the recipes instead:
@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfmodel.calibrate.origins import MALFORMED, incomplete, recorded_engine
+from perfmodel.calibrate.steady.recipes import recipe_arguments
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.bounded import read_rows
 from perfmodel.models.number_formats import with_quantization
@@ -58,10 +59,6 @@ _HANDSHAKE_S = 1e-3  # control messages between the two engines, Python to Pytho
 
 _REQUESTS_PER_SLOT = 10
 _TOKEN_BUDGET = 8192
-# Settings of the recipes beyond sizes, by engine: iterations that ranks wait for each other's prompts, and the devices
-# on which arrivals are polled seldom.
-_ADP_TIMEOUT_ITERS = {"trtllm": 60}
-_POLLS_SELDOM = {"sglang": ("b200-sxm",)}
 _QUANTIZATION = {"bf16": None, "fp8": "fp8", "fp4": "nvfp4", "int4": "w4a16"}
 _PUBLISHED_SO = {"w4a16": ("mxfp4", "int4")}  # weights that a card states itself, which layers keep theirs included
 _WEIGHT_ONLY = ("bf16", "int4")  # precisions whose activations, and so keys and values, stay in 16 bits
@@ -245,11 +242,9 @@ def _groups(entry: Entry) -> tuple[str, ...]:
 
 def _engine(entry: Entry, hardware: HardwareSpec, concurrency: int, inputs: int, outputs: int) -> EngineSpec:
     name = entry["backend"]
-    budget, poll_every = _TOKEN_BUDGET, 1
+    budget = _TOKEN_BUDGET
     if not describe_engine(name).facts.batching.chunks_prompts:  # room for a whole prompt beside the decodes
         budget = max(budget, -(-(concurrency + inputs + 64) // 64) * 64)
-    if hardware.name in _POLLS_SELDOM.get(name, ()):
-        poll_every = 10 if concurrency < 16 else 30
     arguments = {
         "tensor_parallel_size": int(entry["attention_tp"]),
         "data_parallel_size": int(entry["attention_dp"]),
@@ -259,8 +254,7 @@ def _engine(entry: Entry, hardware: HardwareSpec, concurrency: int, inputs: int,
         "max_num_batched_tokens": max(budget, concurrency),
         "max_model_len": inputs + outputs + 64,
         "enable_prefix_caching": False,
-        "poll_every": poll_every,
-        "attention_dp_timeout_iters": _ADP_TIMEOUT_ITERS.get(name, 0),
+        **recipe_arguments(name, hardware.name, concurrency),
     }
     return recorded_engine(name, entry["backend_version"], hardware, arguments)
 

@@ -27,10 +27,10 @@ import yaml
 from pydantic import Field
 
 from perfmodel.cost.calibrations.calibration import Calibration
+from perfmodel.cost.calibrations.exchanges import load_exchange_fits
 from perfmodel.cost.forms.experts import GroupedExpertsFit
 from perfmodel.cost.forms.fits import Domain
 from perfmodel.cost.forms.gemm import TiledGemmFit
-from perfmodel.cost.forms.messages.exchange import COMBINE, DISPATCH
 from perfmodel.cost.forms.messages.nccl import CollectiveFit
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
@@ -62,9 +62,10 @@ def _exchanges(calibration: Calibration) -> dict[str, Any]:
         return {}
     fit = calibration.fit("collective", _ALL_TO_ALL)
     update = {"beyond": fit} if isinstance(fit, CollectiveFit) else {}
+    fits = load_exchange_fits()
     return {
-        "collective/dispatch": DISPATCH.model_copy(update=update),
-        "collective/combine": COMBINE.model_copy(update=update),
+        "collective/dispatch": fits.dispatch.model_copy(update=update),
+        "collective/combine": fits.combine.model_copy(update=update),
     }
 
 

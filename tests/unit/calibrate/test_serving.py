@@ -8,6 +8,7 @@ import pytest
 
 from perfmodel.calibrate.serving.runs import ServingRun, read_request_log, read_serving_runs, stage_latencies
 from perfmodel.calibrate.serving.simulation import accelerated, fit_engine_profile, shortened, simulate_runs
+from perfmodel.calibrate.steady.recipes import recipe_arguments
 from perfmodel.calibrate.steady.simulation import simulate_steady_states
 from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost import EngineProfile, HostFit, ServerFit, plan_memory
@@ -179,3 +180,11 @@ def test_a_log_is_replayed_request_by_request(tmp_path: Path) -> None:
     assert (report.rows, report.covered) == (5, 5)
     assert set(report.metrics) == {"e2el", "ttft", "tpot", "e2el_mean", "ttft_mean", "tpot_mean"}
     assert report.metrics["ttft_mean"].bias == pytest.approx(report.metrics["ttft"].bias)
+
+
+def test_what_scripts_set_is_read_from_the_recipes() -> None:
+    """The largest concurrency that a setting holds from counts; other devices and engines have none of it."""
+    assert recipe_arguments("sglang", "b200-sxm", 15) == {"poll_every": 10}
+    assert recipe_arguments("sglang", "b200-sxm", 16) == {"poll_every": 30}
+    assert recipe_arguments("sglang", "h100-sxm-80gb", 64) == {}
+    assert recipe_arguments("trtllm", "h200-sxm", 1) == {"attention_dp_timeout_iters": 60}

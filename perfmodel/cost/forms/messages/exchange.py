@@ -6,13 +6,14 @@ S the bytes that a rank sends to all k, L the link's declared one-way bandwidth.
 write into (or read from) their peers' memory and wait for all of them, with a routing table to fill on the way. Their
 floor is what a decode step pays, and three times a small NCCL message. Only where a switch joins the ranks; on a node
 without one the time is that of the all-to-all in `beyond`, between nodes that of `internode`.
-Source: dispatch and combine by kernel on GB200 NVL72, 8 to 64 ranks, 1 to 2,048 tokens of DeepSeek-V3's size, in
-NVIDIA's "Optimizing MoE Communication with One-Sided AlltoAll Over NVLink" (TensorRT-LLM technical blog 18): the 48
-figures of each lie within -7 and +11 % of this formula with the values below in 80 % of cases. What engines other than
-TensorRT-LLM have (DeepEP's low-latency kernels, FlashInfer's) is said there to be no faster.
+The parameters are in `hardware_specs/calibrations/exchange.yaml`: those within a node from dispatch and combine on
+GB200 NVL72, 8 to 64 ranks, 1 to 2,048 tokens of DeepSeek-V3's size, in NVIDIA's "Optimizing MoE Communication with
+One-Sided AlltoAll Over NVLink" (TensorRT-LLM technical blog 18), of whose 48 figures each 80 % lie within -7 and +11 %
+of this formula. What engines other than TensorRT-LLM have (DeepEP's low-latency kernels, FlashInfer's) is said there to
+be no faster. The start between nodes from DeepEP's README: 40 us more than the bytes between nodes take.
 """
 
-__all__ = ["COMBINE", "DISPATCH", "ExchangeFit", "exchange_time"]
+__all__ = ["ExchangeFit", "exchange_time"]
 
 from typing import Literal
 
@@ -27,28 +28,18 @@ from perfmodel.ops.work import Work
 
 
 class ExchangeFit(Spec):
-    """One direction. Times in seconds; fraction of the declared link bandwidth."""
+    """One direction. Times in seconds; fraction of the declared link bandwidth.
+
+    between_nodes_s: the least start of an exchange that leaves a node
+    """
 
     form: Literal["expert_exchange"] = "expert_exchange"
     floor_s: float = Field(ge=1e-6, le=1e-3)
-    start_s: float = Field(ge=0, le=1e-3)
+    start_s: float = Field(ge=1e-7, le=1e-3)
     link_fraction: float = Field(ge=0.05, le=1.0)
+    between_nodes_s: float = Field(default=0.0, ge=0, le=1e-3)
     beyond: CollectiveFit = CollectiveFit()
     residuals: Residuals = Residuals()
-
-
-DISPATCH = ExchangeFit(
-    floor_s=1.93e-5,
-    start_s=1.48e-5,
-    link_fraction=0.714,
-    residuals=Residuals(num_rows=48, p10=-0.0717, p50=-0.0035, p90=0.1027),
-)
-COMBINE = ExchangeFit(
-    floor_s=3.27e-5,
-    start_s=1.87e-5,
-    link_fraction=0.737,
-    residuals=Residuals(num_rows=48, p10=-0.0482, p50=0.0006, p90=0.0738),
-)
 
 
 def exchange_time(work: Work, fit: ExchangeFit, device: DeviceFacts) -> OperatorTime:
@@ -57,7 +48,8 @@ def exchange_time(work: Work, fit: ExchangeFit, device: DeviceFacts) -> Operator
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     ranks, link, spread = work.message.num_ranks, device.link, device.spread(work.message)
     if spread.num_nodes > 1:
-        duration = exchange_between_nodes(work.message, spread, fit.start_s, fit.link_fraction, device)
+        start_s = max(fit.start_s, fit.between_nodes_s)
+        duration = exchange_between_nodes(work.message, spread, start_s, fit.link_fraction, device)
         return OperatorTime(duration, 0.0, 0.0, duration, 0.0, "communication")
     if not link.has_switch:
         return collective_time(work, fit.beyond, device)

@@ -55,10 +55,6 @@ _LOW_LATENCY = 0.5 * _SIMPLE
 # latency is the first. Rings of one rank a node have the trees' latency.
 _RING_HOP, _SIMPLE_HOP = 2.7 / 5.0, 14.0 / 5.0
 _POST_S = 1e-6  # same file: no hop of a group on several nodes takes less, since the network's requests are posted
-# DeepEP README, low-latency kernels (128 tokens of 7168, 8 experts, FP8 out, BF16 back, H800 with 400 Gbit/s cards):
-# dispatch 118, 155, 173, 192, 194 us and combine 195, 273, 314, 369, 360 us on 16, 32, 64, 128, 256 ranks, which is
-# 40 us more than the bytes between nodes take.
-_EXCHANGE_START_S = 40e-6
 
 
 class CollectiveFit(Spec):
@@ -172,12 +168,11 @@ def exchange_between_nodes(
 ) -> float:
     """Seconds of a dispatch or a combine whose ranks are on several nodes.
 
-    start_s, link_fraction: of the exchange within a node
-
+    start_s: seconds until bytes move; link_fraction: what the exchange within a node reaches of the link
     message, spread: the payload, and how its group is spread; device: of each rank
     """
     rate, network = link_fraction * device.link.bandwidth_bytes_per_s, device.network
-    network_rate, latency = _SIMPLE * network.bandwidth_bytes_per_s, max(start_s, _EXCHANGE_START_S)
+    network_rate, latency = _SIMPLE * network.bandwidth_bytes_per_s, start_s
     return min(
         latency
         + (each.hops_between - 1) * network.latency_s
