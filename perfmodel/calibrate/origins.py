@@ -7,6 +7,7 @@ __all__ = [
     "KERNEL_TABLES",
     "LAYER_PROFILE",
     "MALFORMED",
+    "PUBLISHED_RESULTS",
     "SERVING_RUNS",
     "STEADY_STATES",
     "Origin",
@@ -53,6 +54,7 @@ class Origin:
 KERNEL_TABLES = Origin("kernel tables", "ai-dynamo/aiconfigurator (Apache-2.0)")
 LAYER_PROFILE = Origin("layer profile", "casys-kaist/LLMServingSim (MIT)")
 SERVING_RUNS = Origin("serving runs", "inference-sim/sim-to-real-accuracy-validation")
+PUBLISHED_RESULTS = Origin("serving results", "MLCommons (Apache-2.0), ROCm/vllm (Apache-2.0), Intel and others")
 STEADY_STATES = Origin("steady states", "ai-dynamo/aiconfigurator, silicon samples (Apache-2.0)")
 
 
