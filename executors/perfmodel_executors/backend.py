@@ -94,8 +94,8 @@ class ExecutedBackend:
         for grant in plan.chunks:
             proposer.release(grant.request.request_id)
         assert self.acceptance is not None
-        for each, path in zip(drafting, verified.paths, strict=True):
-            self.acceptance.add(each.depth, path)
+        for each, path, num_drafted in zip(drafting, verified.paths, verified.num_drafted, strict=True):
+            self.acceptance.add(each.depth, path, num_drafted)
         return Outcome(duration, [token for tokens in verified.tokens for token in tokens], verified.num_accepted)
 
     def release(self, request: Request) -> None:

@@ -15,7 +15,7 @@ from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.models.spec import QuantizationSpec  # noqa: E402
 from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402
-from perfmodel.specs.engine.speculation import MeasuredAcceptance, SpeculativeConfig  # noqa: E402
+from perfmodel.specs.engine.speculation import Acceptance, MeasuredAcceptance, SpeculativeConfig  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
 from perfmodel_executors.driver import serve  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
@@ -114,6 +114,20 @@ def test_counts_are_conditional_by_depth_and_read_back(tmp_path):
     measured = MeasuredAcceptance.read(tmp_path / "acceptance.json")
     assert list(measured.rates) == counts.rates
     assert [sum(ranks) for ranks in measured.by_rank] == counts.accepted
+
+
+def test_steps_without_an_n_gram_are_counted_apart(tmp_path):
+    """They count as wrong, and had nothing to verify: offered lies between what was right first and all steps."""
+    config = SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=64, block_size=BLOCK_SIZE)
+    asked = [[Request(i, 0, 23 + i, 20) for i in range(3)] for _ in range(2)]
+    _, backend, _ = served(DECODERS["gqa"], config, 100, asked[0], "ngram")
+    counts = backend.acceptance
+    assert counts.accepted[0] <= counts.num_offered < counts.num_steps == counts.examined[0]
+    counts.write(tmp_path / "acceptance.json")
+    read = Acceptance(measured=str(tmp_path / "acceptance.json"))
+    assert read.share_offered == counts.acceptance().offered == counts.num_offered / counts.num_steps
+    _, drafted, _ = served(DECODERS["gqa"], config, 100, asked[1], "another")
+    assert drafted.acceptance.acceptance().offered == 1.0  # a drafter that is a model has always something to say
 
 
 def test_lookup_takes_the_longest_suffix_at_its_earliest_place():

@@ -21,10 +21,12 @@ class AcceptanceCounts:
         self.examined = [0] * tree.depth
         self.by_rank = [[0] * width for width in tree.widths]
         self.num_steps = 0  # of a sequence that drafts
+        self.num_offered = 0  # of these, with something to verify
 
-    def add(self, depth: int, path: Sequence[int]) -> None:
-        """A sequence was to draft `depth` deep, and the nodes of `path` were right."""
+    def add(self, depth: int, path: Sequence[int], num_drafted: int) -> None:
+        """A sequence was to draft `depth` deep, had `num_drafted` tokens verified, and those of `path` were right."""
         self.num_steps += bool(depth)
+        self.num_offered += bool(num_drafted)
         for i in range(min(depth, len(path) + 1)):
             self.examined[i] += 1
         for i, node in enumerate(path):
@@ -62,6 +64,7 @@ class AcceptanceCounts:
             examined=tuple(self.examined),
             accepted=tuple(self.accepted),
             by_rank=None if self._tree.is_chain else tuple(map(tuple, self.by_rank)),
+            offered=self.num_offered,
         )
 
     def acceptance(self) -> Acceptance | None:
@@ -69,7 +72,7 @@ class AcceptanceCounts:
         if not self.num_steps:
             return None
         if self._tree.is_chain:
-            return Acceptance(per_position=tuple(self.rates))
+            return Acceptance(per_position=tuple(self.rates), offered=self.num_offered / self.num_steps)
         counted = [(n, ranks) for n, ranks in zip(self.examined, self.by_rank, strict=True) if n]
         return Acceptance(per_rank=tuple(tuple(a / n for a in ranks) for n, ranks in counted))
 

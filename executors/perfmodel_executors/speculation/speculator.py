@@ -20,10 +20,12 @@ class Verified(NamedTuple):
 
     tokens:  for each sequence those it got, then one for each chunk that is sampled
     paths:   for each sequence the nodes of its tree that were right
+    num_drafted: for each sequence the tokens that were there to be verified
     """
 
     tokens: list[list[int]]
     paths: list[list[int]]
+    num_drafted: list[int]
 
     @property
     def num_accepted(self) -> list[int]:
@@ -65,7 +67,9 @@ class Speculator:
             for segment, path, after, end in zip(segments, paths, chosen[: len(segments)], last, strict=True)
         ]
         self._move(drafting, paths)
-        return Verified(tokens + [sampled for sampled in chosen[len(segments) :] if sampled], paths)
+        return Verified(
+            tokens + [sampled for sampled in chosen[len(segments) :] if sampled], paths, list(map(len, drafts))
+        )
 
     def _segment(self, drafting: Drafting, draft: Sequence[int]) -> TokenSegment:
         tokens = [drafting.tokens[-1], *draft]

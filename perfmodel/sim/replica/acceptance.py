@@ -22,6 +22,7 @@ class SimulatedAcceptance:
         assert config.acceptance is not None
         rates = config.acceptance.rates(config.depth, config.tree)
         self._rates = (*rates, rates[-1])  # pipelined, there is a token after the deepest draft
+        self._offered = max(config.acceptance.share_offered, rates[0])
         self._seed = seed
         self._is_pipelined = config.pipelined
         self._draws: dict[int, list[float]] = {}  # request id -> a draw for each of its output tokens
@@ -42,6 +43,19 @@ class SimulatedAcceptance:
             if first + right + 2 >= request.max_output_tokens:  # it will not draft again
                 del draws_of[request.request_id]
         return accepted
+
+    def offered(self, plan: StepPlan) -> list[int]:
+        """`StepPlan.draft_depths`, 0 where the drafter has nothing to offer: where a first token is not only wrong, but
+        beyond the share of steps in which there is one."""
+        if self._offered >= 1.0:
+            return plan.draft_depths
+        draws_of, share = self._draws, self._offered
+        return [
+            depth
+            if (draws_of.get(request.request_id) or self._new_draws(request))[request.num_output_tokens] < share
+            else 0
+            for request, depth in zip(plan.decodes, plan.draft_depths, strict=True)
+        ]
 
     def _new_draws(self, request: Request) -> list[float]:
         if len(self._draws) >= _MOST_REMEMBERED:  # also of requests that ended without drafts

@@ -118,7 +118,7 @@ class SimulatedBackend:
         """A step; of several stages, a plan that meets no other."""
         if self._stages is not None:
             return Outcome(self.pass_through(plan).latency)
-        shape = shape_of(plan, self._ahead)
+        shape = self._computed(plan)
         duration = self._pricer.price(shape)
         if plan.num_restored_tokens:
             duration += self._restoring(plan, duration, self.restore)
@@ -129,7 +129,7 @@ class SimulatedBackend:
     def pass_through(self, plan: StepPlan) -> StageTicks:
         """What `plan` takes in each of several stages."""
         assert self._stages is not None
-        shape = shape_of(plan)
+        shape = self._computed(plan)
         times = self._stages.pass_through(shape)
         if self.restore is not None and plan.num_restored_tokens:
             cost = replace(self.restore, layers=self.restore.layers // self.num_stages)
@@ -137,6 +137,14 @@ class SimulatedBackend:
             times = times._replace(stages=(first + self._restoring(plan, first, cost), *rest))
         self.prompt_time.add(shape, sum(times.stages))
         return times
+
+    def _computed(self, plan: StepPlan) -> BatchShape:
+        """What `plan` computes: without the drafts that the drafter has nothing to offer for."""
+        shape, depths = shape_of(plan, self._ahead), plan.draft_depths
+        offered = self._acceptance.offered(plan) if self._acceptance is not None and depths else depths
+        if offered is depths:
+            return shape
+        return shape._replace(drafting=_num_drafting(offered), num_draft_tokens=sum(offered))
 
     def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
         """What `num_steps` steps from `plan` on take; `growth` is what each adds to `plan.decode_windowed`."""
@@ -192,6 +200,8 @@ def shape_of(plan: StepPlan, ahead: int | None = None) -> BatchShape:
 def _num_drafting(depths: Sequence[int]) -> tuple[int, ...]:
     """How many of `depths` are at least 1, 2 ... up to the deepest."""
     deepest = max(depths)
+    if not deepest:
+        return ()
     if len(depths) * deepest == sum(depths):
         return (len(depths),) * deepest
     exactly = [0] * (deepest + 1)

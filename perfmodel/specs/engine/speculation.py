@@ -44,6 +44,7 @@ class MeasuredAcceptance(Spec):
     examined: for each depth, how often a token drafted there came to be judged: all before it were right
     accepted: how many of those were right
     by_rank:  for each depth, how many of `accepted` were the first, second ... candidate (trees)
+    offered:  how many of the first of `examined` there were: a drafter that had none to offer counts as wrong there
     method, model: what was executed, for the reader
     """
 
@@ -52,6 +53,7 @@ class MeasuredAcceptance(Spec):
     examined: tuple[NonNegativeInt, ...] = Field(min_length=1)
     accepted: tuple[NonNegativeInt, ...] = Field(min_length=1)
     by_rank: tuple[tuple[NonNegativeInt, ...], ...] | None = None
+    offered: NonNegativeInt | None = None
 
     @model_validator(mode="after")
     def _counts_fit_together(self) -> "MeasuredAcceptance":
@@ -64,6 +66,11 @@ class MeasuredAcceptance(Spec):
                 raise ValueError(f"depth {depth}: found {accepted} accepted of {examined} examined; at most all are")
         if not self.examined[0]:
             raise ValueError("found no token examined at depth 1; record a run that drafts tokens")
+        if self.offered is not None and not self.accepted[0] <= self.offered <= self.examined[0]:
+            raise ValueError(
+                f"found {self.offered} offered, allowed from what was accepted at depth 1 ({self.accepted[0]}) to what "
+                f"was examined there ({self.examined[0]})"
+            )
         if self.by_rank is not None and tuple(map(sum, self.by_rank)) != self.accepted:
             raise ValueError("found by_rank that does not sum to accepted at each depth; leave it out, or correct it")
         return self
@@ -97,12 +104,16 @@ class Acceptance(Spec):
     per_rank:     by depth, then by candidate: that the r-th candidate is the right one (so they sum to at most 1); the
                   last depth repeats
     measured:     path of a JSON file that an executed run wrote (`MeasuredAcceptance`)
+
+    offered: the share of steps in which the drafter has tokens to offer a sequence; in the others it is wrong, as the
+             rates say, and there is nothing to verify: n-gram lookup where no n-gram came before
     """
 
     rate: Probability | None = None
     per_position: tuple[Probability, ...] | None = Field(default=None, min_length=1)
     per_rank: tuple[tuple[Probability, ...], ...] | None = Field(default=None, min_length=1)
     measured: str | None = None
+    offered: Probability = 1.0
 
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> "Acceptance":
@@ -133,6 +144,17 @@ class Acceptance(Spec):
         else:
             known = self._by_rank(depth, widths)
         return tuple(known[min(i, len(known) - 1)] for i in range(depth))
+
+    @property
+    def share_offered(self) -> float:
+        """The share of steps of a drafting sequence in which there is a draft to verify.
+
+        Raises SpecError for a measured file that cannot be read.
+        """
+        if self.measured is None:
+            return self.offered
+        counts = MeasuredAcceptance.read(self.measured)
+        return self.offered if counts.offered is None else counts.offered / counts.examined[0]
 
     def _by_rank(self, depth: int, widths: tuple[int, ...] | None) -> tuple[float, ...]:
         if self.per_rank is None:

@@ -57,6 +57,18 @@ def test_without_speculation_nothing_is_drafted() -> None:
     assert summary["num_draft_tokens"] == 0
 
 
+def test_what_a_drafter_does_not_offer_is_not_verified() -> None:
+    """N-gram lookup that finds something in four of ten steps, right in three: as many tokens a step, in less time. An
+    offer in every step is what there was without the field."""
+    lookup = "{{method: ngram, num_speculative_tokens: 4, acceptance: {{rate: 0.3{}}}}}"
+    plain, always, seldom = (
+        run(lookup.format(offered), 32, 100).summary for offered in ("", ", offered: 1.0", ", offered: 0.4")
+    )
+    assert plain["mean_tpot_ms"] == always["mean_tpot_ms"]
+    assert seldom["mean_acceptance_length"] == pytest.approx(always["mean_acceptance_length"], rel=0.02)
+    assert seldom["mean_tpot_ms"] < 0.98 * always["mean_tpot_ms"]
+
+
 def test_alone_a_request_gains_what_the_closed_form_says() -> None:
     """Tokens per round over the rounds' cost: within the noise of some thousand tokens, and the growing context."""
     with_drafts = scenario(EAGLE, 1, 3000)
