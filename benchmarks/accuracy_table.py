@@ -120,6 +120,18 @@ SETS = (
         {"decode_tokens_per_s": "decode tokens/s", "prompt_tokens_per_s": "prompt tokens/s"},
     ),
     MeasuredSet(
+        "MLPerf Inference, by device",
+        "measurements/mlperf/results.csv.gz",
+        "perfmodel.validate.served:validate_mlperf",
+        {"tokens_per_s": "tokens/s", "tpot_mean": "mean TPOT", "ttft_mean": "mean TTFT"},
+    ),
+    MeasuredSet(
+        "servers on other devices, by device",
+        "measurements/served/other_devices.csv.gz",
+        "perfmodel.validate.served:validate_served",
+        {"output_tokens_per_s": "output tokens/s", "tpot_mean": "mean TPOT", "ttft_mean": "mean TTFT"},
+    ),
+    MeasuredSet(
         "published figures",
         "workloads/scenarios/published",
         "perfmodel.validate.published.compare:validate_published",

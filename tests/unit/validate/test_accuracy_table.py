@@ -56,13 +56,18 @@ def test_a_sample_of_the_rows_that_are_kept_is_predicted_so_again(measured) -> N
     found = accuracy.predictions_of(measured, report)
     assert found
     for metric, each in found.items():
-        place = {label: number for number, label in enumerate(kept[metric].rows.labels)}
-        same = [place[label] for label in each.rows.labels]
-        for name in ("predicted", "measured"):
-            expected = getattr(kept[metric].rows, name)[same]
-            np.testing.assert_allclose(getattr(each.rows, name), expected, rtol=1e-4, err_msg=f"{metric}{WRITE}")
+        place = {key: number for number, key in enumerate(keys_of(kept[metric].rows))}
+        same = [place[key] for key in keys_of(each.rows)]
+        np.testing.assert_allclose(
+            each.rows.predicted, kept[metric].rows.predicted[same], rtol=1e-4, err_msg=f"{metric}{WRITE}"
+        )
         for end, expected in zip(each.rows.interval, kept[metric].rows.interval, strict=True):
             np.testing.assert_allclose(end, expected[same], rtol=1e-4, err_msg=f"{metric}{WRITE}")
+
+
+def keys_of(rows) -> list[tuple[str, str]]:
+    """Rows by label and measured value: versions of an engine that ran the same share a label."""
+    return [(label, f"{value:.6g}") for label, value in zip(rows.labels, rows.measured, strict=True)]
 
 
 def test_what_may_not_be_committed_is_marked_and_never_measured_here() -> None:
