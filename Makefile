@@ -44,7 +44,8 @@ check: $(VENV)/.test
 # figures that no command prints), page_commands.py (all commands of the pages as they stand there, an hour),
 # fleet_speed.py as it is (a million requests, ten minutes), planner_ranking.py (twelve minutes), fuzz.py (two hours),
 # mutation (an hour); write_measurements.py, which takes the cited files; and cross_validate_attention.py,
-# cross_validate_operators.py, cross_validate_serving.py and cross_validate_local.py, which take folders of recorded
+# cross_validate_operators.py, cross_validate_serving.py, cross_validate_local.py and
+# cross_validate_served.py, which take folders of recorded
 # measurements.
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/simulator_speed.py

@@ -3,7 +3,17 @@
 No file names and no models: a calibration must hold for whatever runs on the device, and says nothing of a single run.
 """
 
-__all__ = ["KERNEL_TABLES", "LAYER_PROFILE", "MALFORMED", "SERVING_RUNS", "STEADY_STATES", "Origin", "recorded_engine"]
+__all__ = [
+    "KERNEL_TABLES",
+    "LAYER_PROFILE",
+    "MALFORMED",
+    "PUBLISHED_RESULTS",
+    "SERVING_RUNS",
+    "STEADY_STATES",
+    "Origin",
+    "incomplete",
+    "recorded_engine",
+]
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +26,13 @@ from perfmodel.specs.engine.versions import parse_version
 
 # What comes of reading an entry as what it should be, where it is something else.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def incomplete(error: Exception) -> str:
+    """One sentence for a row that could not be read because of `error`, one of `MALFORMED`."""
+    if isinstance(error, KeyError):
+        return f"its description is incomplete: {error.args[0]!r} is missing, or is none of the known values."
+    return f"its description is incomplete: {error}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +54,7 @@ class Origin:
 KERNEL_TABLES = Origin("kernel tables", "ai-dynamo/aiconfigurator (Apache-2.0)")
 LAYER_PROFILE = Origin("layer profile", "casys-kaist/LLMServingSim (MIT)")
 SERVING_RUNS = Origin("serving runs", "inference-sim/sim-to-real-accuracy-validation")
+PUBLISHED_RESULTS = Origin("serving results", "MLCommons (Apache-2.0), ROCm/vllm (Apache-2.0), Intel and others")
 STEADY_STATES = Origin("steady states", "ai-dynamo/aiconfigurator, silicon samples (Apache-2.0)")
 
 

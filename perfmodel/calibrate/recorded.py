@@ -1,6 +1,12 @@
 """`perfmodel calibrate --from`: recorded measurements of any kind, fitted and written where they are looked for."""
 
-__all__ = ["fit_recorded", "fit_recorded_exchanges", "fit_recorded_generation", "fit_recorded_routing"]
+__all__ = [
+    "fit_recorded",
+    "fit_recorded_exchanges",
+    "fit_recorded_generation",
+    "fit_recorded_routing",
+    "fit_recorded_whole_runs",
+]
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +17,12 @@ from perfmodel.calibrate.local.fit import fit_backends
 from perfmodel.calibrate.local.rows import read_local_rows
 from perfmodel.calibrate.measured import read_measurements
 from perfmodel.calibrate.measured.fit import ENGINE, fit_measured
-from perfmodel.calibrate.origins import SERVING_RUNS, STEADY_STATES, Origin
+from perfmodel.calibrate.origins import PUBLISHED_RESULTS, SERVING_RUNS, STEADY_STATES, Origin
 from perfmodel.calibrate.profile_fit import with_facts
+from perfmodel.calibrate.served.mlperf import read_mlperf_rows
+from perfmodel.calibrate.served.setups import ServedRow
+from perfmodel.calibrate.served.tables import devices_folder, read_served_rows
+from perfmodel.calibrate.served.whole_runs import fit_whole_runs
 from perfmodel.calibrate.serving.runs import read_serving_runs
 from perfmodel.calibrate.serving.simulation import fit_engine_profile
 from perfmodel.calibrate.steady.generation import fit_generation, fit_popularity
@@ -24,6 +34,7 @@ from perfmodel.cost.calibrations.exchanges import ExchangeFits, load_exchange_fi
 from perfmodel.cost.calibrations.files import HEADER
 from perfmodel.cost.calibrations.routing import RoutingFit, save_routing_fit
 from perfmodel.cost.calibrations.unmeasured import GenerationFit, save_generation
+from perfmodel.cost.calibrations.whole_runs import OTHERS, WholeRunFits, save_whole_runs
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
@@ -83,6 +94,34 @@ def fit_recorded_routing(
         }
     )
     return fit, save_routing_fit(fit, (out or data_dir("calibrations")) / "routing.yaml")
+
+
+def fit_recorded_whole_runs(
+    path: Path, out: Path | None = None, progress: Progress | None = None
+) -> tuple[WholeRunFits, Path]:
+    """Fit what the tables of published results in the folder `path` say of makers without kernel tables.
+
+    out: folder to write to, by default among the calibrations. Raises SpecError where there are no such results.
+    """
+    files = sorted(path.glob("*.csv*")) if path.is_dir() else [path]
+    rows: list[ServedRow] = []
+    for file in files:
+        for read in (read_mlperf_rows, read_served_rows):
+            try:
+                rows += read(file)[0]
+                break
+            except SpecError:
+                continue
+    fits = fit_whole_runs(rows, devices_folder(path), progress)
+    settings = sum(fit.rows for name, fit in fits.architectures.items() if name not in OTHERS.values())
+    fits = fits.model_copy(
+        update={
+            "source": PUBLISHED_RESULTS.source(f"{settings} settings of serving results"),
+            "date": today(),
+            "command": f"{PUBLISHED_RESULTS.command('any')} --whole-runs",
+        }
+    )
+    return fits, save_whole_runs(fits, (out or data_dir("calibrations")) / "whole_runs.yaml", HEADER)
 
 
 def fit_recorded_exchanges(path: Path, out: Path | None = None) -> tuple[ExchangeFits, Path]:

@@ -56,6 +56,12 @@ Generation = Annotated[
 Routing = Annotated[
     bool, typer.Option("--routing", help="With --from: fit how unequally popular the experts of trained routers are.")
 ]
+WholeRuns = Annotated[
+    bool,
+    typer.Option(
+        "--whole-runs", help="With --from: fit published serving results on devices whose kernels nobody has published."
+    ),
+]
 Exchanges = Annotated[
     bool, typer.Option("--exchange", help="With --from: fit dispatch and combine of expert parallelism (.csv).")
 ]
@@ -71,6 +77,7 @@ def calibrate(
     engine: EngineName = None,
     generation: Generation = None,
     routing: Routing = False,
+    whole_runs: WholeRuns = False,
     exchange: Exchanges = False,
     out: CalibrationPath = None,
     as_json: JsonFlag = False,
@@ -83,7 +90,8 @@ def calibrate(
     """
     if measurements is not None:
         named = engine or ("perfmodel" if (measurements / "suite.json").is_file() else "vllm")
-        written = _fit_recorded(measurements, named, generation, routing, exchange, out)
+        kind = next((name for name, is_asked in _kinds(routing, whole_runs, exchange) if is_asked), "")
+        written = _fit_recorded(measurements, named, generation, kind, out)
         _say_written(written, as_json)
         return
     from perfmodel.validate.executed.bridge import load_executor
@@ -96,8 +104,13 @@ def calibrate(
     say(f"Written to {path}")
 
 
+def _kinds(routing: bool, whole_runs: bool, exchange: bool) -> tuple[tuple[str, bool], ...]:
+    """What is fitted for all engines and devices alike, by name, and whether it was asked for."""
+    return (("routing", routing), ("whole_runs", whole_runs), ("exchange", exchange))
+
+
 def _fit_recorded(
-    path: Path, engine: str, generation: str | None, routing: bool, exchange: bool, out: Path | None
+    path: Path, engine: str, generation: str | None, kind: str, out: Path | None
 ) -> "list[tuple[Spec, Path]]":
     from perfmodel.errors import SpecError
 
@@ -108,9 +121,11 @@ def _fit_recorded(
     with progress_bar("fitting") as progress:
         if generation is not None:
             return [recorded.fit_recorded_generation(path, generation, out, progress)]
-        if routing:
+        if kind == "routing":
             return [recorded.fit_recorded_routing(path, out, progress)]
-        if exchange:
+        if kind == "whole_runs":
+            return [recorded.fit_recorded_whole_runs(path, out, progress)]
+        if kind == "exchange":
             return [recorded.fit_recorded_exchanges(path, out)]
         return [*recorded.fit_recorded(path, engine, out, progress)]
 

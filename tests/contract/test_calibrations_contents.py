@@ -18,6 +18,7 @@ from perfmodel.cost.calibrations.exchanges import ExchangeFits
 from perfmodel.cost.calibrations.files import HEADER
 from perfmodel.cost.calibrations.routing import RoutingFit
 from perfmodel.cost.calibrations.unmeasured import GenerationFit
+from perfmodel.cost.calibrations.whole_runs import WholeRunFits
 from perfmodel.cost.forms.registry import FormFit
 from perfmodel.files.catalog import data_dir, find_file
 from perfmodel.files.yaml_loader import load_yaml
@@ -31,6 +32,7 @@ KINDS = {
     "backend": BackendFits,
     "exchange": ExchangeFits,
     "routing": RoutingFit,
+    "whole_runs": WholeRunFits,
 }  # others are calibrations of a device
 MOST_NUMBERS = 3  # in one entry of a list: (most rows, tile rows, tile columns), (first group, last group)
 MOST_ENTRIES = 8  # of a list: the lines of a library's tile rule

@@ -14,6 +14,7 @@ FROZEN = {
         "--engine",
         "--generation",
         "--routing",
+        "--whole-runs",
         "--exchange",
         "--out",
         "--json",

@@ -3,7 +3,7 @@
 A device without measurements takes the fits of the nearest measured one: its sibling of the same architecture (other
 memory, other cooling), else of the architecture before or after it in its line. Fits are fractions of declared peaks
 and times per kernel, so what differs in the datasheets moves the prediction by itself; intervals widen by how far the
-fits have come. With no relation measured, the datasheet.
+fits have come. With no relation measured, what whole runs say of its architecture (`whole_runs`), else the datasheet.
 """
 
 __all__ = ["HEADER", "PASSED_ON", "SPREAD_SIBLING", "load_calibration", "save_calibration"]
@@ -16,6 +16,7 @@ import yaml
 
 from perfmodel.cost.calibrations.calibration import Calibration, datasheet
 from perfmodel.cost.calibrations.unmeasured import GenerationFit, load_generation, with_unmeasured
+from perfmodel.cost.calibrations.whole_runs import whole_run_calibration
 from perfmodel.cost.forms.messages.collective import over_link
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
@@ -55,9 +56,9 @@ def load_calibration(
 ) -> Calibration:
     """The calibration for a device under an engine.
 
-    `path` if given, else `<device>@<profile>.yaml` among the calibrations, else the nearest relation's, else the
-    datasheet's (also for the profile "datasheet"); `origin` and `source` say which. `generation` stands for what is
-    known of its architecture, on devices of that one.
+    `path` if given, else `<device>@<profile>.yaml` among the calibrations, else the nearest relation's, else that of
+    whole runs, else the datasheet's (also for the profile "datasheet"); `origin` and `source` say which. `generation`
+    stands for what is known of its architecture, on devices of that one.
 
     hardware, engine_profile: the device, and the engine by its name
 
@@ -77,7 +78,9 @@ def load_calibration(
         library = _inherited(hardware, row.stand_in.engine, generation)
     if own.is_file():
         return with_unmeasured(_as_declared(_completed(_read(own), inherited), hardware), generation, row, library)
-    return with_unmeasured(inherited, generation, row, library) if inherited is not None else datasheet(hardware)
+    if inherited is None:
+        return whole_run_calibration(hardware, engine_profile) or datasheet(hardware)
+    return with_unmeasured(inherited, generation, row, library)
 
 
 def _stood_in_for(engine_profile: str, hardware: HardwareSpec) -> ExpertsRow | None:

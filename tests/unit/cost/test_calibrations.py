@@ -32,9 +32,9 @@ def test_what_is_written_is_read_back(tmp_path):
 
 
 def test_without_a_relation_the_datasheet_stands_in():
-    found = load_calibration(load_hardware("tpu-v5e"), "vllm")
+    found = load_calibration(load_hardware("arc-b580"), "vllm")
     assert found.origin == "datasheet"
-    assert found.device == "tpu-v5e"
+    assert found.device == "arc-b580"
     assert load_calibration(A100, "datasheet").origin == "datasheet"
 
 
@@ -63,7 +63,7 @@ def test_the_nearest_relation_passes_its_fits_on_and_intervals_widen_with_the_di
         spreads.append(found.spread)
     assert spreads == sorted(set(spreads))
     assert "passed on from a100-sxm-80gb under vllm" in found.source
-    assert load_calibration(load_hardware("mi300x"), "vllm").origin == "datasheet"
+    assert load_calibration(load_hardware("arc-b580"), "vllm").origin == "datasheet"
 
 
 def test_a_generation_that_is_known_to_reach_less_of_its_peaks_does_so_with_fits_from_the_one_before(

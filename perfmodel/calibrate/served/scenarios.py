@@ -1,0 +1,202 @@
+"""A published setup as a scenario of one instance: device, model, engine, layout and traffic.
+
+An instance is the smallest part that serves alone; several share the load evenly, as round robin does. Where a result
+does not say over how many devices an instance is spread, it is spread over as many as the submitter needs: the fewest
+on which the weights leave room for a batch, and that keep the limit on TPOT at the stated rate (`layouts`).
+"""
+
+__all__ = ["PublishedModel", "layouts", "scenario_of", "served_device", "served_model"]
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from perfmodel.calibrate.local.devices import DeviceTable
+from perfmodel.calibrate.local.models import local_model
+from perfmodel.calibrate.origins import recorded_engine
+from perfmodel.calibrate.served.setups import Setup, model_names, quantization_of
+from perfmodel.errors import SpecError
+from perfmodel.models.architecture import QuantizationSpec
+from perfmodel.models.cards import load_model
+from perfmodel.models.number_formats import with_quantization
+from perfmodel.models.spec import ModelSpec
+from perfmodel.specs.cluster import ClusterSpec, KvTransferSpec
+from perfmodel.specs.engine.description import describe_engine
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.pools import PoolSpec
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.scenario_file import load_hardware
+from perfmodel.specs.traffic import Arrivals, Lengths, Sampling, Traffic
+
+_SPREAD = 0.8  # standard deviation over mean of a data set's lengths [assumed: answers of chats have 0.7 to 1]
+_LONGEST = 4.0  # times the mean: data sets cut what is longer (OpenOrca at 1,024 tokens)
+_MOST_SLOTS = 256  # of a server that does not say
+_KV_FORMATS = {"fp8": "fp8", "int8": "int8", "int4": "int4"}
+_MOST_DEVICES = 8  # of an instance that does not say
+_MOST_SHARE = 0.95  # of what an instance of several workers may take of its devices' memory
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """is_known: its shape is from a card"""
+
+    spec: ModelSpec
+    is_known: bool
+
+
+@lru_cache(maxsize=512)
+def served_model(name: str, precision: str, gguf_type: str = "", is_nvidia: bool = True) -> PublishedModel:
+    """The model that a result calls `name`, in the number format that it states.
+
+    precision: as the result has it; gguf_type: of its file, "" for a checkpoint in another format
+    is_nvidia: as of `quantization_of`
+
+    Without a card a decoder of the usual proportions stands for it. Raises SpecError where its name has no size.
+    """
+    if gguf_type:
+        found = _known(name)
+        if found is None:
+            local = local_model(name, 0.0, _active(name), gguf_type, 0.0)
+            return PublishedModel(local.spec, False)
+        return PublishedModel(local_model(found.name, 0.0, 0.0, gguf_type, 0.0).spec, True)
+    found = _known(name)
+    spec = found or local_model(name, 0.0, _active(name), "bf16", 0.0).spec
+    wanted = quantization_of(precision or name, is_nvidia)
+    if wanted is None and spec.quantization.weights and "16" in precision:
+        return PublishedModel(replace(spec, quantization=QuantizationSpec()), found is not None)
+    return PublishedModel(with_quantization(spec, wanted), found is not None)
+
+
+def _known(name: str) -> ModelSpec | None:
+    """The card of the first name that has one."""
+    for each in model_names(name):
+        try:
+            return load_model(each)
+        except (SpecError, OSError, ValueError):
+            continue
+    return None
+
+
+def _active(name: str) -> float:
+    """Parameters that a token uses, as names of mixtures of experts have them ("35B-A3B"); 0 where it has none."""
+    for part in name.replace("_", "-").split("-"):
+        if part[:1] in "aA" and part[-1:] in "bB" and part[1:-1].replace(".", "", 1).isdigit():
+            return 1e9 * float(part[1:-1])
+    return 0.0
+
+
+def served_device(setup: Setup, table: DeviceTable) -> HardwareSpec:
+    """The device of a result: by its name, then by less and less of it, then as `table` has it.
+
+    Raises SpecError where nothing is known of it.
+    """
+    words = setup.device.split("-")
+    for count in range(len(words), 0, -1):
+        try:
+            found = load_hardware("-".join(words[:count]))
+        except (SpecError, OSError, ValueError):
+            continue
+        if (found.kind == "cpu") == (setup.device_class == "cpu"):
+            return found
+        break
+    return table.device(setup.device, setup.device_class)
+
+
+def layouts(setup: Setup, hardware: HardwareSpec) -> list[int]:
+    """Devices that an instance may be spread over: as stated, else powers of two that share out all of them."""
+    if setup.tp:
+        return [setup.tp]
+    most = min(setup.num_devices, hardware.declared.max_devices, _MOST_DEVICES)
+    found = [count for count in (1, 2, 4, 8) if count <= most and setup.num_devices % count == 0]
+    return found or [1]
+
+
+def scenario_of(name: str, setup: Setup, table: DeviceTable, tp: int) -> tuple[Scenario, PublishedModel]:
+    """One instance of `setup`, called `name`, over `tp` devices, under its share of the load.
+
+    table: devices that no file names. Raises SpecError for what cannot be described.
+    """
+    hardware = served_device(setup, table)
+    if setup.power_cap_w:
+        hardware = hardware.model_copy(update={"power_cap_w": setup.power_cap_w})
+    model = served_model(setup.model, setup.precision, setup.gguf_type, hardware.maker in (None, "nvidia"))
+    traffic = _traffic(setup, _instances(setup, tp))
+    engine = _engine(setup, hardware, tp)
+    sampling = Sampling(method="greedy" if setup.is_in_process else "default")
+    scenario = Scenario(
+        name=name, model=model.spec, hardware=hardware, engine=engine, traffic=traffic, sampling=sampling
+    )
+    if setup.roles is None:
+        return scenario, model
+    apart = {"gpu_memory_utilization": min(engine.gpu_memory_utilization, _MOST_SHARE)}
+    pools = tuple(
+        PoolSpec(role=role, replicas=count, engine=engine.model_copy(update=apart))
+        for role, count in zip(("prefill", "decode"), setup.roles, strict=True)
+    )
+    return scenario.model_copy(update={"cluster": ClusterSpec(pools=pools, kv_transfer=KvTransferSpec())}), model
+
+
+def _instances(setup: Setup, tp: int) -> int:
+    return setup.instances if setup.tp else max(1, setup.num_devices // tp)
+
+
+def _engine(setup: Setup, hardware: HardwareSpec, tp: int) -> EngineSpec:
+    facts = describe_engine(setup.engine).facts
+    slots = setup.max_num_seqs or max(_MOST_SLOTS, -(-setup.concurrency // max(setup.instances, 1)))
+    longest = round((_LONGEST if setup.is_varied else 1.0) * (setup.prompt + setup.answer)) + 64
+    arguments: dict[str, Any] = {"max_num_seqs": slots, "enable_prefix_caching": False}
+    if facts.backends:
+        arguments |= {"max_num_seqs": max(1, setup.concurrency), "max_model_len": longest}
+        return recorded_engine(setup.engine, _build(setup), hardware, arguments)
+    arguments |= {
+        "tensor_parallel_size": tp,
+        "pipeline_parallel_size": setup.pp,
+        "kv_cache_dtype": _KV_FORMATS.get(setup.kv_dtype, "auto"),
+        "max_model_len": longest,
+        "enforce_eager": setup.is_eager,
+    }
+    if setup.load in ("saturated", "open"):  # tuned servers compute long prompts in chunks, whatever the default
+        arguments["enable_chunked_prefill"] = True
+    if setup.max_num_batched_tokens:
+        arguments["max_num_batched_tokens"] = max(setup.max_num_batched_tokens, slots)
+    return recorded_engine(setup.engine, setup.version, hardware, {**arguments, **_room(arguments, setup, hardware)})
+
+
+def _room(arguments: Mapping[str, Any], setup: Setup, hardware: HardwareSpec) -> dict[str, Any]:
+    """A step's tokens where nothing states them: the engine's default, or as many as its slots need."""
+    if "max_num_batched_tokens" in arguments:
+        return {}
+    small = recorded_engine(setup.engine, setup.version, hardware, {"max_num_seqs": 1})
+    need = arguments["max_num_seqs"]
+    if not describe_engine(setup.engine).facts.batching.chunks_prompts:
+        need += round(_LONGEST * setup.prompt if setup.is_varied else setup.prompt)
+    return {"max_num_batched_tokens": max(small.max_num_batched_tokens, need)}
+
+
+def _build(setup: Setup) -> str:
+    """A build's number, "b9010 d05fe1d7d", as its version."""
+    words = setup.version.removeprefix("b").split()
+    return words[0] if words and words[0].isdigit() else ""
+
+
+def _traffic(setup: Setup, instances: int) -> Traffic:
+    count = max(1, round(setup.num_requests / instances))
+    concurrency = max(1, round(setup.concurrency / instances))
+    if setup.load == "closed":
+        arrivals = Arrivals(process="closed_loop", concurrency=concurrency)
+    elif setup.load == "open":
+        # Round robin over k instances hands each of them every k-th arrival.
+        arrivals = Arrivals(process="gamma", rate=setup.rate / instances, cv=instances**-0.5)
+    else:
+        arrivals = Arrivals(process="burst")
+    lengths = (_lengths(mean, setup.is_varied) for mean in (setup.prompt, setup.answer))
+    prompts, answers = lengths
+    return Traffic(arrivals=arrivals, num_requests=count, input_tokens=prompts, output_tokens=answers)
+
+
+def _lengths(mean: int, is_varied: bool) -> Lengths:
+    if not is_varied or mean < 4:
+        return Lengths(distribution="fixed", value=max(mean, 1))
+    return Lengths(distribution="lognormal", mean=mean, std=_SPREAD * mean, max=round(_LONGEST * mean))

@@ -1,0 +1,196 @@
+"""Fits what whole runs say of makers without kernel tables: a few numbers for an architecture, with priors.
+
+Results that a step's mean time decides are fitted: offline and static batches, each as seconds per token, and times to
+the first token of a prompt alone. Each setting counts once. Numbers that the results of an architecture do not
+determine stay at their priors.
+"""
+
+__all__ = ["fit_whole_runs", "with_others", "without_own"]
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from perfmodel.calibrate.local.devices import DeviceTable
+from perfmodel.calibrate.served.mean_steps import has_kernel_tables
+from perfmodel.calibrate.served.predictions import predict_row, predict_served, width_key
+from perfmodel.calibrate.served.scenarios import served_device
+from perfmodel.calibrate.served.setups import ServedRow
+from perfmodel.cost import Residuals
+from perfmodel.cost.calibrations.whole_runs import OTHERS, ArchitectureFit, WholeRunFits
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.specs.engine.description import describe_engine
+
+Floats = NDArray[np.float64]
+Progress = Callable[[int, int], None]
+# Where nothing is recorded: fractions that kernels of measured makers reach, and a launch; standard deviations of logs.
+_PRIORS = {
+    "compute_fraction": (0.5, 0.4),
+    "memory_fraction": (0.7, 0.25),
+    "link_fraction": (0.4, 0.6),
+    "launch_s": (6e-6, 0.7),
+    "step_s": (1e-3, 1.2),
+}
+# CPUs reach less of a peak that counts matrix units at the boost clock of one core.
+_PRIORS_OF_CPUS = {"compute_fraction": (0.15, 0.8)}
+_LOADS = ("saturated", "burst", "closed", "first_token")
+_METRICS = ("tokens_per_s", "output_tokens_per_s", "tpot_mean", "ttft_mean")
+_MOST_SETTINGS = 24
+_MOST_STEPS = 6
+_SMALL = 0.25  # errors beyond it weigh less
+
+
+def fit_whole_runs(rows: Sequence[ServedRow], folder: Path, progress: Progress | None = None) -> WholeRunFits:
+    """The fit of every architecture without kernel tables that `rows` have results of.
+
+    rows, folder: of published tables; where `devices.csv` is. Raises SpecError where there are none.
+    """
+    members = _by_architecture(rows, DeviceTable(folder))
+    if not members:
+        raise SpecError("no results on devices without kernel tables to fit")
+    found: dict[str, ArchitectureFit] = {}
+    for number, (architecture, mine) in enumerate(sorted(members.items())):
+        found[architecture] = _fit(architecture, mine, folder)
+        if progress is not None:
+            progress(number + 1, len(members))
+    tails = {f"{name}_tail": _tail(rows, name) for name in ("tpot", "ttft")}
+    fits = with_others(WholeRunFits(architectures=found, **tails))
+    return fits.model_copy(update={"widths": _widths(rows, folder, fits)})
+
+
+def _tail(rows: Sequence[ServedRow], name: str) -> float:
+    """The median over devices of the 99th percentile over the mean of a latency; 1 where nothing says so."""
+    ratios: dict[str, list[float]] = {}
+    for row in rows:
+        if row.setup.tpot_limit_s and {f"{name}_p99", f"{name}_mean"} <= set(row.measured):
+            ratios.setdefault(row.setup.device, []).append(row.measured[f"{name}_p99"] / row.measured[f"{name}_mean"])
+    return round(float(np.median([np.median(each) for each in ratios.values()])), 3) if ratios else 1.0
+
+
+def with_others(fits: WholeRunFits) -> WholeRunFits:
+    """`fits` with the means of all their architectures, for those that are not among them."""
+    own = {name: fit for name, fit in fits.architectures.items() if name not in OTHERS.values()}
+    means = {}
+    for kind, name in OTHERS.items():
+        mine = [fit for each, fit in own.items() if _is_cpu(each) == (kind == "cpu")]
+        if mine:
+            means[name] = _mean(mine)
+    return fits.model_copy(update={"architectures": own | means})
+
+
+def without_own(fits: WholeRunFits) -> WholeRunFits:
+    """`fits` in which each architecture has the mean of the others: as if none of its results were known."""
+    own = [name for name in fits.architectures if name not in OTHERS.values()]
+    found = {}
+    for name in own:
+        rest = {each: fits.architectures[each] for each in own if each != name}
+        means = with_others(WholeRunFits(architectures=rest)).architectures
+        kind = "cpu" if _is_cpu(name) else "gpu"
+        if OTHERS[kind] in means:
+            found[name] = means[OTHERS[kind]]
+    return fits.model_copy(update={"architectures": {**fits.architectures, **found}})
+
+
+def _is_cpu(architecture: str) -> bool:
+    return any(word in architecture for word in ("rapids", "lake", "zen", "neoverse", "cpu"))
+
+
+def _mean(fits: Sequence[ArchitectureFit]) -> ArchitectureFit:
+    """Geometric means."""
+    values = {name: float(np.exp(np.mean([np.log(getattr(fit, name)) for fit in fits]))) for name in _PRIORS}
+    rounded = {name: float(f"{value:.4g}") for name, value in values.items()}
+    left = [fit.residuals for fit in fits]
+    widest = Residuals(
+        num_rows=sum(each.num_rows for each in left),
+        p10=min(each.p10 for each in left),
+        p90=max(each.p90 for each in left),
+    )
+    return ArchitectureFit(**rounded, rows=sum(fit.rows for fit in fits), residuals=widest)
+
+
+def _widths(rows: Sequence[ServedRow], folder: Path, fits: WholeRunFits) -> dict[str, Residuals]:
+    """Quantiles of log(measured / predicted) by load and metric, each device with as much weight."""
+    found: dict[str, list[tuple[str, float]]] = {}
+    for pair in predict_served([row for row in rows if not row.is_apart], folder, fits=without_own(fits)):
+        for metric, measured in pair.row.measured.items():
+            if metric in pair.predicted:
+                key = width_key(metric, pair.row.setup)
+                error = float(np.log(measured / pair.predicted[metric]))
+                found.setdefault(key, []).append((pair.row.setup.device, error))
+    return {key: _weighed(values) for key, values in sorted(found.items())}
+
+
+def _weighed(values: Sequence[tuple[str, float]]) -> Residuals:
+    """Quantiles of errors, (device, error) each; a device counts as the root of its number of errors."""
+    devices, errors = [device for device, _ in values], np.array([error for _, error in values])
+    weights = np.array([devices.count(device) ** -0.5 for device in devices])
+    order = np.argsort(errors)
+    place = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
+    p10, p50, p90 = (round(float(np.interp(q, place, errors[order])), 4) for q in (0.1, 0.5, 0.9))
+    return Residuals(num_rows=len(errors), p10=p10, p50=p50, p90=p90)
+
+
+def _by_architecture(rows: Sequence[ServedRow], table: DeviceTable) -> dict[str, list[ServedRow]]:
+    """Rows to fit of each architecture, one of each setting."""
+    found: dict[str, dict[str, ServedRow]] = {}
+    for row in rows:
+        if row.setup.load not in _LOADS or row.is_apart or describe_engine(row.setup.engine).facts.backends:
+            continue
+        try:
+            hardware = served_device(row.setup, table)
+        except PerfmodelError:
+            continue
+        architecture = hardware.declared.architecture
+        if architecture is None or has_kernel_tables(hardware, row.setup.engine):
+            continue
+        found.setdefault(architecture, {}).setdefault(row.group, row)
+    return {name: _some(list(mine.values())) for name, mine in found.items()}
+
+
+def _some(rows: list[ServedRow]) -> list[ServedRow]:
+    return rows[:: max(1, -(-len(rows) // _MOST_SETTINGS))]
+
+
+def _fit(architecture: str, rows: Sequence[ServedRow], folder: Path) -> ArchitectureFit:
+    priors = _PRIORS | (_PRIORS_OF_CPUS if rows[0].setup.device_class == "cpu" else {})
+    names = list(priors)
+    centre = np.log([value for value, _ in priors.values()])
+    sd = np.array([deviation for _, deviation in priors.values()])
+    highest = np.log([0.98 if name.endswith("fraction") else 0.05 for name in names])
+
+    def of(vector: Floats) -> ArchitectureFit:
+        values = {name: float(f"{np.exp(value):.4g}") for name, value in zip(names, vector, strict=True)}
+        return ArchitectureFit(**values, rows=len(rows))
+
+    def errors(vector: Floats) -> Floats:
+        own = _log_errors(rows, folder, architecture, of(vector))
+        soft = np.sign(own) * _SMALL * np.sqrt(np.log1p((own / _SMALL) ** 2))
+        return np.concatenate([soft / _SMALL, (vector - centre) / sd])
+
+    bounds = centre - 4 * sd, np.minimum(centre + 4 * sd, highest)
+    best = least_squares(errors, centre, bounds=bounds, diff_step=0.02, max_nfev=_MOST_STEPS).x
+    fit = of(best)
+    left = _log_errors(rows, folder, architecture, fit)
+    return fit.model_copy(update={"residuals": _residuals(left)})
+
+
+def _log_errors(rows: Sequence[ServedRow], folder: Path, architecture: str, fit: ArchitectureFit) -> Floats:
+    """log(measured / predicted) seconds of each row; 0 of those that cannot be predicted."""
+    fits = WholeRunFits(architectures={architecture: fit})
+    found = []
+    for pair in (predict_row(row, folder, fits) for row in rows):
+        metric = next((name for name in _METRICS if name in pair.row.measured and name in pair.predicted), None)
+        if metric is None:
+            found.append(0.0)
+            continue
+        ratio = np.log(pair.row.measured[metric] / pair.predicted[metric])
+        found.append(float(-ratio if "tokens" in metric else ratio))
+    return np.array(found)
+
+
+def _residuals(errors: Floats) -> Residuals:
+    p10, p50, p90 = (round(float(value), 4) for value in np.quantile(errors, (0.1, 0.5, 0.9)))
+    return Residuals(num_rows=len(errors), p10=p10, p50=p50, p90=p90)

@@ -1,0 +1,151 @@
+"""Devices whose kernels nobody has published: what whole serving runs on them say, a few numbers for an architecture.
+
+One file, `hardware_specs/calibrations/whole_runs.yaml`, written by `perfmodel calibrate --whole-runs`. Of the makers
+without kernel tables (AMD, Intel, Google, Tenstorrent) it has the shares of the declared peaks that all kernels reach
+together, what a kernel costs beside its work, and the host's time of a step. It stands between the datasheet and kernel
+tables: a device with tables of its own, or related to one, has those.
+"""
+
+__all__ = [
+    "OTHERS",
+    "ArchitectureFit",
+    "WholeRunFits",
+    "load_whole_runs",
+    "save_whole_runs",
+    "whole_run_calibration",
+]
+
+import datetime
+from pathlib import Path
+
+import yaml
+from pydantic import Field
+
+from perfmodel.cost.calibrations.calibration import Calibration, FamilyFit, HostFit
+from perfmodel.cost.forms.fits import Residuals
+from perfmodel.files.base import Spec
+from perfmodel.files.catalog import data_dir
+from perfmodel.files.units import FittedSeconds
+from perfmodel.files.validation import parse
+from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.specs.hardware import HardwareSpec
+
+_FILE = "whole_runs.yaml"
+# Architectures of one line: what is known of the nearest of them is passed on, with wider intervals.
+_LINES = (
+    ("cdna1", "cdna2", "cdna3", "cdna4"),
+    ("sapphire-rapids", "emerald-rapids", "granite-rapids"),
+    ("wormhole", "blackhole"),
+)
+_SPREAD_PER_GENERATION = 1.5
+_TRANSFER = "collective"
+OTHERS = {"gpu": "others", "npu": "others", "tpu": "others", "fpga": "others", "cpu": "other-cpus"}  # by kind of device
+_SPREAD_OTHERS = 2.0
+_NO_SERVERS = ("datasheet", "perfmodel")  # engines that no such run was of, nor any like it
+
+
+class ArchitectureFit(Spec):
+    """What whole runs on the devices of one architecture say.
+
+    compute_fraction, memory_fraction: of the declared peaks and bandwidth, over all kernels
+    link_fraction:    of the declared bandwidth between devices
+    launch_s, step_s: of a kernel; of the host in each step
+    rows:             that it was fitted to
+    residuals:        spread of log(measured / predicted) of seconds over those rows
+    """
+
+    compute_fraction: float = Field(default=1.0, gt=0, le=1)
+    memory_fraction: float = Field(default=1.0, gt=0, le=1)
+    link_fraction: float = Field(default=1.0, gt=0, le=1)
+    launch_s: FittedSeconds = 0.0
+    step_s: FittedSeconds = 0.0
+    rows: int = 0
+    residuals: Residuals = Residuals()
+
+
+class WholeRunFits(Spec):
+    """The fits by architecture, and the means of all for architectures that nobody has recorded (`OTHERS`).
+
+    tpot_tail, ttft_tail: 99th percentiles over means, of submissions to a benchmark at their limits
+    widths: spread of log(measured / predicted) of published results by load and metric, each device left out of what it
+            was predicted with
+    """
+
+    source: str = ""
+    date: datetime.date | None = None
+    command: str = ""
+    architectures: dict[str, ArchitectureFit] = Field(default_factory=dict)
+    tpot_tail: float = Field(default=1.0, ge=1, le=10)
+    ttft_tail: float = Field(default=1.0, ge=1, le=10)
+    widths: dict[str, Residuals] = Field(default_factory=dict)
+
+
+def load_whole_runs() -> WholeRunFits:
+    """The committed fits, or none."""
+    file = data_dir("calibrations") / _FILE
+    if not file.is_file():
+        return WholeRunFits()
+    loaded = load_yaml(file)
+    return parse(WholeRunFits, loaded.data, loaded.positions)
+
+
+def save_whole_runs(fits: WholeRunFits, path: Path, header: str) -> Path:
+    """Write fits as YAML beginning with `header`; reading them back gives equal ones."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(fits.model_dump(mode="json", exclude_defaults=True), sort_keys=False, width=100)
+    path.write_text(header + text, encoding="utf-8")
+    return path
+
+
+def whole_run_calibration(
+    hardware: HardwareSpec, engine: str, fits: WholeRunFits | None = None, *, or_others: bool = False
+) -> Calibration | None:
+    """The calibration of a device by whole runs on its architecture or the nearest of its line; None without any.
+
+    hardware, engine: the device, and the engine by its name
+    fits:             in place of the committed ones
+    or_others:        without any, by the means of all architectures
+    """
+    if engine in _NO_SERVERS:
+        return None
+    fits = fits or load_whole_runs()
+    near = _nearest(hardware.declared.architecture, fits)
+    if near is None and or_others and OTHERS[hardware.kind] in fits.architectures:
+        near = OTHERS[hardware.kind], _SPREAD_OTHERS
+    if near is None:
+        return None
+    architecture, spread = near
+    fit = fits.architectures[architecture]
+    whole = FamilyFit(
+        compute_fraction=fit.compute_fraction,
+        memory_fraction=fit.memory_fraction,
+        overhead_s=fit.launch_s,
+        residuals=fit.residuals,
+    )
+    return Calibration(
+        device=hardware.name,
+        engine=engine,
+        source=f"whole runs on {architecture}: {fits.source}",
+        date=fits.date,
+        command=fits.command,
+        families={_TRANSFER: whole.model_copy(update={"memory_fraction": fit.link_fraction})},
+        default=whole,
+        host=HostFit(serial_step_s=fit.step_s, replays_graphs=True),
+        step_residuals=fit.residuals,
+        prompt_residuals=fit.residuals,
+        spread=spread,
+    )
+
+
+def _nearest(architecture: str | None, fits: WholeRunFits) -> tuple[str, float] | None:
+    """(architecture with a fit, how much wider its intervals are) nearest to one."""
+    if architecture is None:
+        return None
+    if architecture in fits.architectures:
+        return architecture, 1.0
+    line = next((line for line in _LINES if architecture in line), ())
+    place = {name: abs(line.index(name) - line.index(architecture)) for name in line if name in fits.architectures}
+    if not place:
+        return None
+    nearest = min(place, key=lambda name: place[name])
+    return nearest, _SPREAD_PER_GENERATION ** place[nearest]
