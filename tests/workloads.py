@@ -4,6 +4,7 @@ __all__ = [
     "Case",
     "Served",
     "cases",
+    "grouped_cases",
     "judged",
     "pipelined_cases",
     "serve_in_stages",
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 from perfmodel.engine import (
     DISCIPLINES,
     POLICIES,
+    GroupedKVBlocks,
     KVBlockManager,
     Request,
     Scheduler,
@@ -32,6 +34,7 @@ from perfmodel.engine import (
     StepRecord,
 )
 from perfmodel.engine.token_watch import TokenWatch
+from perfmodel.kv_groups import KVGroup
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 160
@@ -47,6 +50,7 @@ class Case:
     is_async: bool
     rows: tuple[tuple[int, int, int, tuple[tuple[int, int], ...], int], ...]
     rolling_span: int | None = None
+    groups: tuple[KVGroup, ...] = ()
     paces: tuple[int | None, ...] = ()  # of the readers, in turn; tokens are watched where there are any
 
     def requests(self) -> list[Request]:
@@ -54,6 +58,10 @@ class Case:
 
     def loop(self) -> ServeLoop:
         blocks = KVBlockManager(self.num_blocks, BLOCK_SIZE, self.has_prefix_cache, self.rolling_span)
+        if self.groups:
+            blocks = GroupedKVBlocks(
+                self.num_blocks, BLOCK_SIZE, self.groups, self.has_prefix_cache, self.config.max_num_batched_tokens
+            )
         watch = TokenWatch(lambda request: self.paces[request.request_id % len(self.paces)]) if self.paces else None
         return ServeLoop(Scheduler(self.config, blocks, watch), self.is_async)
 
@@ -92,6 +100,23 @@ def cases(draw: st.DrawFn, max_requests: int = 25) -> Case:
         is_async=draw(st.booleans()),
         rows=tuple(rows),
         rolling_span=draw(st.sampled_from([None, None, 8, 20])),
+    )
+
+
+@st.composite
+def grouped_cases(draw: st.DrawFn) -> Case:
+    """As `cases`, of models whose layers keep all tokens, windows or chunks of them, in all mixtures."""
+    case = draw(cases())
+    full = st.just(KVGroup(1))
+    windows = st.sampled_from([1, 4, 6, 8, 20, 33, 500]).map(lambda span: KVGroup(1, span))
+    chunks = st.sampled_from([4, 16, 40]).map(lambda span: KVGroup(1, span, is_chunk=True))
+    groups = draw(st.lists(st.one_of(full, windows, chunks), min_size=1, max_size=4).map(tuple))
+    return replace(
+        case,
+        config=replace(case.config, batching="continuous", reserves_output=False),
+        groups=groups,
+        num_blocks=(case.num_blocks + 2) * len(groups),
+        rolling_span=None,
     )
 
 

@@ -156,13 +156,15 @@ def _predictor(scenario: Scenario, calibration: Calibration) -> Backend:
 
 
 def as_executed(scenario: Scenario) -> Scenario:
-    """The scenario with its model in the formats that it is executed in, so that memory is planned for those."""
+    """The scenario with its model in the formats, and its layers in the KV blocks, that it is executed in: memory is
+    planned for those."""
     if not scenario.engine.inference_mode:
         raise PerfmodelError(
             f"{scenario.name} asks for inference_mode=false, but the executor never keeps activations for gradients; "
             f"leave it out."
         )
-    return scenario.model_copy(update={"model": with_plain_weights(scenario.model)})
+    engine = scenario.engine.model_copy(update={"disable_hybrid_kv_cache_manager": True})  # one table for all layers
+    return scenario.model_copy(update={"model": with_plain_weights(scenario.model), "engine": engine})
 
 
 def check_one_cpu(scenario: Scenario) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perfmodel.calibrate.origins import MALFORMED, recorded_engine
+from perfmodel.calibrate.origins import MALFORMED, incomplete, recorded_engine
 from perfmodel.calibrate.over_cores import over_cores
 from perfmodel.cost import EngineProfile, ServerFit, load_engine_profile, plan_memory
 from perfmodel.errors import PerfmodelError, SpecError
@@ -95,7 +95,7 @@ def read_offline_runs(path: str | Path) -> tuple[list[OfflineRun], list[tuple[st
             except PerfmodelError as error:
                 left_out.append((name, str(error)))
             except MALFORMED as error:
-                left_out.append((name, f"its description is incomplete: {error}"))
+                left_out.append((name, incomplete(error)))
     return rows, left_out
 
 

@@ -11,6 +11,7 @@ __all__ = [
     "SERVING_RUNS",
     "STEADY_STATES",
     "Origin",
+    "incomplete",
     "recorded_engine",
 ]
 
@@ -25,6 +26,13 @@ from perfmodel.specs.engine.versions import parse_version
 
 # What comes of reading an entry as what it should be, where it is something else.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def incomplete(error: Exception) -> str:
+    """One sentence for a row that could not be read because of `error`, one of `MALFORMED`."""
+    if isinstance(error, KeyError):
+        return f"its description is incomplete: {error.args[0]!r} is missing, or is none of the known values."
+    return f"its description is incomplete: {error}"
 
 
 @dataclass(frozen=True, slots=True)

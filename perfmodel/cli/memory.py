@@ -25,9 +25,12 @@ def memory(asked: Asked, overrides: Overrides = None, as_json: JsonFlag = False)
 
     plan = plan_memory(loaded.model, loaded.hardware, loaded.engine)
     types = fits_of_types(loaded.model, loaded.hardware, loaded.engine)
+    planned = asdict(plan)
+    groups = planned.pop("kv_groups")
     data = {
         "scenario": loaded.name,
-        **asdict(plan),
+        **planned,
+        **({"kv_groups": groups} if groups else {}),
         "weight_bytes": plan.weight_bytes,
         "kv_bytes": plan.kv_bytes,
         "max_tokens": plan.max_tokens,

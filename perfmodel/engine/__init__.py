@@ -10,6 +10,7 @@ __all__ = [
     "Backend",
     "Discipline",
     "Grant",
+    "GroupedKVBlocks",
     "HostBlocks",
     "KVBlockManager",
     "Outcome",
@@ -25,6 +26,7 @@ __all__ = [
 
 from perfmodel.engine.admission import DISCIPLINES, POLICIES, Discipline
 from perfmodel.engine.config import SchedulerConfig, Speculation
+from perfmodel.engine.grouped_blocks import GroupedKVBlocks
 from perfmodel.engine.host_blocks import HostBlocks
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import Backend, Grant, Outcome, StepPlan, StepRecord

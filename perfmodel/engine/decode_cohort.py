@@ -2,9 +2,9 @@
 
 A member does the same as every other in each step: one more token. So the cohort has one age, the tokens granted to
 each member so far, and calendars of ages at which something does change: who gets its last token, how many fill an
-attention span, who has all the blocks that a rolling cache gives it. Sums over the members grow by their number. A
-member needs another KV block every `block_size` steps, so the calendar of blocks is a ring: how many need one at ages
-of each remainder.
+attention span, whose blocks grow otherwise from then on (it has all that a rolling cache gives it, or a window holds).
+Sums over the members grow by their number. A member needs more KV blocks every `block_size` steps, so the calendar of
+blocks is a ring: how many are needed at ages of each remainder.
 
 A member's own counters (`num_computed_tokens`, `num_promised_tokens`, `num_output_tokens`, `last_token_at`,
 `last_step`) stand as on the day it joined, and are brought up to date when it leaves; the blocks that it has come to
@@ -51,10 +51,10 @@ class DecodeCohort:
         self._phase: dict[Request, int] = {}  # member that will need more blocks -> remainder of the ages it does at
         self._members: list[Request] | None = None
         self._ending: dict[int, list[Request]] = {}  # age -> those to whom it brings their last token
-        self._due = [0] * blocks.block_size  # remainder -> how many members need a block at such ages
+        self._due = [0] * blocks.block_size  # remainder -> how many blocks members need at such ages
         self._fills: list[dict[int, int]] = [{} for _ in spans]  # per span: age -> how many fill it then
-        self._filled: dict[int, list[Request]] = {}  # age -> those who take their last block of a rolling cache then
-        self._changes: list[int] = []  # heap of the ages in `_ending`, `_fills` and `_filled`
+        self._changing: dict[int, list[Request]] = {}  # age -> those whose blocks grow otherwise from then on
+        self._changes: list[int] = []  # heap of the ages in `_ending`, `_fills` and `_changing`
 
     @property
     def members(self) -> list[Request]:
@@ -79,6 +79,7 @@ class DecodeCohort:
         self.context += computed
         self._ending.setdefault(last, []).append(request)
         heapq.heappush(self._changes, last)
+        self._blocks.trim(request)
         self._foresee_blocks(request, age - computed + 1, last)
         if self.watch is not None:
             self.watch.join(request, age)
@@ -93,17 +94,36 @@ class DecodeCohort:
 
     def _foresee_blocks(self, request: Request, born: int, last: int) -> None:
         """Enter when `request` needs more blocks; `born`: the age that its first token would have had in the cohort."""
-        size, most, num_held = self._blocks.block_size, self._blocks.most_per_request, len(request.block_ids)
+        blocks, num_held = self._blocks, len(request.block_ids)
+        size, weight = blocks.block_size, blocks.weight(num_held)
         due = born + num_held * size
-        if due <= last and num_held != most:  # else what it holds suffices to the end
+        if due <= last and weight:  # else what it holds suffices to the end
             assert due <= self.age + size, f"{request} has blocks to spare, but not to its end"
             self._phase[request] = phase = due % size
-            self._due[phase] += 1
-            if most is not None:
-                filled = due + (most - num_held - 1) * size
-                if filled < last:
-                    self._filled.setdefault(filled, []).append(request)
-                    heapq.heappush(self._changes, filled)
+            self._due[phase] += weight
+            self._foresee_change(request, due, num_held, last)
+
+    def _foresee_change(self, request: Request, due: int, num_held: int, last: int) -> None:
+        """Enter when its blocks next grow otherwise; `due`: the age at which it needs more than its `num_held` rows."""
+        change = self._blocks.next_change(num_held)
+        if change is not None:
+            age = due + (change - num_held - 1) * self._blocks.block_size
+            if age <= last:
+                self._changing.setdefault(age, []).append(request)
+                heapq.heappush(self._changes, age)
+
+    def _change(self, request: Request) -> None:
+        """Account for `request`, whose blocks grow otherwise from now on."""
+        blocks, before = self._blocks, len(request.block_ids)
+        self._hand_out_blocks(request, self.num_computed(request))
+        num_held, phase = len(request.block_ids), self._phase[request]
+        weight = blocks.weight(num_held)
+        self._due[phase] += weight - blocks.weight(before)
+        if weight:
+            last = self.joined[request] + request.max_output_tokens - request.num_promised_tokens
+            self._foresee_change(request, self.age + blocks.block_size, num_held, last)
+        else:
+            del self._phase[request]
 
     def drop_ended(self) -> None:
         """Those whose last token is in flight need no more."""
@@ -114,7 +134,7 @@ class DecodeCohort:
     def leave_early(self, request: Request) -> None:
         """The member gives up: its days to come are struck from the calendars."""
         self._leave(request)
-        for calendar in (self._ending, self._filled):
+        for calendar in (self._ending, self._changing):
             for age, requests in list(calendar.items()):
                 if request in requests:
                     requests.remove(request)
@@ -136,7 +156,7 @@ class DecodeCohort:
         self.windowed, self.growing = [0] * len(self._spans), [0] * len(self._spans)
         self._due = [0] * self._blocks.block_size
         self._ending, self._fills, self._changes = {}, [{} for _ in self._spans], []
-        self._filled = {}
+        self._changing = {}
         return members
 
     def _leave(self, request: Request) -> None:
@@ -145,7 +165,7 @@ class DecodeCohort:
         self._members = None
         phase = self._phase.pop(request, None)
         if phase is not None:
-            self._due[phase] -= 1
+            self._due[phase] -= self._blocks.weight(len(request.block_ids))
         computed = request.num_computed_tokens
         self.context -= computed
         if self._spans:
@@ -169,7 +189,7 @@ class DecodeCohort:
             request.last_token_at = self.last_token_at
 
     def _hand_out_blocks(self, request: Request, num_computed: int) -> None:
-        missing = self._blocks.num_needed(request, num_computed)
+        missing = self._blocks.num_due(request, num_computed)
         if missing > 0:
             self._blocks.hand_out(request, missing)
 
@@ -199,10 +219,9 @@ class DecodeCohort:
         num_blocks = self._num_blocks_due_in(num_steps)
         if num_blocks:
             self._blocks.set_aside(num_blocks)
-        if self._filled:
-            for request in self._filled.pop(age, ()):
-                self._hand_out_blocks(request, self.num_computed(request))
-                self._due[self._phase.pop(request)] -= 1
+        if self._changing:
+            for request in self._changing.pop(age, ()):
+                self._change(request)
         if self._spans:
             for i, fills in enumerate(self._fills):
                 self.windowed[i] += num_steps * self.growing[i]
@@ -215,7 +234,7 @@ class DecodeCohort:
             return due[self.age % size]
         rounds, rest = divmod(num_steps, size)
         first = (self.age - rest + 1) % size
-        count = rounds * len(self._phase) + sum(due[first : first + rest])
+        count = rounds * sum(due) + sum(due[first : first + rest])
         return count + sum(due[: first + rest - size]) if first + rest > size else count
 
     def covers(self, plan: StepPlan) -> bool:
@@ -273,10 +292,13 @@ class DecodeCohort:
         for i, span in enumerate(self._spans):
             assert self.windowed[i] == sum(min(tokens, span) for tokens in computed.values())
             assert self.growing[i] == sum(tokens < span for tokens in computed.values())
-        num_needed = {r: self._blocks.num_needed(r, tokens) for r, tokens in computed.items()}
+        num_needed = {r: self._blocks.num_due(r, tokens) for r, tokens in computed.items()}
         assert sum(max(count, 0) for count in num_needed.values()) == self._blocks.num_aside
         assert self._phase.keys() <= computed.keys(), "a block is due to someone who left"
-        assert self._due == [list(self._phase.values()).count(phase) for phase in range(self._blocks.block_size)]
+        due = [0] * self._blocks.block_size
+        for request, phase in self._phase.items():
+            due[phase] += self._blocks.weight(len(request.block_ids))
+        assert self._due == due
         ending = {request for requests in self._ending.values() for request in requests}
         assert computed.keys() <= ending, "a member has no end"
         for request in computed:

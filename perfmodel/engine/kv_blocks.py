@@ -70,6 +70,7 @@ class KVBlockManager:
         self.most_per_request: int | None = None if span is None else -(-span // block_size)
         self.num_buffers = num_buffers
         self.host = host
+        self.most_weight = 1  # the most that `weight` says
         self.num_free = num_blocks
         self._num_fresh = num_blocks  # blocks never used yet; taken before any of the queue
         self._queue: deque[_Lot] = deque()
@@ -99,6 +100,19 @@ class KVBlockManager:
         """Blocks that `num_tokens` tokens of one request fill."""
         num_blocks = -(-num_tokens // self.block_size)
         return num_blocks if self.most_per_request is None else min(num_blocks, self.most_per_request)
+
+    def num_due(self, request: Request, num_tokens: int) -> int:
+        """How many of the blocks set aside are for `request`, which has come to `num_tokens` by decoding."""
+        return self.num_filled(num_tokens) - len(request.block_ids)
+
+    def weight(self, num_rows: int) -> int:
+        """Blocks that the next `block_size` tokens take of a request that decodes and has blocks for `num_rows` times
+        as many."""
+        return 0 if num_rows == self.most_per_request else 1
+
+    def next_change(self, num_rows: int) -> int | None:
+        """At how many rows that is something else than at `num_rows`, or blocks are given back; None: never."""
+        return self.most_per_request
 
     def cached_prefix(self, request: Request) -> list[int]:
         """Blocks in the cache that hold the beginning of the prompt, at most all but its last token."""
@@ -137,6 +151,9 @@ class KVBlockManager:
         if missing > 0:
             self._take(missing, request.block_ids)
 
+    def trim(self, request: Request) -> None:
+        """`request` decodes from now on; what its prompt has filled, it keeps."""
+
     def set_aside(self, count: int) -> None:
         """Take `count` blocks, which must be free, for requests that `hand_out` will name."""
         self.num_free -= count
@@ -171,10 +188,15 @@ class KVBlockManager:
         if request.buffer_ids:
             self._enqueue(_Lot(request.buffer_ids, False))
             request.buffer_ids = []
-        blocks = request.block_ids
+        self._give_back(request.block_ids, request.num_hashed_blocks > 0)
+        request.block_ids = []
+        request.num_hashed_blocks = 0
+
+    def _give_back(self, blocks: list[int], has_hashed: bool) -> None:
+        """One owner of `blocks` less, of which some may have hashes."""
         if not blocks:
             return
-        if request.num_hashed_blocks == 0:
+        if not has_hashed:
             lot = _Lot(blocks, False)
         else:
             lot = _Lot([], True)
@@ -186,8 +208,6 @@ class KVBlockManager:
                         continue
                     self._lot_of[block] = lot
                 lot.blocks.append(block)
-        request.block_ids = []
-        request.num_hashed_blocks = 0
         self._enqueue(lot)
 
     def _enqueue(self, lot: _Lot) -> None:
@@ -266,13 +286,18 @@ class KVBlockManager:
         self._queue = deque(lot for lot in self._queue if lot.blocks)
         self._num_entries = sum(len(lot.blocks) for lot in self._queue)
 
+    def blocks_of(self, request: Request) -> list[int]:
+        """All that `request` holds."""
+        return [*request.block_ids, *request.buffer_ids]
+
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raise AssertionError unless `requests`, which must be all that hold blocks, and the queue account for all."""
         self._pop_set_aside()
         owners: dict[int, int] = {}
         for request in requests:
-            assert len(set(request.block_ids)) == len(request.block_ids), f"{request} holds a block twice"
-            for block in (*request.block_ids, *request.buffer_ids):
+            blocks = self.blocks_of(request)
+            assert len(set(blocks)) == len(blocks), f"{request} holds a block twice"
+            for block in blocks:
                 owners[block] = owners.get(block, 0) + 1
         waiting = list(range(self.num_blocks - self._num_fresh, self.num_blocks))
         waiting += [b for lot in self._queue for b in lot.blocks if not lot.has_hashed or self._is_waiting_in(b, lot)]

@@ -1,6 +1,6 @@
 """`Request`: a few counters, and what follows from them. Times are in ticks of whatever clock drives the engine."""
 
-__all__ = ["Request", "RequestStatus", "TokenTimes"]
+__all__ = ["GroupTables", "Request", "RequestStatus", "TokenTimes"]
 
 from collections.abc import Hashable
 from enum import Enum
@@ -33,6 +33,19 @@ class TokenTimes:
         self.num_tokens = self.reader_wait = self.longest_gap = 0
 
 
+class GroupTables:
+    """Blocks of a request where groups of layers keep different rows (`GroupedKVBlocks`).
+
+    firsts: of each group, the first row that it keeps; others: blocks of each group but the first, from there on
+    """
+
+    __slots__ = ("firsts", "others")
+
+    def __init__(self, num_groups: int) -> None:
+        self.firsts = [0] * num_groups
+        self.others: list[list[int]] = [[] for _ in range(num_groups - 1)]
+
+
 class Request:
     """One request as the engine knows it: counts of tokens, never their text.
 
@@ -47,6 +60,7 @@ class Request:
     admission:             its place in the order of admissions
     num_transferred_tokens: leading tokens whose KV another engine has computed; 0 = this engine computes all
     buffer_ids:            blocks beside those that its tokens fill (see `KVBlockManager`)
+    tables:                blocks of further groups of layers, where there are any
     session:               whose turn it is in a conversation of several, if it is in one; for routers
     keeps_blocks:          once done, its KV blocks stay its own until `Scheduler.release`: another engine fetches them
     first_token_batch, last_token_batch: sequences that sampled a token in the same step as its first, its last
@@ -83,6 +97,7 @@ class Request:
         "request_id",
         "session",
         "status",
+        "tables",
         "token_times",
     )
 
@@ -114,6 +129,7 @@ class Request:
         self.keeps_blocks = False
         self.block_ids: list[int] = []
         self.buffer_ids: list[int] = []
+        self.tables: GroupTables | None = None
         self.admission = -1
         self.last_step = -1  # index of the last plan that granted it an output token, -1 since it was preempted
         self.first_scheduled_at: int | None = None

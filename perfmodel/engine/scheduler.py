@@ -359,12 +359,12 @@ class Scheduler:
         if self._may_admit and self.num_waiting:  # up to the plan in which they are looked at
             repeats = min(repeats, -self._next_index % self.config.poll_every)
         if self.most_blocks(repeats) > self.blocks.num_free:
-            repeats = self.blocks.num_free // len(cohort.joined) * self.blocks.block_size
+            repeats = self.blocks.num_free // (len(cohort.joined) * self.blocks.most_weight) * self.blocks.block_size
         return repeats
 
     def most_blocks(self, repeats: int) -> int:
         """An upper bound of the blocks that so many repeats take."""
-        return -(-repeats // self.blocks.block_size) * len(self._running.cohort.joined)
+        return -(-repeats // self.blocks.block_size) * len(self._running.cohort.joined) * self.blocks.most_weight
 
     @property
     def num_growing(self) -> tuple[int, ...]:

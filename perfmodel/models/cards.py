@@ -6,6 +6,7 @@ field names, read exactly as a config.json is.
 
 __all__ = ["Card", "as_asked", "list_models", "load_card", "load_model"]
 
+import re
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,12 +14,28 @@ from typing import Any, Literal
 
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
-from perfmodel.files.catalog import find_file, list_names, normal_name
+from perfmodel.files.catalog import aliases_of, list_names, looked_up, normal_name, unknown_name
 from perfmodel.files.units import NonNegativeFloat, PositiveFloat
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.hf.config import load_config, model_from_config
+from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.spec import ModelSpec, SamplingMethod
+
+# What a checkpoint's name ends with, and which quantization that is: weights as the tools of that name write them.
+_QUANTIZATION_OF: dict[str, str | None] = {
+    "fp8": "fp8",
+    "fp8-dynamic": "fp8",
+    "fp8-block": "fp8_block",
+    "nvfp4": "nvfp4",
+    "fp4": "nvfp4",
+    "awq": "awq",
+    "gptq-int4": "gptq",
+    "int4": "w4a16",
+    "w4a16": "w4a16",
+    "bf16": None,
+}
+_FORMAT_AT_THE_END = re.compile(rf"(?P<name>.+)-(?P<format>{'|'.join(_QUANTIZATION_OF)})(?:-v\d+)?", re.IGNORECASE)
 
 
 class Card(Spec):
@@ -50,7 +67,8 @@ def list_models() -> list[str]:
 def load_model(name_or_path: str | Path) -> ModelSpec:
     """The model called so, or described by the file at a path.
 
-    Names, aliases and Hugging Face ids are looked up among the cards. Paths may lead to a card (.yaml), a config.json
+    Names, aliases and Hugging Face ids are looked up among the cards, at last without a number format at their end,
+    which the weights then have (`-FP8`, `-NVFP4`, `-AWQ`). Paths may lead to a card (.yaml), a config.json
     or a folder that holds one, a .gguf file, or .safetensors files or their index.
 
     Raises SpecError: an unknown name with the nearest known ones, or what is wrong with the file.
@@ -65,8 +83,32 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         return load_header(path)
     if is_file and path.suffix == ".json":
         return load_config(path)
-    file = find_file("models", name_or_path)
-    return _load_card_file(file, file.stat().st_mtime_ns)
+    file = looked_up("models", name_or_path)
+    if file is not None:
+        return _load_card_file(file, file.stat().st_mtime_ns)
+    quantized = _by_format(str(name_or_path))
+    if quantized is None:
+        raise unknown_name("models", str(name_or_path))
+    return quantized
+
+
+def _by_format(asked: str) -> ModelSpec | None:
+    """The model whose name `asked` is but for a number format at its end, in that format; None where there is none.
+
+    Checkpoints in another format are published so: `nvidia/Llama-3.3-70B-Instruct-FP8`. A card of their own goes first.
+    """
+    match = _FORMAT_AT_THE_END.fullmatch(asked)
+    if match is None:
+        return None
+    wanted = normal_name(match["name"].rpartition("/")[2])  # whoever has quantized it
+    same = (file for alias, file in aliases_of("models").items() if alias.rpartition("/")[2] == wanted)
+    file = looked_up("models", match["name"]) or looked_up("models", wanted) or next(same, None)
+    if file is None:
+        return None
+    model = _load_card_file(file, file.stat().st_mtime_ns)
+    method = _QUANTIZATION_OF[match["format"].lower()]
+    served = model if method is None or model.quantization.weights is not None else with_quantization(model, method)
+    return replace(served, name=asked, hf_id=asked if "/" in asked else model.hf_id)
 
 
 def as_asked(model: ModelSpec, asked: str) -> ModelSpec:

@@ -93,6 +93,8 @@ def _compute(declared: Declared) -> Iterator[str]:
     vector = declared.vector_flops_per_s or declared.peak_flops_per_s.get("fp32", 0.0)
     yield f"  vector_flops_per_s: {shortest_amount(vector, 'FLOPS')}  # fp32 without tensor cores; by default peak fp32"
     yield f"  sparsity_speedup: {declared.sparsity_speedup:g}  # of 2:4 sparse products; 1 where there are none"
+    others = ", ".join(f"{form}: {speedup:g}" for form, speedup in declared.sparsity_speedups.items())
+    yield f"  {'' if others else '# '}sparsity_speedups: {{{others or 'fp4: 1'}}}  # of formats in which it is another"
 
 
 def _level(level: MemoryLevel, is_here: bool) -> Iterator[str]:

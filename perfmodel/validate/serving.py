@@ -1,6 +1,6 @@
 """`validate serving`: recorded runs of a server, simulated, and compared stage by stage."""
 
-__all__ = ["report_serving", "validate_serving"]
+__all__ = ["mean_backlog_wait_s", "report_serving", "validate_serving"]
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -63,7 +63,11 @@ def report_serving(rows: Sequence[StageRow], left_out: Sequence[tuple[str, str]]
         metrics=pooled(comparisons),
         by=by_dimension(comparisons),
         worst=worst_of(comparisons, 3, partial(_breakdown, rows)),
-        notes=[*_memory_notes([row.run for row in rows]), *(f"not covered: {n}: {why}" for n, why in left_out)],
+        notes=[
+            *_memory_notes([row.run for row in rows]),
+            *_overload_notes(rows),
+            *(f"not covered: {n}: {why}" for n, why in left_out),
+        ],
         comparisons=comparisons,
         provenance=provenance_of([row.run.scenario for row in rows]),
         about=_ABOUT,
@@ -83,6 +87,35 @@ def _memory_notes(runs: Sequence[ServingRun]) -> list[str]:
         where = f"memory: {model.name} on {engine.num_devices} x {hardware.name}"
         found[f"{where}: {planned:,} KV blocks planned, {logged:,} logged ({planned / logged - 1:+.1%})."] = None
     return list(found)
+
+
+def mean_backlog_wait_s(rate: float, capacity: float, duration_s: float) -> float:
+    """Mean wait in a queue that begins empty and grows by what `capacity` cannot take of `rate`, both in requests/s,
+    over the `duration_s` seconds in which requests arrive: one that arrives at t waits t (rate / capacity - 1)."""
+    return max(rate / capacity - 1, 0.0) * duration_s / 2
+
+
+def _overload_notes(rows: Sequence[StageRow]) -> list[str]:
+    """What an error of the steps' durations makes of the wait, where more requests arrive than all slots serve."""
+    notes = []
+    for row in rows:
+        if not row.run.is_overloaded(row.stage):
+            continue
+        scenario, (measured, predicted) = row.run.scenario, (row.measured, row.predicted)
+        stage = scenario.traffic.arrivals.stages[row.stage]
+        served, expected = (
+            scenario.engine.max_num_seqs * 1e3 / (each["e2el_mean"] - each["ttft_mean"])
+            for each in (measured, predicted)
+        )
+        waits = [mean_backlog_wait_s(stage.rate, each, stage.duration_s) for each in (served, expected)]
+        if waits[0]:
+            notes.append(
+                f"overloaded: {row.label}: all slots serve {served:.2f} requests/s as measured, {expected:.2f} "
+                f"({expected / served - 1:+.1%}) as predicted, of {stage.rate:g} that arrive; what is left over waits, "
+                f"which alone makes TTFT {waits[1] / waits[0] - 1:+.0%} "
+                f"({predicted['ttft_mean'] / measured['ttft_mean'] - 1:+.0%} found)."
+            )
+    return notes
 
 
 def _comparison(rows: Sequence[StageRow], metric: str) -> Comparison:

@@ -58,6 +58,7 @@ NO_TECHNIQUE = {
     "engine.gpu_memory_utilization": ROOM,
     "engine.num_gpu_blocks_override": ROOM,
     "engine.scheduler_reserve_full_isl": ENGINE,
+    "engine.disable_hybrid_kv_cache_manager": ENGINE,
     "engine.scheduling_policy": "who goes first, at no cost to the whole",
     "engine.profile": ENGINE,
     "engine.version": ENGINE,

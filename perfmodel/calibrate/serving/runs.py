@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.origins import MALFORMED, recorded_engine
+from perfmodel.calibrate.origins import MALFORMED, incomplete, recorded_engine
+from perfmodel.cost.memory.groups import kv_groups
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.bounded import read_json, read_rows
 from perfmodel.sim.records.columns import RequestColumns
@@ -36,6 +37,7 @@ from perfmodel.specs import (
     EngineSpec,
     HardwareSpec,
     Lengths,
+    ModelSpec,
     Prefix,
     Scenario,
     Stage,
@@ -92,7 +94,7 @@ def read_serving_runs(path: str | Path) -> tuple[list[ServingRun], list[tuple[st
         except PerfmodelError as error:
             left_out.append((name, str(error)))
         except MALFORMED as error:
-            left_out.append((name, f"its description is incomplete: {error}"))
+            left_out.append((name, incomplete(error)))
     return runs, left_out
 
 
@@ -100,11 +102,12 @@ def _run(name: str, entry: dict[str, Any]) -> ServingRun:
     workload = entry["workload"]
     stages = tuple(Stage(rate=s["rate"], duration_s=s["duration_s"]) for s in workload["stages"])
     hardware = load_hardware(entry["gpu"])
+    model = load_model(entry["model"])
     scenario = Scenario(
         name=name,
-        model=load_model(entry["model"]),
+        model=model,
         hardware=hardware,
-        engine=_engine(entry, hardware),
+        engine=_engine(entry, model, hardware),
         traffic=_traffic(workload, stages),
     )
     if len(entry["measured"]) != len(stages):
@@ -114,14 +117,18 @@ def _run(name: str, entry: dict[str, Any]) -> ServingRun:
     return ServingRun(name, scenario, tuple(ends.tolist()), tuple(_measured(m, outputs) for m in entry["measured"]))
 
 
-def _engine(entry: dict[str, Any], hardware: HardwareSpec) -> EngineSpec:
+def _engine(entry: dict[str, Any], model: ModelSpec, hardware: HardwareSpec) -> EngineSpec:
     server = entry["server"]
     kept = ("tensor_parallel_size", "data_parallel_size", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
     arguments = {name: server[name] for name in (*kept, "gpu_memory_utilization", "block_size") if server.get(name)}
-    if server.get("total_kv_blocks"):
-        arguments["num_gpu_blocks_override"] = server["total_kv_blocks"]
     name, _, version = entry["engine"].partition(" ")
-    return recorded_engine(name.lower().replace("-", ""), version, hardware, arguments)
+    engine = recorded_engine(name.lower().replace("-", ""), version, hardware, arguments)
+    logged = server.get("total_kv_blocks")
+    if not logged:
+        return engine
+    # What a server logs are tokens: those of sequences with a block in each group of layers ("GPU KV cache size").
+    blocks = logged * max(1, len(kv_groups(model, hardware, engine)))
+    return engine.model_copy(update={"num_gpu_blocks_override": blocks})
 
 
 def _traffic(workload: dict[str, Any], stages: tuple[Stage, ...]) -> Traffic:

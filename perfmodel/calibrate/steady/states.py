@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from perfmodel.calibrate.origins import MALFORMED, recorded_engine
+from perfmodel.calibrate.origins import MALFORMED, incomplete, recorded_engine
 from perfmodel.calibrate.steady.recipes import recipe_arguments
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.bounded import read_rows
@@ -59,7 +59,9 @@ _HANDSHAKE_S = 1e-3  # control messages between the two engines, Python to Pytho
 
 _REQUESTS_PER_SLOT = 10
 _TOKEN_BUDGET = 8192
-_QUANTIZATION = {"bf16": None, "fp8": "fp8", "fp4": "nvfp4"}
+_QUANTIZATION = {"bf16": None, "fp8": "fp8", "fp4": "nvfp4", "int4": "w4a16"}
+_PUBLISHED_SO = {"w4a16": ("mxfp4", "int4")}  # weights that a card states itself, which layers keep theirs included
+_WEIGHT_ONLY = ("bf16", "int4")  # precisions whose activations, and so keys and values, stay in 16 bits
 
 
 def is_disaggregated(entry: Entry) -> bool:
@@ -178,7 +180,7 @@ def read_steady_states(path: str | Path) -> tuple[list[SteadyState], list[tuple[
         except PerfmodelError as error:
             left_out.append((name, str(error)))
         except MALFORMED as error:
-            left_out.append((name, f"its description is incomplete: {error}"))
+            left_out.append((name, incomplete(error)))
     return rows, left_out
 
 
@@ -197,8 +199,9 @@ def _sweeps(entries: Sequence[Entry]) -> dict[tuple[str, str | None, str | None]
 def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> SteadyState:
     hardware = load_hardware(entry["system"])
     model = load_model(entry["model_path"])
-    if entry["precision"] != "bf16" and model.quantization.weights != "mxfp4":
-        model = with_quantization(model, _quantization(entry))
+    form = _quantization(entry)
+    if form is not None and model.quantization.weights not in _PUBLISHED_SO.get(form, ("mxfp4",)):
+        model = with_quantization(model, form)
     concurrency, inputs, outputs = (int(float(entry[key])) for key in ("concurrency", "isl", "osl"))
     lengths = entry.get("lengths", "uniform")
     traffic = _traffic(lengths, concurrency, inputs, outputs)
@@ -220,7 +223,10 @@ def with_dispersion(row: SteadyState, dispersion: float) -> SteadyState:
 def _quantization(entry: Entry) -> str | None:
     """The method of the checkpoint that was served: published FP8 ones have a scale per block or per tensor."""
     is_block = "fp8_block" in (entry.get("moe_quant_mode"), entry.get("gemm_quant_mode"))
-    return "fp8_block" if entry["precision"] == "fp8" and is_block else _QUANTIZATION[entry["precision"]]
+    precision = entry["precision"]
+    if precision not in _QUANTIZATION:
+        raise SpecError(f"precision: found {precision!r}, allowed {', '.join(_QUANTIZATION)}.")
+    return "fp8_block" if precision == "fp8" and is_block else _QUANTIZATION[precision]
 
 
 def _groups(entry: Entry) -> tuple[str, ...]:
@@ -243,7 +249,7 @@ def _engine(entry: Entry, hardware: HardwareSpec, concurrency: int, inputs: int,
         "tensor_parallel_size": int(entry["attention_tp"]),
         "data_parallel_size": int(entry["attention_dp"]),
         "enable_expert_parallel": entry["ep"] not in ("", "1"),
-        "kv_cache_dtype": "auto" if entry["precision"] == "bf16" else "fp8",
+        "kv_cache_dtype": "auto" if entry["precision"] in _WEIGHT_ONLY else "fp8",
         "max_num_seqs": max(concurrency, 1),
         "max_num_batched_tokens": max(budget, concurrency),
         "max_model_len": inputs + outputs + 64,

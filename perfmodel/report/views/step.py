@@ -13,6 +13,7 @@ __all__ = [
     "step_view",
 ]
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -275,8 +276,8 @@ def memory_view(plan: MemoryPlan, notes: Sequence[str] = (), types: Sequence[Typ
     rows = [(name, f"{size / 1e9:.2f}", f"{size / plan.visible_bytes:.1%}") for name, size in parts]
     usable = ("usable", f"{plan.usable_bytes / 1e9:.2f}", f"{plan.usable_bytes / plan.visible_bytes:.1%}")
     served = (
-        f"{plan.num_kv_blocks:,} KV blocks of {plan.block_size} tokens at {plan.kv_bytes_per_token:,.0f} B per token: "
-        f"{plan.max_tokens:,} tokens; largest batch at 2,048 tokens {plan.max_batch(2048):,}, "
+        f"{plan.num_kv_blocks:,} KV blocks of {plan.block_size} tokens at {plan.kv_bytes_per_token:,.0f} B per token"
+        f"{_groups(plan)}: {plan.max_tokens:,} tokens; largest batch at 2,048 tokens {plan.max_batch(2048):,}, "
         f"largest context of one sequence {plan.max_context():,}"
     )
     share = f"of {plan.visible_bytes / 1e9:.2f} GB visible"
@@ -287,6 +288,16 @@ def memory_view(plan: MemoryPlan, notes: Sequence[str] = (), types: Sequence[Typ
         *([Notes(notes)] if notes else []),
     ]
     return Document(f"{plan.model} on {plan.num_devices} x {plan.hardware}", blocks, "Per device")
+
+
+def _groups(plan: MemoryPlan) -> str:
+    """Which layers keep what of a sequence, where they have blocks of their own for it."""
+    kinds = Counter((group.span, group.is_chunk) for group in plan.kv_groups)
+    said = []
+    for (span, is_chunk), count in kinds.items():
+        seen = "all tokens" if span is None else f"{'chunks' if is_chunk else 'a window'} of {span:,}"
+        said.append(f"{count} of layers that keep {seen}")
+    return f" of one group of layers ({', '.join(said)})" if said else ""
 
 
 def _types(types: Sequence[TypeFit]) -> Table:

@@ -5,6 +5,7 @@ Over the steps in which requests decode, of requests that hold h(n) slots with n
     waste = 1 - sum over requests and steps of min(n, span) / sum of h(n)
 
     paged        h = ceil(min(n, span) / block) block      half a block of a sequence on average
+    groups       h = ceil(min(n, span) / block) block, and a row more for a window, in each group of layers
     contiguous   h = max_model_len, or prompt + answer - 1 where that is reserved (or the answer's next power of two)
 
 Buffers for newer tokens in wider formats (`Surplus`) are slots, too, in tokens of the oldest format. Shared blocks
@@ -15,12 +16,15 @@ Source: Kwon et al. 2023 (PagedAttention), section 3.1.
 
 __all__ = ["kv_cache_waste"]
 
+from collections.abc import Sequence
 from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.memory.groups import kv_groups
 from perfmodel.engine.admission import DISCIPLINES
+from perfmodel.kv_groups import KVGroup
 from perfmodel.models.kv_formats import kv_surplus, surplus_tokens
 from perfmodel.models.number_formats import kv_element_bytes
 from perfmodel.models.spec import ModelSpec
@@ -44,6 +48,9 @@ def kv_cache_waste(scenario: Scenario, requests: RequestColumns) -> float | None
     filled = _sum_min(prompts, last, span) + _sum_surplus(model, prompts, last)
     reserved = _reserved(engine, prompts, steps, scenario)
     block = engine.block_size
+    groups = kv_groups(scenario.model, scenario.hardware, engine)
+    if groups:
+        return _waste_of_groups(groups, prompts, last, block)
     if reserved is None:
         held = block * _sum_blocks(prompts, last, np.ceil(span / block), block)
     else:
@@ -51,6 +58,20 @@ def kv_cache_waste(scenario: Scenario, requests: RequestColumns) -> float | None
     held = held + steps * block * ceil(surplus_tokens(model) / block)
     total = float(held.sum())
     return max(1.0 - float(filled.sum()) / total, 0.0) if total else None
+
+
+def _waste_of_groups(groups: Sequence[KVGroup], prompts: Floats, last: Floats, block: int) -> float:
+    """The same in slots of one token in one layer, over groups of layers; a block has room for the largest group's.
+
+    prompts, last: tokens of each request when its first and its last token are sampled; block: tokens of a block
+    """
+    size, filled, held = max(group.num_layers for group in groups), 0.0, 0.0
+    for group in groups:
+        span = np.full_like(prompts, group.span or np.inf)
+        most = np.full_like(prompts, np.inf if group.span is None else group.most_kept(block))
+        filled += group.num_layers * float(_sum_min(prompts, last, span).sum())
+        held += size * block * float(_sum_blocks(prompts, last, most, block).sum())
+    return max(1.0 - filled / held, 0.0)
 
 
 def _reserved(engine: EngineSpec, prompts: Floats, outputs: Floats, scenario: Scenario) -> Floats | None:

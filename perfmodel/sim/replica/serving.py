@@ -8,12 +8,19 @@ slot stays empty for one whole step, N+1. Without it N+1 is planned after N, and
 
 __all__ = ["build_locksteps", "build_serve_loop", "scheduler_config", "token_watch"]
 
-from math import ceil
-
 from perfmodel.cost import SpeculativePricer
-from perfmodel.engine import HostBlocks, KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop
+from perfmodel.cost.memory.groups import kv_groups
+from perfmodel.cost.memory.plan import num_buffers
+from perfmodel.engine import (
+    GroupedKVBlocks,
+    HostBlocks,
+    KVBlockManager,
+    Request,
+    Scheduler,
+    SchedulerConfig,
+    ServeLoop,
+)
 from perfmodel.engine.token_watch import TokenWatch
-from perfmodel.models.kv_formats import surplus_tokens
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.sim.clock import TickEnvironment, to_ticks
@@ -80,8 +87,13 @@ def build_serve_loop(
     if span is not None and config.speculation is not None:
         span += config.speculation.nodes[-1]  # a drafted token must not take the place of one that is still seen
     can_share = engine.enable_prefix_caching and engine.kv_cache == "paged"
-    num_buffers = ceil(surplus_tokens(model) / engine.block_size) if engine.kv_cache != "off" else 0
-    blocks = KVBlockManager(num_blocks, engine.block_size, can_share, span, num_buffers, host)
+    buffers = num_buffers(model, scenario.hardware, engine) if engine.kv_cache != "off" else 0
+    groups = kv_groups(scenario.model, scenario.hardware, engine)
+    if groups:
+        chunk = engine.max_num_batched_tokens
+        blocks: KVBlockManager = GroupedKVBlocks(num_blocks, engine.block_size, groups, can_share, chunk)
+    else:
+        blocks = KVBlockManager(num_blocks, engine.block_size, can_share, span, buffers, host)
     scheduler = Scheduler(config, blocks, token_watch(scenario))
     return ServeLoop(scheduler, engine.plans_ahead)
 

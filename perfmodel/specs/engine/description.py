@@ -15,6 +15,7 @@ __all__ = [
     "FormatRow",
     "FormatSupport",
     "GraphRules",
+    "KvGroupRules",
     "StandIn",
     "StepBudget",
     "describe_engine",
@@ -163,6 +164,19 @@ class GraphRules(Spec):
         return tuple(found)
 
 
+class KvGroupRules(Spec):
+    """How the KV blocks of layers that see different parts of a sequence are managed.
+
+    kinds:      layers that keep no more than they see, in blocks of their own (window, chunk), and recurrent states
+                that are blocks of the same pool (state); else all tokens are kept, and states are set apart
+    pads_below: groups are as large as the largest kind where that has less than so many times the layers of the
+                smallest; else as large as the smallest
+    """
+
+    kinds: tuple[Literal["window", "chunk", "state"], ...] = ()
+    pads_below: float = Field(default=1.0, ge=1)
+
+
 class FormatRow(Spec):
     """What becomes of a number format on some generations of devices, and the kernel, where it is known.
 
@@ -221,6 +235,7 @@ class EngineFacts(Spec):
     quantizes_before:   norms, activations and attention write the format that the next multiplication reads, by scales
                         known ahead; else a kernel of its own quantizes them
     kv_block_sizes:     tokens of a KV block that the engine takes; none: any
+    kv_groups:          which layers have KV blocks of their own
     limits_to_positions: it does not start with a max_model_len beyond the positions that the model was trained for
     experts:            how expert layers run: the first row that fits
     weights, kv_cache:  by number format, then by generation; a format that is listed is refused on others
@@ -240,6 +255,7 @@ class EngineFacts(Spec):
     attention_contains: tuple[str, ...] = ()
     quantizes_before: bool = False
     kv_block_sizes: tuple[PositiveInt, ...] = ()
+    kv_groups: KvGroupRules = KvGroupRules()
     limits_to_positions: bool = False
     experts: tuple[ExpertsRow, ...] = ()
     weights: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)

@@ -75,6 +75,9 @@ class EngineSpec(Spec):
     long_prefill_token_threshold: NonNegativeInt = 0
     scheduler_reserve_full_isl: bool = True  # admit a prompt only when KV blocks for all of it are free
     enable_prefix_caching: bool = True
+    # Layers with a window or a chunk keep all tokens in the blocks of the others, also where the engine could keep what
+    # they see apart (`EngineFacts.kv_groups`)
+    disable_hybrid_kv_cache_manager: bool = False
     enforce_eager: bool = False
     scheduling_policy: Literal["fcfs", "priority", "shortest-first"] = "fcfs"
     async_scheduling: bool = True

@@ -111,7 +111,7 @@ def test_experts_are_shared_out_over_data_parallel_ranks():
 
 def test_recurrent_states_are_reserved_for_all_sequences():
     """Nemotron-3 Nano: 23 Mamba layers of 64 heads x 64 x 128 in fp32 and windows of 3 x 6144 in bf16."""
-    found = plan("nemotron-3-nano-30b-a3b", "h200-sxm", max_num_seqs=100)
+    found = plan("nemotron-3-nano-30b-a3b", "h200-sxm", max_num_seqs=100, profile="sglang")
     assert found.state_bytes_per_sequence == 23 * (64 * 64 * 128 * 4 + 3 * 6144 * 2)
     assert found.state_bytes == 100 * found.state_bytes_per_sequence
     assert found.max_batch(16) == 100
