@@ -4,6 +4,8 @@
 #   make test    install what the tests need (torch for CPUs, triton) and run them all
 #   make test-deep   property tests on new examples, twenty times as many: what a night is for
 #   make check   ruff, its formatter, mypy --strict on both packages
+#   make validate    the accuracy table of README.md, from measurements/ (some ten minutes); WRITE=1 writes it there,
+#                    CITED=FOLDER has the files that are cited and not committed
 #   make bench   how fast the simulator is
 #   make compiled        a wheel in dist/ whose steps mypyc has compiled; the checkout stays as it is
 #   make test-compiled   all tests on a compiled copy of the checkout
@@ -22,7 +24,7 @@ WORKERS ?= 2
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: demo test test-deep check bench compiled test-compiled clean
+.PHONY: demo test test-deep check validate bench compiled test-compiled clean
 
 demo: $(VENV)/.core
 	$(BIN)/perfmodel simulate llama-3.1-8b-a100 --out out/demo
@@ -39,6 +41,9 @@ check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+validate: $(VENV)/.core
+	$(BIN)/python benchmarks/accuracy_table.py $(if $(CITED),--cited $(CITED)) $(if $(WRITE),--write)
 
 # Five minutes. Not run here: quoted_figures.py (all commands that docs/ quote, half an hour; worked_examples.py has the
 # figures that no command prints), page_commands.py (all commands of the pages as they stand there, an hour),

@@ -48,7 +48,7 @@ class Table:
 _OF_KERNELS = ("device", "beam_width")
 _OF_SERVERS = ("image", "mode")
 _OF_MACHINES = ("bandwidth_share", "device_raw", "host", "model_raw", "notes", "std")
-_OF_RESULTS = ("accelerator_raw", "notes", "performance_raw", "performance_units", "result_valid", "suite")
+_OF_RESULTS = ("accelerator_raw", "notes", "result_valid", "suite")
 TABLES = (
     Table("ops/*/*.parquet", "operators/*/{stem}.csv.gz", _OF_KERNELS, ("latency_ms",)),
     Table("serving/steady_state.csv.gz", "steady-state/unified.csv.gz", _OF_SERVERS, ("ttft_ms", "tpot_ms")),

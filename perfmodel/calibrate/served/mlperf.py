@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.calibrate.origins import MALFORMED
+from perfmodel.calibrate.served.scenarios import has_card
 from perfmodel.calibrate.served.setups import ServedRow, Setup, engine_of
 from perfmodel.calibrate.served.tables import column, number, read_table
 from perfmodel.errors import PerfmodelError
@@ -127,6 +128,7 @@ def _setup(entry: Entry) -> Setup:
     data = next(each for words, each in _DATA_SETS if re.search(words, benchmark.lower()))
     is_served = entry["scenario"] in _SERVED
     used = entry.get("used_model") or benchmark
+    model = used if has_card(used) or not has_card(benchmark) else benchmark
     precision = entry.get("precision", "")
     return Setup(
         device=device,
@@ -134,7 +136,7 @@ def _setup(entry: Entry) -> Setup:
         num_devices=max(1, column(entry, "gpu_chips") or column(entry, "num_accelerators")),
         engine=engine,
         version=version,
-        model=used,
+        model=model,
         precision=used if precision in ("", "UNSET") else precision,
         kv_dtype="fp8" if device_class != "cpu" and "16" not in precision else "auto",
         load="open" if is_served else "saturated",

@@ -14,11 +14,11 @@ from perfmodel.calibrate.local.devices import DeviceTable
 from perfmodel.calibrate.over_cores import over_cores
 from perfmodel.calibrate.served.mean_steps import MeanSteps
 from perfmodel.calibrate.served.scenarios import PublishedModel, layouts, scenario_of, served_device
-from perfmodel.calibrate.served.setups import ServedRow, Setup
+from perfmodel.calibrate.served.setups import ServedRow, Setup, quantization_of
 from perfmodel.calibrate.steady.simulation import weighted_means
 from perfmodel.cost import Residuals
 from perfmodel.cost.calibrations.whole_runs import WholeRunFits, load_whole_runs
-from perfmodel.errors import PerfmodelError
+from perfmodel.errors import DoesNotFitError, PerfmodelError
 from perfmodel.sim import RequestColumns, simulate
 from perfmodel.specs.scenario import Scenario
 
@@ -84,11 +84,21 @@ _NO_ROW = ServedRow("", Setup("", "", 1, "", "", "", "", "", "burst", 1, 1), {},
 
 def _predicted(work: _Work) -> ServedPair:
     try:
-        return _of(work.setup, DeviceTable(work.folder), work.fits)
+        return _fitting(work.setup, DeviceTable(work.folder), work.fits)
     except PerfmodelError as error:
         return ServedPair(_NO_ROW, reason=str(error))
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         return ServedPair(_NO_ROW, reason=f"it cannot be priced: {type(error).__name__}: {str(error).splitlines()[0]}")
+
+
+def _fitting(setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> ServedPair:
+    """The prediction of `setup`; of one whose weights in 16 bits do not fit what served them, in 8."""
+    try:
+        return _of(setup, table, fits)
+    except DoesNotFitError:
+        if setup.gguf_type or quantization_of(setup.precision or setup.model) is not None:
+            raise
+        return _of(replace(setup, precision="fp8"), table, fits)
 
 
 def _of(setup: Setup, table: DeviceTable, fits: WholeRunFits | None = None) -> ServedPair:

@@ -5,7 +5,7 @@ does not say over how many devices an instance is spread, it is spread over as m
 on which the weights leave room for a batch, and that keep the limit on TPOT at the stated rate (`layouts`).
 """
 
-__all__ = ["PublishedModel", "layouts", "scenario_of", "served_device", "served_model"]
+__all__ = ["PublishedModel", "has_card", "layouts", "scenario_of", "served_device", "served_model"]
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ _SPREAD = 0.8  # standard deviation over mean of a data set's lengths [assumed: 
 _LONGEST = 4.0  # times the mean: data sets cut what is longer (OpenOrca at 1,024 tokens)
 _MOST_SLOTS = 256  # of a server that does not say
 _KV_FORMATS = {"fp8": "fp8", "int8": "int8", "int4": "int4"}
-_MOST_DEVICES = 8  # of an instance that does not say
+_MOST_DEVICES = 64  # of an instance that does not say
 _MOST_SHARE = 0.95  # of what an instance of several workers may take of its devices' memory
 
 
@@ -67,6 +67,11 @@ def served_model(name: str, precision: str, gguf_type: str = "", is_nvidia: bool
     if wanted is None and spec.quantization.weights and "16" in precision:
         return PublishedModel(replace(spec, quantization=QuantizationSpec()), found is not None)
     return PublishedModel(with_quantization(spec, wanted), found is not None)
+
+
+def has_card(name: str) -> bool:
+    """Whether the shape of the model that a result calls `name` is known."""
+    return _known(name) is not None
 
 
 def _known(name: str) -> ModelSpec | None:
@@ -105,12 +110,11 @@ def served_device(setup: Setup, table: DeviceTable) -> HardwareSpec:
 
 
 def layouts(setup: Setup, hardware: HardwareSpec) -> list[int]:
-    """Devices that an instance may be spread over: as stated, else powers of two that share out all of them."""
+    """Devices that an instance may be spread over: as stated, else powers of two."""
     if setup.tp:
         return [setup.tp]
     most = min(setup.num_devices, hardware.declared.max_devices, _MOST_DEVICES)
-    found = [count for count in (1, 2, 4, 8) if count <= most and setup.num_devices % count == 0]
-    return found or [1]
+    return [1 << power for power in range(most.bit_length())]
 
 
 def scenario_of(name: str, setup: Setup, table: DeviceTable, tp: int) -> tuple[Scenario, PublishedModel]:

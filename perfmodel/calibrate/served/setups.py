@@ -31,7 +31,7 @@ _FORMATS = (
 )
 Load = Literal["saturated", "burst", "open", "closed", "first_token"]
 _LLAMA = re.compile(r"^llama[-_]?(\d)")
-_TARGET = re.compile(r"-99(\.9)?$")
+_TARGET = re.compile(r"-99(\.9)?(?=$|-)")
 _DECORATION = re.compile(
     r"[-_](instruct|chat|hf|it|base|fp8|fp4|nvfp4|mxfp4|awq|gptq|autoround|dynamic|int4|int8|4bit|8bit|kv|quark|pre|dyn|"
     r"trtllm|v0\.\d|\d{4}|qat|mobile|ct|f16|bf16|gguf|quantized|w4a16|w8a8|interactive)(?=$|[-_.])"
@@ -133,9 +133,8 @@ def model_names(text: str) -> Iterator[str]:
     yield text
     name = _TARGET.sub("", text.rpartition("/")[2].lower()).removesuffix(".gguf").replace("llama3_1", "llama-3.1")
     name = _LLAMA.sub(r"llama-\1", name.removeprefix("meta-"))
-    name = {"gptj": "gpt-j-6b", "gpt-j": "gpt-j-6b"}.get(name, name)
-    seen = {text}
-    while name not in seen:
-        seen.add(name)
+    name = re.sub(r"^gpt-?j(?![a-z])(-6b)?", "gpt-j-6b", name)
+    yield name
+    while _DECORATION.search(name):
+        name = _DECORATION.sub("", name, count=1)
         yield name
-        name = _DECORATION.sub("", name, count=1) if _DECORATION.search(name) else name

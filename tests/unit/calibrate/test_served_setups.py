@@ -11,6 +11,7 @@ from perfmodel.calibrate.served.scenarios import layouts, scenario_of, served_de
 from perfmodel.calibrate.served.setups import ServedRow, Setup, engine_of, quantization_of
 from perfmodel.errors import SpecError
 from perfmodel.sim import simulate
+from perfmodel.specs import load_model
 
 LLAMA = Setup(
     device="h100-sxm-80gb",
@@ -95,6 +96,8 @@ def test_engines_by_what_results_call_them(text, engine):
         ("llama2-70b-99.9", "llama-2-70b"),
         ("llama3.1-405b", "llama-3.1-405b"),
         ("gptj-99", "gpt-j-6b"),
+        ("gptj-99-fp8", "gpt-j-6b"),
+        ("deepseek-r1-fp8", "deepseek-r1"),
         ("llama3_1-70b-fp8_dyn", "llama-3.1-70b"),
         ("mixtral-8x7b-99", "mixtral-8x7b"),
         ("deepseek-r1", "deepseek-r1"),
@@ -104,7 +107,7 @@ def test_engines_by_what_results_call_them(text, engine):
 def test_models_by_what_results_call_them(name, card):
     model = served_model(name, "fp8")
     assert model.is_known
-    assert model.spec.name == card
+    assert model.spec.layers == load_model(card).layers
 
 
 def test_a_model_without_a_card_is_a_decoder_of_its_size():
@@ -143,10 +146,11 @@ def test_devices_by_less_and_less_of_their_names(tmp_path):
         served_device(replace(LLAMA, device="unheard-of"), table)
 
 
-def test_layouts_share_out_all_devices(tmp_path):
+def test_layouts_are_powers_of_two_within_a_node(tmp_path):
     hardware = served_device(LLAMA, DeviceTable(tmp_path))
     assert layouts(replace(LLAMA, tp=0, num_devices=8), hardware) == [1, 2, 4, 8]
-    assert layouts(replace(LLAMA, tp=0, num_devices=6), hardware) == [1, 2]
+    assert layouts(replace(LLAMA, tp=0, num_devices=6), hardware) == [1, 2, 4]
+    assert layouts(replace(LLAMA, tp=0, num_devices=72), hardware) == [1, 2, 4, 8]  # of one node
     assert layouts(LLAMA, hardware) == [1]
 
 
@@ -157,3 +161,11 @@ def test_what_does_not_fit_is_spread_over_more_devices(tmp_path):
     assert pair.scenario.engine.tensor_parallel_size in (4, 8)
     alone = predict_row(ServedRow("a", replace(setup, num_devices=1), {"tokens_per_s": 1.0}, {}, ""), tmp_path)
     assert "tensor_parallel_size" in alone.reason
+
+
+def test_what_fits_in_8_bits_only_was_served_so(tmp_path):
+    """Weights of 70e9 parameters in 16 bits fill an H200; its result says nothing of 8 bits."""
+    setup = replace(LLAMA, device="h200-sxm", model="llama-2-70b", precision="fp16")
+    pair = predict_row(ServedRow("a", setup, {"tokens_per_s": 1.0}, {}, ""), tmp_path)
+    assert not pair.reason
+    assert pair.scenario.model.quantization.weights == "fp8"

@@ -1,0 +1,354 @@
+"""The table of README.md that says how right predictions are: `make validate`.
+
+    python benchmarks/accuracy_table.py                        # predicts everything in measurements/, prints the table
+    python benchmarks/accuracy_table.py --cited ../shared/truth   # and what may be cited but not committed
+    python benchmarks/accuracy_table.py --write                # and writes it into README.md and reports/
+
+Exit status 1 where a line differs from README.md. Lines whose measurements may not be copied here need the cited
+source; where it is not given they are printed so, and `--write` leaves them as they are.
+
+`tests/unit/validate/test_accuracy_table.py` predicts the quick sets again, and of the slow ones a sample, which must
+be as `reports/accuracy_202611.csv.gz` has it, from which their lines follow.
+"""
+
+__all__ = ["SETS", "MeasuredSet", "Predictions", "lines_of", "main", "predictions_of", "readme_lines", "stored"]
+
+import argparse
+import csv
+import gzip
+import io
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfmodel.validate.report import Rows, ValidationReport
+
+ROOT = Path(__file__).parents[1]
+README, STORE = ROOT / "README.md", ROOT / "reports/accuracy_202611.csv.gz"
+BEGIN, END = "<!-- written by: make validate -->\n", "<!-- end -->"
+NEEDS_SOURCE = "needs the cited source"
+_HEAD = ("measured", "what", "rows", "median error", "nine in ten below", "80 % intervals cover")
+
+
+@dataclass(frozen=True)
+class MeasuredSet:
+    """Measurements of one kind: where they are, and what of their comparison is a line of the table.
+
+    path:     below the checkout, or below the folder of cited files where `is_cited`
+    validate: "module:function" of (path) -> report
+    shown:    metric -> what the line calls it
+    read, judge: of a slow set, "module:function" of (path) -> (rows, left out), and of (rows, left out) -> report;
+              a sample of its rows can then be predicted alone
+    counted:  (dimension, group) of the rows that lines are of; None: all
+    cells:    the dimension whose groups get a line of their own: the median and p90 of their medians
+    """
+
+    name: str
+    path: str
+    validate: str
+    shown: Mapping[str, str]
+    is_cited: bool = False
+    read: str = ""
+    judge: str = ""
+    counted: tuple[str, str] | None = None
+    cells: str = ""
+
+    @property
+    def is_slow(self) -> bool:
+        return bool(self.read)
+
+
+_LATENCIES = {"e2el_mean": "mean E2E", "ttft_mean": "mean TTFT", "itl_mean": "mean ITL"}
+_STEADY = {"tpot_mean": "mean TPOT", "ttft_mean": "mean TTFT"}
+_STEADY_STATE = "perfmodel.validate.steady_state:validate_steady_state"
+_STEADY_ROWS = "perfmodel.calibrate.steady.states:read_steady_states"
+_REQUESTS = {"e2el": "E2E", "ttft": "TTFT", "tpot": "TPOT"}
+_PER_REQUEST = "perfmodel.validate.per_request:validate_per_request"
+SETS = (
+    MeasuredSet(
+        "kernels of A100 and H100",
+        "measurements/operators",
+        "perfmodel.validate.operators:validate_operators",
+        {"latency": "time"},
+    ),
+    MeasuredSet(
+        "vLLM under open-loop load",
+        "serving/vllm_runs.json",
+        "perfmodel.validate.serving:validate_serving",
+        _LATENCIES,
+        is_cited=True,
+    ),
+    MeasuredSet(
+        "servers at a fixed concurrency",
+        "measurements/steady-state/unified.csv.gz",
+        _STEADY_STATE,
+        _STEADY,
+        read=_STEADY_ROWS,
+        judge="steady",
+        counted=("face value", "yes"),
+        cells="cell",
+    ),
+    MeasuredSet(
+        "separate prefill and decode workers",
+        "measurements/steady-state/disaggregated.csv.gz",
+        _STEADY_STATE,
+        _STEADY,
+        read=_STEADY_ROWS,
+        judge="steady",
+    ),
+    MeasuredSet("each request, RTX 4090", "measurements/per-request/rtx4090-llama-3.1-8b", _PER_REQUEST, _REQUESTS),
+    MeasuredSet(
+        "each request, RTX PRO 6000", "measurements/per-request/rtxpro6000-llama-3.1-8b", _PER_REQUEST, _REQUESTS
+    ),
+    MeasuredSet(
+        "TensorRT-LLM offline",
+        "measurements/throughput",
+        "perfmodel.validate.throughput:validate_throughput",
+        {"throughput": "output tokens/s", "static_throughput": "the same, static batches"},
+        read="perfmodel.calibrate.offline:read_offline_runs",
+        judge="offline",
+    ),
+    MeasuredSet(
+        "llama.cpp on single machines, by device",
+        "measurements/local/llama_bench.csv.gz",
+        "perfmodel.validate.local:validate_local",
+        {"decode_tokens_per_s": "decode tokens/s", "prompt_tokens_per_s": "prompt tokens/s"},
+    ),
+    MeasuredSet(
+        "MLPerf Inference, by device",
+        "measurements/mlperf/results.csv.gz",
+        "perfmodel.validate.served:validate_mlperf",
+        {"tokens_per_s": "tokens/s", "tpot_mean": "mean TPOT", "ttft_mean": "mean TTFT"},
+    ),
+    MeasuredSet(
+        "servers on other devices, by device",
+        "measurements/served/other_devices.csv.gz",
+        "perfmodel.validate.served:validate_served",
+        {"output_tokens_per_s": "output tokens/s", "tpot_mean": "mean TPOT", "ttft_mean": "mean TTFT"},
+    ),
+    MeasuredSet(
+        "published figures",
+        "workloads/scenarios/published",
+        "perfmodel.validate.published.compare:validate_published",
+        {"kernels": "kernels", "steps": "steps", "systems": "systems", "system ratios": "ratios of systems"},
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Rows of one metric of a set, those that count; `cells`: the group that each is of, or ()."""
+
+    rows: Rows
+    cells: tuple[str, ...] = ()
+
+
+Lines = dict[str, tuple[str, ...]]  # "set, what" -> cells of the table behind it
+Progress = Callable[[int, int | None], None]
+
+
+def _named(path: str) -> Any:
+    module, name = path.split(":")
+    return getattr(import_module(module), name)
+
+
+def report_of(measured: MeasuredSet, path: Path, every: int = 1) -> ValidationReport:
+    """The comparison of a set, of every so many-th row of a slow one."""
+    if every == 1:
+        report: ValidationReport = _named(measured.validate)(path)
+        return report
+    rows, left_out = _named(measured.read)(path)
+    return _judged(measured.judge, rows[every // 2 :: every], left_out)
+
+
+def _judged(how: str, rows: Sequence[Any], left_out: Sequence[Any]) -> ValidationReport:
+    from perfmodel.calibrate.offline import simulate_offline_runs
+    from perfmodel.calibrate.steady.simulation import simulate_steady_states
+    from perfmodel.validate.steady_state import report_steady_state
+    from perfmodel.validate.throughput import report_throughput
+
+    if how == "steady":
+        return report_steady_state(simulate_steady_states(rows, intervals=True), left_out)
+    return report_throughput(simulate_offline_runs(rows), left_out)
+
+
+def predictions_of(measured: MeasuredSet, report: ValidationReport) -> dict[str, Predictions]:
+    """The rows of each metric that the set shows."""
+    found = {}
+    for each in report.comparisons:
+        if each.metric not in measured.shown or not len(each.rows):
+            continue
+        rows, mask = each.rows, np.ones(len(each.rows), dtype=bool)
+        if measured.counted is not None:
+            dimension = each.dimensions[measured.counted[0]]
+            mask = np.array([dimension.names[code] == measured.counted[1] for code in dimension.codes])
+        cells: tuple[str, ...] = ()
+        if measured.cells:
+            dimension = each.dimensions[measured.cells]
+            cells = tuple(dimension.names[code] for code in dimension.codes[mask])
+        found[each.metric] = Predictions(rows.where(mask), cells)
+    return found
+
+
+def lines_of(measured: MeasuredSet, report: ValidationReport) -> Lines:
+    """The set's lines from its comparison; errors are pooled as the command pools them."""
+    if measured.is_slow:
+        return lines_of_rows(measured, predictions_of(measured, report))
+    return {
+        _key(measured.name, what): _cells(stats.rows, stats.median_ape, stats.p90_ape, stats.interval_coverage)
+        for metric, what in measured.shown.items()
+        if (stats := report.metrics.get(metric)) is not None
+    }
+
+
+def lines_of_rows(measured: MeasuredSet, found: Mapping[str, Predictions]) -> Lines:
+    """The set's lines from its rows."""
+    lines: Lines = {}
+    for metric, what in measured.shown.items():
+        if metric in found:
+            stats = found[metric].rows.stats()
+            lines[_key(measured.name, what)] = _cells(
+                stats.rows, stats.median_ape, stats.p90_ape, stats.interval_coverage
+            )
+    for metric, what in measured.shown.items() if measured.cells else ():
+        if metric in found:
+            medians = _by_cell(found[metric])
+            lines[_key(measured.name, f"{what}, by cell")] = _cells(
+                len(medians), float(np.median(medians)), float(np.quantile(medians, 0.9)), None
+            )
+    return lines
+
+
+def _by_cell(found: Predictions) -> list[float]:
+    names, ape = np.array(found.cells), np.abs(found.rows.errors)
+    return [float(np.median(ape[names == name])) for name in dict.fromkeys(found.cells)]
+
+
+def _key(name: str, what: str) -> str:
+    return f"| {name} | {what} |"
+
+
+def _cells(count: int, median: float, most: float, covered: float | None) -> tuple[str, ...]:
+    return f"{count:,}", f"{median:.1%}", f"{most:.1%}", "" if covered is None else f"{covered:.0%}"
+
+
+def expected_keys(measured: MeasuredSet) -> list[str]:
+    """The keys of all lines that a set has."""
+    whats = list(measured.shown.values())
+    return [_key(measured.name, what) for what in whats + [f"{what}, by cell" for what in whats if measured.cells]]
+
+
+def readme_lines(text: str) -> Lines:
+    """The table's lines as README.md has them."""
+    inside = text.partition(BEGIN)[2].partition(END)[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in inside.splitlines() if line[:1] == "|"]
+    return {_key(cells[0].removesuffix(" ¹"), cells[1]): tuple(cells[2 : len(_HEAD)]) for cells in rows[2:]}
+
+
+def table_of(lines: Mapping[str, tuple[str, ...]]) -> str:
+    """The table as Markdown; lines that are missing need the cited source."""
+    rows = [f"| {' | '.join(_HEAD)} |", "|---|---|---|---|---|---|"]
+    for measured in SETS:
+        for key in expected_keys(measured):
+            cells = lines.get(key, ("", NEEDS_SOURCE, "", ""))
+            marked = key.replace(measured.name, f"{measured.name} ¹", 1) if measured.is_cited else key
+            rows.append(f"{marked} {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+# ---------------------------------------------------------------- rows of slow sets, kept
+
+
+_COLUMNS = ("set", "metric", "row", "cell", "predicted", "measured", "low", "high")
+
+
+@dataclass
+class _Kept:
+    """Columns of one metric as they are read."""
+
+    labels: list[str] = field(default_factory=list)
+    cells: list[str] = field(default_factory=list)
+    numbers: list[tuple[float, ...]] = field(default_factory=list)
+
+
+def store(found: Mapping[str, Mapping[str, Predictions]]) -> bytes:
+    """The rows of all slow sets as one table."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for name, metrics in found.items():
+        for metric, each in metrics.items():
+            low, high = each.rows.interval or (np.full(len(each.rows), np.nan),) * 2
+            cells = each.cells or ("",) * len(each.rows)
+            columns = (each.rows.labels, cells, each.rows.predicted, each.rows.measured, low, high)
+            for label, cell, *numbers in zip(*columns, strict=True):
+                writer.writerow((name, metric, label, cell, *(f"{number:.6g}" for number in numbers)))
+    return gzip.compress(text.getvalue().encode(), 9, mtime=0)
+
+
+def stored(file: Path = STORE) -> dict[str, dict[str, Predictions]]:
+    """Set -> metric -> rows, as they were written last."""
+    kept: dict[str, dict[str, _Kept]] = {}
+    for row in csv.DictReader(io.StringIO(gzip.decompress(file.read_bytes()).decode())):
+        mine = kept.setdefault(row["set"], {}).setdefault(row["metric"], _Kept())
+        mine.labels.append(row["row"])
+        mine.cells.append(row["cell"])
+        mine.numbers.append(tuple(float(row[name]) for name in _COLUMNS[4:]))
+    return {name: {metric: _restored(columns) for metric, columns in metrics.items()} for name, metrics in kept.items()}
+
+
+def _restored(kept: _Kept) -> Predictions:
+    predicted, measured, low, high = np.array(kept.numbers).T
+    return Predictions(Rows(predicted, measured, kept.labels, (low, high)), tuple(kept.cells) if kept.cells[0] else ())
+
+
+# ---------------------------------------------------------------- the command
+
+
+def _predict_all(sets: Iterable[tuple[MeasuredSet, Path]]) -> tuple[Lines, dict[str, dict[str, Predictions]]]:
+    lines: Lines = {}
+    kept: dict[str, dict[str, Predictions]] = {}
+    for measured, path in sets:
+        print(f"{measured.name} ({path})", file=sys.stderr, flush=True)
+        report = report_of(measured, path)
+        lines |= lines_of(measured, report)
+        if measured.is_slow:
+            kept[measured.name] = predictions_of(measured, report)
+    return lines, kept
+
+
+def _written(lines: Lines, kept: Mapping[str, Mapping[str, Predictions]], text: str) -> None:
+    begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    README.write_text(f"{text[:begin]}{table_of(readme_lines(text) | lines)}\n{text[end:]}", encoding="utf-8")
+    STORE.write_bytes(store((stored() if STORE.is_file() else {}) | kept))
+
+
+def main() -> int:
+    """Predict, print, compare with README.md. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cited", type=Path, help="Folder of the files that are cited and not committed.")
+    parser.add_argument("--write", action="store_true", help="Write README.md and reports/.")
+    parser.add_argument("--only", metavar="TEXT", default="", help="Sets whose name has this text.")
+    given = parser.parse_args()
+    chosen = [each for each in SETS if given.only in each.name and (given.cited is not None or not each.is_cited)]
+    roots = [given.cited if each.is_cited else ROOT for each in chosen]
+    lines, kept = _predict_all((each, root / each.path) for each, root in zip(chosen, roots, strict=True))
+    print(table_of(lines))
+    text = README.read_text(encoding="utf-8")
+    if given.write:
+        _written(lines, kept, text)
+        return 0
+    said = readme_lines(text)
+    differing = [key for key, cells in lines.items() if said.get(key) != cells]
+    for key in differing:
+        print(f"README.md has {key} {' | '.join(said.get(key, ('no such line',)))} |", file=sys.stderr)
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
