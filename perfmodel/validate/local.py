@@ -6,7 +6,7 @@ groups; and over devices the median, mean and 90th percentile of those. `interva
 their 80 % interval, each device again counting once.
 """
 
-__all__ = ["pooled_over_devices", "report_local", "validate_local"]
+__all__ = ["not_covered", "pooled_over_devices", "report_local", "validate_local"]
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +94,7 @@ def report_local(pairs: Sequence[LocalPair], left_out: Sequence[tuple[str, str]]
         metrics=_stats(groups),
         by=by,
         worst=[row for metric, test in _METRICS.items() for row in _worst(metric, _of(groups, test))],
-        notes=[*_notes(groups, apart, noise), *_reasons(reasons)],
+        notes=[*_notes(groups, apart, noise), *not_covered(reasons)],
         comparisons=[_comparison(metric, _of(groups, test)) for metric, test in _METRICS.items()],
         provenance=_provenance(covered),
         about=_ABOUT,
@@ -212,7 +212,8 @@ def _notes(groups: Sequence[_Group], apart: Sequence[_Group], noise: Mapping[str
     return notes
 
 
-def _reasons(reasons: Sequence[tuple[str, str]]) -> list[str]:
+def not_covered(reasons: Sequence[tuple[str, str]]) -> list[str]:
+    """A sentence for each of the first (row, reason), and how many more there are."""
     shown = [f"not covered: {name}: {reason}" for name, reason in reasons[:_MOST_REASONS]]
     left = len(reasons) - len(shown)
     return [*shown, f"not covered: {left:,} more rows."] if left > 0 else shown

@@ -22,12 +22,11 @@ from perfmodel.calibrate.served.predictions import ServedPair, predict_served
 from perfmodel.calibrate.served.setups import ServedRow
 from perfmodel.calibrate.served.tables import devices_folder, read_served_rows
 from perfmodel.cost.calibrations.provenance import Provenance, provenance_of
-from perfmodel.validate.local import pooled_over_devices
+from perfmodel.validate.local import not_covered, pooled_over_devices
 from perfmodel.validate.report import Comparison, ErrorStats, Rows, ValidationReport, dimensions_of
 
 Progress = Callable[[int, int], None]
 _MOST_WORST = 10
-_MOST_REASONS = 40
 _ABOUT = {
     "mlperf": (
         "Results of MLPerf Inference's closed division. Offline: tokens per second of a saturated engine. Server and "
@@ -111,7 +110,7 @@ def report_served(kind: str, pairs: Sequence[ServedPair], left_out: Sequence[tup
         metrics=_stats(figures),
         by=by,
         worst=[each for metric in metrics for each in _worst(_of(figures, metric))],
-        notes=[*_notes(figures, apart, noise), *_reasons(reasons)],
+        notes=[*_notes(figures, apart, noise), *not_covered(reasons)],
         comparisons=[_comparison(metric, _of(figures, metric)) for metric in metrics],
         provenance=_provenance(covered),
         about=_ABOUT[kind] + _POOLED,
@@ -209,12 +208,6 @@ def _notes(figures: Sequence[_Figure], apart: Sequence[_Figure], noise: Mapping[
             f"of the devices, {stats.p90_ape:.1%} on nine in ten ({stats.rows:,} figures)."
         )
     return notes
-
-
-def _reasons(reasons: Sequence[tuple[str, str]]) -> list[str]:
-    shown = [f"not covered: {name}: {reason}" for name, reason in reasons[:_MOST_REASONS]]
-    left = len(reasons) - len(shown)
-    return [*shown, f"not covered: {left:,} more rows."] if left > 0 else shown
 
 
 def _comparison(metric: str, figures: Sequence[_Figure]) -> Comparison:

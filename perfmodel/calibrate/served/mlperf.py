@@ -20,11 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfmodel.calibrate.origins import MALFORMED
 from perfmodel.calibrate.served.scenarios import has_card
 from perfmodel.calibrate.served.setups import ServedRow, Setup, engine_of
-from perfmodel.calibrate.served.tables import column, number, read_table
-from perfmodel.errors import PerfmodelError
+from perfmodel.calibrate.served.tables import column, described_rows, number, read_table
 
 Entry = Mapping[str, str]
 
@@ -65,16 +63,7 @@ def read_mlperf_rows(path: str | Path) -> tuple[list[ServedRow], list[tuple[str,
 
     Raises SpecError for a file that is missing or no such table.
     """
-    rows, left_out = [], []
-    for place, entry in enumerate(read_table(path, _NEEDED, "MLPerf results"), start=2):
-        name = entry.get("id") or f"line {place}"
-        try:
-            rows.append(_row(name, entry))
-        except PerfmodelError as error:
-            left_out.append((name, str(error)))
-        except MALFORMED as error:
-            left_out.append((name, f"its description is incomplete: {error}"))
-    return rows, left_out
+    return described_rows(read_table(path, _NEEDED, "MLPerf results"), _row)
 
 
 def _row(name: str, entry: Entry) -> ServedRow:

@@ -4,12 +4,12 @@ What a row does not say and is assumed: prompts of ShareGPT have 220 tokens on a
 "tens of tokens" 32; all else unknown 512 in, 256 out. Several instances share a load evenly.
 """
 
-__all__ = ["column", "devices_folder", "number", "read_served_rows", "read_table"]
+__all__ = ["column", "described_rows", "devices_folder", "number", "read_served_rows", "read_table"]
 
 import csv
 import gzip
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from perfmodel.calibrate.origins import MALFORMED
@@ -79,11 +79,18 @@ def read_served_rows(path: str | Path) -> tuple[list[ServedRow], list[tuple[str,
 
     Raises SpecError for a file that is missing or no such table.
     """
+    return described_rows(read_table(path, _NEEDED, "serving results"), _row)
+
+
+def described_rows(
+    entries: Iterable[Entry], row_of: Callable[[str, Entry], ServedRow]
+) -> tuple[list[ServedRow], list[tuple[str, str]]]:
+    """What `row_of` makes of each entry and its name, and (name, reason) where it makes nothing."""
     rows, left_out = [], []
-    for place, entry in enumerate(read_table(path, _NEEDED, "serving results"), start=2):
+    for place, entry in enumerate(entries, start=2):
         name = entry.get("id") or f"line {place}"
         try:
-            rows.append(_row(name, entry))
+            rows.append(row_of(name, entry))
         except PerfmodelError as error:
             left_out.append((name, str(error)))
         except MALFORMED as error:
