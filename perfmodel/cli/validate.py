@@ -149,7 +149,7 @@ def _techniques(path: str, repeat: int, progress: Progress | None, report_file: 
 
 
 def _journal(report_file: Path | None) -> "Journal":
-    """The report's own pairs, and beside it those of a session that was cut off, for the same command to go on with."""
+    """The report's own pairs, and beside it those of a run that was cut off, for the same command to go on with."""
     from perfmodel.validate.techniques.compare import Journal
 
     return Journal(report_file.with_suffix(".json") if report_file else None)

@@ -37,7 +37,7 @@ _ABOUT = (
 
 
 class Journal:
-    """What is known of pairs already: those of a report, and those of a session that was cut off, one a line.
+    """What is known of pairs already: those of a report, and those of a run that was cut off, one a line.
 
     A pair is known only if its file and the number of runs are what they were; the file of lines is removed once the
     report is written.
