@@ -23,7 +23,7 @@ from perfmodel.calibrate.local.fit import held_out
 from perfmodel.calibrate.local.rows import read_local_rows
 from perfmodel.cost.calibrations.backends import load_backends
 from perfmodel.cost.calibrations.draws import LogNormal
-from perfmodel.validate.local import pooled_over_devices
+from perfmodel.validate.pooled import pooled_over_devices
 
 TESTS = {"tg": "decode", "pp": "prompts"}
 TARGETS = {

@@ -8,7 +8,8 @@ import pytest
 from perfmodel.api import simulate
 from perfmodel.calibrate.local.predictions import predict_rows
 from perfmodel.calibrate.local.rows import read_local_rows
-from perfmodel.validate.local import pooled_over_devices, validate_local
+from perfmodel.validate.local import validate_local
+from perfmodel.validate.pooled import pooled_over_devices
 
 HEADER = "id,device,device_class,backend,model,model_params,gguf_type,test,n_prompt,n_gen,tokens_per_s,group,flags\n"
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct,8e9,Q4_K_M"
