@@ -51,7 +51,7 @@ class LayerContext:
     is_fused:        kernels of serving engines; otherwise one per operator of plain PyTorch modules
     concatenates_kv: the cache grows by a copy of all of it
     experts:         how the engine runs routed experts, where its description says
-    sparse_heads:    heads that the kernel for prompts with an indexer computes at least
+    sparse_heads:    heads of a tile of the kernel for prompts with an indexer
     """
 
     model: ModelSpec

@@ -281,7 +281,8 @@ def _sparse_prefill(
 ) -> list[OperatorNode]:
     """Absorbed attention to what the indexer keeps, in whole tiles of heads; dense where it keeps all."""
     dtype, size = context.dtype, context.element_bytes
-    heads = latent_heads(mixer, max(num_heads, context.sparse_heads), dtype, size, context.kv_element_bytes)
+    computed = -(-num_heads // context.sparse_heads) * context.sparse_heads
+    heads = latent_heads(mixer, computed, dtype, size, context.kv_element_bytes)
     expand, attend_densely = _dense(mixer, context, num_heads)
     absorbing = partial(_absorbed, mixer=mixer, context=context, num_heads=num_heads)
 
