@@ -23,13 +23,14 @@ from perfmodel.specs import Scenario
 
 Floats = NDArray[np.float64]
 
-# Of every engine: a step's launches beside CUDA graphs, per layer and per layer of experts; what a replayed graph
-# leaves of the experts' launches; tokenisation.
+# Of every engine: a step's launches beside CUDA graphs, per layer and what layers of experts and of latent attention
+# add; what a replayed graph leaves of the experts' launches; tokenisation.
 _OF_PROMPTS = (
     Parameter("host.prompt_step_s", 3e-3, 1e-4, 1e-1),
     Parameter("host.hidden_prompt_step_s", 1e-2, 1e-4, 2e-1),
     Parameter("host.hidden_prompt_layer_s", 5e-4, 1e-5, 5e-3),
     Parameter("host.hidden_prompt_moe_layer_s", 5e-4, 1e-5, 5e-3),
+    Parameter("host.hidden_prompt_latent_layer_s", 5e-4, 1e-5, 5e-3),
     Parameter("graph_kernel_s", 2.5e-6, 5e-7, 1e-5),
     Parameter("server.in_per_prompt_token_s", 3e-6, 1e-7, 2e-5),
 )
@@ -81,11 +82,15 @@ def steady_residuals(rows: Sequence[SteadyState], errors: Floats) -> dict[str, R
     errors: as of `log_errors`, of a profile that was not fitted to the row's cell
     """
     spread = np.array([_spread(row) for row in rows])
+    is_clear = np.array([row.is_clear for row in rows])
     found = {}
     for place, (metric, weight) in enumerate(_WEIGHTS.items()):
-        factors = np.exp(errors[place :: len(_WEIGHTS)] / weight)
+        counts = is_clear if metric == "tpot" else np.full(len(rows), True)
+        if not counts.any():
+            continue
+        factors = np.exp(errors[place :: len(_WEIGHTS)][counts] / weight)
         units = spread if metric == "tpot" else np.ones(len(rows))
-        found[f"{metric}_residuals"] = residuals_of(factors, np.ones(len(rows)), units)
+        found[f"{metric}_residuals"] = residuals_of(factors, np.ones(len(factors)), units[counts])
     return found
 
 
@@ -105,11 +110,11 @@ def parameters_of(begin: EngineProfile, rows: Sequence[SteadyState]) -> list[Par
 
 
 def fitting_rows(rows: Sequence[SteadyState], engine: str, most: int = _MOST_ROWS) -> list[SteadyState]:
-    """Rows of `engine` that can be taken at face value and are quickly simulated, the same number of each cell."""
+    """Rows of `engine` whose lengths are known and that are quickly simulated, the same number of each cell."""
     groups: dict[str, list[SteadyState]] = {}
     for row in rows:
         concurrency = row.scenario.traffic.arrivals.concurrency or 0
-        if row.is_clear and row.scenario.engine.profile == engine and concurrency <= _MOST_CONCURRENCY:
+        if row.knows_lengths and row.scenario.engine.profile == engine and concurrency <= _MOST_CONCURRENCY:
             groups.setdefault(cell_of(row.scenario), []).append(row)
     chosen: list[SteadyState] = []
     for members in groups.values():
@@ -119,11 +124,13 @@ def fitting_rows(rows: Sequence[SteadyState], engine: str, most: int = _MOST_ROW
 
 
 def log_errors(pairs: Sequence[SteadyStatePair]) -> Floats:
-    """Weighted log(predicted / measured) of TPOT and TTFT in turn; 0 of rows that cannot be simulated."""
+    """Weighted log(predicted / measured) of TPOT and TTFT in turn; 0 of rows that cannot be simulated, and of TPOT
+    where speculation is suspected."""
     errors = []
     for pair in pairs:
         for metric, weight in _WEIGHTS.items():
             is_known = pair.ttft_ms is not None and pair.tpot_ms is not None
+            is_known &= pair.row.is_clear or metric == "ttft"
             ratio = pair.predicted(f"{metric}_mean") / pair.measured(f"{metric}_mean") if is_known else 1.0
             errors.append(weight * np.log(ratio))
     return np.array(errors)

@@ -152,6 +152,7 @@ class SteadyState:
     """One row: its scenario, its measured means, and whether its figures can be taken at face value.
 
     is_clear: lengths are known and no speculation is suspected (rows with unlabelled MTP decode faster than they say)
+    knows_lengths: lengths are known: time to first token can be taken at face value
     """
 
     row_id: str
@@ -160,6 +161,7 @@ class SteadyState:
     measured_tpot_ms: float
     is_clear: bool
     groups: tuple[str, ...]
+    knows_lengths: bool = True
 
 
 def read_steady_states(path: str | Path) -> tuple[list[SteadyState], list[tuple[str, str]]]:
@@ -210,8 +212,10 @@ def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> SteadyState:
     else:
         engine = _engine(entry, hardware, concurrency, inputs, outputs)
         scenario = Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic)
-    is_clear = lengths != "unknown" and entry["mtp_unlabelled"] != "True"
-    return SteadyState(name, scenario, float(entry["ttft_ms"]), float(entry["tpot_ms"]), is_clear, _groups(entry))
+    knows_lengths = lengths != "unknown"
+    is_clear = knows_lengths and entry["mtp_unlabelled"] != "True"
+    measured = float(entry["ttft_ms"]), float(entry["tpot_ms"])
+    return SteadyState(name, scenario, *measured, is_clear, _groups(entry), knows_lengths)
 
 
 def with_dispersion(row: SteadyState, dispersion: float) -> SteadyState:

@@ -66,6 +66,7 @@ class HostFit(Spec):
     hidden_prompt_step_s: FittedSeconds = 0.0
     hidden_prompt_layer_s: FittedSeconds = 0.0
     hidden_prompt_moe_layer_s: FittedSeconds = 0.0  # beside `hidden_prompt_layer_s`, of layers with experts
+    hidden_prompt_latent_layer_s: FittedSeconds = 0.0  # the same, of layers with latent attention
 
     def times(self, factor: float) -> "HostFit":
         """The host that takes so many times as long."""
@@ -77,10 +78,12 @@ class HostFit(Spec):
         """Seconds of a step that always show."""
         return self.serial_step_s + self.serial_per_sequence_s * num_sequences
 
-    def launches_s(self, num_layers: int, num_moe_layers: int) -> float:
+    def launches_s(self, num_layers: int, num_moe_layers: int, num_latent_layers: int) -> float:
         """Seconds in which a step with prompts is launched, beside the device."""
-        layers_s = self.hidden_prompt_layer_s * num_layers + self.hidden_prompt_moe_layer_s * num_moe_layers
-        return self.hidden_prompt_step_s + layers_s
+        layers_s = self.hidden_prompt_layer_s * num_layers
+        of_experts_s = self.hidden_prompt_moe_layer_s * num_moe_layers
+        of_latents_s = self.hidden_prompt_latent_layer_s * num_latent_layers
+        return self.hidden_prompt_step_s + layers_s + of_experts_s + of_latents_s
 
     def hidden_s(self, num_sequences: int) -> float:
         """Seconds of a step that run beside the device."""

@@ -18,7 +18,7 @@ from perfmodel.ops.work import BatchShape, decode_shape
 _NOT_OF_STAGES = dict.fromkeys(
     ("serial_step_s", "serial_per_sequence_s", "hidden_step_s", "hidden_per_sequence_s", "prompt_step_s"), 0.0
 )
-_OF_STAGES = dict.fromkeys(("hidden_prompt_step_s", "hidden_prompt_layer_s", "hidden_prompt_moe_layer_s"), 0.0)
+_OF_STAGES = {name: 0.0 for name in HostFit.model_fields if name.startswith("hidden_prompt_")}
 
 
 def step_seconds(serial: float, hidden: float, device: float) -> float:
@@ -42,8 +42,7 @@ class Host:
         self._factor = draw.step if draw is not None else 1.0
         self._prompt_factor = draw.step * draw.prompt if draw is not None else 1.0
         self.prompt_s = self._prompt_factor * self.fit.prompt_step_s
-        launches_s = self.fit.launches_s(graph.num_layers, graph.num_launched_moe_layers)
-        self._hidden_prompt_s = self._prompt_factor * launches_s
+        self._hidden_prompt_s = self._prompt_factor * self.fit.launches_s(*graph.launched_layers)
         self._prompt, self._hidden_prompt = to_ps(self.prompt_s), to_ps(self._hidden_prompt_s)
         self._captured = self.fit.captured_tokens
         self._known: list[tuple[int, int]] = []  # picoseconds, serial and hidden, by the number of sequences

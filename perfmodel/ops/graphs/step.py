@@ -12,14 +12,14 @@ Parallelism, per device of the replica (`BatchShape` is the batch of one data-pa
     expert:    whole experts are shared out over tp * dp ranks
 """
 
-__all__ = ["GraphPart", "StepGraph", "build_graph"]
+__all__ = ["GraphPart", "LaunchedLayers", "StepGraph", "build_graph"]
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from perfmodel.models.architecture import MoEFFN
+from perfmodel.models.architecture import LatentAttention, MoEFFN
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.attention.decode import ContextSpread
 from perfmodel.ops.formats import served_model
@@ -32,6 +32,15 @@ from perfmodel.ops.work import Depends
 from perfmodel.specs.engine.formats import experts_use, sparse_heads_per_tile
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
+
+
+class LaunchedLayers(NamedTuple):
+    """Layers, and those of them that take the host longer: with experts that are launched operator by operator, with
+    latent attention, whose prompts take twice as many operators as plain attention."""
+
+    layers: int
+    experts: int = 0
+    latent: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,13 +75,14 @@ class StepGraph:
         return self.model.num_layers if self.stage_layers is None else len(self.stage_layers)
 
     @cached_property
-    def num_launched_moe_layers(self) -> int:
-        """Layers among those whose routed experts the host launches operator by operator."""
-        if self.experts_are_one_operator:
-            return 0
+    def launched_layers(self) -> LaunchedLayers:
+        """What the host launches, operator by operator, in steps without CUDA graphs."""
         layers, span = list(self.model.iter_layers()), self.stage_layers
-        return sum(
-            isinstance(layer.ffn, MoEFFN) for layer in (layers if span is None else layers[span.start : span.stop])
+        mine = layers if span is None else layers[span.start : span.stop]
+        return LaunchedLayers(
+            len(mine),
+            0 if self.experts_are_one_operator else sum(isinstance(layer.ffn, MoEFFN) for layer in mine),
+            sum(isinstance(layer.mixer, LatentAttention) for layer in mine),
         )
 
     @property

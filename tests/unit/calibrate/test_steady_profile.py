@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.calibrate.profile_fit import with_facts
 from perfmodel.calibrate.steady.generation import fit_generation
-from perfmodel.calibrate.steady.profile import fit_steady_profile, fitting_rows, log_errors
+from perfmodel.calibrate.steady.profile import fit_steady_profile, fitting_rows, log_errors, steady_residuals
 from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
 from perfmodel.calibrate.steady.states import SteadyState, read_steady_states
 from perfmodel.cost import EngineProfile, HostFit, ServerFit
@@ -62,9 +62,9 @@ def test_a_profile_is_found_again_from_the_steady_states_it_produced(tmp_path: P
     measured = told(simulate_steady_states(rows(tmp_path, "h100_sxm"), profile=true))
     assert len(fitting_rows(measured, "sglang")) == len(measured)
     found = fit_steady_profile(with_facts(EngineProfile(engine="sglang")), measured)
-    for layers, experts in ((64, 0), (48, 48)):  # a request alone waits for the front end, preparation and launches
+    for layers in ((64, 0, 0), (48, 48, 0)):  # a request alone waits for the front end, preparation and launches
         waits = [
-            profile.server.in_s + profile.host.prompt_step_s + profile.host.launches_s(layers, experts)
+            profile.server.in_s + profile.host.prompt_step_s + profile.host.launches_s(*layers)
             for profile in (found, true)
         ]
         assert waits[0] == pytest.approx(waits[1], rel=0.1)
@@ -74,6 +74,18 @@ def test_a_profile_is_found_again_from_the_steady_states_it_produced(tmp_path: P
     assert np.abs(np.median(errors.reshape(-1, 2), axis=0)).max() < 0.02
     # A dense model says nothing about launches of experts: what is left out is less sure than what was fitted.
     assert found.ttft_residuals.p90 - found.ttft_residuals.p10 > np.ptp(np.quantile(errors[1::2], [0.1, 0.9]))
+
+
+def test_where_speculation_is_suspected_the_time_to_first_token_counts_alone(tmp_path: Path) -> None:
+    clear = rows(tmp_path, "h100_sxm")
+    suspected = [replace(row, is_clear=False) for row in clear]
+    assert fitting_rows(suspected, "sglang") == suspected
+    assert fitting_rows([replace(row, knows_lengths=False) for row in suspected], "sglang") == []
+    pairs = simulate_steady_states(suspected[:2])
+    errors = log_errors(pairs).reshape(-1, 2)
+    assert not errors[:, 0].any()
+    assert errors[:, 1] == pytest.approx(log_errors([replace(pair, row=clear[0]) for pair in pairs])[1::2])
+    assert list(steady_residuals(suspected[:2], errors.ravel())) == ["ttft_residuals"]
 
 
 def test_a_generation_is_found_again_from_the_steady_states_it_produced(tmp_path: Path) -> None:

@@ -80,15 +80,26 @@ def test_launches_queue_up_however_steps_are_planned():
     graph = build_graph(load_model("llama-3.1-8b"), EngineSpec(async_scheduling=False))
     host = host_fit(graph, timer())
     assert (host.serial_step_s, host.hidden_step_s) == (pytest.approx(2e-4 + 1e-3), 0.0)
-    assert host.launches_s(32, 0) == pytest.approx(32 * 1e-4)
+    assert host.launches_s(*graph.launched_layers) == pytest.approx(32 * 1e-4)
 
 
 def test_layers_of_experts_add_their_own():
     model = load_model("mixtral-8x7b")
     graph = build_graph(model)
-    assert graph.num_launched_moe_layers == model.num_layers == 32
-    assert build_graph(load_model("llama-3.1-8b")).num_launched_moe_layers == 0
-    assert host_fit(graph, timer()).launches_s(32, 32) == pytest.approx(32 * 3e-4)
+    assert graph.launched_layers == (32, 32, 0)
+    assert build_graph(load_model("llama-3.1-8b")).launched_layers == (32, 0, 0)
+    assert host_fit(graph, timer()).launches_s(*graph.launched_layers) == pytest.approx(32 * 3e-4)
+
+
+def test_layers_of_latent_attention_add_their_own():
+    """DeepSeek-V3: 61 layers of MLA, the first three of them dense; what its cut on eight stages launches adds up."""
+    model = load_model("deepseek-v3")
+    graph = build_graph(model)
+    assert graph.launched_layers == (61, 58, 61)
+    fit = HostFit(hidden_prompt_step_s=1e-2, hidden_prompt_layer_s=1e-4, hidden_prompt_latent_layer_s=1e-3)
+    assert fit.launches_s(*graph.launched_layers) == pytest.approx(1e-2 + 61 * 1.1e-3)
+    stages = build_graph(model, EngineSpec(pipeline_parallel_size=8)).stages
+    assert tuple(map(sum, zip(*(stage.launched_layers for stage in stages), strict=True))) == graph.launched_layers
 
 
 def test_a_layer_whose_experts_are_one_operator_is_launched_as_any_other():
@@ -97,7 +108,7 @@ def test_a_layer_whose_experts_are_one_operator_is_launched_as_any_other():
     for name, launched in (("h100-sxm-80gb", model.num_layers), ("b200-sxm", 0)):
         for engine in ("vllm", "trtllm"):
             graph = build_graph(model, EngineSpec(profile=engine), hardware=load_hardware(name))
-            assert graph.num_launched_moe_layers == launched
+            assert graph.launched_layers.experts == launched
 
 
 def test_a_graph_replays_kernels_that_were_timed_one_by_one_for_what_the_profile_says():
