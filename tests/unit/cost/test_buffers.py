@@ -48,7 +48,7 @@ def test_the_worse_moment_counts_and_hidden_states_stay_for_both() -> None:
 
 
 def test_a_table_cut_to_the_context_saves_what_was_measured() -> None:
-    """ "Qwen3-VL saves 224MB" with --max-model-len 32768 (pull request 44738 of vllm-project/vllm), whose table has four
+    """With --max-model-len 32768 "Qwen3-VL saves 224MB" (pull request 44738 of vllm-project/vllm): its table has four
     times as many positions."""
     longest, shorter = load_model("qwen3-vl-8b"), config(head_dim=128, max_position_embeddings=32768)
     sections = {"rope_type": "default", "mrope_section": [24, 20, 20]}
