@@ -19,6 +19,7 @@ from perfmodel.calibrate.robust import residuals_of
 from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
 from perfmodel.calibrate.steady.states import SteadyState
 from perfmodel.cost import EngineProfile, Residuals, load_calibration
+from perfmodel.models.architecture import LatentAttention
 from perfmodel.specs import Scenario
 
 Floats = NDArray[np.float64]
@@ -30,10 +31,11 @@ _OF_PROMPTS = (
     Parameter("host.hidden_prompt_step_s", 1e-2, 1e-4, 2e-1),
     Parameter("host.hidden_prompt_layer_s", 5e-4, 1e-5, 5e-3),
     Parameter("host.hidden_prompt_moe_layer_s", 5e-4, 1e-5, 5e-3),
-    Parameter("host.hidden_prompt_latent_layer_s", 5e-4, 1e-5, 5e-3),
     Parameter("graph_kernel_s", 2.5e-6, 5e-7, 1e-5),
     Parameter("server.in_per_prompt_token_s", 3e-6, 1e-7, 2e-5),
 )
+# Begins where launches show behind the device: below, nothing would move it.
+_OF_LATENTS = (Parameter("host.hidden_prompt_latent_layer_s", 2e-3, 1e-5, 1e-2),)
 # Hidden beside the device when scheduled asynchronously; seen where an engine plans synchronously.
 _HIDDEN = (
     Parameter("host.hidden_step_s", 1e-3, 5e-5, 5e-3),
@@ -56,7 +58,10 @@ def fit_steady_profile(
     most_rows: int = _MOST_ROWS,
     progress: Callable[[int, int], None] | None = None,
 ) -> EngineProfile:
-    """The profile of an engine that explains mean TTFT and TPOT of its rows best; the rest is that of `begin`."""
+    """The profile of an engine that explains mean TTFT and TPOT of its rows best; the rest is that of `begin`.
+
+    What rows at face value do not determine is then fitted to the time to first token of rows that may be speculated.
+    """
     mine = fitting_rows(rows, begin.engine, most_rows)
     parameters = parameters_of(begin, mine)
 
@@ -64,10 +69,24 @@ def fit_steady_profile(
         return log_errors(simulate_steady_states(mine, profile=profile))
 
     best = fit_parameters(begin, parameters, errors, progress=progress)
+    best = _with_the_undetermined(best, parameters, rows, most_rows)
     model = LinearErrors.around(begin, parameters, errors, np.log(values_of(best, parameters)))
     return best.model_copy(
         update=steady_residuals(mine, model.held_out(np.repeat([cell_of(row.scenario) for row in mine], 2)))
     )
+
+
+def _with_the_undetermined(
+    fitted: EngineProfile, parameters: Sequence[Parameter], rows: Sequence[SteadyState], most_rows: int
+) -> EngineProfile:
+    """`fitted` with what its `parameters` lack and rows determine whose decodes may be speculated."""
+    suspected = _of_each_cell([row for row in rows if row.knows_lengths and not row.is_clear], fitted.engine, most_rows)
+    lacking = [each for each in _of_layers(suspected) if each not in parameters]
+
+    def errors(profile: EngineProfile) -> Floats:
+        return log_errors(simulate_steady_states(suspected, profile=profile))
+
+    return fit_parameters(fitted, lacking, errors) if lacking else fitted
 
 
 def cell_of(scenario: Scenario) -> str:
@@ -82,15 +101,11 @@ def steady_residuals(rows: Sequence[SteadyState], errors: Floats) -> dict[str, R
     errors: as of `log_errors`, of a profile that was not fitted to the row's cell
     """
     spread = np.array([_spread(row) for row in rows])
-    is_clear = np.array([row.is_clear for row in rows])
     found = {}
     for place, (metric, weight) in enumerate(_WEIGHTS.items()):
-        counts = is_clear if metric == "tpot" else np.full(len(rows), True)
-        if not counts.any():
-            continue
-        factors = np.exp(errors[place :: len(_WEIGHTS)][counts] / weight)
+        factors = np.exp(errors[place :: len(_WEIGHTS)] / weight)
         units = spread if metric == "tpot" else np.ones(len(rows))
-        found[f"{metric}_residuals"] = residuals_of(factors, np.ones(len(factors)), units[counts])
+        found[f"{metric}_residuals"] = residuals_of(factors, np.ones(len(rows)), units)
     return found
 
 
@@ -101,7 +116,7 @@ def _spread(row: SteadyState) -> float:
 
 def parameters_of(begin: EngineProfile, rows: Sequence[SteadyState]) -> list[Parameter]:
     """The parameters of an engine that `rows` determine and nothing else has."""
-    parameters = list(_OF_PROMPTS)
+    parameters = [*_OF_PROMPTS, *_of_layers(rows)]
     if not all(row.scenario.engine.async_scheduling for row in rows):
         parameters += _HIDDEN
     if not begin.latency_residuals.num_rows:
@@ -109,12 +124,24 @@ def parameters_of(begin: EngineProfile, rows: Sequence[SteadyState]) -> list[Par
     return parameters
 
 
+def _of_layers(rows: Sequence[SteadyState]) -> tuple[Parameter, ...]:
+    """The parameters of kinds of layers that not all models have, as far as `rows` have them."""
+    has_latents = any(
+        isinstance(layer.mixer, LatentAttention) for row in rows for layer, _ in row.scenario.model.layers
+    )
+    return _OF_LATENTS if has_latents else ()
+
+
 def fitting_rows(rows: Sequence[SteadyState], engine: str, most: int = _MOST_ROWS) -> list[SteadyState]:
-    """Rows of `engine` whose lengths are known and that are quickly simulated, the same number of each cell."""
+    """Rows of `engine` that can be taken at face value and are quickly simulated, the same number of each cell."""
+    return _of_each_cell([row for row in rows if row.is_clear], engine, most)
+
+
+def _of_each_cell(rows: Sequence[SteadyState], engine: str, most: int) -> list[SteadyState]:
     groups: dict[str, list[SteadyState]] = {}
     for row in rows:
         concurrency = row.scenario.traffic.arrivals.concurrency or 0
-        if row.knows_lengths and row.scenario.engine.profile == engine and concurrency <= _MOST_CONCURRENCY:
+        if row.scenario.engine.profile == engine and concurrency <= _MOST_CONCURRENCY:
             groups.setdefault(cell_of(row.scenario), []).append(row)
     chosen: list[SteadyState] = []
     for members in groups.values():

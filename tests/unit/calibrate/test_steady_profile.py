@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.calibrate.profile_fit import with_facts
 from perfmodel.calibrate.steady.generation import fit_generation
-from perfmodel.calibrate.steady.profile import fit_steady_profile, fitting_rows, log_errors, steady_residuals
+from perfmodel.calibrate.steady.profile import fit_steady_profile, fitting_rows, log_errors
 from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
 from perfmodel.calibrate.steady.states import SteadyState, read_steady_states
 from perfmodel.cost import EngineProfile, HostFit, ServerFit
@@ -76,16 +76,25 @@ def test_a_profile_is_found_again_from_the_steady_states_it_produced(tmp_path: P
     assert found.ttft_residuals.p90 - found.ttft_residuals.p10 > np.ptp(np.quantile(errors[1::2], [0.1, 0.9]))
 
 
-def test_where_speculation_is_suspected_the_time_to_first_token_counts_alone(tmp_path: Path) -> None:
-    clear = rows(tmp_path, "h100_sxm")
-    suspected = [replace(row, is_clear=False) for row in clear]
-    assert fitting_rows(suspected, "sglang") == suspected
-    assert fitting_rows([replace(row, knows_lengths=False) for row in suspected], "sglang") == []
-    pairs = simulate_steady_states(suspected[:2])
-    errors = log_errors(pairs).reshape(-1, 2)
-    assert not errors[:, 0].any()
-    assert errors[:, 1] == pytest.approx(log_errors([replace(pair, row=clear[0]) for pair in pairs])[1::2])
-    assert list(steady_residuals(suspected[:2], errors.ravel())) == ["ttft_residuals"]
+def test_what_no_row_at_face_value_determines_is_found_in_the_time_to_first_token_of_others(tmp_path: Path) -> None:
+    """Latent attention in rows alone whose decodes may be speculated: a measured time per output token says nothing."""
+    true = with_facts(EngineProfile(engine="trtllm", host=HostFit(hidden_prompt_latent_layer_s=3e-3)))
+    path = tmp_path / "latent.csv"
+    lines = [
+        f"{slots},trtllm,,deepseek-ai/DeepSeek-V3,b200_sxm,fp8,1024,40,uniform 0.8-1.0,{slots},8,1,1,True,100,10"
+        for slots in (1, 2)
+    ]
+    path.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
+    suspected = [
+        replace(row, measured_tpot_ms=1.0)
+        for row in told(simulate_steady_states(read_steady_states(path)[0], profile=true))
+    ]
+    assert not fitting_rows(suspected, "trtllm")
+    clear = told(simulate_steady_states(rows(tmp_path, "b200_sxm", engine="trtllm")[:2], profile=true))
+    found = fit_steady_profile(true.model_copy(update={"host": HostFit()}), [*clear, *suspected])
+    waits = [profile.host.prompt_step_s + profile.host.launches_s(61, 0, 61) for profile in (found, true)]
+    assert waits[0] == pytest.approx(waits[1], rel=0.1)
+    assert found.ttft_residuals.num_rows == len(clear)
 
 
 def test_a_generation_is_found_again_from_the_steady_states_it_produced(tmp_path: Path) -> None:
