@@ -5,11 +5,22 @@ context of one token and write to a scratch block that no sequence owns. What ca
 capture itself runs on any device.
 """
 
-__all__ = ["Capture", "CudaCapture", "DecodeGraphs", "DecodeInputs", "capture_sizes", "no_capture", "padded_size"]
+__all__ = [
+    "TUNED_CONTEXT",
+    "Capture",
+    "CudaCapture",
+    "DecodeGraphs",
+    "DecodeInputs",
+    "StandIns",
+    "capture_sizes",
+    "no_capture",
+    "padded_size",
+]
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,9 +33,11 @@ from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.models.kv_cache import KVCache
 
 Compute = Callable[[], Tensor]
+TUNED_CONTEXT = 2048  # tokens; the middle, on a scale of factors, of the contexts that the suite's steps have
 Capture = Callable[[Compute], Compute]  # from what computes on fixed inputs to what computes it again, the same tensor
 
 _NUM_FIELDS = 4  # of a row of inputs: token, position, slot, context
+_STRIDE = 7919  # between ids of stand-ins: a prime
 _WARM_UPS = 2  # before a capture: libraries choose algorithms and allocate workspaces at their first calls
 
 
@@ -125,6 +138,33 @@ class DecodeInputs:
         return len(changed)
 
 
+class StandIns(NamedTuple):
+    """Sequences to capture with, whatever comes first in a run: kernels choose their tiles by how long these take.
+
+    Each has `TUNED_CONTEXT` tokens, as far as contexts and the pool of blocks allow, and a token of its own, so that
+    experts are chosen as differently as in a run. They read any blocks, and write to the scratch block alone.
+    """
+
+    vocab_size: int
+    block_size: int
+    scratch: int
+    max_context: int
+
+    def segments(self, size: int) -> list[TokenSegment]:
+        """`size` sequences."""
+        share = self.scratch // size * self.block_size
+        context = max(1, min(TUNED_CONTEXT, self.max_context, share))
+        last = (context - 1) // self.block_size
+        return [
+            TokenSegment(
+                [row * _STRIDE % self.vocab_size],
+                context - 1,
+                [*((row * last + i) % self.scratch for i in range(last)), self.scratch],
+            )
+            for row in range(size)
+        ]
+
+
 def capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
     """Decodes of the graphs up to the first that holds `max_num_seqs` sequences, ascending; this engine's description
     (hardware_specs/engines/perfmodel.yaml) has the rule."""
@@ -159,6 +199,7 @@ class DecodeGraphs:
         self._decoder = decoder
         self._cache = cache
         self._capture = capture
+        self._stand_in = StandIns(decoder.model.vocab_size, cache.block_size, scratch, max_context)
         self._limits = (scratch, max_num_seqs, max_context)
         width = -(-max_context // cache.block_size)
         self._inputs = DecodeInputs(self.sizes[-1], width, cache.block_size, scratch, decoder.device)
@@ -179,9 +220,10 @@ class DecodeGraphs:
         """The next token of each segment."""
         size = padded_size(len(segments), self.sizes)
         assert size is not None, f"{len(segments)} sequences and graphs of up to {self.sizes[-1]}"
-        self._inputs.fill(segments, size)
         if size not in self._replays:
+            self._inputs.fill(self._stand_in.segments(size), size)
             batch = self._inputs.batch(size)
             self._replays[size] = self._capture(lambda: self._decoder.next_tokens(batch, self._cache))
+        self._inputs.fill(segments, size)
         tokens: list[int] = self._replays[size]()[: len(segments)].tolist()
         return tokens

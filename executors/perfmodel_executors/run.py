@@ -8,6 +8,7 @@ __all__ = [
     "validate_executor",
 ]
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from perfmodel.validate.report import ValidationReport
 from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.device import DeviceClock, device_name, find_device, memory_as_a_sentence
 from perfmodel_executors.driver import WallClock, serve
+from perfmodel_executors.kernels.tiles import choices
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, StepTimes, calibrate_machine
 from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.models.support import check_engine, with_plain_weights
@@ -53,7 +55,8 @@ def execute_scenario(
     """Serves the scenario's traffic on this machine's CPU or GPUs.
 
     progress: called now and then with (requests finished, requests in all if known)
-    out:      folder to stream `requests.csv` and `steps.csv` to, and `acceptance.json` where tokens are drafted
+    out:      folder to stream `requests.csv` and `steps.csv` to, `acceptance.json` where tokens are drafted, and
+              `tiles.json` where kernels have chosen theirs
     live:     wait for arrivals and take the wall's time; by default the clock is virtual and counts steps alone
     kernels:  torch | triton; by default those of the device
     wrap:     stands in front of the backend that executes, to see what passes
@@ -90,6 +93,8 @@ def execute_scenario(
         notes.append(backend.acceptance.in_words())
         if out is not None:
             backend.acceptance.write(out / "acceptance.json")
+    if out is not None and choices():
+        (out / "tiles.json").write_text(json.dumps(choices(), indent=1) + "\n", encoding="utf-8")
     return replace(result, notes=(*result.notes, *notes))
 
 

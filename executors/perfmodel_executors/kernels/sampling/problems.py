@@ -58,5 +58,5 @@ def _problem(operator: str, rows: int, vocab: int, dtype: torch.dtype) -> Proble
         make,
         sample(rows, vocab, "greedy" if operator == "greedy" else "top_p"),
         0.0 if operator == "greedy" or vocab < min(_VOCABULARIES) else _TOLERANCE,
-        baselines[operator],
+        {"torch": baselines[operator]},
     )
