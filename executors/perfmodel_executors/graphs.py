@@ -36,7 +36,7 @@ Compute = Callable[[], Tensor]
 TUNED_CONTEXT = 2048  # tokens; the middle, on a scale of factors, of the contexts that the suite's steps have
 Capture = Callable[[Compute], Compute]  # from what computes on fixed inputs to what computes it again, the same tensor
 
-_NUM_FIELDS = 4  # of a row of inputs: token, position, slot, context
+_NUM_FIELDS = 5  # of a row of inputs: token, position, slot, context, random number
 _STRIDE = 7919  # between ids of stand-ins: a prime
 _WARM_UPS = 2  # before a capture: libraries choose algorithms and allocate workspaces at their first calls
 
@@ -77,10 +77,20 @@ class DecodeInputs:
 
     Block tables are long and change seldom (a sequence gets a block every `block_size` steps): rows are sent again only
     where they differ from those of the step before. Comparing lists of equal integers takes a tenth of copying them.
+    is_drawn: tokens are drawn with the rows' random numbers
     """
 
-    def __init__(self, max_batch: int, table_width: int, block_size: int, scratch: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_batch: int,
+        table_width: int,
+        block_size: int,
+        scratch: int,
+        device: torch.device,
+        is_drawn: bool = False,
+    ) -> None:
         self.table_width = table_width
+        self._is_drawn = is_drawn
         self._block_size = block_size
         self._padding = TokenSegment((0,), 0, (scratch,))
         zeros = partial(torch.zeros, dtype=torch.int64, device=device)
@@ -95,7 +105,7 @@ class DecodeInputs:
 
     def batch(self, size: int) -> StepBatch:
         """The inputs of `size` rows: views whose contents `fill` changes."""
-        tokens, positions, slots, contexts = self._rows[:, :size].unbind()
+        tokens, positions, slots, contexts, draws = self._rows[:, :size].unbind()
         return StepBatch(
             tokens_T=tokens,
             positions_T=positions,
@@ -106,6 +116,7 @@ class DecodeInputs:
             starts_G=self._none,
             computed_G=self._none[:0],
             sample_rows_S=self._sampled[:size],
+            draws_S=draws if self._is_drawn else None,
         )
 
     def fill(self, segments: Sequence[TokenSegment], size: int) -> int:
@@ -123,6 +134,7 @@ class DecodeInputs:
         fields[1] = positions
         fields[2] = [slot(row.block_table, row.num_computed, self._block_size) for row in rows]
         fields[3] = np.add(positions, 1)
+        fields[4] = [row.draws[0] if row.draws else 0 for row in rows]
         host[fields_end:ids_end] = changed
         for index, target in zip(changed, host[ids_end:].reshape(len(changed), width), strict=True):
             table = rows[index].block_table
@@ -202,7 +214,8 @@ class DecodeGraphs:
         self._stand_in = StandIns(decoder.model.vocab_size, cache.block_size, scratch, max_context)
         self._limits = (scratch, max_num_seqs, max_context)
         width = -(-max_context // cache.block_size)
-        self._inputs = DecodeInputs(self.sizes[-1], width, cache.block_size, scratch, decoder.device)
+        is_drawn = decoder.chooser.settings is not None
+        self._inputs = DecodeInputs(self.sizes[-1], width, cache.block_size, scratch, decoder.device, is_drawn)
         self._replays: dict[int, Compute] = {}
 
     def of(self, decoder: Decoder, cache: KVCache) -> "DecodeGraphs":

@@ -38,6 +38,7 @@ from perfmodel_executors.models.support import check_engine, with_plain_weights
 from perfmodel_executors.parallel.ranks import open_ranks
 from perfmodel_executors.prompts import text_of
 from perfmodel_executors.runner import RunnerSetup, StepRunner
+from perfmodel_executors.sampling import Draws, settings_of
 from perfmodel_executors.speculation import build_speculator, check_speculation
 
 Progress = Callable[[int, int | None], None]
@@ -72,7 +73,8 @@ def execute_scenario(
     num_ranks = _num_ranks(scenario)
     device = find_device(scenario.hardware, num_ranks)
     num_blocks = plan_memory(scenario.model, scenario.hardware, engine).num_kv_blocks
-    setup = RunnerSetup(scenario.model, engine, num_blocks, device, scenario.seed, kernels)
+    settings = settings_of(scenario.sampling, scenario.model)
+    setup = RunnerSetup(scenario.model, engine, num_blocks, device, scenario.seed, kernels, settings)
     with memory_as_a_sentence(device), open_ranks(setup, num_ranks) as runner:
         clock = DeviceClock(device, num_ranks)
         speculator = build_speculator(runner, engine, seed=scenario.seed) if isinstance(runner, StepRunner) else None
@@ -82,11 +84,17 @@ def execute_scenario(
             runner=runner,
             speculator=speculator,
             text=text_of(scenario),
+            draws=_draws_of(scenario),
         )
         result = _run(scenario, wrap(backend), backend, progress, out, live)
+        num_nan = runner.decoder.chooser.num_nan
     where = device_name(device) if num_ranks == 1 else f"{num_ranks} ranks of {device_name(device)}"
     weights = _weights_in_words(scenario.model)
     notes = [f"Executed on {where} with {setup.backend} kernels and {weights}; durations are {clock.meaning}."]
+    if settings is not None:
+        notes.append(f"Tokens are drawn with {settings}, seed {_draw_seed(scenario)}.")
+    if num_nan:
+        notes.append(f"{num_nan:,} logits were no numbers and counted as the least there is: this text means nothing.")
     if backend.exits is not None:
         notes.append(backend.exits.in_words())
     if backend.acceptance is not None:
@@ -96,6 +104,15 @@ def execute_scenario(
     if out is not None and choices():
         (out / "tiles.json").write_text(json.dumps(choices(), indent=1) + "\n", encoding="utf-8")
     return replace(result, notes=(*result.notes, *notes))
+
+
+def _draws_of(scenario: Scenario) -> Draws | None:
+    """Random numbers of the scenario's tokens; None where they are chosen greedily."""
+    return None if settings_of(scenario.sampling, scenario.model) is None else Draws(_draw_seed(scenario))
+
+
+def _draw_seed(scenario: Scenario) -> int:
+    return scenario.seed if scenario.sampling.seed is None else scenario.sampling.seed
 
 
 def _weights_in_words(model: ModelSpec) -> str:
@@ -145,6 +162,7 @@ def serve_calibrated(
         runner=times.runner,
         speculator=times.speculator,
         text=text_of(scenario),
+        draws=_draws_of(scenario),
     )
     shadowed = ShadowedBackend(executed, _predictor(scenario, calibration))
     return _run(scenario, shadowed, executed, progress), shadowed.pairs

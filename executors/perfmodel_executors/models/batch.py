@@ -42,6 +42,7 @@ class TokenSegment(NamedTuple):
     is_verified:  whether the tokens after all of them are
     nodes:        for tokens that are nodes of a tree and not a text; `num_computed` are those before the tree
     num_layers:   how many layers a single token passes; None: all
+    draws:        random numbers, 31 bits, of the tokens that are wanted; none: the likeliest ones are
     """
 
     tokens: Sequence[int]
@@ -51,6 +52,7 @@ class TokenSegment(NamedTuple):
     is_verified: bool = False
     nodes: TreeNodes | None = None
     num_layers: int | None = None
+    draws: Sequence[int] = ()
 
     @property
     def num_wanted(self) -> int:
@@ -89,6 +91,7 @@ class StepBatch:
     keeps_kv:       without, all segments are chunks that begin at the first token, nothing is written, and what
                     `tables_GM` names are rows of the step itself
     num_layers_D:   how many layers each of the one-token segments passes; None: all pass all
+    draws_S:        random numbers of the tokens after `sample_rows`; None: the likeliest ones are wanted
     """
 
     tokens_T: Tensor
@@ -105,6 +108,7 @@ class StepBatch:
     kept_W: Tensor | None = None
     keeps_kv: bool = True
     num_layers_D: tuple[int, ...] | None = None
+    draws_S: Tensor | None = None
 
     @property
     def num_decodes(self) -> int:
@@ -158,6 +162,7 @@ def build_batch(
         computed_G=[segment.num_computed for segment in chunks],
         sample_rows_S=_wanted_rows(segments),
         kept_W=kept_W,
+        draws_S=_draws(segments),
     )
     return StepBatch(
         **tensors,
@@ -168,7 +173,7 @@ def build_batch(
 
 
 class _Flat(NamedTuple):
-    """Of each token of a step: its id, position, slot, and whether it is in the ring when the step is over."""
+    """Each token of a step: its id, position, slot, and whether it is in the ring when the step is over."""
 
     tokens: IndexArray
     positions: IndexArray
@@ -209,6 +214,13 @@ def _wanted_rows(segments: Sequence[TokenSegment]) -> list[int]:
     return [row for end, segment in zip(ends, segments, strict=True) for row in range(end - segment.num_wanted, end)]
 
 
+def _draws(segments: Sequence[TokenSegment]) -> list[int] | None:
+    """Random numbers of all wanted tokens, in the order of the segments; None without any."""
+    draws = [draw for segment in segments for draw in segment.draws[: segment.num_wanted]]
+    assert not draws or len(draws) == sum(segment.num_wanted for segment in segments), "a wanted token has no number"
+    return draws or None
+
+
 def _whole_sequences(segments: Sequence[TokenSegment], device: torch.device, ring: Ring | None) -> StepBatch:
     """All tokens of each sequence, whose keys and values are found where the step computes them."""
     starts = _starts(segments)
@@ -228,6 +240,7 @@ def _whole_sequences(segments: Sequence[TokenSegment], device: torch.device, rin
         starts_G=starts,
         computed_G=[0] * len(segments),
         sample_rows_S=[end - 1 for end, segment in zip(starts[1:], segments, strict=True) if segment.is_sampled],
+        draws_S=_draws(segments),
     )
     return StepBatch(**tensors, ring=ring, keeps_kv=False)
 
