@@ -54,7 +54,7 @@ class Draws:
         self._known: dict[int, list[int]] = {}
 
     def of(self, request_id: int, position: int, count: int = 1) -> list[int]:
-        """Of `count` tokens of the request, the first of them at `position`."""
+        """The numbers of `count` tokens of the request, the first of them at `position`."""
         known = self._known.setdefault(request_id, [])
         if len(known) < position + count:
             # Twice as many, since a request asks for one after the other.
