@@ -64,7 +64,7 @@ def captured_with_prompts(name: str, *overrides: str) -> int:
     ],
 )
 def test_sglang_captures_steps_with_prompts_by_version_and_deployment(version, override, tokens):
-    """docs/advanced_features/piecewise_cuda_graph.md of sgl-project/sglang: on by default since 0.5.10, "Defaults to
+    """SGLang, "Piecewise CUDA Graph" (docs.sglang.io): on by default since 0.5.10, "Defaults to
     chunked_prefill_size (non-MLA) or 2048 (MLA)", and the list of what it is disabled with."""
     engine = ("engine.profile=sglang", f"engine.version={version}", "engine.max_num_batched_tokens=8192")
     assert (
