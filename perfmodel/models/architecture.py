@@ -163,6 +163,7 @@ class GatedDeltaNet:
     key_head_dim: int
     value_head_dim: int
     conv_kernel: int
+    state_format: str = "fp32"  # in which the state is kept between steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,7 @@ class Mamba:
     conv_bias: bool = True
     proj_bias: bool = False
     inner_norm: bool = True  # a gated norm before the output projection (Mamba-2), norms on dt, B, C (Jamba)
+    state_format: str = "fp32"  # in which the state is kept between steps
 
 
 @dataclass(frozen=True, slots=True)

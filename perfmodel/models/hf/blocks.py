@@ -101,7 +101,7 @@ def mamba(fields: Fields) -> Mamba:
     d = fields.integer("hidden_size")
     state = fields.integer("mamba_state_size")
     kernel = fields.integer("mamba_conv_kernel", 4)
-    biases = {"conv_bias": fields.flag("mamba_conv_bias", True), "proj_bias": fields.flag("mamba_proj_bias")}
+    conv_bias, proj_bias = fields.flag("mamba_conv_bias", True), fields.flag("mamba_proj_bias")
     is_pure = fields.model_type == "mamba2"
     if not (fields.has("mamba_num_heads") or is_pure):
         inner = int(fields.number("mamba_expand", 2) * d)
@@ -114,7 +114,8 @@ def mamba(fields: Fields) -> Mamba:
             conv_kernel=kernel,
             dt_rank=math.ceil(d / 16) if is_auto else fields.integer("mamba_dt_rank"),
             inner_norm=fields.model_type == "jamba",
-            **biases,
+            conv_bias=conv_bias,
+            proj_bias=proj_bias,
         )
     num_heads = fields.integer("num_heads" if is_pure else "mamba_num_heads")
     head_name = "head_dim" if is_pure else "mamba_head_dim"
@@ -128,7 +129,8 @@ def mamba(fields: Fields) -> Mamba:
         conv_kernel=kernel,
         chunk_size=fields.integer("mamba_chunk_size", 256),
         inner_norm=fields.flag("mamba_rms_norm", True),
-        **biases,
+        conv_bias=conv_bias,
+        proj_bias=proj_bias,
     )
 
 
