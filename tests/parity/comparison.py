@@ -1,4 +1,4 @@
-"""A decoder that was loaded from a reference's files, put beside the reference: the largest difference of all logits."""
+"""A decoder loaded from a reference's files beside the reference itself: the largest difference of all logits."""
 
 __all__ = ["BLOCK", "STEPS", "executed", "largest_difference"]
 

@@ -200,9 +200,11 @@ REFERENCES: dict[str, Reference] = {
             "shared_expert_intermediate_size": 40,
             "linear_num_key_heads": 2,
             "linear_num_value_heads": 4,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 10,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 24,
             "linear_conv_kernel_dim": 4,
+            # A head whose state says next to nothing is normalised all the same; this bounds what rounding becomes.
+            "rms_norm_eps": 1e-3,
             "norm_topk_prob": True,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
         },

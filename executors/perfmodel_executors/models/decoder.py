@@ -117,7 +117,7 @@ class Decoder:
         weights, model = self.weights, self.model
         assert batch.ring == self.ring, "the batch's slots are not those of this model's cache"
         rotations = Rotations(self._tables, batch.positions_T)
-        states = cache.states.rows_of(batch)
+        states = cache.states.rows_of(batch, cache.block_size)
         step = MixerStep(self.kernels, batch, rotations, states, model.norm_eps, self.is_standard)
         residual_TC = self._embed(batch) if x_TC is None else x_TC
         update_TC: Tensor | None = None  # what the last block adds to the residual stream

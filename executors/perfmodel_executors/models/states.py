@@ -48,15 +48,14 @@ class StatePool:
             if isinstance(layer.mixer, Mamba | GatedDeltaNet):
                 self.layers[index] = _empty(layer.mixer, dtype, device)
 
-    def rows_of(self, batch: StepBatch) -> StateRows:
+    def rows_of(self, batch: StepBatch, block_size: int) -> StateRows:
         """The rows of a step's sequences; of those that begin, they are zeroed."""
         if not self.layers:
             return StateRows(batch.tokens_T[:0], [])
-        decodes = [
-            self._row(*pair) for pair in zip(batch.tables_DM.tolist(), (batch.contexts_D - 1).tolist(), strict=True)
-        ]
-        chunks = [self._row(*pair) for pair in zip(batch.tables_GM.tolist(), batch.computed_G.tolist(), strict=True)]
-        return StateRows(torch.tensor(decodes, dtype=torch.int64, device=batch.tokens_T.device), chunks)
+        decodes = zip(batch.tables_DM.tolist(), (batch.contexts_D - 1).tolist(), [1] * batch.num_decodes, strict=True)
+        chunks = zip(batch.tables_GM.tolist(), batch.computed_G.tolist(), batch.starts_G.diff().tolist(), strict=True)
+        found = [[self._row(*each, block_size) for each in part] for part in (decodes, chunks)]
+        return StateRows(torch.tensor(found[0], dtype=torch.int64, device=batch.tokens_T.device), found[1])
 
     @contextmanager
     def restored(self, first_blocks: Sequence[int]) -> Iterator[None]:
@@ -68,12 +67,12 @@ class StatePool:
             for tensor, values in zip(self.layers[index], tensors, strict=True):
                 tensor[rows] = values
 
-    def _row(self, table: list[int], num_computed: int) -> int:
+    def _row(self, table: list[int], num_computed: int, num_new: int, block_size: int) -> int:
         first = table[0]
         if num_computed:
             return self._rows[first]
-        for block in table[1:]:
-            over = None if block == first else self._rows.pop(block, None)
+        for block in table[1 : -(-num_new // block_size)]:  # behind them the table is padded
+            over = self._rows.pop(block, None)
             if over is not None:
                 self._free.append(over)
         if first not in self._rows:
