@@ -83,6 +83,7 @@ class ModelSpec:
     shared_block_norm: ... behind one norm (Falcon-7B, Phi)
     num_learned_positions: rows of a learned position table (GPT-2, OPT); 0 with rotary or no positions
     norm_eps:     added to the mean square in norms; where a file leaves it open, that of transformers' LlamaConfig
+    has_position_axes: positions of images and videos have several axes (M-RoPE)
     weights_path: the file with the weights themselves, where the model was read from one (.gguf, .safetensors)
     num_distinct_layers: layers with weights of their own, used in turn (ALBERT: 1); None: each has its own
     weight_sparsity, exits: of changed models, see there
@@ -119,6 +120,7 @@ class ModelSpec:
     num_learned_positions: int = 0
     lm_head_bias: bool = False
     norm_eps: float = 1e-6
+    has_position_axes: bool = False
     weights_path: str | None = None
     num_distinct_layers: int | None = None
     weight_sparsity: WeightSparsity | None = None

@@ -23,6 +23,7 @@ from perfmodel_executors.kernels import Kernels, load_kernels
 from perfmodel_executors.kernels.apply_linear import apply_linear
 from perfmodel_executors.models.attention import keys_and_values, ring_of
 from perfmodel_executors.models.batch import StepBatch
+from perfmodel_executors.models.choosing import TokenChooser
 from perfmodel_executors.models.exits import leave_early
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.loading import load_weights
@@ -49,6 +50,7 @@ from perfmodel_executors.models.weights import (
 )
 from perfmodel_executors.parallel.group import ALONE, TensorGroup, embed
 from perfmodel_executors.parallel.sharding import shard_model
+from perfmodel_executors.sampling import SamplingSettings
 
 
 class Decoder:
@@ -56,7 +58,7 @@ class Decoder:
 
     Under tensor parallelism each rank of `group` has a decoder with its `part` of the model (heads, widths, rows of the
     vocabulary), and all take the same steps; `weights`, if given, are those of the part. `attention`: flash, or
-    standard, which keeps the scores in memory.
+    standard, which keeps the scores in memory. `sampling`: how tokens with a random number are drawn.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Decoder:
         device: torch.device = CPU,
         group: TensorGroup = ALONE,
         attention: str = "flash",
+        sampling: SamplingSettings | None = None,
     ) -> None:
         check_executable(model, attention)
         if weights is None:
@@ -81,6 +84,7 @@ class Decoder:
         self.ring = ring_of(model)
         self.is_standard = attention == "standard"
         self.kernels = kernels or load_kernels()
+        self.chooser = TokenChooser(self.kernels, device, sampling)
         self.weights = weights or random_weights(model, dtype, seed, device, group)
         self._tables = {
             (rope, dim): rotary_table(rope, dim, model.max_position_embeddings, dtype).to(device)
@@ -134,9 +138,8 @@ class Decoder:
         return residual_TC if update_TC is None else residual_TC + update_TC
 
     def next_tokens(self, batch: StepBatch, cache: KVCache) -> Tensor:
-        """[S]: the next token of each sampled sequence, greedily."""
-        tokens_S: Tensor = self.kernels.greedy(self.forward(batch, cache))
-        return tokens_S
+        """[S]: the next token of each sampled sequence."""
+        return self.chooser.choose(self.forward(batch, cache), batch.draws_S)
 
     def step(self, batch: StepBatch, cache: KVCache) -> list[int]:
         """`next_tokens` as a list, once they are known."""
@@ -237,6 +240,7 @@ def load_decoder(
     device: torch.device = CPU,
     kernels: Kernels | None = None,
     group: TensorGroup = ALONE,
+    sampling: SamplingSettings | None = None,
 ) -> Decoder:
     """The model in the formats that the engine serves it in, with the weights of its file, else random ones."""
     served = _up_to(served_model(with_plain_weights(model), engine), engine.max_model_len)
@@ -245,7 +249,7 @@ def load_decoder(
     if served.weights_origin is not None and device.type != "meta":
         check_memory(f"{served.name}: weights", sum(weight_bytes(served).values()) / group.size, device)
         weights = load_weights(served, dtype, device, group)
-    return Decoder(served, dtype, seed, kernels, weights, device, group, engine.attention)
+    return Decoder(served, dtype, seed, kernels, weights, device, group, engine.attention, sampling)
 
 
 def _up_to(model: ModelSpec, max_model_len: int | None) -> ModelSpec:

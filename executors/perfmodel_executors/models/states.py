@@ -22,7 +22,7 @@ _FIRST_ROWS = 8
 
 
 class LayerState(NamedTuple):
-    """Of one layer: the last inputs of its causal convolution [R, channels, taps - 1], and states [R, heads, N, P] in
+    """What a layer keeps: the last inputs of its causal convolution [R, channels, taps - 1], and states [R, heads, N, P] in
     fp32."""
 
     conv: Tensor
@@ -52,10 +52,16 @@ class StatePool:
         """The rows of a step's sequences; of those that begin, they are zeroed."""
         if not self.layers:
             return StateRows(batch.tokens_T[:0], [])
-        decodes = zip(batch.tables_DM.tolist(), (batch.contexts_D - 1).tolist(), [1] * batch.num_decodes, strict=True)
-        chunks = zip(batch.tables_GM.tolist(), batch.computed_G.tolist(), batch.starts_G.diff().tolist(), strict=True)
-        found = [[self._row(*each, block_size) for each in part] for part in (decodes, chunks)]
-        return StateRows(torch.tensor(found[0], dtype=torch.int64, device=batch.tokens_T.device), found[1])
+        computed, new = (batch.contexts_D - 1).tolist(), batch.starts_G.diff().tolist()
+        decodes = [
+            self._row(table, before, 1, block_size)
+            for table, before in zip(batch.tables_DM.tolist(), computed, strict=True)
+        ]
+        chunks = [
+            self._row(table, before, count, block_size)
+            for table, before, count in zip(batch.tables_GM.tolist(), batch.computed_G.tolist(), new, strict=True)
+        ]
+        return StateRows(torch.tensor(decodes, dtype=torch.int64, device=batch.tokens_T.device), chunks)
 
     @contextmanager
     def restored(self, first_blocks: Sequence[int]) -> Iterator[None]:

@@ -7,8 +7,9 @@
 
 __all__ = ["Host", "host_fit", "launch_seconds", "step_seconds", "step_ticks"]
 
-from perfmodel.cost.calibrations.calibration import EAGER_OPERATOR_S, ENGINE_LAUNCH_S, HostFit
+from perfmodel.cost.calibrations.calibration import EAGER_OPERATOR_S, HostFit
 from perfmodel.cost.calibrations.draws import Draw
+from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.tables import to_ps
 from perfmodel.ops.graphs.step import StepGraph
@@ -100,8 +101,8 @@ def launch_seconds(graph: StepGraph, timer: OperatorTimer) -> tuple[float, int]:
     """Host seconds that the kernels of a decode step take to be launched one by one, and how many they are; 0 seconds
     where CUDA graphs hold them, or the calibration's host was measured without.
 
-    ENGINE_LAUNCH_S per kernel. Plain PyTorch modules are no engine's host; theirs take EAGER_OPERATOR_S each under any
-    calibration, but not on a CPU, which computes in the same thread.
+    `OverheadFits.engine_launch_s` per kernel. Plain PyTorch modules are no engine's host; theirs take EAGER_OPERATOR_S
+    each under any calibration, but not on a CPU, which computes in the same thread.
     """
     calibration = timer.calibration
     is_plain = graph.is_plain and timer.hardware.kind != "cpu"
@@ -110,7 +111,7 @@ def launch_seconds(graph: StepGraph, timer: OperatorTimer) -> tuple[float, int]:
     if is_plain:
         return EAGER_OPERATOR_S * num_kernels, num_kernels
     is_eager = graph.is_eager and (calibration.origin == "datasheet" or calibration.host.replays_graphs)
-    return (ENGINE_LAUNCH_S * num_kernels if is_eager else 0.0), num_kernels
+    return (load_overheads().engine_launch_s * num_kernels if is_eager else 0.0), num_kernels
 
 
 def _synchronous(host: HostFit) -> HostFit:

@@ -7,6 +7,7 @@ recognised fields loads as a Llama-like decoder. Fields that do not concern the 
 __all__ = ["load_config", "model_from_config"]
 
 import math
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ def model_from_config(
         num_learned_positions=_num_learned_positions(fields, family),
         lm_head_bias=fields.flag("lm_head_bias", family.lm_head_bias),
         norm_eps=fields.number("norm_eps", ModelSpec.norm_eps),
+        has_position_axes=_has_position_axes(fields),
         source=origin,
         **about,
     )
@@ -101,6 +103,11 @@ def _embedding_scale(fields: Fields, family: Family) -> float:
     if family.scales_embedding:
         return math.sqrt(fields.integer("hidden_size"))
     return fields.number("embedding_multiplier", 1.0)
+
+
+def _has_position_axes(fields: Fields) -> bool:
+    block = fields.get("rope_parameters")
+    return isinstance(block, Mapping) and block.get("mrope_section") is not None
 
 
 def _default_positions(family: Family, layers: list[Layer]) -> int | None:
