@@ -22,8 +22,8 @@ _FIRST_ROWS = 8
 
 
 class LayerState(NamedTuple):
-    """What a layer keeps: the last inputs of its causal convolution [R, channels, taps - 1], and states [R, heads, N, P] in
-    fp32."""
+    """What a layer keeps: the last inputs of its causal convolution [R, channels, taps - 1], and states in fp32,
+    [R, heads, N, P]."""
 
     conv: Tensor
     state: Tensor

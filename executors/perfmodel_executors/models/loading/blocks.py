@@ -91,7 +91,7 @@ def _matrices(reader: Reader, index: int, name: str, experts: int, rows: int, co
 
 
 def _router_bias(reader: Reader, ffn: MoEFFN, index: int) -> Tensor | None:
-    """Bias of the logits, or for the choice alone. Files of DeepSeek-V3's kind have one whether a config says so or not."""
+    """Bias of the logits, or for the choice alone; files of DeepSeek-V3's kind have one whatever the config says."""
     kind = "e_score_correction_bias" if ffn.routing.bias_chooses else "bias"
     is_there = ffn.router_bias or reader.has("router", index, kind)
     return reader.tensor("router", ffn.num_experts, layer=index, kind=kind) if is_there else None
