@@ -171,6 +171,7 @@ class GatedDeltaNet:
     key_head_dim: int
     value_head_dim: int
     conv_kernel: int
+    state_format: str = "fp32"  # in which the state is kept between steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,7 @@ class Mamba:
     inner_norm: bool = True  # a gated norm before the output projection (Mamba-2), norms on dt, B, C (Jamba)
     dt_min: float = 0.0  # limits of the time step
     dt_max: float | None = None
+    state_format: str = "fp32"  # in which the state is kept between steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """States of recurrent layers: one for each sequence, whoever had its blocks before, and whatever runs twice."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
@@ -84,6 +86,20 @@ def test_a_warm_up_leaves_states_as_they_were(decoder):
     torch.testing.assert_close(
         run(decoder, cache, TokenSegment([7], len(tokens), range(8))), alone(decoder, [*tokens, 7])
     )
+
+
+def test_states_are_kept_in_the_format_of_the_engine():
+    """bf16 rounds each step's state by up to 2^-9 of it: near the logits of fp32, and not at them."""
+    half = tiny((replace(MAMBA, state_format="bf16"), DenseFFN(48)), (attention(), DenseFFN(48)))
+    tokens, logits = text(8), []
+    for model in (MODELS["mamba"], half):
+        decoder = Decoder(model, torch.float32, seed=5)
+        cache = decoder.new_cache(BLOCK, 8)
+        for position, token in enumerate(tokens):
+            last = run(decoder, cache, TokenSegment([token], position, range(8)))
+        logits.append(last)
+    difference = float((logits[0] - logits[1]).abs().max())
+    assert 0 < difference < 0.05
 
 
 def test_what_states_and_latents_cannot_do_is_refused_in_a_sentence():

@@ -19,11 +19,12 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.models.batch import StepBatch
 
 _FIRST_ROWS = 8
+_FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class LayerState(NamedTuple):
-    """What a layer keeps: the last inputs of its causal convolution [R, channels, taps - 1], and states in fp32,
-    [R, heads, N, P]."""
+    """What a layer keeps: the last inputs of its causal convolution [R, channels, taps - 1], and states [R, heads,
+    N, P] in the format that the engine keeps them in; sums are made in fp32."""
 
     conv: Tensor
     state: Tensor
@@ -108,4 +109,4 @@ def _empty(mixer: Mamba | GatedDeltaNet, dtype: torch.dtype, device: torch.devic
         keys, values = mixer.num_key_heads * mixer.key_head_dim, mixer.num_value_heads * mixer.value_head_dim
         channels, shape = 2 * keys + values, (0, mixer.num_value_heads, mixer.key_head_dim, mixer.value_head_dim)
     conv = torch.zeros(0, channels, mixer.conv_kernel - 1, dtype=dtype, device=device)
-    return LayerState(conv, torch.zeros(shape, device=device))
+    return LayerState(conv, torch.zeros(shape, dtype=_FORMATS[mixer.state_format], device=device))

@@ -117,7 +117,7 @@ def mamba(fields: Fields) -> Mamba:
     state = fields.integer("mamba_state_size")
     kernel = fields.integer("mamba_conv_kernel", 4)
     limits = [*fields.items("time_step_limit"), 0.0, None][:2]
-    biases = {"conv_bias": fields.flag("mamba_conv_bias", True), "proj_bias": fields.flag("mamba_proj_bias")}
+    conv_bias, proj_bias = fields.flag("mamba_conv_bias", True), fields.flag("mamba_proj_bias")
     is_pure = fields.model_type == "mamba2"
     if not (fields.has("mamba_num_heads") or is_pure):
         inner = int(fields.number("mamba_expand", 2) * d)
@@ -130,7 +130,8 @@ def mamba(fields: Fields) -> Mamba:
             conv_kernel=kernel,
             dt_rank=math.ceil(d / 16) if is_auto else fields.integer("mamba_dt_rank"),
             inner_norm=fields.model_type == "jamba",
-            **biases,
+            conv_bias=conv_bias,
+            proj_bias=proj_bias,
         )
     num_heads = fields.integer("num_heads" if is_pure else "mamba_num_heads")
     head_name = "head_dim" if is_pure else "mamba_head_dim"
@@ -146,7 +147,8 @@ def mamba(fields: Fields) -> Mamba:
         inner_norm=fields.flag("mamba_rms_norm", True),
         dt_min=_bound(limits[0]) or 0.0,
         dt_max=_bound(limits[1]),
-        **biases,
+        conv_bias=conv_bias,
+        proj_bias=proj_bias,
     )
 
 

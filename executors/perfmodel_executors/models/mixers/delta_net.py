@@ -1,7 +1,7 @@
 """The gated delta rule (Yang et al. 2025): S_t = a_t (I - b k k^T) S_{t-1} + b k v^T, o = S^T q.
 
 Prompts go in chunks of 64 (the WY form: a triangular system for what each token writes once those before it in the
-chunk are taken away), decodes update the state once. States are [heads, key, value] in fp32.
+chunk are taken away), decodes update the state once. States are [heads, key, value].
 """
 
 __all__ = ["gated_delta_net"]
@@ -37,10 +37,10 @@ def gated_delta_net(
     conv = (layer, weights.conv, None)
     if split:
         q_DHK, k_DHK, v_DHV = _heads(convolved_decodes(x_TK[:split], rows.decodes, *conv), mixer)
-        state_DHKV = layer.state[rows.decodes] * log_decay_TH[:split].exp()[..., None, None]
+        state_DHKV = layer.state[rows.decodes].float() * log_decay_TH[:split].exp()[..., None, None]
         v_DHV = (v_DHV - torch.einsum("dhk,dhkv->dhv", k_DHK, state_DHKV)) * beta_TH[:split, :, None]
         state_DHKV = state_DHKV + k_DHK[..., None] * v_DHV[:, :, None]
-        layer.state[rows.decodes] = state_DHKV
+        layer.state[rows.decodes] = state_DHKV.to(layer.state.dtype)
         parts.append(torch.einsum("dhk,dhkv->dhv", q_DHK, state_DHKV))
     starts: list[int] = (batch.starts_G + split).tolist()
     for row, begin, end in zip(rows.chunks, starts, starts[1:], strict=False):
@@ -77,7 +77,7 @@ def _chunk(
     With g the summed log decays of a chunk, w = b k e^g and u = b v solve (I + L) [W | U] = [w | u], where
     L_ts = b_t k_t . k_s e^(g_t - g_s) for s < t; then what tokens write is U - W S, of the state S before the chunk.
     """
-    state_HKV, parts = layer.state[row], []
+    state_HKV, parts = layer.state[row].float(), []
     for begin in range(0, len(q_THK), _CHUNK):
         rows = slice(begin, begin + _CHUNK)
         q_HTK, k_HTK, v_HTV = (part[rows].transpose(0, 1) for part in (q_THK, k_THK, v_THV))

@@ -1,7 +1,7 @@
 """Mamba-2 (Dao and Gu 2024): h_t = exp(dt A) h_{t-1} + dt B x^T, y = C h + D x, behind a convolution and a gate.
 
 Prompts go in chunks, as matrix products inside a chunk and a recurrence between chunks (listing 1); decodes update the
-state once. States are [heads, N, P] in fp32.
+state once. States are [heads, N, P].
 """
 
 __all__ = ["mamba"]
@@ -54,8 +54,8 @@ def _decodes(
     x_DHP, b_DHN, c_DHN = _split(u_DK, mixer)
     decay_DH = torch.exp(-dt_DH * weights.a_log.float().exp())
     new_DHNP = (b_DHN * dt_DH[..., None])[..., None] * x_DHP[:, :, None]
-    state_DHNP = layer.state[rows] * decay_DH[..., None, None] + new_DHNP
-    layer.state[rows] = state_DHNP
+    state_DHNP = layer.state[rows].float() * decay_DH[..., None, None] + new_DHNP
+    layer.state[rows] = state_DHNP.to(layer.state.dtype)
     y_DHP = torch.einsum("dhn,dhnp->dhp", c_DHN, state_DHNP) + weights.skip.float()[:, None] * x_DHP
     return y_DHP.flatten(1)
 
@@ -65,7 +65,7 @@ def _chunk(u_TK: Tensor, dt_TH: Tensor, row: int, mixer: Mamba, weights: MambaWe
     it, exp(sum of dt A over s + 1 .. t)."""
     x_THP, b_THN, c_THN = _split(u_TK, mixer)
     log_decay_TH = -dt_TH * weights.a_log.float().exp()
-    state_HNP, parts = layer.state[row], []
+    state_HNP, parts = layer.state[row].float(), []
     for begin in range(0, len(x_THP), mixer.chunk_size):
         rows = slice(begin, begin + mixer.chunk_size)
         x_HTP, b_HTN, c_HTN = (part[rows].transpose(0, 1) for part in (x_THP, b_THN, c_THN))
