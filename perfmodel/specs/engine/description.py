@@ -70,12 +70,13 @@ class BufferRules(Spec):
     rotary_table: cosines and sines of all positions that a model was trained for, in the model's dtype or in fp32;
                   none: computed when they are needed
     positions_per_axes: times so many positions, of models whose positions have several axes (M-RoPE)
-    sorts_logits: sampling by top-k or top-p sorts all logits of a step with PyTorch, which a profiling run does once
+    sorts_logits: sampling by top-k or top-p sorts the logits of as many sequences as may run, with indices of so many
+                  bits (int64: PyTorch's sort); none: its kernels do not sort
     """
 
     rotary_table: Literal["none", "dtype", "fp32"] = "none"
     positions_per_axes: PositiveInt = 1
-    sorts_logits: bool = False
+    sorts_logits: Literal["none", "int64", "int32"] = "none"
 
 
 class EngineDefaults(Spec):
