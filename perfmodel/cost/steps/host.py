@@ -12,7 +12,7 @@ from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.tables import to_ps
 from perfmodel.ops.graphs.step import StepGraph
-from perfmodel.ops.work import BatchShape, decode_shape
+from perfmodel.ops.work import BatchShape, Work, decode_shape
 
 # What comes once for a plan, and what comes with the layers of each stage.
 _NOT_OF_STAGES = dict.fromkeys(
@@ -100,17 +100,25 @@ def launch_seconds(graph: StepGraph, timer: OperatorTimer) -> tuple[float, int]:
     """Host seconds that the kernels of a decode step take to be launched one by one, and how many they are; 0 seconds
     where CUDA graphs hold them, or the calibration's host was measured without.
 
-    ENGINE_LAUNCH_S per kernel. Plain PyTorch modules are no engine's host; theirs take EAGER_OPERATOR_S each under any
-    calibration, but not on a CPU, which computes in the same thread.
+    ENGINE_LAUNCH_S per operator: kernels that quantize its input, or combine its parts, are launched by the same call,
+    only those of experts one by one from Python. Plain PyTorch modules are no engine's host; theirs take
+    EAGER_OPERATOR_S each under any calibration, but not on a CPU, which computes in the same thread.
     """
     calibration = timer.calibration
     is_plain = graph.is_plain and timer.hardware.kind != "cpu"
     shape = decode_shape(1, 1, graph.model.attention_spans)
-    num_kernels = sum(node.count * node.work(shape).num_kernels for node in graph.nodes)
+    works = [(node.count, node.work(shape)) for node in graph.nodes]
+    num_kernels = sum(count * work.num_kernels for count, work in works)
     if is_plain:
         return EAGER_OPERATOR_S * num_kernels, num_kernels
     is_eager = graph.is_eager and (calibration.origin == "datasheet" or calibration.host.replays_graphs)
-    return (ENGINE_LAUNCH_S * num_kernels if is_eager else 0.0), num_kernels
+    calls = sum(count * _calls(work) for count, work in works) if is_eager else 0.0
+    return ENGINE_LAUNCH_S * calls, num_kernels
+
+
+def _calls(work: Work) -> int:
+    """Calls from Python that launch the kernels of `work`."""
+    return work.num_kernels if work.family == "moe" else min(work.num_kernels, 1)
 
 
 def _synchronous(host: HostFit) -> HostFit:
