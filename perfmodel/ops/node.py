@@ -50,7 +50,6 @@ class LayerContext:
 
     is_fused:        kernels of serving engines; otherwise one per operator of plain PyTorch modules
     concatenates_kv: the cache grows by a copy of all of it
-    verifies_as_prompts: drafted tokens attend by the kernel of prompts
     experts:         how the engine runs routed experts, where its description says
     sparse_heads:    heads of a tile of the kernel for prompts with an indexer
     """
@@ -61,7 +60,6 @@ class LayerContext:
     is_flash: bool = True
     splits_kv: bool = True
     flash_version: int | None = None
-    verifies_as_prompts: bool = False
     concatenates_kv: bool = False
     routing: Routing = slowest_uniform_routing
     spread: ContextSpread | None = None

@@ -106,24 +106,11 @@ def _decode(mixer: Attention, context: LayerContext, heads: Heads) -> list[Opera
         spread=context.spread if span is None else None,
     )
     index = None if span is None else context.model.attention_spans.index(span)
-
-    def of_decodes(num_seqs: int, visible: float, queries: float) -> Work:
-        if queries > 1 and context.verifies_as_prompts and context.is_flash:
-            return _verification(num_seqs, visible, queries, heads)
-        return attend(num_seqs, visible, heads, queries=queries)
-
-    nodes = [on_decodes("attention_decode", of_decodes, index)]
+    nodes = [on_decodes("attention_decode", lambda seqs, c, queries: attend(seqs, c, heads, queries=queries), index)]
     if span is None and context.is_flash and heads.is_plain and heads.flash_version in (None, 3):
         mixed = partial(mixed_attention, heads=heads, spread=context.spread)
         nodes.append(on_mixed("attention_mixed", lambda prompts, b, c, queries: mixed(prompts, b, c, queries=queries)))
     return nodes
-
-
-def _verification(num_seqs: int, visible: float, queries: float, heads: Heads) -> Work:
-    """Drafted tokens as prompts that go on behind what is cached; `visible` tokens of all sequences together."""
-    new = round(queries)
-    cached = max(0, round(visible / num_seqs) - new)
-    return flash_prefill(((new, cached),) * num_seqs, heads, "attention_decode")
 
 
 def _projections(mixer: Attention, context: LayerContext, heads: Heads) -> list[OperatorNode]:

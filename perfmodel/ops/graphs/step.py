@@ -132,7 +132,6 @@ def build_graph(
         is_flash=engine.attention == "flash",
         splits_kv=engine.split_kv and engine.flash_attn_version != 1,
         flash_version=engine.flash_attn_version,
-        verifies_as_prompts=engine.described.facts.verifies_as_prompts,
         concatenates_kv=is_plain and engine.kv_cache == "paged",
         routing=routing,
         spread=spread,

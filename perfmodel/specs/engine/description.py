@@ -247,7 +247,6 @@ class EngineFacts(Spec):
     attention_contains: operators whose time is inside that of measured attention calls
     quantizes_before:   norms, activations and attention write the format that the next multiplication reads, by scales
                         known ahead; else a kernel of its own quantizes them
-    verifies_as_prompts: drafted tokens attend by the kernel of prompts, as one that goes on; else by that of decodes
     kv_block_sizes:     tokens of a KV block that the engine takes; none: any
     kv_groups:          which layers have KV blocks of their own
     limits_to_positions: it does not start with a max_model_len beyond the positions that the model was trained for
@@ -269,7 +268,6 @@ class EngineFacts(Spec):
     graphs: GraphRules = GraphRules()
     attention_contains: tuple[str, ...] = ()
     quantizes_before: bool = False
-    verifies_as_prompts: bool = False
     kv_block_sizes: tuple[PositiveInt, ...] = ()
     kv_groups: KvGroupRules = KvGroupRules()
     limits_to_positions: bool = False
