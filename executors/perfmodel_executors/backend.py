@@ -23,6 +23,7 @@ from perfmodel_executors.measure.protocol import uninterrupted
 from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.runner import Runner, StepRunner
+from perfmodel_executors.sampling import Draws
 from perfmodel_executors.speculation.proposer import Drafting
 from perfmodel_executors.speculation.speculator import Speculator
 from perfmodel_executors.tokens import TokenStore
@@ -41,6 +42,7 @@ class ExecutedBackend:
     drift:    if given, durations are stated at the speed that the machine had when the meter was set
     speculator: drafts tokens, and verifies those of plans that have them; of the same runner
     text:     ids of what prompts are cut from; by default they are random
+    draws:    random numbers of tokens, where the decoder draws them
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class ExecutedBackend:
         runner: Runner | None = None,
         speculator: Speculator | None = None,
         text: Sequence[int] = (),
+        draws: Draws | None = None,
     ) -> None:
         self.decoder = decoder
+        self._draws = draws
         self.runner = runner or StepRunner(decoder, decoder.new_cache(block_size))
         self.tokens = TokenStore(decoder.model.vocab_size, block_size, seed, text)
         self.speculator = speculator
@@ -101,6 +105,8 @@ class ExecutedBackend:
     def release(self, request: Request) -> None:
         """Forget a finished request."""
         self.tokens.release(request)
+        if self._draws is not None:
+            self._draws.release(request)
         if self.exits is not None:
             self.exits.release(request)
         if self.speculator is not None:
@@ -130,9 +136,14 @@ class ExecutedBackend:
                 plan.block_tables[request.request_id],
                 depth,
                 is_prompt=position < request.num_prompt_tokens,
+                draws=self._drawn(request, position + 1, depth + 1),
             )
             for request, position, depth in zip(plan.decodes, plan.positions, depths, strict=True)
         ]
+
+    def _drawn(self, request: Request, position: int, count: int = 1) -> list[int]:
+        """Random numbers of `count` tokens from `position` on; none where tokens are not drawn."""
+        return [] if self._draws is None else self._draws.of(request.request_id, position, count)
 
     def _segments(self, plan: StepPlan) -> tuple[list[TokenSegment], list[tuple[Request, int]]]:
         """The plan's grants with their token values, and (request, position) of each token to be sampled."""
@@ -142,13 +153,16 @@ class ExecutedBackend:
             table = plan.block_tables[request.request_id]
             passed = None if self.exits is None else self.exits.pass_layers(request, position)
             tokens = self.tokens.of(request)[position : position + 1]
-            segments.append(TokenSegment(tokens, position, table, num_layers=passed))
+            draws = self._drawn(request, position + 1)
+            segments.append(TokenSegment(tokens, position, table, num_layers=passed, draws=draws))
             sampled.append((request, position + 1))
         sampling = {request.request_id for request in plan.samples}
         for request, computed, new in plan.chunks:
             is_sampled = request.request_id in sampling
             tokens = self.tokens.of(request)[computed : computed + new]
-            segments.append(TokenSegment(tokens, computed, plan.block_tables[request.request_id], is_sampled))
+            draws = self._drawn(request, computed + new) if is_sampled else []
+            table = plan.block_tables[request.request_id]
+            segments.append(TokenSegment(tokens, computed, table, is_sampled, draws=draws))
             if is_sampled:
                 sampled.append((request, computed + new))
         return segments, sampled

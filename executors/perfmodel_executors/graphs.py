@@ -5,11 +5,22 @@ context of one token and write to a scratch block that no sequence owns. What ca
 capture itself runs on any device.
 """
 
-__all__ = ["Capture", "CudaCapture", "DecodeGraphs", "DecodeInputs", "capture_sizes", "no_capture", "padded_size"]
+__all__ = [
+    "TUNED_CONTEXT",
+    "Capture",
+    "CudaCapture",
+    "DecodeGraphs",
+    "DecodeInputs",
+    "StandIns",
+    "capture_sizes",
+    "no_capture",
+    "padded_size",
+]
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,9 +33,11 @@ from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.models.kv_cache import KVCache
 
 Compute = Callable[[], Tensor]
+TUNED_CONTEXT = 2048  # tokens; the middle, on a scale of factors, of the contexts that the suite's steps have
 Capture = Callable[[Compute], Compute]  # from what computes on fixed inputs to what computes it again, the same tensor
 
-_NUM_FIELDS = 4  # of a row of inputs: token, position, slot, context
+_NUM_FIELDS = 5  # of a row of inputs: token, position, slot, context, random number
+_STRIDE = 7919  # between ids of stand-ins: a prime
 _WARM_UPS = 2  # before a capture: libraries choose algorithms and allocate workspaces at their first calls
 
 
@@ -64,10 +77,20 @@ class DecodeInputs:
 
     Block tables are long and change seldom (a sequence gets a block every `block_size` steps): rows are sent again only
     where they differ from those of the step before. Comparing lists of equal integers takes a tenth of copying them.
+    is_drawn: tokens are drawn with the rows' random numbers
     """
 
-    def __init__(self, max_batch: int, table_width: int, block_size: int, scratch: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_batch: int,
+        table_width: int,
+        block_size: int,
+        scratch: int,
+        device: torch.device,
+        is_drawn: bool = False,
+    ) -> None:
         self.table_width = table_width
+        self._is_drawn = is_drawn
         self._block_size = block_size
         self._padding = TokenSegment((0,), 0, (scratch,))
         zeros = partial(torch.zeros, dtype=torch.int64, device=device)
@@ -82,7 +105,7 @@ class DecodeInputs:
 
     def batch(self, size: int) -> StepBatch:
         """The inputs of `size` rows: views whose contents `fill` changes."""
-        tokens, positions, slots, contexts = self._rows[:, :size].unbind()
+        tokens, positions, slots, contexts, draws = self._rows[:, :size].unbind()
         return StepBatch(
             tokens_T=tokens,
             positions_T=positions,
@@ -93,6 +116,7 @@ class DecodeInputs:
             starts_G=self._none,
             computed_G=self._none[:0],
             sample_rows_S=self._sampled[:size],
+            draws_S=draws if self._is_drawn else None,
         )
 
     def fill(self, segments: Sequence[TokenSegment], size: int) -> int:
@@ -110,6 +134,7 @@ class DecodeInputs:
         fields[1] = positions
         fields[2] = [slot(row.block_table, row.num_computed, self._block_size) for row in rows]
         fields[3] = np.add(positions, 1)
+        fields[4] = [row.draws[0] if row.draws else 0 for row in rows]
         host[fields_end:ids_end] = changed
         for index, target in zip(changed, host[ids_end:].reshape(len(changed), width), strict=True):
             table = rows[index].block_table
@@ -123,6 +148,33 @@ class DecodeInputs:
             new_tables = staged[ids_end:].view(len(changed), width)
             self._tables[:, :width].index_copy_(0, staged[fields_end:ids_end], new_tables)
         return len(changed)
+
+
+class StandIns(NamedTuple):
+    """Sequences to capture with, whatever comes first in a run: kernels choose their tiles by how long these take.
+
+    Each has `TUNED_CONTEXT` tokens, as far as contexts and the pool of blocks allow, and a token of its own, so that
+    experts are chosen as differently as in a run. They read any blocks, and write to the scratch block alone.
+    """
+
+    vocab_size: int
+    block_size: int
+    scratch: int
+    max_context: int
+
+    def segments(self, size: int) -> list[TokenSegment]:
+        """`size` sequences."""
+        share = self.scratch // size * self.block_size
+        context = max(1, min(TUNED_CONTEXT, self.max_context, share))
+        last = (context - 1) // self.block_size
+        return [
+            TokenSegment(
+                [row * _STRIDE % self.vocab_size],
+                context - 1,
+                [*((row * last + i) % self.scratch for i in range(last)), self.scratch],
+            )
+            for row in range(size)
+        ]
 
 
 def capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
@@ -159,9 +211,11 @@ class DecodeGraphs:
         self._decoder = decoder
         self._cache = cache
         self._capture = capture
+        self._stand_in = StandIns(decoder.model.vocab_size, cache.block_size, scratch, max_context)
         self._limits = (scratch, max_num_seqs, max_context)
         width = -(-max_context // cache.block_size)
-        self._inputs = DecodeInputs(self.sizes[-1], width, cache.block_size, scratch, decoder.device)
+        is_drawn = decoder.chooser.settings is not None
+        self._inputs = DecodeInputs(self.sizes[-1], width, cache.block_size, scratch, decoder.device, is_drawn)
         self._replays: dict[int, Compute] = {}
 
     def of(self, decoder: Decoder, cache: KVCache) -> "DecodeGraphs":
@@ -179,9 +233,10 @@ class DecodeGraphs:
         """The next token of each segment."""
         size = padded_size(len(segments), self.sizes)
         assert size is not None, f"{len(segments)} sequences and graphs of up to {self.sizes[-1]}"
-        self._inputs.fill(segments, size)
         if size not in self._replays:
+            self._inputs.fill(self._stand_in.segments(size), size)
             batch = self._inputs.batch(size)
             self._replays[size] = self._capture(lambda: self._decoder.next_tokens(batch, self._cache))
+        self._inputs.fill(segments, size)
         tokens: list[int] = self._replays[size]()[: len(segments)].tolist()
         return tokens

@@ -8,6 +8,7 @@ __all__ = [
     "validate_executor",
 ]
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,12 +31,14 @@ from perfmodel.validate.report import ValidationReport
 from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.device import DeviceClock, device_name, find_device, memory_as_a_sentence
 from perfmodel_executors.driver import WallClock, serve
+from perfmodel_executors.kernels.tiles import choices
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, StepTimes, calibrate_machine
 from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.models.support import check_engine, with_plain_weights
 from perfmodel_executors.parallel.ranks import open_ranks
 from perfmodel_executors.prompts import text_of
 from perfmodel_executors.runner import RunnerSetup, StepRunner
+from perfmodel_executors.sampling import Draws, settings_of
 from perfmodel_executors.speculation import build_speculator, check_speculation
 
 Progress = Callable[[int, int | None], None]
@@ -53,7 +56,8 @@ def execute_scenario(
     """Serves the scenario's traffic on this machine's CPU or GPUs.
 
     progress: called now and then with (requests finished, requests in all if known)
-    out:      folder to stream `requests.csv` and `steps.csv` to, and `acceptance.json` where tokens are drafted
+    out:      folder to stream `requests.csv` and `steps.csv` to, `acceptance.json` where tokens are drafted, and
+              `tiles.json` where kernels have chosen theirs
     live:     wait for arrivals and take the wall's time; by default the clock is virtual and counts steps alone
     kernels:  torch | triton; by default those of the device
     wrap:     stands in front of the backend that executes, to see what passes
@@ -69,7 +73,8 @@ def execute_scenario(
     num_ranks = _num_ranks(scenario)
     device = find_device(scenario.hardware, num_ranks)
     num_blocks = plan_memory(scenario.model, scenario.hardware, engine).num_kv_blocks
-    setup = RunnerSetup(scenario.model, engine, num_blocks, device, scenario.seed, kernels)
+    settings = settings_of(scenario.sampling, scenario.model)
+    setup = RunnerSetup(scenario.model, engine, num_blocks, device, scenario.seed, kernels, settings)
     with memory_as_a_sentence(device), open_ranks(setup, num_ranks) as runner:
         clock = DeviceClock(device, num_ranks)
         speculator = build_speculator(runner, engine, seed=scenario.seed) if isinstance(runner, StepRunner) else None
@@ -79,18 +84,35 @@ def execute_scenario(
             runner=runner,
             speculator=speculator,
             text=text_of(scenario),
+            draws=_draws_of(scenario),
         )
         result = _run(scenario, wrap(backend), backend, progress, out, live)
+        num_nan = runner.decoder.chooser.num_nan
     where = device_name(device) if num_ranks == 1 else f"{num_ranks} ranks of {device_name(device)}"
     weights = _weights_in_words(scenario.model)
     notes = [f"Executed on {where} with {setup.backend} kernels and {weights}; durations are {clock.meaning}."]
+    if settings is not None:
+        notes.append(f"Tokens are drawn with {settings}, seed {_draw_seed(scenario)}.")
+    if num_nan:
+        notes.append(f"{num_nan:,} logits were no numbers and counted as the least there is: this text means nothing.")
     if backend.exits is not None:
         notes.append(backend.exits.in_words())
     if backend.acceptance is not None:
         notes.append(backend.acceptance.in_words())
         if out is not None:
             backend.acceptance.write(out / "acceptance.json")
+    if out is not None and choices():
+        (out / "tiles.json").write_text(json.dumps(choices(), indent=1) + "\n", encoding="utf-8")
     return replace(result, notes=(*result.notes, *notes))
+
+
+def _draws_of(scenario: Scenario) -> Draws | None:
+    """Random numbers of the scenario's tokens; None where they are chosen greedily."""
+    return None if settings_of(scenario.sampling, scenario.model) is None else Draws(_draw_seed(scenario))
+
+
+def _draw_seed(scenario: Scenario) -> int:
+    return scenario.seed if scenario.sampling.seed is None else scenario.sampling.seed
 
 
 def _weights_in_words(model: ModelSpec) -> str:
@@ -140,6 +162,7 @@ def serve_calibrated(
         runner=times.runner,
         speculator=times.speculator,
         text=text_of(scenario),
+        draws=_draws_of(scenario),
     )
     shadowed = ShadowedBackend(executed, _predictor(scenario, calibration))
     return _run(scenario, shadowed, executed, progress), shadowed.pairs

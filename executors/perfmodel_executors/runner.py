@@ -22,6 +22,7 @@ from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.support import check_capturable, kv_packing
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
+from perfmodel_executors.sampling import SamplingSettings
 
 
 class Runner(Protocol):
@@ -80,6 +81,7 @@ class RunnerSetup:
 
     num_blocks: KV blocks that the engine hands out; on a GPU they are allocated at once
     kernels:    backend; None is the device's own
+    sampling:   how tokens are drawn; None: the likeliest one is taken
     """
 
     model: ModelSpec
@@ -88,6 +90,7 @@ class RunnerSetup:
     device: torch.device
     seed: int = 0
     kernels: str | None = None
+    sampling: SamplingSettings | None = None
 
     @property
     def backend(self) -> str:
@@ -110,7 +113,7 @@ def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE, capture: Captur
     kernels = load_kernels(setup.backend, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    decoder = load_decoder(model, engine, setup.seed, device, kernels, group)
+    decoder = load_decoder(model, engine, setup.seed, device, kernels, group, setup.sampling)
     # The torch definitions of some operators look at lengths on the host, which a graph cannot.
     if capture is None and device.type == "cuda" and setup.backend == "triton":
         capture = CudaCapture(device)

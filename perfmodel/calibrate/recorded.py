@@ -4,6 +4,7 @@ __all__ = [
     "fit_recorded",
     "fit_recorded_exchanges",
     "fit_recorded_generation",
+    "fit_recorded_overheads",
     "fit_recorded_routing",
     "fit_recorded_whole_runs",
 ]
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from perfmodel.calibrate.kernels.exchange import fit_exchanges, read_exchanges
+from perfmodel.calibrate.kernels.overheads import fit_overheads, read_overhead_rows
 from perfmodel.calibrate.kernels.systems import calibrate_folder
 from perfmodel.calibrate.local.fit import fit_backends
 from perfmodel.calibrate.local.rows import read_local_rows
@@ -35,6 +37,7 @@ from perfmodel.cost.calibrations.files import HEADER
 from perfmodel.cost.calibrations.routing import RoutingFit, save_routing_fit
 from perfmodel.cost.calibrations.unmeasured import GenerationFit, save_generation
 from perfmodel.cost.calibrations.whole_runs import OTHERS, WholeRunFits, save_whole_runs
+from perfmodel.cost.forms.overheads import OverheadFits, save_overheads
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
@@ -128,6 +131,19 @@ def fit_recorded_exchanges(path: Path, out: Path | None = None) -> tuple[Exchang
     """Fit the exchanges of expert parallelism in `path`, and write them likewise. What they came from stays said."""
     fits = fit_exchanges(read_exchanges(path), load_exchange_fits()).model_copy(update={"date": today()})
     return fits, save_exchange_fits(fits, (out or data_dir("calibrations")) / "exchange.yaml", HEADER)
+
+
+def fit_recorded_overheads(path: Path, out: Path | None = None) -> tuple[OverheadFits, Path]:
+    """Fit what the single figures in `path` say, and write it likewise, with where each was published."""
+    rows = read_overhead_rows(path)
+    fits = fit_overheads(rows).model_copy(
+        update={
+            "source": "; ".join(dict.fromkeys(row.source for row in rows)),
+            "date": today(),
+            "command": "perfmodel calibrate --from <single figures> --overheads",
+        }
+    )
+    return fits, save_overheads(fits, (out or data_dir("calibrations")) / "overheads.yaml", HEADER)
 
 
 def _backends(path: Path, engine: str) -> BackendFits:

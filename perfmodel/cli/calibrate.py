@@ -65,6 +65,12 @@ WholeRuns = Annotated[
 Exchanges = Annotated[
     bool, typer.Option("--exchange", help="With --from: fit dispatch and combine of expert parallelism (.csv).")
 ]
+Overheads = Annotated[
+    bool,
+    typer.Option(
+        "--overheads", help="With --from: fit single figures of PCIe, launches without graphs and sampling (.csv)."
+    ),
+]
 CalibrationPath = Annotated[
     Path | None, typer.Option("--out", metavar="PATH", help="File to write the calibration to.", show_default=False)
 ]
@@ -79,6 +85,7 @@ def calibrate(
     routing: Routing = False,
     whole_runs: WholeRuns = False,
     exchange: Exchanges = False,
+    overheads: Overheads = False,
     out: CalibrationPath = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -90,7 +97,7 @@ def calibrate(
     """
     if measurements is not None:
         named = engine or ("perfmodel" if (measurements / "suite.json").is_file() else "vllm")
-        kind = next((name for name, is_asked in _kinds(routing, whole_runs, exchange) if is_asked), "")
+        kind = next((name for name, is_asked in _kinds(routing, whole_runs, exchange, overheads) if is_asked), "")
         written = _fit_recorded(measurements, named, generation, kind, out)
         _say_written(written, as_json)
         return
@@ -104,9 +111,12 @@ def calibrate(
     say(f"Written to {path}")
 
 
-def _kinds(routing: bool, whole_runs: bool, exchange: bool) -> tuple[tuple[str, bool], ...]:
-    """What is fitted for all engines and devices alike, by name, and whether it was asked for."""
-    return (("routing", routing), ("whole_runs", whole_runs), ("exchange", exchange))
+def _kinds(routing: bool, whole_runs: bool, exchange: bool, overheads: bool) -> tuple[tuple[str, bool], ...]:
+    """What is fitted for all engines and devices alike, by name, and whether it was asked for.
+
+    routing, whole_runs, exchange, overheads: the flags
+    """
+    return (("routing", routing), ("whole_runs", whole_runs), ("exchange", exchange), ("overheads", overheads))
 
 
 def _fit_recorded(
@@ -127,6 +137,8 @@ def _fit_recorded(
             return [recorded.fit_recorded_whole_runs(path, out, progress)]
         if kind == "exchange":
             return [recorded.fit_recorded_exchanges(path, out)]
+        if kind == "overheads":
+            return [recorded.fit_recorded_overheads(path, out)]
         return [*recorded.fit_recorded(path, engine, out, progress)]
 
 

@@ -78,6 +78,8 @@ class ModelSpec:
     num_learned_positions: rows of a learned position table (GPT-2, OPT); 0 with rotary or no positions
     norm_eps:     added to the mean square in norms     } of no weight in a simulation; the values that a file leaves
     rope_theta:   base of the rotary frequencies        } open are those of transformers' LlamaConfig
+    rotary_share: of a head's elements, that are rotated
+    has_position_axes: positions of images and videos have several axes (M-RoPE)
     rope_scaling: how frequencies are stretched for contexts beyond the trained one ("llama3", "yarn", ...), if they are
     weights_path: the file with the weights themselves, where the model was read from one (.gguf, .safetensors)
     num_distinct_layers: layers with weights of their own, used in turn (ALBERT: 1); None: each has its own
@@ -111,6 +113,8 @@ class ModelSpec:
     norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
     rope_scaling: str | None = None
+    rotary_share: float = 1.0
+    has_position_axes: bool = False
     weights_path: str | None = None
     num_distinct_layers: int | None = None
     weight_sparsity: WeightSparsity | None = None

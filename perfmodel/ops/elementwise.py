@@ -211,11 +211,12 @@ def kv_concat(name: str, num_calls: int, cached_bytes: float, new_elements: floa
     )
 
 
-# HBM traffic per logit. greedy: cast to fp32 (2 read, 4 written), argmax (4 read): counted. The others sort the
-# vocabulary and walk it some thirty times (sort with indices, softmax, cumulative sum, masks, scatter, noise, argmax):
-# 460 is measured, as the slope of step time over sequences of servers whose models ask for top-p, on three GPUs
-# (18, 29 and 68 us per sequence at 128k logits scale as one over bandwidth).
-BYTES_PER_LOGIT = {"greedy": 10.0, "random": 60.0, "top_k": 460.0, "top_p": 460.0}
+# HBM traffic per logit, counted. greedy: cast to fp32 (2 read, 4 written), argmax (4 read). random: cast 6, temperature
+# in place 8, softmax 12, noise 4, its quotient 12, argmax 4. Top-k and top-p besides (vllm/v1/sample/ops/
+# topk_topp_sampler.py): indices 8, a radix sort of 32 bits by 6 with keys read twice and int64 indices moved, 6 x 28,
+# two masks of 5 and their fills of 9, softmax 12, cumulative sum 12, scatter 24. Servers are measured to take half as
+# much again; theirs is a calibration.
+BYTES_PER_LOGIT = {"greedy": 10.0, "random": 46.0, "top_k": 298.0, "top_p": 298.0}
 _KERNELS = {"greedy": 2, "random": 6, "top_k": 20, "top_p": 20}
 
 

@@ -13,7 +13,7 @@ __all__ = [
 ]
 
 from collections import Counter
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -250,6 +250,30 @@ class ExpertRouting(Spec):
 
 
 class Sampling(Spec):
-    """How tokens are drawn; `default` is what the model's generation_config makes a server do."""
+    """How tokens are drawn; `default` is what the model's generation_config makes a server do.
+
+    The others are for runs that are executed; what sampling costs in a simulation follows from its method.
+
+    temperature: logits are divided by it
+    top_k, top_p, min_p: how many tokens are drawn from, with which share of the probability, from which share of the
+                 likeliest one's on; top_k without a figure is 50, top_p 0.9
+    seed:        of the random numbers; else that of the scenario
+    """
 
     method: Literal["default", SamplingMethod] = "default"
+    temperature: PositiveFloat = 1.0
+    top_k: PositiveInt | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+
+    @model_validator(mode="after")
+    def _has_a_method_that_uses_it(self) -> "Sampling":
+        if self.method == "greedy" and self.model_fields_set - {"method", "seed"}:
+            name = min(self.model_fields_set - {"method", "seed"})
+            raise ValueError(f"found {name}, which greedy does not use; set method to random, top_k or top_p")
+        if self.method in ("default", "random"):
+            limits = {"top_k": self.top_k, "top_p": self.top_p}
+            for name in (each for each, value in limits.items() if value is not None):
+                raise ValueError(f"found {name}, which method {self.method} does not use; set method to {name}")
+        return self

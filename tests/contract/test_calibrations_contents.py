@@ -19,6 +19,7 @@ from perfmodel.cost.calibrations.files import HEADER
 from perfmodel.cost.calibrations.routing import RoutingFit
 from perfmodel.cost.calibrations.unmeasured import GenerationFit
 from perfmodel.cost.calibrations.whole_runs import WholeRunFits
+from perfmodel.cost.forms.overheads import OverheadFits
 from perfmodel.cost.forms.registry import FormFit
 from perfmodel.files.catalog import data_dir, find_file
 from perfmodel.files.yaml_loader import load_yaml
@@ -31,6 +32,7 @@ KINDS = {
     "generation": GenerationFit,
     "backend": BackendFits,
     "exchange": ExchangeFits,
+    "overheads": OverheadFits,
     "routing": RoutingFit,
     "whole_runs": WholeRunFits,
 }  # others are calibrations of a device

@@ -16,6 +16,7 @@ FROZEN = {
         "--routing",
         "--whole-runs",
         "--exchange",
+        "--overheads",
         "--out",
         "--json",
     ],

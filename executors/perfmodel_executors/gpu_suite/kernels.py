@@ -44,7 +44,7 @@ def measure_problem(problem: Problem, bench: Bench) -> dict[str, Any]:
     error = _error(problem, operator, bench)
     arguments = [problem.make(Inputs(bench.device, seed)) for seed in range(num_copies(num_bytes, bench.device))]
     timing = _time(operator, arguments, bench)
-    baseline = _baseline(problem, arguments, bench)
+    baselines = _baselines(problem, arguments, bench)
     work = problem.work
     return {
         "operator": problem.operator,
@@ -55,7 +55,9 @@ def measure_problem(problem: Problem, bench: Bench) -> dict[str, Any]:
         "flops": work.flops if work is not None else 0.0,
         "bytes": work.hbm_bytes if work is not None else 0.0,
         "rate": work.rate if work is not None else "",
-        "baseline_s": baseline.seconds if baseline is not None else None,
+        "is_eager": timing.is_eager,
+        "baseline_s": min((each["seconds"] for each in baselines.values()), default=None),
+        "baselines": baselines,
         "error": error,
         "tolerance": problem.tolerance,
     }
@@ -68,16 +70,18 @@ def _time(operator: Any, arguments: list[tuple[Any, ...]], bench: Bench) -> Timi
         return time_calls([partial(operator, *each) for each in arguments], bench.device)
 
 
-def _baseline(problem: Problem, arguments: list[tuple[Any, ...]], bench: Bench) -> Timing | None:
-    """None where there is none, or where the library refuses: the kernel's own figures are kept then."""
-    if problem.baseline is None:
-        return None
-    try:
-        return _time(problem.baseline, arguments, bench)
-    except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        print(f"no baseline of {problem}: {reason}", file=sys.stderr, flush=True)
-        return None
+def _baselines(problem: Problem, arguments: list[tuple[Any, ...]], bench: Bench) -> dict[str, dict[str, Any]]:
+    """BaselineTimes by name; without those that the library refuses: the kernel's own figures are kept then."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, call in problem.baselines.items():
+        try:
+            timing = _time(call, arguments, bench)
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            print(f"no baseline {name} of {problem}: {reason}", file=sys.stderr, flush=True)
+        else:
+            found[name] = {"seconds": timing.seconds, "is_eager": timing.is_eager}
+    return found
 
 
 def _error(problem: Problem, operator: Any, bench: Bench) -> float | None:

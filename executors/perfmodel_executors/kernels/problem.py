@@ -64,7 +64,7 @@ class Problem:
     make:      the arguments, from a maker of inputs; called twice with equal seeds it gives equal arguments
     work:      FLOPs and least bytes, as the cost model counts them; None where nothing is measured
     tolerance: largest |difference| to the reference, as a share of the reference's largest magnitude
-    baseline:  the best library call for the same arguments, None where there is none
+    baselines: library calls for the same arguments, by name; the fastest is compared with
     """
 
     operator: str
@@ -72,7 +72,7 @@ class Problem:
     make: Callable[[Inputs], tuple[Any, ...]] = field(repr=False)
     work: Work | None = field(default=None, repr=False)
     tolerance: float = 1e-5
-    baseline: Callable[..., Any] | None = field(default=None, repr=False)
+    baselines: Mapping[str, Callable[..., Any]] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
         return f"{self.operator} " + " ".join(f"{name}={value}" for name, value in self.sizes.items())

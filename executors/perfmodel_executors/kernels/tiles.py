@@ -7,7 +7,8 @@ dropped before anything is compiled, by the law that Triton's pipeliner follows:
     bytes = stages tile         on Hopper and Blackwell, where the copy engine writes ahead of the tensor cores
 
 (tile: bytes of all operands of one pipeline stage; checked against binaries by the tests.) Within `tuning()`, on a GPU,
-the remaining ones are timed once per problem and the choice is kept for the process.
+the remaining ones are timed once per problem and the choice is kept for the process: the first one, unless another
+needs 3 % less time, which is more than repeated timings of one kernel differ by.
 """
 
 __all__ = [
@@ -62,7 +63,19 @@ class TileConfig:
 _target: ContextVar[DeviceLimits | None] = ContextVar("target", default=None)
 _is_tuning: ContextVar[bool] = ContextVar("is_tuning", default=False)
 _is_listing: ContextVar[bool] = ContextVar("is_listing", default=False)
-_chosen: dict[tuple[str, str, Hashable], TileConfig] = {}
+_chosen: dict[tuple[str, str, Hashable], "_Choice"] = {}
+_MARGIN = 0.97  # of the first candidate's time, which another one has to stay below
+
+
+class _Choice(NamedTuple):
+    """What a problem is run with, and milliseconds of each candidate where they were timed."""
+
+    config: TileConfig
+    times_ms: dict[str, float]
+
+    def __str__(self) -> str:
+        timed = [f"{config} {milliseconds * 1e3:.1f} us" for config, milliseconds in self.times_ms.items()]
+        return "; ".join([str(self.config), *timed])
 
 
 def capability_of(device: torch.device) -> int | None:
@@ -133,7 +146,7 @@ def pick(
     key = (kernel, limits.name if limits else device.type, problem)
     known = _chosen.get(key)
     if known is not None:
-        return known
+        return known.config
     kept = fitting(list(candidates()), shared_bytes, limits, kernel)
     if _is_listing.get():
         for config in kept:
@@ -142,9 +155,13 @@ def pick(
     can_time = _is_tuning.get() and device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
     if not can_time:
         return kept[0]
-    # Of equals the first, which is trusted: also where none compiles, so that its error is the one that is raised.
-    _chosen[key] = min(kept, key=lambda config: _milliseconds(run, config)) if len(kept) > 1 else kept[0]
-    return _chosen[key]
+    times_ms = [_milliseconds(run, config) for config in kept] if len(kept) > 1 else [0.0]
+    fastest = min(range(len(kept)), key=lambda index: times_ms[index])
+    # The first where none compiles, too, so that its error is the one that is raised.
+    leads = times_ms[fastest] < _MARGIN * times_ms[0]
+    listed = zip(map(str, kept), times_ms, strict=True)
+    _chosen[key] = _Choice(kept[fastest if leads else 0], dict(listed) if len(kept) > 1 else {})
+    return _chosen[key].config
 
 
 @contextmanager
@@ -178,8 +195,8 @@ def targeting(limits: DeviceLimits) -> Iterator[None]:
 
 
 def choices() -> dict[str, str]:
-    """What was tuned so far: "kernel on device, problem" -> configuration."""
-    return {f"{kernel} on {device}, {problem}": str(config) for (kernel, device, problem), config in _chosen.items()}
+    """What was tuned so far: "kernel on device, problem" -> configuration; all candidates with their times."""
+    return {f"{kernel} on {device}, {problem}": str(choice) for (kernel, device, problem), choice in _chosen.items()}
 
 
 def limits_of(device: torch.device) -> DeviceLimits | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from perfmodel.ops.work import BatchShape
+from perfmodel_executors.kernels.sampling.reference import DRAW_BITS
 from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.runner import StepRunner
@@ -94,17 +95,20 @@ class StepBench:
 
     def _segments(self, shape: StepGrants) -> list[TokenSegment]:
         blocks = count()
-        decodes = [self._segment(shape.queries, context - 1, blocks, True) for context in shape.contexts]
+        decodes = [self._segment(shape.queries, context - 1, blocks, shape.queries) for context in shape.contexts]
         if shape.layers is not None:
             decodes = [segment._replace(num_layers=shape.layers) for segment in decodes]
         if shape.queries > 1:
             decodes = [segment._replace(is_verified=True) for segment in decodes]
-        return decodes + [self._segment(new, done, blocks, is_sampled) for new, done, is_sampled in shape.chunks]
+        return decodes + [self._segment(new, done, blocks, int(is_sampled)) for new, done, is_sampled in shape.chunks]
 
-    def _segment(self, new: int, computed: int, blocks: Iterator[int], is_sampled: bool) -> TokenSegment:
+    def _segment(self, new: int, computed: int, blocks: Iterator[int], num_wanted: int) -> TokenSegment:
         table = list(islice(blocks, -(-(new + computed) // self.runner.cache.block_size)))
         vocab = self.decoder.model.vocab_size
-        return TokenSegment([self._rng.randrange(vocab) for _ in range(new)], computed, table, is_sampled)
+        tokens = [self._rng.randrange(vocab) for _ in range(new)]
+        is_drawn = self.decoder.chooser.settings is not None
+        draws = [self._rng.getrandbits(DRAW_BITS) for _ in range(num_wanted if is_drawn else 0)]
+        return TokenSegment(tokens, computed, table, num_wanted > 0, draws=draws)
 
     def _reserve(self, segments: list[TokenSegment]) -> None:
         """Blocks for the segments, and random numbers in those of the pool that are new."""

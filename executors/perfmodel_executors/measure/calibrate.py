@@ -39,6 +39,7 @@ from perfmodel.specs import load_hardware, load_model
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.traffic import Sampling
 from perfmodel_executors.measure.bench import StepBench, StepGrants
 from perfmodel_executors.measure.ceilings import measure_ceilings
 from perfmodel_executors.measure.cpu_steps import (
@@ -53,12 +54,14 @@ from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.measure.protocol import Measured, PairedCases, measure_together
 from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.runner import StepRunner
+from perfmodel_executors.sampling import settings_of
 from perfmodel_executors.speculation import Speculator, build_speculator
 
 ENGINE = "perfmodel"  # the engine that a calibration of this executor is for
 DEFAULT_MODELS = ("tiny-llama", "tiny-moe")
 MIN_ROUNDS = 10
 _MOST_PARAMETERS = 5e8
+_DEFAULT = Sampling()
 
 Progress = Callable[[int, int | None], None]
 
@@ -72,20 +75,20 @@ class StepCase(NamedTuple):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model as an engine serves it, and the range of steps to time of it; `sampling` as in a scenario."""
+    """A model as an engine serves it, and the range of steps to time of it."""
 
     model: ModelSpec
     hardware: HardwareSpec
     engine: EngineSpec
     span: StepRange
     seed: int = 0
-    sampling: str = "default"
+    sampling: Sampling = _DEFAULT
 
     @classmethod
     def of(cls, scenario: Scenario) -> "ServedModel":
         """What the scenario serves, in the range of shapes that it can produce."""
-        method = scenario.sampling.method
-        return cls(scenario.model, scenario.hardware, scenario.engine, scenario_range(scenario), scenario.seed, method)
+        where = (scenario.hardware, scenario.engine, scenario_range(scenario))
+        return cls(scenario.model, *where, scenario.seed, scenario.sampling)
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ def time_steps(
     budget_s: float,
     min_rounds: int = MIN_ROUNDS,
     seed: int = 0,
-    sampling: str = "default",
+    sampling: Sampling = _DEFAULT,
     progress: Progress | None = None,
 ) -> StepTimes:
     """Times the calibration grid over `span` on one thread: of the model, and of what `engine` drafts with."""
@@ -196,7 +199,8 @@ class _Timing:
 
     def __init__(self, served: ServedModel) -> None:
         model, engine, span = served.model, served.engine, served.span
-        decoder = load_decoder(model, engine, served.seed)
+        settings = settings_of(served.sampling, model)
+        decoder = load_decoder(model, engine, served.seed, sampling=settings)
         self._served = served
         cache = decoder.new_cache(engine.block_size)
         self._runner = StepRunner(decoder, cache, keeps_kv=engine.kv_cache != "off")
@@ -220,7 +224,7 @@ class _Timing:
         if model.exits is not None:
             reach = tuple(float(layers is None or i < layers) for i in range(model.num_layers))
             model = replace(model, exits=replace(model.exits, reach=reach))
-        return build_graph(model, served.engine, sampling=served.sampling)
+        return build_graph(model, served.engine, sampling=served.sampling.method)
 
     def times(self, measured: Measured[StepCase]) -> StepTimes:
         """The measured times with the work of each step."""

@@ -28,11 +28,16 @@ Call = Callable[[], object]
 
 
 class Timing(NamedTuple):
-    """Seconds of a call: median, and the spread of the samples."""
+    """Seconds of a call: median, and the spread of the samples.
+
+    is_eager: the host launched the calls one after the other, so that what it takes shows; on a GPU they are else
+              replayed from a graph
+    """
 
     seconds: float
     p10_s: float
     p90_s: float
+    is_eager: bool = False
 
 
 def num_copies(num_bytes: float, device: torch.device) -> int:
@@ -47,8 +52,8 @@ def num_copies(num_bytes: float, device: torch.device) -> int:
 
 def time_calls(calls: Sequence[Call], device: torch.device) -> Timing:
     """`calls` do the same work on different copies of the inputs; they have run before (compiled, tuned)."""
-    samples = _on_gpu(calls) if device.type == "cuda" else _on_cpu(calls)
-    return Timing(quantile(samples, 0.5), quantile(samples, 0.1), quantile(samples, 0.9))
+    samples, is_eager = _on_gpu(calls) if device.type == "cuda" else (_on_cpu(calls), False)
+    return Timing(quantile(samples, 0.5), quantile(samples, 0.1), quantile(samples, 0.9), is_eager)
 
 
 def _on_cpu(calls: Sequence[Call]) -> list[float]:
@@ -62,12 +67,14 @@ def _on_cpu(calls: Sequence[Call]) -> list[float]:
     return samples
 
 
-def _on_gpu(calls: Sequence[Call]) -> list[float]:
+def _on_gpu(calls: Sequence[Call]) -> tuple[list[float], bool]:
+    """Samples, and whether the host launched them one by one."""
     rough = _elapsed_s(lambda: _run_all(calls, len(calls))) / len(calls)
     count = max(len(calls), min(_MOST_CALLS, int(_REPLAY_S / max(rough, 1e-7))))
-    replay = _captured(calls, count)
+    graph = _captured(calls, count)
+    replay = graph or (lambda: _run_all(calls, count))
     replay()
-    return [_elapsed_s(replay) / count for _ in range(_REPLAYS)]
+    return [_elapsed_s(replay) / count for _ in range(_REPLAYS)], graph is None
 
 
 def _run_all(calls: Sequence[Call], count: int) -> None:
@@ -75,13 +82,13 @@ def _run_all(calls: Sequence[Call], count: int) -> None:
         calls[index % len(calls)]()
 
 
-def _captured(calls: Sequence[Call], count: int) -> Call:
-    """A replay of `count` calls; the plain loop where the calls cannot be captured.
+def _captured(calls: Sequence[Call], count: int) -> Call | None:
+    """A replay of `count` calls; None where the calls cannot be captured.
 
     Those that wait for the device are found before: a failed capture leaves the random numbers of the device unusable.
     """
     if _waits(calls[0]):
-        return lambda: _run_all(calls, count)
+        return None
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     try:
@@ -93,7 +100,7 @@ def _captured(calls: Sequence[Call], count: int) -> Call:
             _run_all(calls, count)
     except RuntimeError:
         torch.cuda.synchronize()
-        return lambda: _run_all(calls, count)
+        return None
     replay: Callable[[], Any] = graph.replay
     return replay
 

@@ -5,16 +5,18 @@
 __all__ = ["StepBatch", "TokenSegment", "TreeNodes", "Trees", "build_batch", "first_rows", "slot"]
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
 from perfmodel_executors.kernels.attention_sinks.ring import Ring
+from perfmodel_executors.models.index_tensors import IndexArray, on_device
 from perfmodel_executors.models.support import CPU
 
 
@@ -40,6 +42,7 @@ class TokenSegment(NamedTuple):
     is_verified:  whether the tokens after all of them are
     nodes:        for tokens that are nodes of a tree and not a text; `num_computed` are those before the tree
     num_layers:   how many layers a single token passes; None: all
+    draws:        random numbers, 31 bits, of the tokens that are wanted; none: the likeliest ones are
     """
 
     tokens: Sequence[int]
@@ -49,6 +52,7 @@ class TokenSegment(NamedTuple):
     is_verified: bool = False
     nodes: TreeNodes | None = None
     num_layers: int | None = None
+    draws: Sequence[int] = ()
 
     @property
     def num_wanted(self) -> int:
@@ -87,6 +91,7 @@ class StepBatch:
     keeps_kv:       without, all segments are chunks that begin at the first token, nothing is written, and what
                     `tables_GM` names are rows of the step itself
     num_layers_D:   how many layers each of the one-token segments passes; None: all pass all
+    draws_S:        random numbers of the tokens after `sample_rows`; None: the likeliest ones are wanted
     """
 
     tokens_T: Tensor
@@ -103,6 +108,7 @@ class StepBatch:
     kept_W: Tensor | None = None
     keeps_kv: bool = True
     num_layers_D: tuple[int, ...] | None = None
+    draws_S: Tensor | None = None
 
     @property
     def num_decodes(self) -> int:
@@ -141,67 +147,102 @@ def build_batch(
             "drafted tokens are not verified in a rolling KV cache (model_changes.window), where one that is turned "
             "down has overwritten one that is still seen; leave out the window or engine.speculative_config."
         )
-    decodes, chunks, trees = _sorted(segments)
-    tokens: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    kept: list[int] = []
-    end_row: dict[int, int] = {}
-    for i in decodes + chunks + trees:
-        segment = segments[i]
-        base, count = segment.num_computed, len(segment.tokens)
-        first = base if segment.nodes is None else base + segment.nodes.first
-        tokens += segment.tokens
-        positions += range(base, base + count) if segment.nodes is None else [base + d for d in segment.nodes.depths]
-        places: Iterable[int] = range(first, first + count)
-        if ring is not None:
-            kept += [len(slots) + row for row, p in enumerate(places) if ring.holds(p, first + count)]
-            places = map(ring.place, places)
-        slots += [slot(segment.block_table, place, block_size) for place in places]
-        end_row[i] = len(tokens)
-    rows = [row for i, segment in enumerate(segments) for row in range(end_row[i] - segment.num_wanted, end_row[i])]
-
-    def integers(values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
-
-    return StepBatch(
-        tokens_T=integers(tokens),
-        positions_T=integers(positions),
-        slots_T=integers(slots),
-        tables_DM=_tables([segments[i].block_table for i in decodes], device),
-        contexts_D=integers([segments[i].num_computed + 1 for i in decodes]),
-        tables_GM=_tables([segments[i].block_table for i in chunks], device),
-        starts_G=integers(_starts(segments, chunks)),
-        computed_G=integers([segments[i].num_computed for i in chunks]),
-        sample_rows_S=integers(rows),
-        trees=_trees(segments, trees, device) if trees else None,
-        ring=ring,
-        kept_W=integers(kept) if ring is not None and len(kept) < len(tokens) else None,
-        num_layers_D=_layers_passed([segments[i].num_layers for i in decodes]),
+    decodes, chunks, trees = ([segments[i] for i in part] for part in _sorted(segments))
+    flat = _flatten(decodes, [*chunks, *trees], block_size, ring)
+    kept_W = None if flat.is_kept.all() else flat.is_kept.nonzero()[0]
+    tensors = on_device(
+        device,
+        tokens_T=flat.tokens,
+        positions_T=flat.positions,
+        slots_T=flat.slots,
+        tables_DM=_tables(decodes),
+        contexts_D=[segment.num_computed + 1 for segment in decodes],
+        tables_GM=_tables(chunks),
+        starts_G=_starts(chunks),
+        computed_G=[segment.num_computed for segment in chunks],
+        sample_rows_S=_wanted_rows(segments),
+        kept_W=kept_W,
+        draws_S=_draws(segments),
     )
+    return StepBatch(
+        **tensors,
+        trees=_trees(trees, device) if trees else None,
+        ring=ring,
+        num_layers_D=_layers_passed([segment.num_layers for segment in decodes]),
+    )
+
+
+class _Flat(NamedTuple):
+    """Each token of a step: its id, position, slot, and whether it is in the ring when the step is over."""
+
+    tokens: IndexArray
+    positions: IndexArray
+    slots: IndexArray
+    is_kept: IndexArray
+
+
+def _flatten(
+    singles: Sequence[TokenSegment], others: Sequence[TokenSegment], block_size: int, ring: Ring | None
+) -> _Flat:
+    """Segments of one token as one piece, each of the others as one: NumPy sees few calls and long arrays."""
+    places = np.array([segment.num_computed for segment in singles], dtype=np.int64)
+    is_kept = np.ones(len(singles), dtype=np.int64)
+    in_ring = places if ring is None else ring.places(places)
+    slots = [slot(s.block_table, place, block_size) for s, place in zip(singles, in_ring.tolist(), strict=True)]
+    tokens = [segment.tokens[0] for segment in singles]
+    parts = [_Flat(_integers(tokens), places, _integers(slots), is_kept)]
+    parts += [_flat_segment(segment, block_size, ring) for segment in others]
+    return parts[0] if len(parts) == 1 else _Flat(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _flat_segment(segment: TokenSegment, block_size: int, ring: Ring | None) -> _Flat:
+    base, nodes, count = segment.num_computed, segment.nodes, len(segment.tokens)
+    first = base if nodes is None else base + nodes.first
+    places = np.arange(first, first + count)
+    positions = places if nodes is None else base + _integers(nodes.depths)
+    is_kept = np.ones(count, dtype=np.int64)
+    if ring is not None:
+        is_kept = ring.holds(places, first + count).astype(np.int64)
+        places = ring.places(places)
+    slots = _integers(segment.block_table)[places // block_size] * block_size + places % block_size
+    return _Flat(_integers(segment.tokens), positions, slots, is_kept)
+
+
+def _wanted_rows(segments: Sequence[TokenSegment]) -> list[int]:
+    """Rows of the batch after which a token is wanted, in the order of the segments."""
+    ends = [first + len(segment.tokens) for first, segment in zip(first_rows(segments), segments, strict=True)]
+    return [row for end, segment in zip(ends, segments, strict=True) for row in range(end - segment.num_wanted, end)]
+
+
+def _draws(segments: Sequence[TokenSegment]) -> list[int] | None:
+    """Random numbers of all wanted tokens, in the order of the segments; None without any."""
+    draws = [draw for segment in segments for draw in segment.draws[: segment.num_wanted]]
+    assert not draws or len(draws) == sum(segment.num_wanted for segment in segments), "a wanted token has no number"
+    return draws or None
 
 
 def _whole_sequences(segments: Sequence[TokenSegment], device: torch.device, ring: Ring | None) -> StepBatch:
     """All tokens of each sequence, whose keys and values are found where the step computes them."""
-    starts = list(accumulate((len(segment.tokens) for segment in segments), initial=0))
-    rows = [range(begin, end) for begin, end in pairwise(starts)]
-
-    def integers(values: Iterable[int]) -> Tensor:
-        return torch.tensor(list(values), dtype=torch.int64, device=device)
-
-    return StepBatch(
-        tokens_T=integers(token for segment in segments for token in segment.tokens),
-        positions_T=integers(position for each in rows for position in range(len(each))),
-        slots_T=integers(()),
-        tables_DM=_tables([], device),
-        contexts_D=integers(()),
-        tables_GM=_tables(rows, device),
-        starts_G=integers(starts),
-        computed_G=integers([0] * len(segments)),
-        sample_rows_S=integers(each[-1] for each, segment in zip(rows, segments, strict=True) if segment.is_sampled),
-        ring=ring,
-        keeps_kv=False,
+    starts = _starts(segments)
+    rows = [np.arange(len(segment.tokens)) for segment in segments]
+    width = max(map(len, rows), default=0)
+    tables = np.zeros((len(rows), width), dtype=np.int64)
+    for table, begin, each in zip(tables, starts, rows, strict=False):
+        table[: len(each)] = begin + each
+    tensors = on_device(
+        device,
+        tokens_T=np.concatenate([_integers(segment.tokens) for segment in segments]),
+        positions_T=np.concatenate(rows),
+        slots_T=[],
+        tables_DM=_tables([]),
+        contexts_D=[],
+        tables_GM=tables,
+        starts_G=starts,
+        computed_G=[0] * len(segments),
+        sample_rows_S=[end - 1 for end, segment in zip(starts[1:], segments, strict=True) if segment.is_sampled],
+        draws_S=_draws(segments),
     )
+    return StepBatch(**tensors, ring=ring, keeps_kv=False)
 
 
 def _sorted(segments: Sequence[TokenSegment]) -> tuple[list[int], list[int], list[int]]:
@@ -214,27 +255,26 @@ def _sorted(segments: Sequence[TokenSegment]) -> tuple[list[int], list[int], lis
 def first_rows(segments: Sequence[TokenSegment]) -> list[int]:
     """The row of the batch at which each segment begins."""
     order = [i for part in _sorted(segments) for i in part]
-    starts = dict(zip(order, _starts(segments, order), strict=False))
+    starts = dict(zip(order, _starts([segments[i] for i in order]), strict=False))
     return [starts[i] for i in range(len(segments))]
 
 
-def _starts(segments: Sequence[TokenSegment], chosen: Sequence[int]) -> list[int]:
-    """First rows of the chosen segments among their tokens, and the end."""
-    return list(accumulate((len(segments[i].tokens) for i in chosen), initial=0))
+def _starts(segments: Sequence[TokenSegment]) -> list[int]:
+    """First rows of the segments among their tokens, and the end."""
+    return list(accumulate((len(segment.tokens) for segment in segments), initial=0))
 
 
-def _trees(segments: Sequence[TokenSegment], chosen: Sequence[int], device: torch.device) -> Trees:
-    nodes = [segments[i].nodes or TreeNodes(0, (), ()) for i in chosen]
-
-    def integers(values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
-
+def _trees(segments: Sequence[TokenSegment], device: torch.device) -> Trees:
+    nodes = [segment.nodes or TreeNodes(0, (), ()) for segment in segments]
     return Trees(
-        tables_GM=_tables([segments[i].block_table for i in chosen], device),
-        starts_G=integers(_starts(segments, chosen)),
-        computed_G=integers([segments[i].num_computed for i in chosen]),
-        nodes_G=integers([each.first + len(each.depths) for each in nodes]),
-        ancestors_T=integers([bits for each in nodes for bits in each.ancestors]),
+        **on_device(
+            device,
+            tables_GM=_tables(segments),
+            starts_G=_starts(segments),
+            computed_G=[segment.num_computed for segment in segments],
+            nodes_G=[each.first + len(each.depths) for each in nodes],
+            ancestors_T=[bits for each in nodes for bits in each.ancestors],
+        )
     )
 
 
@@ -245,8 +285,14 @@ def _layers_passed(counts: Sequence[int | None]) -> tuple[int, ...] | None:
     return tuple(sys.maxsize if count is None else count for count in counts)
 
 
-def _tables(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Rows padded with block 0 to the longest."""
-    width = max(map(len, rows), default=0)
-    padded = [[*row, *[0] * (width - len(row))] for row in rows]
-    return torch.tensor(padded, dtype=torch.int64, device=device).view(len(rows), width)
+def _tables(segments: Sequence[TokenSegment]) -> IndexArray:
+    """Block tables, padded with block 0 to the longest."""
+    width = max((len(segment.block_table) for segment in segments), default=0)
+    tables = np.zeros((len(segments), width), dtype=np.int64)
+    for row, segment in zip(tables, segments, strict=True):
+        row[: len(segment.block_table)] = segment.block_table
+    return tables
+
+
+def _integers(values: Sequence[int]) -> IndexArray:
+    return np.array(values, dtype=np.int64)

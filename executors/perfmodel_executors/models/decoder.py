@@ -22,6 +22,7 @@ from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.kernels.rope.reference import rope_table
 from perfmodel_executors.models.attention import attend, keys_and_values, ring_of
 from perfmodel_executors.models.batch import StepBatch
+from perfmodel_executors.models.choosing import TokenChooser
 from perfmodel_executors.models.exits import leave_early
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.loading import load_weights
@@ -46,6 +47,7 @@ from perfmodel_executors.models.weights import (
 )
 from perfmodel_executors.parallel.group import ALONE, TensorGroup, embed
 from perfmodel_executors.parallel.sharding import shard_model
+from perfmodel_executors.sampling import SamplingSettings
 
 
 class Decoder:
@@ -53,7 +55,7 @@ class Decoder:
 
     Under tensor parallelism each rank of `group` has a decoder with its `part` of the model (heads, widths, rows of the
     vocabulary), and all take the same steps; `weights`, if given, are those of the part. `attention`: flash, or
-    standard, which keeps the scores in memory.
+    standard, which keeps the scores in memory. `sampling`: how tokens with a random number are drawn.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Decoder:
         device: torch.device = CPU,
         group: TensorGroup = ALONE,
         attention: str = "flash",
+        sampling: SamplingSettings | None = None,
     ) -> None:
         check_executable(model, attention)
         if weights is None:
@@ -78,6 +81,7 @@ class Decoder:
         self.ring = ring_of(model)
         self.is_standard = attention == "standard"
         self.kernels = kernels or load_kernels()
+        self.chooser = TokenChooser(self.kernels, device, sampling)
         self.weights = weights or random_weights(model, dtype, seed, device, group)
         dims = {layer.mixer.head_dim for layer in model.iter_layers() if isinstance(layer.mixer, Attention)}
         positions, theta = model.max_position_embeddings, model.rope_theta
@@ -130,9 +134,8 @@ class Decoder:
         return residual_TC if update_TC is None else residual_TC + update_TC
 
     def next_tokens(self, batch: StepBatch, cache: KVCache) -> Tensor:
-        """[S]: the next token of each sampled sequence, greedily."""
-        tokens_S: Tensor = self.kernels.greedy(self.forward(batch, cache))
-        return tokens_S
+        """[S]: the next token of each sampled sequence."""
+        return self.chooser.choose(self.forward(batch, cache), batch.draws_S)
 
     def step(self, batch: StepBatch, cache: KVCache) -> list[int]:
         """`next_tokens` as a list, once they are known."""
@@ -222,6 +225,7 @@ def load_decoder(
     device: torch.device = CPU,
     kernels: Kernels | None = None,
     group: TensorGroup = ALONE,
+    sampling: SamplingSettings | None = None,
 ) -> Decoder:
     """The model in the formats that the engine serves it in, with the weights of its file, else random ones."""
     served = served_model(with_plain_weights(model), engine)
@@ -230,4 +234,4 @@ def load_decoder(
     if served.weights_origin is not None and device.type != "meta":
         check_memory(f"{served.name}: weights", sum(weight_bytes(served).values()) / group.size, device)
         weights = load_weights(served, dtype, device, group)
-    return Decoder(served, dtype, seed, kernels, weights, device, group, engine.attention)
+    return Decoder(served, dtype, seed, kernels, weights, device, group, engine.attention, sampling)

@@ -17,6 +17,7 @@ class Drafting(NamedTuple):
     block_table:  its KV blocks, those for drafted tokens included
     depth:        how deep to draft; 0: not at all
     is_prompt:    whether its last token is of the prompt (and its block may be found by others from now on)
+    draws:        random numbers of the tokens behind its last one, by depth; none: the likeliest ones are wanted
     """
 
     key: int
@@ -24,6 +25,7 @@ class Drafting(NamedTuple):
     block_table: Sequence[int]
     depth: int
     is_prompt: bool = False
+    draws: Sequence[int] = ()
 
     @property
     def num_computed(self) -> int:

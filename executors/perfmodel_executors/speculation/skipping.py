@@ -39,7 +39,7 @@ class SkippingProposer(SelfProposer):
                 self._passed.setdefault(i, []).append(x_TC[row : row + len(segment.tokens)])
             logits_SV = decoder.logits(x_TC, batch)
             if width == 1:
-                return [[token] for token in decoder.kernels.greedy(logits_SV).tolist()]
+                return [[token] for token in decoder.chooser.choose(logits_SV, None).tolist()]
             ranked: list[list[int]] = logits_SV.topk(width, dim=-1).indices.tolist()
             return ranked
 
@@ -56,7 +56,7 @@ class SkippingProposer(SelfProposer):
         passed, decoder, cache = self._passed, runner.decoder, runner.cache
         num_first = self.runner.decoder.model.num_layers
         unread = [
-            self._level(drafting[i], drafts[i], drafting[i].depth) if i in passed else segment
+            self._level(drafting[i], drafts[i], drafting[i].depth) if i in passed else segment._replace(draws=())
             for i, segment in enumerate(segments)
         ]
         with torch.inference_mode():
@@ -68,5 +68,5 @@ class SkippingProposer(SelfProposer):
             batch, starts = build_batch(segments, cache.block_size, decoder.device), first_rows(segments)
             x_TC = torch.cat([rows[i] for i in sorted(range(len(rows)), key=starts.__getitem__)])
             x_TC = decoder.through(batch, cache, num_first, None, x_TC)
-            tokens: list[int] = decoder.kernels.greedy(decoder.logits(x_TC, batch)).tolist()
+            tokens: list[int] = decoder.chooser.choose(decoder.logits(x_TC, batch), batch.draws_S).tolist()
             return tokens

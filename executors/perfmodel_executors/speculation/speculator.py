@@ -1,5 +1,7 @@
 """`Speculator`: one step with drafts: they are made, verified together with all else that runs, and kept as far as they
-are what the model itself would have said. Greedy, as all that the executor generates."""
+are what the model itself would have said: its likeliest token, or the one that it draws with the random number of the
+token's position. So drafts change no text; and a token x that was drafted for certain is kept with probability p(x), as
+by rejection (`rejection_sampling`)."""
 
 __all__ = ["Speculator", "Verified"]
 
@@ -73,10 +75,13 @@ class Speculator:
 
     def _segment(self, drafting: Drafting, draft: Sequence[int]) -> TokenSegment:
         tokens = [drafting.tokens[-1], *draft]
+        where = (drafting.num_computed, drafting.block_table)
         if not draft:
-            return TokenSegment(tokens, drafting.num_computed, drafting.block_table)
+            return TokenSegment(tokens, *where, draws=drafting.draws[:1])
         nodes = None if self.tree.is_chain else self.tree.nodes(0, len(tokens))
-        return TokenSegment(tokens, drafting.num_computed, drafting.block_table, is_verified=True, nodes=nodes)
+        depths = range(len(tokens)) if nodes is None else nodes.depths
+        draws = [drafting.draws[depth] for depth in depths] if drafting.draws else ()
+        return TokenSegment(tokens, *where, is_verified=True, nodes=nodes, draws=draws)
 
     def _verify(self, nodes: Sequence[Sequence[int]], chosen: Sequence[Sequence[int]]) -> list[int]:
         """The last node kept of each sequence."""

@@ -10,6 +10,7 @@ Every time is in seconds, of the device (a CPU: of the measuring thread).
 
 __all__ = [
     "FILES",
+    "BaselineTime",
     "Ceilings",
     "KernelRecord",
     "MeasuredStep",
@@ -86,8 +87,20 @@ class SuiteInfo(Spec):
     tiles: dict[str, str] = Field(default_factory=dict)  # what the tuner chose
 
 
+class BaselineTime(Spec):
+    """A library call on the same inputs. `is_eager`: it could not be captured, so that the host's launches show."""
+
+    seconds: PositiveFloat
+    is_eager: bool = False
+
+
 class KernelRecord(Spec):
-    """One operator on one problem. `error`: largest difference to the reference over its largest magnitude."""
+    """One operator on one problem.
+
+    is_eager:   the kernel could not be captured in a graph, so that the host's launches show
+    baselines:  library calls on the same inputs by name (attention: each backend of SDPA); baseline_s: the fastest
+    error:      largest difference to the reference over its largest magnitude
+    """
 
     operator: str
     sizes: dict[str, Size]
@@ -97,7 +110,9 @@ class KernelRecord(Spec):
     flops: float = 0.0
     bytes: float = 0.0
     rate: str = "bf16"
+    is_eager: bool = False
     baseline_s: float | None = None
+    baselines: dict[str, BaselineTime] = Field(default_factory=dict)
     error: float | None = None
     tolerance: float | None = None
 

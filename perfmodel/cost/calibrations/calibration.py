@@ -12,7 +12,6 @@ __all__ = [
     "DATASHEET",
     "EAGER_LAUNCH_S",
     "EAGER_OPERATOR_S",
-    "ENGINE_LAUNCH_S",
     "LAUNCH_OVERHEAD_S",
     "Calibration",
     "FamilyFit",
@@ -160,14 +159,6 @@ LAUNCH_OVERHEAD_S = {"gpu": 5e-6, "cpu": 5e-6, "tpu": 1e-6, "npu": 2e-6, "fpga":
 # Host seconds per kernel launched from Python without CUDA graphs: 4-10 us on servers of 2023-24, where gpt-fast in
 # eager mode (~800 kernels per token of a 7B model) took 39 ms, which includes more than launches.
 EAGER_LAUNCH_S = 8e-6
-
-# Host seconds per operator whose kernels a serving engine launches itself (enforce_eager), its model's Python between
-# launches included: published eager decode steps, less what an engine's host takes with graphs (1 ms), over the
-# operators counted here. Llama-2-7B 12.0 ms, with graphs 10.5 (pull request 1440 of vllm-project/vllm, 2023): 34 us.
-# Llama-3.1-8B on an H100 8.4 ms, with graphs 5.1 (cloudai.pt, "CUDA Graphs + torch.compile", 2026): 23 us. Qwen2.5-7B
-# on an A800 22.5 ms, with graphs 13 (issue 7960 of vllm-project/vllm-omni, 2026): 76 us. Their geometric mean; hosts
-# differ by that much (Llama-3.1-405B in FP8 on eight H100, dstackai/benchmarks, 2024, 34.8 ms: 22 us).
-ENGINE_LAUNCH_S = 39e-6
 
 # Host seconds per kernel of plain PyTorch modules, views and module calls between kernels included: 5 us through Python
 # and the dispatcher (pytorch/pytorch issue 41383: 5 us for the simplest operation without gradients, 2020), and 5 us

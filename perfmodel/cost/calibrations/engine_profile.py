@@ -17,6 +17,7 @@ from perfmodel.cost.calibrations.calibration import Calibration, HostFit
 from perfmodel.cost.calibrations.files import HEADER
 from perfmodel.cost.forms.experts import GroupedExpertsFit
 from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.validation import parse
@@ -85,9 +86,12 @@ class EngineProfile(Spec):
         return calibration.model_copy(update=update) if update else calibration
 
     def bytes_per_logit(self, sampling: str, model: ModelSpec) -> float | None:
-        """Fitted traffic of the sampling method in use; None leaves it to the operator's own figure."""
+        """Fitted traffic of the sampling method in use, the engine's or any's; None: the operator's count."""
         method = model.sampling if sampling == "default" else sampling
-        return self.sampling_bytes_per_logit if method in ("top_p", "top_k") else None
+        if method not in ("top_p", "top_k"):
+            return None
+        own = self.sampling_bytes_per_logit
+        return load_overheads().sampling_bytes_per_logit if own is None else own
 
 
 def save_engine_profile(profile: EngineProfile, path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What one device holds: weights by component, KV cache per token, recurrent state per sequence, activations.
+"""What one device holds: weights by component, KV cache per token, recurrent state per sequence.
 
 Sharding is applied to the architecture itself (heads, widths and experts of one device), so that replicated parts
 (routers, latents, KV heads beyond their number, norms) come out replicated without being listed.
@@ -14,7 +14,6 @@ self_skip, ngram, lookahead  nothing
 
 __all__ = [
     "DraftFootprint",
-    "activation_bytes",
     "draft_footprint",
     "is_rolling",
     "kv_bytes",
@@ -207,61 +206,6 @@ def state_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequence
         elif isinstance(mixer, LinearAttention):
             total += linear_heads(mixer, shard, model.dtype, size).state_elements * STATE_BYTES
     return total
-
-
-def activation_bytes(model: ModelSpec, shard: Sharding, engine: EngineSpec) -> float:
-    """Peak of activations in the profiling run: `max_num_batched_tokens` tokens, `max_num_seqs` to sample.
-
-        T b (2 d + widest intermediate)   residual, hidden and the widest pair of tensors of a layer
-        + 24 S V                          six fp32 copies of the logits in the sampler's warm-up
-
-    The second is fitted to what vLLM 0.15 leaves unused beside weights and KV cache (four runs, within 0.4 GB).
-    Standard attention holds two score matrices of T x T per head. Without inference mode the framework keeps what a
-    backward pass would ask for: the inputs of every operator of every layer, for all tokens of the step.
-    """
-    size = bytes_per_weight(model.dtype)
-    tokens = engine.max_num_batched_tokens
-    widest = max((_intermediate(layer, shard, model.hidden_size) for layer, _ in model.layers), default=0)
-    total = tokens * size * (2 * model.hidden_size + widest) + 24.0 * engine.max_num_seqs * model.vocab_size
-    if engine.attention == "standard":
-        heads = [layer.mixer.num_heads for layer, _ in model.layers if isinstance(layer.mixer, Attention)]
-        total += 2.0 * shard.columns(max(heads, default=0)) * tokens * tokens * size
-    if not engine.inference_mode:
-        inputs = sum(count * _inputs(layer, shard, model.hidden_size) for layer, count in model.layers)
-        total += tokens * size * inputs / shard.pp
-    return total
-
-
-def _inputs(layer: Layer, shard: Sharding, hidden: int) -> int:
-    """Elements per token that the operators of a layer read: residual and normed state before each block, queries,
-    keys, values and what attention makes of them, the halves of a feed-forward block and their product.
-
-    Source: Korthikanti et al. 2022, section 4.1, without dropout; fused attention stores no score matrices.
-    """
-    total = 0
-    if layer.mixer is not None:
-        total += 2 * hidden
-        if isinstance(layer.mixer, Attention):
-            mixer = layer.mixer
-            heads, kv_heads = shard.columns(mixer.num_heads), shard.kv_heads(mixer.num_kv_heads)
-            total += (heads + kv_heads) * (mixer.head_dim + mixer.v_head_dim)
-        else:  # about what goes in and comes out
-            total += 2 * hidden
-    if layer.ffn is not None:
-        total += 2 * hidden + _intermediate(layer, shard, hidden)
-    return total
-
-
-def _intermediate(layer: Layer, shard: Sharding, hidden: int) -> int:
-    """Elements per token of a feed-forward block's input and output halves on one device."""
-    ffn = layer.ffn
-    if isinstance(ffn, DenseFFN):
-        return (3 if ffn.gated else 2) * shard.columns(ffn.intermediate_size)
-    if isinstance(ffn, MoEFFN):
-        per_row = (3 if ffn.gated else 2) * ceil(ffn.intermediate_size / shard.moe_tp) + (ffn.latent_size or hidden)
-        rows = ceil(ffn.top_k * shard.dp / shard.ep)
-        return rows * per_row
-    return 0
 
 
 class DraftFootprint(NamedTuple):

@@ -6,9 +6,7 @@ at the pipeline stage, or the device of a layer split, that has the fewest. Of a
 CPU (`n_gpu_layers`), the plan is of the device; the host holds the rest, and their KV cache with them. CUDA graphs
 count inside the share where the engine's version counts them (vLLM from 0.21 on); before, they were captured in what
 the share leaves. With groups of layers (`perfmodel.cost.memory.groups`) a block is of the layers of one group. Not
-modelled: fragmentation, memory that other processes hold, what multimodal models take beyond their weights: a server of
-Llama-4 Scout had 4.1 GB less for blocks than planned, of which the activations of its encoder's largest image (17 tiles
-of 577 patches, 5,632 wide) explain some 0.6 GB.
+modelled: fragmentation, memory that other processes hold, an encoder's activations.
 """
 
 __all__ = ["MemoryPlan", "num_buffers", "plan_memory", "smallest_fitting_tp"]
@@ -18,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from perfmodel.cost.memory.buffers import activation_bytes, rotary_table_bytes
 from perfmodel.cost.memory.footprint import (
-    activation_bytes,
     draft_footprint,
     is_rolling,
     kv_bytes_per_token,
@@ -40,9 +38,9 @@ from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.startup import heads_divide
 from perfmodel.specs.hardware import HardwareSpec
 
-# Libraries' workspaces, and NCCL buffers with more than one device: what vLLM 0.15 runs leave beside the computed
-# activations is 0.05 to 0.4 GB on one device and 0.4 GB more under tensor parallelism.
-_RESERVE_BYTES = 0.15e9
+# cuBLAS's workspace as PyTorch sets it from Hopper on (aten/src/ATen/cuda/CublasHandlePool.cpp), and NCCL buffers with
+# more than one device: what vLLM 0.15 runs leave under tensor parallelism beside what is counted.
+_RESERVE_BYTES = 32 * 2**20
 _NCCL_BYTES = 0.4e9
 
 # CUDA graphs as vLLM estimates them when it starts: 0.36 GiB for a single size, 0.62 to 0.78 for 51 sizes with prompts
@@ -58,6 +56,7 @@ class MemoryPlan(Printable):
 
     usable_bytes:  gpu_memory_utilization x what a process sees of the device
     weights:       bytes by component
+    rotary_table_bytes: of the cosines and sines of all positions, where the engine keeps them
     graph_bytes:   of CUDA graphs, where they count in the share
     state_bytes:   recurrent states of `max_num_seqs` sequences, where they are not KV blocks
     num_kv_blocks: blocks of `block_size` tokens, each of all layers that keep all tokens (or of all, where none does);
@@ -83,6 +82,7 @@ class MemoryPlan(Printable):
     num_kv_blocks: int
     max_num_seqs: int
     rolling_span: int | None = None
+    rotary_table_bytes: float = 0.0
     longest: int = 0  # context that the engine allows
     num_buffers: int = 0  # blocks' worth of room that a sequence holds beside those of its tokens
     reserved_tokens: int | None = None  # of each sequence, where its room is set apart at once
@@ -95,7 +95,7 @@ class MemoryPlan(Printable):
     @property
     def beside_bytes(self) -> float:
         """Bytes of what a step needs beside weights, states and KV blocks."""
-        return self.activation_bytes + self.reserve_bytes + self.graph_bytes
+        return self.activation_bytes + self.rotary_table_bytes + self.reserve_bytes + self.graph_bytes
 
     @property
     def kv_bytes(self) -> float:
@@ -195,6 +195,7 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
             num_kv_blocks=0,
             max_num_seqs=engine.max_num_seqs,
             rolling_span=model.rolling_span,
+            rotary_table_bytes=rotary_table_bytes(model, engine),
             longest=_longest(model, engine),
             num_buffers=num_buffers(model, hardware, engine) if per_token else 0,
             reserved_tokens=_reserved(model, engine),

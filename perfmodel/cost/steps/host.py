@@ -5,14 +5,15 @@
 `serial` parts always show; `hidden` parts run beside the device, and show where they are the longer ones.
 """
 
-__all__ = ["Host", "host_fit", "launch_seconds", "step_seconds", "step_ticks"]
+__all__ = ["Host", "host_fit", "launch_seconds", "launching_calls", "step_seconds", "step_ticks"]
 
-from perfmodel.cost.calibrations.calibration import EAGER_OPERATOR_S, ENGINE_LAUNCH_S, HostFit
+from perfmodel.cost.calibrations.calibration import EAGER_OPERATOR_S, HostFit
 from perfmodel.cost.calibrations.draws import Draw
+from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.tables import to_ps
 from perfmodel.ops.graphs.step import StepGraph
-from perfmodel.ops.work import BatchShape, Work, decode_shape
+from perfmodel.ops.work import BatchShape, decode_shape
 
 # What comes once for a plan, and what comes with the layers of each stage.
 _NOT_OF_STAGES = dict.fromkeys(
@@ -100,25 +101,27 @@ def launch_seconds(graph: StepGraph, timer: OperatorTimer) -> tuple[float, int]:
     """Host seconds that the kernels of a decode step take to be launched one by one, and how many they are; 0 seconds
     where CUDA graphs hold them, or the calibration's host was measured without.
 
-    ENGINE_LAUNCH_S per operator: kernels that quantize its input, or combine its parts, are launched by the same call,
-    only those of experts one by one from Python. Plain PyTorch modules are no engine's host; theirs take
+    `OverheadFits.engine_launch_s` per call (`launching_calls`). Plain PyTorch modules are no engine's host; theirs take
     EAGER_OPERATOR_S each under any calibration, but not on a CPU, which computes in the same thread.
     """
     calibration = timer.calibration
     is_plain = graph.is_plain and timer.hardware.kind != "cpu"
     shape = decode_shape(1, 1, graph.model.attention_spans)
-    works = [(node.count, node.work(shape)) for node in graph.nodes]
-    num_kernels = sum(count * work.num_kernels for count, work in works)
+    num_kernels = sum(node.count * node.work(shape).num_kernels for node in graph.nodes)
     if is_plain:
         return EAGER_OPERATOR_S * num_kernels, num_kernels
     is_eager = graph.is_eager and (calibration.origin == "datasheet" or calibration.host.replays_graphs)
-    calls = sum(count * _calls(work) for count, work in works) if is_eager else 0.0
-    return ENGINE_LAUNCH_S * calls, num_kernels
+    return (load_overheads().engine_launch_s * launching_calls(graph) if is_eager else 0.0), num_kernels
 
 
-def _calls(work: Work) -> int:
-    """Calls from Python that launch the kernels of `work`."""
-    return work.num_kernels if work.family == "moe" else min(work.num_kernels, 1)
+def launching_calls(graph: StepGraph) -> int:
+    """Calls from Python that launch the kernels of a decode step: one for each operator, whose C++ launches what
+    quantizes its input or combines its parts, too; experts' kernels are launched one by one."""
+    shape = decode_shape(1, 1, graph.model.attention_spans)
+    works = [(node.count, node.work(shape)) for node in graph.nodes]
+    return sum(
+        count * (work.num_kernels if work.family == "moe" else min(work.num_kernels, 1)) for count, work in works
+    )
 
 
 def _synchronous(host: HostFit) -> HostFit:

@@ -58,6 +58,8 @@ def model_from_config(
         norm_eps=fields.number("norm_eps", ModelSpec.norm_eps),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
+        rotary_share=_rotary_share(fields),
+        has_position_axes=_rope_block(fields).get("mrope_section") is not None,
         source=origin,
         **about,
     )
@@ -98,8 +100,7 @@ def _rope(fields: Fields) -> tuple[float, str | None]:
 
     A block per kind of layer (Gemma 3) has no one base; it counts as a scaling of its own.
     """
-    block = fields.get("rope_parameters")
-    block = block if isinstance(block, Mapping) else {}
+    block = _rope_block(fields)
     theta = block.get("rope_theta") or fields.number("rope_theta", ModelSpec.rope_theta)
     if any(isinstance(value, Mapping) for value in block.values()):
         return float(theta), "per layer"
@@ -107,6 +108,16 @@ def _rope(fields: Fields) -> tuple[float, str | None]:
     if fields.number("partial_rotary_factor", 1.0) != 1.0:
         kind = "partial"
     return float(theta), None if kind == "default" else str(kind)
+
+
+def _rope_block(fields: Fields) -> Mapping[str, Any]:
+    block = fields.get("rope_parameters")
+    return block if isinstance(block, Mapping) else {}
+
+
+def _rotary_share(fields: Fields) -> float:
+    share = _rope_block(fields).get("partial_rotary_factor") or fields.number("partial_rotary_factor", 1.0)
+    return float(share)
 
 
 def _default_positions(family: Family, layers: list[Layer]) -> int | None:

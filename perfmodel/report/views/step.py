@@ -268,6 +268,8 @@ def memory_view(plan: MemoryPlan, notes: Sequence[str] = (), types: Sequence[Typ
     """
     parts = [(f"weights: {name.replace('_', ' ')}", size) for name, size in plan.weights.items() if size]
     parts += [("activations", plan.activation_bytes), ("reserve", plan.reserve_bytes)]
+    if plan.rotary_table_bytes:
+        parts.append(("rotary table", plan.rotary_table_bytes))
     if plan.graph_bytes:
         parts.append(("CUDA graphs", plan.graph_bytes))
     if plan.state_bytes:

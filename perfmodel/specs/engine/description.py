@@ -6,6 +6,7 @@ What is fitted to an engine (its host time, its server) is elsewhere: `hardware_
 __all__ = [
     "AllToAll",
     "BatchingRules",
+    "BufferRules",
     "CaptureRange",
     "DescribedEngine",
     "EngineDefaults",
@@ -62,6 +63,20 @@ class BatchingRules(Spec):
     chunks_prompts: bool = True
     whole_prompts_raise_budget: bool = False
     sequences_on_stages: Literal["shared", "even_share", "each"] = "shared"
+
+
+class BufferRules(Spec):
+    """What an engine holds on a device beside weights and KV blocks.
+
+    rotary_table: cosines and sines of all positions that a model was trained for, in the model's dtype or in fp32;
+                  none: computed when they are needed
+    positions_per_axes: times so many positions, of models whose positions have several axes (M-RoPE)
+    sorts_logits: sampling by top-k or top-p sorts all logits of a step with PyTorch, which a profiling run does once
+    """
+
+    rotary_table: Literal["none", "dtype", "fp32"] = "none"
+    positions_per_axes: PositiveInt = 1
+    sorts_logits: bool = False
 
 
 class EngineDefaults(Spec):
@@ -248,6 +263,7 @@ class EngineFacts(Spec):
     quantizes_before:   norms, activations and attention write the format that the next multiplication reads, by scales
                         known ahead; else a kernel of its own quantizes them
     kv_block_sizes:     tokens of a KV block that the engine takes; none: any
+    buffers:            what it holds beside weights and KV blocks
     kv_groups:          which layers have KV blocks of their own
     limits_to_positions: it does not start with a max_model_len beyond the positions that the model was trained for
     experts:            how expert layers run: the first row that fits
@@ -266,6 +282,7 @@ class EngineFacts(Spec):
     all2all: tuple[AllToAll, ...] = ()
     budgets: tuple[StepBudget, ...] = ()
     graphs: GraphRules = GraphRules()
+    buffers: BufferRules = BufferRules()
     attention_contains: tuple[str, ...] = ()
     quantizes_before: bool = False
     kv_block_sizes: tuple[PositiveInt, ...] = ()

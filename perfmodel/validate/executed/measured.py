@@ -224,6 +224,12 @@ class _KernelRates:
     bound: str  # memory | compute
     speedup: float | None
 
+    @property
+    def has_eager_baseline(self) -> bool:
+        """Whether the call that it is compared with shows the host's launches."""
+        times = [each for each in self.record.baselines.values() if each.seconds == self.record.baseline_s]
+        return any(each.is_eager for each in times)
+
 
 def _kernel_rates(record: KernelRecord, ceilings: Ceilings) -> _KernelRates:
     """The rates of one measured problem."""
@@ -255,7 +261,9 @@ def _rate_notes(measured: Measurements) -> Iterator[str]:
             f"{len(shares)}), at best {best.limit_share:.0%} of {best.bound} at {best.record.label}"
         )
         speedups = [each.speedup for each in rates if each.speedup is not None]
-        yield sentence + (f"; {median(speedups):.2f} times the library's speed." if speedups else ".")
+        num_eager = sum(each.has_eager_baseline for each in rates)
+        eager = f" ({num_eager} of {len(speedups)} library calls timed eagerly)" if num_eager else ""
+        yield sentence + (f"; {median(speedups):.2f} times the library's speed{eager}." if speedups else ".")
     if measured.info.left_out:
         yield f"{len(measured.info.left_out)} tasks did not fit the time budget."
 

@@ -1,12 +1,9 @@
 """The step estimate: sums, host time, and what it prints."""
 
-import math
-
 import pytest
 
 from perfmodel.cost import Calibration, FamilyFit, HostFit, OperatorTimer, estimate_step, host_fit
-from perfmodel.cost.calibrations.calibration import ENGINE_LAUNCH_S
-from perfmodel.cost.steps.host import launch_seconds
+from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.models.cards import load_model
 from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.specs.engine.spec import EngineSpec
@@ -48,25 +45,9 @@ def test_eager_mode_launches_from_the_host():
     eager = build_graph(load_model("llama-3.1-8b"), EngineSpec(enforce_eager=True), sampling="greedy")
     datasheet = OperatorTimer(A100)
     operators = sum(row.count for row in estimate_step(GRAPH, datasheet, decode_shape(1, 1)).rows)
-    assert host_fit(eager, datasheet).hidden_step_s == pytest.approx(ENGINE_LAUNCH_S * operators)
+    assert host_fit(eager, datasheet).hidden_step_s == pytest.approx(load_overheads().engine_launch_s * operators)
     assert host_fit(GRAPH, datasheet) == HostFit()
     assert host_fit(eager, timer()) == HostFit()  # a fit knows its own host
-
-
-# (model, decode step of one sequence without CUDA graphs, s). Sources: pull request 1440 of vllm-project/vllm, 2023;
-# cloudai.pt, "CUDA Graphs + torch.compile", 2026, H100; issue 7960 of vllm-project/vllm-omni, 2026, A800.
-EAGER_STEPS = (("llama-2-7b", 12.0e-3), ("llama-3.1-8b", 8.4e-3), ("qwen2.5-7b", 22.5e-3))
-HOST_WITH_GRAPHS_S = 1e-3
-
-
-def test_published_eager_steps_give_the_launch_of_an_operator_again():
-    """The geometric mean over the three of (step - host with graphs) / operators of the step."""
-    logs = []
-    for model, step_s in EAGER_STEPS:
-        graph = build_graph(load_model(model), EngineSpec(enforce_eager=True), sampling="greedy")
-        operators = launch_seconds(graph, OperatorTimer(A100))[0] / ENGINE_LAUNCH_S
-        logs.append(math.log((step_s - HOST_WITH_GRAPHS_S) / operators))
-    assert math.exp(sum(logs) / len(logs)) == pytest.approx(ENGINE_LAUNCH_S, rel=0.05)
 
 
 def test_operators_without_work_are_left_out():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from perfmodel.models.cards import list_models, load_model
 from perfmodel.ops import BatchShape, Depends, build_graph, decode_shape
+from perfmodel.ops.elementwise import BYTES_PER_LOGIT
 from perfmodel.ops.routing import uniform_routing
 from perfmodel.ops.sharding import stages
 from perfmodel.specs.engine.spec import EngineSpec
@@ -256,7 +257,7 @@ def test_sampling_follows_the_card_unless_told():
         graph = build_graph(replace(load_model("llama-3.1-8b"), sampling="top_p"), **options)
         return next(n.work(shape).hbm_bytes for n in graph.nodes if n.name == "sample") / (10 * 128256)
 
-    assert sampled() == 460
+    assert sampled() == BYTES_PER_LOGIT["top_p"]
     assert sampled(sampling="greedy") == 10
     assert sampled(bytes_per_logit=300.0) == 300
 

@@ -13,6 +13,7 @@ from perfmodel.ops.attention.prefill import Heads
 from perfmodel_executors.kernels.kv_pages import FP8, KVPages
 from perfmodel_executors.kernels.kv_pages.samples import NAMES, TOLERANCE, contiguous_kv, random_pages
 from perfmodel_executors.kernels.problem import Inputs, Problem
+from perfmodel_executors.kernels.sdpa import by_backend
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
@@ -77,7 +78,7 @@ def _problem(
         make,
         decode_work(len(contexts), visible, size),
         TOLERANCE[dtype],
-        _torch_attention if kv_dtype == dtype and window is None and chunk is None else None,
+        by_backend(_torch_attention) if kv_dtype == dtype and window is None and chunk is None else {},
     )  # fmt: skip
 
 

@@ -189,6 +189,7 @@ def attention_decode(
         problem = (
             triton.next_power_of_2(num_seqs),
             splits.bit_length(),
+            (block_tables_DM.shape[1] * pages.block_size).bit_length(),
             tuple(constants.values()),
             q_DNH.dtype,
             pages.dtype,

@@ -12,6 +12,7 @@ from perfmodel.ops.attention.prefill import Heads, flash_prefill
 from perfmodel_executors.kernels.kv_pages import FP8, KVPages
 from perfmodel_executors.kernels.kv_pages.samples import NAMES, TOLERANCE, contiguous_kv, random_pages
 from perfmodel_executors.kernels.problem import Inputs, Problem
+from perfmodel_executors.kernels.sdpa import by_backend
 
 # A tree of drafted tokens as bits of what each sees: 0 - 1 - 3 and 0 - 2 - 4, 2 - 5.
 _TREE = [0b1, 0b11, 0b101, 0b1011, 0b10101, 0b100101]
@@ -86,7 +87,7 @@ def _problem(
         make,
         flash_prefill([(new, done) for new, done in spans], size),
         TOLERANCE[dtype],
-        _torch_attention if is_plain else None,
+        by_backend(_torch_attention) if is_plain else {},
     )  # fmt: skip
 
 

@@ -4,6 +4,9 @@ __all__ = ["Ring"]
 
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class Ring(NamedTuple):
     """The first `sinks` tokens stay where they are; the others share `window` places in turn."""
@@ -16,10 +19,10 @@ class Ring(NamedTuple):
         """Tokens that it holds at most."""
         return self.window + self.sinks
 
-    def place(self, position: int) -> int:
-        """The place of the token at `position`, in 0 .. size - 1."""
-        return position if position < self.sinks else self.sinks + (position - self.sinks) % self.window
+    def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The places of the tokens at `positions`, in 0 .. size - 1."""
+        return np.where(positions < self.sinks, positions, self.sinks + (positions - self.sinks) % self.window)
 
-    def holds(self, position: int, num_tokens: int) -> bool:
-        """Whether the token at `position` is still there once a sequence has `num_tokens`."""
-        return position < self.sinks or position >= num_tokens - self.window
+    def holds(self, positions: NDArray[np.int64], num_tokens: int) -> NDArray[np.bool_]:
+        """Which of the tokens at `positions` are still there once a sequence has `num_tokens`."""
+        return (positions < self.sinks) | (positions >= num_tokens - self.window)

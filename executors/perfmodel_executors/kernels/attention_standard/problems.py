@@ -9,6 +9,7 @@ from torch.nn import functional
 from perfmodel.ops.attention.prefill import Heads, standard_prefill
 from perfmodel_executors.kernels.kv_pages.samples import NAMES, TOLERANCE
 from perfmodel_executors.kernels.problem import Inputs, Problem
+from perfmodel_executors.kernels.sdpa import by_backend
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
@@ -33,7 +34,7 @@ def _problem(new: int, done: int, heads: tuple[int, int], dims: tuple[int, int],
         make,
         standard_prefill([(new, done)], Heads(*heads, *dims, NAMES[dtype], dtype.itemsize, dtype.itemsize)),
         TOLERANCE[dtype],
-        None if done else _torch_attention,
+        {} if done else by_backend(_torch_attention),
     )  # fmt: skip
 
 

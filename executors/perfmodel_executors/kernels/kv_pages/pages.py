@@ -163,7 +163,9 @@ def quantized(x_TKH: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]
 
 def dequantized(pages_BSKH: Tensor, scale_BKS: Tensor | None, blocks_M: Tensor, dtype: torch.dtype) -> Tensor:
     """The tokens of the named blocks, [M * S, K, H] in `dtype`."""
-    rows = pages_BSKH.index_select(0, blocks_M)
+    # Bytes, since not every build of CUDA gathers e4m3.
+    stored = pages_BSKH.view(torch.uint8) if pages_BSKH.dtype == FP8 else pages_BSKH
+    rows = stored.index_select(0, blocks_M).view(pages_BSKH.dtype)
     if scale_BKS is not None:
         rows = rows * scale_BKS.index_select(0, blocks_M).transpose(1, 2)[..., None]
     return rows.flatten(0, 1).to(dtype)

@@ -46,5 +46,5 @@ def _problem(m: int, n: int, k: int, dtype: torch.dtype, has_bias: bool = False)
         make,
         gemm("linear", m, n, k, _BF16, has_bias=has_bias),
         _TOLERANCE[dtype],
-        functional.linear,
+        {"torch linear": functional.linear},
     )

@@ -46,7 +46,7 @@ def _problem(operator: str, m: int, n: int, k: int, dtype: torch.dtype, has_bias
         make,
         gemm(operator, m, n, k, found.form, has_bias=has_bias),
         _TOLERANCE[dtype],
-        _scaled_mm if name == "fp8" else dense_product,
+        {"scaled_mm": _scaled_mm} if name == "fp8" else {"dense": dense_product},
     )
 
 

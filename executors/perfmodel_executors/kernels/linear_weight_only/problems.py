@@ -45,5 +45,5 @@ def _problem(name: str, m: int, n: int, k: int, dtype: torch.dtype, has_bias: bo
         make,
         gemm(operator, m, n, k, found.form, has_bias=has_bias),
         _TOLERANCE[dtype],
-        dense_product,
+        {"dense": dense_product},
     )

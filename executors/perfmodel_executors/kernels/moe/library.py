@@ -1,8 +1,9 @@
-"""The best that library calls make of a mixture of experts: what the kernels here are compared with."""
+"""What library calls make of a mixture of experts: the kernels here are compared with them."""
 
-__all__ = ["grouped_experts", "route"]
+__all__ = ["EXPERTS_BY_LIBRARY"]
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -10,29 +11,29 @@ from torch import Tensor
 from torch.nn import functional
 
 from perfmodel_executors.kernels.moe import reference
-from perfmodel_executors.kernels.moe.reference import route
 from perfmodel_executors.kernels.swiglu.reference import activate
 from perfmodel_executors.kernels.weight_formats import ExpertWeight
 from perfmodel_executors.kernels.weight_formats.dense import dense_weight
 
-_faster: dict[Hashable, Callable[..., Tensor]] = {}
+
+def _loop(*args: Any) -> Tensor:
+    """BLAS calls over the touched experts; asks the device how many rows each has."""
+    return reference.grouped_experts(*_dense(args))
 
 
-def grouped_experts(*args: Any) -> Tensor:
-    """The faster of a loop of BLAS calls over the touched experts and of grouped products, as found at a first call.
+def _grouped(*args: Any) -> Tensor:
+    """Grouped products (torch >= 2.11, bf16), for which the host need not know."""
+    return _grouped_products(*_dense(args))
 
-    Experts in fewer bits are dequantised at their first call. The loop asks the device how many rows each expert has;
-    grouped products (torch >= 2.11) do not.
-    """
+
+EXPERTS_BY_LIBRARY: Mapping[str, Callable[..., Tensor]] = MappingProxyType({"grouped_mm": _grouped, "loop": _loop})
+
+
+def _dense(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Experts in fewer bits are dequantised at their first call."""
     x_TC, weights_TX, experts_TX, *matrices, activation, gated = args
     up_EFC, down_ECI = (_plain(weight, x_TC.dtype) for weight in matrices)
-    args = (x_TC, weights_TX, experts_TX, up_EFC, down_ECI, activation, gated)
-    if x_TC.device.type != "cuda" or x_TC.dtype != torch.bfloat16:
-        return reference.grouped_experts(*args)
-    key = (x_TC.shape, up_EFC.shape, down_ECI.shape)
-    if key not in _faster:
-        _faster[key] = min((reference.grouped_experts, _grouped_products), key=lambda way: _milliseconds(way, args))
-    return _faster[key](*args)
+    return x_TC, weights_TX, experts_TX, up_EFC, down_ECI, activation, gated
 
 
 def _plain(weight: Tensor | ExpertWeight, dtype: torch.dtype) -> Tensor:
@@ -57,12 +58,3 @@ def _grouped_products(
     y_sorted = functional.grouped_mm(hidden, down_ECI.transpose(1, 2), offs=ends)
     y_AC = torch.empty_like(y_sorted).index_copy_(0, order, y_sorted).view(num_tokens, top_k, -1)
     return torch.bmm(weights_TX.to(y_AC.dtype)[:, None], y_AC)[:, 0]
-
-
-def _milliseconds(way: Callable[..., Tensor], args: tuple[Any, ...]) -> float:
-    from triton.testing import do_bench
-
-    try:
-        return float(do_bench(lambda: way(*args), warmup=5, rep=20, return_mode="median"))
-    except (AttributeError, RuntimeError):  # this torch, or this device, has no grouped products
-        return float("inf")

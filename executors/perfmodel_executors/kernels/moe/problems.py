@@ -13,8 +13,8 @@ from perfmodel.ops.feedforward import experts as experts_work
 from perfmodel.ops.feedforward import route as route_work
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.routing import TILE_ROWS, ExpertLoad
-from perfmodel_executors.kernels.moe.library import grouped_experts as library_experts
-from perfmodel_executors.kernels.moe.library import route as library_route
+from perfmodel_executors.kernels.moe.library import EXPERTS_BY_LIBRARY
+from perfmodel_executors.kernels.moe.reference import route as reference_route
 from perfmodel_executors.kernels.problem import Inputs, Problem
 from perfmodel_executors.kernels.weight_formats import ExpertWeight
 from perfmodel_executors.kernels.weight_formats.samples import FORMATS
@@ -88,7 +88,7 @@ def _route(tokens: int, num_experts: int, top_k: int, dtype: torch.dtype) -> Pro
 
     sizes = {"num_tokens": tokens, "num_experts": num_experts, "topk": top_k}
     work = route_work(tokens, num_experts, top_k)
-    return Problem("route", sizes, make, work, 1e-5, library_route)
+    return Problem("route", sizes, make, work, 1e-5, {"torch": reference_route})
 
 
 def _balanced(tokens: int, num_experts: int, top_k: int) -> _Choices:
@@ -121,7 +121,7 @@ def _experts(
         return ExpertWeight(FORMATS[form].make(inputs, ffn.num_experts * n, k, dtype), ffn.num_experts)
 
     def make(inputs: Inputs) -> tuple[Tensor | ExpertWeight | str | bool, ...]:
-        weights, experts = library_route(_logits(inputs, tokens, ffn.num_experts, torch.float32), ffn.top_k)
+        weights, experts = reference_route(_logits(inputs, tokens, ffn.num_experts, torch.float32), ffn.top_k)
         return (
             inputs.normal(tokens, width, dtype=dtype),
             weights,
@@ -147,4 +147,4 @@ def _experts(
     counted = FORMATS[form].form if form else _BF16
     work = experts_work(tokens, ffn, _load(chosen), counted, width=width, intermediate=inner) if chosen else None
     tolerance = (_TOLERANCE_8_BITS if counted.quantizes_input else _TOLERANCE)[dtype]
-    return Problem("grouped_experts", sizes, make, work, tolerance, library_experts)
+    return Problem("grouped_experts", sizes, make, work, tolerance, EXPERTS_BY_LIBRARY)

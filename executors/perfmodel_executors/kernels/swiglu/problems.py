@@ -41,5 +41,5 @@ def _problem(rows: int, columns: int, gated: bool, name: str, dtype: torch.dtype
         make,
         activation_work(rows, columns, _BYTES, function=name, is_gated=gated, is_fused=True),
         _TOLERANCE[dtype],
-        activate,
+        {"torch": activate},
     )

@@ -13,7 +13,7 @@ S is the payload as in nccl-tests, L the declared one-way bandwidth of the link,
 protocol (LL, LL128) sends flags with the data over few channels first, then many; the simple one starts later and
 reaches the link's rate. Each byte is touched a few times in local memory besides. Hops scale with the link's declared
 latency; PCIe has hops and reaches shares of its bandwidth of its own, and others again where cards do not see each
-other's memory: `over_link`.
+other's memory: `over_link`, by what is fitted in `perfmodel.cost.forms.overheads`.
 Source: NCCL's tuning model (src/graph/tuning.cc); vLLM csrc/custom_all_reduce.cuh; TensorRT-LLM allReduceKernels.
 """
 
@@ -33,7 +33,7 @@ from pydantic import Field
 from perfmodel.cost.forms.columns import SCALARS
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime
 from perfmodel.cost.forms.fits import Residuals
-from perfmodel.cost.forms.messages.links import HOP_OVER_PCIE_S, HOP_THROUGH_HOST_S, most_ranks_of_own_kernels
+from perfmodel.cost.forms.messages.links import most_ranks_of_own_kernels
 from perfmodel.cost.forms.messages.nccl import (
     CollectiveFit,
     CollectiveParts,
@@ -42,6 +42,7 @@ from perfmodel.cost.forms.messages.nccl import (
     latency_ratio,
     nccl_between_nodes,
 )
+from perfmodel.cost.forms.overheads import OverPcieFit, load_overheads
 from perfmodel.files.base import Spec
 from perfmodel.files.units import PositiveFloat, PositiveInt
 from perfmodel.ops.messages import Message
@@ -51,23 +52,6 @@ from perfmodel.specs.hardware import Link
 Fit = TypeVar("Fit")
 
 
-# What protocols reach of the declared rate of a PCIe link. NCCL: an all-gather between two RTX PRO 6000 over PCIe 5.0
-# x16 takes 16.6 us + 2.8 us for each 100 kB that a rank sends, below some 300 kB 8 us + 6.4 us (8 kB to 4 MB,
-# flashinfer-ai/flashinfer pull request 5023). Kernels that read their peer's memory: 52 GB/s on such cards
-# (local-inference-lab/b12x pull request 139); copies reach 54 to 56.
-_NCCL_OVER_PCIE = {
-    "hop_s": HOP_OVER_PCIE_S,
-    "link_latency_s": None,
-    "low_latency_fraction": 0.25,
-    "simple_fraction": 0.58,
-    "simple_start_s": 9e-6,
-    "memory_touches": 1.0,
-    "switch_ranks": None,
-}
-_KERNELS_OVER_PCIE = 0.83
-# Where devices do not see each other's memory, all of it goes through the host's: all-reduces of large messages reach
-# 28 to 35 GB/s of 63 between eight and four RTX 5090 (NVIDIA/nccl issue 1639), copies both ways at once 30 of 63.
-_NCCL_THROUGH_HOST = _NCCL_OVER_PCIE | {"hop_s": HOP_THROUGH_HOST_S, "simple_fraction": 0.5}
 _ANY_RANKS = 1 << 16
 
 
@@ -121,14 +105,29 @@ def over_link(fit: Fit, source: Link, target: Link) -> Fit:
     if target.name != "pcie" or source.name == "pcie":
         return fit
     if isinstance(fit, CollectiveFit):
-        path = _NCCL_THROUGH_HOST if target.peer_to_peer is False else _NCCL_OVER_PCIE
-        return fit.model_copy(update=path | {"residuals": Residuals()})
+        return fit.model_copy(update=_nccl_over_pcie(load_overheads().over_pcie, target))
     if isinstance(fit, CustomAllReduceFit):
-        kernels = {"one_shot_fraction": _KERNELS_OVER_PCIE, "two_shot_fraction": _KERNELS_OVER_PCIE}
+        fraction = load_overheads().over_pcie.kernels_fraction
+        kernels = {"one_shot_fraction": fraction, "two_shot_fraction": fraction}
         most_ranks = most_ranks_of_own_kernels(target)
         others = {"beyond": over_link(fit.beyond, source, target), "most_ranks": most_ranks, "residuals": Residuals()}
         return fit.model_copy(update=kernels | others)
     return fit
+
+
+def _nccl_over_pcie(pcie: OverPcieFit, link: Link) -> dict[str, Any]:
+    """What a fit of NCCL is over `link`; each byte is touched once, hops are not scaled, and no switch adds."""
+    is_direct = link.peer_to_peer is not False
+    return {
+        "hop_s": pcie.hop_s if is_direct else pcie.hop_through_host_s,
+        "link_latency_s": None,
+        "low_latency_fraction": pcie.low_latency_fraction,
+        "simple_fraction": pcie.simple_fraction if is_direct else pcie.through_host_fraction,
+        "simple_start_s": pcie.simple_start_s,
+        "memory_touches": 1.0,
+        "switch_ranks": None,
+        "residuals": Residuals(),
+    }
 
 
 def collective_time(work: Work, fit: CollectiveFit, device: DeviceFacts) -> OperatorTime:

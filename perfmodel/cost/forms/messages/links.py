@@ -28,8 +28,6 @@ only; trees of two nodes have the bandwidth within a node); Sanders, Speck and T
 
 __all__ = [
     "DEFAULT_LINK",
-    "HOP_OVER_PCIE_S",
-    "HOP_THROUGH_HOST_S",
     "TwoLevel",
     "collective_time",
     "link_for",
@@ -44,18 +42,13 @@ from functools import lru_cache
 from math import ceil, inf, log2
 from typing import NamedTuple
 
+from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.ops.messages import Message, RankGroup, Spread, distinct_nodes, spread_over
 from perfmodel.specs.hardware import HardwareSpec, Link
 
 # Least seconds per step of an algorithm: a flag seen and answered, not just a packet on the wire. One NVLink hop of
 # NCCL's low-latency protocol takes 0.8-1.0 us on A100 and H100 (fits to nccl-tests) [assumed of other links].
 _DEFAULT_HOP_S = 1e-6
-# Over PCIe: NCCL's smallest all-gather takes 8.3 us between two RTX PRO 6000 and 13.6 us between four (flashinfer-ai/
-# flashinfer pull request 5023). Through the host's memory (NCCL's SHM transport) a hop is a write there and a read by
-# the other card: the smallest all-to-all between two RTX 4090 takes 11.5 us, one hop beyond a launch (tinygrad/
-# open-gpu-kernel-modules issue 17).
-HOP_OVER_PCIE_S = 2.65e-6
-HOP_THROUGH_HOST_S = 5.9e-6
 _MOST_RANKS_OVER_PCIE = 2  # vLLM's custom_all_reduce.py: kernels of its own serve more only where NVLink connects all
 DEFAULT_LINK = Link(name="pcie", bandwidth_bytes_per_s=31.5e9)  # PCIe 4.0 x16, where a file declares no link at all
 
@@ -131,7 +124,8 @@ def most_ranks_of_own_kernels(link: Link) -> float:
 def _hop_s(link: Link) -> float:
     if link.name != "pcie":
         return max(link.latency_s, _DEFAULT_HOP_S)
-    return max(link.latency_s, HOP_THROUGH_HOST_S if link.peer_to_peer is False else HOP_OVER_PCIE_S)
+    pcie = load_overheads().over_pcie
+    return max(link.latency_s, pcie.hop_through_host_s if link.peer_to_peer is False else pcie.hop_s)
 
 
 class TwoLevel(NamedTuple):

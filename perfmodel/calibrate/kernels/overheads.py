@@ -1,0 +1,141 @@
+"""Single published figures of messages over PCIe, of steps without CUDA graphs and of sampling, from a CSV.
+
+Columns: figure, device, model, ranks, bytes (that a rank sends), value (SI units), source. By figure:
+
+    all_gather_s               NCCL between devices that see each other's memory
+    all_to_all_through_host_s  the smallest between two that do not
+    bus_rate_through_host      of large all-reduces between such, as nccl-tests counts it
+    peer_read_rate             of kernels that read their peer's memory
+    eager_step_s               a decode step of one sequence, launched operator by operator
+    sampled_sequence_s         what a sequence more adds to a step where the model asks for top-p
+"""
+
+__all__ = ["OverheadRow", "fit_overheads", "read_overhead_rows"]
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.calibrate.origins import MALFORMED
+from perfmodel.calibrate.robust import fit_form
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.messages.links import DEFAULT_LINK
+from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
+from perfmodel.cost.forms.overheads import OverheadFits, OverPcieFit
+from perfmodel.cost.steps.host import launching_calls
+from perfmodel.errors import SpecError
+from perfmodel.files.bounded import read_rows
+from perfmodel.models.cards import load_model
+from perfmodel.ops import build_graph
+from perfmodel.specs import load_hardware
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec, Link
+
+Floats = NDArray[np.float64]
+_FREE = ("low_latency_fraction", "simple_fraction", "simple_start_s")
+_HOST_WITH_GRAPHS_S = 1e-3  # of a step, what an engine's host takes beside launches
+_FEWEST_SIZES = 8  # of the all-gather, twice the parameters
+
+
+class OverheadRow(NamedTuple):
+    """One published figure."""
+
+    figure: str
+    device: str
+    model: str
+    ranks: int
+    num_bytes: float
+    value: float
+    source: str
+
+
+def read_overhead_rows(path: str | Path) -> list[OverheadRow]:
+    """The rows of a table. Raises SpecError for what cannot be read, or has no such columns."""
+    try:
+        return [_row(cells) for cells in read_rows(Path(path))]
+    except (OSError, *MALFORMED) as error:
+        raise SpecError(f"{path}: is no table of single figures: {str(error).splitlines()[0]}.") from None
+
+
+def _row(cells: dict[str, str]) -> OverheadRow:
+    figure, device, model, source = (cells[name] for name in ("figure", "device", "model", "source"))
+    num_bytes, value = float(cells["bytes"] or 0.0), float(cells["value"])
+    return OverheadRow(figure, device, model, int(cells["ranks"]), num_bytes, value, source)
+
+
+def fit_overheads(rows: Sequence[OverheadRow]) -> OverheadFits:
+    """What the figures say, in two digits: they have no more. Raises SpecError for a kind of which there are none."""
+    steps = [_launch_s(row) for row in _of("eager_step_s", rows)]
+    sampled = [_bytes_per_logit(row) for row in _of("sampled_sequence_s", rows)]
+    traffic = _rounded(float(np.median(sampled)))
+    return OverheadFits(over_pcie=_over_pcie(rows), engine_launch_s=_mean(steps), sampling_bytes_per_logit=traffic)
+
+
+def _of(figure: str, rows: Sequence[OverheadRow], fewest: int = 1) -> list[OverheadRow]:
+    found = [row for row in rows if row.figure == figure]
+    if len(found) < fewest:
+        raise SpecError(f"found {len(found)} rows of figure {figure}; a fit needs at least {fewest}.")
+    return found
+
+
+def _over_pcie(rows: Sequence[OverheadRow]) -> OverPcieFit:
+    gathers = _of("all_gather_s", rows)
+    pairs, others = ([row for row in gathers if (row.ranks == 2) == is_pair] for is_pair in (True, False))
+    pairs = _of("all_gather_s", pairs, _FEWEST_SIZES)
+    (more, *_), least = _of("all_gather_s", others), min(pairs, key=lambda row: row.num_bytes)
+    hop_s = (more.value - least.value) / (more.ranks - least.ranks)  # k - 1 steps between k ranks
+    direct = _nccl(pairs, hop_s, least.value - hop_s)
+    through = _of("bus_rate_through_host", rows)
+    return OverPcieFit(
+        hop_s=_rounded(hop_s, 3),
+        hop_through_host_s=_rounded(_of("all_to_all_through_host_s", rows)[0].value - direct.launch_s),
+        low_latency_fraction=_rounded(direct.low_latency_fraction),
+        simple_fraction=_rounded(direct.simple_fraction),
+        simple_start_s=_rounded(direct.simple_start_s),
+        through_host_fraction=_mean([row.value / _link(row).bandwidth_bytes_per_s for row in through]),
+        kernels_fraction=_mean([row.value / _link(row).bandwidth_bytes_per_s for row in _of("peer_read_rate", rows)]),
+    )
+
+
+def _nccl(pairs: Sequence[OverheadRow], hop_s: float, launch_s: float) -> CollectiveFit:
+    """NCCL's all-gather between two devices, each byte touched once; the smallest is a launch and a hop."""
+    link, device = _link(pairs[0]), DeviceFacts.of(_hardware(pairs[0]))
+    payload = np.array([row.ranks * row.num_bytes for row in pairs])
+    sizes = CollectiveSizes.of("all_gather", payload, np.full(len(pairs), 2.0))
+
+    def seconds(fit: CollectiveFit, chosen: NDArray[np.int64]) -> Floats:
+        some = CollectiveSizes(*(np.broadcast_to(each, payload.shape)[chosen] for each in sizes))
+        return np.asarray(collective_seconds(some, fit, device, link).duration, dtype=np.float64)
+
+    begin = CollectiveFit(launch_s=launch_s, hop_s=hop_s, memory_touches=1.0, simple_fraction=0.6, ramp_s=1e-8)
+    return fit_form(seconds, begin, np.array([row.value for row in pairs]), free=_FREE)
+
+
+def _launch_s(row: OverheadRow) -> float:
+    """What is left of a step for each call that launches kernels."""
+    graph = build_graph(load_model(row.model), EngineSpec(enforce_eager=True), sampling="greedy")
+    return (row.value - _HOST_WITH_GRAPHS_S) / launching_calls(graph)
+
+
+def _bytes_per_logit(row: OverheadRow) -> float:
+    return row.value * DeviceFacts.of(_hardware(row)).bandwidth / load_model(row.model).vocab_size
+
+
+def _hardware(row: OverheadRow) -> HardwareSpec:
+    return load_hardware(row.device)
+
+
+def _link(row: OverheadRow) -> Link:
+    return _hardware(row).scale_up_link or DEFAULT_LINK
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The geometric mean: figures differ by factors."""
+    return _rounded(float(np.exp(np.mean(np.log(values)))))
+
+
+def _rounded(value: float, digits: int = 2) -> float:
+    return float(f"{value:.{digits}g}")

@@ -1,0 +1,75 @@
+"""What single published figures say, where no table and no run has more: messages over PCIe, launches without CUDA
+graphs, sampling.
+
+One file, `hardware_specs/calibrations/overheads.yaml`, written by `perfmodel calibrate --overheads`.
+"""
+
+__all__ = ["OverPcieFit", "OverheadFits", "load_overheads", "save_overheads"]
+
+import datetime
+from functools import lru_cache
+from pathlib import Path
+
+import yaml
+from pydantic import Field
+
+from perfmodel.files.base import Spec
+from perfmodel.files.catalog import data_dir
+from perfmodel.files.validation import parse
+from perfmodel.files.yaml_loader import load_yaml
+
+_FILE = "overheads.yaml"
+
+
+class OverPcieFit(Spec):
+    """What messages take over PCIe: fractions of the link's declared rate, hops of NCCL's low-latency protocol.
+
+    hop_s:               between devices that see each other's memory
+    hop_through_host_s:  between those that do not: a write to the host's memory, and a read by the other device
+    low_latency_fraction, simple_fraction, simple_start_s: of NCCL's protocols (`CollectiveFit`)
+    through_host_fraction: of the simple protocol through the host's memory
+    kernels_fraction:    of kernels that read their peer's memory
+    """
+
+    hop_s: float = Field(ge=1e-7, le=2e-5)
+    hop_through_host_s: float = Field(ge=1e-7, le=2e-5)
+    low_latency_fraction: float = Field(ge=0.05, le=0.8)
+    simple_fraction: float = Field(ge=0.3, le=1.0)
+    simple_start_s: float = Field(ge=1e-8, le=1e-4)
+    through_host_fraction: float = Field(ge=0.1, le=1.0)
+    kernels_fraction: float = Field(ge=0.1, le=1.0)
+
+
+class OverheadFits(Spec):
+    """The fits, and where they come from.
+
+    engine_launch_s: host time of an operator whose kernels a serving engine launches, its model's Python between
+                     launches included
+    sampling_bytes_per_logit: memory traffic of top-k and top-p sampling under engines without one of their own
+    """
+
+    source: str = ""
+    date: datetime.date | None = None
+    command: str = ""
+    over_pcie: OverPcieFit
+    engine_launch_s: float = Field(ge=1e-6, le=1e-3)
+    sampling_bytes_per_logit: float = Field(ge=10, le=2000)
+
+
+@lru_cache(maxsize=4)
+def _loaded(file: Path) -> OverheadFits:
+    loaded = load_yaml(file)
+    return parse(OverheadFits, loaded.data, loaded.positions)
+
+
+def load_overheads() -> OverheadFits:
+    """The committed fits. Raises SpecError for a file that is missing or malformed."""
+    return _loaded(data_dir("calibrations") / _FILE)
+
+
+def save_overheads(fits: OverheadFits, path: Path, header: str) -> Path:
+    """Write fits as YAML below `header`; reading them back gives equal ones."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(fits.model_dump(mode="json", exclude_defaults=True), sort_keys=False, width=100)
+    path.write_text(header + text, encoding="utf-8")
+    return path
