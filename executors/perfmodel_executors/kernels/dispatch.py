@@ -25,12 +25,16 @@ KERNELS: dict[str, dict[str, str]] = {
         "torch": f"{_HERE}.attention_decode.reference",
         "triton": f"{_HERE}.attention_decode.triton",
     },
+    "attention_latent_decode": {"torch": f"{_HERE}.attention_latent.reference"},
+    "attention_latent_prefill": {"torch": f"{_HERE}.attention_latent.reference"},
     "attention_prefill": {
         "torch": f"{_HERE}.attention_prefill.reference",
         "triton": f"{_HERE}.attention_prefill.triton",
     },
     "attention_sinks_decode": {"torch": f"{_HERE}.attention_sinks.reference"},
     "attention_sinks_prefill": {"torch": f"{_HERE}.attention_sinks.reference"},
+    "attention_softmax_decode": {"torch": f"{_HERE}.attention_softmax.reference"},
+    "attention_softmax_prefill": {"torch": f"{_HERE}.attention_softmax.reference"},
     "attention_sparse_decode": {"torch": f"{_HERE}.attention_sparse.reference"},
     "attention_sparse_prefill": {"torch": f"{_HERE}.attention_sparse.reference"},
     "attention_standard": {
@@ -38,6 +42,7 @@ KERNELS: dict[str, dict[str, str]] = {
         "triton": f"{_HERE}.attention_standard.triton",
     },
     "greedy": {"torch": f"{_HERE}.sampling.reference", "triton": f"{_HERE}.sampling.triton"},
+    "grouped_biased_experts": {"torch": f"{_HERE}.moe.reference"},
     "grouped_experts": {"torch": f"{_HERE}.moe.reference", "triton": f"{_HERE}.moe.grouped.triton"},
     "kv_write": {"torch": f"{_HERE}.kv_write.reference"},
     "linear": {"torch": f"{_HERE}.linear.reference", "triton": f"{_HERE}.linear.triton"},
@@ -70,13 +75,18 @@ class Kernels:
     activate: Callable[..., Any]
     add_rms_norm: Callable[..., Any]
     attention_decode: Callable[..., Any]
+    attention_latent_decode: Callable[..., Any]
+    attention_latent_prefill: Callable[..., Any]
     attention_prefill: Callable[..., Any]
     attention_sinks_decode: Callable[..., Any]
     attention_sinks_prefill: Callable[..., Any]
+    attention_softmax_decode: Callable[..., Any]
+    attention_softmax_prefill: Callable[..., Any]
     attention_sparse_decode: Callable[..., Any]
     attention_sparse_prefill: Callable[..., Any]
     attention_standard: Callable[..., Any]
     greedy: Callable[..., Any]
+    grouped_biased_experts: Callable[..., Any]
     grouped_experts: Callable[..., Any]
     kv_write: Callable[..., Any]
     linear: Callable[..., Any]
