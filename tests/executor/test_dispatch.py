@@ -44,6 +44,21 @@ def test_without_triton_its_kernels_are_refused(monkeypatch, execute):
     load_kernels("torch")
 
 
+@pytest.mark.parametrize(
+    ("triton", "numpy", "works"), [("3.6.0", "2.4.1", False), ("3.6.0", "2.3.5", True), ("3.7.1", "2.4.6", True)]
+)
+def test_versions_that_do_not_interpret_are_refused_in_a_sentence(monkeypatch, triton, numpy, works):
+    """Triton 3.6 calls int() on arrays of one element; NumPy 2.4 raises TypeError for it in the middle of a kernel."""
+    pytest.importorskip("triton", reason="Triton kernels need triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(dispatch, "version", {"triton": triton, "numpy": numpy}.__getitem__)
+    if works:
+        load_kernels("triton")
+        return
+    with pytest.raises(MissingExtraError, match=r"triton 3.6.0 does not interpret .*numpy<2.4"):
+        load_kernels("triton")
+
+
 def test_gpus_before_ampere_are_refused(a_t4, execute):
     with pytest.raises(SpecError, match=r"Tesla T4 is sm_75, and Triton kernels need sm_80 or newer.*--kernels torch"):
         load_kernels("triton", torch.device("cuda"))

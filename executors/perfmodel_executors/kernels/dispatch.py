@@ -4,10 +4,12 @@ Implementations are named, not imported, so that a backend's library (triton) is
 A faster kernel is one file beside `reference.py` and one entry here; what a backend lacks falls back to `torch`.
 """
 
-__all__ = ["KERNELS", "Kernels", "check_capability", "load_kernels"]
+__all__ = ["KERNELS", "Kernels", "check_capability", "check_interpreter", "load_kernels"]
 
+import os
 from collections.abc import Callable
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 
 from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError
 
+_INTERPRETS_NEW_NUMPY, _STRICT_NUMPY = (3, 7), (2, 4)
 _HERE = "perfmodel_executors.kernels"
 _OLDEST = 80  # compute capability of Ampere; on sm_75 Triton compiles matrix products without tensor cores
 
@@ -129,3 +132,20 @@ def _check_library() -> None:
             "the triton kernels need triton, which is not installed: pip install 'perfmodel[executor]', or use the "
             "torch kernels (--kernels torch)."
         )
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        check_interpreter(version("triton"), version("numpy"))
+
+
+def check_interpreter(triton: str, numpy: str) -> None:
+    """Raises MissingExtraError for versions that do not interpret: before 3.7 Triton makes integers of arrays with one
+    element, which NumPy 2.4 refuses."""
+    if _numbers(triton) < _INTERPRETS_NEW_NUMPY and _numbers(numpy) >= _STRICT_NUMPY:
+        raise MissingExtraError(
+            f"triton {triton} does not interpret kernels with numpy {numpy}, which makes no integers of arrays: "
+            f"pip install 'numpy<2.4', or triton 3.7, or unset TRITON_INTERPRET."
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The first two of a version."""
+    return tuple(int(part) for part in version.split(".")[:2])
