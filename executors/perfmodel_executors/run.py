@@ -34,7 +34,7 @@ from perfmodel_executors.driver import WallClock, serve
 from perfmodel_executors.kernels.tiles import choices
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, StepTimes, calibrate_machine
 from perfmodel_executors.measure.drift import DriftMeter
-from perfmodel_executors.models.support import check_engine, with_plain_weights
+from perfmodel_executors.models.support import check_engine, has_states, with_plain_weights
 from perfmodel_executors.parallel.ranks import open_ranks
 from perfmodel_executors.prompts import text_of
 from perfmodel_executors.runner import RunnerSetup, StepRunner
@@ -186,7 +186,10 @@ def as_executed(scenario: Scenario) -> Scenario:
             f"{scenario.name} asks for inference_mode=false, but the executor never keeps activations for gradients; "
             f"leave it out."
         )
-    engine = scenario.engine.model_copy(update={"disable_hybrid_kv_cache_manager": True})  # one table for all layers
+    ours: dict[str, bool] = {"disable_hybrid_kv_cache_manager": True}  # one table for all layers
+    if has_states(scenario.model):
+        ours["enable_prefix_caching"] = False  # a state of one sequence is of no use to another
+    engine = scenario.engine.model_copy(update=ours)
     return scenario.model_copy(update={"model": with_plain_weights(scenario.model), "engine": engine})
 
 

@@ -20,7 +20,7 @@ from perfmodel_executors.kernels.tiles import tuning
 from perfmodel_executors.models.batch import TokenSegment, build_batch
 from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.kv_cache import KVCache
-from perfmodel_executors.models.support import check_capturable, kv_packing
+from perfmodel_executors.models.support import check_capturable, check_served, has_states, kv_packing
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
 from perfmodel_executors.sampling import SamplingSettings
 
@@ -60,10 +60,9 @@ class StepRunner:
                 return self.graphs.run(segments)
             decoder = self.decoder
             batch = build_batch(segments, self.cache.block_size, decoder.device, decoder.ring, self.keeps_kv)
-            if (
-                is_warm_up and decoder.ring is not None and self.keeps_kv
-            ):  # a chunk overwrites what it would read when it runs again
-                with self.cache.restored([block for segment in segments for block in segment.block_table]):
+            # Run again, a chunk in a ring would read what it has overwritten, and a state would take tokens in twice.
+            if is_warm_up and self.keeps_kv and (decoder.ring is not None or has_states(decoder.model)):
+                with self.cache.restored([segment.block_table for segment in segments]):
                     return decoder.step(batch, self.cache)
             return decoder.step(batch, self.cache)
 
@@ -110,6 +109,7 @@ def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE, capture: Captur
         raise PerfmodelError("triton kernels run on a GPU, and the scenario is for a CPU; use --kernels torch.")
     if setup.backend == "triton" and kv_packing(served_model(model, engine)) is not None:
         raise PerfmodelError("a KV cache with scales in groups is read by the torch kernels only; use --kernels torch.")
+    check_served(model, engine)
     kernels = load_kernels(setup.backend, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -56,4 +56,6 @@ def _layer(layer: Any) -> dict[str, Any]:
     parts: dict[str, Any] = {}
     for name, part in (("mixer", layer.mixer), ("ffn", layer.ffn)):
         parts[name] = None if part is None else {"kind": type(part).__name__, **asdict(part)}
+        if hasattr(part, "rope"):
+            parts[name]["use_rope"] = part.rope is not None
     return parts

@@ -11,6 +11,7 @@ All sizes are in elements and before any sharding.
 """
 
 __all__ = [
+    "DEFAULT_ROUTING",
     "Attention",
     "BlockSparsity",
     "DenseFFN",
@@ -24,9 +25,12 @@ __all__ = [
     "Mixer",
     "MoEFFN",
     "QuantizationSpec",
+    "Routing",
 ]
 
 from dataclasses import dataclass
+
+from perfmodel.models.rope import DEFAULT_ROPE, Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,9 @@ class Attention:
     qk_norm_width: str = "head"  # head: one weight of head_dim | all_heads: weights over all heads | none: no weight
     output_gate: bool = False  # a gate as wide as the output, projected beside q (Qwen3-Next, Qwen3.5)
     sinks: bool = False  # one learned sink logit per head (gpt-oss)
-    use_rope: bool = True
+    rope: Rope | None = DEFAULT_ROPE  # None: positions are not rotated
+    softmax_scale: float | None = None  # of scores, where it is not 1 / sqrt(head_dim) (Gemma, Granite)
+    logit_cap: float | None = None  # scores become cap * tanh(score / cap) (Gemma 2)
     num_sink_tokens: int = 0  # first tokens that a query sees beside its window (StreamingLLM)
     is_rolling: bool = False  # keys that left the window are overwritten
     sparsity: BlockSparsity | None = None
@@ -129,7 +135,7 @@ class LinearAttention:
     v_head_dim: int
     qkv_bias: bool = False
     out_bias: bool = False
-    use_rope: bool = True
+    rope: Rope | None = DEFAULT_ROPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +158,8 @@ class LatentAttention:
     qk_rope_head_dim: int
     v_head_dim: int
     indexer: Indexer | None = None
+    rope: Rope = DEFAULT_ROPE  # of the rotary part of queries and keys
+    softmax_scale: float | None = None  # of scores, where it is not 1 / sqrt(nope + rope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +171,7 @@ class GatedDeltaNet:
     key_head_dim: int
     value_head_dim: int
     conv_kernel: int
+    state_format: str = "fp32"  # in which the state is kept between steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +188,9 @@ class Mamba:
     conv_bias: bool = True
     proj_bias: bool = False
     inner_norm: bool = True  # a gated norm before the output projection (Mamba-2), norms on dt, B, C (Jamba)
+    dt_min: float = 0.0  # limits of the time step
+    dt_max: float | None = None
+    state_format: str = "fp32"  # in which the state is kept between steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +203,27 @@ class DenseFFN:
     bias: bool = False
     up_rank: int | None = None  # of gate and up together, where they are products of two thin matrices
     down_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How the logits of a router become experts and their weights.
+
+    scoring:      softmax over all experts, or the sigmoid of each
+    renormalizes: the weights of the chosen experts are divided by their sum
+    scale:        and then multiplied by this
+    bias_chooses: the router's bias is added to the scores for the choice alone (DeepSeek-V3), not to the logits
+    groups_by:    the score of a group of experts: that of its best (max), or the sum of its best two (top2)
+    """
+
+    scoring: str = "softmax"
+    renormalizes: bool = True
+    scale: float = 1.0
+    bias_chooses: bool = False
+    groups_by: str = "max"
+
+
+DEFAULT_ROUTING = Routing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +242,7 @@ class MoEFFN:
     num_groups: int = 1  # group-limited routing: top_k experts out of `top_k_groups` groups
     top_k_groups: int = 1
     latent_size: int | None = None  # experts work in a projected space of this width (Nemotron-3 Super)
+    routing: Routing = DEFAULT_ROUTING
 
 
 Mixer = Attention | LatentAttention | LinearAttention | GatedDeltaNet | Mamba

@@ -98,13 +98,13 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
 def layer_parameters(model: ModelSpec, layer: Layer) -> dict[str, int]:
     """Parameters of one layer by component; only components that the layer has.
 
-    Norms: one of d per block (two with post-norms, one in all where the blocks share it), LayerNorms with a bias
-    twice that, and the mixer's own (q/k norms, MLA's latent norms, the gated norm of a scan).
+    Norms: one of d per block (two with norms before and after it, one in all where the blocks share it), LayerNorms
+    with a bias twice that, and the mixer's own (q/k norms, MLA's latent norms, the gated norm of a scan).
     """
     d = model.hidden_size
     counts: dict[str, int] = {}
     num_blocks = (layer.mixer is not None) + (layer.ffn is not None)
-    num_norms = num_blocks * (2 if model.post_norms else 1)
+    num_norms = num_blocks * (model.pre_norms + model.post_norms)
     if model.shared_block_norm:
         num_norms = min(num_norms, 1)
     if layer.mixer is not None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from perfmodel.models.architecture import Attention, LatentAttention, Layer, QuantizationSpec
+from perfmodel.models.architecture import Attention, LatentAttention, Layer, LinearAttention, QuantizationSpec
 from perfmodel.models.model_changes import ModelChanges
+from perfmodel.models.rope import Rope
 
 # How tokens are drawn, cheapest first. random: from the whole distribution (a temperature alone); top_k, top_p: from a
 # part of it, which sorts it.
@@ -72,15 +73,17 @@ class ModelSpec:
     sampling:     the card's generation_config: "greedy", "top_p", ... (what a server applies by default)
     extra_params: parameters outside the text decoder that are loaded with it (a vision tower), if known
     norm_bias:    norms are LayerNorms with a bias (GPT-2, OPT, Falcon) instead of RMSNorms
-    post_norms:   a second norm after each block (Gemma 2 and 3, GLM-4)
+    pre_norms, post_norms: a norm before each block, and one on what it adds: both (Gemma 2 and 3, GLM-4), or the
+                  second alone (OLMo 2)
+    norm_offset:  what is added to the weights of norms as files have them: 1 for Gemma's and Qwen3-Next's
+    embedding_scale, residual_scale, logit_scale: multipliers of the embedding (Gemma, Granite), of what each block adds
+                  to the residual stream, and of the logits (Granite)
+    logit_cap:    logits become cap * tanh(logit / cap) (Gemma 2)
     parallel_blocks:   mixer and feed-forward read the same input: one all-reduce a layer (GPT-NeoX, Falcon, Phi)
     shared_block_norm: ... behind one norm (Falcon-7B, Phi)
     num_learned_positions: rows of a learned position table (GPT-2, OPT); 0 with rotary or no positions
-    norm_eps:     added to the mean square in norms     } of no weight in a simulation; the values that a file leaves
-    rope_theta:   base of the rotary frequencies        } open are those of transformers' LlamaConfig
-    rotary_share: of a head's elements, that are rotated
+    norm_eps:     added to the mean square in norms; where a file leaves it open, that of transformers' LlamaConfig
     has_position_axes: positions of images and videos have several axes (M-RoPE)
-    rope_scaling: how frequencies are stretched for contexts beyond the trained one ("llama3", "yarn", ...), if they are
     weights_path: the file with the weights themselves, where the model was read from one (.gguf, .safetensors)
     num_distinct_layers: layers with weights of their own, used in turn (ALBERT: 1); None: each has its own
     weight_sparsity, exits: of changed models, see there
@@ -105,15 +108,18 @@ class ModelSpec:
     extra_params: float = 0.0
     source: str = ""
     norm_bias: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
+    norm_offset: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
     parallel_blocks: bool = False
     shared_block_norm: bool = False
     num_learned_positions: int = 0
     lm_head_bias: bool = False
     norm_eps: float = 1e-6
-    rope_theta: float = 10_000.0
-    rope_scaling: str | None = None
-    rotary_share: float = 1.0
     has_position_axes: bool = False
     weights_path: str | None = None
     num_distinct_layers: int | None = None
@@ -126,6 +132,18 @@ class ModelSpec:
     def weights_origin(self) -> str | None:
         """The file that a run's weights are made of: `weights_path`, or that of the model before it was changed."""
         return (self.changed_from.original if self.changed_from else self).weights_path
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The distinct rotary positions of its layers, in order."""
+        mixers = (layer.mixer for layer, _ in self.layers)
+        kinds = (Attention, LatentAttention, LinearAttention)
+        return tuple(dict.fromkeys(m.rope for m in mixers if isinstance(m, kinds) and m.rope is not None))
+
+    @property
+    def rope_scaling(self) -> str | None:
+        """How frequencies are stretched for contexts beyond the trained one, in any layer; None where they are not."""
+        return next((rope.scaling.kind for rope in self.ropes if rope.scaling is not None), None)
 
     @property
     def num_layers(self) -> int:

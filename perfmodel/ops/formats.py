@@ -8,13 +8,14 @@ from functools import partial
 from typing import NamedTuple
 
 from perfmodel.errors import SpecError
-from perfmodel.models.architecture import LatentAttention, QuantizationSpec
+from perfmodel.models.architecture import GatedDeltaNet, LatentAttention, Mamba, QuantizationSpec
 from perfmodel.models.kv_formats import with_eviction
 from perfmodel.models.layer_formats import with_layer_formats
 from perfmodel.models.number_formats import (
     BITS_PER_WEIGHT,
     bytes_per_weight,
     component_bytes,
+    format_of_dtype,
     kv_format,
     matmul_rate,
     with_dtype,
@@ -55,9 +56,9 @@ class LinearFormat(NamedTuple):
 
 
 def served_model(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec | None = None) -> ModelSpec:
-    """The model in the formats that the engine serves it in: `dtype`, how it is multiplied, `quantization` and
-    `kv_cache_dtype` applied; on `hardware`, formats that the engine has only weight-only kernels for there are
-    multiplied in the model's dtype.
+    """The model in the formats that the engine serves it in: `dtype`, how it is multiplied, `quantization`,
+    `kv_cache_dtype` and `mamba_ssm_cache_dtype` applied; on `hardware`, formats that the engine has only weight-only
+    kernels for there are multiplied in the model's dtype.
 
     Raises SpecError for an unknown name, with the nearest known ones.
     """
@@ -73,9 +74,22 @@ def served_model(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec | 
         served = _each_format(served, partial(_multiplied, engine, hardware))
     if engine.kv_cache_dtype != "auto" or engine.kv_tiers:
         served = replace(served, quantization=_with_kv_formats(served, engine))
+    if engine.mamba_ssm_cache_dtype != "auto":
+        served = _with_state_format(served, format_of_dtype(engine.mamba_ssm_cache_dtype))
     if engine.kv_eviction is not None:
         served = with_eviction(served, engine.kv_eviction.num_tokens)
     return model if served == model else served
+
+
+def _with_state_format(model: ModelSpec, form: str) -> ModelSpec:
+    """`model` with the recurrent states of all layers in `form`."""
+    layers = (
+        (replace(layer, mixer=replace(layer.mixer, state_format=form)), count)
+        if isinstance(layer.mixer, Mamba | GatedDeltaNet)
+        else (layer, count)
+        for layer, count in model.layers
+    )
+    return replace(model, layers=tuple(layers))
 
 
 def _with_kv_formats(model: ModelSpec, engine: EngineSpec) -> QuantizationSpec:

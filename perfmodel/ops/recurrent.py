@@ -2,7 +2,8 @@
 
 Prefill runs in chunks of c tokens as matrix multiplications inside a chunk and a recurrence between chunks; decode
 updates the state once per token, bound by reading and writing it. States are kept in fp32, as the configurations that
-say so have it (Qwen3.5, Nemotron-3); the window of the causal convolution is in the model's dtype.
+say so have it (Qwen3.5, Nemotron-3), or in the format that the engine is told; those between chunks of a scan are in
+fp32, the window of the causal convolution is in the model's dtype.
 """
 
 __all__ = [
@@ -24,13 +25,14 @@ from math import ceil
 from typing import NamedTuple
 
 from perfmodel.models.architecture import GatedDeltaNet, Mamba
+from perfmodel.models.number_formats import bytes_per_weight
 from perfmodel.ops.collectives import all_reduce
 from perfmodel.ops.elementwise import gate, rms_norm
 from perfmodel.ops.linear import gemm
 from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_prefills, on_tokens
 from perfmodel.ops.work import Work
 
-STATE_BYTES = 4.0  # per element of the recurrent state
+STATE_BYTES = 4.0  # per element of a state in fp32
 _DELTA_CHUNK = 64  # tokens per chunk of the gated delta rule (flash-linear-attention)
 
 
@@ -40,6 +42,7 @@ class StateShape(NamedTuple):
     rows:    key size of linear attention, state size N of a state-space model
     columns: value size of linear attention, head size P of a state-space model
     inputs:  elements per token read and written by the scan (q, k, v or x, B, C, and the output)
+    state_bytes: of an element of the state, as it is kept between steps
     """
 
     num_heads: int
@@ -49,6 +52,7 @@ class StateShape(NamedTuple):
     inputs: int
     dtype: str
     element_bytes: float
+    state_bytes: float = STATE_BYTES
 
     @property
     def state_elements(self) -> int:
@@ -122,7 +126,7 @@ def _prefill_scan(
 ) -> Work:
     """Inputs and outputs of all tokens, the states between chunks, and each sequence's own state."""
     tokens = sum(t for t, _ in prefills)
-    own = 2.0 * len(prefills) * state.state_elements * STATE_BYTES
+    own = 2.0 * len(prefills) * state.state_elements * state.state_bytes
     return Work(
         name,
         "scan",
@@ -145,7 +149,7 @@ def state_update(
     """q tokens per sequence: the state is read, decayed, updated, multiplied by the query and written back.
 
         FLOPs = 7 q B H k v for the delta rule (decay 1, k^T S 2, outer product 2, q^T S 2); 5 to 9 for Mamba
-        bytes = 4 (1 + q) B H k v (fp32 state: read once, written after each token) + q B inputs b
+        bytes = s (1 + q) B H k v (state of s bytes: read once, written after each token) + q B inputs b
 
     A state after each token is what lets a rejected draft be taken back.
     num_seqs B: sequences of `queries` q tokens each; name: of the operator; flops_per_element: of the state, a token
@@ -157,7 +161,7 @@ def state_update(
         flops=flops_per_element * queries * num_seqs * state.state_elements,
         rate="vector",
         activation_bytes=queries * num_seqs * state.inputs * state.element_bytes,
-        kv_bytes=(1.0 + queries) * num_seqs * state.state_elements * STATE_BYTES,
+        kv_bytes=(1.0 + queries) * num_seqs * state.state_elements * state.state_bytes,
         num_kernels=1 if num_seqs else 0,
     )
 
@@ -167,15 +171,16 @@ def state_shape(mixer: Mamba | GatedDeltaNet, tp: int, dtype: str, element_bytes
 
     dtype: of the products; element_bytes: of an element of inputs and outputs, in bytes
     """
+    kept = bytes_per_weight(mixer.state_format)
     if isinstance(mixer, GatedDeltaNet):
         heads, key_heads = ceil(mixer.num_value_heads / tp), ceil(mixer.num_key_heads / tp)
         rows, columns = mixer.key_head_dim, mixer.value_head_dim
         inputs = 2 * key_heads * rows + 2 * heads * columns
-        return StateShape(heads, rows, columns, key_heads, inputs, dtype, element_bytes)
+        return StateShape(heads, rows, columns, key_heads, inputs, dtype, element_bytes, kept)
     heads, groups = ceil(mixer.num_heads / tp), max(1, ceil(mixer.num_groups / tp))
     rows, columns = mixer.state_size, mixer.head_dim
     inputs = 2 * heads * columns + 2 * groups * rows
-    return StateShape(heads, rows, columns, groups, inputs, dtype, element_bytes)
+    return StateShape(heads, rows, columns, groups, inputs, dtype, element_bytes, kept)
 
 
 def conv_channels(mixer: Mamba | GatedDeltaNet, state: StateShape) -> int:

@@ -51,6 +51,7 @@ _SHARED = (
     "quantization_by_layer",
     "kv_cache",
     "kv_cache_dtype",
+    "mamba_ssm_cache_dtype",
     "kv_cache_group_size",
     "kv_cache_residual_tokens",
     "kv_tiers",

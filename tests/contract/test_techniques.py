@@ -59,6 +59,7 @@ NO_TECHNIQUE = {
     "engine.num_gpu_blocks_override": ROOM,
     "engine.scheduler_reserve_full_isl": ENGINE,
     "engine.disable_hybrid_kv_cache_manager": ENGINE,
+    "engine.mamba_ssm_cache_dtype": "in which format a model's own states are kept",
     "engine.scheduling_policy": "who goes first, at no cost to the whole",
     "engine.profile": ENGINE,
     "engine.version": ENGINE,

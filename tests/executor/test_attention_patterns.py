@@ -29,7 +29,9 @@ SIZES = [(45,), (1,) * 45, (7, 1, 1, 13, 8, 1, 14), (16, 29), (3, 1, 41)]
 def rotated(x, positions):
     """RoPE of [L, heads, dim], by complex multiplication."""
     half = x.shape[-1] // 2
-    angle = torch.outer(torch.as_tensor(positions).float(), MODELS["gqa"].rope_theta ** (-torch.arange(half) / half))
+    angle = torch.outer(
+        torch.as_tensor(positions).float(), MODELS["gqa"].ropes[0].theta ** (-torch.arange(half) / half)
+    )
     z = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)[:, None]
     return torch.cat((z.real, z.imag), -1)
 

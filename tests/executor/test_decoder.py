@@ -24,7 +24,7 @@ def rms(x, weight):
 def rotate(x):
     """RoPE of [T, heads, dim] at positions 0..T-1, by complex multiplication."""
     half = x.shape[-1] // 2
-    angle = torch.outer(torch.arange(len(x)), MODELS["gqa"].rope_theta ** (-torch.arange(half) / half)).to(x.dtype)
+    angle = torch.outer(torch.arange(len(x)), MODELS["gqa"].ropes[0].theta ** (-torch.arange(half) / half)).to(x.dtype)
     z = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)[:, None]
     return torch.cat((z.real, z.imag), -1)
 
@@ -44,7 +44,7 @@ def dense_attention(mixer, weights, x):
     )
     if weights.q_norm is not None:
         q, key = rms(q, weights.q_norm), rms(key, weights.k_norm)
-    if mixer.use_rope:
+    if mixer.rope is not None:
         q, key = rotate(q), rotate(key)
     i, j = torch.arange(t)[:, None], torch.arange(t)[None]
     mask = j <= i
@@ -169,8 +169,10 @@ def test_weights_are_equal_for_equal_seeds_and_logits_finite_in_bf16():
 
 def test_what_is_not_executed_is_refused_with_a_sentence():
     mamba = tiny()
-    object.__setattr__(mamba, "layers", ((Layer(Mamba(4, 8, 16, 1, 4), None), 2),))
-    with pytest.raises(PerfmodelError, match="the mixer Mamba is not executed yet"):
+    object.__setattr__(mamba, "layers", ((Layer(Mamba(4, 8, 16, 1, 4, dt_rank=2), None), 2),))
+    with pytest.raises(PerfmodelError, match="a scan other than Mamba-2 is not executed yet"):
         Decoder(mamba)
-    with pytest.raises(PerfmodelError, match="attention with sinks is not executed yet"):
-        Decoder(tiny((attention(sinks=True), DenseFFN(8))))
+    with pytest.raises(PerfmodelError, match="queries and keys without weights is not executed yet"):
+        Decoder(tiny((attention(qk_norm=True, qk_norm_width="none"), DenseFFN(8))))
+    with pytest.raises(PerfmodelError, match="the computation of cohere models is not executed yet"):
+        Decoder(tiny((attention(), DenseFFN(8)), model_type="cohere"))

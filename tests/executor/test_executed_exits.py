@@ -30,7 +30,7 @@ from workloads import Case  # noqa: E402
 NUM_LAYERS = 5
 DENSE = DenseFFN(intermediate_size=48)
 BIASED = attention(qk_norm=True, qkv_bias=True, output_gate=True, v_head_dim=6)
-MODEL = tiny(*[(attention(), DENSE), (BIASED, DENSE)] * 2, (attention(use_rope=False, window=9), DENSE))
+MODEL = tiny(*[(attention(), DENSE), (BIASED, DENSE)] * 2, (attention(rope=None, window=9), DENSE))
 DECODER = Decoder(MODEL, torch.float32, seed=1)
 ROLLING = with_window(tiny(*[(attention(), DENSE)] * NUM_LAYERS), ModelChanges(window=17, sinks=3))
 

@@ -124,7 +124,7 @@ def test_safetensors_give_back_what_was_written(tmp_path, changes):
     written = random_decoder(tmp_path, **changes)
     write_safetensors(written, tmp_path / "model.safetensors")
     model = load_model(tmp_path / "model.safetensors")
-    assert (model.norm_eps, model.rope_theta) == (1e-3, 777.0)
+    assert (model.norm_eps, model.ropes[0].theta) == (1e-3, 777.0)
     assert_equal(split(load_decoder(model, FLOAT32).weights), split(written.weights))
 
 
@@ -133,7 +133,7 @@ def test_gguf_gives_back_what_was_written(tmp_path, arch):
     written = random_decoder(tmp_path, model_type=arch)
     write_gguf(written, tmp_path / "tiny.gguf", arch)
     model = load_model(tmp_path / "tiny.gguf")
-    assert (model.norm_eps, model.rope_theta) == (pytest.approx(1e-3), 777.0)
+    assert (model.norm_eps, model.ropes[0].theta) == (pytest.approx(1e-3), 777.0)
     assert_equal(split(load_decoder(model, FLOAT32).weights), split(written.weights))
 
 
@@ -170,8 +170,6 @@ def test_files_that_do_not_fit_the_model_are_one_sentence(tmp_path, monkeypatch)
         load_decoder(wider, FLOAT32)
     with pytest.raises(SpecError, match=r"no tensor model.layers.2.input_layernorm.weight"):
         load_decoder(replace(model, layers=((model.layers[0][0], 3),)), FLOAT32)
-    with pytest.raises(PerfmodelError, match=r"llama3 scaling.*config.json"):
-        load_decoder(replace(model, rope_scaling="llama3"), FLOAT32)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(SpecError, match="is the file whole"):
         load_decoder(model, FLOAT32)
@@ -183,10 +181,26 @@ def test_files_that_do_not_fit_the_model_are_one_sentence(tmp_path, monkeypatch)
 def test_other_families_are_refused(tmp_path):
     experts = tiny((attention(), MoEFFN(num_experts=4, top_k=2, intermediate_size=8)), weights_path="x.gguf")
     other = tiny((attention(), DenseFFN(8)), weights_path="x.gguf")
-    with pytest.raises(PerfmodelError, match="weights of test models are not loaded yet"):
+    with pytest.raises(PerfmodelError, match="weights of unknown models are not loaded yet"):
         load_decoder(other, FLOAT32)
-    with pytest.raises(PerfmodelError, match="other than gated dense ones"):
-        load_decoder(replace(experts, model_type="llama"), FLOAT32)
+    with pytest.raises(PerfmodelError, match="weights of qwen3_moe models are not loaded yet"):
+        load_decoder(replace(experts, model_type="qwen3_moe"), FLOAT32)
+
+
+def test_scaled_frequencies_without_their_factor_are_refused(tmp_path):
+    """A GGUF file says that frequencies are those of Llama 3.1 by a tensor, and leaves the factor out."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIG | {"rope_scaling": {"rope_type": "llama3"}}))
+    with pytest.raises(PerfmodelError, match=r"llama3 scaling .* whose factor the file leaves out is not executed yet"):
+        load_decoder(load_model(config), FLOAT32)
+
+
+def test_dynamic_scaling_is_executed_within_the_trained_context_only(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIG | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}))
+    load_decoder(load_model(config), FLOAT32)
+    with pytest.raises(PerfmodelError, match=r"trained context of 128 tokens, and the engine serves 129"):
+        load_decoder(load_model(config), FLOAT32.model_copy(update={"max_model_len": 129}))
 
 
 def test_a_real_model_knows_the_capital_of_france():

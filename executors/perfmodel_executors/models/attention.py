@@ -4,7 +4,7 @@ Keys and values are written to the pages before they are attended to, but in a r
 overwrite what its own first queries see. A step that keeps none attends to its own tokens where they are.
 """
 
-__all__ = ["attend", "keys_and_values", "ring_of"]
+__all__ = ["attend", "heads_normed", "keys_and_values", "ring_of"]
 
 from itertools import pairwise
 from typing import Any
@@ -44,18 +44,27 @@ def attend(
     batch: StepBatch,
     rotations: Rotations,
     is_standard: bool = False,
+    sinks_N: Tensor | None = None,
 ) -> Tensor:
     """[T, N, H_v]: the one-token rows first, then the chunks', then the trees'. Queries and keys come unrotated.
 
+    sinks: a logit of each query head that takes its part of the softmax
+
     Raises PerfmodelError for a tree where a layer does not see all keys, or attends by the standard kernel.
     """
-    limits = {"a window": mixer.is_rolling, "blocks": mixer.sparsity is not None, "standard attention": is_standard}
+    has_own_softmax = mixer.logit_cap is not None or sinks_N is not None
+    limits = {
+        "a window": mixer.is_rolling,
+        "blocks": mixer.sparsity is not None,
+        "standard attention": is_standard,
+        "capped scores or sinks": has_own_softmax,
+    }
     if batch.trees is not None and any(limits.values()):
         names = " and ".join(name for name, is_used in limits.items() if is_used)
         raise PerfmodelError(f"a tree of drafted tokens is not verified with {names}; draft a chain instead.")
     if mixer.is_rolling:
         return _in_window(kernels, mixer, q_TNH, k_TKH, v_TKH, pages, batch, rotations)
-    rows = rotations.rows(mixer.head_dim) if mixer.use_rope else None
+    rows = None if mixer.rope is None else rotations.rows(mixer.rope, mixer.head_dim)
     if batch.keeps_kv:
         q_TNH = kernels.rope_kv_write(q_TNH, k_TKH, v_TKH, rows, pages, batch.slots_T)
     else:
@@ -68,6 +77,9 @@ def attend(
     decode, prefill = kernels.attention_decode, kernels.attention_prefill
     if mixer.sparsity is not None:
         decode, prefill, how = kernels.attention_sparse_decode, kernels.attention_sparse_prefill, (mixer.sparsity,)
+    if has_own_softmax:
+        decode, prefill = kernels.attention_softmax_decode, kernels.attention_softmax_prefill
+        how = (*how, mixer.logit_cap, sinks_N)
     split, end = batch.num_decodes, batch.num_decodes + batch.num_chunk_tokens
     parts: list[Tensor] = []
     if split:
@@ -81,6 +93,17 @@ def attend(
     return _joined(parts)
 
 
+def heads_normed(kernels: Kernels, x_TNH: Tensor, weight: Tensor | None, norm_eps: float) -> Tensor:
+    """Queries or keys behind their norm: over each head, or over all of them where the weights are as wide."""
+    if weight is None:
+        return x_TNH
+    if len(weight) == x_TNH.shape[2]:
+        per_head: Tensor = kernels.rms_norm(x_TNH, weight, norm_eps)
+        return per_head
+    over_all: Tensor = kernels.rms_norm(x_TNH.flatten(1), weight, norm_eps)
+    return over_all.view(x_TNH.shape)
+
+
 def keys_and_values(
     kernels: Kernels, x_RC: Tensor, mixer: Attention, weights: AttentionWeights, norm_eps: float
 ) -> tuple[Tensor, Tensor]:
@@ -91,8 +114,7 @@ def keys_and_values(
     bias = None if weights.qkv_bias is None else weights.qkv_bias[rows]
     kv_RD = apply_linear(kernels, x_RC, rows_of(weights.qkv, rows), bias)
     k_RKH = kv_RD[:, :width].view(len(x_RC), heads, mixer.head_dim)
-    if weights.k_norm is not None:
-        k_RKH = kernels.rms_norm(k_RKH, weights.k_norm, norm_eps)
+    k_RKH = heads_normed(kernels, k_RKH, weights.k_norm, norm_eps)
     return k_RKH, kv_RD[:, width:].view(len(x_RC), heads, mixer.v_head_dim)
 
 
@@ -126,11 +148,12 @@ def _in_window(
     ring, is_rolling = Ring(mixer.window, mixer.num_sink_tokens), batch.ring is not None
     assert batch.ring in (None, ring), f"a batch for {batch.ring} and a layer with {ring}"
     q_sinks_TNH, table, split = q_TNH, None, batch.num_decodes
-    if mixer.use_rope:
-        table, dim = rotations.tables[mixer.head_dim], mixer.head_dim
+    if mixer.rope is not None:
+        how = (mixer.rope, mixer.head_dim)
+        table = rotations.tables[how]
         if ring.sinks and len(batch.computed_G):
-            q_sinks_TNH = kernels.rope(q_TNH, rotations.rows(dim, ring.size - 1))
-        q_TNH, k_TKH = (kernels.rope(x, rotations.rows(dim)) for x in (q_TNH, k_TKH))
+            q_sinks_TNH = kernels.rope(q_TNH, rotations.rows(*how, ring.size - 1))
+        q_TNH, k_TKH = (kernels.rope(x, rotations.rows(*how)) for x in (q_TNH, k_TKH))
     parts: list[Tensor] = []
     if len(batch.computed_G):
         own = (q_TNH[split:], q_sinks_TNH[split:], k_TKH[split:], v_TKH[split:])

@@ -1,33 +1,36 @@
-"""One decoder for every executable `ModelSpec`: pre-norm layers of attention and feed-forward over a flat mixed batch.
+"""One decoder for every executable `ModelSpec`: layers of a mixer and a feed-forward block over a flat mixed batch.
 
-Linear layers see all tokens of a step at once, attention sees each sequence through its block table, and the LM head
-only the rows that are sampled: the structure of the step that the cost model's graph describes.
+Linear layers see all tokens of a step at once, mixers see each sequence through its block table, and the LM head only
+the rows that are sampled: the structure of the step that the cost model's graph describes. What mixes tokens comes from
+the table of mixers; norms, multipliers and caps are facts of the model.
 """
 
 __all__ = ["Decoder", "load_decoder"]
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from perfmodel.models.architecture import Attention, DenseFFN, MoEFFN
+from perfmodel.models.architecture import Attention, DenseFFN, LatentAttention, MoEFFN
 from perfmodel.models.params import weight_bytes
+from perfmodel.models.rope import Rope
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel_executors.kernels import Kernels, load_kernels
 from perfmodel_executors.kernels.apply_linear import apply_linear
-from perfmodel_executors.kernels.kv_pages import KVPages
-from perfmodel_executors.kernels.rope.reference import rope_table
-from perfmodel_executors.models.attention import attend, keys_and_values, ring_of
+from perfmodel_executors.models.attention import keys_and_values, ring_of
 from perfmodel_executors.models.batch import StepBatch
 from perfmodel_executors.models.choosing import TokenChooser
 from perfmodel_executors.models.exits import leave_early
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.loading import load_weights
+from perfmodel_executors.models.mixers import MIXERS, MixerStep
 from perfmodel_executors.models.random_weights import random_weights
-from perfmodel_executors.models.rotations import Rotations
+from perfmodel_executors.models.rotations import SCALED_BY_LENGTH, Rotations, rotary_table
+from perfmodel_executors.models.routing import route_tokens
 from perfmodel_executors.models.support import (
     CPU,
     check_blocks,
@@ -83,15 +86,16 @@ class Decoder:
         self.kernels = kernels or load_kernels()
         self.chooser = TokenChooser(self.kernels, device, sampling)
         self.weights = weights or random_weights(model, dtype, seed, device, group)
-        dims = {layer.mixer.head_dim for layer in model.iter_layers() if isinstance(layer.mixer, Attention)}
-        positions, theta = model.max_position_embeddings, model.rope_theta
-        self._rope = {dim: rope_table(positions, dim, theta, dtype).to(device) for dim in dims}
+        self._tables = {
+            (rope, dim): rotary_table(rope, dim, model.max_position_embeddings, dtype).to(device)
+            for rope, dim in _rotated(model)
+        }
 
     def new_cache(self, block_size: int, num_blocks: int = 0) -> KVCache:
         """An empty KV cache that fits this model; `num_blocks` are allocated at once, more when they are needed."""
         check_blocks(self.model, block_size)
         form, packing = kv_dtype(self.model, self.dtype), kv_packing(self.model)
-        return KVCache(self.part, block_size, form, num_blocks, self.device, packing)
+        return KVCache(self.part, block_size, form, num_blocks, self.device, packing, self.dtype)
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
         """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`."""
@@ -103,34 +107,34 @@ class Decoder:
 
         asks = self.model.exits is not None and self.model.exits.asks_lm_head
         fill = partial(self._fill, cache)
-        x_TC = leave_early(batch, self.model.num_layers, run_layers, fill, self._ask if asks else None)
+        x_TC = leave_early(batch, self.model.num_layers, run_layers, fill, self._head if asks else None)
         return self.logits(x_TC, batch)
 
     def logits(self, x_TC: Tensor, batch: StepBatch) -> Tensor:
         """Logits of the sampled rows, [S, V], from what the last layer gives for all."""
-        weights = self.weights
-        x_SC = self.kernels.rms_norm(x_TC[batch.sample_rows_S], weights.final_norm, self.model.norm_eps)
-        return self.group.gather(self.kernels.linear(x_SC, weights.lm_head), self.model.vocab_size)
+        return self._head(x_TC[batch.sample_rows_S])
 
     def through(
         self, batch: StepBatch, cache: KVCache, first: int = 0, stop: int | None = None, x_TC: Tensor | None = None
     ) -> Tensor:
         """[T, C] behind layer `stop` (all of them), for tokens that come from layer `first`, or from the embedding."""
-        weights = self.weights
+        weights, model = self.weights, self.model
         assert batch.ring == self.ring, "the batch's slots are not those of this model's cache"
-        rotations = Rotations(self._rope, batch.positions_T)
-        residual_TC = embed(weights.embedding, batch.tokens_T, self.group) if x_TC is None else x_TC
+        rotations = Rotations(self._tables, batch.positions_T)
+        states = cache.states.rows_of(batch, cache.block_size)
+        step = MixerStep(self.kernels, batch, rotations, states, model.norm_eps, self.is_standard)
+        residual_TC = self._embed(batch) if x_TC is None else x_TC
         update_TC: Tensor | None = None  # what the last block adds to the residual stream
-        layers = list(zip(self.part.iter_layers(), weights.layers, strict=True))
-        num_below = sum(isinstance(layer.mixer, Attention) for layer, _ in layers[:first])
-        pages = iter(cache.pages[num_below:])
-        for layer, layer_weights in layers[first:stop]:
-            if isinstance(layer.mixer, Attention) and layer_weights.mixer is not None:
-                x_TC, residual_TC = self._norm(update_TC, residual_TC, layer_weights.mixer_norm)
-                update_TC = self._attention(x_TC, layer.mixer, layer_weights.mixer, next(pages), batch, rotations)
+        layers = list(enumerate(zip(self.part.iter_layers(), weights.layers, strict=True)))
+        for index, (layer, own) in layers[first:stop]:
+            if layer.mixer is not None and own.mixer is not None:
+                x_TC, residual_TC = self._norm(update_TC, residual_TC, own.mixer_norm)
+                run = MIXERS[type(layer.mixer)]
+                part_TC = run(step, x_TC, layer.mixer, own.mixer, cache.of_layer(index))
+                update_TC = self._settled(self.group.all_reduce(part_TC), own.mixer_post_norm)
             if layer.ffn is not None:
-                x_TC, residual_TC = self._norm(update_TC, residual_TC, layer_weights.ffn_norm)
-                update_TC = self._feed_forward(x_TC, layer.ffn, layer_weights)
+                x_TC, residual_TC = self._norm(update_TC, residual_TC, own.ffn_norm)
+                update_TC = self._settled(self._feed_forward(x_TC, layer.ffn, own), own.ffn_post_norm)
         return residual_TC if update_TC is None else residual_TC + update_TC
 
     def next_tokens(self, batch: StepBatch, cache: KVCache) -> Tensor:
@@ -145,10 +149,19 @@ class Decoder:
         tokens: list[int] = self.next_tokens(batch, cache).tolist()
         return tokens
 
-    def _ask(self, x_RC: Tensor) -> Tensor:
-        """What the LM head makes of states between two layers."""
-        normed_RC = self.kernels.rms_norm(x_RC, self.weights.final_norm, self.model.norm_eps)
-        return self.group.gather(self.kernels.linear(normed_RC, self.weights.lm_head), self.model.vocab_size)
+    def _head(self, x_RC: Tensor) -> Tensor:
+        """What the LM head makes of states, [R, V]."""
+        model = self.model
+        normed_RC = self.kernels.rms_norm(x_RC, self.weights.final_norm, model.norm_eps)
+        logits_RV = self.group.gather(self.kernels.linear(normed_RC, self.weights.lm_head), model.vocab_size)
+        if model.logit_scale != 1:
+            logits_RV = logits_RV * model.logit_scale
+        return logits_RV if model.logit_cap is None else model.logit_cap * torch.tanh(logits_RV / model.logit_cap)
+
+    def _embed(self, batch: StepBatch) -> Tensor:
+        x_TC, scale = embed(self.weights.embedding, batch.tokens_T, self.group), self.model.embedding_scale
+        # Rounded as the table is, which is how Gemma was trained.
+        return x_TC if scale == 1 else x_TC * torch.tensor(scale, dtype=x_TC.dtype).item()
 
     def _fill(self, cache: KVCache, index: int, x_RC: Tensor, positions_R: Tensor, slots_R: Tensor) -> None:
         """Writes the keys and values that layer `index` makes of states that do not pass it."""
@@ -156,43 +169,28 @@ class Decoder:
         mixer = layers[index].mixer
         if not isinstance(mixer, Attention) or weights.mixer is None:
             return
-        pages = cache.pages[sum(isinstance(layer.mixer, Attention) for layer in layers[:index])]
+        assert isinstance(weights.mixer, AttentionWeights)
         x_RC, _ = self._norm(None, x_RC, weights.mixer_norm)
         k_RKH, v_RKH = keys_and_values(self.kernels, x_RC, mixer, weights.mixer, self.model.norm_eps)
-        if mixer.use_rope:
-            k_RKH = self.kernels.rope(k_RKH, self._rope[mixer.head_dim][positions_R])
-        self.kernels.kv_write(k_RKH, v_RKH, pages, slots_R)
+        if mixer.rope is not None:
+            k_RKH = self.kernels.rope(k_RKH, self._tables[mixer.rope, mixer.head_dim][positions_R])
+        self.kernels.kv_write(k_RKH, v_RKH, cache.of_layer(index), slots_R)
 
-    def _norm(self, update_TC: Tensor | None, residual_TC: Tensor, weight_C: Tensor) -> tuple[Tensor, Tensor]:
+    def _norm(self, update_TC: Tensor | None, residual_TC: Tensor, weight_C: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(what a block reads, the residual stream with what the block before it adds)."""
+        if weight_C is None:
+            residual_TC = residual_TC if update_TC is None else residual_TC + update_TC
+            return residual_TC, residual_TC
         if update_TC is None:
             return self.kernels.rms_norm(residual_TC, weight_C, self.model.norm_eps), residual_TC
         normed: tuple[Tensor, Tensor] = self.kernels.add_rms_norm(update_TC, residual_TC, weight_C, self.model.norm_eps)
         return normed
 
-    def _attention(
-        self,
-        x_TC: Tensor,
-        mixer: Attention,
-        weights: AttentionWeights,
-        pages: KVPages,
-        batch: StepBatch,
-        rotations: Rotations,
-    ) -> Tensor:
-        kernels, num_tokens = self.kernels, x_TC.shape[0]
-        heads, kv_heads, dim, v_dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.v_head_dim
-        gate = heads * v_dim if mixer.output_gate else 0
-        sizes = [heads * dim, kv_heads * dim, kv_heads * v_dim, gate]
-        q, k, v, gate_TD = torch.split(apply_linear(kernels, x_TC, weights.qkv, weights.qkv_bias), sizes, dim=-1)
-        q_TNH, k_TKH = q.view(num_tokens, heads, dim), k.view(num_tokens, kv_heads, dim)
-        if weights.q_norm is not None:
-            q_TNH = kernels.rms_norm(q_TNH, weights.q_norm, self.model.norm_eps)
-            k_TKH = kernels.rms_norm(k_TKH, weights.k_norm, self.model.norm_eps)
-        v_TKH = v.view(num_tokens, kv_heads, v_dim)
-        out_TNH = attend(kernels, mixer, q_TNH, k_TKH, v_TKH, pages, batch, rotations, self.is_standard)
-        out_TD = out_TNH.flatten(1)
-        if gate:
-            out_TD = out_TD * torch.sigmoid(gate_TD)
-        return self.group.all_reduce(apply_linear(kernels, out_TD, weights.out, weights.out_bias))
+    def _settled(self, update_TC: Tensor, weight_C: Tensor | None) -> Tensor:
+        """What a block adds to the residual stream, behind its norm and multiplier where the model has them."""
+        if weight_C is not None:
+            update_TC = self.kernels.rms_norm(update_TC, weight_C, self.model.norm_eps)
+        return update_TC if self.model.residual_scale == 1 else update_TC * self.model.residual_scale
 
     def _feed_forward(self, x_TC: Tensor, ffn: DenseFFN | MoEFFN, weights: LayerWeights) -> Tensor:
         if isinstance(weights.ffn, FFNWeights):
@@ -208,14 +206,31 @@ class Decoder:
 
     def _moe(self, x_TC: Tensor, ffn: MoEFFN, weights: MoEWeights) -> Tensor:
         kernels = self.kernels
-        routing = kernels.route(kernels.linear(x_TC, weights.router), ffn.top_k)
-        update_TC: Tensor = kernels.grouped_experts(x_TC, *routing, weights.up, weights.down, ffn.activation, ffn.gated)
+        routing = route_tokens(kernels, kernels.linear(x_TC, weights.router), ffn, weights.router_bias)
+        experts = (x_TC, *routing, weights.up, weights.down, ffn.activation, ffn.gated)
+        update_TC: Tensor
+        if weights.up_bias is None:
+            update_TC = kernels.grouped_experts(*experts)
+        else:
+            update_TC = kernels.grouped_biased_experts(*experts, weights.up_bias, weights.down_bias)
         if weights.shared is not None:
             shared_TC = self._dense(x_TC, weights.shared, ffn.activation, ffn.gated)
             if weights.shared_gate is not None:
                 shared_TC = shared_TC * torch.sigmoid(kernels.linear(x_TC, weights.shared_gate))
             update_TC = update_TC + shared_TC
         return update_TC
+
+
+def _rotated(model: ModelSpec) -> set[tuple[Rope, int]]:
+    """Each kind of rotary positions, with the size of what it rotates."""
+    found = set()
+    for layer, _ in model.layers:
+        mixer = layer.mixer
+        if isinstance(mixer, Attention) and mixer.rope is not None:
+            found.add((mixer.rope, mixer.head_dim))
+        elif isinstance(mixer, LatentAttention):
+            found.add((mixer.rope, mixer.qk_rope_head_dim))
+    return found
 
 
 def load_decoder(
@@ -228,10 +243,18 @@ def load_decoder(
     sampling: SamplingSettings | None = None,
 ) -> Decoder:
     """The model in the formats that the engine serves it in, with the weights of its file, else random ones."""
-    served = served_model(with_plain_weights(model), engine)
+    served = _up_to(served_model(with_plain_weights(model), engine), engine.max_model_len)
     check_executable(served, engine.attention)
     dtype, weights = torch_dtype(served), None
     if served.weights_origin is not None and device.type != "meta":
         check_memory(f"{served.name}: weights", sum(weight_bytes(served).values()) / group.size, device)
         weights = load_weights(served, dtype, device, group)
     return Decoder(served, dtype, seed, kernels, weights, device, group, engine.attention, sampling)
+
+
+def _up_to(model: ModelSpec, max_model_len: int | None) -> ModelSpec:
+    """The model with positions for the longest sequence that is served, where that decides how they are rotated."""
+    is_asked = any(rope.scaling is not None and rope.scaling.kind in SCALED_BY_LENGTH for rope in model.ropes)
+    if max_model_len is None or not (is_asked or max_model_len > model.max_position_embeddings):
+        return model
+    return replace(model, max_position_embeddings=max_model_len)

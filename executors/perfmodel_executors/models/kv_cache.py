@@ -1,4 +1,4 @@
-"""Paged keys and values: one pair of tensors per attention layer, indexed by the engine's block ids.
+"""What a model keeps of its sequences: paged keys and values or latents, indexed by the engine's block ids, and states.
 
 The pool grows with the block ids that plans mention: an engine on a machine with much memory counts millions of
 blocks, of which a short run touches few. Growing writes the new pages, so no step pays for the first touch.
@@ -7,19 +7,22 @@ blocks, of which a short run touches few. Growing writes the new pages, so no st
 __all__ = ["KVCache"]
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor
 
-from perfmodel.models.architecture import Attention
+from perfmodel.models.architecture import Attention, LatentAttention
 from perfmodel.models.spec import ModelSpec
+from perfmodel_executors.kernels.attention_latent.pages import LatentPages
 from perfmodel_executors.kernels.kv_pages import KVPages, Packing, empty_pages
+from perfmodel_executors.models.states import LayerState, StatePool
 from perfmodel_executors.models.support import CPU, check_memory
 
 
 class KVCache:
-    """Keys and values of all layers, in `dtype` (fp8 and int8: quantised) or packed: `pages[layer]`."""
+    """Keys and values of all layers, in `dtype` (fp8 and int8: quantised) or packed; latents and convolutions' inputs
+    in `model_dtype`."""
 
     def __init__(
         self,
@@ -29,16 +32,32 @@ class KVCache:
         num_blocks: int = 0,
         device: torch.device = CPU,
         packing: Packing | None = None,
+        model_dtype: torch.dtype | None = None,
     ) -> None:
         self.block_size = block_size
         self.device = device
         self.num_blocks = 0
-        self.pages: list[KVPages] = []
-        for layer in model.iter_layers():
-            if isinstance(layer.mixer, Attention):
-                dims = (layer.mixer.head_dim, layer.mixer.v_head_dim)
-                self.pages.append(empty_pages(0, block_size, layer.mixer.num_kv_heads, dims, dtype, device, packing))
+        self.states = StatePool(model, model_dtype or dtype, device)
+        self._paged: dict[int, KVPages | LatentPages] = {}
+        for index, layer in enumerate(model.iter_layers()):
+            mixer = layer.mixer
+            if isinstance(mixer, Attention):
+                dims = (mixer.head_dim, mixer.v_head_dim)
+                self._paged[index] = empty_pages(0, block_size, mixer.num_kv_heads, dims, dtype, device, packing)
+            elif isinstance(mixer, LatentAttention):
+                width = mixer.kv_lora_rank + mixer.qk_rope_head_dim
+                latents = torch.zeros(0, block_size, width, dtype=model_dtype or dtype, device=device)
+                self._paged[index] = LatentPages(latents)
         self._allocate(num_blocks)
+
+    @property
+    def pages(self) -> list[KVPages | LatentPages]:
+        """Those of the layers that have any, in order."""
+        return list(self._paged.values())
+
+    def of_layer(self, index: int) -> KVPages | LatentPages | LayerState | None:
+        """What layer `index` keeps."""
+        return self._paged.get(index) or self.states.layers.get(index)
 
     def reserve(self, num_blocks: int) -> None:
         """Make room for block ids below `num_blocks`; contents are kept."""
@@ -49,8 +68,8 @@ class KVCache:
         per_block = sum(pages.block_bytes for pages in self.pages)
         check_memory(f"{num_blocks} KV blocks", num_blocks * per_block, self.device)
         self.num_blocks = num_blocks
-        for layer, pages in enumerate(self.pages):  # one layer at a time: the old pages go as the new ones come
-            self.pages[layer] = pages.grown(self.num_blocks)
+        for index, pages in self._paged.items():  # one layer at a time: the old pages go as the new ones come
+            self._paged[index] = pages.grown(self.num_blocks)
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copy the keys and values of slots: (from, to) each; all are read before any is written."""
@@ -59,12 +78,15 @@ class KVCache:
             pages.move(sources, targets)
 
     @contextmanager
-    def restored(self, blocks: Sequence[int]) -> Iterator[None]:
-        """Afterwards these blocks hold again what they hold now."""
+    def restored(self, block_tables: Sequence[Sequence[int]]) -> Iterator[None]:
+        """Afterwards these sequences have again what they have now: in their blocks, and as states."""
+        blocks = [block for table in block_tables for block in table]
         index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
         tensors = [tensor for pages in self.pages for tensor in pages.tensors]
         kept = [_bytes(tensor)[index] for tensor in tensors]
-        yield
+        with ExitStack() as stack:
+            stack.enter_context(self.states.restored([table[0] for table in block_tables if table]))
+            yield
         for tensor, values in zip(tensors, kept, strict=True):
             _bytes(tensor)[index] = values
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
-from perfmodel.models.architecture import Layer, MoEFFN, QuantizationSpec
+from perfmodel.models.architecture import Attention, Layer, MoEFFN, QuantizationSpec
 from perfmodel.models.number_formats import METHODS
 from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels.weight_formats import (
@@ -76,6 +76,11 @@ def check_quantization(model: ModelSpec) -> None:
 def _check(model: ModelSpec, quantization: QuantizationSpec) -> None:
     if quantization.weights is None:
         return
+    if any(not isinstance(layer.mixer, Attention | None) for layer, _ in model.layers):
+        raise PerfmodelError(
+            f"{model.name}: latent attention and recurrent layers are executed with plain weights only; leave out "
+            f"engine.quantization, or simulate it."
+        )
     if model.weight_sparsity is not None:
         raise PerfmodelError(
             f"{model.name}: 2:4 sparse weights in {quantization.weights} are not executed: torch's sparse products "

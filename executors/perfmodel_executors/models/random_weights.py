@@ -9,11 +9,22 @@ tensor parallelism every rank draws the whole model, matrix by matrix, and keeps
 __all__ = ["random_weights"]
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN
+from perfmodel.models.architecture import (
+    Attention,
+    DenseFFN,
+    GatedDeltaNet,
+    LatentAttention,
+    Layer,
+    Mamba,
+    Mixer,
+    MoEFFN,
+)
 from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels.weight_formats import LowRankWeight, Weight
 from perfmodel_executors.models.quantized import layer_quantizer
@@ -21,8 +32,12 @@ from perfmodel_executors.models.support import CPU
 from perfmodel_executors.models.weights import (
     AttentionWeights,
     DecoderWeights,
+    DeltaWeights,
     FFNWeights,
+    LatentWeights,
     LayerWeights,
+    MambaWeights,
+    MixerWeights,
     MoEWeights,
     used_in_turn,
 )
@@ -47,10 +62,10 @@ class _Draw:
             return self.matrix(num_out, num_in)
         return LowRankWeight(self.matrix(rank, num_in), self.matrix(num_out, rank))
 
-    def bias(self, wanted: bool, size: int) -> Tensor | None:
+    def bias(self, wanted: bool, *size: int) -> Tensor | None:
         if not wanted:
             return None
-        return torch.randn(size, generator=self.generator, device=self.device).mul_(0.02).to(self.dtype)
+        return torch.randn(*size, generator=self.generator, device=self.device).mul_(0.02).to(self.dtype)
 
     def ones(self, size: int) -> Tensor:
         return torch.ones(size, dtype=self.dtype, device=self.device)
@@ -67,16 +82,22 @@ def random_weights(
         head = shard_rows(draw.matrix(model.vocab_size, model.hidden_size), group)
     quantize = layer_quantizer(model)  # layer by layer, so that only one is held in full
     layers = [
-        quantize(shard_layer_weights(_layer(draw, model.hidden_size, layer), layer, group), layer)
+        quantize(shard_layer_weights(_layer(draw, model, layer), layer, group), layer)
         for layer in list(model.iter_layers())[: model.num_distinct_layers]
     ]
     return DecoderWeights(embedding, head, draw.ones(model.hidden_size), used_in_turn(layers, model.num_layers))
 
 
-def _layer(draw: _Draw, hidden: int, layer: Layer) -> LayerWeights:
-    weights = LayerWeights(draw.ones(hidden), draw.ones(hidden))
-    if isinstance(layer.mixer, Attention):
-        weights.mixer = _attention(draw, hidden, layer.mixer)
+def _layer(draw: _Draw, model: ModelSpec, layer: Layer) -> LayerWeights:
+    hidden = model.hidden_size
+
+    def norm(wanted: bool) -> Tensor | None:
+        return draw.ones(hidden) if wanted else None
+
+    pre, post = model.pre_norms, model.post_norms
+    weights = LayerWeights(norm(pre), norm(pre), mixer_post_norm=norm(post), ffn_post_norm=norm(post))
+    if layer.mixer is not None:
+        weights.mixer = _MIXERS[type(layer.mixer)](draw, hidden, layer.mixer)
     if isinstance(layer.ffn, DenseFFN):
         width, ranks = layer.ffn.intermediate_size, (layer.ffn.up_rank, layer.ffn.down_rank)
         weights.ffn = _dense(draw, hidden, width, layer.ffn.gated, layer.ffn.bias, ranks)
@@ -90,14 +111,69 @@ def _attention(draw: _Draw, hidden: int, mixer: Attention) -> AttentionWeights:
     out = mixer.num_heads * mixer.v_head_dim
     if mixer.output_gate:
         rows += out
+    over_all = mixer.qk_norm_width == "all_heads"
     return AttentionWeights(
         qkv=draw.linear(rows, hidden, mixer.qkv_rank),
         out=draw.linear(hidden, out, mixer.out_rank),
         qkv_bias=draw.bias(mixer.qkv_bias, rows),
         out_bias=draw.bias(mixer.out_bias, hidden),
-        q_norm=draw.ones(mixer.head_dim) if mixer.qk_norm else None,
-        k_norm=draw.ones(mixer.head_dim) if mixer.qk_norm else None,
+        q_norm=draw.ones(mixer.head_dim * (mixer.num_heads if over_all else 1)) if mixer.qk_norm else None,
+        k_norm=draw.ones(mixer.head_dim * (mixer.num_kv_heads if over_all else 1)) if mixer.qk_norm else None,
+        sinks=draw.bias(mixer.sinks, mixer.num_heads),
     )
+
+
+def _latent(draw: _Draw, hidden: int, mixer: LatentAttention) -> LatentWeights:
+    heads, nope, rank = mixer.num_heads, mixer.qk_nope_head_dim, mixer.kv_lora_rank
+    thin = mixer.q_lora_rank
+    return LatentWeights(
+        q_down=None if thin is None else draw.matrix(thin, hidden),
+        q_norm=None if thin is None else draw.ones(thin),
+        q_up=draw.matrix(heads * (nope + mixer.qk_rope_head_dim), thin or hidden),
+        kv_down=draw.matrix(rank + mixer.qk_rope_head_dim, hidden),
+        kv_norm=draw.ones(rank),
+        keys_NPR=draw.matrix(heads, nope, rank),
+        values_NVR=draw.matrix(heads, mixer.v_head_dim, rank),
+        out=draw.matrix(hidden, heads * mixer.v_head_dim),
+    )
+
+
+def _mamba(draw: _Draw, hidden: int, mixer: Mamba) -> MambaWeights:
+    inner = mixer.num_heads * mixer.head_dim
+    channels = inner + 2 * mixer.num_groups * mixer.state_size
+    return MambaWeights(
+        input=draw.matrix(inner + channels + mixer.num_heads, hidden),
+        input_bias=draw.bias(mixer.proj_bias, inner + channels + mixer.num_heads),
+        conv=draw.matrix(channels, mixer.conv_kernel),
+        conv_bias=draw.bias(mixer.conv_bias, channels),
+        a_log=draw.ones(mixer.num_heads),
+        skip=draw.ones(mixer.num_heads),
+        dt_bias=draw.ones(mixer.num_heads),
+        norm=draw.ones(inner),
+        out=draw.matrix(hidden, inner),
+        out_bias=draw.bias(mixer.proj_bias, hidden),
+    )
+
+
+def _delta_net(draw: _Draw, hidden: int, mixer: GatedDeltaNet) -> DeltaWeights:
+    heads, values = mixer.num_value_heads, mixer.num_value_heads * mixer.value_head_dim
+    channels = 2 * mixer.num_key_heads * mixer.key_head_dim + values
+    return DeltaWeights(
+        input=draw.matrix(channels + values + 2 * heads, hidden),
+        conv=draw.matrix(channels, mixer.conv_kernel),
+        a_log=draw.ones(heads),
+        dt_bias=draw.ones(heads),
+        norm=draw.ones(mixer.value_head_dim),
+        out=draw.matrix(hidden, values),
+    )
+
+
+_MIXERS: dict[type[Mixer], Callable[[_Draw, int, Any], MixerWeights]] = {
+    Attention: _attention,
+    GatedDeltaNet: _delta_net,
+    LatentAttention: _latent,
+    Mamba: _mamba,
+}
 
 
 def _dense(
@@ -128,4 +204,7 @@ def _moe(draw: _Draw, hidden: int, ffn: MoEFFN) -> MoEWeights:
         down=draw.matrix(ffn.num_experts, hidden, ffn.intermediate_size),
         shared=shared,
         shared_gate=draw.matrix(1, hidden) if shared is not None and ffn.shared_gate else None,
+        router_bias=draw.bias(ffn.router_bias, ffn.num_experts),
+        up_bias=draw.bias(ffn.bias, ffn.num_experts, rows),
+        down_bias=draw.bias(ffn.bias, ffn.num_experts, hidden),
     )

@@ -7,6 +7,8 @@ __all__ = [
     "check_engine",
     "check_executable",
     "check_memory",
+    "check_served",
+    "has_states",
     "kv_dtype",
     "kv_packing",
     "torch_dtype",
@@ -19,11 +21,19 @@ from dataclasses import replace
 import torch
 
 from perfmodel.errors import DoesNotFitError, PerfmodelError
-from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN, QuantizationSpec
+from perfmodel.models.architecture import (
+    Attention,
+    GatedDeltaNet,
+    LatentAttention,
+    Mamba,
+    Mixer,
+    MoEFFN,
+    QuantizationSpec,
+)
+from perfmodel.models.executed import why_not_executed
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel_executors.kernels.kv_pages import FP8, Packing
-from perfmodel_executors.kernels.swiglu.reference import ACTIVATIONS
 from perfmodel_executors.models.quantized import check_quantization
 
 CPU = torch.device("cpu")
@@ -35,6 +45,7 @@ _DTYPES = {
 }
 
 
+_DEQUANTISED = ("gguf", "mxfp4")
 _PACKED_BITS = {"int8": 8, "int4": 4, "int2": 2}
 _KV_DTYPES = _DTYPES | {"fp8": FP8, "int8": torch.int8}
 
@@ -49,8 +60,9 @@ def torch_dtype(model: ModelSpec) -> torch.dtype:
 
 
 def with_plain_weights(model: ModelSpec) -> ModelSpec:
-    """The model as it is executed: the quantised weights of a GGUF file are dequantised when they are loaded."""
-    if model.weights_origin is None or model.quantization.method != "gguf":
+    """The model as it is executed: the quantised weights of GGUF files, and experts in MXFP4, are dequantised when they
+    are loaded."""
+    if model.weights_origin is None or model.quantization.method not in _DEQUANTISED:
         return model
     return replace(model, quantization=QuantizationSpec(kv_cache=model.quantization.kv_cache))
 
@@ -108,9 +120,8 @@ def check_executable(model: ModelSpec, attention: str = "flash") -> None:
         _check_packing(model, packing)
     if attention == "standard":
         _check_standard(model)
-    missing = next(
-        filter(None, (_missing(layer, model.weight_sparsity is not None) for layer, _ in model.layers)), None
-    ) or _missing_around(model)
+    _check_softmax(model, attention)
+    missing = why_not_executed(model) or _missing_around(model)
     if missing:
         raise PerfmodelError(f"{model.name}: {missing} is not executed yet; it can be simulated.")
 
@@ -169,6 +180,29 @@ def check_blocks(model: ModelSpec, block_size: int) -> None:
             )
 
 
+def has_states(model: ModelSpec) -> bool:
+    """Whether some layer keeps a state for each sequence."""
+    return any(isinstance(layer.mixer, Mamba | GatedDeltaNet) for layer, _ in model.layers)
+
+
+def check_served(model: ModelSpec, engine: EngineSpec) -> None:
+    """Raises PerfmodelError for what the engine does with keys and values of a model that keeps something else."""
+    if engine.kv_cache == "off" and any(not isinstance(m, Attention | None) for m in _mixers(model)):
+        raise PerfmodelError(
+            f"{model.name}: steps without a KV cache (engine.kv_cache=off) are executed for softmax attention only, "
+            f"and this model has other mixers; set engine.kv_cache to paged."
+        )
+    if engine.speculative_config is not None and has_states(model):
+        raise PerfmodelError(
+            f"{model.name}: drafted tokens that are turned down would have to be taken out of recurrent states again; "
+            f"execute it without engine.speculative_config."
+        )
+
+
+def _mixers(model: ModelSpec) -> list[Mixer | None]:
+    return [layer.mixer for layer, _ in model.layers]
+
+
 def check_capturable(model: ModelSpec, attention: str) -> None:
     """Raises PerfmodelError for decodes that a CUDA graph cannot hold, since their kernels ask the host for lengths."""
     mixers = [layer.mixer for layer, _ in model.layers if isinstance(layer.mixer, Attention)]
@@ -178,6 +212,8 @@ def check_capturable(model: ModelSpec, attention: str) -> None:
         "block-sparse attention (model_changes.sparse)": any(mixer.sparsity is not None for mixer in mixers),
         "outliers multiplied apart (llm_int8)": model.quantization.outlier_share > 0,
         "early exit (model_changes.early_exit)": model.exits is not None,
+        "recurrent layers": any(not isinstance(m, Attention | LatentAttention | None) for m in _mixers(model)),
+        "experts with biases": any(layer.ffn.bias for layer, _ in model.layers if isinstance(layer.ffn, MoEFFN)),
     }
     for reason, is_used in reasons.items():
         if is_used:
@@ -187,13 +223,21 @@ def check_capturable(model: ModelSpec, attention: str) -> None:
             )
 
 
+def _check_softmax(model: ModelSpec, attention: str) -> None:
+    """Capped scores and sinks have one kernel, over all keys, a window or a chunk."""
+    for layer, _ in model.layers:
+        mixer = layer.mixer
+        if not isinstance(mixer, Attention) or (mixer.logit_cap is None and not mixer.sinks):
+            continue
+        if attention == "standard" or mixer.is_rolling or mixer.sparsity is not None:
+            raise PerfmodelError(
+                f"{model.name}: capped scores or sinks in the softmax are not executed with standard attention, a "
+                f"rolling KV cache (model_changes.window) or blocks (model_changes.sparse); leave those out."
+            )
+
+
 def _missing_around(model: ModelSpec) -> str | None:
     unsupported = {
-        "LayerNorm": model.norm_bias,
-        "a second norm after each block": model.post_norms,
-        "mixer and feed-forward in parallel": model.parallel_blocks,
-        "a learned position table": model.num_learned_positions > 0,
-        "a bias in the LM head": model.lm_head_bias,
         "a product by single sparse weights (prune with storage: sparse; dense storage runs)": model.weight_sparsity
         is not None
         and not model.weight_sparsity.is_2_4,
@@ -201,25 +245,3 @@ def _missing_around(model: ModelSpec) -> str | None:
         and (model.quantization.weights is not None or model.weight_sparsity is not None),
     }
     return next((name for name, is_used in unsupported.items() if is_used), None)
-
-
-def _missing(layer: Layer, is_sparse: bool) -> str | None:
-    mixer, ffn = layer.mixer, layer.ffn
-    if mixer is not None and not isinstance(mixer, Attention):
-        return f"the mixer {type(mixer).__name__}"
-    if mixer is not None and mixer.sinks:
-        return "attention with sinks"
-    if mixer is not None and mixer.qk_norm and mixer.qk_norm_width != "head":
-        return "a norm of queries and keys over all heads"
-    if isinstance(ffn, MoEFFN):
-        if is_sparse:
-            return "2:4 sparsity of experts (model_changes.prune)"
-        if ffn.num_groups > 1:
-            return f"routing limited to {ffn.top_k_groups} of {ffn.num_groups} expert groups"
-        if ffn.latent_size is not None:
-            return "a mixture of experts in a latent space"
-        if ffn.bias or ffn.router_bias:
-            return "a mixture of experts with biases"
-    if isinstance(ffn, DenseFFN | MoEFFN) and ffn.activation not in ACTIVATIONS:
-        return f"the activation {ffn.activation}"
-    return None

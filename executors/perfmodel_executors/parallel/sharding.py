@@ -39,6 +39,11 @@ def shard_model(model: ModelSpec, num_ranks: int) -> ModelSpec:
 def check_divisible(model: ModelSpec, num_ranks: int) -> None:
     """Raises PerfmodelError for heads or widths that `num_ranks` does not divide (engines refuse these too)."""
     for layer, _ in model.layers:
+        missing = _not_shared_out(layer)
+        if missing:
+            raise PerfmodelError(
+                f"{model.name}: {missing} is not executed on several ranks; set tensor_parallel_size to 1."
+            )
         for name, size in _sizes(layer):
             shared = num_ranks % size if name == "num_key_value_heads" and size < num_ranks else size % num_ranks
             if shared:
@@ -46,6 +51,17 @@ def check_divisible(model: ModelSpec, num_ranks: int) -> None:
                     f"{model.name}: {name}={size} cannot be shared out evenly over tensor_parallel_size={num_ranks}; "
                     f"choose a size that divides it."
                 )
+
+
+def _not_shared_out(layer: Layer) -> str | None:
+    mixer, ffn = layer.mixer, layer.ffn
+    if mixer is not None and not isinstance(mixer, Attention):
+        return f"the mixer {type(mixer).__name__}"
+    if mixer is not None and mixer.sinks:
+        return "a softmax with sinks"
+    if mixer is not None and mixer.qk_norm and mixer.qk_norm_width != "head":
+        return "a norm of queries and keys over all heads"
+    return "a mixture of experts with biases" if isinstance(ffn, MoEFFN) and ffn.bias else None
 
 
 def _sizes(layer: Layer) -> list[tuple[str, int]]:
@@ -74,9 +90,10 @@ def shard_layer_weights(weights: LayerWeights, layer: Layer, group: TensorGroup)
     """This rank's part of the weights of the whole `layer`."""
     if group.size == 1:
         return weights
-    part = LayerWeights(weights.mixer_norm, weights.ffn_norm)
+    part = replace(weights, mixer=None, ffn=None)
     if weights.mixer is not None:
         assert isinstance(layer.mixer, Attention)
+        assert isinstance(weights.mixer, AttentionWeights)
         part.mixer = _attention(weights.mixer, layer.mixer, group)
     if isinstance(weights.ffn, FFNWeights):
         assert isinstance(layer.ffn, DenseFFN)
@@ -129,6 +146,7 @@ def _moe(weights: MoEWeights, gated: bool, group: TensorGroup) -> MoEWeights:
         down=_cut(_plain(weights.down), 2, group),
         shared=None if weights.shared is None else _dense(weights.shared, gated, group),
         shared_gate=weights.shared_gate,
+        router_bias=weights.router_bias,
     )
 
 

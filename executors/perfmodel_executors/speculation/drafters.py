@@ -14,7 +14,7 @@ from perfmodel.ops.formats import served_model
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.models.quantized import check_quantization, layer_quantizer
-from perfmodel_executors.models.weights import DecoderWeights
+from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights
 
 
 def first_layers(decoder: Decoder, count: int) -> Decoder:
@@ -65,7 +65,8 @@ def _widths(weights: DecoderWeights) -> list[int]:
     found = []
     for layer in weights.layers:
         mixer, ffn = layer.mixer, layer.ffn
-        matrices = [*((mixer.qkv, mixer.out) if mixer else ()), *((ffn.up, ffn.down) if ffn else ())]
+        own = (mixer.qkv, mixer.out) if isinstance(mixer, AttentionWeights) else ()
+        matrices = [*own, *((ffn.up, ffn.down) if ffn else ())]
         found += [matrix.shape[-1] for matrix in matrices if isinstance(matrix, Tensor)]
     return found
 

@@ -27,7 +27,7 @@ from perfmodel.ops.extents import Extent
 from perfmodel.ops.messages import Message
 from perfmodel.ops.work import Work
 
-_CACHE_SHARE = 0.7  # of L2 that one kernel's operands can count on
+_CACHE_SHARE = 0.7  # of L2 that one kernel's operands can count on [assumed]
 
 
 class FamilyFit(Spec):

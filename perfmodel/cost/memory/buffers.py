@@ -12,11 +12,12 @@ from math import ceil
 
 from perfmodel.models.architecture import Attention, DenseFFN, LatentAttention, Layer, MoEFFN
 from perfmodel.models.number_formats import bytes_per_weight
+from perfmodel.models.rope import Rope
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs.engine.spec import EngineSpec
 
-_FP32, _INT64 = 4, 8
+_FP32, _INT32, _INT64 = 4, 4, 8
 _SEGMENTS = 128  # rows from which on PyTorch sorts each by itself (aten/src/ATen/native/cuda/Sort.cu)
 
 
@@ -49,22 +50,25 @@ def sampler_bytes_per_logit(engine: EngineSpec, size: float) -> float:
     """Bytes held per logit when sampling holds most: logits of `size` bytes, their copy in fp32, and
 
     without a sort  the probabilities
-    with a sort     sorted logits and their indices (int64), and what the sort takes meanwhile: indices to begin with
-                    and a second buffer of keys and values for its passes; for fewer than 128 rows, which are sorted
-                    as one, pairs of (row, index) twice, keys, and that second buffer
+    with a sort     sorted logits and their indices, and what the sort takes meanwhile: indices to begin with
+                    and a second buffer of keys and values for its passes; for fewer than 128 rows, which
+                    PyTorch sorts as one, pairs of (row, index) twice, keys, and that second buffer
 
     Source: vllm/v1/worker/gpu_model_runner.py, _dummy_sampler_run; vllm/v1/sample/sampler.py and ops/
     topk_topp_sampler.py, apply_top_k_top_p; PyTorch, aten/src/ATen/native/cuda/Sort.cu; CUB, DeviceSegmentedRadixSort
-    (inputs that are not overwritten ask for room for another copy).
+    (inputs that are not overwritten ask for room for another copy);
+    TensorRT-LLM, cpp/tensorrt_llm/kernels/samplingTopPKernels.cu.
 
     engine: whose facts say whether it sorts
     """
     held = size + _FP32
-    if not engine.described.facts.buffers.sorts_logits:
+    sorts = engine.described.facts.buffers.sorts_logits
+    if sorts == "none":
         return held + _FP32
-    passes = _FP32 + _INT64
-    beside = _INT64 if engine.max_num_seqs >= _SEGMENTS else 2 * _INT64 + _FP32
-    return held + _FP32 + _INT64 + beside + passes
+    index = _INT64 if sorts == "int64" else _INT32
+    is_apart = sorts == "int32" or engine.max_num_seqs >= _SEGMENTS
+    beside = index if is_apart else 2 * _INT64 + _FP32
+    return held + _FP32 + index + beside + _FP32 + index
 
 
 def rotary_table_bytes(model: ModelSpec, engine: EngineSpec) -> float:
@@ -79,18 +83,19 @@ def rotary_table_bytes(model: ModelSpec, engine: EngineSpec) -> float:
     if rules.rotary_table == "none":
         return 0.0
     size = _FP32 if rules.rotary_table == "fp32" else bytes_per_weight(model.dtype)
-    widths = {_rotated(layer, model) for layer, _ in model.layers} - {0}
+    tables = {_rotated(layer) for layer, _ in model.layers} - {None}
     positions = model.max_position_embeddings * (rules.positions_per_axes if model.has_position_axes else 1)
-    return positions * size * sum(widths) * (2 if model.rope_scaling == "per layer" else 1)
+    return positions * size * sum(table[1] for table in tables if table is not None)
 
 
-def _rotated(layer: Layer, model: ModelSpec) -> int:
+def _rotated(layer: Layer) -> tuple[Rope, int] | None:
+    """A layer's rotation, and how many elements of a head it turns."""
     mixer = layer.mixer
     if isinstance(mixer, LatentAttention):
-        return mixer.qk_rope_head_dim
-    if isinstance(mixer, Attention) and mixer.use_rope:
-        return int(mixer.head_dim * model.rotary_share)
-    return 0
+        return mixer.rope, mixer.qk_rope_head_dim
+    if isinstance(mixer, Attention) and mixer.rope is not None:
+        return mixer.rope, mixer.rope.dim or mixer.head_dim
+    return None
 
 
 def _inputs(layer: Layer, shard: Sharding, hidden: int) -> int:

@@ -194,14 +194,14 @@ def rolling_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequen
 
 
 def state_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequence[Layer]) -> float:
-    """Recurrent state of one sequence on one device: fp32 states, and the windows of the convolutions."""
+    """Recurrent state of one sequence on one device: states as they are kept, and the windows of the convolutions."""
     size = bytes_per_weight(model.dtype)
     total = 0.0
     for layer in layers:
         mixer = layer.mixer
         if isinstance(mixer, Mamba | GatedDeltaNet):
             state = state_shape(mixer, shard.tp, model.dtype, size)
-            total += state.state_elements * STATE_BYTES
+            total += state.state_elements * state.state_bytes
             total += conv_channels(mixer, state) * (mixer.conv_kernel - 1) * size
         elif isinstance(mixer, LinearAttention):
             total += linear_heads(mixer, shard, model.dtype, size).state_elements * STATE_BYTES

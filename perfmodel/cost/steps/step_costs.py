@@ -20,10 +20,12 @@ from perfmodel.cost.steps.speculation import SpeculativePricer
 from perfmodel.cost.steps.split import LayerSplit, SplitPricer, layer_split_of
 from perfmodel.cost.steps.stages import estimate_step, step_pricer
 from perfmodel.cost.steps.tables import StepTables
+from perfmodel.models.architecture import LatentAttention
 from perfmodel.ops.attention.decode import ContextSpread
 from perfmodel.ops.formats import on_device
 from perfmodel.ops.graphs.step import StepGraph, build_graph
 from perfmodel.ops.work import BatchShape
+from perfmodel.specs.engine.graphs import GraphObstacle
 from perfmodel.specs.scenario import Overheads, Scenario
 
 _SPREAD_OTHER_VERSION = 1.3  # as of kernels measured under another engine [assumed]
@@ -113,8 +115,9 @@ def scenario_fits(
     if engine.described.version.age != "described":
         calibration = calibration.model_copy(update={"spread": calibration.spread * _SPREAD_OTHER_VERSION})
     applied = profile.applied_to(calibration, is_eager=engine.enforce_eager)
-    if engine.captured_tokens < applied.host.captured_tokens:
-        host = applied.host.model_copy(update={"captured_tokens": engine.captured_tokens})
+    captured = _captured_with_prompts(scenario)
+    if applied.host.replays_graphs and captured != applied.host.captured_tokens:
+        host = applied.host.model_copy(update={"captured_tokens": captured})
         applied = applied.model_copy(update={"host": host})
     overheads = scenario.overheads
     if overheads == Overheads():
@@ -122,6 +125,26 @@ def scenario_fits(
     update = {"kernel_overheads": overheads.kernels, "host_overheads": overheads.host}
     server = profile.server.times(overheads.host)
     return applied.model_copy(update=update), profile.model_copy(update={"server": server})
+
+
+def _captured_with_prompts(scenario: Scenario) -> int:
+    """Tokens of the largest step with prompts that a CUDA graph is captured for; 0 where none is."""
+    model, engine = scenario.model, scenario.engine
+    mixers = [layer.mixer for layer, _ in model.layers]
+    has: dict[GraphObstacle, bool] = {
+        "encoder": model.extra_params > 0,
+        "indexer": any(isinstance(mixer, LatentAttention) and mixer.indexer is not None for mixer in mixers),
+        "data_parallel": engine.data_parallel_size > 1,
+        "pipeline_parallel": engine.pipeline_parallel_size > 1,
+        "all2all": engine.data_parallel_size > 1 and engine.enable_expert_parallel and not engine.gathers_tokens,
+        "speculation": engine.speculative_config is not None,
+    }
+    return engine.described.facts.graphs.most_with_prompts(
+        engine.captured_tokens,
+        engine.max_num_batched_tokens,
+        any(isinstance(mixer, LatentAttention) for mixer in mixers),
+        [name for name, is_there in has.items() if is_there],
+    )
 
 
 def scenario_graph(scenario: Scenario, profile: EngineProfile, spread: ContextSpread | None = None) -> StepGraph:

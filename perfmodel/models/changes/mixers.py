@@ -122,7 +122,7 @@ def with_linear_attention(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
             v_head_dim=mixer.v_head_dim,
             qkv_bias=mixer.qkv_bias,
             out_bias=mixer.out_bias,
-            use_rope=mixer.use_rope,
+            rope=mixer.rope,
         )
 
     return with_mixers(model, change)

@@ -12,11 +12,22 @@ __all__ = [
 ]
 
 import math
+from dataclasses import replace
 
 from perfmodel.errors import SpecError
-from perfmodel.models.architecture import Attention, DenseFFN, GatedDeltaNet, Indexer, LatentAttention, Mamba, MoEFFN
+from perfmodel.models.architecture import (
+    Attention,
+    DenseFFN,
+    GatedDeltaNet,
+    Indexer,
+    LatentAttention,
+    Mamba,
+    MoEFFN,
+    Routing,
+)
 from perfmodel.models.hf.families import Family
 from perfmodel.models.hf.fields import Fields
+from perfmodel.models.hf.rope import latent_softmax_scale, rope_of
 
 _PLAIN_ACTIVATIONS = ("relu", "relu2")  # no published decoder gates these
 
@@ -63,13 +74,15 @@ def attention(
         qk_norm_width=width,
         output_gate=_output_gate(fields),
         sinks=_sinks(fields, family, window),
-        use_rope=use_rope and family.position_offset is None,
+        rope=rope_of(fields, head_dim, window is not None) if use_rope and family.position_offset is None else None,
+        softmax_scale=_softmax_scale(fields),
+        logit_cap=fields.optional_number("attn_logit_softcapping"),
     )
 
 
 def latent_attention(fields: Fields) -> LatentAttention:
     """MLA, by its ranks; a file's `head_dim` is the rotary part and is not read."""
-    indexer = None
+    indexer, rotary = None, fields.integer("qk_rope_head_dim")
     if fields.has("index_topk"):
         indexer = Indexer(
             fields.integer("index_n_heads"), fields.integer("index_head_dim"), fields.integer("index_topk")
@@ -79,9 +92,11 @@ def latent_attention(fields: Fields) -> LatentAttention:
         q_lora_rank=fields.optional("q_lora_rank"),
         kv_lora_rank=fields.integer("kv_lora_rank"),
         qk_nope_head_dim=fields.integer("qk_nope_head_dim"),
-        qk_rope_head_dim=fields.integer("qk_rope_head_dim"),
+        qk_rope_head_dim=rotary,
         v_head_dim=fields.integer("v_head_dim"),
         indexer=indexer,
+        rope=rope_of(fields, rotary),
+        softmax_scale=latent_softmax_scale(fields, fields.integer("qk_nope_head_dim") + rotary),
     )
 
 
@@ -101,7 +116,8 @@ def mamba(fields: Fields) -> Mamba:
     d = fields.integer("hidden_size")
     state = fields.integer("mamba_state_size")
     kernel = fields.integer("mamba_conv_kernel", 4)
-    biases = {"conv_bias": fields.flag("mamba_conv_bias", True), "proj_bias": fields.flag("mamba_proj_bias")}
+    limits = [*fields.items("time_step_limit"), 0.0, None][:2]
+    conv_bias, proj_bias = fields.flag("mamba_conv_bias", True), fields.flag("mamba_proj_bias")
     is_pure = fields.model_type == "mamba2"
     if not (fields.has("mamba_num_heads") or is_pure):
         inner = int(fields.number("mamba_expand", 2) * d)
@@ -114,7 +130,8 @@ def mamba(fields: Fields) -> Mamba:
             conv_kernel=kernel,
             dt_rank=math.ceil(d / 16) if is_auto else fields.integer("mamba_dt_rank"),
             inner_norm=fields.model_type == "jamba",
-            **biases,
+            conv_bias=conv_bias,
+            proj_bias=proj_bias,
         )
     num_heads = fields.integer("num_heads" if is_pure else "mamba_num_heads")
     head_name = "head_dim" if is_pure else "mamba_head_dim"
@@ -128,8 +145,23 @@ def mamba(fields: Fields) -> Mamba:
         conv_kernel=kernel,
         chunk_size=fields.integer("mamba_chunk_size", 256),
         inner_norm=fields.flag("mamba_rms_norm", True),
-        **biases,
+        dt_min=_bound(limits[0]) or 0.0,
+        dt_max=_bound(limits[1]),
+        conv_bias=conv_bias,
+        proj_bias=proj_bias,
     )
+
+
+def _softmax_scale(fields: Fields) -> float | None:
+    """Gemma names what a score is divided by the root of, Granite what it is multiplied by."""
+    if fields.has("query_pre_attn_scalar"):
+        return 1 / math.sqrt(fields.number("query_pre_attn_scalar", 1.0))
+    return fields.optional_number("attention_multiplier")
+
+
+def _bound(limit: object) -> float | None:
+    """A limit of the time step; files write infinity in several ways."""
+    return float(limit) if isinstance(limit, int | float) and limit < math.inf else None
 
 
 def _head_dim(fields: Fields, family: Family, num_heads: int, prefix: str) -> int:
@@ -211,12 +243,24 @@ def moe_ffn(fields: Fields, family: Family) -> MoEFFN:
         # The sigmoid gate comes with Qwen's way of writing the shared width.
         shared_gate=shared > 0 and fields.has("shared_expert_intermediate_size"),
         gated=_is_gated(fields, family),
-        activation=_activation(fields),
+        activation=family.activation or _activation(fields),
         bias=_has_bias(fields, family),
         router_bias=_has_router_bias(fields),
         num_groups=fields.integer("n_group", 1),
         top_k_groups=fields.integer("topk_group", 1),
         latent_size=fields.optional("moe_latent_size"),
+        routing=_routing(fields, family),
+    )
+
+
+def _routing(fields: Fields, family: Family) -> Routing:
+    """The family's, with what the file says of it: DeepSeek the scoring, Qwen whether weights are renormalised."""
+    routing = family.routing
+    return replace(
+        routing,
+        scoring=fields.text("scoring_func", routing.scoring),
+        renormalizes=fields.flag("norm_topk_prob", routing.renormalizes),
+        scale=fields.number("routed_scaling_factor", routing.scale),
     )
 
 

@@ -6,6 +6,7 @@ recognised fields loads as a Llama-like decoder. Fields that do not concern the 
 
 __all__ = ["load_config", "model_from_config"]
 
+import math
 from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
@@ -38,7 +39,6 @@ def model_from_config(
     family = family_of(fields)
     layers = decoder_layers(fields, family)
     is_parallel = _is_parallel(fields, family)
-    rope_theta, rope_scaling = _rope(fields)
     return ModelSpec(
         name=name,
         model_type=fields.model_type,
@@ -50,16 +50,19 @@ def model_from_config(
         dtype=format_of_dtype(fields.text("dtype", "bfloat16")),
         quantization=quantization_from_config(fields, layers),
         norm_bias=family.norm_bias,
+        pre_norms=family.pre_norms,
         post_norms=family.post_norms,
+        norm_offset=family.norm_offset,
+        embedding_scale=_embedding_scale(fields, family),
+        residual_scale=fields.number("residual_multiplier", 1.0),
+        logit_scale=1.0 / fields.number("logits_scaling", 1.0),
+        logit_cap=fields.optional_number("final_logit_softcapping"),
         parallel_blocks=is_parallel,
         shared_block_norm=is_parallel and family.shared_norm and not _has_two_norms(fields),
         num_learned_positions=_num_learned_positions(fields, family),
         lm_head_bias=fields.flag("lm_head_bias", family.lm_head_bias),
         norm_eps=fields.number("norm_eps", ModelSpec.norm_eps),
-        rope_theta=rope_theta,
-        rope_scaling=rope_scaling,
-        rotary_share=_rotary_share(fields),
-        has_position_axes=_rope_block(fields).get("mrope_section") is not None,
+        has_position_axes=_has_position_axes(fields),
         source=origin,
         **about,
     )
@@ -95,29 +98,16 @@ def _name_of(path: Path) -> str:
     return stem.rsplit("--", 1)[-1].lower()
 
 
-def _rope(fields: Fields) -> tuple[float, str | None]:
-    """(base, scaling) of the rotary frequencies: beside the other fields, or in the block that says how they scale.
-
-    A block per kind of layer (Gemma 3) has no one base; it counts as a scaling of its own.
-    """
-    block = _rope_block(fields)
-    theta = block.get("rope_theta") or fields.number("rope_theta", ModelSpec.rope_theta)
-    if any(isinstance(value, Mapping) for value in block.values()):
-        return float(theta), "per layer"
-    kind = block.get("rope_type") or block.get("type") or "default"
-    if fields.number("partial_rotary_factor", 1.0) != 1.0:
-        kind = "partial"
-    return float(theta), None if kind == "default" else str(kind)
+def _embedding_scale(fields: Fields, family: Family) -> float:
+    """Granite's multiplier; Gemma's sqrt(hidden_size), whatever the file."""
+    if family.scales_embedding:
+        return math.sqrt(fields.integer("hidden_size"))
+    return fields.number("embedding_multiplier", 1.0)
 
 
-def _rope_block(fields: Fields) -> Mapping[str, Any]:
+def _has_position_axes(fields: Fields) -> bool:
     block = fields.get("rope_parameters")
-    return block if isinstance(block, Mapping) else {}
-
-
-def _rotary_share(fields: Fields) -> float:
-    share = _rope_block(fields).get("partial_rotary_factor") or fields.number("partial_rotary_factor", 1.0)
-    return float(share)
+    return isinstance(block, Mapping) and block.get("mrope_section") is not None
 
 
 def _default_positions(family: Family, layers: list[Layer]) -> int | None:

@@ -7,10 +7,11 @@ minimax_m2, nemotron-nas).
 
 __all__ = ["CLASS_DEFAULTS", "Family", "family_of", "refuse_unless_decoder"]
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from perfmodel.errors import SpecError
+from perfmodel.models.architecture import DEFAULT_ROUTING, Routing
 from perfmodel.models.hf.fields import Fields
 
 
@@ -26,7 +27,12 @@ class Family:
     qk_norm_width: str = "head"
     tied: bool = False
     norm_bias: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
+    norm_offset: float = 0.0
+    scales_embedding: bool = False
+    routing: Routing = DEFAULT_ROUTING  # but for what the file says of it
+    activation: str | None = None  # where the file's is a part of it
     parallel: bool = False
     shared_norm: bool = False
     lm_head_bias: bool = False
@@ -53,7 +59,14 @@ _PHI = Family(
 _QWEN2 = Family(qkv_bias=True, out_bias=False)
 _QWEN3 = Family(qk_norm=True)
 _QKV_ONLY = Family(out_bias=False)
-_GEMMA3 = Family(tied=True, gated_ffn=True, qk_norm=True, post_norms=True, sliding_window_pattern=6, head_dim=256)
+_GEMMA = Family(tied=True, gated_ffn=True, norm_offset=1.0, scales_embedding=True, head_dim=256)
+_GEMMA2 = replace(_GEMMA, post_norms=True, sliding_window_pattern=2)
+_GEMMA3 = replace(_GEMMA2, qk_norm=True, sliding_window_pattern=6)
+_OLMO2 = Family(qk_norm=True, qk_norm_width="all_heads", pre_norms=False, post_norms=True)
+# Balanced by a bias instead of a loss (Wang et al. 2024); the defaults are those of transformers' DeepseekV3Config.
+_BALANCED = Routing(scoring="sigmoid", bias_chooses=True, groups_by="top2")
+_DEEPSEEK3 = Family(routing=replace(_BALANCED, scale=2.5))
+_QWEN_MOE = Routing(renormalizes=False)
 
 _FAMILIES = MappingProxyType(
     {
@@ -95,41 +108,53 @@ _FAMILIES = MappingProxyType(
         "nemotron": Family(gated_ffn=False, norm_bias=True),
         "cohere": Family(tied=True, parallel=True, shared_norm=True),
         "cohere2": Family(tied=True, parallel=True, shared_norm=True, sliding_window_pattern=4),
-        "gemma": Family(tied=True, gated_ffn=True, head_dim=256),
-        "gemma2": Family(tied=True, gated_ffn=True, post_norms=True, sliding_window_pattern=2, head_dim=256),
+        "gemma": _GEMMA,
+        "gemma2": _GEMMA2,
         "gemma3": _GEMMA3,
         "gemma3_text": _GEMMA3,
         "qwen": _QWEN2,
         "qwen2": _QWEN2,
-        "qwen2_moe": _QWEN2,
+        "qwen2_moe": replace(_QWEN2, routing=_QWEN_MOE),
         "qwen2_vl": _QWEN2,
         "qwen2_5_vl": _QWEN2,
         "qwen2_vl_text": _QWEN2,
         "qwen2_5_vl_text": _QWEN2,
         "mimo": _QWEN2,
         "qwen3": _QWEN3,
-        "qwen3_moe": _QWEN3,
-        "qwen3_next": _QWEN3,
+        "qwen3_moe": replace(_QWEN3, routing=_QWEN_MOE),
+        "qwen3_next": replace(_QWEN3, norm_offset=1.0),
         "qwen3_vl": _QWEN3,
         "qwen3_vl_text": _QWEN3,
         "qwen3_vl_moe": _QWEN3,
         "qwen3_vl_moe_text": _QWEN3,
-        "qwen3_5": _QWEN3,
-        "qwen3_5_text": _QWEN3,
-        "qwen3_5_moe": _QWEN3,
-        "qwen3_5_moe_text": _QWEN3,
+        "qwen3_5": replace(_QWEN3, norm_offset=1.0),
+        "qwen3_5_text": replace(_QWEN3, norm_offset=1.0),
+        "qwen3_5_moe": replace(_QWEN3, norm_offset=1.0),
+        "qwen3_5_moe_text": replace(_QWEN3, norm_offset=1.0),
         "hunyuan_v1_dense": _QWEN3,
         "hunyuan_v1_moe": _QWEN3,
-        "olmo2": Family(qk_norm=True, qk_norm_width="all_heads"),
-        "olmo3": Family(qk_norm=True, qk_norm_width="all_heads"),
-        "olmoe": Family(qk_norm=True, qk_norm_width="all_heads"),
+        "olmo2": _OLMO2,
+        "olmo3": _OLMO2,
+        "olmoe": Family(qk_norm=True, qk_norm_width="all_heads", routing=_QWEN_MOE),
         "glm": _QKV_ONLY,
         "glm4": Family(out_bias=False, post_norms=True),
-        "glm4_moe": _QKV_ONLY,
+        "glm4_moe": replace(_QKV_ONLY, routing=_BALANCED),
         "chatglm": _QKV_ONLY,
         "gpt_oss": Family(
-            qkv_bias=True, out_bias=True, ffn_bias=True, gated_ffn=True, sinks=True, sliding_window_pattern=2
+            qkv_bias=True,
+            out_bias=True,
+            ffn_bias=True,
+            gated_ffn=True,
+            activation="swiglu_oai",
+            sinks=True,
+            sliding_window_pattern=2,
         ),
+        "deepseek_v2": Family(routing=_QWEN_MOE),
+        "deepseek_v3": _DEEPSEEK3,
+        "deepseek_v32": _DEEPSEEK3,
+        "kimi_k2": _DEEPSEEK3,
+        "minimax_m2": Family(routing=_BALANCED),
+        "nemotron_h": Family(routing=_BALANCED),
         "llama4_text": Family(qk_norm_width="none"),
         "mamba": Family(tied=True),
         "mamba2": Family(tied=False),

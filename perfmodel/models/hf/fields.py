@@ -144,6 +144,10 @@ class Fields:
             raise SpecError(f"{self.source}: {name}: found {value!r}, expected a positive number.")
         return value
 
+    def optional_number(self, name: str) -> float | None:
+        """A positive number, or None where the field is absent or null."""
+        return self.number(name, 1.0) if self.has(name) else None
+
     def items(self, name: str) -> list[Any]:
         """A list; an absent one is empty."""
         value = self.get(name, [])

@@ -33,6 +33,9 @@ _NOT_MODELLED = {
 }
 
 
+_SCANS = ("mamba", "mamba2", "falcon_mamba")
+
+
 def decoder_layers(fields: Fields, family: Family) -> list[Layer]:
     """All decoder layers in order; multi-token-prediction layers are not among them."""
     for name, what in _NOT_MODELLED.items():
@@ -54,7 +57,7 @@ def decoder_layers(fields: Fields, family: Family) -> list[Layer]:
 
 
 def _feed_forwards(fields: Fields, family: Family, num_layers: int) -> list[FeedForward | None]:
-    if fields.model_type in ("mamba", "mamba2", "falcon_mamba"):
+    if fields.model_type in _SCANS:
         return [None] * num_layers
     if not num_experts(fields):
         return [dense_ffn(fields, family)] * num_layers
@@ -77,6 +80,8 @@ def _kind_name(fields: Fields, family: Family, index: int, num_layers: int) -> s
     """full | sliding | chunked | latent | linear | mamba."""
     if fields.has("kv_lora_rank"):
         return "latent"
+    if fields.model_type in _SCANS:  # some carry num_attention_heads all the same
+        return "mamba"
     kinds = fields.per_layer("layer_types", num_layers) or fields.per_layer("layers_block_type", num_layers)
     if kinds is not None:
         return _named_kind(fields, str(kinds[index]))
@@ -164,7 +169,14 @@ def _letters(fields: Fields) -> str | None:
     """Nemotron-H: M a scan, * attention, - dense, E experts; each layer holds one of them."""
     pattern = fields.get("hybrid_override_pattern")
     if pattern is None and fields.model_type == "nemotron_h":
-        letters = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+        letters = {
+            "mamba": "M",
+            "attention": "*",
+            "mlp": "-",
+            "moe": "E",
+            "linear_attention": "M",
+            "full_attention": "*",
+        }
         pattern = "".join(letters.get(str(word), "?") for word in fields.items("layers_block_type")) or None
     if pattern is None:
         return None

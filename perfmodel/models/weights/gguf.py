@@ -131,6 +131,8 @@ def config_from_gguf(header: GgufHeader, path: Path) -> dict[str, Any]:
         value = meta.get(f"{arch}.{key}")
         if value:  # 0 stands for "has none" (the heads of a Mamba, the experts of a dense model)
             config[name] = _one_value(value, f"{arch}.{key}", path)
+    if arch == "deepseek2" and not any("exp_probs_b" in name for name in header.tensors):
+        config["model_type"] = "deepseek_v2"  # V3 chooses experts with a bias
     config.setdefault("vocab_size", meta.get("tokenizer.ggml.tokens"))
     if "kv_lora_rank" in config:
         _set_latent(config, meta, arch)

@@ -58,7 +58,7 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
         if mixer.qk_norm_width == "all_heads" and context.shard.tp > 1:
             name, group = "qk_norm_all_reduce", context.shard.tp_group
             nodes.append(on_tokens(name, lambda n: all_reduce(n * _SQUARE_SUMS_BYTES, group, name)))
-    if mixer.use_rope:
+    if mixer.rope is not None:
         nodes.append(on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=fused)))
     nodes += _written(mixer, context, heads)
     is_flash = context.is_flash and heads.evicts_to is None

@@ -127,7 +127,7 @@ def linear_attention_nodes(mixer: LinearAttention, context: LayerContext) -> lis
         widths = {"qkv_proj": sum(widths.values())}
     nodes = linear_nodes(widths, context.hidden, form, has_bias=mixer.qkv_bias)
     rotated = (heads.num_heads + heads.num_kv_heads) * heads.head_dim
-    if mixer.use_rope:
+    if mixer.rope is not None:
         nodes.append(on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=fused)))
     nodes.append(on_prefills("linear_prefill", lambda prefills: _linear_prefill(prefills, heads)))
     nodes.append(on_decodes("linear_decode", lambda seqs, _, queries: linear_decode(seqs, heads, queries)))

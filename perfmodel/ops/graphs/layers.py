@@ -167,9 +167,9 @@ def _ffn_block(ffn: FeedForward, context: LayerContext) -> list[OperatorNode]:
 
 def _norms(name: str, context: LayerContext) -> list[OperatorNode]:
     """The norm in front of a block, and the residual addition after the one before it (one kernel when fused)."""
-    hidden, size = context.hidden, context.element_bytes
-    nodes = _norm(name, context, adds_residual=context.is_fused)
-    if not context.is_fused:
+    hidden, size, has_norm = context.hidden, context.element_bytes, context.model.pre_norms
+    nodes = _norm(name, context, adds_residual=context.is_fused) if has_norm else []
+    if not (context.is_fused and has_norm):
         nodes.append(on_tokens("residual_add", lambda n: residual_add("residual_add", n, hidden, size)))
     return nodes
 

@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from perfmodel.models.executed import why_not_executed
 from perfmodel.models.params import count_parameters, weight_bytes
 from perfmodel.models.spec import ModelSpec
 from perfmodel.report.document import Block, Document, Heading, Paragraph, Span, Table
 from perfmodel.report.numbers import format_number, format_si
 from perfmodel.validate.techniques.status import TechniqueStatus
 
-_MODELS = ("model", "type", "parameters", "active", "layers", "hidden", "weights")
+_MODELS = ("model", "type", "parameters", "active", "layers", "hidden", "weights", "executed")
 _TECHNIQUES = (
     *("technique", "simulated", "executed: composition of steps, simulated and executed speedup"),
     "validated: predicted / published",
@@ -50,6 +51,7 @@ def model_facts(model: ModelSpec) -> dict[str, Any]:
         "vocab_size": model.vocab_size,
         "max_position_embeddings": model.max_position_embeddings,
         "weights": model.quantization.weights or model.dtype,
+        "not_executed": why_not_executed(model),
     }
 
 
@@ -64,6 +66,7 @@ def models_view(facts: Sequence[dict[str, Any]]) -> Document:
             str(fact["num_layers"]),
             format_number(fact["hidden_size"], 0),
             fact["weights"],
+            "no" if fact["not_executed"] else "yes",
         )
         for fact in facts
     ]
@@ -85,6 +88,8 @@ def model_view(model: ModelSpec) -> Document:
         *(Paragraph(f"{count} x {_part(layer.mixer)} + {_part(layer.ffn)}") for layer, count in model.layers),
         Paragraph(f"Weights: {format_si(facts['weight_bytes'], 'B')} as {facts['weights']}"),
     ]
+    if facts["not_executed"]:
+        blocks.append(Paragraph(f"Simulated only: {facts['not_executed']} is not executed yet."))
     if model.source:
         blocks.append(Paragraph(Span(f"Source: {model.source}", "muted")))
     return Document(model.name, blocks, f"{model.model_type} {model.hf_id or ''}".rstrip())

@@ -7,7 +7,6 @@ __all__ = [
     "AllToAll",
     "BatchingRules",
     "BufferRules",
-    "CaptureRange",
     "DescribedEngine",
     "EngineDefaults",
     "EngineDescription",
@@ -15,7 +14,6 @@ __all__ = [
     "ExpertsRow",
     "FormatRow",
     "FormatSupport",
-    "GraphRules",
     "KvGroupRules",
     "SparseAttentionRow",
     "StandIn",
@@ -38,6 +36,7 @@ from perfmodel.files.units import Bytes, NonNegativeInt, PositiveInt
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.specs.engine.backends import Backend, BackendFacts
+from perfmodel.specs.engine.graphs import GraphRules
 from perfmodel.specs.engine.versions import ChosenVersion, choose_version, parse_version
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -71,12 +70,13 @@ class BufferRules(Spec):
     rotary_table: cosines and sines of all positions that a model was trained for, in the model's dtype or in fp32;
                   none: computed when they are needed
     positions_per_axes: times so many positions, of models whose positions have several axes (M-RoPE)
-    sorts_logits: sampling by top-k or top-p sorts all logits of a step with PyTorch, which a profiling run does once
+    sorts_logits: sampling by top-k or top-p sorts the logits of as many sequences as may run, with indices of so many
+                  bits (int64: PyTorch's sort); none: its kernels do not sort
     """
 
     rotary_table: Literal["none", "dtype", "fp32"] = "none"
     positions_per_axes: PositiveInt = 1
-    sorts_logits: bool = False
+    sorts_logits: Literal["none", "int64", "int32"] = "none"
 
 
 class EngineDefaults(Spec):
@@ -136,48 +136,6 @@ class StepBudget(Spec):
             and not any(name in hardware.name for name in self.not_named)
             and self.use in (None, use)
         )
-
-
-class CaptureRange(Spec):
-    """Sizes from `first` on, every `step`, up to where the next range begins."""
-
-    first: PositiveInt
-    step: PositiveInt
-
-
-class GraphRules(Spec):
-    """For which steps CUDA graphs are captured, by their tokens; one of another size runs the graph of the next larger.
-
-    sizes, ranges:     the smallest sizes one by one, then in ranges
-    most_tokens:       the largest size; 0: no graphs
-    per_sequence:      largest size for each of max_num_seqs, up to most_tokens; 0: it does not limit it
-    per_drafted_token: times one and the tokens drafted for a sequence
-    with_prompts:      steps with prompts are captured, too (in pieces around attention); else those that only decode
-    inside_memory_share: their memory counts inside gpu_memory_utilization; else it comes on top
-    """
-
-    sizes: tuple[PositiveInt, ...] = ()
-    ranges: tuple[CaptureRange, ...] = ()
-    most_tokens: NonNegativeInt = 0
-    per_sequence: NonNegativeInt = 0
-    per_drafted_token: bool = False
-    with_prompts: bool = False
-    inside_memory_share: bool = False
-
-    def most(self, max_num_seqs: int, max_num_batched_tokens: int, drafted: int = 0) -> int:
-        """Tokens of the largest step that is captured; `drafted`: tokens drafted for a sequence."""
-        most = min(self.most_tokens, max_num_batched_tokens)
-        if not self.per_sequence:
-            return most
-        return min(most, self.per_sequence * max_num_seqs * (1 + (drafted if self.per_drafted_token else 0)))
-
-    def sizes_up_to(self, most: int) -> tuple[int, ...]:
-        """All sizes of up to `most` tokens, ascending."""
-        found = [size for size in self.sizes if size <= most]
-        ends = [*(each.first for each in self.ranges[1:]), most + 1]
-        for each, end in zip(self.ranges, ends, strict=True):
-            found += range(each.first, min(end, most + 1), each.step)
-        return tuple(found)
 
 
 class KvGroupRules(Spec):

@@ -60,6 +60,8 @@ class EngineSpec(Spec):
     # of its prompt and answer); off: nothing is kept, every step computes all tokens of each sequence
     kv_cache: Literal["paged", "contiguous", "off"] = "paged"
     kv_cache_dtype: str = "auto"
+    # Recurrent states between steps (SGLang's mamba_ssm_dtype); auto: fp32, as the models' configurations say
+    mamba_ssm_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_cache_group_size: PositiveInt | None = None  # elements that share a scale and zero point; None: 32 below 8 bits
     kv_cache_residual_tokens: NonNegativeInt = 0  # the newest tokens of a sequence stay in the model's dtype
     kv_tiers: tuple[KvTier, ...] = ()  # precisions by age, newest first; instead of kv_cache_dtype

@@ -36,6 +36,7 @@ def test_few_rows_are_sorted_as_one_and_other_engines_do_not_sort() -> None:
     assert sampler_bytes_per_logit(VLLM.model_copy(update={"max_num_seqs": 128}), 2) == 38
     assert sampler_bytes_per_logit(VLLM.model_copy(update={"max_num_seqs": 127}), 2) == 50
     assert sampler_bytes_per_logit(EngineSpec(profile="sglang"), 2) == 2 + 4 + 4
+    assert sampler_bytes_per_logit(EngineSpec(profile="trtllm"), 2) == 2 + 4 + (4 + 4) + 4 + (4 + 4)
 
 
 def test_the_worse_moment_counts_and_hidden_states_stay_for_both() -> None:

@@ -38,13 +38,39 @@ def test_sequences_on_pipeline_stages(profile, limits):
 
 def test_steps_are_captured_up_to_what_the_engine_captures():
     """vLLM: min(2 x max_num_seqs x (1 + drafted tokens), 512, max_num_batched_tokens), with prompts; nothing eagerly.
-    SGLang and TensorRT-LLM capture steps that only decode, so that all steps with prompts are launched."""
+    TensorRT-LLM, and SGLang before 0.5.10, capture steps that only decode, so that steps with prompts are launched."""
     found = {}
-    for text in ("engine.max_num_seqs=8", "engine.max_num_seqs=256", "engine.profile=sglang", "engine.profile=trtllm"):
-        scenario = load_scenario("llama-3.1-8b-a100", [text])
-        found[text.partition("=")[2]] = scenario_fits(scenario)[0].host.captured_tokens
-    assert found == {"8": 16, "256": 512, "sglang": 0, "trtllm": 0}
+    for text in ("engine.max_num_seqs=8", "engine.max_num_seqs=256", "engine.profile=trtllm"):
+        found[text.partition("=")[2]] = captured_with_prompts("llama-3.1-8b-a100", text)
+    assert found == {"8": 16, "256": 512, "trtllm": 0}
     assert EngineSpec(max_num_seqs=8, enforce_eager=True).captured_tokens == 0
+
+
+def captured_with_prompts(name: str, *overrides: str) -> int:
+    return scenario_fits(load_scenario(name, list(overrides)))[0].host.captured_tokens
+
+
+@pytest.mark.parametrize(
+    ("version", "override", "tokens"),
+    [
+        ("0.5.9", "", 0),
+        ("0.5.10", "", 8192),  # chunked_prefill_size
+        ("0.5.10", "model=deepseek-v3", 2048),  # latents
+        ("0.5.10", "model=qwen3-vl-8b", 0),  # an encoder
+        ("0.5.10", "engine.pipeline_parallel_size=2", 0),
+        ("0.5.10", "engine.data_parallel_size=2", 0),
+        ("0.5.10", "engine.enforce_eager=true", 0),
+        ("0.5.10", "engine.speculative_config={method: ngram, num_speculative_tokens: 3}", 0),
+    ],
+)
+def test_sglang_captures_steps_with_prompts_by_version_and_deployment(version, override, tokens):
+    """SGLang, "Piecewise CUDA Graph" (docs.sglang.io): on by default since 0.5.10, "Defaults to
+    chunked_prefill_size (non-MLA) or 2048 (MLA)", and the list of what it is disabled with."""
+    engine = ("engine.profile=sglang", f"engine.version={version}", "engine.max_num_batched_tokens=8192")
+    assert (
+        captured_with_prompts("llama-3.1-8b-a100", "hardware=h100", *engine, *([override] if override else []))
+        == tokens
+    )
 
 
 def test_a_recorded_run_has_the_defaults_of_its_version():

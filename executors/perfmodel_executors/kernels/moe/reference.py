@@ -3,7 +3,7 @@
 The time of the grouped experts is a sum over distinct experts of (a constant + their weights), plus the tokens.
 """
 
-__all__ = ["grouped_experts", "route"]
+__all__ = ["grouped_biased_experts", "grouped_experts", "route"]
 
 from functools import cache
 
@@ -35,6 +35,22 @@ def grouped_experts(
     gated: bool,
 ) -> Tensor:
     """sum over each token's experts of weight * down(act(up(x))), [T, C]; accumulated in x's dtype."""
+    matrices = up_EFC, down_ECI
+    return grouped_biased_experts(x_TC, weights_TX, experts_TX, *matrices, activation, gated, None, None)
+
+
+def grouped_biased_experts(
+    x_TC: Tensor,
+    weights_TX: Tensor,
+    experts_TX: Tensor,
+    up_EFC: Tensor | ExpertWeight,
+    down_ECI: Tensor | ExpertWeight,
+    activation: str,
+    gated: bool,
+    up_bias_EF: Tensor | None,
+    down_bias_EC: Tensor | None,
+) -> Tensor:
+    """As `grouped_experts`, with a bias of each expert behind either product (gpt-oss); None: without."""
     kernels, top_k = _torch_kernels(), experts_TX.shape[1]
     order = torch.argsort(experts_TX.flatten(), stable=True)
     tokens = torch.div(order, top_k, rounding_mode="floor")
@@ -45,8 +61,10 @@ def grouped_experts(
     for expert, count in enumerate(counts):
         if count:
             rows = slice(begin, begin + count)
-            hidden = activate(apply_linear(kernels, x_sorted[rows], up_EFC[expert]), activation, gated)
-            y_sorted[rows] = apply_linear(kernels, hidden, down_ECI[expert])
+            biases = (None if bias is None else bias[expert] for bias in (up_bias_EF, down_bias_EC))
+            up_bias_F, down_bias_C = biases
+            hidden = activate(apply_linear(kernels, x_sorted[rows], up_EFC[expert], up_bias_F), activation, gated)
+            y_sorted[rows] = apply_linear(kernels, hidden, down_ECI[expert], down_bias_C)
             begin += count
     y_sorted *= weights_TX.flatten()[order, None].to(y_sorted.dtype)
     return torch.zeros_like(x_TC).index_add_(0, tokens, y_sorted)

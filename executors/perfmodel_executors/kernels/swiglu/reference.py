@@ -24,8 +24,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def _clamped(gate: Tensor, up: Tensor) -> Tensor:
+    """(up + 1) * gate * sigmoid(1.702 gate), both within +-7 (gpt-oss; its modelling file in transformers)."""
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return (up + 1) * gate * torch.sigmoid(1.702 * gate)
+
+
 def activate(up_TF: Tensor, activation: str, gated: bool) -> Tensor:
     """act(gate) * up for a gated block, whose input is [gate | up] and twice as wide; act(up) for a plain one."""
+    if activation == "swiglu_oai":
+        return _clamped(*up_TF.chunk(2, dim=-1))
     act = ACTIVATIONS[activation]
     if not gated:
         return act(up_TF)

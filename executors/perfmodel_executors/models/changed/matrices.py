@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from perfmodel_executors.kernels.weight_formats import Weight
-from perfmodel_executors.models.weights import DecoderWeights, FFNWeights, LayerWeights
+from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights
 
 _COMPONENTS = frozenset({"attention", "dense_ffn"})
 
@@ -22,7 +22,7 @@ def with_matrices(
 
 def _layer(layer: LayerWeights, change: Callable[[Tensor], Weight], components: frozenset[str]) -> LayerWeights:
     mixer, ffn = layer.mixer, layer.ffn
-    if mixer is not None and "attention" in components:
+    if isinstance(mixer, AttentionWeights) and "attention" in components:
         mixer = replace(mixer, qkv=_one(mixer.qkv, change), out=_one(mixer.out, change))
     if isinstance(ffn, FFNWeights) and "dense_ffn" in components:
         ffn = replace(ffn, up=_one(ffn.up, change), down=_one(ffn.down, change))

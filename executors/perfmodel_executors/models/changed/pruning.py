@@ -43,7 +43,11 @@ def pruned(weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes
 
 def _narrower(weights: LayerWeights, before: Layer, after: Layer) -> LayerWeights:
     mixer, ffn = weights.mixer, weights.ffn
-    if mixer is not None and isinstance(before.mixer, Attention) and isinstance(after.mixer, Attention):
+    if (
+        isinstance(mixer, AttentionWeights)
+        and isinstance(before.mixer, Attention)
+        and isinstance(after.mixer, Attention)
+    ):
         mixer = _fewer_heads(mixer, before.mixer, after.mixer)
     if isinstance(ffn, FFNWeights) and isinstance(before.ffn, DenseFFN) and isinstance(after.ffn, DenseFFN):
         ffn = _fewer_columns(ffn, before.ffn, after.ffn.intermediate_size)

@@ -30,7 +30,7 @@ def with_kv_heads(
 
 def _with_kv_heads(weights: LayerWeights, before: Layer, after: Layer) -> LayerWeights:
     mixer, old, new = weights.mixer, before.mixer, after.mixer
-    if mixer is None or not isinstance(old, Attention) or not isinstance(new, Attention):
+    if not (isinstance(mixer, AttentionWeights) and isinstance(old, Attention) and isinstance(new, Attention)):
         return weights
 
     def merged(rows: Tensor) -> Tensor:

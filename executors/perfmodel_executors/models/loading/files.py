@@ -22,8 +22,13 @@ from perfmodel_executors.models.loading.names import NAMES
 class TensorFile(Protocol):
     """A source of weights."""
 
-    def get(self, name: str, layer: int = 0, kind: str = "weight", num_heads: int = 1) -> Tensor:
-        """The tensor `name` (a key of NAMES) of a layer; `num_heads` share the rows of q and k.
+    def has(self, name: str, layer: int = 0, kind: str = "weight") -> bool:
+        """Whether the tensor `name` of a layer is there."""
+        ...
+
+    def get(self, name: str, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0) -> Tensor:
+        """The tensor `name` (a key of NAMES) of a layer, and of an expert where those have their own; `num_heads` share
+        the rows of q and k. kind: what follows the name.
 
         Raises SpecError if the file has none.
         """
@@ -54,7 +59,10 @@ class GgufFile:
         except (ValueError, IndexError, KeyError, OSError) as error:
             raise SpecError(f"{path}: the weights cannot be read ({error}); is the file whole?") from None
 
-    def get(self, name: str, layer: int = 0, kind: str = "weight", num_heads: int = 1) -> Tensor:
+    def has(self, name: str, layer: int = 0, kind: str = "weight") -> bool:
+        return f"{NAMES[name].gguf.format(layer)}.{kind}" in self._tensors
+
+    def get(self, name: str, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0) -> Tensor:
         from gguf import dequantize
 
         full = f"{NAMES[name].gguf.format(layer)}.{kind}"
@@ -85,17 +93,27 @@ class SafetensorsFiles:
                 raise SpecError(f"{file}: the weights cannot be read ({error}); is the file whole?") from None
             self._files |= dict.fromkeys(opened.keys(), opened)
         # Multimodal files and bare decoders put other words before a decoder's own names.
-        ending = f"{NAMES['embedding'].hugging_face}.weight"
-        self._prefix = next((full.removesuffix(ending) for full in self._files if full.endswith(ending)), "model.")
+        words = (NAMES["embedding"].hugging_face, *NAMES["embedding"].also)
+        endings = tuple(f"{word}.weight" for word in words)
+        table = next((full for full in self._files if full.endswith(endings)), None)
+        self._prefix = "model." if table is None else table[: table.rindex("embed")]
 
-    def get(self, name: str, layer: int = 0, kind: str = "weight", num_heads: int = 1) -> Tensor:
-        full = f"{NAMES[name].hugging_face.format(layer)}.{kind}"
-        if name != "lm_head":
-            full = self._prefix + full
-        if full not in self._files:
-            raise SpecError(f"{self._path}: no tensor {full}.")
+    def has(self, name: str, layer: int = 0, kind: str = "weight") -> bool:
+        return any(full in self._files for full in self._names(name, layer, kind, 0))
+
+    def get(self, name: str, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0) -> Tensor:
+        names = self._names(name, layer, kind, expert)
+        full = next((each for each in names if each in self._files), None)
+        if full is None:
+            raise SpecError(f"{self._path}: no tensor {names[-1]}.")
         tensor: Tensor = self._files[full].get_tensor(full)
         return tensor
+
+    def _names(self, name: str, layer: int, kind: str, expert: int) -> list[str]:
+        """What it may be called, its commonest name last."""
+        prefix = "" if name == "lm_head" else self._prefix
+        known = (*NAMES[name].also, NAMES[name].hugging_face)
+        return [f"{prefix}{each.format(layer, expert=expert)}.{kind}" for each in known]
 
 
 def _need(package: str, path: Path) -> None:

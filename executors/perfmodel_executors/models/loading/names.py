@@ -1,4 +1,4 @@
-"""What the tensors of Llama-like decoders are called: in Hugging Face's safetensors files, and in GGUF files."""
+"""What the tensors of decoders are called: in Hugging Face's safetensors files, and in GGUF files."""
 
 __all__ = ["NAMES", "TensorName"]
 
@@ -6,25 +6,73 @@ from typing import NamedTuple
 
 
 class TensorName(NamedTuple):
-    """Without `.weight` or `.bias`; {} is the layer's number."""
+    """Without `.weight` or `.bias`; {} is the layer's number, and {expert} an expert's.
+
+    also: what other checkpoints call it, of which the first that is there goes before `hugging_face`
+    """
 
     hugging_face: str
-    gguf: str
+    gguf: str = ""
+    also: tuple[str, ...] = ()
 
+
+_ATTENTION, _MLP, _EXPERTS = "layers.{}.self_attn", "layers.{}.mlp", "layers.{}.mlp.experts.{expert}"
+_MIXER, _BLOCK = "layers.{}.mixer", "layers.{}.block_sparse_moe"
 
 NAMES: dict[str, TensorName] = {
-    "embedding": TensorName("embed_tokens", "token_embd"),
-    "final_norm": TensorName("norm", "output_norm"),
+    "embedding": TensorName("embed_tokens", "token_embd", ("embeddings",)),
+    "final_norm": TensorName("norm", "output_norm", ("norm_f",)),
     "lm_head": TensorName("lm_head", "output"),
-    "mixer_norm": TensorName("layers.{}.input_layernorm", "blk.{}.attn_norm"),
-    "q": TensorName("layers.{}.self_attn.q_proj", "blk.{}.attn_q"),
-    "k": TensorName("layers.{}.self_attn.k_proj", "blk.{}.attn_k"),
-    "v": TensorName("layers.{}.self_attn.v_proj", "blk.{}.attn_v"),
-    "q_norm": TensorName("layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"),
-    "k_norm": TensorName("layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"),
-    "out": TensorName("layers.{}.self_attn.o_proj", "blk.{}.attn_output"),
-    "ffn_norm": TensorName("layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"),
-    "gate": TensorName("layers.{}.mlp.gate_proj", "blk.{}.ffn_gate"),
-    "up": TensorName("layers.{}.mlp.up_proj", "blk.{}.ffn_up"),
-    "down": TensorName("layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
+    "mixer_norm": TensorName("layers.{}.input_layernorm", "blk.{}.attn_norm", ("layers.{}.norm",)),
+    "mixer_post_norm": TensorName("layers.{}.post_attention_layernorm"),
+    "q": TensorName(f"{_ATTENTION}.q_proj", "blk.{}.attn_q", (f"{_MIXER}.q_proj",)),
+    "k": TensorName(f"{_ATTENTION}.k_proj", "blk.{}.attn_k", (f"{_MIXER}.k_proj",)),
+    "v": TensorName(f"{_ATTENTION}.v_proj", "blk.{}.attn_v", (f"{_MIXER}.v_proj",)),
+    "qkv": TensorName(f"{_ATTENTION}.qkv_proj"),
+    "q_norm": TensorName(f"{_ATTENTION}.q_norm", "blk.{}.attn_q_norm"),
+    "k_norm": TensorName(f"{_ATTENTION}.k_norm", "blk.{}.attn_k_norm"),
+    "out": TensorName(f"{_ATTENTION}.o_proj", "blk.{}.attn_output", (f"{_MIXER}.o_proj",)),
+    "attention": TensorName(_ATTENTION),
+    "q_down": TensorName(f"{_ATTENTION}.q_a_proj"),
+    "q_down_norm": TensorName(f"{_ATTENTION}.q_a_layernorm"),
+    "q_up": TensorName(f"{_ATTENTION}.q_b_proj", also=(f"{_ATTENTION}.q_proj",)),
+    "kv_down": TensorName(f"{_ATTENTION}.kv_a_proj_with_mqa"),
+    "kv_norm": TensorName(f"{_ATTENTION}.kv_a_layernorm"),
+    "kv_up": TensorName(f"{_ATTENTION}.kv_b_proj"),
+    "scan": TensorName(_MIXER, also=("layers.{}.linear_attn",)),
+    "scan_input": TensorName(f"{_MIXER}.in_proj"),
+    "scan_conv": TensorName(f"{_MIXER}.conv1d", also=("layers.{}.linear_attn.conv1d",)),
+    "scan_norm": TensorName(f"{_MIXER}.norm", also=("layers.{}.linear_attn.norm",)),
+    "scan_out": TensorName(f"{_MIXER}.out_proj", also=("layers.{}.linear_attn.out_proj",)),
+    "delta_qkvz": TensorName("layers.{}.linear_attn.in_proj_qkvz"),
+    "delta_ba": TensorName("layers.{}.linear_attn.in_proj_ba"),
+    "ffn_norm": TensorName(
+        "layers.{}.post_attention_layernorm",
+        "blk.{}.ffn_norm",
+        ("layers.{}.pre_feedforward_layernorm", "layers.{}.norm"),
+    ),
+    "ffn_post_norm": TensorName("layers.{}.post_feedforward_layernorm"),
+    "gate": TensorName(f"{_MLP}.gate_proj", "blk.{}.ffn_gate"),
+    "up": TensorName(f"{_MLP}.up_proj", "blk.{}.ffn_up", (f"{_MIXER}.up_proj",)),
+    "gate_up": TensorName(f"{_MLP}.gate_up_proj"),
+    "down": TensorName(f"{_MLP}.down_proj", "blk.{}.ffn_down", (f"{_MIXER}.down_proj",)),
+    "router": TensorName(f"{_MLP}.gate", "blk.{}.ffn_gate_inp", (f"{_BLOCK}.gate", f"{_MLP}.router", f"{_MIXER}.gate")),
+    "expert_gate": TensorName(f"{_EXPERTS}.gate_proj", also=(f"{_BLOCK}.experts.{{expert}}.w1",)),
+    "expert_up": TensorName(
+        f"{_EXPERTS}.up_proj", also=(f"{_BLOCK}.experts.{{expert}}.w3", f"{_MIXER}.experts.{{expert}}.up_proj")
+    ),
+    "expert_down": TensorName(
+        f"{_EXPERTS}.down_proj", also=(f"{_BLOCK}.experts.{{expert}}.w2", f"{_MIXER}.experts.{{expert}}.down_proj")
+    ),
+    "experts": TensorName(f"{_MLP}.experts"),
+    "shared_router": TensorName(f"{_MLP}.shared_expert_gate"),
+    "shared_gate": TensorName(f"{_MLP}.shared_experts.gate_proj", also=(f"{_MLP}.shared_expert.gate_proj",)),
+    "shared_up": TensorName(
+        f"{_MLP}.shared_experts.up_proj",
+        also=(f"{_MLP}.shared_expert.up_proj", f"{_MIXER}.shared_experts.up_proj"),
+    ),
+    "shared_down": TensorName(
+        f"{_MLP}.shared_experts.down_proj",
+        also=(f"{_MLP}.shared_expert.down_proj", f"{_MIXER}.shared_experts.down_proj"),
+    ),
 }

@@ -59,11 +59,11 @@ SOFTMAX_OPS = 38.0
 _LEAST_PART = 128.0  # KV tokens of a persistent kernel's tile
 _PLACES = 16  # contexts that stand for a batch of unequal ones
 _RESIDENT = 2  # blocks on a compute unit at once
-_FULL = (
-    1.6  # blocks per compute unit from which on a kernel that does not balance contexts splits none (FlashAttention-2)
-)
+# Blocks per compute unit from which on a kernel that does not balance contexts splits none: 0.8 of two on each
+# (FlashAttention-2, csrc/flash_attn/flash_api.cpp, num_splits_heuristic).
+_FULL = 0.8 * 2
 _LANES = 128  # fp32 operations per clock and compute unit
-_CACHED_SHARE = 0.7  # of L2 that a repeated benchmark keeps; nothing is left beyond twice of it
+_CACHED_SHARE = 0.7  # of L2 that a repeated benchmark keeps; nothing is left beyond twice of it [assumed]
 
 
 class DecodeKernel(Spec):

@@ -46,7 +46,7 @@ from perfmodel.files.base import Spec
 from perfmodel.ops.extents import Values
 from perfmodel.ops.work import Work
 
-_KERNEL_S = 5e-6  # launch of the attention kernel alone, which no module shows by itself
+_KERNEL_S = 5e-6  # launch of the attention kernel alone, which no module shows by itself [assumed]
 
 
 class LatentPrefillFit(Spec):

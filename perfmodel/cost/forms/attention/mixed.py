@@ -30,7 +30,7 @@ from perfmodel.ops.extents import HeadsExtent, MixedExtent, Values
 from perfmodel.ops.work import Work
 
 _LANES = 128  # fp32 operations per clock and compute unit
-_OVERLAPPED = 0.15  # of a decode's only block, started before the last wave of the others
+_OVERLAPPED = 0.15  # of a decode's only block, started before the last wave of the others [assumed]
 
 
 class MixedAttentionFit(Spec):

@@ -44,7 +44,9 @@ from perfmodel.ops.work import Work
 _INPUT_BYTES = 2.0  # of an element of the new keys and values, as the projection leaves them
 _WRITE_THREADS = 512.0  # of a block that writes one token into the cache: one per element, this many at most
 _LANES = 128  # fp32 operations per clock and compute unit
-_WORTH_PACKING = 0.9  # packed tiles are used where they visit less than this of the unpacked ones' keys
+# Packed tiles are used where they visit less than this of the unpacked ones' keys (FlashAttention-3,
+# hopper/heuristics.h, should_pack_gqa).
+_WORTH_PACKING = 0.9
 
 
 class PrefillKernel(Spec):

@@ -1,0 +1,105 @@
+"""Feed-forward blocks from a file: gate and up as one product, experts one behind the other."""
+
+__all__ = ["feed_forward_weights"]
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from perfmodel.models.architecture import DenseFFN, FeedForward, MoEFFN
+from perfmodel_executors.models.loading.layouts import from_mxfp4, split_pairs
+from perfmodel_executors.models.loading.reader import Reader
+from perfmodel_executors.models.weights import FFNWeights, MoEWeights
+
+
+def feed_forward_weights(reader: Reader, ffn: FeedForward, index: int) -> FFNWeights | MoEWeights:
+    """The weights of layer `index`'s block."""
+    if isinstance(ffn, DenseFFN):
+        return _dense(reader, ffn, index)
+    names = ("expert_gate", "expert_up") if ffn.gated else ("expert_up",)
+    read = _separate if reader.has(names[-1], index) else _stacked
+    up, down = read(reader, ffn, index, names)
+    return MoEWeights(
+        router=reader.tensor("router", ffn.num_experts, reader.model.hidden_size, layer=index),
+        up=up,
+        down=down,
+        shared=_shared(reader, ffn, index),
+        shared_gate=reader.tensor("shared_router", 1, reader.model.hidden_size, layer=index)
+        if ffn.shared_gate
+        else None,
+        router_bias=_router_bias(reader, ffn, index),
+        up_bias=_expert_bias(reader, ffn, index, "gate_up_proj_bias"),
+        down_bias=_expert_bias(reader, ffn, index, "down_proj_bias"),
+    )
+
+
+def _dense(reader: Reader, ffn: DenseFFN, index: int) -> FFNWeights:
+    tensor, width, hidden = partial(reader.tensor, layer=index), ffn.intermediate_size, reader.model.hidden_size
+    names = ("gate", "up") if ffn.gated else ("up",)
+    if reader.has("gate_up", index):
+        up = tensor("gate_up", 2 * width, hidden)
+    else:
+        up = torch.cat([tensor(name, width, hidden) for name in names])
+    return FFNWeights(
+        up=up,
+        down=tensor("down", hidden, width),
+        up_bias=torch.cat([tensor(name, width, kind="bias") for name in names]) if ffn.bias else None,
+        down_bias=tensor("down", hidden, kind="bias") if ffn.bias else None,
+    )
+
+
+def _shared(reader: Reader, ffn: MoEFFN, index: int) -> FFNWeights | None:
+    width, hidden = ffn.shared_intermediate_size, reader.model.hidden_size
+    if not width:
+        return None
+    names = ("shared_gate", "shared_up") if ffn.gated else ("shared_up",)
+    up = torch.cat([reader.tensor(name, width, hidden, layer=index) for name in names])
+    return FFNWeights(up=up, down=reader.tensor("shared_down", hidden, width, layer=index))
+
+
+def _separate(reader: Reader, ffn: MoEFFN, index: int, names: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+    """Experts with tensors of their own."""
+    width, hidden, experts = ffn.intermediate_size, reader.model.hidden_size, range(ffn.num_experts)
+    tensor = partial(reader.tensor, layer=index)
+    up = torch.stack([torch.cat([tensor(name, width, hidden, expert=i) for name in names]) for i in experts])
+    return up, torch.stack([tensor("expert_down", hidden, width, expert=i) for i in experts])
+
+
+def _stacked(reader: Reader, ffn: MoEFFN, index: int, _: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+    """gpt-oss: all experts in one tensor, gates and ups in turn; plain ones the other way round, [E, in, out]."""
+    sizes = (
+        ("gate_up_proj", 2 * ffn.intermediate_size, reader.model.hidden_size),
+        (
+            "down_proj",
+            reader.model.hidden_size,
+            ffn.intermediate_size,
+        ),
+    )
+    up, down = (_matrices(reader, index, name, ffn.num_experts, rows, columns) for name, rows, columns in sizes)
+    return split_pairs(up, 1), down
+
+
+def _matrices(reader: Reader, index: int, name: str, experts: int, rows: int, columns: int) -> Tensor:
+    if not reader.has("experts", index, f"{name}_blocks"):
+        return reader.tensor("experts", experts, columns, rows, layer=index, kind=name).transpose(1, 2).contiguous()
+    groups = columns // 32
+    blocks = reader.raw("experts", experts, rows, groups, 16, layer=index, kind=f"{name}_blocks")
+    return reader.placed(
+        from_mxfp4(blocks, reader.raw("experts", experts, rows, groups, layer=index, kind=f"{name}_scales"))
+    )
+
+
+def _router_bias(reader: Reader, ffn: MoEFFN, index: int) -> Tensor | None:
+    """Bias of the logits, or for the choice alone; files of DeepSeek-V3's kind have one whatever the config says."""
+    kind = "e_score_correction_bias" if ffn.routing.bias_chooses else "bias"
+    is_there = ffn.router_bias or reader.has("router", index, kind)
+    return reader.tensor("router", ffn.num_experts, layer=index, kind=kind) if is_there else None
+
+
+def _expert_bias(reader: Reader, ffn: MoEFFN, index: int, kind: str) -> Tensor | None:
+    if not ffn.bias:
+        return None
+    width = 2 * ffn.intermediate_size if kind == "gate_up_proj_bias" else reader.model.hidden_size
+    bias = reader.tensor("experts", ffn.num_experts, width, layer=index, kind=kind)
+    return split_pairs(bias, 1) if kind == "gate_up_proj_bias" else bias

@@ -1,0 +1,68 @@
+"""`Reader`: a model's tensors by name, of known shapes, on the device and in the dtype of the decoder."""
+
+__all__ = ["Reader"]
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from perfmodel.errors import SpecError
+from perfmodel.models.spec import ModelSpec
+from perfmodel_executors.models.loading.files import TensorFile
+
+
+class Reader:
+    """Reads `file`, which is at `path`, for `model`."""
+
+    def __init__(
+        self, file: TensorFile, path: Path, dtype: torch.dtype, device: torch.device, model: ModelSpec
+    ) -> None:
+        self.model = model
+        self._file = file
+        self._path = path
+        self._dtype = dtype
+        self._device = device
+
+    def has(self, name: str, layer: int, kind: str = "weight") -> bool:
+        """Whether the file has the tensor."""
+        return self._file.has(name, layer, kind)
+
+    def tensor(
+        self, name: str, *shape: int, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0
+    ) -> Tensor:
+        """The tensor `name`, a key of NAMES.
+
+        shape:     what it must be
+        layer:     its number
+        kind:      what follows the name in the file
+        num_heads: that share the rows of q and k
+        expert:    its number, where experts have tensors of their own
+
+        Raises SpecError for a tensor that is not there, or has another shape.
+        """
+        return self.raw(name, *shape, layer=layer, kind=kind, num_heads=num_heads, expert=expert).to(
+            self._device, self._dtype
+        )
+
+    def raw(
+        self, name: str, *shape: int, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0
+    ) -> Tensor:
+        """The same as the file has it."""
+        found = self._file.get(name, layer, kind, num_heads, expert)
+        if found.shape != shape:
+            raise SpecError(
+                f"{self._path}: {name} {kind} of layer {layer} has the shape {tuple(found.shape)}, but the model's is "
+                f"{shape}."
+            )
+        return found
+
+    def norm(self, name: str, layer: int, *shape: int) -> Tensor:
+        """The weights of a norm, with what the model adds to those in its file."""
+        found = self.raw(name, *shape, layer=layer)
+        offset = self.model.norm_offset
+        return (found.float() + offset if offset else found).to(self._device, self._dtype)
+
+    def placed(self, tensor: Tensor) -> Tensor:
+        """A tensor that was made of raw ones."""
+        return tensor.to(self._device, self._dtype)

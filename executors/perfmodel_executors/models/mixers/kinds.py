@@ -1,0 +1,29 @@
+"""The one table of mixers: kind of mixer -> what runs it.
+
+Each takes (step, inputs behind the layer's norm [T, C], mixer of this rank, its weights, what the layer keeps of its
+sequences) and returns what the block adds, [T, C], before ranks add up.
+"""
+
+__all__ = ["MIXERS"]
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+
+from perfmodel.models.architecture import Attention, GatedDeltaNet, LatentAttention, Mamba, Mixer
+from perfmodel_executors.models.mixers.delta_net import gated_delta_net
+from perfmodel_executors.models.mixers.latent import latent_attention
+from perfmodel_executors.models.mixers.mamba import mamba
+from perfmodel_executors.models.mixers.softmax import softmax_attention
+from perfmodel_executors.models.mixers.step import MixerStep
+
+MIXERS: MappingProxyType[type[Mixer], Callable[[MixerStep, Tensor, Any, Any, Any], Tensor]] = MappingProxyType(
+    {
+        Attention: softmax_attention,
+        LatentAttention: latent_attention,
+        GatedDeltaNet: gated_delta_net,
+        Mamba: mamba,
+    }
+)

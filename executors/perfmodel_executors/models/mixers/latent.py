@@ -1,0 +1,47 @@
+"""Multi-head latent attention (DeepSeek-V2, section 2.1): queries through a thin product or not, latents into pages."""
+
+__all__ = ["latent_attention"]
+
+import math
+
+import torch
+from torch import Tensor
+
+from perfmodel.errors import PerfmodelError
+from perfmodel.models.architecture import LatentAttention
+from perfmodel_executors.kernels.apply_linear import apply_linear
+from perfmodel_executors.kernels.attention_latent.pages import LatentPages
+from perfmodel_executors.models.mixers.step import MixerStep
+from perfmodel_executors.models.weights import LatentWeights
+
+
+def latent_attention(
+    step: MixerStep, x_TC: Tensor, mixer: LatentAttention, weights: LatentWeights, pages: LatentPages
+) -> Tensor:
+    """What the block adds, [T, C]; writes the latents of all T tokens into `pages`.
+
+    Raises PerfmodelError for a tree of drafted tokens.
+    """
+    kernels, batch, nope = step.kernels, step.batch, mixer.qk_nope_head_dim
+    if batch.trees is not None:
+        raise PerfmodelError("a tree of drafted tokens is not verified with latent attention; draft a chain instead.")
+    rotation = step.rotations.rows(mixer.rope, mixer.qk_rope_head_dim)
+    queries = x_TC
+    if weights.q_down is not None:
+        queries = kernels.rms_norm(apply_linear(kernels, x_TC, weights.q_down), weights.q_norm, step.norm_eps)
+    q_TNH = apply_linear(kernels, queries, weights.q_up).view(len(x_TC), mixer.num_heads, -1)
+    q_TNH = torch.cat((q_TNH[..., :nope], kernels.rope(q_TNH[..., nope:], rotation)), dim=-1)
+    latents_TW = apply_linear(kernels, x_TC, weights.kv_down)
+    rank = mixer.kv_lora_rank
+    latents_TR = kernels.rms_norm(latents_TW[:, :rank].contiguous(), weights.kv_norm, step.norm_eps)
+    keys_Tr = kernels.rope(latents_TW[:, None, rank:], rotation)[:, 0]
+    pages.write(torch.cat((latents_TR, keys_Tr), dim=-1), batch.slots_T)
+    scale = mixer.softmax_scale or 1 / math.sqrt(nope + mixer.qk_rope_head_dim)
+    up = (weights.keys_NPR, weights.values_NVR, scale)
+    split, parts = batch.num_decodes, []
+    if split:
+        parts.append(kernels.attention_latent_decode(q_TNH[:split], pages, batch.tables_DM, batch.contexts_D, *up))
+    if len(batch.computed_G):
+        chunks = (batch.tables_GM, batch.starts_G, batch.computed_G)
+        parts.append(kernels.attention_latent_prefill(q_TNH[split:], pages, *chunks, *up))
+    return apply_linear(kernels, torch.cat(parts).flatten(1), weights.out)

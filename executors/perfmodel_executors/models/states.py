@@ -1,0 +1,112 @@
+"""States of recurrent layers: a row for each sequence, which is known by the first of its KV blocks.
+
+A sequence that begins (no token computed before) finds zeros, whoever had the row before it: so a sequence that was
+preempted and starts anew needs no word about it. A block belongs to one sequence at a time, prefixes being not shared
+where a model has states; so what began with a block that another sequence now has inside is over, and its row is free.
+"""
+
+__all__ = ["LayerState", "StatePool", "StateRows"]
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from perfmodel.models.architecture import GatedDeltaNet, Mamba
+from perfmodel.models.spec import ModelSpec
+from perfmodel_executors.models.batch import StepBatch
+
+_FIRST_ROWS = 8
+_FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class LayerState(NamedTuple):
+    """What a layer keeps: the last inputs of its causal convolution [R, channels, taps - 1], and states [R, heads,
+    N, P] in the format that the engine keeps them in; sums are made in fp32."""
+
+    conv: Tensor
+    state: Tensor
+
+
+class StateRows(NamedTuple):
+    """Rows of a step's sequences: those of one token, and those of chunks."""
+
+    decodes: Tensor
+    chunks: list[int]
+
+
+class StatePool:
+    """The states of all recurrent layers of a model; it grows with the sequences that it meets."""
+
+    def __init__(self, model: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+        self.layers: dict[int, LayerState] = {}
+        self._rows: dict[int, int] = {}  # first block of a sequence -> row
+        self._free: list[int] = []
+        self._num_rows = 0
+        for index, layer in enumerate(model.iter_layers()):
+            if isinstance(layer.mixer, Mamba | GatedDeltaNet):
+                self.layers[index] = _empty(layer.mixer, dtype, device)
+
+    def rows_of(self, batch: StepBatch, block_size: int) -> StateRows:
+        """The rows of a step's sequences; of those that begin, they are zeroed."""
+        if not self.layers:
+            return StateRows(batch.tokens_T[:0], [])
+        computed, new = (batch.contexts_D - 1).tolist(), batch.starts_G.diff().tolist()
+        decodes = [
+            self._row(table, before, 1, block_size)
+            for table, before in zip(batch.tables_DM.tolist(), computed, strict=True)
+        ]
+        chunks = [
+            self._row(table, before, count, block_size)
+            for table, before, count in zip(batch.tables_GM.tolist(), batch.computed_G.tolist(), new, strict=True)
+        ]
+        return StateRows(torch.tensor(decodes, dtype=torch.int64, device=batch.tokens_T.device), chunks)
+
+    @contextmanager
+    def restored(self, first_blocks: Sequence[int]) -> Iterator[None]:
+        """Afterwards the sequences that begin with these blocks have the states again that they have now."""
+        rows = [self._rows[block] for block in first_blocks if block in self._rows]
+        held = {i: [tensor[rows].clone() for tensor in layer] for i, layer in self.layers.items()}
+        yield
+        for index, tensors in held.items():
+            for tensor, values in zip(self.layers[index], tensors, strict=True):
+                tensor[rows] = values
+
+    def _row(self, table: list[int], num_computed: int, num_new: int, block_size: int) -> int:
+        first = table[0]
+        if num_computed:
+            return self._rows[first]
+        for block in table[1 : -(-num_new // block_size)]:  # behind them the table is padded
+            over = self._rows.pop(block, None)
+            if over is not None:
+                self._free.append(over)
+        if first not in self._rows:
+            if not self._free:
+                self._grow()
+            self._rows[first] = self._free.pop()
+        row = self._rows[first]
+        for layer in self.layers.values():
+            for tensor in layer:
+                tensor[row] = 0
+        return row
+
+    def _grow(self) -> None:
+        more = max(_FIRST_ROWS, self._num_rows)
+        self._free += range(self._num_rows, self._num_rows + more)
+        self._num_rows += more
+        for index, layer in self.layers.items():
+            grown = (torch.cat((tensor, tensor.new_zeros(more, *tensor.shape[1:]))) for tensor in layer)
+            self.layers[index] = LayerState(*grown)
+
+
+def _empty(mixer: Mamba | GatedDeltaNet, dtype: torch.dtype, device: torch.device) -> LayerState:
+    if isinstance(mixer, Mamba):
+        channels = mixer.num_heads * mixer.head_dim + 2 * mixer.num_groups * mixer.state_size
+        shape = (0, mixer.num_heads, mixer.state_size, mixer.head_dim)
+    else:
+        keys, values = mixer.num_key_heads * mixer.key_head_dim, mixer.num_value_heads * mixer.value_head_dim
+        channels, shape = 2 * keys + values, (0, mixer.num_value_heads, mixer.key_head_dim, mixer.value_head_dim)
+    conv = torch.zeros(0, channels, mixer.conv_kernel - 1, dtype=dtype, device=device)
+    return LayerState(conv, torch.zeros(shape, dtype=_FORMATS[mixer.state_format], device=device))

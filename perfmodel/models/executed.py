@@ -1,0 +1,121 @@
+"""Which models the executed clock computes as their makers do, and a sentence's end for those that it only simulates.
+
+Facts of specs alone, so that lists of models can say it without torch. That the families below are computed rightly is
+proved against Hugging Face's implementations (`tests/parity/test_against_transformers.py`, docs/parity.md).
+"""
+
+__all__ = ["ACTIVATIONS", "FAMILIES", "ROPE_SCALINGS", "why_not_executed"]
+
+from perfmodel.models.architecture import (
+    Attention,
+    DenseFFN,
+    FeedForward,
+    GatedDeltaNet,
+    LatentAttention,
+    Layer,
+    Mamba,
+    Mixer,
+    MoEFFN,
+)
+from perfmodel.models.rope import Rope
+from perfmodel.models.spec import ModelSpec
+
+# Model types of config.json files. `unknown` is a file without one, read as a Llama-like decoder.
+FAMILIES = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma3_text",
+    "gpt_oss",
+    "granite",
+    "kimi_k2",
+    "llama",
+    "mamba2",
+    "mimo",
+    "mistral",
+    "mixtral",
+    "nemotron_h",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_next",
+    "smollm3",
+    "unknown",
+)
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2", "sigmoid", "silu", "swiglu_oai")
+ROPE_SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+def why_not_executed(model: ModelSpec) -> str | None:
+    """What of `model` is simulated alone, as the subject of "... is not executed yet"; None where all is executed."""
+    found = _around(model)
+    for layer, _ in model.layers:
+        found = found or _of_mixer(layer.mixer) or _of_ffn(layer.ffn) or _of_both(model, layer)
+    if found is None and model.model_type not in FAMILIES:
+        return f"the computation of {model.model_type} models"
+    return found
+
+
+def _around(model: ModelSpec) -> str | None:
+    unsupported = {
+        "LayerNorm": model.norm_bias,
+        "mixer and feed-forward in parallel": model.parallel_blocks,
+        "a learned position table": model.num_learned_positions > 0,
+        "a bias in the LM head": model.lm_head_bias,
+    }
+    return next((name for name, is_used in unsupported.items() if is_used), None)
+
+
+def _of_mixer(mixer: Mixer | None) -> str | None:
+    if mixer is None:
+        return None
+    if isinstance(mixer, Attention):
+        if mixer.qk_norm and mixer.qk_norm_width == "none":
+            return "a norm of queries and keys without weights"
+        return _of_rope(mixer.rope)
+    if isinstance(mixer, LatentAttention):
+        return "the indexer of sparse attention" if mixer.indexer is not None else _of_rope(mixer.rope)
+    if isinstance(mixer, Mamba) and (mixer.dt_rank is not None or not mixer.inner_norm):
+        return "a scan other than Mamba-2"
+    if isinstance(mixer, Mamba | GatedDeltaNet):
+        return None
+    return f"the mixer {type(mixer).__name__}"
+
+
+def _of_rope(rope: Rope | None) -> str | None:
+    scaling = None if rope is None else rope.scaling
+    if scaling is None:
+        return None
+    if scaling.kind not in ROPE_SCALINGS:
+        return f"{scaling.kind} scaling of rotary frequencies"
+    needs_factor, needs_length = scaling.kind != "dynamic", scaling.kind in ("llama3", "yarn", "longrope")
+    if (needs_factor and scaling.factor is None) or (needs_length and scaling.original_positions is None):
+        return f"{scaling.kind} scaling of rotary frequencies whose factor the file leaves out"
+    return None
+
+
+def _of_ffn(ffn: FeedForward | None) -> str | None:
+    if ffn is None:
+        return None
+    if ffn.activation not in ACTIVATIONS:
+        return f"the activation {ffn.activation}"
+    if isinstance(ffn, MoEFFN) and ffn.latent_size is not None:
+        return "a mixture of experts in a latent space"
+    return None
+
+
+def _of_both(model: ModelSpec, layer: Layer) -> str | None:
+    """Early exits and drafts by a model's own layers take plain attention behind norms."""
+    is_plain = isinstance(layer.mixer, Attention) and model.pre_norms
+    if model.exits is not None and not is_plain:
+        return "early exit (model_changes.early_exit) from layers other than attention behind a norm"
+    if model.weight_sparsity is not None and isinstance(layer.ffn, MoEFFN):
+        return "sparsity of experts (model_changes.prune)"
+    if isinstance(layer.ffn, DenseFFN) and layer.ffn.activation == "swiglu_oai":
+        return "a clamped gate outside of experts"
+    return None

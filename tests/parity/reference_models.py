@@ -1,0 +1,236 @@
+"""Tiny random models of Hugging Face `transformers`, one for each family and feature whose computation is compared."""
+
+__all__ = ["REFERENCES", "Reference", "build"]
+
+from dataclasses import dataclass, field
+from typing import Any
+
+_SIZES: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 101,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "initializer_range": 0.3,
+}
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_LATENT: dict[str, Any] = {
+    "q_lora_rank": 20,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A `family` as people call it, with the feature that this one shows, and the fields of its config."""
+
+    family: str
+    model_type: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    max_model_len: int | None = None
+
+
+def _rope(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **fields}}
+
+
+_LLAMA3 = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+_YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=64)
+_MAMBA = {"state_size": 16, "conv_kernel": 4, "n_groups": 2, "chunk_size": 16, "expand": 2}
+
+REFERENCES: dict[str, Reference] = {
+    "llama": Reference("Llama 1, 2", "llama"),
+    "llama-mqa": Reference("Llama 1, 2", "llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "llama-biases": Reference("Llama 1, 2", "llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
+    "llama-llama3": Reference("Llama 3", "llama", _LLAMA3),
+    "llama-yarn": Reference("Llama 3", "llama", _YARN),
+    "llama-linear": Reference("Llama 3", "llama", _rope("linear", factor=4.0)),
+    "llama-dynamic": Reference("Llama 3", "llama", _rope("dynamic", factor=2.0)),
+    "mistral": Reference("Mistral", "mistral", {"sliding_window": 9}),
+    "qwen2": Reference("Qwen2", "qwen2"),
+    "qwen3": Reference("Qwen3", "qwen3", {"head_dim": 16}),
+    "phi3": Reference("Phi-3", "phi3", {"sliding_window": 13}),
+    "phi3-longrope-short": Reference(
+        "Phi-3",
+        "phi3",
+        _rope("longrope", short_factor=[1.0, 1.1, 1.3, 1.7, 2.0, 2.5], long_factor=[2.0, 2.2, 3.0, 4.0, 5.0, 6.0])
+        | {"original_max_position_embeddings": 128, "sliding_window": None},
+        max_model_len=128,
+    ),
+    "phi3-longrope-long": Reference(
+        "Phi-3",
+        "phi3",
+        _rope("longrope", short_factor=[1.0, 1.1, 1.3, 1.7, 2.0, 2.5], long_factor=[2.0, 2.2, 3.0, 4.0, 5.0, 6.0])
+        | {"original_max_position_embeddings": 16, "sliding_window": None},
+    ),
+    "smollm3": Reference("SmolLM3", "smollm3", {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
+    "granite": Reference(
+        "Granite",
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "olmo2": Reference("OLMo 2", "olmo2"),
+    "mixtral": Reference("Mixtral", "mixtral", {"num_local_experts": 6, "sliding_window": None}),
+    "qwen2-moe": Reference(
+        "Qwen2-MoE",
+        "qwen2_moe",
+        _EXPERTS | {"shared_expert_intermediate_size": 40, "norm_topk_prob": False, "mlp_only_layers": [0]},
+    ),
+    "qwen3-moe": Reference("Qwen3-MoE", "qwen3_moe", _EXPERTS | {"norm_topk_prob": True, "head_dim": 16}),
+    "qwen3-moe-not-renormalised": Reference(
+        "Qwen3-MoE", "qwen3_moe", _EXPERTS | {"norm_topk_prob": False, "head_dim": 16}
+    ),
+    "gemma": Reference("Gemma", "gemma", {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma2": Reference(
+        "Gemma 2",
+        "gemma2",
+        {
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+            "num_hidden_layers": 4,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 12,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3": Reference(
+        "Gemma 3",
+        "gemma3_text",
+        {
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+            "num_hidden_layers": 6,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 12,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+        },
+    ),
+    "gpt-oss": Reference(
+        "gpt-oss",
+        "gpt_oss",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "sliding_window": 9,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+        }
+        | _rope("yarn", factor=8.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=32),
+    ),
+    "deepseek-v2": Reference(
+        "DeepSeek-V2",
+        "deepseek_v2",
+        _LATENT | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5, "norm_topk_prob": False},
+    ),
+    "deepseek-v2-lite": Reference(
+        "DeepSeek-V2",
+        "deepseek_v2",
+        _LATENT
+        | {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
+    ),
+    "deepseek-v3": Reference("DeepSeek-V3", "deepseek_v3", _LATENT | {"routed_scaling_factor": 2.5}),
+    "deepseek-v3-yarn": Reference(
+        "DeepSeek-V3",
+        "deepseek_v3",
+        _LATENT
+        | _rope("yarn", factor=8.0, mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=32)
+        | {"routed_scaling_factor": 2.5},
+    ),
+    "mamba2": Reference(
+        "Mamba 2",
+        "mamba2",
+        _MAMBA | {"num_heads": 8, "head_dim": 12, "num_attention_heads": 4},
+    ),
+    "nemotron-h": Reference(
+        "Nemotron-H",
+        "nemotron_h",
+        {
+            "ssm_state_size": 16,
+            "conv_kernel": 4,
+            "n_groups": 2,
+            "chunk_size": 16,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 12,
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["mamba", "mlp", "attention", "moe"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 20,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            # NVIDIA's own code and vLLM limit time steps by time_step_limit; transformers by this, and only in prompts.
+            "time_step_min": 1e-9,
+        },
+    ),
+    "qwen3-next": Reference(
+        "Qwen3-Next",
+        "qwen3_next",
+        _EXPERTS
+        | {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "shared_expert_intermediate_size": 40,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 24,
+            "linear_conv_kernel_dim": 4,
+            # A head whose state says next to nothing is normalised all the same; this bounds what rounding becomes.
+            "rms_norm_eps": 1e-3,
+            "norm_topk_prob": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+        },
+    ),
+}
+
+
+def build(reference: Reference) -> Any:
+    """The model in fp32, with weights, norms and biases that are none of them 0 or 1."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(7)
+    config = AutoConfig.for_model(reference.model_type, **(_SIZES | reference.fields))
+    config.dtype = torch.float32
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if "inv_freq" in name or not tensor.is_floating_point() or name.endswith("embed_scale"):
+                continue
+            noise = torch.randn(tensor.shape, generator=generator)
+            if name.endswith("A_log"):  # states that remember: where all decays at once, norms divide noise by noise
+                tensor.copy_(0.3 * noise - 1)
+            elif tensor.ndim > 1:
+                tensor.copy_(noise / tensor.shape[-1] ** 0.5)
+            else:
+                tensor.add_(0.3 * noise)
+    return model
