@@ -175,8 +175,8 @@ def _weighted_latents(
 def latent_shared_bytes(config: TileConfig, capability: int, widths: tuple[int, int], element_bytes: int) -> int:
     """Shared memory of a thread block: queries, the stages' latents, and weights on their way to the second product.
 
-    Hopper's products take weights from registers, and their latents must outlive their issue. On Blackwell sums in tensor
-    memory pass through SRAM to be scaled: an upper bound.
+    Hopper's products take weights from registers, and their latents must outlive their issue. On Blackwell sums in
+    tensor memory pass through SRAM to be scaled: an upper bound.
     """
     rows, tile, stages = config.sizes["ROWS"], config.sizes["TILE"], config.options.num_stages
     runs_ahead = 90 <= capability < 100 and rows >= _HOPPER_ROWS
