@@ -36,6 +36,7 @@ _CANDIDATES = [
     TileConfig({"ROWS": 16, "TILE": 16}, Options(num_warps=4, num_stages=2)),
 ]
 _HOPPER_ROWS = 64  # of its products
+_NOWHERE = 1 << 30  # bytes that no device has
 _LEAST_ROWS = 16  # that a matrix product has
 
 
@@ -175,11 +176,12 @@ def _weighted_latents(
 def latent_shared_bytes(config: TileConfig, capability: int, widths: tuple[int, int], element_bytes: int) -> int:
     """Shared memory of a thread block: queries, the stages' latents, and weights on their way to the second product.
 
-    Hopper's products take weights from registers, and their latents must outlive their issue. On Blackwell sums in
-    tensor memory pass through SRAM to be scaled: an upper bound.
+    Hopper's products take weights from registers, and their latents must outlive their issue. More than any device has
+    for 64 rows elsewhere: the sums would fill the registers of Ampere's products, and pass through SRAM on Blackwell.
     """
     rows, tile, stages = config.sizes["ROWS"], config.sizes["TILE"], config.options.num_stages
-    runs_ahead = 90 <= capability < 100 and rows >= _HOPPER_ROWS
+    runs_ahead = rows >= _HOPPER_ROWS
+    if runs_ahead and not 90 <= capability < 100:
+        return _NOWHERE
     latents = tile * sum(widths) * (stages if runs_ahead else stages - 1)
-    sums = rows * widths[0] * 4 + 1024 if 100 <= capability < 120 and rows >= _HOPPER_ROWS else 0
-    return (rows * sum(widths) + latents + (0 if runs_ahead else rows * tile)) * element_bytes + sums
+    return (rows * sum(widths) + latents + (0 if runs_ahead else rows * tile)) * element_bytes
