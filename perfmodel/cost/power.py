@@ -36,7 +36,6 @@ __all__ = [
     "energy_j",
     "energy_split_j",
     "flop_energy",
-    "tdp_w",
     "usd_per_hour",
     "usd_per_million_tokens",
 ]
@@ -45,6 +44,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from perfmodel.cost.forms.clocks import tdp_w
 from perfmodel.cost.forms.device import OperatorTime, bound_of
 from perfmodel.errors import SpecError
 from perfmodel.specs.hardware import HardwareSpec
@@ -52,9 +52,6 @@ from perfmodel.specs.scenario import PriceOverride
 
 _MEMORY_SHARE = 0.5  # of what full arithmetic draws beside idle
 _IDLE_SHARE = 0.15  # of TDP, where idle power is not declared (A100: 50-60 of 400 W)
-# Where a file declares no TDP [assumed]; a CPU by core (Xeon 8480+: 350 W for 56 cores).
-_TDP_W = {"gpu": 400.0, "tpu": 200.0, "npu": 600.0, "fpga": 100.0}
-_CPU_CORE_W = 6.25
 _VOLTAGE_FLOOR = 0.7  # the clock's share below which the voltage falls no further [assumed]
 _HALVINGS = 24  # of the range in which a capped clock is looked for
 
@@ -72,13 +69,6 @@ class _DeviceUsage(Protocol):
 
     @property
     def hbm_bytes(self) -> float: ...
-
-
-def tdp_w(hardware: HardwareSpec) -> float:
-    """What the device draws at most: declared, or assumed for its kind."""
-    declared = hardware.declared
-    assumed = _CPU_CORE_W * declared.compute_units if hardware.kind == "cpu" else _TDP_W[hardware.kind]
-    return declared.tdp_w or assumed
 
 
 def _idle_power_w(hardware: HardwareSpec) -> float:

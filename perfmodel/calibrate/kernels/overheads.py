@@ -6,7 +6,7 @@ Columns: figure, device, model, ranks, bytes (that a rank sends), value (SI unit
     all_to_all_through_host_s  the smallest between two that do not
     bus_rate_through_host      of large all-reduces between such, as nccl-tests counts it
     peer_read_rate             of kernels that read their peer's memory
-    eager_step_s               a decode step of one sequence, launched kernel by kernel
+    eager_step_s               a decode step of one sequence, launched operator by operator
     sampled_sequence_s         what a sequence more adds to a step where the model asks for top-p
 """
 
@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.origins import MALFORMED
 from perfmodel.calibrate.robust import fit_form
-from perfmodel.cost import OperatorTimer
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.messages.links import DEFAULT_LINK
 from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
 from perfmodel.cost.forms.overheads import OverheadFits, OverPcieFit
-from perfmodel.cost.steps.host import launch_seconds
+from perfmodel.cost.steps.host import launching_calls
 from perfmodel.errors import SpecError
 from perfmodel.files.bounded import read_rows
 from perfmodel.models.cards import load_model
@@ -116,10 +115,9 @@ def _nccl(pairs: Sequence[OverheadRow], hop_s: float, launch_s: float) -> Collec
 
 
 def _launch_s(row: OverheadRow) -> float:
-    """What is left of a step for each of its kernels."""
+    """What is left of a step for each call that launches kernels."""
     graph = build_graph(load_model(row.model), EngineSpec(enforce_eager=True), sampling="greedy")
-    _, num_kernels = launch_seconds(graph, OperatorTimer(_hardware(row)))
-    return (row.value - _HOST_WITH_GRAPHS_S) / num_kernels
+    return (row.value - _HOST_WITH_GRAPHS_S) / launching_calls(graph)
 
 
 def _bytes_per_logit(row: OverheadRow) -> float:

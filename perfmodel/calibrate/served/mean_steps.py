@@ -15,6 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
+from perfmodel.calibrate.served.beams import cached_read_speedup, tokens_read
 from perfmodel.calibrate.served.setups import Setup
 from perfmodel.cost import (
     Calibration,
@@ -55,13 +56,25 @@ class MeanSteps:
         engine = scenario.engine
         spread = _spread(scenario.traffic.output_tokens)
         behind = setup.answer / 2 * (1 + spread**2)  # mean tokens of the answer that a sequence has, over its life
-        self._context = max(1, round(setup.prompt + behind))
+        self._context = self._read(setup.prompt, behind)
         plan = plan_memory(scenario.model, scenario.hardware, engine)
         held = round(setup.prompt + setup.beams * behind)
         self._slots = max(1, min(plan.max_batch(held), engine.max_num_seqs))
         self._exclusive = _is_exclusive(scenario)
         committed = fits or load_whole_runs()
         self._tails = committed.tpot_tail, committed.ttft_tail
+
+    def _read(self, prompt: int, behind: float) -> int:
+        """KV tokens that a decode's attention reads on average, of a prompt and so many tokens behind it."""
+        if self.setup.beams == 1:
+            return max(1, round(prompt + behind))
+        alone = round(prompt + behind)
+        step = self._pricer.explain(BatchShape(1, 1, (), 1, alone, windowed_contexts(1, alone, self._spans)))
+        attention = next((row.work for row in step.rows if row.work.family == "attention_decode"), None)
+        if attention is None:
+            return max(1, alone)
+        speedup = cached_read_speedup(attention, self.scenario.hardware, self.calibration)
+        return max(1, round(tokens_read(prompt, behind, self.setup.beams, speedup)))
 
     def seconds(self, slots: float, arriving: float) -> float:
         """Seconds of a mean step with `slots` requests that decode and so many prompts that arrive; between whole

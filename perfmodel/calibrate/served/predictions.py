@@ -104,6 +104,9 @@ def _fitting(setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> Ser
 def _of(setup: Setup, table: DeviceTable, fits: WholeRunFits | None = None) -> ServedPair:
     hardware = served_device(setup, table)
     scenario, model, steps = _laid_out(setup, table, layouts(setup, hardware), fits)
+    if setup.is_static and not setup.kv_dtype and not steps.is_one_batch and scenario.model.quantization.weights:
+        # It was one batch, so its KV was held in 8 bits, too.
+        return _of(replace(setup, kv_dtype="fp8"), table, fits)
     instances = setup.instances if setup.tp else max(1, setup.num_devices // scenario.engine.num_devices)
     if setup.load == "saturated":
         predicted = {"tokens_per_s": instances * steps.saturated()}

@@ -56,6 +56,7 @@ class Setup:
     is_compiled:   the whole step was compiled ahead and is launched at once, with prompts too
     tpot_limit_s, ttft_limit_s: that the submitter had to keep
     steps_at_once: that the engine plans before it looks at arrivals again
+    is_static:     all requests of a burst are one batch, from their prompts to their last tokens
     """
 
     device: str
@@ -88,6 +89,7 @@ class Setup:
     tpot_limit_s: float = 0.0
     ttft_limit_s: float = 0.0
     steps_at_once: int = 1
+    is_static: bool = False
 
 
 @dataclass(frozen=True)

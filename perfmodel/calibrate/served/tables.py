@@ -197,6 +197,7 @@ def _setup(entry: Entry) -> Setup:
         is_eager="enforce-eager" in note,
         is_in_process=any(word in entry["kind"] for word in ("offline", "static", "single request")),
         power_cap_w=float(power[1]) if power else 0.0,
+        is_static="static" in entry["kind"].lower(),
     )
 
 

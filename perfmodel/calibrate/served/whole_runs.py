@@ -19,7 +19,9 @@ from perfmodel.calibrate.served.mean_steps import has_kernel_tables
 from perfmodel.calibrate.served.predictions import predict_row, predict_served, width_key
 from perfmodel.calibrate.served.scenarios import served_device
 from perfmodel.calibrate.served.setups import ServedRow
+from perfmodel.calibrate.served.sustained import fit_operation_j
 from perfmodel.cost import Residuals
+from perfmodel.cost.calibrations.calibration import LAUNCH_OVERHEAD_S
 from perfmodel.cost.calibrations.whole_runs import OTHERS, ArchitectureFit, WholeRunFits
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.specs.engine.description import describe_engine
@@ -27,15 +29,16 @@ from perfmodel.specs.engine.description import describe_engine
 Floats = NDArray[np.float64]
 Progress = Callable[[int, int], None]
 # Where nothing is recorded: fractions that kernels of measured makers reach, and a launch; standard deviations of logs.
+# Of what power sustains, large products of measured makers reach 0.8 to 0.99; all products of a model less.
 _PRIORS = {
-    "compute_fraction": (0.5, 0.4),
+    "compute_fraction": (0.65, 0.4),
     "memory_fraction": (0.7, 0.25),
     "link_fraction": (0.4, 0.6),
     "launch_s": (6e-6, 0.7),
     "step_s": (1e-3, 1.2),
 }
 # CPUs reach less of a peak that counts matrix units at the boost clock of one core.
-_PRIORS_OF_CPUS = {"compute_fraction": (0.15, 0.8)}
+_PRIORS_OF_CPUS = {"compute_fraction": (0.2, 0.8)}
 _LOADS = ("saturated", "burst", "closed", "first_token")
 _METRICS = ("tokens_per_s", "output_tokens_per_s", "tpot_mean", "ttft_mean")
 _MOST_SETTINGS = 24
@@ -51,13 +54,14 @@ def fit_whole_runs(rows: Sequence[ServedRow], folder: Path, progress: Progress |
     members = _by_architecture(rows, DeviceTable(folder))
     if not members:
         raise SpecError("no results on devices without kernel tables to fit")
+    operation_j = fit_operation_j()
     found: dict[str, ArchitectureFit] = {}
     for number, (architecture, mine) in enumerate(sorted(members.items())):
-        found[architecture] = _fit(architecture, mine, folder)
+        found[architecture] = _fit(architecture, mine, folder, operation_j)
         if progress is not None:
             progress(number + 1, len(members))
     tails = {f"{name}_tail": _tail(rows, name) for name in ("tpot", "ttft")}
-    fits = with_others(WholeRunFits(architectures=found, **tails))
+    fits = with_others(WholeRunFits(architectures=found, operation_j=operation_j, **tails))
     return fits.model_copy(update={"widths": _widths(rows, folder, fits)})
 
 
@@ -99,7 +103,8 @@ def _is_cpu(architecture: str) -> bool:
 
 
 def _mean(fits: Sequence[ArchitectureFit]) -> ArchitectureFit:
-    """Geometric means."""
+    """Geometric means, launches as of a GPU."""
+    fits = [_as_gpu(fit) for fit in fits]
     values = {name: float(np.exp(np.mean([np.log(getattr(fit, name)) for fit in fits]))) for name in _PRIORS}
     rounded = {name: float(f"{value:.4g}") for name, value in values.items()}
     left = [fit.residuals for fit in fits]
@@ -109,6 +114,11 @@ def _mean(fits: Sequence[ArchitectureFit]) -> ArchitectureFit:
         p90=max(each.p90 for each in left),
     )
     return ArchitectureFit(**rounded, rows=sum(fit.rows for fit in fits), residuals=widest)
+
+
+def _as_gpu(fit: ArchitectureFit) -> ArchitectureFit:
+    launch_s = fit.launch_s * LAUNCH_OVERHEAD_S["gpu"] / LAUNCH_OVERHEAD_S[fit.kind]
+    return fit.model_copy(update={"launch_s": launch_s, "kind": "gpu"})
 
 
 def _widths(rows: Sequence[ServedRow], folder: Path, fits: WholeRunFits) -> dict[str, Residuals]:
@@ -154,8 +164,11 @@ def _some(rows: list[ServedRow]) -> list[ServedRow]:
     return rows[:: max(1, -(-len(rows) // _MOST_SETTINGS))]
 
 
-def _fit(architecture: str, rows: Sequence[ServedRow], folder: Path) -> ArchitectureFit:
-    priors = _PRIORS | (_PRIORS_OF_CPUS if rows[0].setup.device_class == "cpu" else {})
+def _fit(architecture: str, rows: Sequence[ServedRow], folder: Path, operation_j: float) -> ArchitectureFit:
+    kind = served_device(rows[0].setup, DeviceTable(folder)).kind
+    priors = _PRIORS | (_PRIORS_OF_CPUS if kind == "cpu" else {})
+    usual, deviation = priors["launch_s"]
+    priors["launch_s"] = usual * LAUNCH_OVERHEAD_S[kind] / LAUNCH_OVERHEAD_S["gpu"], deviation
     names = list(priors)
     centre = np.log([value for value, _ in priors.values()])
     sd = np.array([deviation for _, deviation in priors.values()])
@@ -163,23 +176,24 @@ def _fit(architecture: str, rows: Sequence[ServedRow], folder: Path) -> Architec
 
     def of(vector: Floats) -> ArchitectureFit:
         values = {name: float(f"{np.exp(value):.4g}") for name, value in zip(names, vector, strict=True)}
-        return ArchitectureFit(**values, rows=len(rows))
+        return ArchitectureFit(**values, kind=kind, rows=len(rows))
+
+    def left_over(fit: ArchitectureFit) -> Floats:
+        return _log_errors(rows, folder, WholeRunFits(architectures={architecture: fit}, operation_j=operation_j))
 
     def errors(vector: Floats) -> Floats:
-        own = _log_errors(rows, folder, architecture, of(vector))
+        own = left_over(of(vector))
         soft = np.sign(own) * _SMALL * np.sqrt(np.log1p((own / _SMALL) ** 2))
         return np.concatenate([soft / _SMALL, (vector - centre) / sd])
 
     bounds = centre - 4 * sd, np.minimum(centre + 4 * sd, highest)
     best = least_squares(errors, centre, bounds=bounds, diff_step=0.02, max_nfev=_MOST_STEPS).x
     fit = of(best)
-    left = _log_errors(rows, folder, architecture, fit)
-    return fit.model_copy(update={"residuals": _residuals(left)})
+    return fit.model_copy(update={"residuals": _residuals(left_over(fit))})
 
 
-def _log_errors(rows: Sequence[ServedRow], folder: Path, architecture: str, fit: ArchitectureFit) -> Floats:
+def _log_errors(rows: Sequence[ServedRow], folder: Path, fits: WholeRunFits) -> Floats:
     """log(measured / predicted) seconds of each row; 0 of those that cannot be predicted."""
-    fits = WholeRunFits(architectures={architecture: fit})
     found = []
     for pair in (predict_row(row, folder, fits) for row in rows):
         metric = next((name for name in _METRICS if name in pair.row.measured and name in pair.predicted), None)

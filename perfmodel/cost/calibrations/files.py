@@ -17,6 +17,8 @@ import yaml
 from perfmodel.cost.calibrations.calibration import Calibration, datasheet
 from perfmodel.cost.calibrations.unmeasured import GenerationFit, load_generation, with_unmeasured
 from perfmodel.cost.calibrations.whole_runs import whole_run_calibration
+from perfmodel.cost.forms.attention.decode import with_cache_of
+from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.messages.collective import over_link
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
@@ -183,10 +185,15 @@ def _passed_on(file: Path, hardware: HardwareSpec, generation: GenerationFit | N
     found = _read(file)
     if generation is not None and _architecture(found.device) != generation.architecture:
         found = generation.applied_to(found)
-    source, target = _listed(found.device).scale_up_link, hardware.scale_up_link
-    if source is None or target is None or source.name == target.name:
-        return found
-    families = {key: over_link(fit, source, target) for key, fit in found.families.items()}
+    device = _listed(found.device)
+    families = dict(found.families)
+    if device.declared.architecture == hardware.declared.architecture:
+        families = {
+            key: with_cache_of(fit, DeviceFacts.of(device), DeviceFacts.of(hardware)) for key, fit in families.items()
+        }
+    source, target = device.scale_up_link, hardware.scale_up_link
+    if source is not None and target is not None and source.name != target.name:
+        families = {key: over_link(fit, source, target) for key, fit in families.items()}
     return found.model_copy(update={"families": families})
 
 

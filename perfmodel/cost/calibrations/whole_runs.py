@@ -21,7 +21,7 @@ from pathlib import Path
 import yaml
 from pydantic import Field
 
-from perfmodel.cost.calibrations.calibration import Calibration, FamilyFit, HostFit
+from perfmodel.cost.calibrations.calibration import LAUNCH_OVERHEAD_S, Calibration, FamilyFit, HostFit
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
@@ -47,9 +47,11 @@ _NO_SERVERS = ("datasheet", "perfmodel")  # engines that no such run was of, nor
 class ArchitectureFit(Spec):
     """What whole runs on the devices of one architecture say.
 
-    compute_fraction, memory_fraction: of the declared peaks and bandwidth, over all kernels
+    compute_fraction: of the peak that the device's power sustains (`WholeRunFits.operation_j`), over all kernels
+    memory_fraction:  of the declared bandwidth, over all kernels
     link_fraction:    of the declared bandwidth between devices
     launch_s, step_s: of a kernel; of the host in each step
+    kind:             of its devices; a program that was compiled whole has cheaper kernels (`LAUNCH_OVERHEAD_S`)
     rows:             that it was fitted to
     residuals:        spread of log(measured / predicted) of seconds over those rows
     """
@@ -59,6 +61,7 @@ class ArchitectureFit(Spec):
     link_fraction: float = Field(default=1.0, gt=0, le=1)
     launch_s: FittedSeconds = 0.0
     step_s: FittedSeconds = 0.0
+    kind: str = "gpu"
     rows: int = 0
     residuals: Residuals = Residuals()
 
@@ -66,6 +69,8 @@ class ArchitectureFit(Spec):
 class WholeRunFits(Spec):
     """The fits by architecture, and the means of all for architectures that nobody has recorded (`OTHERS`).
 
+    operation_j: joules of an operation of matrix units at the full clock (`sustained_share`), by kernels of measured
+                 makers
     tpot_tail, ttft_tail: 99th percentiles over means, of submissions to a benchmark at their limits
     widths: spread of log(measured / predicted) of published results by load and metric, each device left out of what it
             was predicted with
@@ -75,6 +80,7 @@ class WholeRunFits(Spec):
     date: datetime.date | None = None
     command: str = ""
     architectures: dict[str, ArchitectureFit] = Field(default_factory=dict)
+    operation_j: float = Field(default=0.0, ge=0, le=1e-9)
     tpot_tail: float = Field(default=1.0, ge=1, le=10)
     ttft_tail: float = Field(default=1.0, ge=1, le=10)
     widths: dict[str, Residuals] = Field(default_factory=dict)
@@ -119,7 +125,8 @@ def whole_run_calibration(
     whole = FamilyFit(
         compute_fraction=fit.compute_fraction,
         memory_fraction=fit.memory_fraction,
-        overhead_s=fit.launch_s,
+        overhead_s=fit.launch_s * LAUNCH_OVERHEAD_S[hardware.kind] / LAUNCH_OVERHEAD_S[fit.kind],
+        operation_j=fits.operation_j,
         residuals=fit.residuals,
     )
     return Calibration(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from perfmodel.cost.forms.clocks import tdp_w
 from perfmodel.cost.forms.messages.links import DEFAULT_LINK
 from perfmodel.ops.formats import MMA_SYNC_RATE, SPARSE_RATE
 from perfmodel.ops.messages import Message, RankGroup, Spread, spread_over
@@ -78,6 +79,7 @@ class DeviceFacts:
     link_bandwidth: one way, to sibling devices, byte/s (0 without a link)
     link:           the same with its name
     network:        a device's share of what joins nodes, of `devices_per_node` each
+    tdp_w:          what it draws at most
     """
 
     hardware: HardwareSpec
@@ -89,6 +91,7 @@ class DeviceFacts:
     link: Link
     network: Link
     devices_per_node: int
+    tdp_w: float
     _peaks: dict[str, float] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -105,6 +108,7 @@ class DeviceFacts:
             link=link or DEFAULT_LINK,
             network=hardware.network_link,
             devices_per_node=hardware.devices_per_node,
+            tdp_w=tdp_w(hardware),
         )
 
     def spread(self, message: Message) -> Spread:

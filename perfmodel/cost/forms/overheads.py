@@ -43,7 +43,7 @@ class OverPcieFit(Spec):
 class OverheadFits(Spec):
     """The fits, and where they come from.
 
-    engine_launch_s: host time of a kernel that a serving engine launches one by one, its model's Python between
+    engine_launch_s: host time of an operator whose kernels a serving engine launches, its model's Python between
                      launches included
     sampling_bytes_per_logit: memory traffic of top-k and top-p sampling under engines without one of their own
     """

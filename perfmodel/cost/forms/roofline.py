@@ -18,6 +18,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from perfmodel.cost.forms.clocks import sustained_share
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.messages.links import collective_time, network_time
@@ -40,6 +41,7 @@ class FamilyFit(Spec):
     overhead_per_item_s: FittedSeconds = 0.0
     vector_op_s: FittedSeconds = 0.0  # of each `vector_ops`, one after the other; 0: at the device's own rate
     knee: float | None = Field(default=None, ge=1)
+    operation_j: float = Field(default=0.0, ge=0, le=1e-9)  # of one at the full clock (`sustained_share`); 0: no limit
     cached_speedup: float = Field(default=1.0, ge=1, le=8)  # of activations that still lie in L2 over main memory
     residuals: Residuals = Residuals()
 
@@ -47,7 +49,9 @@ class FamilyFit(Spec):
 def roofline_time(work: Work, fit: FamilyFit, device: DeviceFacts) -> OperatorTime:
     """How long one run of `work` takes."""
     fill = _fill(work.extent, device.compute_units)
-    compute = work.flops / (device.peak(work.rate) * fit.compute_fraction * fill)
+    peak = device.peak(work.rate)
+    rate = peak * sustained_share(device.tdp_w, peak, fit.operation_j) if fit.operation_j else peak
+    compute = work.flops / (rate * fit.compute_fraction * fill)
     if work.vector_ops and fit.vector_op_s:
         compute += work.vector_ops * fit.vector_op_s
     elif work.vector_ops:

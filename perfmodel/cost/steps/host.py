@@ -5,7 +5,7 @@
 `serial` parts always show; `hidden` parts run beside the device, and show where they are the longer ones.
 """
 
-__all__ = ["Host", "host_fit", "launch_seconds", "step_seconds", "step_ticks"]
+__all__ = ["Host", "host_fit", "launch_seconds", "launching_calls", "step_seconds", "step_ticks"]
 
 from perfmodel.cost.calibrations.calibration import EAGER_OPERATOR_S, HostFit
 from perfmodel.cost.calibrations.draws import Draw
@@ -101,8 +101,8 @@ def launch_seconds(graph: StepGraph, timer: OperatorTimer) -> tuple[float, int]:
     """Host seconds that the kernels of a decode step take to be launched one by one, and how many they are; 0 seconds
     where CUDA graphs hold them, or the calibration's host was measured without.
 
-    `OverheadFits.engine_launch_s` per kernel. Plain PyTorch modules are no engine's host; theirs take EAGER_OPERATOR_S
-    each under any calibration, but not on a CPU, which computes in the same thread.
+    `OverheadFits.engine_launch_s` per call (`launching_calls`). Plain PyTorch modules are no engine's host; theirs take
+    EAGER_OPERATOR_S each under any calibration, but not on a CPU, which computes in the same thread.
     """
     calibration = timer.calibration
     is_plain = graph.is_plain and timer.hardware.kind != "cpu"
@@ -111,7 +111,17 @@ def launch_seconds(graph: StepGraph, timer: OperatorTimer) -> tuple[float, int]:
     if is_plain:
         return EAGER_OPERATOR_S * num_kernels, num_kernels
     is_eager = graph.is_eager and (calibration.origin == "datasheet" or calibration.host.replays_graphs)
-    return (load_overheads().engine_launch_s * num_kernels if is_eager else 0.0), num_kernels
+    return (load_overheads().engine_launch_s * launching_calls(graph) if is_eager else 0.0), num_kernels
+
+
+def launching_calls(graph: StepGraph) -> int:
+    """Calls from Python that launch the kernels of a decode step: one for each operator, whose C++ launches what
+    quantizes its input or combines its parts, too; experts' kernels are launched one by one."""
+    shape = decode_shape(1, 1, graph.model.attention_spans)
+    works = [(node.count, node.work(shape)) for node in graph.nodes]
+    return sum(
+        count * (work.num_kernels if work.family == "moe" else min(work.num_kernels, 1)) for count, work in works
+    )
 
 
 def _synchronous(host: HostFit) -> HostFit:

@@ -5,13 +5,14 @@ __all__ = ["Job", "JobPlan", "PreliminaryJob", "batch_command"]
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, exp, inf, log
+from math import exp, inf, log
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
+from perfmodel.planning.deployments.doubt import Option, replicas_for
 from perfmodel.planning.deployments.export import engine_arguments
 from perfmodel.planning.deployments.finalist import Interval, interval_of, seed_draws
 from perfmodel.planning.deployments.judged import mean
@@ -101,7 +102,8 @@ class PreliminaryJob:
 class JobPlan(Printable):
     """What came of the plan of a job.
 
-    ranked:      finalists that are done before the deadline, best first; `late`: those that are not
+    ranked:      finalists that are done before the deadline, the choice first; `late`: those that are not
+    plain:       what would be taken if predictions were exact
     ruled_out:   candidates by why they are none; `num_in_time`: those that the closed form has done in time
     bound_share: of the winner's busy time, by what bounds it
     """
@@ -114,6 +116,7 @@ class JobPlan(Printable):
     ruled_out: Mapping[str, int]
     ranked: Sequence[Job]
     late: Sequence[Job]
+    plain: Job | None = None
     bound_share: Mapping[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
@@ -143,12 +146,20 @@ class JobPlan(Printable):
             return 1.0
         return float(np.mean(job.seconds_draws <= self.spec.deadline_s))
 
+    def option(self, job: Job) -> Option:
+        """The job as something to decide about: replicas that are done in time in each draw, in proportion."""
+        times, deadline = job.seconds_draws, self.spec.deadline_s
+        needed = np.zeros(len(times)) if deadline is None else np.ceil(job.replicas * times / deadline - 1e-9)
+        device = job.candidate.layout.scenario.hardware.name
+        most = self.spec.max_gpus // job.candidate.num_devices
+        share = self.figure(job) / job.replicas
+        return Option(
+            job.label, device, share, job.replicas, job.replicas, most, needed, None if deadline else self.figure(job)
+        )
+
     def replicas_for_sure(self, job: Job, share: float) -> int:
         """Replicas, in proportion, that are done in time in such a share of draws."""
-        if self.spec.deadline_s is None:
-            return job.replicas
-        worst = float(np.quantile(job.seconds_draws, share, method="higher"))
-        return max(job.replicas, ceil(job.replicas * worst / self.spec.deadline_s - 1e-9))
+        return round(replicas_for(self.option(job).needed, job.replicas, share))
 
     def to_json(self) -> dict[str, Any]:
         """Everything but sentences."""
@@ -156,12 +167,14 @@ class JobPlan(Printable):
             "scenario": self.scenario.name,
             "objective": self.spec.objective,
             "deadline_s": self.spec.deadline_s,
+            "confidence": self.spec.confidence,
             "num_requests": self.num_requests,
             "candidates": self.num_candidates,
             "in_time": self.num_in_time,
             "ruled_out": dict(self.ruled_out),
             "ranked": [self._row(job) for job in self.ranked],
             "late": [self._row(job) for job in self.late],
+            "if_predictions_were_exact": None if self.plain is None else self._row(self.plain),
             "bound_share": dict(self.bound_share),
             "notes": list(self.notes),
             "provenance": self._provenance(),

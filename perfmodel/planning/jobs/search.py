@@ -2,7 +2,8 @@
 
 Stage one, in closed form (`screen`): how long the job takes on each number of replicas of each candidate. Stage two, on
 the simulator: the best of them do the whole job, with one replica more where it is late, with one fewer where that may
-do. Every simulated point is kept in the store, as in other plans.
+do; then with as many as are done in time in the wanted share of draws (`plan.confidence`). The choice is the best of
+those that are so sure, else the surest. Every simulated point is stored, as in other plans.
 """
 
 __all__ = ["METRICS", "plan_job"]
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfmodel.errors import SpecError
+from perfmodel.planning.deployments.doubt import pick
 from perfmodel.planning.jobs.result import Job, JobPlan, PreliminaryJob
 from perfmodel.planning.jobs.screen import JobScreen
 from perfmodel.planning.screening.candidates import Base
@@ -79,15 +81,65 @@ def plan_job(
     in_time = {id(job.candidate) for job in jobs if _is_in_time(job.screened_s, spec)}
     if tell is not None:
         tell(PreliminaryJob(scenario.traffic.num_requests or 0, spec, len(unified), tuple(chosen)))
+    run = _Runs(base, scenario, spec, *where)
     with shown("the job, simulated") as progress:
-        done = _settled(_Runs(base, scenario, spec, *where), screen, chosen, spec, progress)
+        # Each as it is and, where its time in closed form asks for it, with other replicas; more where the simulator
+        # does, or where being sure asks for them.
+        moved = sum(_next({job.replicas: job}, screen, spec) is not None for job in chosen)
+        tally = Tally(progress, (len(chosen) + moved) * spec.seeds)
+        settled = screen.under_draws(_settled(run, screen, chosen, spec, tally))
+        plan = JobPlan(base, scenario, spec, space.num_all, len(in_time), {}, (), ())
+        sized = _sized(plan, run, screen, settled, tally)
     ruled_out = Counter({_APART: len(space.candidates) - len(unified), _why_late(spec): len(unified) - len(in_time)})
     ruled_out = +(ruled_out + Counter(dict(space.ruled_out)))
-    plan = JobPlan(base, scenario, spec, space.num_all, len(in_time), dict(ruled_out.most_common()), (), ())
-    ordered = sorted(screen.under_draws(done), key=lambda job: (plan.figure(job), job.seconds))
-    ranked = [job for job in ordered if _is_in_time(job.seconds, spec)]
-    late = [job for job in ordered if not _is_in_time(job.seconds, spec)]
-    return _completed(replace(plan, ranked=ranked, late=late), screen)
+    plain = min((job for job in settled if _is_in_time(job.seconds, spec)), key=plan.figure, default=None)
+    late = sorted((job for job in sized if not _is_in_time(job.seconds, spec)), key=plan.figure)
+    plan = replace(plan, ruled_out=dict(ruled_out.most_common()), plain=plain)
+    return _completed(replace(plan, ranked=_ordered(plan, sized), late=late), screen)
+
+
+def _sized(plan: JobPlan, run: "_Runs", screen: JobScreen, settled: Sequence[Job], tally: Tally) -> list[Job]:
+    """Each job with as many replicas as are done in time in the wanted share of draws, as far as these are allowed."""
+    found, spec = list(settled), plan.spec
+    if spec.deadline_s is None or spec.objective != "cheapest_job":
+        return found
+    for _ in range(_MOST_MOVES):
+        more = {place: count for place, job in enumerate(found) if (count := _enough(plan, screen, job)) > job.replicas}
+        if not more:
+            break
+        asked = [_with_replicas(found[place], count) for place, count in more.items()]
+        done = screen.under_draws(run.of(asked, tally))
+        for place, job in zip(more, done, strict=True):
+            found[place] = job
+    return found
+
+
+def _enough(plan: JobPlan, screen: JobScreen, job: Job) -> int:
+    """Replicas that are enough, in proportion; the most that are allowed where these are not; its own of a late job."""
+    if not _is_in_time(job.seconds, plan.spec):
+        return job.replicas
+    wanted = plan.replicas_for_sure(job, plan.spec.confidence)
+    allowed = [count for count in screen.allowed(job.candidate) if count >= job.replicas]
+    return next((count for count in allowed if count >= wanted), max(allowed, default=job.replicas))
+
+
+def _ordered(plan: JobPlan, jobs: Sequence[Job]) -> list[Job]:
+    """Those in time: the choice, then what else is sure enough, the best first, then the rest, the surest first."""
+    found = [job for job in jobs if _is_in_time(job.seconds, plan.spec)]
+    if not found:
+        return []
+    choice = found[pick([plan.option(job) for job in found], plan.spec.confidence)]
+
+    def key(job: Job) -> tuple[bool, bool, float, float]:
+        is_sure = plan.in_time(job) >= plan.spec.confidence
+        return job is not choice, not is_sure, 0.0 if is_sure else -plan.in_time(job), plan.figure(job)
+
+    return sorted(found, key=key)
+
+
+def _with_replicas(job: Job, count: int) -> Job:
+    """`job` on `count` replicas, not yet simulated; its time in closed form, in proportion, is only shown."""
+    return Job(job.candidate, count, job.screened_s * job.replicas / count)
 
 
 def _is_in_time(seconds: float, spec: PlanSpec) -> bool:
@@ -123,15 +175,10 @@ def _finalists(jobs: Sequence[Job], spec: PlanSpec) -> list[Job]:
     return chosen
 
 
-def _settled(
-    run: "_Runs", screen: JobScreen, chosen: Sequence[Job], spec: PlanSpec, progress: Progress | None
-) -> list[Job]:
+def _settled(run: "_Runs", screen: JobScreen, chosen: Sequence[Job], spec: PlanSpec, tally: Tally) -> list[Job]:
     """Each finalist with the replicas that the simulator finds best."""
     tried: list[dict[int, Job]] = [{} for _ in chosen]
     pending = list(enumerate(chosen))
-    # Each as it is and, where its time in closed form asks for it, with other replicas; more where the simulator does.
-    moved = sum(_next({job.replicas: job}, screen, spec) is not None for job in chosen)
-    tally = Tally(progress, (len(chosen) + moved) * spec.seeds)
     while pending:
         for (place, _), job in zip(pending, run.of([job for _, job in pending], tally), strict=True):
             tried[place][job.replicas] = job
@@ -152,9 +199,7 @@ def _next(tried: dict[int, Job], screen: JobScreen, spec: PlanSpec) -> Job | Non
     if count in tried or count not in screen.allowed(best.candidate):
         return None
     might_do = is_late or best.seconds * best.replicas / count <= _NEARLY * spec.deadline_s
-    # Its time in closed form, in proportion: it is only shown.
-    screened_s = best.screened_s * best.replicas / count
-    return Job(best.candidate, count, screened_s) if might_do else None
+    return _with_replicas(best, count) if might_do else None
 
 
 def _best(tried: dict[int, Job], spec: PlanSpec) -> Job:

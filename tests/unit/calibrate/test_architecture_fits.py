@@ -103,3 +103,34 @@ def test_devices_without_tables_answer_with_the_committed_fit_and_those_with_tab
     assert found.origin == "calibrated"
     assert found.source.startswith("whole runs on cdna3")
     assert not load_calibration(load_hardware("h200-sxm"), "vllm").source.startswith("whole runs")
+
+
+def test_programs_that_are_compiled_whole_have_cheaper_kernels_than_a_gpu():
+    """Of a GPU's 5 us a launch, the means of all architectures give an unknown TPU a fifth, an NPU two fifths."""
+    fits = with_others(WholeRunFits(architectures={"cdna3": KNOWN, "gaudi": KNOWN.model_copy(update={"kind": "npu"})}))
+    mean_s = (5e-6 * 5e-6 * 5 / 2) ** 0.5  # gaudi's, as of a GPU, is 5/2 of what it is
+    assert fits.architectures[OTHERS["gpu"]].launch_s == pytest.approx(mean_s, rel=1e-3)
+    for name, share in (("tpu-v6e", 1 / 5), ("arc-b580", 1.0)):
+        found = whole_run_calibration(load_hardware(name), "vllm", fits, or_others=True)
+        assert found.default.overhead_s == pytest.approx(share * mean_s, rel=1e-3)
+
+
+def test_a_static_batch_that_fits_only_in_8_bits_was_held_in_8(tmp_path):
+    """163 sequences of 2,176 tokens of Llama 2 7B are 186 GB in bf16, on 96 GB: with weights in FP8 so is the KV."""
+    static = replace(
+        GAUDI,
+        model="llama-2-7b",
+        precision="fp8",
+        kv_dtype="",
+        prompt=128,
+        answer=2048,
+        num_requests=163,
+        is_static=True,
+    )
+    few = replace(static, num_requests=8)
+    fits = WholeRunFits(architectures={"gaudi": KNOWN})
+    held = {
+        setup: predict_row(ServedRow("", setup, {}, {}, ""), tmp_path, fits).scenario.engine.kv_cache_dtype
+        for setup in (static, few, replace(static, is_static=False))
+    }
+    assert list(held.values()) == ["fp8", "auto", "auto"]

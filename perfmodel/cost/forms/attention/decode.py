@@ -35,10 +35,18 @@ the last, and what its blocks compute does not overlap:
     tm = KV bytes / (memory_fraction W min(1, block_bandwidth B H / SM))   the other heads of a group read from L2
 """
 
-__all__ = ["SOFTMAX_OPS", "DecodeKernel", "DecodeSizes", "FlashDecodeFit", "decode_seconds", "decode_time"]
+__all__ = [
+    "SOFTMAX_OPS",
+    "DecodeKernel",
+    "DecodeSizes",
+    "FlashDecodeFit",
+    "decode_seconds",
+    "decode_time",
+    "with_cache_of",
+]
 
 from math import ceil
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -51,6 +59,8 @@ from perfmodel.files.units import PositiveFloat, PositiveInt
 from perfmodel.ops.extents import DecodeExtent, Values
 from perfmodel.ops.work import Work
 
+Fit = TypeVar("Fit")
+_MOST_SPEEDUP = 6.0
 _NEVER_ZERO_S = 1e-12
 _SHORT = 64.0  # KV tokens up to which the context does not show
 # Vector operations per score. Read off the layer profiles of two cards whose tensor and vector rates differ, under the
@@ -115,7 +125,7 @@ class FlashDecodeFit(Spec):
     group_block: float = Field(default=0.01, ge=1e-4, le=5.0)
     combine_s: float = Field(default=1e-9, ge=1e-9, le=5e-5)
     swap_s: float = Field(default=1e-9, ge=1e-9, le=3e-5)
-    cache_speedup: float = Field(default=1.0, ge=1.0, le=6.0)  # of KV that a benchmark finds in L2
+    cache_speedup: float = Field(default=1.0, ge=1.0, le=_MOST_SPEEDUP)  # of KV that a benchmark finds in L2
     residuals: Residuals = Residuals()
 
 
@@ -183,6 +193,16 @@ def decode_seconds(
     swaps = (group > 1) & (seqs > 1) & (kv_heads > 1)
     duration = duration + fit.combine_s * (splits > 1.01) + fit.swap_s * swaps
     return KernelSeconds(duration, compute, memory)
+
+
+def with_cache_of(fit: Fit, source: DeviceFacts, target: DeviceFacts) -> Fit:
+    """`fit`, made on `source`, for a device of the same chip: its L2 goes with its units and their clock, whatever the
+    memory beside it delivers."""
+    if not isinstance(fit, FlashDecodeFit) or fit.cache_speedup == 1.0:
+        return fit
+    cache = target.compute_units * target.clock_hz / (source.compute_units * source.clock_hz)
+    speedup = fit.cache_speedup * cache * source.bandwidth / target.bandwidth
+    return fit.model_copy(update={"cache_speedup": min(max(speedup, 1.0), _MOST_SPEEDUP)})
 
 
 def _splits(length: Values, first: Values, group: Values, kernel: DecodeKernel, units: int, xp: Any) -> Values:

@@ -10,6 +10,7 @@ from perfmodel.planning.jobs.result import Job, JobPlan, PreliminaryJob, batch_c
 from perfmodel.planning.metrics import metric_of
 from perfmodel.report.document import Block, Commands, Document, Notes, Sentences, Table
 from perfmodel.report.numbers import format_duration, format_metric, format_optional
+from perfmodel.report.views.plan.certainty import in_100
 from perfmodel.report.views.plan.sentences import MOST_OTHERS, bound_sentence
 
 
@@ -68,14 +69,25 @@ def _sentences(plan: JobPlan) -> list[str]:
 
 
 def _deadline(plan: JobPlan, winner: Job) -> list[str]:
-    deadline, share = plan.spec.deadline_s or 0.0, plan.in_time(winner)
-    lines = [
-        f"The deadline of {format_duration(deadline)} leaves {deadline / winner.seconds - 1:.0%} to spare; in "
-        f"{share:.0%} of the draws of the calibration's errors it is met."
-    ]
-    if share < SURE:
-        count = plan.replicas_for_sure(winner, SURE)
-        lines.append(f"{count} replicas, in proportion, would meet it in {SURE:.0%} of them.")
+    """How sure it is to be in time, and what that costs."""
+    deadline, share, wanted = plan.spec.deadline_s or 0.0, plan.in_time(winner), plan.spec.confidence
+    line = (
+        f"The deadline of {format_duration(deadline)} leaves {deadline / winner.seconds - 1:.0%} to spare; it is met "
+        f"in {in_100(share)} of what the calibrations leave unexplained"
+    )
+    if share < wanted:
+        count = plan.replicas_for_sure(winner, wanted)
+        return [
+            f"{line}, which is short of the {wanted:.0%} that were asked for (plan.confidence): no finalist does "
+            f"better within what is allowed. {count} replicas, in proportion, would."
+        ]
+    lines = [f"{line}; {wanted:.0%} were asked for (plan.confidence)."]
+    plain = plan.plain
+    if plain is not None and plain.label != winner.label:
+        lines.append(
+            f"Were predictions exact, {plain.label} would do{_bill(plain)}; it is in time in "
+            f"{in_100(plan.in_time(plain))}."
+        )
     return lines
 
 
