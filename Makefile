@@ -7,6 +7,7 @@
 #   make validate    the accuracy table of README.md, from measurements/ (some ten minutes); WRITE=1 writes it there,
 #                    CITED=FOLDER has the files that are cited and not committed
 #   make bench   how fast the simulator is
+#   make compiled-36     the tests of kernels' binaries under Triton 3.6, which GPU machines have, beside this one's
 #   make compiled        a wheel in dist/ whose steps mypyc has compiled; the checkout stays as it is
 #   make test-compiled   all tests on a compiled copy of the checkout
 #
@@ -24,7 +25,7 @@ WORKERS ?= 2
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: demo test test-deep check validate bench compiled test-compiled clean
+.PHONY: demo test test-deep check validate bench compiled compiled-36 test-compiled clean
 
 demo: $(VENV)/.core
 	$(BIN)/perfmodel simulate llama-3.1-8b-a100 --out out/demo
@@ -64,6 +65,15 @@ compiled: $(VENV)/.test
 	git ls-files -z --cached --others --exclude-standard | tar -c --null -T - | tar -x -C $(COMPILED)
 	$(PIP) install --quiet $(PIP_ARGS) hatch-mypyc "mypy[mypyc]" setuptools
 	cd $(COMPILED) && HATCH_BUILD_HOOKS_ENABLE=1 $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d $(CURDIR)/dist
+
+# A folder before the environment's own packages, so that torch is not installed twice; Triton 3.6 wants NumPy < 2.4.
+TRITON_36 := build/triton-3.6
+$(TRITON_36)/.installed: | $(VENV)/.test
+	$(PIP) install --quiet $(PIP_ARGS) --upgrade --target $(TRITON_36) "triton==3.6.0" "numpy<2.4"
+	@touch $@
+
+compiled-36: $(VENV)/.test $(TRITON_36)/.installed
+	PYTHONPATH=$(TRITON_36) $(BIN)/python -m pytest -n $(WORKERS) tests/compiled
 
 test-compiled: compiled
 	cd $(COMPILED) && PYTHONPATH=.:executors $(CURDIR)/$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup

@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel.errors import DoesNotFitError  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
-from perfmodel_executors.compiled import compile_problem  # noqa: E402
+from perfmodel_executors.compiled import compile_launch, compile_problem, device_limits  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.attention_decode.triton import shared_bytes as decode_bytes  # noqa: E402
 from perfmodel_executors.kernels.attention_prefill.tiles import shared_bytes as prefill_bytes  # noqa: E402
@@ -70,3 +70,14 @@ def test_a_device_whose_sram_holds_no_tile_is_refused_with_a_sentence(operator):
     problem = problems_of(operator)[0]
     with targeting(DeviceLimits("tiny", 80, 4096)), recording(), pytest.raises(DoesNotFitError, match="tiny has 4096"):
         getattr(load_kernels("triton"), operator)(*problem.make(Inputs("meta")))
+
+
+@pytest.mark.parametrize("operator", ["attention_decode", "attention_prefill"])
+def test_caps_and_sinks_neither_spill_nor_leave_the_tensor_cores(operator):
+    problem, hardware = problems_of(operator)[0], load_hardware("h200-sxm")
+    sinks = torch.empty(problem.sizes["num_heads"], dtype=torch.bfloat16, device="meta")
+    with targeting(device_limits(hardware)), recording() as launches:
+        getattr(load_kernels("triton"), operator)(*problem.make(Inputs("meta")), cap=50.0, sinks_N=sinks)
+    facts = compile_launch(launches[0], hardware).facts
+    assert facts.spills == facts.serialised == 0
+    assert facts.tensor_instructions

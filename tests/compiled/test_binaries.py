@@ -14,7 +14,12 @@ from perfmodel_executors.kernels.problem import problems_of  # noqa: E402
 
 DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm")
 # Operators whose work is matrix products: these must reach the tensor cores.
-PRODUCTS = frozenset({"attention_prefill", "attention_decode", "grouped_experts", "linear"})
+PRODUCTS = frozenset(
+    {
+        *("attention_prefill", "attention_decode", "attention_latent_decode", "attention_softmax_decode"),
+        *("attention_softmax_prefill", "grouped_experts", "linear"),
+    }
+)
 # What a device lacks, and the words that say so.
 REFUSED = {("linear_fp8", "a100-sxm-80gb"): "sm_89 or newer"}
 OPERATORS = [operator for operator, backends in KERNELS.items() if "triton" in backends]
@@ -36,6 +41,7 @@ def test_the_kernel_fits_the_device_and_does_not_spill(operator, device):
         assert kernel.facts.shared_bytes <= shared_limit_bytes(hardware)
         assert kernel.facts.registers <= 255
         assert kernel.facts.spills == 0, str(kernel)
+        assert kernel.facts.serialised == 0, str(kernel)
         assert kernel.occupancy.blocks >= 1
     if operator in PRODUCTS or operator.startswith("linear_"):
         assert any(kernel.facts.tensor_instructions for kernel in kernels)

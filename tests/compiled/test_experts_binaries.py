@@ -10,9 +10,9 @@ from perfmodel.specs import load_hardware  # noqa: E402
 from perfmodel_executors.compiled import compile_problem  # noqa: E402
 from perfmodel_executors.compiled.build import device_limits  # noqa: E402
 from perfmodel_executors.kernels.launch import Options, recording  # noqa: E402
-from perfmodel_executors.kernels.moe.grouped.quantized import tiling as stored_tiling  # noqa: E402
-from perfmodel_executors.kernels.moe.grouped.tiling import shared_bytes  # noqa: E402
-from perfmodel_executors.kernels.moe.grouped.triton import grouped_experts  # noqa: E402
+from perfmodel_executors.kernels.moe.triton import stored_tiling  # noqa: E402
+from perfmodel_executors.kernels.moe.triton.experts import grouped_experts  # noqa: E402
+from perfmodel_executors.kernels.moe.triton.tiling import shared_bytes  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig, targeting  # noqa: E402
 

@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel.errors import DoesNotFitError, PerfmodelError  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
-from perfmodel_executors.compiled import compile_launch, device_limits  # noqa: E402
+from perfmodel_executors.compiled import binary, compile_launch, device_limits, serialised_products  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.launch import Options, recording  # noqa: E402
 from perfmodel_executors.kernels.linear.triton import linear_shared_bytes  # noqa: E402
@@ -16,6 +16,7 @@ from perfmodel_executors.kernels.linear_weight_only.triton import (  # noqa: E40
     w4a16_shared_bytes,
     w8a16_shared_bytes,
 )
+from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig, fitting, targeting  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import Fp8Weight, Int4Weight, Int8Weight  # noqa: E402
 
@@ -81,6 +82,34 @@ def test_shared_memory_is_what_the_law_says(operator, config, rows, device):
     assert compiled.facts.spills == 0
     assert compiled.facts.tensor_instructions
     assert compiled.facts.async_copies
+
+
+@pytest.mark.parametrize("operator", ["linear", "linear_w8a16", "linear_w4a16", "linear_w8a8", "linear_fp8"])
+def test_what_runs_before_anything_is_tuned_neither_spills_nor_waits_for_each_product(operator):
+    """Of each size that serving has, on Hopper. Slices of K are one binary for this, however many there are."""
+    hardware, distinct = load_hardware("h200-sxm"), {}
+    for problem in problems_of(operator):
+        with targeting(device_limits(hardware)), recording() as launches:
+            getattr(load_kernels("triton"), operator)(*problem.make(Inputs("meta")))
+        for launch in launches:
+            constants = launch.constants | {"SPLIT_K": launch.constants.get("SPLIT_K", 1) > 1}
+            if "SLICES" not in constants:
+                distinct[launch.name, str(constants), launch.options] = launch
+    for launch in distinct.values():
+        kernel = compile_launch(launch, hardware)
+        assert kernel.facts.spills == 0, str(kernel)
+        assert kernel.facts.serialised == 0, f"{kernel} {launch.constants}"
+
+
+def test_serialised_products_are_what_the_assembler_says(monkeypatch):
+    """Its words where it serialises, and nothing where there are none of Hopper's products."""
+    said = (
+        "ptxas info    : (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
+        "insufficient register resources for the wgmma pipeline in the function 'k'"
+    )
+    monkeypatch.setattr(binary, "_tool", lambda *arguments: said)
+    assert serialised_products("wgmma.mma_async.sync") == 1
+    assert serialised_products("mma.sync") == 0
 
 
 def test_tiles_that_no_device_holds_are_refused_with_a_sentence():

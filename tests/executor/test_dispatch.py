@@ -10,6 +10,7 @@ from perfmodel.cli import app  # noqa: E402
 from perfmodel.errors import MissingExtraError, SpecError  # noqa: E402
 from perfmodel_executors import device as devices  # noqa: E402
 from perfmodel_executors.kernels import dispatch, load_kernels  # noqa: E402
+from perfmodel_executors.kernels.dispatch import check_interpreter  # noqa: E402
 
 
 @pytest.fixture
@@ -42,6 +43,21 @@ def test_without_triton_its_kernels_are_refused(monkeypatch, execute):
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # the kernels would run on the CPU then
     assert "--kernels torch" in execute("--kernels", "triton")
     load_kernels("torch")
+
+
+@pytest.mark.parametrize(
+    ("triton", "numpy", "works"), [("3.6.0", "2.4.1", False), ("3.6.0", "2.3.5", True), ("3.7.1", "2.4.6", True)]
+)
+def test_versions_that_do_not_interpret_are_refused_in_a_sentence(monkeypatch, triton, numpy, works):
+    """Triton 3.6 calls int() on arrays of one element; NumPy 2.4 raises TypeError for it in the middle of a kernel."""
+    if works:
+        check_interpreter(triton, numpy)
+        return
+    pytest.importorskip("triton", reason="Triton kernels need triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # refused before any kernel is imported, which would stay interpreted
+    monkeypatch.setattr(dispatch, "version", {"triton": triton, "numpy": numpy}.__getitem__)
+    with pytest.raises(MissingExtraError, match=r"triton 3.6.0 does not interpret .*numpy<2.4"):
+        load_kernels("triton")
 
 
 def test_gpus_before_ampere_are_refused(a_t4, execute):

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from perfmodel.calibrate.kernels.expert_load import rank_load  # noqa: E402
 from perfmodel_executors.kernels.launch import Options  # noqa: E402
-from perfmodel_executors.kernels.moe.grouped.tiling import block_rows, candidates, num_splits  # noqa: E402
+from perfmodel_executors.kernels.moe.triton.tiling import block_rows, candidates, num_splits  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig  # noqa: E402
 

@@ -7,10 +7,10 @@ pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel_executors.kernels.launch import Options  # noqa: E402
 from perfmodel_executors.kernels.moe import reference  # noqa: E402
-from perfmodel_executors.kernels.moe.grouped.tiling import num_splits  # noqa: E402
-from perfmodel_executors.kernels.moe.grouped.triton import grouped_experts  # noqa: E402
-from perfmodel_executors.kernels.moe.route.triton import route  # noqa: E402
-from perfmodel_executors.kernels.moe.sort.triton import most_tiles, sort_pairs  # noqa: E402
+from perfmodel_executors.kernels.moe.triton.experts import grouped_experts  # noqa: E402
+from perfmodel_executors.kernels.moe.triton.route import route  # noqa: E402
+from perfmodel_executors.kernels.moe.triton.sort import most_tiles, sort_pairs  # noqa: E402
+from perfmodel_executors.kernels.moe.triton.tiling import num_splits  # noqa: E402
 from perfmodel_executors.kernels.swiglu.reference import ACTIVATIONS  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import (  # noqa: E402

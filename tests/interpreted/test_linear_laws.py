@@ -7,6 +7,7 @@ pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.launch import Options  # noqa: E402
+from perfmodel_executors.kernels.sampling.reference import DRAW_BITS  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
     dequantize,
@@ -83,10 +84,23 @@ def test_sampling_keeps_equal_logits_together_and_nothing_else():
     row = torch.full((200,), -4.0)
     row[[150, 7, 90]], row[40] = 1.0, 2.0
     draws = 10
-    uniforms = torch.linspace(0, 0.999, draws)
+    numbers = (torch.linspace(0, 0.999, draws) * (1 << DRAW_BITS)).long()
     ones, zeros = torch.ones(draws), torch.zeros(draws, dtype=torch.int32)
     for top_k, top_p in ((zeros + 2, ones), (zeros, ones * 0.5), (zeros + 2, ones * 0.6)):
-        arguments = (row.expand(draws, -1), ones, top_k, top_p, uniforms)
+        arguments = (row.expand(draws, -1), numbers, ones, top_k, top_p)
         drawn = KERNELS.sample_top_k_top_p(*arguments)
         assert torch.equal(drawn, load_kernels().sample_top_k_top_p(*arguments))
         assert set(drawn.tolist()) == {7, 40, 90, 150}
+
+
+def test_one_setting_for_all_rows_draws_as_one_for_each():
+    """A run has one setting, whose tensor is read again for each row."""
+    logits = torch.randn(6, 5000, generator=torch.Generator().manual_seed(1)) * 3
+    numbers = torch.arange(6) * (1 << DRAW_BITS) // 6
+    settings = [torch.tensor([value]) for value in (0.7, 40, 0.9, 0.001)]
+    settings[1] = settings[1].int()
+    one = KERNELS.sample_top_k_top_p(logits, numbers, *(each.expand(6) for each in settings))
+    each = KERNELS.sample_top_k_top_p(logits, numbers, *(each.repeat(6) for each in settings))
+    assert torch.equal(one, each)
+    assert torch.equal(one, load_kernels().sample_top_k_top_p(logits, numbers, *(each.repeat(6) for each in settings)))
+    assert len(set(one.tolist())) > 3

@@ -53,6 +53,19 @@ def _rope(kind: str, **fields: Any) -> dict[str, Any]:
 _LLAMA3 = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
 _YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=64)
 _MAMBA = {"state_size": 16, "conv_kernel": 4, "n_groups": 2, "chunk_size": 16, "expand": 2}
+_HALF_ROTARY = _rope("default", partial_rotary_factor=0.5)
+_SHARED = _EXPERTS | {"shared_expert_intermediate_size": 40, "norm_topk_prob": True}
+_DELTA_NET = _rope("default", partial_rotary_factor=0.25) | {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 24,
+    "linear_conv_kernel_dim": 4,
+    # A head whose state says next to nothing is normalised all the same; this bounds what rounding becomes.
+    "rms_norm_eps": 1e-3,
+}
 
 REFERENCES: dict[str, Reference] = {
     "llama": Reference("Llama 1, 2", "llama"),
@@ -190,24 +203,29 @@ REFERENCES: dict[str, Reference] = {
             "time_step_min": 1e-9,
         },
     ),
-    "qwen3-next": Reference(
-        "Qwen3-Next",
-        "qwen3_next",
-        _EXPERTS
+    "qwen3-next": Reference("Qwen3-Next", "qwen3_next", _DELTA_NET | _SHARED),
+    "qwen3.5": Reference("Qwen3.5", "qwen3_5_text", _DELTA_NET),
+    "qwen3.5-moe": Reference("Qwen3.5", "qwen3_5_moe_text", _DELTA_NET | _SHARED),
+    "glm4-moe": Reference(
+        "GLM-4.5",
+        "glm4_moe",
+        _HALF_ROTARY
         | {
-            "num_hidden_layers": 4,
             "head_dim": 16,
-            "shared_expert_intermediate_size": 40,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 32,
-            "linear_value_head_dim": 24,
-            "linear_conv_kernel_dim": 4,
-            # A head whose state says next to nothing is normalised all the same; this bounds what rounding becomes.
-            "rms_norm_eps": 1e-3,
-            "norm_topk_prob": True,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.5,
         },
+    ),
+    "minimax-m2": Reference(
+        "MiniMax-M2", "minimax_m2", _HALF_ROTARY | {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3}
     ),
 }
 

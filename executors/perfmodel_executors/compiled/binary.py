@@ -3,9 +3,13 @@
 Registers, stack and shared memory are from `cuobjdump -res-usage`; spills and tensor-core instructions are counted in
 the disassembly (`nvdisasm`): STL and LDL move registers to local memory and back, HMMA (Ampere), HGMMA (Hopper) and
 UTC*MMA (Blackwell) are matrix products of tensor cores, LDGSTS and UTMALDG load global memory straight into SRAM.
+
+Hopper's products run beside other instructions only where the assembler can prove that nothing touches their registers
+meanwhile. Where it cannot, it waits for each one and says so (advice C7510 to C7519), and the binary does not: such a
+kernel is right, and slower.
 """
 
-__all__ = ["BinaryFacts", "read_binary"]
+__all__ = ["BinaryFacts", "read_binary", "serialised_products"]
 
 import re
 import subprocess
@@ -19,6 +23,7 @@ _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 _OPCODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)")
 _TENSOR = re.compile(r"(HMMA|IMMA|QMMA|OMMA|DMMA|HGMMA|QGMMA|IGMMA|UTC\w*MMA)")
 _SPILL = re.compile(r"(STL|LDL)\b")
+_SERIALISED = re.compile(r"C75\d\d\b")
 _ASYNC = re.compile(r"(LDGSTS|UTMALDG|UBLKCP)")
 
 
@@ -26,7 +31,8 @@ _ASYNC = re.compile(r"(LDGSTS|UTMALDG|UBLKCP)")
 class BinaryFacts:
     """registers: per thread; shared_bytes: per block, static and dynamic; stack_bytes: per thread (0: no arrays or
     spills); spills: instructions that store or load a spilled register; tensor_instructions: matrix products on tensor
-    cores; async_copies: loads from global memory into SRAM that bypass registers; tensor_memory: columns (Blackwell)"""
+    cores; async_copies: loads from global memory into SRAM that bypass registers; tensor_memory: columns (Blackwell);
+    serialised: pieces of advice that products wait for each other (Hopper)"""
 
     registers: int
     shared_bytes: int
@@ -36,17 +42,23 @@ class BinaryFacts:
     async_copies: int
     tensor_memory: int
     num_instructions: int
+    serialised: int = 0
 
     def __str__(self) -> str:
         tensor = f"{self.tensor_instructions} tensor-core" if self.tensor_instructions else "no tensor-core"
+        waiting = "serialised " if self.serialised else ""
         return (
             f"{self.registers} registers, {self.shared_bytes} bytes of SRAM, {self.spills} spills, "
-            f"{tensor} and {self.async_copies} asynchronous copy instructions of {self.num_instructions}"
+            f"{waiting}{tensor} and {self.async_copies} asynchronous copy instructions of {self.num_instructions}"
         )
 
 
-def read_binary(cubin: bytes, shared_bytes: int, tensor_memory: int = 0) -> BinaryFacts:
-    """The facts of a CUDA binary; `shared_bytes` and `tensor_memory` (columns) are the compiler's own figures."""
+def read_binary(cubin: bytes, shared_bytes: int, tensor_memory: int = 0, serialised: int = 0) -> BinaryFacts:
+    """The facts of a CUDA binary.
+
+    shared_bytes, tensor_memory: bytes and columns, the compiler's own figures
+    serialised:                  what `serialised_products` says of its assembly
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
@@ -63,7 +75,19 @@ def read_binary(cubin: bytes, shared_bytes: int, tensor_memory: int = 0) -> Bina
         async_copies=_count(_ASYNC, opcodes),
         tensor_memory=tensor_memory,
         num_instructions=len(opcodes),
+        serialised=serialised,
     )
+
+
+def serialised_products(ptx: str) -> int:
+    """How often the assembler says that it serialises Hopper's products in `ptx`; 0 without any."""
+    if "wgmma" not in ptx:
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(ptx)
+        said = _tool("ptxas", "--gpu-name=sm_90a", str(path), "-o", str(path.with_suffix(".cubin")))
+    return len(_SERIALISED.findall(said))
 
 
 def _count(pattern: re.Pattern[str], opcodes: list[str]) -> int:

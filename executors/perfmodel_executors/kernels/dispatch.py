@@ -1,107 +1,85 @@
-"""The one table of kernels: operator -> backend -> where its implementation is.
+"""The one list of kernels: each operator, the folder of its implementations, and which backends have one.
 
 Implementations are named, not imported, so that a backend's library (triton) is needed only by who uses it.
-A faster kernel is one file beside `reference.py` and one entry here; what a backend lacks falls back to `torch`.
+A faster kernel is one module beside `reference` and its name here; what a backend lacks falls back to `torch`.
 """
 
-__all__ = ["KERNELS", "Kernels", "check_capability", "load_kernels"]
+__all__ = ["KERNELS", "Kernels", "check_capability", "check_interpreter", "load_kernels"]
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
 import torch
 
 from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError
 
+_INTERPRETS_NEW_NUMPY, _STRICT_NUMPY = (3, 7), (2, 4)
 _HERE = "perfmodel_executors.kernels"
 _OLDEST = 80  # compute capability of Ampere; on sm_75 Triton compiles matrix products without tensor cores
 
-KERNELS: dict[str, dict[str, str]] = {
-    "activate": {"torch": f"{_HERE}.swiglu.reference", "triton": f"{_HERE}.swiglu.triton"},
-    "add_rms_norm": {"torch": f"{_HERE}.rms_norm.reference", "triton": f"{_HERE}.rms_norm.triton"},
-    "attention_decode": {
-        "torch": f"{_HERE}.attention_decode.reference",
-        "triton": f"{_HERE}.attention_decode.triton",
-    },
-    "attention_latent_decode": {"torch": f"{_HERE}.attention_latent.reference"},
-    "attention_latent_prefill": {"torch": f"{_HERE}.attention_latent.reference"},
-    "attention_prefill": {
-        "torch": f"{_HERE}.attention_prefill.reference",
-        "triton": f"{_HERE}.attention_prefill.triton",
-    },
-    "attention_sinks_decode": {"torch": f"{_HERE}.attention_sinks.reference"},
-    "attention_sinks_prefill": {"torch": f"{_HERE}.attention_sinks.reference"},
-    "attention_softmax_decode": {"torch": f"{_HERE}.attention_softmax.reference"},
-    "attention_softmax_prefill": {"torch": f"{_HERE}.attention_softmax.reference"},
-    "attention_sparse_decode": {"torch": f"{_HERE}.attention_sparse.reference"},
-    "attention_sparse_prefill": {"torch": f"{_HERE}.attention_sparse.reference"},
-    "attention_standard": {
-        "torch": f"{_HERE}.attention_standard.reference",
-        "triton": f"{_HERE}.attention_standard.triton",
-    },
-    "greedy": {"torch": f"{_HERE}.sampling.reference", "triton": f"{_HERE}.sampling.triton"},
-    "grouped_biased_experts": {"torch": f"{_HERE}.moe.reference"},
-    "grouped_experts": {"torch": f"{_HERE}.moe.reference", "triton": f"{_HERE}.moe.grouped.triton"},
-    "kv_write": {"torch": f"{_HERE}.kv_write.reference"},
-    "linear": {"torch": f"{_HERE}.linear.reference", "triton": f"{_HERE}.linear.triton"},
-    "linear_fp8": {
-        "torch": f"{_HERE}.linear_low_precision.reference",
-        "triton": f"{_HERE}.linear_low_precision.triton",
-    },
-    "linear_sparse24": {"torch": f"{_HERE}.linear_sparse24.reference"},
-    "linear_w4a16": {"torch": f"{_HERE}.linear_weight_only.reference", "triton": f"{_HERE}.linear_weight_only.triton"},
-    "linear_w8a16": {"torch": f"{_HERE}.linear_weight_only.reference", "triton": f"{_HERE}.linear_weight_only.triton"},
-    "linear_w8a8": {
-        "torch": f"{_HERE}.linear_low_precision.reference",
-        "triton": f"{_HERE}.linear_low_precision.triton",
-    },
-    "rms_norm": {"torch": f"{_HERE}.rms_norm.reference", "triton": f"{_HERE}.rms_norm.triton"},
-    "rope": {"torch": f"{_HERE}.rope.reference"},
-    "rope_kv_write": {"torch": f"{_HERE}.rope_kv_write.reference", "triton": f"{_HERE}.rope_kv_write.triton"},
-    "route": {"torch": f"{_HERE}.moe.reference", "triton": f"{_HERE}.moe.route.triton"},
-    "sample_top_k_top_p": {"torch": f"{_HERE}.sampling.reference", "triton": f"{_HERE}.sampling.triton"},
-    "verify_greedy": {"torch": f"{_HERE}.rejection_sampling.reference"},
-    "verify_stochastic": {"torch": f"{_HERE}.rejection_sampling.reference"},
-}
+_Operator: TypeAlias = Callable[..., Any]
+
+
+class _In(NamedTuple):
+    """The folder of an operator, and the backends that it has a module for beside torch's `reference`."""
+
+    folder: str
+    backends: tuple[str, ...] = ("triton",)
+
+    @property
+    def modules(self) -> dict[str, str]:
+        """Backend -> module."""
+        return {"torch": f"{_HERE}.{self.folder}.reference"} | {
+            each: f"{_HERE}.{self.folder}.{each}" for each in self.backends
+        }
+
+
+_TORCH_ONLY: tuple[str, ...] = ()
 
 
 class Kernels:
     """The chosen implementation of every operator, as attributes: `kernels.rms_norm(x, weight, eps)`."""
 
-    __slots__ = tuple(KERNELS)
+    activate: Annotated[_Operator, _In("swiglu")]
+    add_rms_norm: Annotated[_Operator, _In("rms_norm")]
+    attention_decode: Annotated[_Operator, _In("attention_decode")]
+    attention_latent_decode: Annotated[_Operator, _In("attention_latent")]
+    attention_latent_prefill: Annotated[_Operator, _In("attention_latent", _TORCH_ONLY)]
+    attention_prefill: Annotated[_Operator, _In("attention_prefill")]
+    attention_sinks_decode: Annotated[_Operator, _In("attention_sinks", _TORCH_ONLY)]
+    attention_sinks_prefill: Annotated[_Operator, _In("attention_sinks", _TORCH_ONLY)]
+    attention_softmax_decode: Annotated[_Operator, _In("attention_softmax")]
+    attention_softmax_prefill: Annotated[_Operator, _In("attention_softmax")]
+    attention_sparse_decode: Annotated[_Operator, _In("attention_sparse", _TORCH_ONLY)]
+    attention_sparse_prefill: Annotated[_Operator, _In("attention_sparse", _TORCH_ONLY)]
+    attention_standard: Annotated[_Operator, _In("attention_standard")]
+    greedy: Annotated[_Operator, _In("sampling")]
+    grouped_biased_experts: Annotated[_Operator, _In("moe", _TORCH_ONLY)]
+    grouped_experts: Annotated[_Operator, _In("moe")]
+    kv_write: Annotated[_Operator, _In("kv_write", _TORCH_ONLY)]
+    linear: Annotated[_Operator, _In("linear")]
+    linear_fp8: Annotated[_Operator, _In("linear_low_precision")]
+    linear_sparse24: Annotated[_Operator, _In("linear_sparse24", _TORCH_ONLY)]
+    linear_w4a16: Annotated[_Operator, _In("linear_weight_only")]
+    linear_w8a16: Annotated[_Operator, _In("linear_weight_only")]
+    linear_w8a8: Annotated[_Operator, _In("linear_low_precision")]
+    rms_norm: Annotated[_Operator, _In("rms_norm")]
+    rope: Annotated[_Operator, _In("rope", _TORCH_ONLY)]
+    rope_kv_write: Annotated[_Operator, _In("rope_kv_write")]
+    route: Annotated[_Operator, _In("moe")]
+    sample_top_k_top_p: Annotated[_Operator, _In("sampling")]
+    verify_greedy: Annotated[_Operator, _In("rejection_sampling", _TORCH_ONLY)]
+    verify_stochastic: Annotated[_Operator, _In("rejection_sampling", _TORCH_ONLY)]
 
-    activate: Callable[..., Any]
-    add_rms_norm: Callable[..., Any]
-    attention_decode: Callable[..., Any]
-    attention_latent_decode: Callable[..., Any]
-    attention_latent_prefill: Callable[..., Any]
-    attention_prefill: Callable[..., Any]
-    attention_sinks_decode: Callable[..., Any]
-    attention_sinks_prefill: Callable[..., Any]
-    attention_softmax_decode: Callable[..., Any]
-    attention_softmax_prefill: Callable[..., Any]
-    attention_sparse_decode: Callable[..., Any]
-    attention_sparse_prefill: Callable[..., Any]
-    attention_standard: Callable[..., Any]
-    greedy: Callable[..., Any]
-    grouped_biased_experts: Callable[..., Any]
-    grouped_experts: Callable[..., Any]
-    kv_write: Callable[..., Any]
-    linear: Callable[..., Any]
-    linear_fp8: Callable[..., Any]
-    linear_sparse24: Callable[..., Any]
-    linear_w4a16: Callable[..., Any]
-    linear_w8a16: Callable[..., Any]
-    linear_w8a8: Callable[..., Any]
-    rms_norm: Callable[..., Any]
-    rope: Callable[..., Any]
-    rope_kv_write: Callable[..., Any]
-    route: Callable[..., Any]
-    sample_top_k_top_p: Callable[..., Any]
-    verify_greedy: Callable[..., Any]
-    verify_stochastic: Callable[..., Any]
+
+KERNELS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {name: hint.__metadata__[0].modules for name, hint in get_type_hints(Kernels, include_extras=True).items()}
+)
 
 
 def load_kernels(backend: str = "torch", device: torch.device | None = None) -> Kernels:
@@ -139,3 +117,20 @@ def _check_library() -> None:
             "the triton kernels need triton, which is not installed: pip install 'perfmodel[executor]', or use the "
             "torch kernels (--kernels torch)."
         )
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        check_interpreter(version("triton"), version("numpy"))
+
+
+def check_interpreter(triton: str, numpy: str) -> None:
+    """Raises MissingExtraError for versions that do not interpret: before 3.7 Triton makes integers of arrays with one
+    element, which NumPy 2.4 refuses."""
+    if _numbers(triton) < _INTERPRETS_NEW_NUMPY and _numbers(numpy) >= _STRICT_NUMPY:
+        raise MissingExtraError(
+            f"triton {triton} does not interpret kernels with numpy {numpy}, which makes no integers of arrays: "
+            f"pip install 'numpy<2.4', or triton 3.7, or unset TRITON_INTERPRET."
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The first two of a version."""
+    return tuple(int(part) for part in version.split(".")[:2])

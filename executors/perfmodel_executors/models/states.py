@@ -1,8 +1,9 @@
 """States of recurrent layers: a row for each sequence, which is known by the first of its KV blocks.
 
-A sequence that begins (no token computed before) finds zeros, whoever had the row before it: so a sequence that was
-preempted and starts anew needs no word about it. A block belongs to one sequence at a time, prefixes being not shared
-where a model has states; so what began with a block that another sequence now has inside is over, and its row is free.
+A sequence that begins (no token computed before), or that no step has seen, finds zeros, whoever had the row before
+it: so a sequence that was preempted and starts anew needs no word about it. A block belongs to one sequence at a time,
+prefixes being not shared where a model has states; so what began with a block that another sequence now has inside is
+over, and its row is free.
 """
 
 __all__ = ["LayerState", "StatePool", "StateRows"]
@@ -76,7 +77,7 @@ class StatePool:
 
     def _row(self, table: list[int], num_computed: int, num_new: int, block_size: int) -> int:
         first = table[0]
-        if num_computed:
+        if num_computed and first in self._rows:
             return self._rows[first]
         for block in table[1 : -(-num_new // block_size)]:  # behind them the table is padded
             over = self._rows.pop(block, None)

@@ -21,7 +21,15 @@ from dataclasses import replace
 import torch
 
 from perfmodel.errors import DoesNotFitError, PerfmodelError
-from perfmodel.models.architecture import Attention, GatedDeltaNet, Mamba, Mixer, MoEFFN, QuantizationSpec
+from perfmodel.models.architecture import (
+    Attention,
+    GatedDeltaNet,
+    LatentAttention,
+    Mamba,
+    Mixer,
+    MoEFFN,
+    QuantizationSpec,
+)
 from perfmodel.models.executed import why_not_executed
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.engine.spec import EngineSpec
@@ -204,8 +212,7 @@ def check_capturable(model: ModelSpec, attention: str) -> None:
         "block-sparse attention (model_changes.sparse)": any(mixer.sparsity is not None for mixer in mixers),
         "outliers multiplied apart (llm_int8)": model.quantization.outlier_share > 0,
         "early exit (model_changes.early_exit)": model.exits is not None,
-        "capped scores or sinks in the softmax": any(mixer.logit_cap or mixer.sinks for mixer in mixers),
-        "latent attention or recurrent layers": any(not isinstance(m, Attention | None) for m in _mixers(model)),
+        "recurrent layers": any(not isinstance(m, Attention | LatentAttention | None) for m in _mixers(model)),
         "experts with biases": any(layer.ffn.bias for layer, _ in model.layers if isinstance(layer.ffn, MoEFFN)),
     }
     for reason, is_used in reasons.items():

@@ -196,8 +196,8 @@ def _qk_norm(fields: Fields, family: Family) -> tuple[bool, str]:
 
 
 def _output_gate(fields: Fields) -> bool:
-    """Qwen3-Next always gates; Qwen3.5 says so."""
-    return fields.flag("attn_output_gate", fields.model_type == "qwen3_next")
+    """Qwen3-Next and Qwen3.5 always gate, whether they say so or not."""
+    return fields.flag("attn_output_gate", fields.model_type.startswith(("qwen3_next", "qwen3_5")))
 
 
 def _sinks(fields: Fields, family: Family, window: int | None) -> bool:

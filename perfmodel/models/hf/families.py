@@ -153,7 +153,7 @@ _FAMILIES = MappingProxyType(
         "deepseek_v3": _DEEPSEEK3,
         "deepseek_v32": _DEEPSEEK3,
         "kimi_k2": _DEEPSEEK3,
-        "minimax_m2": Family(routing=_BALANCED),
+        "minimax_m2": Family(qk_norm=True, qk_norm_width="all_heads", routing=_BALANCED),
         "nemotron_h": Family(routing=_BALANCED),
         "llama4_text": Family(qk_norm_width="none"),
         "mamba": Family(tied=True),

@@ -10,7 +10,7 @@ program takes a share of the context, known only on the device, and a second ker
 by their softmax sums. How many splits there are follows from shapes alone, so that a CUDA graph can hold the launches.
 """
 
-__all__ = ["attention_decode", "num_splits_for", "shared_bytes"]
+__all__ = ["attention_decode", "combine_splits", "num_splits_for", "shared_bytes"]
 
 import math
 
@@ -29,6 +29,7 @@ from perfmodel_executors.kernels.kv_pages.triton import (
     token_rows,
 )
 from perfmodel_executors.kernels.launch import Options, launch
+from perfmodel_executors.kernels.softmax_terms.triton import begin_softmax, soft_capped
 from perfmodel_executors.kernels.tiles import TileConfig, compute_units, padded, pick
 
 _MOST_ROWS = 64  # query heads of one program
@@ -51,11 +52,11 @@ _CANDIDATES = [
 
 @triton.jit(do_not_specialize=["table_stride", "num_splits"])
 def _attention_decode_kernel(
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, tables_ptr, contexts_ptr, out_ptr, lse_ptr,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, tables_ptr, contexts_ptr, sinks_ptr, out_ptr, lse_ptr,
     q_stride, table_stride, num_splits, scale_log2,
     N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, PAGE: tl.constexpr, FORMAT: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, H_PAD: tl.constexpr, V_PAD: tl.constexpr,
-    IS_SPLIT: tl.constexpr, TILE: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAP: tl.constexpr, ROWS: tl.constexpr, H_PAD: tl.constexpr,
+    V_PAD: tl.constexpr, IS_SPLIT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     GROUP: tl.constexpr = N // K
     head = tl.program_id(0) % K
@@ -85,8 +86,9 @@ def _attention_decode_kernel(
     ).to(DTYPE)
     table_ptr = tables_ptr + seq * table_stride
 
-    largest = tl.full([ROWS], -float("inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+    # One program of the splits has the sink, so that it is counted once.
+    has_sink = is_row & (split == 0)
+    largest, total = begin_softmax(sinks_ptr, head * GROUP + member, has_sink, -float("inf"), ROWS)
     acc = tl.zeros([ROWS, V_PAD], tl.float32)
     for start in range(begin, end, TILE):
         position = start + tl.arange(0, TILE)
@@ -99,6 +101,8 @@ def _attention_decode_kernel(
         if FORMAT == "int8":
             scale_rows = (rows // PAGE * K + head) * PAGE + rows % PAGE
             scores *= tl.load(k_scale_ptr + scale_rows, mask=is_seen, other=0.0)[None, :]
+        if CAP > 0:
+            scores = soft_capped(scores, CAP)
         scores = tl.where(is_seen[None, :], scores, -float("inf"))
         larger = tl.maximum(largest, tl.max(scores, axis=1))
         weights = tl.exp2(scores - larger[:, None])
@@ -119,7 +123,10 @@ def _attention_decode_kernel(
         row = row * num_splits + split
         lse = tl.where(total > 0, largest + tl.log2(tl.where(total > 0, total, 1.0)), -float("inf"))
         tl.store(lse_ptr + row, lse[:, None], mask=is_row[:, None])
-        tl.store(out_ptr + row * HV + out_column, acc, mask=out_mask & (begin < end))
+        is_weighed = begin < end
+        if sinks_ptr is not None:
+            is_weighed = is_weighed | (split == 0)
+        tl.store(out_ptr + row * HV + out_column, acc, mask=out_mask & is_weighed)
     else:
         tl.store(out_ptr + row * HV + out_column, acc.to(out_ptr.dtype.element_ty), mask=out_mask)
 
@@ -149,11 +156,14 @@ def attention_decode(
     window: int | None = None,
     chunk: int | None = None,
     *,
+    cap: float | None = None,
+    sinks_N: Tensor | None = None,
     num_splits: int | None = None,
     config: TileConfig | None = None,
 ) -> Tensor:
     """softmax(q k^T / sqrt(H)) v for each sequence, [D, N, H_v]; zero for a context of zero tokens.
 
+    cap, sinks: scores become cap * tanh(score / cap); a logit for each head beside the scores (`softmax_terms`)
     num_splits: programs that share one sequence and KV head; by default `num_splits_for` the shapes
     """
     num_seqs, num_heads, head_dim = q_DNH.shape
@@ -172,12 +182,12 @@ def attention_decode(
     widths = (padded(head_dim), padded(v_dim))
     args = (
         q_DNH, raw(pages.k_BSKH, form), raw(pages.v_BSKH, form), pages.k_scale_BKS, pages.v_scale_BKS,
-        block_tables_DM, context_lens_D, part, lse,
+        block_tables_DM, context_lens_D, sinks_N, part, lse,
         q_DNH.stride(0), block_tables_DM.stride(0), splits, math.log2(math.e) / math.sqrt(head_dim),
     )  # fmt: skip
     constants = {
         "N": num_heads, "K": kv_heads, "H": head_dim, "HV": v_dim, "PAGE": pages.block_size, "FORMAT": form,
-        "WINDOW": window or 0, "CHUNK": chunk or 0, "ROWS": rows, "IS_SPLIT": splits > 1,
+        "WINDOW": window or 0, "CHUNK": chunk or 0, "CAP": cap or 0.0, "ROWS": rows, "IS_SPLIT": splits > 1,
         "H_PAD": widths[0], "V_PAD": widths[1],
     }  # fmt: skip
 
@@ -202,10 +212,16 @@ def attention_decode(
         config = pick("attention_decode", problem, lambda: _CANDIDATES, needed, run, q_DNH.device)
     run(config)
     if lse is not None:
-        sizes = {"HV": v_dim, "V_PAD": widths[1], "SPLITS": triton.next_power_of_2(splits)}
-        options = Options(num_warps=4, num_stages=1)
-        launch(_combine_kernel, (num_seqs * num_heads,), part, lse, out_DNH, splits, options=options, **sizes)
+        combine_splits(part, lse, out_DNH)
     return out_DNH
+
+
+def combine_splits(part_DNSH: Tensor, lse_DNS: Tensor, out_DNH: Tensor) -> None:
+    """out = the splits' results, weighted by their softmax sums (log2)."""
+    num_seqs, num_heads, splits, dim = part_DNSH.shape
+    sizes = {"HV": dim, "V_PAD": padded(dim), "SPLITS": triton.next_power_of_2(splits)}
+    options = Options(num_warps=4, num_stages=1)
+    launch(_combine_kernel, (num_seqs * num_heads,), part_DNSH, lse_DNS, out_DNH, splits, options=options, **sizes)
 
 
 def num_splits_for(num_programs: int, most_tokens: int, num_units: int) -> int:

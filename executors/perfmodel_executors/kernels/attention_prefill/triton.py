@@ -24,6 +24,7 @@ from perfmodel_executors.kernels.attention_prefill.tiles import candidates_for, 
 from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.kernels.kv_pages.triton import format_of, load_pages, product_dtype, raw, token_rows
 from perfmodel_executors.kernels.launch import launch
+from perfmodel_executors.kernels.softmax_terms.triton import begin_softmax, soft_capped
 from perfmodel_executors.kernels.spans import check_tree
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, padded, pick
 
@@ -37,7 +38,7 @@ def _attend_keys(
     query_position, low, high, prefix, ancestors,
     K: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, PAGE: tl.constexpr, FORMAT: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, IS_TREE: tl.constexpr, H_PAD: tl.constexpr, V_PAD: tl.constexpr, KEYS: tl.constexpr,
-    MASKED: tl.constexpr,
+    CAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """The running softmax over keys [begin, end); masked: only keys [low, high) exist, and what each query sees."""
     for start in range(begin, end, KEYS):
@@ -49,6 +50,10 @@ def _attend_keys(
         if FORMAT == "int8":
             scale_rows = (rows // PAGE * K + head) * PAGE + rows % PAGE
             scores *= tl.load(k_scale_ptr + scale_rows, mask=is_inside, other=0.0)[None, :]
+        factor = scale_log2
+        if CAP > 0:
+            scores = soft_capped(scores * scale_log2, CAP)
+            factor = 1.0
         if MASKED:
             if IS_TREE:
                 node = tl.maximum(position - prefix, 0)
@@ -61,8 +66,8 @@ def _attend_keys(
                 if CHUNK > 0:
                     is_seen = is_seen & (position[None, :] >= (query_position // CHUNK * CHUNK)[:, None])
             scores = tl.where(is_seen & is_inside[None, :], scores, -float("inf"))
-        larger = tl.maximum(largest, tl.max(scores, axis=1) * scale_log2)
-        weights = tl.exp2(scores * scale_log2 - larger[:, None])
+        larger = tl.maximum(largest, tl.max(scores, axis=1) * factor)
+        weights = tl.exp2(scores * factor - larger[:, None])
         shrink = tl.exp2(largest - larger)
         total = total * shrink + tl.sum(weights, axis=1)
         if FORMAT == "int8":
@@ -76,10 +81,10 @@ def _attend_keys(
 @triton.jit(do_not_specialize=["table_stride", "num_chunks"])
 def _attention_prefill_kernel(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, tables_ptr, starts_ptr, computed_ptr, ancestors_ptr, nodes_ptr,
-    out_ptr, q_stride, table_stride, num_chunks, scale_log2,
+    sinks_ptr, out_ptr, q_stride, table_stride, num_chunks, scale_log2,
     N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, PAGE: tl.constexpr, FORMAT: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, IS_TREE: tl.constexpr, HAS_NODES: tl.constexpr,
-    H_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    CAP: tl.constexpr, H_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     GROUP: tl.constexpr = N // K
     TOKENS: tl.constexpr = ROWS // GROUP
@@ -140,24 +145,23 @@ def _attention_prefill_kernel(
     from_all = tl.cdiv(low_for_all, KEYS) * KEYS
     to_all = tl.maximum(high_for_all // KEYS * KEYS, from_all)
 
-    largest = tl.full([ROWS], _LEAST, tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+    largest, total = begin_softmax(sinks_ptr, member, is_row, _LEAST, ROWS)
     acc = tl.zeros([ROWS, V_PAD], tl.float32)
     if WINDOW > 0 or CHUNK > 0:
         acc, largest, total = _attend_keys(
             acc, largest, total, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, head, low // KEYS * KEYS,
             tl.minimum(from_all, high), scale_log2, prefix + token, low, high, prefix, ancestors,
-            K, H, HV, PAGE, FORMAT, WINDOW, CHUNK, IS_TREE, H_PAD, V_PAD, KEYS, True,
+            K, H, HV, PAGE, FORMAT, WINDOW, CHUNK, IS_TREE, H_PAD, V_PAD, KEYS, CAP, True,
         )  # fmt: skip
     acc, largest, total = _attend_keys(
         acc, largest, total, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, head, from_all, to_all, scale_log2,
         prefix + token, low, high, prefix, ancestors,
-        K, H, HV, PAGE, FORMAT, WINDOW, CHUNK, IS_TREE, H_PAD, V_PAD, KEYS, False,
+        K, H, HV, PAGE, FORMAT, WINDOW, CHUNK, IS_TREE, H_PAD, V_PAD, KEYS, CAP, False,
     )  # fmt: skip
     acc, largest, total = _attend_keys(
         acc, largest, total, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, head, to_all, high, scale_log2,
         prefix + token, low, high, prefix, ancestors,
-        K, H, HV, PAGE, FORMAT, WINDOW, CHUNK, IS_TREE, H_PAD, V_PAD, KEYS, True,
+        K, H, HV, PAGE, FORMAT, WINDOW, CHUNK, IS_TREE, H_PAD, V_PAD, KEYS, CAP, True,
     )  # fmt: skip
 
     out_column = tl.arange(0, V_PAD)
@@ -177,9 +181,14 @@ def attention_prefill(
     ancestors_T: Tensor | None = None,
     num_nodes_G: Tensor | None = None,
     *,
+    cap: float | None = None,
+    sinks_N: Tensor | None = None,
     config: TileConfig | None = None,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(H)) v for each chunk, [T, N, H_v]: the reference says what the arguments are."""
+    """softmax(q k^T / sqrt(H)) v for each chunk, [T, N, H_v]: the reference says what the arguments are.
+
+    cap, sinks: as those of `attention_decode`
+    """
     check_tree(ancestors_T, window, chunk)
     num_tokens, num_heads, head_dim = q_TNH.shape
     kv_heads, v_dim, num_chunks = pages.num_kv_heads, pages.v_BSKH.shape[3], block_tables_GM.shape[0]
@@ -189,14 +198,14 @@ def attention_prefill(
     form = format_of(pages.dtype, q_TNH.device)
     args = (
         q_TNH, raw(pages.k_BSKH, form), raw(pages.v_BSKH, form), pages.k_scale_BKS, pages.v_scale_BKS,
-        block_tables_GM, query_starts_G, num_computed_G, ancestors_T, num_nodes_G, out_TNH,
+        block_tables_GM, query_starts_G, num_computed_G, ancestors_T, num_nodes_G, sinks_N, out_TNH,
         q_TNH.stride(0), block_tables_GM.stride(0), num_chunks, math.log2(math.e) / math.sqrt(head_dim),
     )  # fmt: skip
     widths = (padded(head_dim), padded(v_dim))
     constants = {
         "N": num_heads, "K": kv_heads, "H": head_dim, "HV": v_dim, "PAGE": pages.block_size, "FORMAT": form,
         "WINDOW": window or 0, "CHUNK": chunk or 0, "IS_TREE": ancestors_T is not None,
-        "HAS_NODES": num_nodes_G is not None, "H_PAD": widths[0], "V_PAD": widths[1],
+        "HAS_NODES": num_nodes_G is not None, "CAP": cap or 0.0, "H_PAD": widths[0], "V_PAD": widths[1],
     }  # fmt: skip
 
     def run(config: TileConfig) -> None:

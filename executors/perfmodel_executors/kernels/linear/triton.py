@@ -49,7 +49,10 @@ _FEW_TOKENS_TILES = (
 
 
 class _Tile(NamedTuple):
-    """rate: of the products, relative to the largest tile's, once every unit has one (larger tiles re-read less)."""
+    """rate:  of the products, relative to the largest tile's, once every unit has one (larger tiles re-read less)
+    waits: where the assembler of Triton 3.6 makes Hopper's products wait for each other, as its binaries say: with K in
+           slices, with K as a whole, never. Tuning may find such a tile the fastest; untuned, no call begins with it
+    """
 
     block_m: int
     block_n: int
@@ -57,11 +60,13 @@ class _Tile(NamedTuple):
     warps: int
     stages: int
     rate: float
+    waits: str = "never"  # cut | whole | never
 
 
 _MANY_TOKENS_TILES = (
-    _Tile(128, 256, 64, 8, 3, 1.0),
-    _Tile(128, 128, 64, 8, 3, 0.85),
+    _Tile(256, 128, 64, 8, 3, 1.0, "cut"),
+    _Tile(128, 256, 64, 8, 3, 1.0, "whole"),
+    _Tile(128, 128, 64, 8, 3, 0.85, "cut"),
     _Tile(128, 128, 64, 4, 4, 0.8),
     _Tile(64, 128, 64, 4, 4, 0.65),
     _Tile(64, 64, 128, 4, 3, 0.5),
@@ -191,7 +196,8 @@ def _scratch(size: int, alignment: int, stream: int | None) -> Tensor:
 
 
 def _candidates(x_TC: Tensor, weight_DC: Tensor) -> Iterator[TileConfig]:
-    """The tile with the least estimated time first; without descriptors before with, of which no pipeline is sure."""
+    """The tile with the least estimated time first, those that wait last; without descriptors before with, of which no
+    pipeline is sure."""
     (m, k), n = x_TC.shape, weight_DC.shape[0]
     if m <= _FEW_TOKENS:
         block_m = max(_LEAST_TOKENS, triton.next_power_of_2(m))
@@ -202,9 +208,16 @@ def _candidates(x_TC: Tensor, weight_DC: Tensor) -> Iterator[TileConfig]:
         return
     is_aligned = all(tensor.stride(0) * tensor.element_size() % 16 == 0 for tensor in (x_TC, weight_DC))
     units = compute_units(x_TC.device)
-    for tile in sorted(_MANY_TOKENS_TILES, key=lambda tile: _relative_time(m, n, tile, units)):
+
+    def slices_of(tile: _Tile) -> int:
         tiles = triton.cdiv(m, tile.block_m) * triton.cdiv(n, tile.block_n)
-        slices = num_slices(tiles, triton.cdiv(k, tile.block_k), x_TC.device, blocks_per_unit=1)
+        return num_slices(tiles, triton.cdiv(k, tile.block_k), x_TC.device, blocks_per_unit=1)
+
+    def rank(tile: _Tile) -> tuple[bool, float]:
+        return tile.waits == ("cut" if slices_of(tile) > 1 else "whole"), _relative_time(m, n, tile, units)
+
+    for tile in sorted(_MANY_TOKENS_TILES, key=rank):
+        slices = slices_of(tile)
         sizes = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "SPLIT_K": slices}
         for descriptors in (0, 1) if is_aligned else (0,):
             yield TileConfig({**sizes, "DESCRIPTORS": descriptors}, Options(tile.warps, tile.stages))

@@ -18,7 +18,7 @@ def feed_forward_weights(reader: Reader, ffn: FeedForward, index: int) -> FFNWei
     if isinstance(ffn, DenseFFN):
         return _dense(reader, ffn, index)
     names = ("expert_gate", "expert_up") if ffn.gated else ("expert_up",)
-    read = _separate if reader.has(names[-1], index) else _stacked
+    read = _stacked if ffn.activation == "swiglu_oai" else _separate
     up, down = read(reader, ffn, index, names)
     return MoEWeights(
         router=reader.tensor("router", ffn.num_experts, reader.model.hidden_size, layer=index),

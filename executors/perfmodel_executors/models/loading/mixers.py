@@ -109,20 +109,34 @@ def _mamba(reader: Reader, mixer: Mamba, index: int) -> MambaWeights:
 def _delta_net(reader: Reader, mixer: GatedDeltaNet, index: int) -> DeltaWeights:
     tensor, hidden, heads = partial(reader.tensor, layer=index), reader.model.hidden_size, mixer.num_value_heads
     keys, values = mixer.num_key_heads * mixer.key_head_dim, heads * mixer.value_head_dim
-    channels, shared = 2 * keys + values, heads // mixer.num_key_heads
-    # By key head: its query, its key, the values and gates of the heads that share it; then betas, then decays.
-    sizes = [mixer.key_head_dim, mixer.key_head_dim, shared * mixer.value_head_dim, shared * mixer.value_head_dim]
-    qkvz = tensor("delta_qkvz", 2 * keys + 2 * values, hidden).view(mixer.num_key_heads, -1, hidden)
-    ba = tensor("delta_ba", 2 * heads, hidden).view(mixer.num_key_heads, -1, hidden)
-    parts = (*torch.split(qkvz, sizes, dim=1), *ba.chunk(2, dim=1))
+    channels = 2 * keys + values
+    if reader.has("delta_qkvz", index):
+        parts = _by_key_head(reader, mixer, index)
+    else:
+        rows = {"delta_qkv": channels, "delta_z": values, "delta_b": heads, "delta_a": heads}
+        parts = [tensor(name, count, hidden) for name, count in rows.items()]
     return DeltaWeights(
-        input=torch.cat([part.flatten(0, 1) for part in parts]),
+        input=torch.cat(parts),
         conv=tensor("scan_conv", channels, 1, mixer.conv_kernel)[:, 0],
         a_log=tensor("scan", heads, kind="A_log"),
         dt_bias=tensor("scan", heads, kind="dt_bias"),
         norm=tensor("scan_norm", mixer.value_head_dim),
         out=tensor("scan_out", hidden, values),
     )
+
+
+def _by_key_head(reader: Reader, mixer: GatedDeltaNet, index: int) -> list[Tensor]:
+    """Qwen3-Next: for each key head its query, its key, the values and gates of the heads that share it; and their
+    betas, then their decays."""
+    hidden, heads = reader.model.hidden_size, mixer.num_value_heads
+    keys, values = mixer.num_key_heads * mixer.key_head_dim, heads * mixer.value_head_dim
+    shared = heads // mixer.num_key_heads * mixer.value_head_dim
+    qkvz = reader.tensor("delta_qkvz", 2 * keys + 2 * values, hidden, layer=index)
+    ba = reader.tensor("delta_ba", 2 * heads, hidden, layer=index)
+    groups = (rows.view(mixer.num_key_heads, -1, hidden) for rows in (qkvz, ba))
+    sizes = ([mixer.key_head_dim, mixer.key_head_dim, shared, shared], [heads // mixer.num_key_heads] * 2)
+    parts = [torch.split(rows, size, dim=1) for rows, size in zip(groups, sizes, strict=True)]
+    return [part.flatten(0, 1) for found in parts for part in found]
 
 
 _READERS: MappingProxyType[type[Mixer], Callable[[Reader, Any, int], MixerWeights]] = MappingProxyType(

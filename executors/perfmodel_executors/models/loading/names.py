@@ -46,6 +46,10 @@ NAMES: dict[str, TensorName] = {
     "scan_out": TensorName(f"{_MIXER}.out_proj", also=("layers.{}.linear_attn.out_proj",)),
     "delta_qkvz": TensorName("layers.{}.linear_attn.in_proj_qkvz"),
     "delta_ba": TensorName("layers.{}.linear_attn.in_proj_ba"),
+    "delta_qkv": TensorName("layers.{}.linear_attn.in_proj_qkv"),
+    "delta_z": TensorName("layers.{}.linear_attn.in_proj_z"),
+    "delta_b": TensorName("layers.{}.linear_attn.in_proj_b"),
+    "delta_a": TensorName("layers.{}.linear_attn.in_proj_a"),
     "ffn_norm": TensorName(
         "layers.{}.post_attention_layernorm",
         "blk.{}.ffn_norm",
@@ -56,7 +60,9 @@ NAMES: dict[str, TensorName] = {
     "up": TensorName(f"{_MLP}.up_proj", "blk.{}.ffn_up", (f"{_MIXER}.up_proj",)),
     "gate_up": TensorName(f"{_MLP}.gate_up_proj"),
     "down": TensorName(f"{_MLP}.down_proj", "blk.{}.ffn_down", (f"{_MIXER}.down_proj",)),
-    "router": TensorName(f"{_MLP}.gate", "blk.{}.ffn_gate_inp", (f"{_BLOCK}.gate", f"{_MLP}.router", f"{_MIXER}.gate")),
+    "router": TensorName(
+        f"{_MLP}.gate", "blk.{}.ffn_gate_inp", (f"{_BLOCK}.gate", _BLOCK, f"{_MLP}.router", f"{_MIXER}.gate")
+    ),
     "expert_gate": TensorName(f"{_EXPERTS}.gate_proj", also=(f"{_BLOCK}.experts.{{expert}}.w1",)),
     "expert_up": TensorName(
         f"{_EXPERTS}.up_proj", also=(f"{_BLOCK}.experts.{{expert}}.w3", f"{_MIXER}.experts.{{expert}}.up_proj")

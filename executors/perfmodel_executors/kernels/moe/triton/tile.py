@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from perfmodel_executors.kernels.moe.sort.triton import SortedPairs, most_tiles, sort_pairs
+from perfmodel_executors.kernels.moe.triton.sort import SortedPairs, most_tiles, sort_pairs
 
 GROUP = 8
 FEW_TOKENS = 16

@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.launch import launch
-from perfmodel_executors.kernels.moe.grouped.tile.triton import ExpertRows, own_tile
-from perfmodel_executors.kernels.moe.grouped.tiling import candidates, shared_bytes
+from perfmodel_executors.kernels.moe.triton.tile import ExpertRows, own_tile
+from perfmodel_executors.kernels.moe.triton.tiling import candidates, shared_bytes
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, pick
 
 

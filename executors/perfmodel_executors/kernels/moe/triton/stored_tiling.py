@@ -12,7 +12,7 @@ from math import sqrt
 from perfmodel_executors.kernels.launch import Options
 from perfmodel_executors.kernels.linear_low_precision.triton import low_precision_shared_bytes
 from perfmodel_executors.kernels.linear_weight_only.triton import w4a16_shared_bytes, w8a16_shared_bytes
-from perfmodel_executors.kernels.moe.grouped.tile.triton import FEW_TOKENS
+from perfmodel_executors.kernels.moe.triton.tile import FEW_TOKENS
 from perfmodel_executors.kernels.tiles import TileConfig
 from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int4Weight, Int8Weight
 from perfmodel_executors.kernels.weight_formats.experts import ExpertWeight

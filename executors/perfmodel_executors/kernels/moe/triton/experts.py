@@ -4,7 +4,7 @@
     out[token]   = sum over its pairs of weight[pair] * (hidden[pair] down^T)     `down`
 
 A pair is (token, choice): token * top_k + choice. A program computes one tile, some rows of one expert by some columns
-(`tile`). Launches: 2 for one token, 3 for a few, else 4 (the first sorts); experts in 8 or 4 bits (`quantized`) take 3
+(`tile`). Launches: 2 for one token, 3 for a few, else 4 (the first sorts); experts in 8 or 4 bits (`stored`) take 3
 even for one token, and 2 more where activations are quantised for them. No atomics: equal inputs give equal results.
 """
 
@@ -12,12 +12,11 @@ __all__ = ["grouped_experts"]
 
 from torch import Tensor
 
-from perfmodel_executors.kernels.moe.grouped.down.triton import grouped_down
-from perfmodel_executors.kernels.moe.grouped.quantized import tiling as stored_tiling
-from perfmodel_executors.kernels.moe.grouped.quantized import triton as stored
-from perfmodel_executors.kernels.moe.grouped.tile.triton import ExpertRows
-from perfmodel_executors.kernels.moe.grouped.tiling import block_rows
-from perfmodel_executors.kernels.moe.grouped.up.triton import grouped_up
+from perfmodel_executors.kernels.moe.triton import stored, stored_tiling
+from perfmodel_executors.kernels.moe.triton.down import grouped_down
+from perfmodel_executors.kernels.moe.triton.tile import ExpertRows
+from perfmodel_executors.kernels.moe.triton.tiling import block_rows
+from perfmodel_executors.kernels.moe.triton.up import grouped_up
 from perfmodel_executors.kernels.tiles import TileConfig
 from perfmodel_executors.kernels.weight_formats.experts import ExpertWeight
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from perfmodel_executors.kernels.launch import launch
 from perfmodel_executors.kernels.linear_low_precision.triton import quantize_tokens
-from perfmodel_executors.kernels.moe.grouped.down.triton import combine
-from perfmodel_executors.kernels.moe.grouped.quantized.tiling import candidates, shared_bytes
-from perfmodel_executors.kernels.moe.grouped.tile.triton import ExpertRows, own_tile
-from perfmodel_executors.kernels.moe.grouped.tiling import num_splits
-from perfmodel_executors.kernels.moe.grouped.up.triton import act
+from perfmodel_executors.kernels.moe.triton.down import combine
+from perfmodel_executors.kernels.moe.triton.stored_tiling import candidates, shared_bytes
+from perfmodel_executors.kernels.moe.triton.tile import ExpertRows, own_tile
+from perfmodel_executors.kernels.moe.triton.tiling import num_splits
+from perfmodel_executors.kernels.moe.triton.up import act
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, pick
 from perfmodel_executors.kernels.weight_formats.containers import Int4Weight
 from perfmodel_executors.kernels.weight_formats.experts import ExpertWeight

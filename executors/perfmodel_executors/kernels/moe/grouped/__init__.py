@@ -1,1 +1,0 @@
-"""The two products of all experts at once."""

@@ -1,1 +1,0 @@
-"""The second product, and the sum over the experts of a token."""

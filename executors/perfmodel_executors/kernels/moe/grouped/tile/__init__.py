@@ -1,1 +1,0 @@
-"""Which tile a program computes."""

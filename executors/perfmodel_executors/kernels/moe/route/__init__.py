@@ -1,1 +1,0 @@
-"""The router's choice: which experts a token goes to, and with what weights."""

@@ -1,1 +1,0 @@
-"""Tokens in the order of their experts, in tiles of rows."""

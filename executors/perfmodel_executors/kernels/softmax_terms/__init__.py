@@ -1,0 +1,1 @@
+"""What a softmax over keys has beside scores: a cap, a sink."""
