@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 # rows of models that all have some sixty layers would not tell the two apart, and take both to smaller models.
 _OF_PROMPTS = (
     Parameter("host.prompt_step_s", 3e-3, 1e-4, 1e-1),
-    Parameter("host.hidden_prompt_step_s", 5e-3, 1e-4, 2e-2),
+    Parameter("host.hidden_prompt_step_s", 1e-2, 1e-4, 2e-2),
     Parameter("host.hidden_prompt_layer_s", 5e-4, 1e-5, 5e-3),
     Parameter("host.hidden_prompt_moe_layer_s", 5e-4, 1e-5, 5e-3),
     Parameter("graph_kernel_s", 2.5e-6, 5e-7, 1e-5),
