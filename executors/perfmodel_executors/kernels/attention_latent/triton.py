@@ -31,7 +31,7 @@ from perfmodel_executors.kernels.tiles import TileConfig, compute_units, padded,
 _CANDIDATES = [
     TileConfig({"ROWS": 64, "TILE": 64}, Options(num_warps=8, num_stages=2)),
     TileConfig({"ROWS": 64, "TILE": 32}, Options(num_warps=8, num_stages=2)),
-    TileConfig({"ROWS": 16, "TILE": 64}, Options(num_warps=4, num_stages=2)),
+    TileConfig({"ROWS": 16, "TILE": 64}, Options(num_warps=8, num_stages=2)),
     TileConfig({"ROWS": 16, "TILE": 32}, Options(num_warps=4, num_stages=3)),
     TileConfig({"ROWS": 16, "TILE": 16}, Options(num_warps=4, num_stages=2)),
 ]
