@@ -74,7 +74,7 @@ def execute_scenario(
     device = find_device(scenario.hardware, num_ranks)
     num_blocks = plan_memory(scenario.model, scenario.hardware, engine).num_kv_blocks
     settings = settings_of(scenario.sampling, scenario.model)
-    setup = RunnerSetup(scenario.model, engine, num_blocks, device, scenario.seed, kernels, settings)
+    setup = RunnerSetup(scenario.model, engine, num_blocks, device, scenario.seed, kernels, settings, scenario.routing)
     with memory_as_a_sentence(device), open_ranks(setup, num_ranks) as runner:
         clock = DeviceClock(device, num_ranks)
         speculator = build_speculator(runner, engine, seed=scenario.seed) if isinstance(runner, StepRunner) else None

@@ -58,6 +58,7 @@ class Kernels:
     attention_sparse_decode: Annotated[_Operator, _In("attention_sparse", _TORCH_ONLY)]
     attention_sparse_prefill: Annotated[_Operator, _In("attention_sparse", _TORCH_ONLY)]
     attention_standard: Annotated[_Operator, _In("attention_standard")]
+    capacity_experts: Annotated[_Operator, _In("moe", _TORCH_ONLY)]
     greedy: Annotated[_Operator, _In("sampling")]
     grouped_biased_experts: Annotated[_Operator, _In("moe", _TORCH_ONLY)]
     grouped_experts: Annotated[_Operator, _In("moe")]

@@ -13,12 +13,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from perfmodel.models.architecture import Attention, DenseFFN, LatentAttention, MoEFFN
+from perfmodel.models.architecture import Attention, DenseFFN, LatentAttention, LinearAttention, MoEFFN
 from perfmodel.models.params import weight_bytes
 from perfmodel.models.rope import Rope
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
+from perfmodel.ops.routing import capacity_rows
 from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.kernels import Kernels, load_kernels
 from perfmodel_executors.kernels.apply_linear import apply_linear
 from perfmodel_executors.models.attention import keys_and_values, ring_of
@@ -28,12 +30,14 @@ from perfmodel_executors.models.exits import leave_early
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.loading import load_weights
 from perfmodel_executors.models.mixers import MIXERS, MixerStep
+from perfmodel_executors.models.popularity import TRAINED
 from perfmodel_executors.models.random_weights import random_weights
 from perfmodel_executors.models.rotations import SCALED_BY_LENGTH, Rotations, rotary_table
 from perfmodel_executors.models.routing import route_tokens
 from perfmodel_executors.models.support import (
     CPU,
     check_blocks,
+    check_capacity,
     check_executable,
     check_memory,
     kv_dtype,
@@ -58,7 +62,8 @@ class Decoder:
 
     Under tensor parallelism each rank of `group` has a decoder with its `part` of the model (heads, widths, rows of the
     vocabulary), and all take the same steps; `weights`, if given, are those of the part. `attention`: flash, or
-    standard, which keeps the scores in memory. `sampling`: how tokens with a random number are drawn.
+    standard, which keeps the scores in memory. `sampling`: how tokens with a random number are drawn. `routing`: which
+    experts random routers prefer, and how many rows an expert takes.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class Decoder:
         group: TensorGroup = ALONE,
         attention: str = "flash",
         sampling: SamplingSettings | None = None,
+        routing: ExpertRouting = TRAINED,
     ) -> None:
         check_executable(model, attention)
         if weights is None:
@@ -85,7 +91,8 @@ class Decoder:
         self.is_standard = attention == "standard"
         self.kernels = kernels or load_kernels()
         self.chooser = TokenChooser(self.kernels, device, sampling)
-        self.weights = weights or random_weights(model, dtype, seed, device, group)
+        self.weights = weights or random_weights(model, dtype, seed, device, group, routing)
+        self._capacity_factor = routing.capacity_factor
         self._tables = {
             (rope, dim): rotary_table(rope, dim, model.max_position_embeddings, dtype).to(device)
             for rope, dim in _rotated(model)
@@ -209,7 +216,10 @@ class Decoder:
         routing = route_tokens(kernels, kernels.linear(x_TC, weights.router), ffn, weights.router_bias)
         experts = (x_TC, *routing, weights.up, weights.down, ffn.activation, ffn.gated)
         update_TC: Tensor
-        if weights.up_bias is None:
+        if self._capacity_factor is not None:
+            num_rows = capacity_rows(ffn, len(x_TC), self._capacity_factor)
+            update_TC = kernels.capacity_experts(*experts, num_rows)
+        elif weights.up_bias is None:
             update_TC = kernels.grouped_experts(*experts)
         else:
             update_TC = kernels.grouped_biased_experts(*experts, weights.up_bias, weights.down_bias)
@@ -226,7 +236,7 @@ def _rotated(model: ModelSpec) -> set[tuple[Rope, int]]:
     found = set()
     for layer, _ in model.layers:
         mixer = layer.mixer
-        if isinstance(mixer, Attention) and mixer.rope is not None:
+        if isinstance(mixer, Attention | LinearAttention) and mixer.rope is not None:
             found.add((mixer.rope, mixer.head_dim))
         elif isinstance(mixer, LatentAttention):
             found.add((mixer.rope, mixer.qk_rope_head_dim))
@@ -241,15 +251,17 @@ def load_decoder(
     kernels: Kernels | None = None,
     group: TensorGroup = ALONE,
     sampling: SamplingSettings | None = None,
+    routing: ExpertRouting = TRAINED,
 ) -> Decoder:
     """The model in the formats that the engine serves it in, with the weights of its file, else random ones."""
     served = _up_to(served_model(with_plain_weights(model), engine), engine.max_model_len)
     check_executable(served, engine.attention)
+    check_capacity(served, routing)
     dtype, weights = torch_dtype(served), None
     if served.weights_origin is not None and device.type != "meta":
         check_memory(f"{served.name}: weights", sum(weight_bytes(served).values()) / group.size, device)
         weights = load_weights(served, dtype, device, group)
-    return Decoder(served, dtype, seed, kernels, weights, device, group, engine.attention, sampling)
+    return Decoder(served, dtype, seed, kernels, weights, device, group, engine.attention, sampling, routing)
 
 
 def _up_to(model: ModelSpec, max_model_len: int | None) -> ModelSpec:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from perfmodel.models.architecture import GatedDeltaNet, Mamba
+from perfmodel.models.architecture import GatedDeltaNet, LinearAttention, Mamba
 from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.models.batch import StepBatch
 
@@ -24,8 +24,8 @@ _FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16
 
 
 class LayerState(NamedTuple):
-    """What a layer keeps: the last inputs of its causal convolution [R, channels, taps - 1], and states [R, heads,
-    N, P] in the format that the engine keeps them in; sums are made in fp32."""
+    """What a layer keeps: the last inputs of its causal convolution [R, channels, taps - 1], none in linear attention,
+    and states [R, heads, N, P] in the format that the engine keeps them in; sums are made in fp32."""
 
     conv: Tensor
     state: Tensor
@@ -47,7 +47,7 @@ class StatePool:
         self._free: list[int] = []
         self._num_rows = 0
         for index, layer in enumerate(model.iter_layers()):
-            if isinstance(layer.mixer, Mamba | GatedDeltaNet):
+            if isinstance(layer.mixer, Mamba | GatedDeltaNet | LinearAttention):
                 self.layers[index] = _empty(layer.mixer, dtype, device)
 
     def rows_of(self, batch: StepBatch, block_size: int) -> StateRows:
@@ -102,7 +102,11 @@ class StatePool:
             self.layers[index] = LayerState(*grown)
 
 
-def _empty(mixer: Mamba | GatedDeltaNet, dtype: torch.dtype, device: torch.device) -> LayerState:
+def _empty(mixer: Mamba | GatedDeltaNet | LinearAttention, dtype: torch.dtype, device: torch.device) -> LayerState:
+    if isinstance(mixer, LinearAttention):
+        columns = mixer.v_head_dim + (1 if mixer.kind == "performer" else mixer.head_dim)
+        state = torch.zeros(0, mixer.num_kv_heads, mixer.size, columns, device=device)
+        return LayerState(torch.zeros(0, 0, 0, dtype=dtype, device=device), state)
     if isinstance(mixer, Mamba):
         channels = mixer.num_heads * mixer.head_dim + 2 * mixer.num_groups * mixer.state_size
         shape = (0, mixer.num_heads, mixer.state_size, mixer.head_dim)

@@ -3,6 +3,7 @@
 __all__ = [
     "CPU",
     "check_blocks",
+    "check_capacity",
     "check_capturable",
     "check_engine",
     "check_executable",
@@ -25,6 +26,7 @@ from perfmodel.models.architecture import (
     Attention,
     GatedDeltaNet,
     LatentAttention,
+    LinearAttention,
     Mamba,
     Mixer,
     MoEFFN,
@@ -33,6 +35,7 @@ from perfmodel.models.architecture import (
 from perfmodel.models.executed import why_not_executed
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.kernels.kv_pages import FP8, Packing
 from perfmodel_executors.models.quantized import check_quantization
 
@@ -180,9 +183,20 @@ def check_blocks(model: ModelSpec, block_size: int) -> None:
             )
 
 
+def check_capacity(model: ModelSpec, routing: ExpertRouting) -> None:
+    """Raises PerfmodelError for experts of a fixed capacity whose products have biases."""
+    if routing.capacity_factor is not None and any(
+        isinstance(layer.ffn, MoEFFN) and layer.ffn.bias for layer, _ in model.layers
+    ):
+        raise PerfmodelError(
+            f"{model.name}: experts with biases are not executed with a fixed capacity; leave out "
+            f"routing.capacity_factor, or simulate it."
+        )
+
+
 def has_states(model: ModelSpec) -> bool:
     """Whether some layer keeps a state for each sequence."""
-    return any(isinstance(layer.mixer, Mamba | GatedDeltaNet) for layer, _ in model.layers)
+    return any(isinstance(layer.mixer, Mamba | GatedDeltaNet | LinearAttention) for layer, _ in model.layers)
 
 
 def check_served(model: ModelSpec, engine: EngineSpec) -> None:
