@@ -34,6 +34,7 @@ from perfmodel_executors.models.popularity import TRAINED
 from perfmodel_executors.models.random_weights import random_weights
 from perfmodel_executors.models.rotations import SCALED_BY_LENGTH, Rotations, rotary_table
 from perfmodel_executors.models.routing import route_tokens
+from perfmodel_executors.models.smoothing import has_static_scales, loads_smoothed
 from perfmodel_executors.models.support import (
     CPU,
     check_blocks,
@@ -258,7 +259,10 @@ def load_decoder(
     check_executable(served, engine.attention)
     check_capacity(served, routing)
     dtype, weights = torch_dtype(served), None
-    if served.weights_origin is not None and device.type != "meta":
+    if has_static_scales(served) and device.type != "meta":
+        own = engine.model_copy(update={"quantization": None})
+        weights = loads_smoothed(served, lambda plain: load_decoder(plain, own, seed, device, None, group), seed)
+    elif served.weights_origin is not None and device.type != "meta":
         check_memory(f"{served.name}: weights", sum(weight_bytes(served).values()) / group.size, device)
         weights = load_weights(served, dtype, device, group)
     return Decoder(served, dtype, seed, kernels, weights, device, group, engine.attention, sampling, routing)

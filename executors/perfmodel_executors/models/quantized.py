@@ -27,6 +27,7 @@ from perfmodel_executors.kernels.weight_formats import (
     quantize_fp8,
     quantize_int4,
     quantize_int8,
+    quantize_signs,
     sparsify_24,
 )
 from perfmodel_executors.models.weights import AttentionWeights, FFNWeights, LayerWeights, MoEWeights
@@ -55,6 +56,10 @@ def _int4(quantization: QuantizationSpec) -> Quantize:
     return partial(quantize_int4, group_size=quantization.group_size, has_zeros=quantization.method == "awq")
 
 
+def _signs(quantization: QuantizationSpec) -> Quantize:
+    return partial(quantize_signs, bits={"ternary": 2, "binary": 1}[quantization.weights or ""])
+
+
 _QUANTIZERS: MappingProxyType[_Format | None, Callable[[QuantizationSpec], Quantize]] = MappingProxyType(
     {
         _Format("int8", None, False): _int8,
@@ -63,6 +68,8 @@ _QUANTIZERS: MappingProxyType[_Format | None, Callable[[QuantizationSpec], Quant
         _Format("fp8", "fp8", False): _fp8,
         _Format("int4", None, True): _int4,
         _Format("int4", None, False): _int4,
+        _Format("ternary", "int8", False): _signs,
+        _Format("binary", "int8", False): _signs,
     }
 )
 

@@ -48,6 +48,10 @@ from perfmodel_executors.models.weights import (
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
 from perfmodel_executors.parallel.sharding import shard_layer_weights, shard_rows
 
+# Of the norms of a few columns, in all layers the same ones, where outliers are multiplied apart: activations of 20
+# beside others of 1, as trained models of some billion parameters have them (Dettmers et al. 2022, section 4).
+_OUTLIER = 20.0
+
 
 class _Draw:
     def __init__(self, dtype: torch.dtype, seed: int, device: torch.device) -> None:
@@ -116,7 +120,12 @@ def _layer(draw: _Draw, model: ModelSpec, layer: Layer) -> LayerWeights:
     hidden = model.hidden_size
 
     def norm(wanted: bool) -> Tensor | None:
-        return draw.ones(hidden) if wanted else None
+        if not wanted:
+            return None
+        weights_C = draw.ones(hidden)
+        if model.quantization.outlier_share:
+            weights_C[: math.ceil(model.quantization.outlier_share * hidden)] = _OUTLIER
+        return weights_C
 
     pre, post = model.pre_norms, model.post_norms
     weights = LayerWeights(norm(pre), norm(pre), mixer_post_norm=norm(post), ffn_post_norm=norm(post))

@@ -6,6 +6,7 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     Int8Weight,
     LowRankWeight,
     MatrixWeight,
+    SignsWeight,
     Sparse24Weight,
     Weight,
 )
@@ -16,6 +17,7 @@ from perfmodel_executors.kernels.weight_formats.quantize import (
     quantize_fp8,
     quantize_int4,
     quantize_int8,
+    quantize_signs,
     sparsify_24,
 )
 
@@ -27,6 +29,7 @@ __all__ = [
     "Int8Weight",
     "LowRankWeight",
     "MatrixWeight",
+    "SignsWeight",
     "Sparse24Weight",
     "Weight",
     "dequantize",
@@ -34,5 +37,6 @@ __all__ = [
     "quantize_fp8",
     "quantize_int4",
     "quantize_int8",
+    "quantize_signs",
     "sparsify_24",
 ]
