@@ -20,6 +20,7 @@ from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.engine import Backend, Request, StepRecord
 from perfmodel.errors import PerfmodelError, WorkloadError
 from perfmodel.models.spec import ModelSpec
+from perfmodel.ops.formats import served_model
 from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, build_serve_loop, simulate, summarize
 from perfmodel.sim.clock import to_ticks
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
@@ -187,7 +188,7 @@ def as_executed(scenario: Scenario) -> Scenario:
             f"leave it out."
         )
     ours: dict[str, bool] = {"disable_hybrid_kv_cache_manager": True}  # one table for all layers
-    if has_states(scenario.model):
+    if has_states(served_model(scenario.model, scenario.engine)):
         ours["enable_prefix_caching"] = False  # a state of one sequence is of no use to another
     engine = scenario.engine.model_copy(update=ours)
     return scenario.model_copy(update={"model": with_plain_weights(scenario.model), "engine": engine})

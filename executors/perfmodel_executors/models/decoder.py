@@ -43,6 +43,7 @@ from perfmodel_executors.models.support import (
     check_memory,
     kv_dtype,
     kv_packing,
+    kv_tiers,
     torch_dtype,
     with_plain_weights,
 )
@@ -103,7 +104,8 @@ class Decoder:
         """An empty KV cache that fits this model; `num_blocks` are allocated at once, more when they are needed."""
         check_blocks(self.model, block_size)
         form, packing = kv_dtype(self.model, self.dtype), kv_packing(self.model)
-        return KVCache(self.part, block_size, form, num_blocks, self.device, packing, self.dtype)
+        tiers = kv_tiers(self.model, self.dtype)
+        return KVCache(self.part, block_size, form, num_blocks, self.device, packing, self.dtype, tiers)
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
         """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`."""

@@ -1,4 +1,5 @@
-"""States of recurrent layers: a row for each sequence, which is known by the first of its KV blocks.
+"""States of recurrent layers, and what attention keeps beside blocks: a row for each sequence, which is known by the
+first of its KV blocks.
 
 A sequence that begins (no token computed before), or that no step has seen, finds zeros, whoever had the row before
 it: so a sequence that was preempted and starts anew needs no word about it. A block belongs to one sequence at a time,
@@ -15,9 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from perfmodel.models.architecture import GatedDeltaNet, LinearAttention, Mamba
+from perfmodel.models.architecture import Attention, GatedDeltaNet, LinearAttention, Mamba
 from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.models.batch import StepBatch
+from perfmodel_executors.models.kept import HeldTokens, Tier, empty_held, empty_rings
 
 _FIRST_ROWS = 8
 _FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -31,6 +33,9 @@ class LayerState(NamedTuple):
     state: Tensor
 
 
+RowTensors = LayerState | HeldTokens | tuple[Tensor, ...]
+
+
 class StateRows(NamedTuple):
     """Rows of a step's sequences: those of one token, and those of chunks."""
 
@@ -39,16 +44,24 @@ class StateRows(NamedTuple):
 
 
 class StatePool:
-    """The states of all recurrent layers of a model; it grows with the sequences that it meets."""
+    """The states of all layers of a model that keep some for each sequence; it grows with the sequences that it meets.
 
-    def __init__(self, model: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
-        self.layers: dict[int, LayerState] = {}
+    tiers: in which attention keeps its newest tokens
+    """
+
+    def __init__(self, model: ModelSpec, dtype: torch.dtype, device: torch.device, tiers: Sequence[Tier] = ()) -> None:
+        self.layers: dict[int, RowTensors] = {}
         self._rows: dict[int, int] = {}  # first block of a sequence -> row
         self._free: list[int] = []
         self._num_rows = 0
         for index, layer in enumerate(model.iter_layers()):
-            if isinstance(layer.mixer, Mamba | GatedDeltaNet | LinearAttention):
-                self.layers[index] = _empty(layer.mixer, dtype, device)
+            mixer = layer.mixer
+            if isinstance(mixer, Mamba | GatedDeltaNet | LinearAttention):
+                self.layers[index] = _empty(mixer, dtype, device)
+            elif isinstance(mixer, Attention) and mixer.evicts_to is not None:
+                self.layers[index] = empty_held(mixer, dtype, device)
+            elif isinstance(mixer, Attention) and tiers:
+                self.layers[index] = empty_rings(mixer, tiers, device)
 
     def rows_of(self, batch: StepBatch, block_size: int) -> StateRows:
         """The rows of a step's sequences; of those that begin, they are zeroed."""
@@ -98,8 +111,9 @@ class StatePool:
         self._free += range(self._num_rows, self._num_rows + more)
         self._num_rows += more
         for index, layer in self.layers.items():
-            grown = (torch.cat((tensor, tensor.new_zeros(more, *tensor.shape[1:]))) for tensor in layer)
-            self.layers[index] = LayerState(*grown)
+            grown = [torch.cat((tensor, tensor.new_zeros(more, *tensor.shape[1:]))) for tensor in layer]
+            kind = type(layer)
+            self.layers[index] = tuple(grown) if kind is tuple else kind(*grown)
 
 
 def _empty(mixer: Mamba | GatedDeltaNet | LinearAttention, dtype: torch.dtype, device: torch.device) -> LayerState:
