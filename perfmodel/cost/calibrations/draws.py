@@ -136,6 +136,7 @@ class Uncertainty(NamedTuple):
         spread = calibration.spread
         if calibration.origin == "datasheet":
             return cls(_DATASHEET_STEPS, _DATASHEET_PROMPTS, _SERVER_TIMES, spread, True)
+        profile = profile.on(calibration.device)
         whole_runs = (profile.latency_residuals, profile.tpot_residuals)
         candidates = (*(reversed(whole_runs) if is_closed_loop else whole_runs), calibration.step_residuals)
         known = next((residuals for residuals in candidates if residuals.num_rows), None)

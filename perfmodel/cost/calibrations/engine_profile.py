@@ -56,6 +56,8 @@ class EngineProfile(Spec):
                               them (under open-loop load by more than the steps)
     tpot_residuals, ttft_residuals: the same of means at fixed concurrencies, where steps lengthen them as they are;
                               those of TTFT without any units
+    tpot_residuals_elsewhere, ttft_residuals_elsewhere: the same on devices that are none of `devices`
+    devices:                  those of the runs at fixed concurrencies
     """
 
     engine: str
@@ -69,6 +71,22 @@ class EngineProfile(Spec):
     latency_residuals: Residuals = Residuals()
     tpot_residuals: Residuals = Residuals()
     ttft_residuals: Residuals = Residuals()
+    tpot_residuals_elsewhere: Residuals = Residuals()
+    ttft_residuals_elsewhere: Residuals = Residuals()
+    devices: tuple[str, ...] = ()
+
+    def on(self, device: str) -> "EngineProfile":
+        """The profile with what it leaves unexplained of runs at a fixed concurrency on a device by that name.
+
+        Where all runs were on one other device, how far devices differ is not known: twice as much [assumed].
+        """
+        if device in self.devices or not self.devices:
+            return self
+        pairs = (("tpot_residuals", self.tpot_residuals_elsewhere), ("ttft_residuals", self.ttft_residuals_elsewhere))
+        update = {
+            name: elsewhere if elsewhere.num_rows else getattr(self, name).widened(2.0) for name, elsewhere in pairs
+        }
+        return self.model_copy(update=update)
 
     def applied_to(self, calibration: Calibration, *, is_eager: bool = False) -> Calibration:
         """The device's kernels as this engine runs them: its host time, its launches (`is_eager`: one by one)."""
