@@ -18,8 +18,8 @@ Tensors = tuple[Tensor, ...]
 
 
 class HeldTokens(NamedTuple):
-    """Of eviction: R places for each of K heads: keys and values [rows, K, R, H], scores and positions + 1 (0: empty)
-    [rows, K, R]."""
+    """What eviction holds, in R places of each of K heads: keys and values [rows, K, R, H], scores and positions + 1 (0:
+    empty) [rows, K, R]."""
 
     k: Tensor
     v: Tensor
@@ -43,7 +43,7 @@ class KVTiers(NamedTuple):
 
 
 def empty_held(mixer: Attention, dtype: torch.dtype, device: torch.device) -> HeldTokens:
-    """Of no sequence yet."""
+    """Held tokens, of no sequence yet."""
     heads, room = mixer.num_kv_heads, mixer.evicts_to or 0
     k, v = (
         torch.zeros(0, heads, room, size, dtype=dtype, device=device) for size in (mixer.head_dim, mixer.v_head_dim)
