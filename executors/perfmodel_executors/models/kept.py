@@ -18,8 +18,8 @@ Tensors = tuple[Tensor, ...]
 
 
 class HeldTokens(NamedTuple):
-    """What eviction holds, in R places of each of K heads: keys and values [rows, K, R, H], scores and positions + 1 (0:
-    empty) [rows, K, R]."""
+    """What eviction holds, in R places of each of K heads: keys and values [rows, K, R, H], scores, and positions + 1
+    (0: empty) [rows, K, R]."""
 
     k: Tensor
     v: Tensor
