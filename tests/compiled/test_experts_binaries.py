@@ -10,11 +10,12 @@ from perfmodel.specs import load_hardware  # noqa: E402
 from perfmodel_executors.compiled import compile_problem  # noqa: E402
 from perfmodel_executors.compiled.build import device_limits  # noqa: E402
 from perfmodel_executors.kernels.launch import Options, recording  # noqa: E402
-from perfmodel_executors.kernels.moe.triton import stored_tiling  # noqa: E402
 from perfmodel_executors.kernels.moe.triton.experts import grouped_experts  # noqa: E402
 from perfmodel_executors.kernels.moe.triton.tiling import shared_bytes  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
+from perfmodel_executors.kernels.swapped_product.tiling import shared_bytes as stored_bytes  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig, targeting  # noqa: E402
+from perfmodel_executors.kernels.weight_formats.operand import operand_of  # noqa: E402
 
 LATENCY_S = 0.8e-6  # of a load from HBM on a busy GPU
 
@@ -75,15 +76,15 @@ def test_stored_experts_use_tensor_cores_and_the_sram_that_the_law_says(device, 
             compile_problem(asked, hardware)
         return
     built = {kernel.name: kernel for kernel in compile_problem(asked, hardware)}
-    up, down = asked.make(Inputs("meta"))[3:5]
+    layer = asked.make(Inputs("meta"))[3]
     assert ("quantize_tokens_kernel" in built) == (form == "fp8")
     assert ("sort_kernel" in built) == (tokens > 16)
-    for name, weight in (("up_stored_kernel", up), ("down_stored_kernel", down)):
+    for name, weight in (("up_stored_kernel", layer.up_EFC), ("down_stored_kernel", layer.down_ECI)):
         kernel = built[name]
         sizes = {size: kernel.constants[size] for size in ("BLOCK_M", "BLOCK_N", "BLOCK_K")}
         config = TileConfig(sizes, Options(kernel.num_warps, kernel.num_stages))
-        law = stored_tiling.shared_bytes(weight, 2)
-        assert kernel.facts.shared_bytes == law(config, device_limits(hardware).capability)
+        expected = stored_bytes(operand_of(weight.stacked), 2, config, device_limits(hardware).capability)
+        assert kernel.facts.shared_bytes == expected
         assert kernel.facts.tensor_instructions
         assert kernel.facts.async_copies
         assert kernel.facts.spills == 0

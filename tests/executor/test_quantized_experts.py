@@ -15,6 +15,7 @@ from perfmodel.models.number_formats import with_quantization  # noqa: E402
 from perfmodel.models.params import weight_bytes  # noqa: E402
 from perfmodel_executors.kernels.apply_linear import apply_linear  # noqa: E402
 from perfmodel_executors.kernels.dispatch import load_kernels  # noqa: E402
+from perfmodel_executors.kernels.moe.layer import ExpertLayer  # noqa: E402
 from perfmodel_executors.kernels.moe.reference import grouped_experts, route  # noqa: E402
 from perfmodel_executors.kernels.swiglu.reference import activate  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
@@ -72,7 +73,7 @@ def test_each_expert_is_its_own_linear_layer(name):
         for share, e in zip(weights[t], experts[t].tolist(), strict=True):
             hidden = activate(apply_linear(kernels, x[t : t + 1], alone[0][e]), "silu", True)
             expected[t] += share * apply_linear(kernels, hidden, alone[1][e])[0]
-    torch.testing.assert_close(grouped_experts(x, weights, experts, up, down, "silu", True), expected)
+    torch.testing.assert_close(grouped_experts(x, weights, experts, ExpertLayer(up, down)), expected)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -82,8 +83,8 @@ def test_the_result_is_as_wrong_as_the_rounding_of_its_matrices(name):
     up, down = (quantize_experts(matrix, FORMATS[name]) for matrix in matrices)
     for plain, stored in zip(matrices, (up, down), strict=True):
         assert (dequantize(stored.stacked).view_as(plain) - plain).norm() < ERRORS[name] * plain.norm()
-    exact = grouped_experts(x, weights, experts, *matrices, "silu", True)
-    actual = grouped_experts(x, weights, experts, up, down, "silu", True)
+    exact = grouped_experts(x, weights, experts, ExpertLayer(*matrices))
+    actual = grouped_experts(x, weights, experts, ExpertLayer(up, down))
     sources = 3 * (2 if up.quantizes_input else 1)
     assert 0 < (actual - exact).norm() < 1.1 * sources**0.5 * ERRORS[name] * exact.norm()
 

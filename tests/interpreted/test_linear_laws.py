@@ -20,7 +20,6 @@ KERNELS = load_kernels("triton")
 M, N, K = 5, 48, 640
 FEW = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 128}
 MANY = {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 128, "DESCRIPTORS": 0}
-WIDTHS = {"linear_w4a16": {"BLOCK_M": 16, "BLOCK_N": 32, "GROUPS": 1}}
 
 
 def inputs(rows=M):
@@ -39,7 +38,7 @@ def cut(operator, x, weight, slices, sizes):
         ("linear", None, MANY),
         ("linear", None, {**MANY, "DESCRIPTORS": 1}),
         ("linear_w8a16", quantize_int8, FEW),
-        ("linear_w4a16", quantize_int4, WIDTHS["linear_w4a16"]),
+        ("linear_w4a16", quantize_int4, FEW),
         ("linear_w8a8", lambda w: quantize_int8(w, quantizes_input=True), FEW),
         ("linear_fp8", quantize_fp8, FEW),
     ],
@@ -66,7 +65,7 @@ def test_descriptors_load_what_pointers_do():
 def test_an_int4_product_is_that_with_the_dequantised_weight(groups, has_zeros):
     x, weight = inputs()
     stored = quantize_int4(weight[:, :512].contiguous(), has_zeros=has_zeros)
-    sizes = {**WIDTHS["linear_w4a16"], "GROUPS": groups}
+    sizes = {**FEW, "BLOCK_K": 128 * groups}
     actual = cut("linear_w4a16", x[:, :512], stored, 1, sizes)  # rows of x lie apart, too
     torch.testing.assert_close(actual, x[:, :512] @ dequantize(stored).T, rtol=1e-5, atol=1e-5)
 

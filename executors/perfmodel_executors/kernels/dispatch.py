@@ -59,7 +59,6 @@ class Kernels:
     attention_sparse_prefill: Annotated[_Operator, _In("attention_sparse", _TORCH_ONLY)]
     attention_standard: Annotated[_Operator, _In("attention_standard")]
     greedy: Annotated[_Operator, _In("sampling")]
-    grouped_biased_experts: Annotated[_Operator, _In("moe", _TORCH_ONLY)]
     grouped_experts: Annotated[_Operator, _In("moe")]
     kv_write: Annotated[_Operator, _In("kv_write", _TORCH_ONLY)]
     linear: Annotated[_Operator, _In("linear")]

@@ -27,7 +27,6 @@ from perfmodel.models.architecture import (
     LatentAttention,
     Mamba,
     Mixer,
-    MoEFFN,
     QuantizationSpec,
 )
 from perfmodel.models.executed import why_not_executed
@@ -213,7 +212,6 @@ def check_capturable(model: ModelSpec, attention: str) -> None:
         "outliers multiplied apart (llm_int8)": model.quantization.outlier_share > 0,
         "early exit (model_changes.early_exit)": model.exits is not None,
         "recurrent layers": any(not isinstance(m, Attention | LatentAttention | None) for m in _mixers(model)),
-        "experts with biases": any(layer.ffn.bias for layer, _ in model.layers if isinstance(layer.ffn, MoEFFN)),
     }
     for reason, is_used in reasons.items():
         if is_used:

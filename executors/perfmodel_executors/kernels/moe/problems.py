@@ -3,6 +3,7 @@
 __all__ = ["serving", "tiny"]
 
 from collections import Counter
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from perfmodel.ops.feedforward import experts as experts_work
 from perfmodel.ops.feedforward import route as route_work
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.routing import TILE_ROWS, ExpertLoad
+from perfmodel_executors.kernels.moe.layer import ExpertLayer
 from perfmodel_executors.kernels.moe.library import EXPERTS_BY_LIBRARY
 from perfmodel_executors.kernels.moe.reference import route as reference_route
 from perfmodel_executors.kernels.problem import Inputs, Problem
@@ -35,7 +37,8 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
     """Odd sizes: one token, a few in one tile each, and more than the tile that needs no sorting."""
     shapes = ((1, MoEFFN(4, 2, 24)), (5, MoEFFN(9, 3, 20, gated=False, activation="relu2")), (19, MoEFFN(3, 1, 33)))
     routes = [_route(*size, dtype) for size in ((1, 4, 2), (5, 60, 4), (3, 512, 10))]
-    plain = [_experts(tokens, 40, ffn, dtype) for tokens, ffn in shapes]
+    biased = [(tokens, replace(ffn, bias=True, activation="swiglu_oai", gated=True)) for tokens, ffn in shapes]
+    plain = [_experts(tokens, 40, ffn, dtype) for tokens, ffn in (*shapes, *biased)]
     stored = [
         _experts(tokens, width, ffn, dtype, form=form)
         for form, tokens, width, ffn in (
@@ -46,6 +49,7 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
             ("fp8_wo", 19, 40, shapes[2][1]),
             ("fp8", 5, 40, shapes[0][1]),
             ("int8", 19, 40, shapes[2][1]),
+            ("int8_wo", 5, 40, biased[1][1]),
         )
     ]
     return [*routes, *plain, *stored]
@@ -120,16 +124,23 @@ def _experts(
             return inputs.normal(ffn.num_experts, n, k, dtype=dtype, scale=k**-0.5)
         return ExpertWeight(FORMATS[form].make(inputs, ffn.num_experts * n, k, dtype), ffn.num_experts)
 
-    def make(inputs: Inputs) -> tuple[Tensor | ExpertWeight | str | bool, ...]:
+    def bias(inputs: Inputs, n: int) -> Tensor | None:
+        return inputs.normal(ffn.num_experts, n, dtype=dtype) if ffn.bias else None
+
+    def make(inputs: Inputs) -> tuple[Tensor | ExpertLayer, ...]:
         weights, experts = reference_route(_logits(inputs, tokens, ffn.num_experts, torch.float32), ffn.top_k)
         return (
             inputs.normal(tokens, width, dtype=dtype),
             weights,
             inputs.of(chosen, torch.int64) if chosen else experts,
-            matrices(inputs, rows, width),
-            matrices(inputs, width, inner),
-            ffn.activation,
-            ffn.gated,
+            ExpertLayer(
+                matrices(inputs, rows, width),
+                matrices(inputs, width, inner),
+                ffn.activation,
+                ffn.gated,
+                bias(inputs, rows),
+                bias(inputs, width),
+            ),
         )
 
     sizes = {

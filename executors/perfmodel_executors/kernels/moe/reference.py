@@ -3,7 +3,7 @@
 The time of the grouped experts is a sum over distinct experts of (a constant + their weights), plus the tokens.
 """
 
-__all__ = ["grouped_biased_experts", "grouped_experts", "route"]
+__all__ = ["grouped_experts", "route"]
 
 from functools import cache
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from perfmodel_executors.kernels.apply_linear import apply_linear
 from perfmodel_executors.kernels.dispatch import load_kernels
+from perfmodel_executors.kernels.moe.layer import ExpertLayer
 from perfmodel_executors.kernels.swiglu.reference import activate
-from perfmodel_executors.kernels.weight_formats.experts import ExpertWeight
 
 _torch_kernels = cache(load_kernels)
 
@@ -25,46 +25,22 @@ def route(logits_TE: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     return weights_TX / weights_TX.sum(dim=-1, keepdim=True), experts_TX
 
 
-def grouped_experts(
-    x_TC: Tensor,
-    weights_TX: Tensor,
-    experts_TX: Tensor,
-    up_EFC: Tensor | ExpertWeight,
-    down_ECI: Tensor | ExpertWeight,
-    activation: str,
-    gated: bool,
-) -> Tensor:
+def grouped_experts(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer: ExpertLayer) -> Tensor:
     """sum over each token's experts of weight * down(act(up(x))), [T, C]; accumulated in x's dtype."""
-    matrices = up_EFC, down_ECI
-    return grouped_biased_experts(x_TC, weights_TX, experts_TX, *matrices, activation, gated, None, None)
-
-
-def grouped_biased_experts(
-    x_TC: Tensor,
-    weights_TX: Tensor,
-    experts_TX: Tensor,
-    up_EFC: Tensor | ExpertWeight,
-    down_ECI: Tensor | ExpertWeight,
-    activation: str,
-    gated: bool,
-    up_bias_EF: Tensor | None,
-    down_bias_EC: Tensor | None,
-) -> Tensor:
-    """As `grouped_experts`, with a bias of each expert behind either product (gpt-oss); None: without."""
     kernels, top_k = _torch_kernels(), experts_TX.shape[1]
     order = torch.argsort(experts_TX.flatten(), stable=True)
     tokens = torch.div(order, top_k, rounding_mode="floor")
-    counts: list[int] = torch.bincount(experts_TX.flatten(), minlength=up_EFC.shape[0]).tolist()
+    counts: list[int] = torch.bincount(experts_TX.flatten(), minlength=layer.up_EFC.shape[0]).tolist()
     x_sorted = x_TC[tokens]
     y_sorted = torch.empty_like(x_sorted)
     begin = 0
     for expert, count in enumerate(counts):
         if count:
             rows = slice(begin, begin + count)
-            biases = (None if bias is None else bias[expert] for bias in (up_bias_EF, down_bias_EC))
-            up_bias_F, down_bias_C = biases
-            hidden = activate(apply_linear(kernels, x_sorted[rows], up_EFC[expert], up_bias_F), activation, gated)
-            y_sorted[rows] = apply_linear(kernels, hidden, down_ECI[expert], down_bias_C)
+            up_bias_F, down_bias_C = (b if b is None else b[expert] for b in (layer.up_bias_EF, layer.down_bias_EC))
+            up = apply_linear(kernels, x_sorted[rows], layer.up_EFC[expert], up_bias_F)
+            hidden = activate(up, layer.activation, layer.gated)
+            y_sorted[rows] = apply_linear(kernels, hidden, layer.down_ECI[expert], down_bias_C)
             begin += count
     y_sorted *= weights_TX.flatten()[order, None].to(y_sorted.dtype)
     return torch.zeros_like(x_TC).index_add_(0, tokens, y_sorted)

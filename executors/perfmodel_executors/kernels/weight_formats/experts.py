@@ -1,6 +1,6 @@
 """Matrices of all experts of a layer in one weight format, laid out for one launch over all of them."""
 
-__all__ = ["ExpertWeight", "quantize_experts"]
+__all__ = ["ExpertWeight", "Stacked", "quantize_experts"]
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,12 +1,14 @@
 """Products with weights as they are stored, W on the left: codes are widened between SRAM and the tensor cores.
 
-INT8 and e4m3 become the activations' dtype by a conversion (none where the activations are in 8 bits, too), and the
-scale of each output multiplies the sum. INT4 becomes it by bits: a code below the mantissa of 128 (bf16; 1024 in fp16)
-is 128 + code, exactly, without a conversion: with the zero point taken off that is 1.4 instructions a weight. The scale
-of each group multiplies the group's sums.
+`tile_sums` is the one loop of linear layers and of experts, whatever the format; what becomes of its sums is theirs.
+
+Plain weights are multiplied as they come. INT8 and e4m3 become the activations' dtype by a conversion (none where the
+activations are in 8 bits, too), and the scale of each output multiplies the sum. INT4 becomes it by bits: a code below
+the mantissa of 128 (bf16; 1024 in fp16) is 128 + code, exactly, without a conversion: with the zero point taken off
+that is 1.4 instructions a weight. The scale of each group multiplies the group's sums.
 """
 
-__all__ = ["add_products_4bit", "add_products_8bit", "check_format"]
+__all__ = ["check_format", "scaled", "tile_sums"]
 
 import torch
 import triton
@@ -36,13 +38,57 @@ _WIDEN_REGISTERS = tl.constexpr("=r,=r,=r,=r,r")
 
 
 @triton.jit
-def add_products_8bit(acc, x_ptrs, values_ptrs, K, first, last, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
-    """acc [N, M] plus values [N, K] x [K, M] over the blocks `first` .. `last` - 1 of K."""
+def tile_sums(
+    x_ptr, x_stride, x_row, values_ptr, group_scales_ptr, zeros_ptr, row_stride, row, num_rows, K, first, last,
+    FORMAT: tl.constexpr, GROUP_SIZE: tl.constexpr, EVEN_K: tl.constexpr, BY_BITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """fp32 [BLOCK_N, BLOCK_M]: stored `row`s times rows `x_row` of x, over the blocks `first` .. `last` - 1 of K.
+
+    Scales that are the same for all of K are left to `scaled`.
+
+    row: among the `num_rows` that a group has scales for; FORMAT: of an `Operand`
+    """
+    k = tl.arange(0, GROUP_SIZE // 2 if FORMAT == "int4" else BLOCK_K)
+    x_ptrs = x_ptr + x_row.to(tl.int64)[None, :] * x_stride + k[:, None]
+    values_ptrs = values_ptr + row.to(tl.int64)[:, None] * row_stride + k[None, :]
+    if FORMAT == "int4":
+        sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        sums = _add_int4(
+            sums, x_ptrs, values_ptrs, group_scales_ptr, zeros_ptr, row, num_rows, first, last, BLOCK_K // GROUP_SIZE,
+            GROUP_SIZE, BY_BITS,
+        )  # fmt: skip
+    else:
+        dtype: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
+        acc = tl.zeros((BLOCK_N, BLOCK_M), dtype)
+        acc = _add_values(acc, x_ptrs, values_ptrs, K, first, last, BLOCK_K, EVEN_K, FORMAT == "plain")
+        sums = acc.to(tl.float32)
+    return sums
+
+
+@triton.jit
+def scaled(sums, x_scales_ptr, x_row, row_scales_ptr, row):
+    """sums [N, M] times the scales of rows of x and of the weight, where there are any."""
+    if row_scales_ptr is not None:
+        sums *= tl.load(row_scales_ptr + row)[:, None]
+    if x_scales_ptr is not None:
+        sums *= tl.load(x_scales_ptr + x_row)[None, :]
+    return sums
+
+
+@triton.jit
+def _add_values(
+    acc, x_ptrs, values_ptrs, K, first, last, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, READ_ONCE: tl.constexpr
+):
+    """acc [N, M] plus values [N, K] x [K, M] over the blocks `first` .. `last` - 1 of K.
+
+    READ_ONCE: whether the cache had better make room for x than for the values
+    """
     k = tl.arange(0, BLOCK_K)
     for block in range(first, last):
         if EVEN_K:
-            values = tl.load(values_ptrs + block * BLOCK_K)
-            x = tl.load(x_ptrs + block * BLOCK_K)
+            values = tl.load(values_ptrs + block * BLOCK_K, eviction_policy="evict_first" if READ_ONCE else "")
+            x = tl.load(x_ptrs + block * BLOCK_K, eviction_policy="evict_last" if READ_ONCE else "")
         else:
             inside = k < K - block * BLOCK_K
             values = tl.load(values_ptrs + block * BLOCK_K, mask=inside[None, :], other=0.0)
@@ -52,14 +98,11 @@ def add_products_8bit(acc, x_ptrs, values_ptrs, K, first, last, BLOCK_K: tl.cons
 
 
 @triton.jit
-def add_products_4bit(
+def _add_int4(
     acc, x_ptrs, packed_ptrs, scales_ptr, zeros_ptr, row, num_rows, first, last,
     GROUPS: tl.constexpr, GROUP_SIZE: tl.constexpr, BY_BITS: tl.constexpr,
 ):  # fmt: skip
-    """acc [N, M] plus dequantised [N, K] x [K, M], `GROUPS` groups of K a step from `first` to `last` - 1.
-
-    row: [N], of each output among the `num_rows` that a group has scales for
-    """
+    """acc [N, M] plus dequantised [N, K] x [K, M], `GROUPS` groups of K a step from `first` to `last` - 1."""
     HALF: tl.constexpr = GROUP_SIZE // 2
     dtype: tl.constexpr = x_ptrs.dtype.element_ty
     BIAS: tl.constexpr = (128.0 if dtype == tl.bfloat16 else 1024.0) if BY_BITS else 0.0
