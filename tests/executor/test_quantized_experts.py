@@ -25,6 +25,8 @@ from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
     quantize_fp8,
     quantize_int4,
     quantize_int8,
+    quantize_mxfp4,
+    quantize_nvfp4,
     sparsify_24,
 )
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
@@ -37,16 +39,19 @@ FORMATS = {
     "int4 with zeros": lambda w: quantize_int4(w, group_size=32, has_zeros=True),
     "fp8": quantize_fp8,
     "fp8 weight only": lambda w: quantize_fp8(w, quantizes_input=False),
+    "mxfp4": quantize_mxfp4,
+    "nvfp4": quantize_nvfp4,
 }
 # Error of a matrix, root mean square, as a share of its weights'. Of normal rows the largest is 2.4 to 2.8 standard
 # deviations away (64 to 160 draws; in groups of 32: 2.1), and a code is off by a step / sqrt(12): 2.8 / 127 / 3.5 =
 # 0.6 %, 2.1 / 7 / 3.5 = 9 %, with zeros 4.1 / 15 / 3.5 = 8 %; e4m3 is off by up to 2^-4 of a value, in the mean 2.6 %.
 ERRORS = {"int8": 0.008, "w8a8": 0.008, "int4": 0.11, "int4 with zeros": 0.11, "fp8": 0.035, "fp8 weight only": 0.035}
+ERRORS |= {"mxfp4": 0.14, "nvfp4": 0.11}  # steps of 0.5 to 2 of a scale that is 1/4 to 1/8, or 1/6 of the largest
 MOE = MoEFFN(num_experts=6, top_k=2, intermediate_size=64)
 WIDE = tiny((attention(), MOE), hidden_size=128)
 
 
-def block(tokens=12, experts=6, width=96, inner=64, seed=0, dtype=torch.float32):
+def block(tokens=12, experts=6, width=128, inner=64, seed=0, dtype=torch.float32):
     """x, routing, up and down of gated experts."""
     generator = torch.Generator().manual_seed(seed)
 

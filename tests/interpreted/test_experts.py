@@ -8,6 +8,7 @@ pytest.importorskip("triton", reason="Triton kernels need triton")
 from perfmodel_executors.kernels.launch import Options  # noqa: E402
 from perfmodel_executors.kernels.moe import reference  # noqa: E402
 from perfmodel_executors.kernels.moe.layer import ExpertLayer  # noqa: E402
+from perfmodel_executors.kernels.moe.rule import RoutingRule  # noqa: E402
 from perfmodel_executors.kernels.moe.triton.experts import grouped_experts  # noqa: E402
 from perfmodel_executors.kernels.moe.triton.route import route  # noqa: E402
 from perfmodel_executors.kernels.moe.triton.sort import most_tiles, sort_pairs  # noqa: E402
@@ -21,6 +22,8 @@ from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
     quantize_fp8,
     quantize_int4,
     quantize_int8,
+    quantize_mxfp4,
+    quantize_nvfp4,
 )
 
 STORED = {
@@ -28,6 +31,8 @@ STORED = {
     "int4": lambda w: quantize_int4(w, group_size=32),
     "int4 with zeros": lambda w: quantize_int4(w, group_size=32, has_zeros=True),
     "fp8": lambda w: quantize_fp8(w, quantizes_input=False),
+    "mxfp4": quantize_mxfp4,
+    "nvfp4": quantize_nvfp4,
 }
 
 
@@ -103,6 +108,18 @@ def test_the_lowest_of_equal_experts_comes_first():
     torch.testing.assert_close(weights, torch.full((2, 3), 1 / 3))
 
 
+def test_the_best_of_few_groups_are_chosen_by_their_best_two():
+    """Group 0 has the best expert, group 1 the best two: DeepSeek-V3's rule takes the second, and weights are the
+    sigmoids of the chosen without the bias that chose them."""
+    rule = RoutingRule("sigmoid", scale=2.0, num_groups=3, top_k_groups=1, groups_by="top2")
+    logits = torch.tensor([[3.0, -9.0, -9.0, 1.0, 0.5, 0.4, 0.0, 0.0, 0.0]])
+    bias = torch.tensor([0.0] * 5 + [0.2] + [0.0] * 3)
+    weights, chosen = route(logits, 2, rule, bias)
+    assert chosen.tolist() == [[5, 3]]
+    scores = torch.sigmoid(torch.tensor([[0.4, 1.0]]))
+    torch.testing.assert_close(weights, 2 * scores / scores.sum())
+
+
 def test_weights_survive_logits_that_would_overflow():
     weights, chosen = route(torch.tensor([[1e4, -1e4, 1e4 + 8, 0.0]]), 2)
     assert chosen.tolist() == [[2, 0]]
@@ -160,7 +177,7 @@ def test_rows_of_a_wider_matrix():
 
 def stored_block(name, tokens, **sizes):
     """`block` with matrices in fewer bits, and the plain matrices that those stand for."""
-    *args, up, down = block(tokens, **{"hidden": 64, "inner": 32, **sizes})
+    *args, up, down = block(tokens, **{"hidden": 64, "inner": 64, **sizes})
     stored = [quantize_experts(matrix, STORED[name]) for matrix in (up, down)]
     return (*args, *stored), (*args, *(dequantize(w.stacked).view(w.shape) for w in stored))
 

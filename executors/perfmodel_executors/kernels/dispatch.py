@@ -63,6 +63,7 @@ class Kernels:
     kv_write: Annotated[_Operator, _In("kv_write", _TORCH_ONLY)]
     linear: Annotated[_Operator, _In("linear")]
     linear_fp8: Annotated[_Operator, _In("linear_low_precision")]
+    linear_fp8_block: Annotated[_Operator, _In("linear_low_precision")]
     linear_sparse24: Annotated[_Operator, _In("linear_sparse24", _TORCH_ONLY)]
     linear_w4a16: Annotated[_Operator, _In("linear_weight_only")]
     linear_w8a16: Annotated[_Operator, _In("linear_weight_only")]

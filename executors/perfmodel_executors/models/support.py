@@ -44,7 +44,6 @@ _DTYPES = {
 }
 
 
-_DEQUANTISED = ("gguf", "mxfp4")
 _PACKED_BITS = {"int8": 8, "int4": 4, "int2": 2}
 _KV_DTYPES = _DTYPES | {"fp8": FP8, "int8": torch.int8}
 
@@ -59,9 +58,8 @@ def torch_dtype(model: ModelSpec) -> torch.dtype:
 
 
 def with_plain_weights(model: ModelSpec) -> ModelSpec:
-    """The model as it is executed: the quantised weights of GGUF files, and experts in MXFP4, are dequantised when they
-    are loaded."""
-    if model.weights_origin is None or model.quantization.method not in _DEQUANTISED:
+    """The model as it is executed: the quantised weights of GGUF files are dequantised when they are loaded."""
+    if model.weights_origin is None or model.quantization.method != "gguf":
         return model
     return replace(model, quantization=QuantizationSpec(kv_cache=model.quantization.kv_cache))
 

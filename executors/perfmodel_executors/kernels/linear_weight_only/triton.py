@@ -6,7 +6,7 @@ from torch import Tensor
 
 from perfmodel_executors.kernels.swapped_product.triton import swapped_product
 from perfmodel_executors.kernels.tiles import TileConfig
-from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int4Weight, Int8Weight
+from perfmodel_executors.kernels.weight_formats.containers import Fp4Weight, Fp8Weight, Int4Weight, Int8Weight
 from perfmodel_executors.kernels.weight_formats.operand import operand_of
 from perfmodel_executors.kernels.weight_formats.triton import check_format
 
@@ -23,7 +23,7 @@ def linear_w8a16(
 
 
 def linear_w4a16(
-    x_MK: Tensor, weight: Int4Weight, bias_N: Tensor | None = None, config: TileConfig | None = None
+    x_MK: Tensor, weight: Int4Weight | Fp4Weight, bias_N: Tensor | None = None, config: TileConfig | None = None
 ) -> Tensor:
     """The product [M, N] in x's dtype."""
     return swapped_product("linear_w4a16", x_MK, operand_of(weight), bias_N, config)

@@ -15,9 +15,11 @@ import torch
 from perfmodel_executors.kernels.launch import Options
 from perfmodel_executors.kernels.split_k.triton import num_slices
 from perfmodel_executors.kernels.tiles import TileConfig
+from perfmodel_executors.kernels.weight_formats.fp4 import SPAN
 from perfmodel_executors.kernels.weight_formats.operand import Operand
 
 FEW_TOKENS = 64
+_HALF_SPAN = SPAN // 2
 
 
 class _Tiles(NamedTuple):
@@ -63,8 +65,21 @@ _8_BITS = _Tiles(
     blocks=2,
     least=16,
 )
+_BLOCKS = _Tiles(
+    few=((64, 128, 4, 5), (128, 128, 4, 4), (64, 128, 4, 4), (64, 128, 4, 3)),
+    many=((64, 128, 128, 4, 4), (128, 128, 128, 8, 3), (64, 64, 128, 4, 3)),
+    blocks=2,
+    least=16,
+)
 _TILES: Mapping[tuple[str, bool], _Tiles] = MappingProxyType(
-    {("plain", False): _PLAIN, ("rows", False): _WEIGHT_ONLY, ("rows", True): _8_BITS, ("int4", False): _INT4}
+    {
+        ("plain", False): _PLAIN,
+        ("rows", False): _WEIGHT_ONLY,
+        ("rows", True): _8_BITS,
+        ("blocks", True): _BLOCKS,
+        ("int4", False): _INT4,
+        ("fp4", False): _INT4,
+    }
 )
 
 
@@ -86,8 +101,8 @@ def shared_bytes(operand: Operand, element_bytes: int, config: TileConfig, capab
 
     Operands of asynchronous products (Hopper; Blackwell, whose tensor memory takes no integers) must outlive their
     issue, and there is one stage more; codes have left theirs for registers by then. Barriers of tensor memory take 16
-    bytes, or 8 where the next group waits for the sums of the last. A block with a thread for each output passes the
-    scales of a group through SRAM.
+    bytes, or 8 where the next group waits for the sums of the last. Scales of INT4 pass through SRAM in a block with a
+    thread for each output; so do halves of a span with two scales, and, at most, those of blocks.
 
     element_bytes: of the activations before they are quantised
     """
@@ -96,10 +111,18 @@ def shared_bytes(operand: Operand, element_bytes: int, config: TileConfig, capab
     is_ahead = 90 <= capability < (100 if is_integer else 120) and sizes["BLOCK_N"] >= 64 and sizes["BLOCK_M"] >= 16
     values = sizes["BLOCK_N"] * sizes["BLOCK_K"] * operand.bits // 8
     x = sizes["BLOCK_M"] * sizes["BLOCK_K"] * (1 if operand.meets_codes else element_bytes)
-    if operand.form == "int4":
-        if is_ahead and capability >= 100:
-            return (values + x) * (stages - 1) + 8
-        scales = element_bytes * sizes["BLOCK_N"] if sizes["BLOCK_N"] == 32 * config.options.num_warps else 0
-        return values * (stages - 1) + x * (stages - (not is_ahead)) + scales
+    if operand.form == "int4" and is_ahead and capability >= 100:
+        return (values + x) * (stages - 1) + 8
     values_stages = stages - (operand.is_widened or not is_ahead)
-    return values * values_stages + x * (stages - (not is_ahead)) + (16 if is_ahead and capability >= 100 else 0)
+    pipeline = values * values_stages + x * (stages - (not is_ahead)) + _beside(operand, element_bytes, config)
+    return pipeline + (16 if is_ahead and capability >= 100 and operand.form != "int4" else 0)
+
+
+def _beside(operand: Operand, element_bytes: int, config: TileConfig) -> int:
+    """Bytes that scales pass through."""
+    rows, columns = config.sizes["BLOCK_N"], config.sizes["BLOCK_M"]
+    if operand.form == "int4":
+        return element_bytes * rows if rows == 32 * config.options.num_warps else 0
+    if operand.form == "fp4" and operand.group_size < _HALF_SPAN:
+        return 2 * _HALF_SPAN * element_bytes * rows
+    return 4 * rows + 8 * columns if operand.form == "blocks" else 0

@@ -34,10 +34,10 @@ def _swapped_product_kernel(
     first, last = own_blocks(tl.cdiv(K, BLOCK_K), SPLIT_K)
     # Rows beyond the end wrap around: they are computed and not stored, which is cheaper than a mask in the loop.
     sums = tile_sums(
-        x_ptr, x_stride, m % M, values_ptr, group_scales_ptr, zeros_ptr, row_stride, n % N, N, K, first, last, FORMAT,
-        GROUP_SIZE, EVEN_K, BY_BITS, BLOCK_M, BLOCK_N, BLOCK_K,
+        x_ptr, x_scales_ptr, x_stride, m % M, values_ptr, group_scales_ptr, zeros_ptr, row_stride, n % N, N, K, first,
+        last, FORMAT, GROUP_SIZE, EVEN_K, BY_BITS, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
-    sums = scaled(sums, x_scales_ptr, tl.minimum(m, M - 1), row_scales_ptr, tl.minimum(n, N - 1))
+    sums = scaled(sums, x_scales_ptr, tl.minimum(m, M - 1), row_scales_ptr, tl.minimum(n, N - 1), FORMAT)
     if SPLIT_K > 1:
         out_ptr += tl.program_id(1).to(tl.int64) * slice_stride
     elif bias_ptr is not None:

@@ -7,7 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int4Weight, Int8Weight
+from perfmodel_executors.kernels.weight_formats.containers import (
+    FP8_BLOCK,
+    BlockFp8Weight,
+    Fp4Weight,
+    Int4Weight,
+    MatrixWeight,
+    Sparse24Weight,
+)
+from perfmodel_executors.kernels.weight_formats.fp4 import SPAN
 
 _WIDE = (torch.bfloat16, torch.float16)  # that codes are widened to by their bits
 
@@ -15,12 +23,13 @@ _WIDE = (torch.bfloat16, torch.float16)  # that codes are widened to by their bi
 class Operand(NamedTuple):
     """A stored matrix [N, K].
 
-    form:         plain, rows (8 bits, a scale for each output), int4 (groups of inputs)
+    form:         plain, rows (8 bits, a scale for each output), int4, fp4 (groups of inputs), blocks (of e4m3)
     bits:         of a stored value
     shape:        N, K
     values:       as stored, a row for each output
     row_scales, group_scales, zeros: as the containers have them
     group_size:   inputs that share a scale; 0 without groups
+    unit:         inputs that are packed together: a step is as deep as whole units; 0: any depth
     meets_codes:  whether activations are quantised, too
     """
 
@@ -32,6 +41,7 @@ class Operand(NamedTuple):
     group_scales: Tensor | None = None
     zeros: Tensor | None = None
     group_size: int = 0
+    unit: int = 0
     meets_codes: bool = False
 
     @property
@@ -57,19 +67,27 @@ class Operand(NamedTuple):
 
     def depth(self, wanted: int) -> int:
         """The largest depth of a step, up to `wanted`, that is whole groups and leaves none over."""
-        if self.form != "int4":
+        if not self.unit:
             return wanted
-        groups = self.shape[1] // self.group_size
-        most = max(1, wanted // self.group_size)
-        return self.group_size * next(count for count in range(most, 0, -1) if groups % count == 0)
+        if self.form == "blocks":  # each ends with a sum of its own; the last may be smaller
+            return self.unit
+        units, most = self.shape[1] // self.unit, max(1, wanted // self.unit)
+        return self.unit * next(count for count in range(most, 0, -1) if units % count == 0)
 
 
-def operand_of(weight: Tensor | Int8Weight | Fp8Weight | Int4Weight) -> Operand:
-    """What kernels are given of a weight."""
+def operand_of(weight: MatrixWeight) -> Operand:
+    """What kernels are given of a weight, which is not sparse."""
+    assert not isinstance(weight, Sparse24Weight)
     if isinstance(weight, Tensor):
         return Operand("plain", 8 * weight.element_size(), (weight.shape[0], weight.shape[1]), weight)
     if isinstance(weight, Int4Weight):
-        scales = weight.scales_GN, weight.zeros_GN
-        return Operand("int4", 4, weight.shape, weight.packed_NJ, None, *scales, weight.group_size)
-    codes = weight.quantizes_input
-    return Operand("rows", 8, weight.shape, weight.values_NK, weight.scales_N, meets_codes=codes)
+        codes, group = weight.packed_NJ, weight.group_size
+        return Operand("int4", 4, weight.shape, codes, None, weight.scales_GN, weight.zeros_GN, group, group)
+    if isinstance(weight, Fp4Weight):
+        packed, rows, group = weight.packed_NJ, weight.row_scales_N, weight.group_size
+        return Operand("fp4", 4, weight.shape, packed, rows, weight.scales_GN, None, group, SPAN)
+    if isinstance(weight, BlockFp8Weight):
+        values, scales = weight.values_NK, weight.scales_RG
+        return Operand("blocks", 8, weight.shape, values, None, scales, None, FP8_BLOCK, FP8_BLOCK, meets_codes=True)
+    meets_codes = weight.quantizes_input
+    return Operand("rows", 8, weight.shape, weight.values_NK, weight.scales_N, meets_codes=meets_codes)

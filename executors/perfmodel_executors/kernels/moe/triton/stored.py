@@ -55,10 +55,10 @@ def _up_stored_kernel(
         row = (block * COLUMNS + place) % inner + expert * inner
     pair = tl.maximum(pair, 0)  # of rows without one: stored nowhere
     sums = tile_sums(
-        x_ptr, x_stride, pair // TOP_K, values_ptr, group_scales_ptr, zeros_ptr, row_stride, row, num_rows, K,
-        0, tl.cdiv(K, BLOCK_K), FORMAT, GROUP_SIZE, EVEN_K, BY_BITS, BLOCK_M, BLOCK_N, BLOCK_K,
+        x_ptr, x_scales_ptr, x_stride, pair // TOP_K, values_ptr, group_scales_ptr, zeros_ptr, row_stride, row,
+        num_rows, K, 0, tl.cdiv(K, BLOCK_K), FORMAT, GROUP_SIZE, EVEN_K, BY_BITS, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
-    sums = scaled(sums, x_scales_ptr, pair // TOP_K, row_scales_ptr, row)
+    sums = scaled(sums, x_scales_ptr, pair // TOP_K, row_scales_ptr, row, FORMAT)
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + row).to(tl.float32)[:, None]
     if GATED:
@@ -92,11 +92,11 @@ def _down_stored_kernel(
     row = column % width + expert * width
     pair = tl.maximum(pair, 0)
     sums = tile_sums(
-        x_ptr, x_stride, pair, values_ptr, group_scales_ptr, zeros_ptr, row_stride, row, num_rows, K,
+        x_ptr, x_scales_ptr, x_stride, pair, values_ptr, group_scales_ptr, zeros_ptr, row_stride, row, num_rows, K,
         split * steps, tl.minimum(split * steps + steps, tl.cdiv(K, BLOCK_K)),
         FORMAT, GROUP_SIZE, EVEN_K, BY_BITS, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
-    sums = scaled(sums, x_scales_ptr, pair, row_scales_ptr, row)
+    sums = scaled(sums, x_scales_ptr, pair, row_scales_ptr, row, FORMAT)
     if bias_ptr is not None and split == 0:
         sums += tl.load(bias_ptr + row).to(tl.float32)[:, None]
     sums *= tl.load(weights_ptr + pair, mask=mask, other=0.0).to(tl.float32)[None, :]
@@ -173,7 +173,7 @@ def _stacked(weight: Tensor | ExpertWeight) -> Stacked:
 
 def _arguments(x_AK: Tensor, operand: Operand) -> tuple[Tensor | int | None, ...]:
     """From x to the depth K of the sum; x is quantised if the format says so."""
-    values, scales = quantize_tokens(x_AK, operand.values.dtype) if operand.meets_codes else (x_AK, None)
+    values, scales = quantize_tokens(x_AK, operand) if operand.meets_codes else (x_AK, None)
     return values, scales, values.stride(0), *operand.arguments, *operand.shape
 
 

@@ -16,7 +16,7 @@ from perfmodel_executors.kernels.weight_formats.operand import Operand
 
 _ROWS = (8, 16, 32, 64, 128)
 _LEAST_ROWS_8_BITS = 16  # where both operands are codes
-_MOST_SUMS_INT4 = 32  # a thread can hold, twice
+_MOST_SUMS_GROUPED = 32  # a thread can hold, twice
 
 # Rows of a tile -> (stored rows, those of gate and of up together; depth; warps; stages), the one to trust first.
 _FEW = ((64, 256, 4, 4), (64, 128, 4, 5), (128, 128, 4, 4), (32, 256, 2, 4), (64, 128, 4, 3))
@@ -34,6 +34,13 @@ _8_BITS = {
     64: ((64, 128, 4, 4), (128, 128, 4, 4), (64, 128, 4, 3)),
     128: ((128, 128, 8, 3), (128, 128, 4, 3), (64, 128, 4, 3)),
 }
+# Blocks have the sums of 128 inputs beside the sums of all.
+_BLOCKS = {
+    16: ((64, 128, 4, 4), (128, 128, 4, 4), (64, 128, 4, 5), (64, 128, 4, 3)),
+    32: ((64, 128, 4, 4), (64, 128, 4, 5), (64, 128, 4, 3)),
+    64: ((64, 128, 4, 4), (128, 128, 8, 3), (64, 128, 4, 3)),
+    128: ((64, 128, 4, 3), (64, 128, 8, 3)),
+}
 
 
 def block_rows(num_tokens: int, num_experts: int, top_k: int, weight: ExpertWeight) -> int:
@@ -45,14 +52,14 @@ def block_rows(num_tokens: int, num_experts: int, top_k: int, weight: ExpertWeig
 
 
 def candidates(rows: int, operand: Operand, capability: int | None) -> list[TileConfig]:
-    """Tiles with so many rows of x, the one to trust without measuring first; INT4 is as deep as whole groups are.
+    """Tiles with so many rows of x, the one to trust without measuring first, as deep as whole groups are.
 
-    INT4 has the sums of a group beside the sums of all: where warps multiply, all of these are registers.
+    Formats in groups have the sums of a group beside the sums of all: where warps multiply, all of these are registers.
     """
-    table = _8_BITS if operand.meets_codes else _WEIGHT_ONLY
-    is_tight = operand.form == "int4" and capability is not None and not 90 <= capability < 120
+    table = _BLOCKS if operand.form == "blocks" else _8_BITS if operand.meets_codes else _WEIGHT_ONLY
+    is_tight = operand.form in ("int4", "fp4", "blocks") and capability is not None and not 90 <= capability < 120
     return [
         TileConfig({"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": operand.depth(depth)}, Options(warps, stages))
         for columns, depth, warps, stages in table[rows]
-        if not is_tight or rows * columns <= _MOST_SUMS_INT4 * 32 * warps
+        if not is_tight or rows * columns <= _MOST_SUMS_GROUPED * 32 * warps
     ]
