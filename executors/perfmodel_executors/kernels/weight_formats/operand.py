@@ -46,7 +46,7 @@ class Operand(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Tensor | int | None, ...]:
-        """Of `tile_sums`, from the values to their stride."""
+        """What `tile_sums` is passed, from the values to their stride."""
         return self.values, self.row_scales, self.group_scales, self.zeros, self.values.stride(0)
 
     @property

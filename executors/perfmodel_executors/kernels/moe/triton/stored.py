@@ -172,7 +172,7 @@ def _stacked(weight: Tensor | ExpertWeight) -> Stacked:
 
 
 def _arguments(x_AK: Tensor, operand: Operand) -> tuple[Tensor | int | None, ...]:
-    """From x to the depth K of the sum; x is quantised if the format says so."""
+    """What kernels are passed from x to the depth K of the sum; x is quantised if the format says so."""
     values, scales = quantize_tokens(x_AK, operand) if operand.meets_codes else (x_AK, None)
     return values, scales, values.stride(0), *operand.arguments, *operand.shape
 
