@@ -200,7 +200,7 @@ def test_a_quantised_decoder_says_much_the_same_and_differs(method):
 @pytest.mark.parametrize("method", ["mxfp4", "nvfp4", "fp8_block"])
 def test_formats_in_groups_are_served(method):
     """E2M1 has one bit of mantissa: logits are off by a share of some 10 %, twice that of INT4 at most."""
-    model = tiny((attention(), DenseFFN(128)), hidden_size=64)
+    model = tiny((attention(head_dim=16, v_head_dim=16), DenseFFN(128)), hidden_size=64)
     plain = Decoder(model, torch.float32, seed=1)
     quantised = Decoder(with_quantization(model, method), torch.float32, seed=1)
     ours, theirs = logits_of(quantised), logits_of(plain)

@@ -69,7 +69,7 @@ def quantize_experts(weight_ENK: Tensor, quantize: Callable[[Tensor], Weight]) -
         )
     if not isinstance(stacked, Stacked):
         raise PerfmodelError(
-            f"experts are not stored as {type(stacked).__name__}; use int8, int4, fp8 or 4-bit float weights."
+            f"experts are not stored as {type(stacked).__name__}; use int8, int4 or fp8 weights, or 4-bit floats."
         )
     return ExpertWeight(stacked, len(weight_ENK))
 
