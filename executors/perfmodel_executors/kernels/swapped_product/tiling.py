@@ -111,11 +111,12 @@ def shared_bytes(operand: Operand, element_bytes: int, config: TileConfig, capab
     is_ahead = 90 <= capability < (100 if is_integer else 120) and sizes["BLOCK_N"] >= 64 and sizes["BLOCK_M"] >= 16
     values = sizes["BLOCK_N"] * sizes["BLOCK_K"] * operand.bits // 8
     x = sizes["BLOCK_M"] * sizes["BLOCK_K"] * (1 if operand.meets_codes else element_bytes)
-    if operand.form == "int4" and is_ahead and capability >= 100:
-        return (values + x) * (stages - 1) + 8
+    if operand.bits == 4 and is_ahead and capability >= 100:
+        halves = _beside(operand, element_bytes, config) if operand.form == "fp4" else 0
+        return (values + x) * (stages - 1) + 8 + halves
     values_stages = stages - (operand.is_widened or not is_ahead)
     pipeline = values * values_stages + x * (stages - (not is_ahead)) + _beside(operand, element_bytes, config)
-    return pipeline + (16 if is_ahead and capability >= 100 and operand.form != "int4" else 0)
+    return pipeline + (16 if is_ahead and capability >= 100 else 0)
 
 
 def _beside(operand: Operand, element_bytes: int, config: TileConfig) -> int:
