@@ -13,6 +13,7 @@ from perfmodel.specs import load_model  # noqa: E402
 from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402
 from perfmodel.specs.traffic import ExpertRouting  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
+from perfmodel_executors.kernels.moe.layer import ExpertLayer  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder, load_decoder  # noqa: E402
 from perfmodel_executors.models.popularity import popular_biases  # noqa: E402
@@ -27,7 +28,8 @@ def experts(num_tokens=24, num_experts=4, top_k=2, width=16, seed=0):
     random = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
     x, logits = random(num_tokens, width), random(num_tokens, num_experts)
     weights, chosen = load_kernels().route(logits, top_k)
-    return x, weights, chosen, random(num_experts, 2 * width, width), random(num_experts, width, width), "silu", True
+    layer = ExpertLayer(random(num_experts, 2 * width, width), random(num_experts, width, width), "silu", True)
+    return x, weights, chosen, layer
 
 
 def test_with_room_for_all_tokens_a_capacity_changes_nothing():
@@ -38,7 +40,7 @@ def test_with_room_for_all_tokens_a_capacity_changes_nothing():
 
 def test_what_exceeds_the_capacity_adds_nothing_and_first_choices_go_first():
     """By its definition: token by token, first choices of all before the second ones."""
-    x, weights, chosen, up, down, *how = experts()
+    x, weights, chosen, layer = experts()
     taken, expected, kernels = [0] * 4, torch.zeros_like(x), load_kernels()
     dropped = 0
     for choice in range(2):
@@ -49,12 +51,10 @@ def test_what_exceeds_the_capacity_adds_nothing_and_first_choices_go_first():
                 dropped += 1
                 continue
             one = torch.ones(1, 1), torch.tensor([[expert]])
-            part = kernels.grouped_experts(x[token : token + 1], *one, up, down, *how)[0]
+            part = kernels.grouped_experts(x[token : token + 1], *one, layer)[0]
             expected[token] += weights[token, choice] * part
     assert dropped
-    torch.testing.assert_close(
-        kernels.capacity_experts(x, weights, chosen, up, down, *how, 7), expected, rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(kernels.capacity_experts(x, weights, chosen, layer, 7), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_every_expert_multiplies_its_capacity_whoever_was_chosen(monkeypatch):

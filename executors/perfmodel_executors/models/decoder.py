@@ -23,6 +23,7 @@ from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.kernels import Kernels, load_kernels
 from perfmodel_executors.kernels.apply_linear import apply_linear
+from perfmodel_executors.kernels.moe.layer import ExpertLayer
 from perfmodel_executors.models.attention import keys_and_values, ring_of
 from perfmodel_executors.models.batch import StepBatch
 from perfmodel_executors.models.choosing import TokenChooser
@@ -217,15 +218,13 @@ class Decoder:
     def _moe(self, x_TC: Tensor, ffn: MoEFFN, weights: MoEWeights) -> Tensor:
         kernels = self.kernels
         routing = route_tokens(kernels, kernels.linear(x_TC, weights.router), ffn, weights.router_bias)
-        experts = (x_TC, *routing, weights.up, weights.down, ffn.activation, ffn.gated)
+        layer = ExpertLayer(weights.up, weights.down, ffn.activation, ffn.gated, weights.up_bias, weights.down_bias)
         update_TC: Tensor
-        if self._capacity_factor is not None:
-            num_rows = capacity_rows(ffn, len(x_TC), self._capacity_factor)
-            update_TC = kernels.capacity_experts(*experts, num_rows)
-        elif weights.up_bias is None:
-            update_TC = kernels.grouped_experts(*experts)
+        if self._capacity_factor is None:
+            update_TC = kernels.grouped_experts(x_TC, *routing, layer)
         else:
-            update_TC = kernels.grouped_biased_experts(*experts, weights.up_bias, weights.down_bias)
+            num_rows = capacity_rows(ffn, len(x_TC), self._capacity_factor)
+            update_TC = kernels.capacity_experts(x_TC, *routing, layer, num_rows)
         if weights.shared is not None:
             shared_TC = self._dense(x_TC, weights.shared, ffn.activation, ffn.gated)
             if weights.shared_gate is not None:
