@@ -16,8 +16,8 @@ DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm")
 # Operators whose work is matrix products: these must reach the tensor cores.
 PRODUCTS = frozenset(
     {
-        *("attention_prefill", "attention_decode", "attention_latent_decode", "attention_softmax_decode"),
-        *("attention_softmax_prefill", "grouped_experts", "linear"),
+        *("attention_prefill", "attention_decode", "attention_latent_decode", "attention_latent_prefill"),
+        *("attention_softmax_decode", "attention_softmax_prefill", "grouped_experts", "linear"),
     }
 )
 # What a device lacks, and the words that say so.

@@ -30,7 +30,10 @@ MODULES = {
 # Measured and not fitted: attention that no model's step runs (standard), and kinds whose form is that of plain
 # attention and whose tables have no column for what is theirs.
 COMPARED = frozenset(
-    {"attention_latent_decode", "attention_softmax_decode", "attention_softmax_prefill", "attention_standard"}
+    {
+        *("attention_latent_decode", "attention_latent_prefill", "attention_softmax_decode"),
+        *("attention_softmax_prefill", "attention_standard"),
+    }
 )
 MATRIX_RATES = frozenset({"bf16", "fp16", "fp8", "int8"})
 

@@ -49,7 +49,7 @@ class Kernels:
     add_rms_norm: Annotated[_Operator, _In("rms_norm")]
     attention_decode: Annotated[_Operator, _In("attention_decode")]
     attention_latent_decode: Annotated[_Operator, _In("attention_latent")]
-    attention_latent_prefill: Annotated[_Operator, _In("attention_latent", _TORCH_ONLY)]
+    attention_latent_prefill: Annotated[_Operator, _In("attention_latent")]
     attention_prefill: Annotated[_Operator, _In("attention_prefill")]
     attention_sinks_decode: Annotated[_Operator, _In("attention_sinks", _TORCH_ONLY)]
     attention_sinks_prefill: Annotated[_Operator, _In("attention_sinks", _TORCH_ONLY)]

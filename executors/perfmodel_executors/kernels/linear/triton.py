@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
+from perfmodel_executors.kernels.row_tiles.triton import has_copy_engine, provide_scratch
 from perfmodel_executors.kernels.split_k.triton import (
     add_slices,
     num_slices,
@@ -164,7 +165,7 @@ def linear_shared_bytes(config: TileConfig, capability: int, element_bytes: int)
     """
     sizes, stages = config.sizes, config.options.num_stages
     operands = (sizes["BLOCK_M"] + sizes["BLOCK_N"]) * sizes["BLOCK_K"] * element_bytes
-    if capability < 90 or capability >= 120 or sizes["BLOCK_N"] < 64:  # instructions that wait for their operands
+    if not has_copy_engine(capability) or sizes["BLOCK_N"] < 64:  # instructions that wait for their operands
         return _NOWHERE if sizes.get("DESCRIPTORS") else operands * max(1, stages - 1)
     barriers = 8 * stages if sizes.get("DESCRIPTORS") else 0
     if capability >= 100:
@@ -180,19 +181,14 @@ def _run(x_TC: Tensor, weight_DC: Tensor, bias_D: Tensor | None, y_TD: Tensor, c
     tiles_m, tiles_n = triton.cdiv(m, sizes["BLOCK_M"]), triton.cdiv(n, sizes["BLOCK_N"])
     even = k % sizes["BLOCK_K"] == 0
     if "DESCRIPTORS" in sizes:
-        if sizes["DESCRIPTORS"] and x_TC.device.type == "cuda":
-            triton.set_allocator(_scratch)
+        if sizes["DESCRIPTORS"]:
+            provide_scratch(x_TC.device)
         grid: tuple[int, ...] = (tiles_m * tiles_n, slices)
         launch(_many_tokens_kernel, grid, *args, options=config.options, GROUP=_GROUP, EVEN_K=even, **sizes)
     else:
         launch(_few_tokens_kernel, (tiles_n, slices, tiles_m), *args, options=config.options, EVEN_K=even, **sizes)
     if slices > 1:
         add_slices(out, bias_D, y_TD)
-
-
-def _scratch(size: int, alignment: int, stream: int | None) -> Tensor:
-    """Global memory for tensor descriptors, which the kernel writes for itself."""
-    return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 def _candidates(x_TC: Tensor, weight_DC: Tensor) -> Iterator[TileConfig]:
