@@ -17,7 +17,7 @@ DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm")
 PRODUCTS = frozenset(
     {
         *("attention_prefill", "attention_decode", "attention_latent_decode", "attention_latent_prefill"),
-        *("attention_softmax_decode", "attention_softmax_prefill", "grouped_experts", "linear"),
+        *("attention_softmax_decode", "attention_softmax_prefill", "grouped_experts", "linear", "scan_prefill"),
     }
 )
 # What a device lacks, and the words that say so.

@@ -58,6 +58,8 @@ class Kernels:
     attention_sparse_decode: Annotated[_Operator, _In("attention_sparse", _TORCH_ONLY)]
     attention_sparse_prefill: Annotated[_Operator, _In("attention_sparse", _TORCH_ONLY)]
     attention_standard: Annotated[_Operator, _In("attention_standard")]
+    causal_conv_decode: Annotated[_Operator, _In("causal_conv")]
+    causal_conv_prefill: Annotated[_Operator, _In("causal_conv")]
     greedy: Annotated[_Operator, _In("sampling")]
     grouped_biased_experts: Annotated[_Operator, _In("moe", _TORCH_ONLY)]
     grouped_experts: Annotated[_Operator, _In("moe")]
@@ -73,6 +75,8 @@ class Kernels:
     rope_kv_write: Annotated[_Operator, _In("rope_kv_write")]
     route: Annotated[_Operator, _In("moe")]
     sample_top_k_top_p: Annotated[_Operator, _In("sampling")]
+    scan_decode: Annotated[_Operator, _In("scan")]
+    scan_prefill: Annotated[_Operator, _In("scan")]
     verify_greedy: Annotated[_Operator, _In("rejection_sampling", _TORCH_ONLY)]
     verify_stochastic: Annotated[_Operator, _In("rejection_sampling", _TORCH_ONLY)]
 
