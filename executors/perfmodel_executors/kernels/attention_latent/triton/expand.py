@@ -7,9 +7,9 @@ zeros), whole tiles of tokens behind one another (zero behind the context), and 
 all heads. So the kernel that reads them needs neither block tables nor masks, and the copy engine can fetch its tiles.
 """
 
-__all__ = ["TOKENS", "ExpandedKV", "expand_latents"]
+__all__ = ["TOKENS", "Chunks", "ExpandedKV", "expand_latents"]
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import triton
 import triton.language as tl
@@ -21,6 +21,8 @@ from perfmodel_executors.kernels.kv_pages.triton import token_rows
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.row_tiles.triton import has_copy_engine
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, padded, pick, pipelined_bytes
+
+Chunks: TypeAlias = tuple[Tensor, Tensor, Tensor]  # block tables, first query rows, tokens computed before
 
 TOKENS = 128  # of a tile, and what contexts are rounded up to
 # Sums take 128 registers of each thread. With slices of 32 of the rank and more, fragments spill on Ampere.
@@ -86,37 +88,34 @@ def _expand_latents_kernel(
         tl.store(rotated_ptr + (chunk * length + position)[:, None] * ROTATED_PAD + r[None, :], rotated)
 
 
-def expand_latents(
-    pages: LatentPages, block_tables_GM: Tensor, query_starts_G: Tensor, num_computed_G: Tensor, heads: LatentHeads,
-    which: slice,
-) -> ExpandedKV:  # fmt: skip
+def expand_latents(pages: LatentPages, chunks: Chunks, heads: LatentHeads, which: slice) -> ExpandedKV:
     """Keys and values of the heads `which` for all tokens of all chunks; behind a chunk's context, anything."""
-    chunks, width = block_tables_GM.shape
+    tables_GM, (num_chunks, width) = chunks[0], chunks[0].shape
     num_heads, nope, rank = heads.keys_NPR[which].shape
     value, rotated = heads.values_NVR.shape[1], pages.latents_BSW.shape[2] - rank
     length = triton.cdiv(width * pages.block_size, TOKENS) * TOKENS
     wide = {"NOPE_PAD": padded(nope), "ROTATED_PAD": padded(rotated), "VALUE_PAD": padded(value)}
     latents = pages.latents_BSW
     expanded = ExpandedKV(
-        latents.new_empty(chunks, num_heads, length, wide["NOPE_PAD"]),
-        latents.new_empty(chunks, length, wide["ROTATED_PAD"]),
-        latents.new_empty(chunks, num_heads, length, wide["VALUE_PAD"]),
+        latents.new_empty(num_chunks, num_heads, length, wide["NOPE_PAD"]),
+        latents.new_empty(num_chunks, length, wide["ROTATED_PAD"]),
+        latents.new_empty(num_chunks, num_heads, length, wide["VALUE_PAD"]),
     )
     args = (
-        latents, block_tables_GM, query_starts_G, num_computed_G, heads.keys_NPR, heads.values_NVR, *expanded,
-        block_tables_GM.stride(0), length, which.start,
+        latents, *chunks, heads.keys_NPR, heads.values_NVR, *expanded, tables_GM.stride(0), length,
+        which.start,
     )  # fmt: skip
     sizes = {"RANK": rank, "NOPE": nope, "ROTATED": rotated, "VALUE": value, **wide, "PAGE": pages.block_size}
     operands = TOKENS + wide["NOPE_PAD"] + wide["VALUE_PAD"]
 
     def run(config: TileConfig) -> None:
-        grid = (num_heads, length // TOKENS, chunks)
+        grid = (num_heads, length // TOKENS, num_chunks)
         launch(_expand_latents_kernel, grid, *args, options=config.options, TOKENS=TOKENS, **sizes, **config.sizes)
 
     def needed(config: TileConfig, capability: int) -> int:
         return pipelined_bytes(operands * config.sizes["BLOCK_K"] * latents.element_size(), config, capability)
 
-    problem = (num_heads, chunks.bit_length(), length.bit_length(), *sizes.values(), latents.dtype)
+    problem = (num_heads, num_chunks.bit_length(), length.bit_length(), *sizes.values(), latents.dtype)
     copies = has_copy_engine(capability_of(latents.device) or 0)
     listed = _CANDIDATES if copies else _CANDIDATES[-1:]
     run(pick("expand_latents", problem, lambda: listed, needed, run, latents.device))

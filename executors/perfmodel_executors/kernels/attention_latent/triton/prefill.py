@@ -22,7 +22,7 @@ from torch import Tensor
 from perfmodel_executors.kernels.attention_latent.heads import LatentHeads
 from perfmodel_executors.kernels.attention_latent.pages import LatentPages
 from perfmodel_executors.kernels.attention_latent.triton.decode import attention_latent_decode
-from perfmodel_executors.kernels.attention_latent.triton.expand import ExpandedKV, expand_latents
+from perfmodel_executors.kernels.attention_latent.triton.expand import Chunks, ExpandedKV, expand_latents
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.row_tiles.triton import has_copy_engine, provide_scratch, row_tiles, tile_rows
 from perfmodel_executors.kernels.segments.triton import num_tiles, tile_of_segment
@@ -133,31 +133,26 @@ def attention_latent_prefill(
     """Prompt chunks, [T, N, V], whose latents are in their pages; the reference says what the arguments are."""
     num_tokens, num_heads, _ = q_TNH.shape
     num_chunks, width = block_tables_GM.shape
+    chunks = (block_tables_GM, query_starts_G, num_computed_G)
     if heads.absorbs(-(-num_tokens // num_chunks), width * pages.block_size):
-        return _as_decodes(q_TNH, pages, block_tables_GM, query_starts_G, num_computed_G, heads)
+        return _as_decodes(q_TNH, pages, chunks, heads)
     q_TNH = q_TNH.contiguous()
     out_TNV = q_TNH.new_empty(num_tokens, num_heads, heads.values_NVR.shape[1])
     at_once = _heads_at_once(num_chunks * width * pages.block_size, heads, q_TNH.element_size())
     for first in range(0, num_heads, at_once):
         which = slice(first, min(first + at_once, num_heads))
-        expanded = expand_latents(pages, block_tables_GM, query_starts_G, num_computed_G, heads, which)
+        expanded = expand_latents(pages, chunks, heads, which)
         _attend(q_TNH, expanded, query_starts_G, num_computed_G, heads, which, out_TNV, config)
     return out_TNV
 
 
-def _as_decodes(
-    q_TNH: Tensor,
-    pages: LatentPages,
-    block_tables_GM: Tensor,
-    query_starts_G: Tensor,
-    num_computed_G: Tensor,
-    heads: LatentHeads,
-) -> Tensor:
+def _as_decodes(q_TNH: Tensor, pages: LatentPages, chunks: Chunks, heads: LatentHeads) -> Tensor:
     """Each token as a sequence of its own, that ends with it."""
+    tables_GM, starts_G, computed_G = chunks
     token_T = torch.arange(len(q_TNH), device=q_TNH.device)
-    chunk_T = torch.searchsorted(query_starts_G, token_T, right=True) - 1
-    context_T = num_computed_G[chunk_T] + token_T - query_starts_G[chunk_T] + 1
-    return attention_latent_decode(q_TNH, pages, block_tables_GM[chunk_T], context_T, heads)
+    chunk_T = torch.searchsorted(starts_G, token_T, right=True) - 1
+    context_T = computed_G[chunk_T] + token_T - starts_G[chunk_T] + 1
+    return attention_latent_decode(q_TNH, pages, tables_GM[chunk_T], context_T, heads)
 
 
 def _heads_at_once(num_tokens: int, heads: LatentHeads, element_bytes: int) -> int:
