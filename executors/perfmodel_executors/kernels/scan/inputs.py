@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class ScanInputs(NamedTuple):
-    """Of T tokens and H heads, which share G groups of queries and keys:
+    """The inputs of T tokens and H heads, which share G groups of queries and keys:
 
         S_t = a_t S_{t-1} + k_t w_t^T,    o_t = S_t^T q_t + skip v_t
         w_t = b_t v_t  (Mamba-2),    w_t = b_t (v_t - a_t S_{t-1}^T k_t)  (the gated delta rule)
