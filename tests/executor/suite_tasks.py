@@ -4,6 +4,9 @@ import os
 import signal
 import time
 
+import torch
+
+from perfmodel_executors.gpu_suite import worker
 from perfmodel_executors.gpu_suite.task import Task
 
 
@@ -20,5 +23,34 @@ def deadly():
     ]
 
 
+def poisoning():
+    """The second one leaves the device unusable, as a device-side assert does; the third one runs out of memory."""
+    return [Task("kernels", key, run) for key, run in (("a", _pid), ("b", _poison), ("c", _full), ("d", _pid))]
+
+
+def unstartable():
+    """As on a machine whose driver is broken."""
+    raise RuntimeError("no CUDA-capable device is detected")
+
+
 def _fine():
     return {"seconds": 1.0}
+
+
+def _pid():
+    return {"pid": os.getpid()}
+
+
+def _poison():
+    def fails():
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    # What the process asks after a failure: every later call of the driver fails, too.
+    torch.cuda.is_available = torch.cuda.is_initialized = lambda: True
+    torch.cuda.synchronize = fails
+    assert worker.torch.cuda.synchronize is fails
+    fails()
+
+
+def _full():
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 96.00 GiB.")
