@@ -61,7 +61,7 @@ def test_every_candidate_is_listed():
     assert len({str(launch.constants) + str(launch.options) for launch in launches}) > 4
 
 
-@pytest.mark.parametrize("part", ["smoke", "kernels", "steps", "serving"])
+@pytest.mark.parametrize("part", ["smoke", "kernels", "steps", "serving", "pairs"])
 def test_all_parts_of_the_suite_are_recorded(part):
     """Each has hundreds; a part that cannot be recorded would be compiled while it is measured."""
     names = {job.kernel for job in jobs_of(launches_of(part, HARDWARE))}

@@ -17,7 +17,7 @@ from perfmodel_executors.gpu_suite.compiling.pool import CompilerPool  # noqa: E
 from perfmodel_executors.gpu_suite.readings import FIELDS, DeviceReader  # noqa: E402
 from perfmodel_executors.gpu_suite.results import Results  # noqa: E402
 from perfmodel_executors.gpu_suite.runner import FIRST, run_tasks  # noqa: E402
-from perfmodel_executors.gpu_suite.session import Request, measure  # noqa: E402
+from perfmodel_executors.gpu_suite.session import SuiteRequest, measure  # noqa: E402
 from perfmodel_executors.gpu_suite.task import Task  # noqa: E402
 from perfmodel_executors.gpu_suite.worker import BudgetSpentError, Worker  # noqa: E402
 
@@ -165,4 +165,4 @@ def test_a_machine_without_nvidia_smi_is_measured_without_readings(monkeypatch):
 def test_results_of_another_device_are_not_gone_on_with(tmp_path, field, value):
     Results(tmp_path).write("suite.json", {field: value})
     with pytest.raises(SpecError, match=f"{field} {value}, and this is"):
-        measure(Request(tmp_path, 10.0, time.monotonic(), device="cpu"))
+        measure(SuiteRequest(tmp_path, 10.0, time.monotonic(), device="cpu"))

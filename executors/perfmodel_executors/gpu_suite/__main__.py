@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from perfmodel.errors import PerfmodelError
 
 if TYPE_CHECKING:
-    from perfmodel_executors.gpu_suite.session import Request
+    from perfmodel_executors.gpu_suite.session import SuiteRequest
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,9 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(0 if is_right else 1)
 
 
-def _parsed(arguments: Sequence[str] | None, start: float) -> "Request":
+def _parsed(arguments: Sequence[str] | None, start: float) -> "SuiteRequest":
     from perfmodel_executors.gpu_suite.programme import Part
-    from perfmodel_executors.gpu_suite.session import Request
+    from perfmodel_executors.gpu_suite.session import SuiteRequest
 
     parser = argparse.ArgumentParser(
         prog="python -m perfmodel_executors.gpu_suite",
@@ -55,7 +55,7 @@ def _parsed(arguments: Sequence[str] | None, start: float) -> "Request":
     given = parser.parse_args(arguments)
     if not given.budget_s >= 1.0:
         parser.error(f"--budget-s {given.budget_s:g}: at least one second")
-    return Request(given.out, given.budget_s, start, list(map(Part, given.part)), given.device, given.kernels)
+    return SuiteRequest(given.out, given.budget_s, start, list(map(Part, given.part)), given.device, given.kernels)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import torch
 from perfmodel_executors.device import default_kernels, present_device
 from perfmodel_executors.gpu_suite.parts.ceilings import measure_device
 from perfmodel_executors.gpu_suite.parts.kernels import kernel_tasks
+from perfmodel_executors.gpu_suite.parts.pairs import pair_tasks
 from perfmodel_executors.gpu_suite.parts.serving import serving_tasks
 from perfmodel_executors.gpu_suite.parts.smoke import smoke_tasks
 from perfmodel_executors.gpu_suite.parts.steps import reference_meter, step_tasks
@@ -26,6 +27,7 @@ class Part(StrEnum):
     kernels = "kernels"
     steps = "steps"
     serving = "serving"
+    pairs = "pairs"
 
 
 CEILINGS = ("ceilings", "device")  # part and key
@@ -35,6 +37,7 @@ TASKS = {
     Part.kernels: kernel_tasks,
     Part.steps: step_tasks,
     Part.serving: serving_tasks,
+    Part.pairs: pair_tasks,
 }
 
 

@@ -15,7 +15,7 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 
 def versions(is_gpu: bool) -> dict[str, str]:
-    """Of what computes."""
+    """Versions of Python and torch; on a GPU of Triton, CUDA and the driver, too."""
     found = {"python": platform.python_version(), "torch": str(torch.__version__)}
     if is_gpu:
         import triton

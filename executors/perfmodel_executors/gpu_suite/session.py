@@ -1,6 +1,6 @@
 """One call of the measuring programme: its processes from beginning to end, and what `suite.json` says of it."""
 
-__all__ = ["Request", "measure"]
+__all__ = ["SuiteRequest", "measure"]
 
 import datetime
 import platform
@@ -29,7 +29,7 @@ _AHEAD_SHARE = 0.3  # of the budget, after which whole models run beside the com
 _WRITE_S = 5.0  # between two writings of suite.json
 
 
-class Request(NamedTuple):
+class SuiteRequest(NamedTuple):
     """What is to be measured.
 
     out:      folder of the results
@@ -45,7 +45,7 @@ class Request(NamedTuple):
     kernels: str = "auto"
 
 
-def measure(request: Request) -> TaskOutcome:
+def measure(request: SuiteRequest) -> TaskOutcome:
     """Measures the device; ends within the budget, and goes on with what an earlier call left.
 
     Raises SpecError for a folder with another device's results, PerfmodelError for a device that is not here.
@@ -75,7 +75,7 @@ def _check_same(results: Results, bench: Bench) -> None:
 class _Session:
     """The processes of a call, and what is known of it."""
 
-    def __init__(self, request: Request, bench: Bench, results: Results) -> None:
+    def __init__(self, request: SuiteRequest, bench: Bench, results: Results) -> None:
         self._request, self._bench, self._results, self._start = request, bench, results, request.start
         self._earlier = results.info()
         self._parts = list(request.parts) or list(Part)

@@ -6,12 +6,14 @@
     kernels.json   one record per operator and problem: time, baseline, largest difference to the reference
     steps.json     one record per model and shape of a whole step
     serving.json   one record per scenario: each request, and each step with its shape
+    pairs.json     the same of scenarios with a technique, and without: "<file> with", "<file> without"
 
 Every time is in seconds, of the device (a CPU: of the measuring thread).
 """
 
 __all__ = [
     "FILES",
+    "SIDES",
     "BaselineTime",
     "Ceilings",
     "DeviceReadings",
@@ -41,7 +43,9 @@ from perfmodel.files.bounded import read_json
 from perfmodel.files.units import PositiveFloat
 from perfmodel.ops.work import BatchShape
 
-FILES = ("suite.json", "smoke.json", "kernels.json", "steps.json", "serving.json")
+FILES = ("suite.json", "smoke.json", "kernels.json", "steps.json", "serving.json", "pairs.json")
+
+SIDES = ("with", "without")  # the technique
 
 Size = int | float | str
 
@@ -219,7 +223,8 @@ def shape_of(fields: Mapping[str, Any]) -> BatchShape:
     """A BatchShape from its JSON form."""
     values = dict(fields)
     values["prefills"] = tuple((int(new), int(done)) for new, done in values.get("prefills", ()))
-    values["decode_windowed"] = tuple(values.get("decode_windowed", ()))
+    for name in ("decode_windowed", "drafting"):
+        values[name] = tuple(values.get(name, ()))
     return BatchShape(**values)
 
 
@@ -233,6 +238,7 @@ class Measurements:
     steps: tuple[MeasuredStep, ...]
     serving: tuple[ServingRecord, ...]
     smoke: Mapping[str, SmokeCheck] = field(default_factory=dict)
+    pairs: Mapping[str, ServingRecord] = field(default_factory=dict)
 
 
 def read_measurements(folder: str | Path) -> Measurements:
@@ -251,6 +257,7 @@ def read_measurements(folder: str | Path) -> Measurements:
         _records(root / "steps.json", MeasuredStep),
         _records(root / "serving.json", ServingRecord),
         _by_key(root / "smoke.json", SmokeCheck),
+        _by_key(root / "pairs.json", ServingRecord),
     )
 
 

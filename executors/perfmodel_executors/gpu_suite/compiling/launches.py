@@ -16,6 +16,7 @@ from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_scenario
 from perfmodel_executors.compiled.build import device_limits
 from perfmodel_executors.compiled.step import META, record_step
+from perfmodel_executors.gpu_suite.parts.pairs import PAIRS, sides_of
 from perfmodel_executors.gpu_suite.parts.serving import SCENARIOS
 from perfmodel_executors.gpu_suite.parts.smoke import SERVED, dtypes_of, served_scenario
 from perfmodel_executors.gpu_suite.parts.steps import DECODES, MODELS, PROMPTS
@@ -78,6 +79,12 @@ def _servings(hardware: HardwareSpec) -> None:
         _served(load_scenario(f"executor/{name}", [f"hardware={hardware.name}"]))
 
 
+def _pairs(hardware: HardwareSpec) -> None:
+    for name in PAIRS:
+        for overrides in sides_of(f"executor/pairs/{name}"):
+            _served(load_scenario(f"executor/pairs/{name}", [f"hardware={hardware.name}", *overrides]))
+
+
 def _served(scenario: Scenario) -> None:
     engine = scenario.engine
     chunks = [(new, 0) for new in _CHUNKS if new <= engine.max_num_batched_tokens]
@@ -106,4 +113,4 @@ def _left_to_the_task() -> Iterator[None]:
         return
 
 
-_RECORDED = {"kernels": _kernels, "steps": _single_steps, "serving": _servings}
+_RECORDED = {"kernels": _kernels, "steps": _single_steps, "serving": _servings, "pairs": _pairs}
