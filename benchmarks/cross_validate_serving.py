@@ -6,9 +6,10 @@
 Each fold leaves out the runs of one model, of one device, or of one cell (a model under an engine's version on a device
 in a number format), fits the profile's parameters on the rest, and predicts what was left out. Derivatives are taken
 once for all folds (the means are all but linear in the parameters); what is left out is simulated with its fold's own
-profile, and its 80 % intervals come from what fits leave unexplained of the rest: of steady states, of each of its
-cells, left out in turn. Kernels' parameters are not refitted: they come from kernel tables; nor are those of all
-engines, of which there are four (routing.yaml, generation@*.yaml).
+profile. Its 80 % intervals come from what fits leave unexplained of the rest: of steady states, of each of its cells,
+left out in turn, and on a device that has no rows in the rest of each of its devices. Kernels' parameters are not
+refitted: they come from kernel tables; nor are those of all engines, of which there are four (routing.yaml,
+generation@*.yaml).
 """
 
 import argparse
@@ -135,20 +136,23 @@ def _steady_states(path: Path, engine: str, cut: str) -> Errors:
     for group in sorted(set(groups)):
         profile = _fitted(model, groups != group)
         rest = [row for row in fitted if name(row.scenario) != group]
-        profile = profile.model_copy(update=_steady_residuals(model, rest, groups != group))
+        profile = _with_residuals(profile, model, rest, groups != group)
         left_out = [row for row in clear if name(row.scenario) == group]
         for pair in simulate_steady_states(left_out, profile=profile, intervals=True):
             _add(found, pair, group)
     return found
 
 
-def _steady_residuals(model: LinearErrors, rest: Sequence[SteadyState], keep: np.ndarray) -> dict[str, Residuals]:
-    """What fits without each cell leave unexplained of it, of the rows that a fold was fitted to."""
+def _with_residuals(
+    profile: EngineProfile, model: LinearErrors, rest: Sequence[SteadyState], keep: np.ndarray
+) -> EngineProfile:
+    """What fits without each cell, or each device, leave unexplained of it, of the rows that a fold was fitted to."""
     if not rest:
-        return {"tpot_residuals": Residuals(), "ttft_residuals": Residuals()}
+        nothing = EngineProfile(engine=profile.engine)
+        names = ("devices", "tpot_residuals", "ttft_residuals", "tpot_residuals_elsewhere", "ttft_residuals_elsewhere")
+        return profile.model_copy(update={name: getattr(nothing, name) for name in names})
     part = replace(model, at_here=model.at_here[keep], slopes=model.slopes[keep])
-    cells = np.repeat([cell_of(row.scenario) for row in rest], 2)
-    return steady_profile.steady_residuals(rest, part.held_out(cells))
+    return steady_profile.with_steady_residuals(profile, rest, part)
 
 
 def _add(found: Errors, pair: SteadyStatePair, group: str) -> None:

@@ -1,17 +1,24 @@
 """`perfmodel calibrate --from`: recorded measurements of any kind, fitted and written where they are looked for."""
 
 __all__ = [
+    "QUICK_FITS",
+    "SLOW_FITS",
     "fit_recorded",
     "fit_recorded_exchanges",
     "fit_recorded_generation",
+    "fit_recorded_kernel_errors",
     "fit_recorded_overheads",
     "fit_recorded_routing",
+    "fit_recorded_softmax",
     "fit_recorded_whole_runs",
 ]
 
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 
+from perfmodel.calibrate.kernels.attention.mixed import fit_softmax, read_cards
+from perfmodel.calibrate.kernels.common_errors import fit_kernel_errors
 from perfmodel.calibrate.kernels.exchange import fit_exchanges, read_exchanges
 from perfmodel.calibrate.kernels.overheads import fit_overheads, read_overhead_rows
 from perfmodel.calibrate.kernels.systems import calibrate_folder
@@ -19,7 +26,14 @@ from perfmodel.calibrate.local.fit import fit_backends
 from perfmodel.calibrate.local.rows import read_local_rows
 from perfmodel.calibrate.measured import read_measurements
 from perfmodel.calibrate.measured.fit import ENGINE, fit_measured
-from perfmodel.calibrate.origins import PUBLISHED_RESULTS, SERVING_RUNS, STEADY_STATES, Origin
+from perfmodel.calibrate.origins import (
+    KERNEL_TABLES,
+    LAYER_PROFILE,
+    PUBLISHED_RESULTS,
+    SERVING_RUNS,
+    STEADY_STATES,
+    Origin,
+)
 from perfmodel.calibrate.profile_fit import with_facts
 from perfmodel.calibrate.served.mlperf import read_mlperf_rows
 from perfmodel.calibrate.served.setups import ServedRow
@@ -31,16 +45,17 @@ from perfmodel.calibrate.steady.generation import fit_generation, fit_popularity
 from perfmodel.calibrate.steady.profile import fit_steady_profile, fitting_rows
 from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost import Calibration, EngineProfile, load_engine_profile, save_calibration, save_engine_profile
-from perfmodel.cost.calibrations.backends import BackendFits, save_backends
-from perfmodel.cost.calibrations.exchanges import ExchangeFits, load_exchange_fits, save_exchange_fits
-from perfmodel.cost.calibrations.files import HEADER
-from perfmodel.cost.calibrations.routing import RoutingFit, save_routing_fit
-from perfmodel.cost.calibrations.unmeasured import GenerationFit, save_generation
-from perfmodel.cost.calibrations.whole_runs import OTHERS, WholeRunFits, save_whole_runs
-from perfmodel.cost.forms.overheads import OverheadFits, save_overheads
+from perfmodel.cost.calibrations.backends import BackendFits
+from perfmodel.cost.calibrations.exchanges import ExchangeFits, load_exchange_fits
+from perfmodel.cost.calibrations.kernel_errors import KernelErrors
+from perfmodel.cost.calibrations.routing import RoutingFit
+from perfmodel.cost.calibrations.unmeasured import GenerationFit
+from perfmodel.cost.calibrations.whole_runs import OTHERS, WholeRunFits
+from perfmodel.cost.forms.overheads import OverheadFits, load_overheads
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
+from perfmodel.files.fitted import save_fitted
 from perfmodel.specs.engine.description import describe_engine
 
 Progress = Callable[[int, int | None], None]
@@ -59,7 +74,7 @@ def fit_recorded(
     folder = out or data_dir("calibrations")
     if describe_engine(engine).facts.backends:
         backends = _backends(path, engine)
-        return [(backends, save_backends(backends, folder / f"backend@{backends.engine}.yaml", HEADER))]
+        return [(backends, save_fitted(backends, folder / f"backend@{backends.engine}.yaml"))]
     if path.is_dir():
         is_ours = (path / "suite.json").is_file()
         calibrations = [_executor(path, engine)] if is_ours else calibrate_folder(path, engine, progress)
@@ -81,7 +96,7 @@ def fit_recorded_generation(
             "command": f"{STEADY_STATES.command('any')} --generation {architecture}",
         }
     )
-    return fit, save_generation(fit, (out or data_dir("calibrations")) / f"generation@{architecture}.yaml", HEADER)
+    return fit, save_fitted(fit, (out or data_dir("calibrations")) / f"generation@{architecture}.yaml")
 
 
 def fit_recorded_routing(
@@ -96,7 +111,7 @@ def fit_recorded_routing(
             "command": f"{STEADY_STATES.command('any')} --routing",
         }
     )
-    return fit, save_routing_fit(fit, (out or data_dir("calibrations")) / "routing.yaml")
+    return fit, save_fitted(fit, (out or data_dir("calibrations")) / "routing.yaml")
 
 
 def fit_recorded_whole_runs(
@@ -124,26 +139,50 @@ def fit_recorded_whole_runs(
             "command": f"{PUBLISHED_RESULTS.command('any')} --whole-runs",
         }
     )
-    return fits, save_whole_runs(fits, (out or data_dir("calibrations")) / "whole_runs.yaml", HEADER)
+    return fits, save_fitted(fits, (out or data_dir("calibrations")) / "whole_runs.yaml")
 
 
 def fit_recorded_exchanges(path: Path, out: Path | None = None) -> tuple[ExchangeFits, Path]:
     """Fit the exchanges of expert parallelism in `path`, and write them likewise. What they came from stays said."""
     fits = fit_exchanges(read_exchanges(path), load_exchange_fits()).model_copy(update={"date": today()})
-    return fits, save_exchange_fits(fits, (out or data_dir("calibrations")) / "exchange.yaml", HEADER)
+    return fits, save_fitted(fits, (out or data_dir("calibrations")) / "exchange.yaml")
 
 
 def fit_recorded_overheads(path: Path, out: Path | None = None) -> tuple[OverheadFits, Path]:
     """Fit what the single figures in `path` say, and write it likewise, with where each was published."""
-    rows = read_overhead_rows(path)
-    fits = fit_overheads(rows).model_copy(
+    rows, before = read_overhead_rows(path), load_overheads()
+    ours = [part for part in before.source.split("; ") if LAYER_PROFILE.publisher in part]
+    fits = fit_overheads(rows, before.softmax_ops).model_copy(
         update={
-            "source": "; ".join(dict.fromkeys(row.source for row in rows)),
+            "source": "; ".join([*dict.fromkeys(row.source for row in rows), *ours]),
             "date": today(),
             "command": "perfmodel calibrate --from <single figures> --overheads",
         }
     )
-    return fits, save_overheads(fits, (out or data_dir("calibrations")) / "overheads.yaml", HEADER)
+    return fits, save_fitted(fits, (out or data_dir("calibrations")) / "overheads.yaml")
+
+
+def fit_recorded_softmax(path: Path, out: Path | None = None) -> tuple[OverheadFits, Path]:
+    """Fit what a softmax takes beside its products to the layer profiles in the folder `path`; other overheads stay."""
+    before = load_overheads()
+    others = [part for part in before.source.split("; ") if LAYER_PROFILE.publisher not in part]
+    cards = read_cards(path)
+    source = LAYER_PROFILE.source(f"layer profiles of {len(cards)} cards")
+    update = {"softmax_ops": fit_softmax(cards), "source": "; ".join([*others, source]), "date": today()}
+    fits = before.model_copy(update=update)
+    return fits, save_fitted(fits, (out or data_dir("calibrations")) / "overheads.yaml")
+
+
+def fit_recorded_kernel_errors(path: Path, out: Path | None = None) -> tuple[KernelErrors, Path]:
+    """Fit what calls of a kernel err alike by to the kernel tables in the folder `path`, and write it likewise."""
+    fits = fit_kernel_errors(path).model_copy(
+        update={
+            "source": KERNEL_TABLES.source("residuals of kernel tables"),
+            "date": today(),
+            "command": "perfmodel calibrate --from <kernel tables> --kernel-errors",
+        }
+    )
+    return fits, save_fitted(fits, (out or data_dir("calibrations")) / "kernel_errors.yaml")
 
 
 def _backends(path: Path, engine: str) -> BackendFits:
@@ -179,3 +218,15 @@ def _joined(begin: EngineProfile, measured: Origin, what: str) -> str:
     """The sources of a profile. What it had from others stays in it: each fits a part of its parameters."""
     kept = [part for part in begin.source.split("; ") if part and measured.publisher not in part]
     return "; ".join([*kept, measured.source(what)])
+
+
+# What is fitted for all engines and devices alike, by name: with a bar, and at once.
+SLOW_FITS = MappingProxyType({"routing": fit_recorded_routing, "whole_runs": fit_recorded_whole_runs})
+QUICK_FITS = MappingProxyType(
+    {
+        "exchange": fit_recorded_exchanges,
+        "kernel_errors": fit_recorded_kernel_errors,
+        "overheads": fit_recorded_overheads,
+        "softmax": fit_recorded_softmax,
+    }
+)

@@ -85,6 +85,21 @@ def residuals_of(predicted: Floats, seconds: Floats, spread: Floats | float = 1.
     return Residuals(num_rows=len(logs), p10=round(p10, 5), p50=round(p50, 5), p90=round(p90, 5))
 
 
+def of_one_more(residuals: Residuals, num_groups: int) -> Residuals:
+    """`residuals` as they are to be expected of one more group than the `num_groups` that they are of.
+
+    Rows of a group err alike, so few groups say little however many rows they have: a deviation from the middle is
+    widened as that of one more draw from a normal distribution of unknown variance (Student's t; Hahn and Meeker,
+    Statistical Intervals, 1991, section 4.7).
+    """
+    from scipy.stats import norm, t
+
+    degrees = max(1, num_groups - 1)
+    factor = float(t.ppf(0.9, degrees) / norm.ppf(0.9)) * (1 + 1 / num_groups) ** 0.5
+    wide = residuals.widened(factor)
+    return wide.model_copy(update={"p10": round(wide.p10, 5), "p90": round(wide.p90, 5)})
+
+
 def _sample(count: int, most: int, seed: int) -> NDArray[np.int64]:
     if count <= most:
         return np.arange(count)

@@ -71,6 +71,14 @@ Overheads = Annotated[
         "--overheads", help="With --from: fit single figures of PCIe, launches without graphs and sampling (.csv)."
     ),
 ]
+KernelErrorsFlag = Annotated[
+    bool,
+    typer.Option("--kernel-errors", help="With --from: fit what calls of a kernel in one run err alike by (tables)."),
+]
+Softmax = Annotated[
+    bool,
+    typer.Option("--softmax", help="With --from: fit what a softmax takes beside its products (two layer profiles)."),
+]
 CalibrationPath = Annotated[
     Path | None, typer.Option("--out", metavar="PATH", help="File to write the calibration to.", show_default=False)
 ]
@@ -86,6 +94,8 @@ def calibrate(
     whole_runs: WholeRuns = False,
     exchange: Exchanges = False,
     overheads: Overheads = False,
+    kernel_errors: KernelErrorsFlag = False,
+    softmax: Softmax = False,
     out: CalibrationPath = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -97,7 +107,15 @@ def calibrate(
     """
     if measurements is not None:
         named = engine or ("perfmodel" if (measurements / "suite.json").is_file() else "vllm")
-        kind = next((name for name, is_asked in _kinds(routing, whole_runs, exchange, overheads) if is_asked), "")
+        asked = {
+            "routing": routing,
+            "whole_runs": whole_runs,
+            "exchange": exchange,
+            "overheads": overheads,
+            "kernel_errors": kernel_errors,
+            "softmax": softmax,
+        }
+        kind = next((name for name, is_asked in asked.items() if is_asked), "")
         written = _fit_recorded(measurements, named, generation, kind, out)
         _say_written(written, as_json)
         return
@@ -109,14 +127,6 @@ def calibrate(
 
     answer(calibration_view(calibration), {**calibration.model_dump(mode="json"), "path": str(path)}, as_json)
     say(f"Written to {path}")
-
-
-def _kinds(routing: bool, whole_runs: bool, exchange: bool, overheads: bool) -> tuple[tuple[str, bool], ...]:
-    """What is fitted for all engines and devices alike, by name, and whether it was asked for.
-
-    routing, whole_runs, exchange, overheads: the flags
-    """
-    return (("routing", routing), ("whole_runs", whole_runs), ("exchange", exchange), ("overheads", overheads))
 
 
 def _fit_recorded(
@@ -131,14 +141,10 @@ def _fit_recorded(
     with progress_bar("fitting") as progress:
         if generation is not None:
             return [recorded.fit_recorded_generation(path, generation, out, progress)]
-        if kind == "routing":
-            return [recorded.fit_recorded_routing(path, out, progress)]
-        if kind == "whole_runs":
-            return [recorded.fit_recorded_whole_runs(path, out, progress)]
-        if kind == "exchange":
-            return [recorded.fit_recorded_exchanges(path, out)]
-        if kind == "overheads":
-            return [recorded.fit_recorded_overheads(path, out)]
+        if kind in recorded.SLOW_FITS:
+            return [recorded.SLOW_FITS[kind](path, out, progress)]
+        if kind in recorded.QUICK_FITS:
+            return [recorded.QUICK_FITS[kind](path, out)]
         return [*recorded.fit_recorded(path, engine, out, progress)]
 
 

@@ -15,13 +15,14 @@ from pydantic import TypeAdapter
 from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.calibrations.backends import BackendFits
 from perfmodel.cost.calibrations.exchanges import ExchangeFits
-from perfmodel.cost.calibrations.files import HEADER
+from perfmodel.cost.calibrations.kernel_errors import KernelErrors
 from perfmodel.cost.calibrations.routing import RoutingFit
 from perfmodel.cost.calibrations.unmeasured import GenerationFit
 from perfmodel.cost.calibrations.whole_runs import WholeRunFits
 from perfmodel.cost.forms.overheads import OverheadFits
 from perfmodel.cost.forms.registry import FormFit
 from perfmodel.files.catalog import data_dir, find_file
+from perfmodel.files.fitted import HEADER
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.cards import load_card
 from perfmodel.specs import list_models
@@ -32,6 +33,7 @@ KINDS = {
     "generation": GenerationFit,
     "backend": BackendFits,
     "exchange": ExchangeFits,
+    "kernel_errors": KernelErrors,
     "overheads": OverheadFits,
     "routing": RoutingFit,
     "whole_runs": WholeRunFits,

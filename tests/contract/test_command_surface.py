@@ -17,6 +17,8 @@ FROZEN = {
         "--whole-runs",
         "--exchange",
         "--overheads",
+        "--kernel-errors",
+        "--softmax",
         "--out",
         "--json",
     ],

@@ -1,6 +1,6 @@
-"""Single published figures of messages over PCIe, of steps without CUDA graphs and of sampling, from a CSV.
+"""Single published figures of messages over PCIe, steps without CUDA graphs, sampling and memory, from a CSV.
 
-Columns: figure, device, model, ranks, bytes (that a rank sends), value (SI units), source. By figure:
+Columns: figure, device, model, ranks, amount (bytes that a rank sends; graphs), value (SI units), source. By figure:
 
     all_gather_s               NCCL between devices that see each other's memory
     all_to_all_through_host_s  the smallest between two that do not
@@ -8,6 +8,8 @@ Columns: figure, device, model, ranks, bytes (that a rank sends), value (SI unit
     peer_read_rate             of kernels that read their peer's memory
     eager_step_s               a decode step of one sequence, launched operator by operator
     sampled_sequence_s         what a sequence more adds to a step where the model asks for top-p
+    graphs_bytes               what vLLM estimates that so many CUDA graphs take
+    communicator_bytes         what several devices take of each beside tensors
 """
 
 __all__ = ["OverheadRow", "fit_overheads", "read_overhead_rows"]
@@ -47,7 +49,7 @@ class OverheadRow(NamedTuple):
     device: str
     model: str
     ranks: int
-    num_bytes: float
+    amount: float
     value: float
     source: str
 
@@ -62,16 +64,28 @@ def read_overhead_rows(path: str | Path) -> list[OverheadRow]:
 
 def _row(cells: dict[str, str]) -> OverheadRow:
     figure, device, model, source = (cells[name] for name in ("figure", "device", "model", "source"))
-    num_bytes, value = float(cells["bytes"] or 0.0), float(cells["value"])
-    return OverheadRow(figure, device, model, int(cells["ranks"]), num_bytes, value, source)
+    amount, value = float(cells["amount"] or 0.0), float(cells["value"])
+    return OverheadRow(figure, device, model, int(cells["ranks"]), amount, value, source)
 
 
-def fit_overheads(rows: Sequence[OverheadRow]) -> OverheadFits:
-    """What the figures say, in two digits: they have no more. Raises SpecError for a kind of which there are none."""
+def fit_overheads(rows: Sequence[OverheadRow], softmax_ops: float) -> OverheadFits:
+    """What the figures say, in two digits: they have no more; `softmax_ops` is from elsewhere (`fit_softmax`).
+
+    Raises SpecError for a kind of which there are none.
+    """
     steps = [_launch_s(row) for row in _of("eager_step_s", rows)]
     sampled = [_bytes_per_logit(row) for row in _of("sampled_sequence_s", rows)]
     traffic = _rounded(float(np.median(sampled)))
-    return OverheadFits(over_pcie=_over_pcie(rows), engine_launch_s=_mean(steps), sampling_bytes_per_logit=traffic)
+    pool, each = _graph_memory(_of("graphs_bytes", rows, fewest=3))
+    return OverheadFits(
+        over_pcie=_over_pcie(rows),
+        engine_launch_s=_mean(steps),
+        sampling_bytes_per_logit=traffic,
+        graph_pool_bytes=_rounded(pool),
+        graph_bytes=_rounded(each),
+        communicator_bytes=_mean([row.value for row in _of("communicator_bytes", rows)]),
+        softmax_ops=softmax_ops,
+    )
 
 
 def _of(figure: str, rows: Sequence[OverheadRow], fewest: int = 1) -> list[OverheadRow]:
@@ -85,7 +99,7 @@ def _over_pcie(rows: Sequence[OverheadRow]) -> OverPcieFit:
     gathers = _of("all_gather_s", rows)
     pairs, others = ([row for row in gathers if (row.ranks == 2) == is_pair] for is_pair in (True, False))
     pairs = _of("all_gather_s", pairs, _FEWEST_SIZES)
-    (more, *_), least = _of("all_gather_s", others), min(pairs, key=lambda row: row.num_bytes)
+    (more, *_), least = _of("all_gather_s", others), min(pairs, key=lambda row: row.amount)
     hop_s = (more.value - least.value) / (more.ranks - least.ranks)  # k - 1 steps between k ranks
     direct = _nccl(pairs, hop_s, least.value - hop_s)
     through = _of("bus_rate_through_host", rows)
@@ -103,7 +117,7 @@ def _over_pcie(rows: Sequence[OverheadRow]) -> OverPcieFit:
 def _nccl(pairs: Sequence[OverheadRow], hop_s: float, launch_s: float) -> CollectiveFit:
     """NCCL's all-gather between two devices, each byte touched once; the smallest is a launch and a hop."""
     link, device = _link(pairs[0]), DeviceFacts.of(_hardware(pairs[0]))
-    payload = np.array([row.ranks * row.num_bytes for row in pairs])
+    payload = np.array([row.ranks * row.amount for row in pairs])
     sizes = CollectiveSizes.of("all_gather", payload, np.full(len(pairs), 2.0))
 
     def seconds(fit: CollectiveFit, chosen: NDArray[np.int64]) -> Floats:
@@ -112,6 +126,13 @@ def _nccl(pairs: Sequence[OverheadRow], hop_s: float, launch_s: float) -> Collec
 
     begin = CollectiveFit(launch_s=launch_s, hop_s=hop_s, memory_touches=1.0, simple_fraction=0.6, ramp_s=1e-8)
     return fit_form(seconds, begin, np.array([row.value for row in pairs]), free=_FREE)
+
+
+def _graph_memory(rows: Sequence[OverheadRow]) -> tuple[float, float]:
+    """(bytes of all graphs together, of each): the line that is off by the least share of the estimates."""
+    counts, values = np.array([row.amount for row in rows]), np.array([row.value for row in rows])
+    (pool, each), *_ = np.linalg.lstsq(np.stack([1 / values, counts / values], axis=1), np.ones(len(rows)))
+    return float(pool), float(each)
 
 
 def _launch_s(row: OverheadRow) -> float:

@@ -4,10 +4,11 @@ Time to first token at low concurrency is the front end and one step with a prom
 concurrency is a step's fixed costs, which the kernels' tables have too high where they were timed launch by launch.
 
 What a profile leaves unexplained is what it does where it has not been: its residuals are those of whole cells (a model
-under an engine's version on a device in a number format) that each fit leaves out.
+under an engine's version on a device in a number format) that each fit leaves out, and for devices that no row is of
+those of whole devices.
 """
 
-__all__ = ["cell_of", "fit_steady_profile", "fitting_rows", "log_errors", "parameters_of", "steady_residuals"]
+__all__ = ["cell_of", "fit_steady_profile", "fitting_rows", "log_errors", "parameters_of", "with_steady_residuals"]
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.calibrate.profile_fit import STEP_PARAMETERS, LinearErrors, Parameter, fit_parameters, values_of
-from perfmodel.calibrate.robust import residuals_of
+from perfmodel.calibrate.robust import of_one_more, residuals_of
 from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
 from perfmodel.calibrate.steady.states import SteadyState
 from perfmodel.cost import EngineProfile, Residuals, load_calibration
@@ -72,9 +73,32 @@ def fit_steady_profile(
     best = fit_parameters(begin, parameters, errors, progress=progress)
     best = _with_the_undetermined(best, parameters, rows, most_rows)
     model = LinearErrors.around(begin, parameters, errors, np.log(values_of(best, parameters)))
-    return best.model_copy(
-        update=steady_residuals(mine, model.held_out(np.repeat([cell_of(row.scenario) for row in mine], 2)))
-    )
+    return with_steady_residuals(best, mine, model)
+
+
+def with_steady_residuals(
+    profile: EngineProfile, rows: Sequence[SteadyState], model: LinearErrors[EngineProfile]
+) -> EngineProfile:
+    """`profile` with what fits leave unexplained of cells and of devices that they were not fitted to.
+
+    rows, model: what the profile was fitted to, and the model of its errors
+    """
+    devices = sorted({row.scenario.hardware.name for row in rows})
+    update = {"devices": tuple(devices)} | _residuals(rows, model, cell_of)
+    if len(devices) > 1:
+        elsewhere = _residuals(rows, model, lambda scenario: scenario.hardware.name)
+        update |= {f"{name}_elsewhere": residuals for name, residuals in elsewhere.items()}
+    return profile.model_copy(update=update)
+
+
+def _residuals(
+    rows: Sequence[SteadyState], model: LinearErrors[EngineProfile], group_of: Callable[[Scenario], str]
+) -> dict[str, Residuals]:
+    """What fits leave of the groups that each leaves out, as it is to be expected of one more cell."""
+    groups = np.repeat([group_of(row.scenario) for row in rows], len(_WEIGHTS))
+    num_cells = len({cell_of(row.scenario) for row in rows})
+    found = _steady_residuals(rows, model.held_out(groups))
+    return {name: of_one_more(residuals, num_cells) for name, residuals in found.items()}
 
 
 def _with_the_undetermined(
@@ -96,7 +120,7 @@ def cell_of(scenario: Scenario) -> str:
     return " ".join((scenario.model.name, engine.described.label, scenario.hardware.name, str(quantization.weights)))
 
 
-def steady_residuals(rows: Sequence[SteadyState], errors: Floats) -> dict[str, Residuals]:
+def _steady_residuals(rows: Sequence[SteadyState], errors: Floats) -> dict[str, Residuals]:
     """What a profile leaves unexplained of `rows`; of steps, which are kernels mostly, in units of how far fits come.
 
     errors: as of `log_errors`, of a profile that was not fitted to the row's cell

@@ -25,16 +25,12 @@ __all__ = [
     "load_backends",
     "power_factor",
     "product_rates",
-    "save_backends",
 ]
 
 import datetime
 from collections.abc import Mapping
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field
 
 from perfmodel.cost.calibrations.calibration import Calibration, datasheet
@@ -47,9 +43,8 @@ from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.roofline import FamilyFit
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
+from perfmodel.files.fitted import load_fitted
 from perfmodel.files.units import FittedSeconds, NonNegativeFloat, PositiveFloat
-from perfmodel.files.validation import parse
-from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.number_formats import GROUPED_FORMATS
 from perfmodel.models.weights.gguf import GGML_BLOCKS
 from perfmodel.ops.graphs.host_layers import host_family
@@ -133,21 +128,7 @@ class BackendFits(Spec):
 def load_backends(engine: str) -> BackendFits | None:
     """What was fitted to an engine's backends; None where nothing was. Raises SpecError for a malformed file."""
     file = data_dir("calibrations") / f"backend@{engine}.yaml"
-    return _read(file, file.stat().st_mtime_ns) if file.is_file() else None
-
-
-@lru_cache(maxsize=16)
-def _read(file: Path, _written_at: int) -> BackendFits:
-    loaded = load_yaml(file)
-    return parse(BackendFits, loaded.data, loaded.positions)
-
-
-def save_backends(fits: BackendFits, path: Path, header: str) -> Path:
-    """Write fits as YAML; reading it back gives equal ones."""
-    data = fits.model_dump(mode="json", exclude_defaults=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(header + yaml.safe_dump(data, sort_keys=False, width=100), encoding="utf-8")
-    return path
+    return load_fitted(BackendFits, file) if file.is_file() else None
 
 
 def generation_of(hardware: HardwareSpec) -> str:

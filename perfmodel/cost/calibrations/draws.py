@@ -3,8 +3,8 @@
 What a calibration leaves unexplained is not noise that averages out over a run: kernels of one shape err alike in
 every step. A draw is such a state of affairs, as factors (log-normal, by scores in standard deviations):
 
-    kernels   a factor per operator family, sigma = COMMON * spread * (p90 - p50) / 1.2816 of its fit's residuals up,
-              (p50 - p10) down
+    kernels   a factor per operator family, sigma = common * spread * (p90 - p50) / 1.2816 of its fit's residuals up,
+              (p50 - p10) down; `common` is the part that all calls of a run share (`KernelErrors`)
     step      every step, device and host: spread times what whole runs under the engine left unexplained
     prompt    what prompts add to a step, device and host: what is left of the residuals of TTFT beyond those of steps
     server    the front end's times
@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.engine_profile import EngineProfile, ServerFit
+from perfmodel.cost.calibrations.kernel_errors import load_kernel_errors
 from perfmodel.cost.forms.fits import Residuals
 
 # Standard deviations, each of two factors: fewer scores take fewer draws, and two that share one count as going wrong
@@ -37,10 +38,6 @@ _FAMILIES = {
 }
 NUM_SCORES = 4
 
-# The part of a kernel's residual that all its calls in a run have in common. Residuals are over all shapes of a table;
-# a run has few, some too fast and some too slow, and residuals of whole runs have their part of it already: with half
-# of each, 95 % of the recorded vLLM stages lay within their 80 % intervals, with a fifth 88 %.
-COMMON = 0.2
 _P90 = 1.2816  # of a standard normal
 
 
@@ -107,7 +104,7 @@ class Draw(NamedTuple):
             return _DATASHEET_KERNELS.at(score)
         if not residuals.num_rows:
             return _UNTIMED.at(score)
-        return LogNormal.of(residuals, COMMON * self.spread).at(score) / exp(residuals.p50)
+        return LogNormal.of(residuals, load_kernel_errors().of(family) * self.spread).at(score) / exp(residuals.p50)
 
     def of_server(self, server: ServerFit) -> ServerFit:
         """The front end's times under this draw."""
@@ -139,6 +136,7 @@ class Uncertainty(NamedTuple):
         spread = calibration.spread
         if calibration.origin == "datasheet":
             return cls(_DATASHEET_STEPS, _DATASHEET_PROMPTS, _SERVER_TIMES, spread, True)
+        profile = profile.on(calibration.device)
         whole_runs = (profile.latency_residuals, profile.tpot_residuals)
         candidates = (*(reversed(whole_runs) if is_closed_loop else whole_runs), calibration.step_residuals)
         known = next((residuals for residuals in candidates if residuals.num_rows), None)

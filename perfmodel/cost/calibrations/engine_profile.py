@@ -10,18 +10,15 @@ import datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field
 
 from perfmodel.cost.calibrations.calibration import Calibration, HostFit
-from perfmodel.cost.calibrations.files import HEADER
 from perfmodel.cost.forms.experts import GroupedExpertsFit
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
-from perfmodel.files.validation import parse
-from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.files.fitted import load_fitted, save_fitted
 from perfmodel.models.spec import ModelSpec
 
 # Tables of experts whose kernels Python launched one by one while they were timed: OpenAI's Triton kernels, which have
@@ -59,6 +56,8 @@ class EngineProfile(Spec):
                               them (under open-loop load by more than the steps)
     tpot_residuals, ttft_residuals: the same of means at fixed concurrencies, where steps lengthen them as they are;
                               those of TTFT without any units
+    tpot_residuals_elsewhere, ttft_residuals_elsewhere: the same on devices that are none of `devices`
+    devices:                  those of the runs at fixed concurrencies
     """
 
     engine: str
@@ -72,6 +71,22 @@ class EngineProfile(Spec):
     latency_residuals: Residuals = Residuals()
     tpot_residuals: Residuals = Residuals()
     ttft_residuals: Residuals = Residuals()
+    tpot_residuals_elsewhere: Residuals = Residuals()
+    ttft_residuals_elsewhere: Residuals = Residuals()
+    devices: tuple[str, ...] = ()
+
+    def on(self, device: str) -> "EngineProfile":
+        """The profile with what it leaves unexplained of runs at a fixed concurrency on a device by that name.
+
+        Where all runs were on one other device, how far devices differ is not known: twice as much [assumed].
+        """
+        if device in self.devices or not self.devices:
+            return self
+        pairs = (("tpot_residuals", self.tpot_residuals_elsewhere), ("ttft_residuals", self.ttft_residuals_elsewhere))
+        update = {
+            name: elsewhere if elsewhere.num_rows else getattr(self, name).widened(2.0) for name, elsewhere in pairs
+        }
+        return self.model_copy(update=update)
 
     def applied_to(self, calibration: Calibration, *, is_eager: bool = False) -> Calibration:
         """The device's kernels as this engine runs them: its host time, its launches (`is_eager`: one by one)."""
@@ -96,16 +111,10 @@ class EngineProfile(Spec):
 
 def save_engine_profile(profile: EngineProfile, path: Path) -> Path:
     """Write a profile as YAML; reading it back gives an equal one."""
-    data = {"engine": profile.engine} | profile.model_dump(mode="json", exclude_defaults=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(HEADER + yaml.safe_dump(data, sort_keys=False, width=100), encoding="utf-8")
-    return path
+    return save_fitted(profile, path)
 
 
 def load_engine_profile(engine: str) -> EngineProfile:
     """The fitted profile of `engine`, or one that adds nothing."""
     file = data_dir("calibrations") / f"engine@{engine}.yaml"
-    if not file.is_file():
-        return EngineProfile(engine=engine)
-    loaded = load_yaml(file)
-    return parse(EngineProfile, loaded.data, loaded.positions)
+    return load_fitted(EngineProfile, file) if file.is_file() else EngineProfile(engine=engine)

@@ -6,13 +6,11 @@ and times per kernel, so what differs in the datasheets moves the prediction by 
 fits have come. With no relation measured, what whole runs say of its architecture (`whole_runs`), else the datasheet.
 """
 
-__all__ = ["HEADER", "PASSED_ON", "SPREAD_SIBLING", "load_calibration", "save_calibration"]
+__all__ = ["PASSED_ON", "SPREAD_SIBLING", "load_calibration", "save_calibration"]
 
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-
-import yaml
 
 from perfmodel.cost.calibrations.calibration import Calibration, datasheet
 from perfmodel.cost.calibrations.unmeasured import GenerationFit, load_generation, with_unmeasured
@@ -22,15 +20,12 @@ from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.messages.collective import over_link
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
-from perfmodel.files.validation import parse
-from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.files.fitted import load_fitted, write_fitted
 from perfmodel.specs.devices.files import DeviceSource, find_device
 from perfmodel.specs.engine.description import ExpertsRow, describe_engine
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario_file import load_hardware
-
-HEADER = "# Written by `perfmodel calibrate`, not by hand: measured or fitted factors, never declared facts.\n"
 
 # Lines of architectures: kernels of one are ported to the next, and reach about the same fractions of its peaks.
 _LINES = (
@@ -67,7 +62,7 @@ def load_calibration(
     Raises SpecError for a file that is missing (only when `path` is given) or malformed.
     """
     if path is not None:
-        return _read(Path(path))
+        return load_fitted(Calibration, Path(path))
     if engine_profile == "datasheet":
         return datasheet(hardware)
     own = data_dir("calibrations") / f"{hardware.name}@{engine_profile}.yaml"
@@ -79,7 +74,9 @@ def load_calibration(
     if row is not None and row.stand_in is not None:
         library = _inherited(hardware, row.stand_in.engine, generation)
     if own.is_file():
-        return with_unmeasured(_as_declared(_completed(_read(own), inherited), hardware), generation, row, library)
+        return with_unmeasured(
+            _as_declared(_completed(load_fitted(Calibration, own), inherited), hardware), generation, row, library
+        )
     if inherited is None:
         return whole_run_calibration(hardware, engine_profile) or datasheet(hardware)
     return with_unmeasured(inherited, generation, row, library)
@@ -94,28 +91,11 @@ def _stood_in_for(engine_profile: str, hardware: HardwareSpec) -> ExpertsRow | N
 
 def save_calibration(calibration: Calibration, path: str | Path) -> Path:
     """Write a calibration as YAML; parents are made. Reading it back gives an equal calibration."""
-    file = Path(path)
-    file.parent.mkdir(parents=True, exist_ok=True)
     data = calibration.model_dump(mode="json", exclude_defaults=True)
     for key, fit in calibration.families.items():
         data["families"][key] = {"form": fit.form} | data["families"][key]  # a default, but the reader goes by it
     data = {"device": calibration.device, "engine": calibration.engine, "origin": calibration.origin} | data
-    text = HEADER + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
-    file.write_text(text, encoding="utf-8")
-    return file
-
-
-def _read(file: Path) -> Calibration:
-    if not file.is_file():
-        return _parsed(file, 0)  # which says so
-    return _parsed(file, file.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=64)
-def _parsed(file: Path, _written_at: int) -> Calibration:
-    """Reading a calibration takes longer than many a simulation that uses it."""
-    loaded = load_yaml(file)
-    return parse(Calibration, loaded.data, loaded.positions)
+    return write_fitted(data, Path(path))
 
 
 def _architecture(device: str) -> str | None:
@@ -182,7 +162,7 @@ def _nearness(relation: tuple[float, Path]) -> tuple[float, bool, str]:
 
 def _passed_on(file: Path, hardware: HardwareSpec, generation: GenerationFit | None) -> Calibration:
     """The calibration in `file` as it is for a device of `hardware`'s generation."""
-    found = _read(file)
+    found = load_fitted(Calibration, file)
     if generation is not None and _architecture(found.device) != generation.architecture:
         found = generation.applied_to(found)
     device = _listed(found.device)

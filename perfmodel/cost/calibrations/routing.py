@@ -9,19 +9,15 @@ Coarse experts are more alike than fine ones. An expert that stands for m finer 
 and a sum of m equal, independent shares has an m-th of their relative variance: phi = phi(128) E / 128.
 """
 
-__all__ = ["RoutingFit", "load_routing_fit", "routing_of", "save_routing_fit"]
+__all__ = ["RoutingFit", "load_routing_fit", "routing_of"]
 
 import datetime
-from pathlib import Path
 
-import yaml
 from pydantic import Field
 
-from perfmodel.cost.calibrations.files import HEADER
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
-from perfmodel.files.validation import parse
-from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.files.fitted import load_fitted
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.dispersion import dispersed_routing
 from perfmodel.ops.routing import (
@@ -62,18 +58,7 @@ class RoutingFit(Spec):
 def load_routing_fit() -> RoutingFit:
     """The committed fit, or uniform routing where there is none."""
     file = data_dir("calibrations") / _FILE
-    if not file.is_file():
-        return RoutingFit()
-    loaded = load_yaml(file)
-    return parse(RoutingFit, loaded.data, loaded.positions)
-
-
-def save_routing_fit(fit: RoutingFit, path: Path) -> Path:
-    """Write a fit as YAML; reading it back gives an equal one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(fit.model_dump(mode="json", exclude_defaults=True), sort_keys=False, width=100)
-    path.write_text(HEADER + text, encoding="utf-8")
-    return path
+    return load_fitted(RoutingFit, file) if file.is_file() else RoutingFit()
 
 
 def routing_of(scenario: Scenario, fit: RoutingFit | None = None) -> Routing:

@@ -21,13 +21,11 @@ next, and the software that feeds them follows years later. One file per archite
 its devices; kernel tables of a device itself, once there are some, take its place.
 """
 
-__all__ = ["GenerationFit", "load_generation", "save_generation", "with_unmeasured"]
+__all__ = ["GenerationFit", "load_generation", "with_unmeasured"]
 
 import datetime
-from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field
 
 from perfmodel.cost.calibrations.calibration import Calibration
@@ -39,8 +37,7 @@ from perfmodel.cost.forms.messages.nccl import CollectiveFit
 from perfmodel.cost.forms.roofline import FamilyFit
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
-from perfmodel.files.validation import parse
-from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.files.fitted import load_fitted
 from perfmodel.specs.engine.description import ExpertsRow
 
 _ALL_TO_ALL = "all_to_all"
@@ -147,15 +144,4 @@ class GenerationFit(Spec):
 def load_generation(architecture: str | None) -> GenerationFit | None:
     """What is known of an architecture's step from the one before; None if nothing is."""
     file = data_dir("calibrations") / f"generation@{architecture}.yaml"
-    if architecture is None or not file.is_file():
-        return None
-    loaded = load_yaml(file)
-    return parse(GenerationFit, loaded.data, loaded.positions)
-
-
-def save_generation(fit: GenerationFit, path: Path, header: str) -> Path:
-    """Write a fit as YAML; reading it back gives an equal one."""
-    data = {"architecture": fit.architecture} | fit.model_dump(mode="json", exclude_defaults=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(header + yaml.safe_dump(data, sort_keys=False, width=100), encoding="utf-8")
-    return path
+    return load_fitted(GenerationFit, file) if architecture is not None and file.is_file() else None

@@ -11,23 +11,19 @@ __all__ = [
     "ArchitectureFit",
     "WholeRunFits",
     "load_whole_runs",
-    "save_whole_runs",
     "whole_run_calibration",
 ]
 
 import datetime
-from pathlib import Path
 
-import yaml
 from pydantic import Field
 
 from perfmodel.cost.calibrations.calibration import LAUNCH_OVERHEAD_S, Calibration, FamilyFit, HostFit
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
+from perfmodel.files.fitted import load_fitted
 from perfmodel.files.units import FittedSeconds
-from perfmodel.files.validation import parse
-from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.specs.hardware import HardwareSpec
 
 _FILE = "whole_runs.yaml"
@@ -89,18 +85,7 @@ class WholeRunFits(Spec):
 def load_whole_runs() -> WholeRunFits:
     """The committed fits, or none."""
     file = data_dir("calibrations") / _FILE
-    if not file.is_file():
-        return WholeRunFits()
-    loaded = load_yaml(file)
-    return parse(WholeRunFits, loaded.data, loaded.positions)
-
-
-def save_whole_runs(fits: WholeRunFits, path: Path, header: str) -> Path:
-    """Write fits as YAML beginning with `header`; reading them back gives equal ones."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(fits.model_dump(mode="json", exclude_defaults=True), sort_keys=False, width=100)
-    path.write_text(header + text, encoding="utf-8")
-    return path
+    return load_fitted(WholeRunFits, file) if file.is_file() else WholeRunFits()
 
 
 def whole_run_calibration(

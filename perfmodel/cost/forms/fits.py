@@ -62,6 +62,11 @@ class Residuals(Spec):
     p50: float = 0.0
     p90: float = 0.0
 
+    def widened(self, factor: float) -> "Residuals":
+        """The quantiles so many times as far from the middle."""
+        low, high = (self.p50 + factor * (end - self.p50) for end in (self.p10, self.p90))
+        return self.model_copy(update={"p10": low, "p90": high})
+
 
 FitT = TypeVar("FitT", bound=Spec)
 

@@ -1,22 +1,19 @@
 """What single published figures say, where no table and no run has more: messages over PCIe, launches without CUDA
-graphs, sampling.
+graphs, sampling, memory of graphs and communicators, a softmax beside its products.
 
-One file, `hardware_specs/calibrations/overheads.yaml`, written by `perfmodel calibrate --overheads`.
+One file, `hardware_specs/calibrations/overheads.yaml`, written by `perfmodel calibrate --overheads`, and by `--softmax`
+what the layer profiles of two cards say.
 """
 
-__all__ = ["OverPcieFit", "OverheadFits", "load_overheads", "save_overheads"]
+__all__ = ["OverPcieFit", "OverheadFits", "load_overheads"]
 
 import datetime
-from functools import lru_cache
-from pathlib import Path
 
-import yaml
 from pydantic import Field
 
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
-from perfmodel.files.validation import parse
-from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.files.fitted import load_fitted
 
 _FILE = "overheads.yaml"
 
@@ -46,6 +43,10 @@ class OverheadFits(Spec):
     engine_launch_s: host time of an operator whose kernels a serving engine launches, its model's Python between
                      launches included
     sampling_bytes_per_logit: memory traffic of top-k and top-p sampling under engines without one of their own
+    graph_pool_bytes, graph_bytes: memory of CUDA graphs, and of each: vLLM measures the first and a second one, and
+                     counts the second for each of the others (vllm/v1/worker/gpu_model_runner.py)
+    communicator_bytes: of NCCL's buffers on a device
+    softmax_ops:     vector operations for each score of attention
     """
 
     source: str = ""
@@ -54,22 +55,12 @@ class OverheadFits(Spec):
     over_pcie: OverPcieFit
     engine_launch_s: float = Field(ge=1e-6, le=1e-3)
     sampling_bytes_per_logit: float = Field(ge=10, le=2000)
-
-
-@lru_cache(maxsize=4)
-def _loaded(file: Path) -> OverheadFits:
-    loaded = load_yaml(file)
-    return parse(OverheadFits, loaded.data, loaded.positions)
+    graph_pool_bytes: float = Field(ge=0, le=1e10)
+    graph_bytes: float = Field(ge=0, le=1e9)
+    communicator_bytes: float = Field(ge=0, le=1e10)
+    softmax_ops: float = Field(ge=1, le=200)
 
 
 def load_overheads() -> OverheadFits:
     """The committed fits. Raises SpecError for a file that is missing or malformed."""
-    return _loaded(data_dir("calibrations") / _FILE)
-
-
-def save_overheads(fits: OverheadFits, path: Path, header: str) -> Path:
-    """Write fits as YAML below `header`; reading them back gives equal ones."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(fits.model_dump(mode="json", exclude_defaults=True), sort_keys=False, width=100)
-    path.write_text(header + text, encoding="utf-8")
-    return path
+    return load_fitted(OverheadFits, data_dir("calibrations") / _FILE)

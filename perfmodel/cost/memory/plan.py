@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.cost.memory.buffers import activation_bytes, rotary_table_bytes
 from perfmodel.cost.memory.footprint import (
     draft_footprint,
@@ -38,16 +39,8 @@ from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.startup import heads_divide
 from perfmodel.specs.hardware import HardwareSpec
 
-# cuBLAS's workspace as PyTorch sets it from Hopper on (aten/src/ATen/cuda/CublasHandlePool.cpp), and NCCL buffers with
-# more than one device: what vLLM 0.15 runs leave under tensor parallelism beside what is counted.
+# cuBLAS's workspace as PyTorch sets it from Hopper on (aten/src/ATen/cuda/CublasHandlePool.cpp).
 _RESERVE_BYTES = 32 * 2**20
-_NCCL_BYTES = 0.4e9
-
-# CUDA graphs as vLLM estimates them when it starts: 0.36 GiB for a single size, 0.62 to 0.78 for 51 sizes with prompts
-# and 35 of decodes (ten start-up logs of 0.19 to 0.27 on devices of 24 to 180 GB, within 40 %; it estimates far more
-# where the buffers of experts are captured).
-_GRAPH_POOL_BYTES = 0.35 * 2**30
-_GRAPH_BYTES = 3 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +179,7 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
             usable_bytes=engine.gpu_memory_utilization * hardware.visible_memory_bytes,
             weights=held,
             activation_bytes=activation_bytes(model, shard, engine),
-            reserve_bytes=_RESERVE_BYTES + (_NCCL_BYTES if engine.num_devices > 1 else 0.0),
+            reserve_bytes=_RESERVE_BYTES + (load_overheads().communicator_bytes if engine.num_devices > 1 else 0.0),
             graph_bytes=_graph_bytes(engine, hardware),
             state_bytes_per_sequence=per_sequence,
             state_bytes=per_sequence * engine.max_num_seqs,
@@ -238,9 +231,13 @@ def _bytes_per_token_of_group(
 
 
 def _graph_bytes(engine: EngineSpec, hardware: HardwareSpec) -> float:
-    """Bytes of the share that CUDA graphs take; 0 where they do not count in it."""
+    """Bytes of the share that CUDA graphs take; 0 where they do not count in it. Start-up logs scatter by 40 % about
+    them, and estimate far more where the buffers of experts are captured."""
     is_inside = engine.described.facts.graphs.inside_memory_share and hardware.kind == "gpu"
-    return _GRAPH_POOL_BYTES + _GRAPH_BYTES * engine.num_graphs if is_inside and engine.num_graphs else 0.0
+    if not is_inside or not engine.num_graphs:
+        return 0.0
+    fits = load_overheads()
+    return fits.graph_pool_bytes + fits.graph_bytes * engine.num_graphs
 
 
 def _reserved(model: ModelSpec, engine: EngineSpec) -> int | None:

@@ -13,10 +13,10 @@ from perfmodel.cost.calibrations.whole_runs import (
     ArchitectureFit,
     WholeRunFits,
     load_whole_runs,
-    save_whole_runs,
     whole_run_calibration,
 )
 from perfmodel.errors import SpecError
+from perfmodel.files.fitted import save_fitted
 from perfmodel.specs import load_hardware
 
 KNOWN = ArchitectureFit(compute_fraction=0.35, memory_fraction=0.62, link_fraction=0.4, launch_s=5e-6, step_s=1e-3)
@@ -93,7 +93,7 @@ def test_what_is_written_is_read_back(tmp_path, monkeypatch):
     monkeypatch.setattr("perfmodel.cost.calibrations.whole_runs.data_dir", lambda kind: tmp_path)
     assert load_whole_runs() == WholeRunFits()
     fits = with_others(WholeRunFits(source="x", architectures={"cdna3": KNOWN}, tpot_tail=1.2))
-    save_whole_runs(fits, tmp_path / "whole_runs.yaml", "# y\n")
+    save_fitted(fits, tmp_path / "whole_runs.yaml")
     assert load_whole_runs() == fits
     assert set(fits.architectures) == {"cdna3", OTHERS["gpu"]}
 

@@ -18,7 +18,9 @@ from perfmodel.cost.forms.attention.mixed import MixedAttentionFit
 from perfmodel.cost.forms.attention.prefill import FlashPrefillFit
 from perfmodel.cost.forms.messages.collective import CustomAllReduceFit
 from perfmodel.cost.forms.messages.nccl import CollectiveFit
+from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.cost.forms.registry import time_work
+from perfmodel.errors import SpecError
 from perfmodel.ops.attention.decode import attention_decode as attention_decode_work
 from perfmodel.ops.attention.prefill import Heads
 from perfmodel.specs.scenario_file import load_hardware
@@ -189,6 +191,18 @@ def test_profiles_fall_into_prompts_decodes_and_mixed_batches():
     true = MixedAttentionFit(rate="bf16", softmax_ops=38.0, tensor_fraction=0.8, reread=1.0, domain={"head_dim": 128})
     mixed = Group(mixed.engine, mixed.key, mixed.sizes, mixed_attention.predict(mixed, true, A100), mixed.rows)
     assert error(mixed_attention, mixed, mixed_attention.fit(mixed, A100), A100) < 0.05
+
+
+def test_two_cards_tell_the_softmax_from_products(monkeypatch):
+    """The committed profiles of two cards leave less unexplained with the committed count than with a fifth more or
+    less; one card says nothing."""
+    committed = load_overheads().softmax_ops
+    tried = tuple(round(share * committed) for share in (0.8, 1.0, 1.2))
+    monkeypatch.setattr(mixed_attention, "_SOFTMAX_OPS", tried)
+    cards = mixed_attention.read_cards(MEASURED.parent / "per-request")
+    assert mixed_attention.fit_softmax(cards) == committed
+    with pytest.raises(SpecError, match="found 1 layer profiles"):
+        mixed_attention.fit_softmax(cards[:1])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pydantic import Field
 
-from perfmodel.calibrate.robust import fit_form
+from perfmodel.calibrate.robust import fit_form, of_one_more, residuals_of
 from perfmodel.files.base import Spec
 
 
@@ -45,3 +45,26 @@ def test_a_prior_weighs_less_than_two_rows_that_disagree_with_it() -> None:
     few = np.array([0, len(SIZES) - 1])
     found = fit_form(lambda fit, rows: seconds(fit, few[rows]), LineFit(), MEASURED[few], free=("fixed_s", "each_s"))
     assert np.abs(np.log(seconds(found, few) / MEASURED[few])).max() < np.log(TRUE.fixed_s / LineFit().fixed_s) / 2
+
+
+@pytest.mark.parametrize("num_groups", [3, 6, 12])
+def test_quantiles_of_few_groups_are_widened_to_cover_one_more(num_groups: int) -> None:
+    """Rows of a group err alike: quantiles of many rows of few groups are those of few draws. Widened they hold four of
+    five groups more, as they should, within what quantiles of few draws allow."""
+    rng = np.random.default_rng(5)
+    plain, widened = [], []
+    for _ in range(3000):
+        offsets = np.repeat(rng.normal(0, 0.1, num_groups), 10)
+        found = residuals_of(np.exp(-offsets), np.ones(len(offsets)))
+        more = rng.normal(0, 0.1)
+        plain.append(found.p10 <= more <= found.p90)
+        wide = of_one_more(found, num_groups)
+        widened.append(wide.p10 <= more <= wide.p90)
+    assert np.mean(plain) < 0.78
+    assert np.mean(plain) + 0.03 < np.mean(widened)
+    assert 0.65 < np.mean(widened) < 0.85
+
+
+def test_quantiles_of_many_groups_stay() -> None:
+    found = residuals_of(np.exp(np.linspace(-0.1, 0.2, 50)), np.ones(50))
+    assert of_one_more(found, 10_000).p90 == pytest.approx(found.p90, rel=1e-2)

@@ -13,11 +13,11 @@ from perfmodel.cost.calibrations.backends import (
     load_backends,
     power_factor,
     product_rates,
-    save_backends,
 )
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.steps.split import LayerSplit
 from perfmodel.errors import SpecError
+from perfmodel.files.fitted import load_fitted, save_fitted
 from perfmodel.specs import EngineSpec, load_hardware
 from perfmodel.specs.engine.description import describe_engine
 
@@ -114,12 +114,8 @@ def test_generations():
 
 
 def test_what_is_written_reads_back(tmp_path):
-    file = save_backends(fits(), tmp_path / "backend@llamacpp.yaml", "# head\n")
-    from perfmodel.files.validation import parse
-    from perfmodel.files.yaml_loader import load_yaml
-
-    loaded = load_yaml(file)
-    assert parse(BackendFits, loaded.data, loaded.positions) == fits()
+    file = save_fitted(fits(), tmp_path / "backend@llamacpp.yaml")
+    assert load_fitted(BackendFits, file) == fits()
 
 
 def test_every_engine_with_backends_has_numbers_for_them():

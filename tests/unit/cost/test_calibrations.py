@@ -5,8 +5,9 @@ import datetime
 import pytest
 
 from perfmodel.cost import Calibration, FamilyFit, HostFit, Residuals, load_calibration, save_calibration
-from perfmodel.cost.calibrations.unmeasured import GenerationFit, load_generation, save_generation
+from perfmodel.cost.calibrations.unmeasured import GenerationFit, load_generation
 from perfmodel.errors import SpecError
+from perfmodel.files.fitted import save_fitted
 from perfmodel.specs.scenario_file import load_hardware
 
 A100 = load_hardware("a100-sxm-80gb")
@@ -74,7 +75,7 @@ def test_a_generation_that_is_known_to_reach_less_of_its_peaks_does_so_with_fits
     save_calibration(FITTED.model_copy(update={"device": "h100-sxm-80gb"}), tmp_path / "h100-sxm-80gb@vllm.yaml")
     known = GenerationFit(architecture="blackwell", compute=0.5, memory=0.9)
     assert load_generation("blackwell") is None
-    save_generation(known, tmp_path / "generation@blackwell.yaml", "# fitted\n")
+    save_fitted(known, tmp_path / "generation@blackwell.yaml")
     assert load_generation("blackwell") == known
     sibling, newer = (load_calibration(load_hardware(name), "vllm") for name in ("h200-sxm", "b200-sxm"))
     assert sibling.families == FITTED.families

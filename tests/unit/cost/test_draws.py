@@ -97,6 +97,18 @@ def test_what_ttft_leaves_beyond_tpot_is_the_prompts() -> None:
     assert Uncertainty.of(calibration, alike).prompt == LogNormal()
 
 
+def test_devices_that_no_run_was_on_are_less_sure() -> None:
+    """By what fits left of whole devices; with one device recorded, by twice what they left of its cells."""
+    calibration = Calibration(device="x", engine="test")
+    near = EngineProfile(engine="test", tpot_residuals=spread_out(0.1), ttft_residuals=spread_out(0.2), devices=("x",))
+    known = {"tpot_residuals_elsewhere": spread_out(0.3), "ttft_residuals_elsewhere": spread_out(0.5)}
+    far = near.model_copy(update={"devices": ("y", "z")} | known)
+    one = near.model_copy(update={"devices": ("y",)})
+    ups = [Uncertainty.of(calibration, profile, True).step.up for profile in (near, one, far)]
+    assert ups == pytest.approx([ups[0], 2 * ups[0], 3 * ups[0]])
+    assert Uncertainty.of(calibration, near.model_copy(update=known), True).step.up == ups[0]
+
+
 def test_prompts_on_engines_of_their_own_are_less_sure() -> None:
     """In proportion; steps are as sure as before."""
     calibration = Calibration(device="x", engine="test")

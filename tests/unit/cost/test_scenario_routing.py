@@ -2,7 +2,8 @@
 
 import pytest
 
-from perfmodel.cost.calibrations.routing import RoutingFit, load_routing_fit, routing_of, save_routing_fit
+from perfmodel.cost.calibrations.routing import RoutingFit, load_routing_fit, routing_of
+from perfmodel.files.fitted import save_fitted
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.routing import slowest_uniform_routing
 from perfmodel.specs import EngineSpec, ExpertRouting, load_scenario
@@ -42,6 +43,6 @@ def test_the_committed_fit_has_its_source_and_a_file_reads_back(tmp_path):
     assert fit.source
     assert fit.command.endswith("--routing")
     assert RoutingFit.model_validate(fit.model_dump()) == fit
-    written = save_routing_fit(fit, tmp_path / "calibrations" / "routing.yaml").read_text()
+    written = save_fitted(fit, tmp_path / "calibrations" / "routing.yaml").read_text()
     assert written.startswith("# Written by")
     assert f"dispersion: {fit.dispersion}" in written

@@ -5,9 +5,9 @@ Columns: prefill_chunk (new tokens of the one prompt, 0: none), kv_prefill (its 
 decode form, prompts alone of the prefill form; the mixed form takes all batches with a prompt.
 """
 
-__all__ = ["Profile", "fit", "groups", "predict", "read_profiles"]
+__all__ = ["Profile", "fit", "fit_softmax", "groups", "predict", "read_cards", "read_profiles"]
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,24 +18,26 @@ from perfmodel.calibrate.kernels.attention import decode as attention_decode
 from perfmodel.calibrate.kernels.attention import prefill as attention_prefill
 from perfmodel.calibrate.kernels.tables import Group
 from perfmodel.calibrate.robust import fit_form, residuals_of
-from perfmodel.cost.forms.attention.decode import SOFTMAX_OPS, DecodeSizes, FlashDecodeFit
+from perfmodel.cost.forms.attention.decode import DecodeSizes, FlashDecodeFit
 from perfmodel.cost.forms.attention.mixed import MixedAttentionFit, MixedSizes, mixed_seconds
 from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, PrefillSizes
 from perfmodel.cost.forms.columns import joined, take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Domain
+from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.errors import SpecError
 from perfmodel.files.bounded import read_rows
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.architecture import Attention
 from perfmodel.ops.extents import DecodeExtent, HeadsExtent
 from perfmodel.ops.sharding import Sharding
-from perfmodel.specs import EngineSpec, load_model
+from perfmodel.specs import EngineSpec, load_hardware, load_model
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 _ELEMENT_BYTES = 2.0
+_SOFTMAX_OPS = range(2, 100, 2)  # what is tried, in the digits that two cards give
 _FREE = (
     "launch_s",
     "tensor_fraction",
@@ -87,6 +89,16 @@ def read_profiles(folder: str | Path) -> list[Profile]:
     return profiles
 
 
+def read_cards(folder: str | Path) -> list[tuple[DeviceFacts, Group]]:
+    """Each card whose layer profile is in a folder below `folder`, with its batches that have a prompt."""
+    cards = []
+    for meta in sorted(Path(folder).glob("*/ops/meta.yaml")):
+        device = DeviceFacts.of(load_hardware(str(load_yaml(meta).data["gpu"])))
+        profiles = read_profiles(meta.parents[1])
+        cards += [(device, group) for group in groups(profiles) if group.key.startswith("attention_mixed")]
+    return cards
+
+
 def _columns(file: Path) -> dict[str, Floats]:
     try:
         rows = read_rows(file)
@@ -121,15 +133,37 @@ def fit(group: Group, device: DeviceFacts) -> FlashDecodeFit | FlashPrefillFit |
         return attention_decode.fit(group, device)
     if group.key.startswith("attention_prefill"):
         return attention_prefill.fit(group, device)
+    return _fit_mixed(group, device, load_overheads().softmax_ops)
+
+
+def _fit_mixed(group: Group, device: DeviceFacts, softmax_ops: float) -> MixedAttentionFit:
     sizes: MixedSizes = group.sizes
 
     def seconds(candidate: MixedAttentionFit, rows: Rows) -> Floats:
         return np.asarray(mixed_seconds(take(sizes, rows), candidate, device).duration)
 
     head_dim = int(float(sizes.heads.head_dim[0]))
-    start = MixedAttentionFit(domain=Domain(head_dim=head_dim), rate="bf16", softmax_ops=SOFTMAX_OPS)
+    start = MixedAttentionFit(domain=Domain(head_dim=head_dim), rate="bf16", softmax_ops=softmax_ops)
     found = fit_form(seconds, start, group.seconds, free=_FREE, starts=({}, {"tensor_fraction": 0.9}), most_rows=3000)
     return found.model_copy(update={"residuals": residuals_of(predict(group, found, device), group.seconds)})
+
+
+def fit_softmax(cards: Sequence[tuple[DeviceFacts, Group]]) -> float:
+    """Vector operations per score that leave least of the batches with a prompt on all cards unexplained.
+
+    On one card the softmax cannot be told from slower products. Cards do it whose tensor and vector rates differ, as no
+    product is faster than the peak (`tensor_fraction` is 1 at most).
+
+    cards: each with its group of mixed batches. Raises SpecError for fewer than two.
+    """
+    if len(cards) < 2:
+        raise SpecError(f"found {len(cards)} layer profiles; the softmax is told from products by two cards or more.")
+
+    def left(softmax_ops: float) -> float:
+        fits = [(group, device, _fit_mixed(group, device, softmax_ops)) for device, group in cards]
+        return sum(float(np.mean(np.abs(np.log(predict(g, fit, d) / g.seconds)))) for g, d, fit in fits)
+
+    return float(min(_SOFTMAX_OPS, key=left))
 
 
 def predict(group: Group, fit: FlashDecodeFit | FlashPrefillFit | MixedAttentionFit, device: DeviceFacts) -> Floats:

@@ -36,7 +36,6 @@ the last, and what its blocks compute does not overlap:
 """
 
 __all__ = [
-    "SOFTMAX_OPS",
     "DecodeKernel",
     "DecodeSizes",
     "FlashDecodeFit",
@@ -54,6 +53,7 @@ from pydantic import Field
 from perfmodel.cost.forms.columns import SCALARS, KernelSeconds
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.forms.fits import Domain, Residuals
+from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.files.base import Spec
 from perfmodel.files.units import PositiveFloat, PositiveInt
 from perfmodel.ops.extents import DecodeExtent, Values
@@ -63,9 +63,6 @@ Fit = TypeVar("Fit")
 _MOST_SPEEDUP = 6.0
 _NEVER_ZERO_S = 1e-12
 _SHORT = 64.0  # KV tokens up to which the context does not show
-# Vector operations per score. Read off the layer profiles of two cards whose tensor and vector rates differ, under the
-# form of mixed batches: that alone separates the softmax from the tensor cores.
-SOFTMAX_OPS = 38.0
 _LEAST_PART = 128.0  # KV tokens of a persistent kernel's tile
 _PLACES = 16  # contexts that stand for a batch of unequal ones
 _RESIDENT = 2  # blocks on a compute unit at once
@@ -257,7 +254,7 @@ def _unsplit_time(work: Work, sizes: DecodeSizes, fit: FlashDecodeFit, device: D
 def _seconds_per_score(sizes: DecodeSizes, work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> float:
     """Seconds of the whole device for one row of a tile and one key: its products and its softmax."""
     seconds = sizes.flops_per_token / (device.peak(fit.rate or work.rate) * fit.tensor_fraction)
-    return float(seconds + SOFTMAX_OPS / (device.compute_units * _LANES * device.clock_hz))
+    return float(seconds + load_overheads().softmax_ops / (device.compute_units * _LANES * device.clock_hz))
 
 
 def _outlasting(longest: float, sizes: DecodeSizes, kernel: DecodeKernel, units: int) -> float:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from perfmodel.cost import Calibration, EngineProfile, FamilyFit, Residuals, ServerFit
-from perfmodel.cost.calibrations.draws import COMMON, NUM_SCORES
+from perfmodel.cost.calibrations.draws import NUM_SCORES
+from perfmodel.cost.calibrations.kernel_errors import load_kernel_errors
 from perfmodel.sim import simulate
 from perfmodel.sim.records.ensemble import _backlog_s, design
 from perfmodel.specs import Scenario, load_scenario
@@ -131,11 +132,11 @@ def test_the_interval_covers_four_in_five_of_runs_whose_truth_is_drawn() -> None
     fits = calibration().model_copy(update={"families": families})
     traffic = scenario("traffic.num_requests=60", "traffic.arrivals.rate=6")
     summary = simulate(traffic, calibration=fits, profile=profile(steps), intervals=True).summary
-    rng = np.random.default_rng(7)
+    rng, common = np.random.default_rng(7), load_kernel_errors()
     covered = dict.fromkeys(METRICS, 0)
     for _ in range(40):
         whole = rng.normal(0, steps)
-        truth = {name: slowed(fit, rng.normal(0, COMMON * kernels) + whole) for name, fit in families.items()}
+        truth = {name: slowed(fit, rng.normal(0, common.of(name) * kernels) + whole) for name, fit in families.items()}
         other = fits.model_copy(update={"families": truth, "default": slowed(fits.default, whole)})
         measured = simulate(traffic, calibration=other, profile=profile()).summary
         for metric in METRICS:

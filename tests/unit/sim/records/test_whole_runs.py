@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost import Calibration, EngineProfile, FamilyFit, Residuals, ServerFit
-from perfmodel.cost.calibrations.draws import COMMON
+from perfmodel.cost.calibrations.kernel_errors import load_kernel_errors
 from perfmodel.sim import simulate
 from perfmodel.sim.records.ensemble import MOST, Ensemble
 from perfmodel.sim.records.result import RunResult
@@ -159,11 +159,11 @@ def test_the_interval_covers_four_in_five_of_lives_whose_truth_is_drawn() -> Non
     engine = profile(steps)
     predicted = simulate(found, calibration=fits, profile=engine, intervals=True)
     assert isinstance(predicted.ensemble, WholeRuns)
-    rng = np.random.default_rng(11)
+    rng, common = np.random.default_rng(11), load_kernel_errors()
     covered = dict.fromkeys(("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms"), 0)
     for _ in range(30):
         whole = rng.normal(0, steps)
-        truth = {name: slowed(fit, rng.normal(0, COMMON * kernels) + whole) for name, fit in families.items()}
+        truth = {name: slowed(fit, rng.normal(0, common.of(name) * kernels) + whole) for name, fit in families.items()}
         other = fits.model_copy(update={"families": truth, "default": slowed(fits.default, whole)})
         measured = simulate(found, calibration=other, profile=profile(0.0), keep_steps=False).summary
         for metric in covered:
