@@ -8,6 +8,7 @@ import torch
 
 from perfmodel_executors.gpu_suite import worker
 from perfmodel_executors.gpu_suite.task import Task
+from perfmodel_executors.kernels import tiles
 
 
 def deadly():
@@ -28,12 +29,24 @@ def poisoning():
     return [Task("kernels", key, run) for key, run in (("a", _pid), ("b", _poison), ("c", _full), ("d", _pid))]
 
 
+def broken_by_tuning():
+    """Three of one operator, some candidate of which ends the process; and one of another, whose first tile does."""
+    linear = [Task("kernels", f"linear {i}", _tuned_to_death, group="linear") for i in range(3)]
+    return [*linear, Task("kernels", "norm", lambda: os._exit(4), group="norm")]
+
+
 def unstartable():
     """As on a machine whose driver is broken."""
     raise RuntimeError("no CUDA-capable device is detected")
 
 
 def _fine():
+    return {"seconds": 1.0}
+
+
+def _tuned_to_death():
+    if tiles._may_tune.get():
+        os._exit(3)
     return {"seconds": 1.0}
 
 

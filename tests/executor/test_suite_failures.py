@@ -16,6 +16,7 @@ from perfmodel_executors.gpu_suite.compiling import pool as pools  # noqa: E402
 from perfmodel_executors.gpu_suite.compiling.pool import CompilerPool  # noqa: E402
 from perfmodel_executors.gpu_suite.readings import FIELDS, DeviceReader  # noqa: E402
 from perfmodel_executors.gpu_suite.results import Results  # noqa: E402
+from perfmodel_executors.gpu_suite.retries import Retries  # noqa: E402
 from perfmodel_executors.gpu_suite.runner import FIRST, run_tasks  # noqa: E402
 from perfmodel_executors.gpu_suite.session import SuiteRequest, measure  # noqa: E402
 from perfmodel_executors.gpu_suite.task import Task  # noqa: E402
@@ -49,6 +50,20 @@ def test_an_unusable_device_gets_a_fresh_process_and_a_full_one_does_not(tmp_pat
     assert worker.num_begun == 2
     assert outcome.failures["b"].startswith("RuntimeError: CUDA error: device-side assert triggered")
     assert outcome.failures["c"].startswith("did not fit the device's memory")
+
+
+def test_what_tuning_breaks_is_measured_with_the_first_tiles(tmp_path):
+    """Twice a candidate ends the process; the third task of the operator is not tuned in the first place."""
+    worker = Worker(suite_tasks.broken_by_tuning)
+    retries = Retries(lambda task, is_tuned: worker.run(task, 60.0, is_tuned=is_tuned))
+    try:
+        outcome = run_tasks(suite_tasks.broken_by_tuning(), Results(tmp_path), 1000.0, execute=retries.execute)
+    finally:
+        worker.end()
+    assert set(Results(tmp_path).part("kernels")) == {"linear 0", "linear 1", "linear 2"}
+    assert retries.untuned == {f"linear {i}": "it ended its process (status 3)" for i in range(3)}
+    assert outcome.failures == {"norm": "it ended its process (status 4)"}
+    assert worker.num_begun == 1 + 2 + 1  # the first, one each for the two that were lost, one for the norm's retry
 
 
 def test_a_process_that_cannot_start_is_tried_three_times(tmp_path):

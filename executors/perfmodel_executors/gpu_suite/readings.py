@@ -46,11 +46,10 @@ class DeviceReader:
         self._query, self._every_s = query or _nvidia_smi, every_s
         self._is_closed = threading.Event()
         self._thread: threading.Thread | None = None
-        names = self._supported() if is_gpu else []
-        if names:
-            self._thread = threading.Thread(target=self._read_on, args=(names,), daemon=True)
+        if is_gpu:
+            self._thread = threading.Thread(target=self._read_on, daemon=True)
             self._thread.start()
-        elif not is_gpu:
+        else:
             self._absent = dict.fromkeys(FIELDS, "not read on a CPU")
 
     def close(self) -> None:
@@ -72,7 +71,7 @@ class DeviceReader:
                 answer = self._query(asked)
             except (OSError, subprocess.SubprocessError) as error:
                 self._absent[name] = f"nvidia-smi says nothing: {_reason(error)}"
-                if isinstance(error, OSError):  # nothing is there to ask
+                if isinstance(error, OSError | subprocess.TimeoutExpired):  # the next answer would be no other
                     self._absent = dict.fromkeys(FIELDS, self._absent[name])
                     return []
             else:
@@ -82,9 +81,10 @@ class DeviceReader:
                     found.append(name)
         return found
 
-    def _read_on(self, names: list[str]) -> None:
+    def _read_on(self) -> None:
+        names = self._supported()
         asked = ",".join(FIELDS[name] for name in names)
-        while not self._is_closed.wait(self._every_s) and len(self._columns["at_s"]) < _MOST_ROWS:
+        while names and not self._is_closed.wait(self._every_s) and len(self._columns["at_s"]) < _MOST_ROWS:
             try:
                 values = [_number(part) for part in self._query(asked).split(",")]
             except (OSError, subprocess.SubprocessError):

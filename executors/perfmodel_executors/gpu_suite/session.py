@@ -19,9 +19,16 @@ from perfmodel_executors.gpu_suite.programme import CEILINGS, TASKS, Part, bench
 from perfmodel_executors.gpu_suite.provenance import commit, versions
 from perfmodel_executors.gpu_suite.readings import DeviceReader
 from perfmodel_executors.gpu_suite.results import Results
+from perfmodel_executors.gpu_suite.retries import Retries
 from perfmodel_executors.gpu_suite.runner import TaskOutcome, run_tasks
 from perfmodel_executors.gpu_suite.task import Bench, Task
-from perfmodel_executors.gpu_suite.worker import BudgetSpentError, StartError, TaskError, TaskTimeoutError, Worker
+from perfmodel_executors.gpu_suite.worker import (
+    BudgetSpentError,
+    StartError,
+    TaskError,
+    TaskTimeoutError,
+    Worker,
+)
 
 _GRACE_S = 10.0  # after the budget, for the last task
 _START_S = 120.0  # of a measuring process
@@ -85,6 +92,7 @@ class _Session:
         self._reader = DeviceReader(bench.device.type == "cuda", self._earlier.get("readings"))
         self._ahead = Ahead(bench, self._parts, _AHEAD_SHARE * request.budget_s)
         self._ceilings: Mapping[str, Any] = self._earlier.get("ceilings") or {}
+        self._retries = Retries(self._run, self._earlier.get("untuned"))
         self._written = 0.0
 
     @property
@@ -98,7 +106,7 @@ class _Session:
         tasks = [task for name in self._parts for task in TASKS[name](self._bench)]
         outcome = run_tasks(
             *(tasks, self._results, self.left_s, self._progress),
-            execute=self._execute,
+            execute=self._retries.execute,
             is_open=self._ahead.is_open,
             failed=self._earlier.get("failures"),
         )
@@ -111,10 +119,10 @@ class _Session:
         self._worker.end()
         self._reader.close()
 
-    def _execute(self, task: Task) -> Mapping[str, Any]:
+    def _run(self, task: Task, is_tuned: bool) -> Mapping[str, Any]:
         left_s = max(0.0, self.left_s) + _GRACE_S
         try:
-            return self._worker.run(task, min(task.limit_s, left_s), min(_START_S, left_s))
+            return self._worker.run(task, min(task.limit_s, left_s), min(_START_S, left_s), is_tuned)
         except (TaskTimeoutError, StartError) as error:
             if self.left_s <= 0.0:
                 raise BudgetSpentError(str(error)) from None
@@ -123,7 +131,7 @@ class _Session:
     def _measure_ceilings(self) -> None:
         """Without, the rest is measured all the same."""
         try:
-            self._ceilings = self._execute(Task(*CEILINGS, dict))
+            self._ceilings = self._retries.execute(Task(*CEILINGS, dict))
         except TaskError as error:
             _say(f"failed: ceilings: {error}")
 
@@ -171,6 +179,7 @@ class _Session:
             "left_out": outcome.left_out,
             "failures": outcome.failures,
             "tiles": {**earlier.get("tiles", {}), **self._worker.tiles},
+            "untuned": self._retries.untuned,
             "readings": self._reader.as_json(),
             "calls": calls,
         }

@@ -5,7 +5,16 @@ numbers of the device behind, a crash leaves nothing: what follows needs a fresh
 and writes results never touches the device's memory.
 """
 
-__all__ = ["BudgetSpentError", "Reply", "StartError", "TaskError", "TaskTimeoutError", "Worker", "sentence_of"]
+__all__ = [
+    "BrokenError",
+    "BudgetSpentError",
+    "Reply",
+    "StartError",
+    "TaskError",
+    "TaskTimeoutError",
+    "Worker",
+    "sentence_of",
+]
 
 import gc
 import multiprocessing
@@ -14,7 +23,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +33,7 @@ import torch
 
 from perfmodel.errors import PerfmodelError
 from perfmodel_executors.gpu_suite.task import Task
-from perfmodel_executors.kernels.tiles import choices
+from perfmodel_executors.kernels.tiles import choices, untuned
 
 _START_LIMIT_S = 120.0
 _END_LIMIT_S = 5.0  # a process within the driver may not be killed at once: it is left behind
@@ -39,6 +48,10 @@ class TaskError(PerfmodelError):
 
 class TaskTimeoutError(TaskError):
     """A task that took longer than it may."""
+
+
+class BrokenError(TaskError):
+    """A task that ended its process, or left it a device that computes no more."""
 
 
 class StartError(TaskError):
@@ -94,11 +107,15 @@ class Worker:
         self._is_ready = False
         self.num_begun += 1
 
-    def run(self, task: Task, limit_s: float, start_limit_s: float = _START_LIMIT_S) -> Record:
-        """The task's record. limit_s: seconds for the task; start_limit_s: for the process to start, where it has to
+    def run(self, task: Task, limit_s: float, start_limit_s: float = _START_LIMIT_S, is_tuned: bool = True) -> Record:
+        """The task's record.
 
-        Raises TaskError for a task that fails or ends the process, TaskTimeoutError for one that takes longer,
-        StartError where there is no process to measure in.
+        limit_s:       seconds for the task
+        start_limit_s: seconds for the process to start, where it has to
+        is_tuned:      kernels choose their tiles; else the first ones are taken
+
+        Raises TaskError for a task that fails, BrokenError for one that ends the process or leaves the device unusable,
+        TaskTimeoutError for one that takes longer, StartError where there is no process to measure in.
         """
         if self._process is None:
             self.begin()
@@ -106,17 +123,17 @@ class Worker:
             self._await_start(start_limit_s)
         assert self._connection is not None
         try:
-            self._connection.send((task.part, task.key))
+            self._connection.send((task.part, task.key, is_tuned))
         except OSError:  # it ended between two tasks
             self.end()
-            return self.run(task, limit_s, start_limit_s)
+            return self.run(task, limit_s, start_limit_s, is_tuned)
         reply: Reply = self._receive(limit_s, "it")
         self.tiles |= reply.tiles
         self._last = reply
         if not reply.is_usable:
             self.end()
         if reply.record is None:
-            raise TaskError(reply.failure)
+            raise TaskError(reply.failure) if reply.is_usable else BrokenError(reply.failure)
         return reply.record
 
     def _await_start(self, limit_s: float) -> None:
@@ -150,7 +167,7 @@ class Worker:
             code = self._process.exitcode
             self.end()
             how = signal.Signals(-code).name if code is not None and code < 0 else f"status {code}"
-            raise TaskError(f"{who} ended its process ({how})") from None
+            raise BrokenError(f"{who} ended its process ({how})") from None
 
 
 def sentence_of(error: Exception) -> str:
@@ -180,10 +197,12 @@ def _work(connection: "Connection[Any, Any]", make: Callable[..., Iterable[Task]
     connection.send("")  # no problem
     while True:
         try:
-            name = connection.recv()
+            part, key, is_tuned = connection.recv()
         except EOFError:
             return
-        connection.send(_reply(tasks[name], compiled))
+        with nullcontext() if is_tuned else untuned():
+            reply = _reply(tasks[part, key], compiled)
+        connection.send(reply)
 
 
 class _Compiled:

@@ -127,6 +127,7 @@ class SuiteInfo(Spec):
     left_out: tuple[str, ...] = ()
     failures: dict[str, str] = Field(default_factory=dict)
     tiles: dict[str, str] = Field(default_factory=dict)  # what the tuner chose
+    untuned: dict[str, str] = Field(default_factory=dict)  # measured with first tiles, since tuning broke the device
     readings: DeviceReadings = DeviceReadings()
     calls: tuple[SuiteCall, ...] = ()
 
