@@ -16,7 +16,7 @@ from perfmodel_executors.gpu_suite.compiling import pool as pools  # noqa: E402
 from perfmodel_executors.gpu_suite.compiling.pool import CompilerPool  # noqa: E402
 from perfmodel_executors.gpu_suite.readings import FIELDS, DeviceReader  # noqa: E402
 from perfmodel_executors.gpu_suite.results import Results  # noqa: E402
-from perfmodel_executors.gpu_suite.retries import Retries  # noqa: E402
+from perfmodel_executors.gpu_suite.retries import TuningRetries  # noqa: E402
 from perfmodel_executors.gpu_suite.runner import FIRST, run_tasks  # noqa: E402
 from perfmodel_executors.gpu_suite.session import SuiteRequest, measure  # noqa: E402
 from perfmodel_executors.gpu_suite.task import Task  # noqa: E402
@@ -55,7 +55,7 @@ def test_an_unusable_device_gets_a_fresh_process_and_a_full_one_does_not(tmp_pat
 def test_what_tuning_breaks_is_measured_with_the_first_tiles(tmp_path):
     """Twice a candidate ends the process; the third task of the operator is not tuned in the first place."""
     worker = Worker(suite_tasks.broken_by_tuning)
-    retries = Retries(lambda task, is_tuned: worker.run(task, 60.0, is_tuned=is_tuned))
+    retries = TuningRetries(lambda task, is_tuned: worker.run(task, 60.0, is_tuned=is_tuned))
     try:
         outcome = run_tasks(suite_tasks.broken_by_tuning(), Results(tmp_path), 1000.0, execute=retries.execute)
     finally:

@@ -1,6 +1,6 @@
 """Once more without tuning: a candidate of the tuner may break the device, and the first tiles still measure it."""
 
-__all__ = ["Retries"]
+__all__ = ["TuningRetries"]
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ _UNTUNED_PARTS = ("smoke",)  # whose kernels run with their first tiles in any c
 Run = Callable[[Task, bool], Mapping[str, Any]]
 
 
-class Retries:
+class TuningRetries:
     """Executes tasks by `run(task, is_tuned)`; `untuned`: by key, why a task was measured with first tiles."""
 
     def __init__(self, run: Run, untuned: Mapping[str, str] | None = None) -> None:

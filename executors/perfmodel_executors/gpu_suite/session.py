@@ -19,7 +19,7 @@ from perfmodel_executors.gpu_suite.programme import CEILINGS, TASKS, Part, bench
 from perfmodel_executors.gpu_suite.provenance import commit, versions
 from perfmodel_executors.gpu_suite.readings import DeviceReader
 from perfmodel_executors.gpu_suite.results import Results
-from perfmodel_executors.gpu_suite.retries import Retries
+from perfmodel_executors.gpu_suite.retries import TuningRetries
 from perfmodel_executors.gpu_suite.runner import TaskOutcome, run_tasks
 from perfmodel_executors.gpu_suite.task import Bench, Task
 from perfmodel_executors.gpu_suite.worker import (
@@ -92,7 +92,7 @@ class _Session:
         self._reader = DeviceReader(bench.device.type == "cuda", self._earlier.get("readings"))
         self._ahead = Ahead(bench, self._parts, _AHEAD_SHARE * request.budget_s)
         self._ceilings: Mapping[str, Any] = self._earlier.get("ceilings") or {}
-        self._retries = Retries(self._run, self._earlier.get("untuned"))
+        self._retries = TuningRetries(self._run, self._earlier.get("untuned"))
         self._written = 0.0
 
     @property
