@@ -21,7 +21,7 @@ PRODUCTS = frozenset(
     }
 )
 # What a device lacks, and the words that say so.
-REFUSED = {("linear_fp8", "a100-sxm-80gb"): "sm_89 or newer"}
+REFUSED = {(each, "a100-sxm-80gb"): "sm_89 or newer" for each in ("linear_fp8", "linear_fp8_block")}
 OPERATORS = [operator for operator, backends in KERNELS.items() if "triton" in backends]
 
 
