@@ -21,9 +21,11 @@ PRODUCTS = frozenset(
     }
 )
 # What a device lacks, and the words that say so.
-REFUSED = {("linear_fp8", "a100-sxm-80gb"): "sm_89 or newer"}
+REFUSED = {(each, "a100-sxm-80gb"): "sm_89 or newer" for each in ("linear_fp8", "linear_fp8_block")}
 # Those of block-sparse attention are the kernels of plain attention, over other tables.
-OPERATORS = [each for each, backends in KERNELS.items() if "triton" in backends and "sparse_" not in each]
+OPERATORS = [
+    each for each, backends in KERNELS.items() if "triton" in backends and not each.startswith("attention_sparse")
+]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -25,7 +25,7 @@ def test_a_decode_step_launches_each_layers_kernels_once(scenario):
     assert counts["attention_decode_kernel"] == layers
     assert counts["rope_kv_write_kernel"] == layers
     assert counts["activate_kernel"] == layers
-    assert counts["few_tokens_kernel"] == 4 * layers + 1  # qkv, out, up, down, and the head
+    assert counts["swapped_product_kernel"] == 4 * layers + 1  # qkv, out, up, down, and the head
     assert all(each.waves > 0 and each.kernel.facts.spills == 0 for each in found)
 
 

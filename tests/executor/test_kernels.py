@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel_executors.kernels import KERNELS, load_kernels  # noqa: E402
 from perfmodel_executors.kernels.kv_pages import KVPages  # noqa: E402
+from perfmodel_executors.kernels.moe.layer import ExpertLayer  # noqa: E402
 from perfmodel_executors.kernels.rope.reference import rope_table  # noqa: E402
 
 BLOCK = 4
@@ -116,7 +117,7 @@ def test_grouped_experts_equal_a_loop_over_tokens(gated):
     kernels = load_kernels()
     weights, chosen = kernels.route(torch.randn(tokens, experts, generator=generator), top_k)
     torch.testing.assert_close(weights.sum(-1), torch.ones(tokens))
-    out = kernels.grouped_experts(x, weights, chosen, up, down, "silu", gated)
+    out = kernels.grouped_experts(x, weights, chosen, ExpertLayer(up, down, "silu", gated))
     for t in range(tokens):
         expected = torch.zeros(hidden)
         for weight, expert in zip(weights[t], chosen[t], strict=True):

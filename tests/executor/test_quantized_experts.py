@@ -15,6 +15,7 @@ from perfmodel.models.number_formats import with_quantization  # noqa: E402
 from perfmodel.models.params import weight_bytes  # noqa: E402
 from perfmodel_executors.kernels.apply_linear import apply_linear  # noqa: E402
 from perfmodel_executors.kernels.dispatch import load_kernels  # noqa: E402
+from perfmodel_executors.kernels.moe.layer import ExpertLayer  # noqa: E402
 from perfmodel_executors.kernels.moe.reference import grouped_experts, route  # noqa: E402
 from perfmodel_executors.kernels.swiglu.reference import activate  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
@@ -24,6 +25,8 @@ from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
     quantize_fp8,
     quantize_int4,
     quantize_int8,
+    quantize_mxfp4,
+    quantize_nvfp4,
     sparsify_24,
 )
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
@@ -36,16 +39,19 @@ FORMATS = {
     "int4 with zeros": lambda w: quantize_int4(w, group_size=32, has_zeros=True),
     "fp8": quantize_fp8,
     "fp8 weight only": lambda w: quantize_fp8(w, quantizes_input=False),
+    "mxfp4": quantize_mxfp4,
+    "nvfp4": quantize_nvfp4,
 }
 # Error of a matrix, root mean square, as a share of its weights'. Of normal rows the largest is 2.4 to 2.8 standard
 # deviations away (64 to 160 draws; in groups of 32: 2.1), and a code is off by a step / sqrt(12): 2.8 / 127 / 3.5 =
 # 0.6 %, 2.1 / 7 / 3.5 = 9 %, with zeros 4.1 / 15 / 3.5 = 8 %; e4m3 is off by up to 2^-4 of a value, in the mean 2.6 %.
 ERRORS = {"int8": 0.008, "w8a8": 0.008, "int4": 0.11, "int4 with zeros": 0.11, "fp8": 0.035, "fp8 weight only": 0.035}
+ERRORS |= {"mxfp4": 0.14, "nvfp4": 0.11}  # steps of 0.5 to 2 of a scale that is 1/4 to 1/8, or 1/6 of the largest
 MOE = MoEFFN(num_experts=6, top_k=2, intermediate_size=64)
 WIDE = tiny((attention(), MOE), hidden_size=128)
 
 
-def block(tokens=12, experts=6, width=96, inner=64, seed=0, dtype=torch.float32):
+def block(tokens=12, experts=6, width=128, inner=64, seed=0, dtype=torch.float32):
     """x, routing, up and down of gated experts."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -72,7 +78,7 @@ def test_each_expert_is_its_own_linear_layer(name):
         for share, e in zip(weights[t], experts[t].tolist(), strict=True):
             hidden = activate(apply_linear(kernels, x[t : t + 1], alone[0][e]), "silu", True)
             expected[t] += share * apply_linear(kernels, hidden, alone[1][e])[0]
-    torch.testing.assert_close(grouped_experts(x, weights, experts, up, down, "silu", True), expected)
+    torch.testing.assert_close(grouped_experts(x, weights, experts, ExpertLayer(up, down)), expected)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -82,8 +88,8 @@ def test_the_result_is_as_wrong_as_the_rounding_of_its_matrices(name):
     up, down = (quantize_experts(matrix, FORMATS[name]) for matrix in matrices)
     for plain, stored in zip(matrices, (up, down), strict=True):
         assert (dequantize(stored.stacked).view_as(plain) - plain).norm() < ERRORS[name] * plain.norm()
-    exact = grouped_experts(x, weights, experts, *matrices, "silu", True)
-    actual = grouped_experts(x, weights, experts, up, down, "silu", True)
+    exact = grouped_experts(x, weights, experts, ExpertLayer(*matrices))
+    actual = grouped_experts(x, weights, experts, ExpertLayer(up, down))
     sources = 3 * (2 if up.quantizes_input else 1)
     assert 0 < (actual - exact).norm() < 1.1 * sources**0.5 * ERRORS[name] * exact.norm()
 

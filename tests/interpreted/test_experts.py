@@ -7,6 +7,8 @@ pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel_executors.kernels.launch import Options  # noqa: E402
 from perfmodel_executors.kernels.moe import reference  # noqa: E402
+from perfmodel_executors.kernels.moe.layer import ExpertLayer  # noqa: E402
+from perfmodel_executors.kernels.moe.rule import RoutingRule  # noqa: E402
 from perfmodel_executors.kernels.moe.triton.experts import grouped_experts  # noqa: E402
 from perfmodel_executors.kernels.moe.triton.route import route  # noqa: E402
 from perfmodel_executors.kernels.moe.triton.sort import most_tiles, sort_pairs  # noqa: E402
@@ -20,6 +22,8 @@ from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
     quantize_fp8,
     quantize_int4,
     quantize_int8,
+    quantize_mxfp4,
+    quantize_nvfp4,
 )
 
 STORED = {
@@ -27,6 +31,8 @@ STORED = {
     "int4": lambda w: quantize_int4(w, group_size=32),
     "int4 with zeros": lambda w: quantize_int4(w, group_size=32, has_zeros=True),
     "fp8": lambda w: quantize_fp8(w, quantizes_input=False),
+    "mxfp4": quantize_mxfp4,
+    "nvfp4": quantize_nvfp4,
 }
 
 
@@ -34,8 +40,13 @@ def tile(rows=16, columns=64, depth=64):
     return TileConfig({"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": depth}, Options(4, 3))
 
 
+def experts_of(x, weights, chosen, up, down, activation="silu", gated=True, config=None):
+    """What the kernels make of the arguments of `block`."""
+    return grouped_experts(x, weights, chosen, ExpertLayer(up, down, activation, gated), config)
+
+
 def block(tokens, hidden=40, inner=24, experts=4, top_k=2, gated=True, seed=0):
-    """Arguments of grouped_experts but the activation, in fp32."""
+    """Arguments of `experts_of` but the activation, in fp32."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -97,6 +108,18 @@ def test_the_lowest_of_equal_experts_comes_first():
     torch.testing.assert_close(weights, torch.full((2, 3), 1 / 3))
 
 
+def test_the_best_of_few_groups_are_chosen_by_their_best_two():
+    """Group 0 has the best expert, group 1 the best two: DeepSeek-V3's rule takes the second, and weights are the
+    sigmoids of the chosen without the bias that chose them."""
+    rule = RoutingRule("sigmoid", scale=2.0, num_groups=3, top_k_groups=1, groups_by="top2")
+    logits = torch.tensor([[3.0, -9.0, -9.0, 1.0, 0.5, 0.4, 0.0, 0.0, 0.0]])
+    bias = torch.tensor([0.0] * 5 + [0.2] + [0.0] * 3)
+    weights, chosen = route(logits, 2, rule, bias)
+    assert chosen.tolist() == [[5, 3]]
+    scores = torch.sigmoid(torch.tensor([[0.4, 1.0]]))
+    torch.testing.assert_close(weights, 2 * scores / scores.sum())
+
+
 def test_weights_survive_logits_that_would_overflow():
     weights, chosen = route(torch.tensor([[1e4, -1e4, 1e4 + 8, 0.0]]), 2)
     assert chosen.tolist() == [[2, 0]]
@@ -106,30 +129,30 @@ def test_weights_survive_logits_that_would_overflow():
 @pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 5, 3), (16, 16, 2), (16, 5, 2), (17, 16, 2), (37, 5, 1)])
 def test_the_result_is_that_of_all_experts_on_all_tokens(tokens, experts, top_k):
     args = block(tokens, experts=experts, top_k=top_k, inner=33)
-    close(grouped_experts(*args, "silu", True), dense(*args))
+    close(experts_of(*args, "silu", True), dense(*args))
 
 
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
 def test_every_activation_of_the_reference_is_there(activation):
     args = block(2, gated=False)
-    close(grouped_experts(*args, activation, False), dense(*args, activation, False))
+    close(experts_of(*args, activation, False), dense(*args, activation, False))
 
 
 @pytest.mark.parametrize("tokens", [9, 20])
 def test_tokens_may_come_in_any_order(tokens):
     x, weights, chosen, *matrices = block(tokens, experts=9)
     order = torch.randperm(tokens, generator=torch.Generator().manual_seed(3))
-    straight = grouped_experts(x, weights, chosen, *matrices, "silu", True)
-    shuffled = grouped_experts(x[order], weights[order], chosen[order], *matrices, "silu", True)
+    straight = experts_of(x, weights, chosen, *matrices, "silu", True)
+    shuffled = experts_of(x[order], weights[order], chosen[order], *matrices, "silu", True)
     close(shuffled, straight[order])
 
 
 def test_tokens_need_no_company():
     """Sorted, found in the routing table, and alone: the same to the rounding of sums."""
     x, weights, chosen, *matrices = block(20, experts=9)
-    together = grouped_experts(x, weights, chosen, *matrices, "silu", True)
-    few = grouped_experts(x[:9], weights[:9], chosen[:9], *matrices, "silu", True)
-    alone = grouped_experts(x[:1], weights[:1], chosen[:1], *matrices, "silu", True)
+    together = experts_of(x, weights, chosen, *matrices, "silu", True)
+    few = experts_of(x[:9], weights[:9], chosen[:9], *matrices, "silu", True)
+    alone = experts_of(x[:1], weights[:1], chosen[:1], *matrices, "silu", True)
     close(few, together[:9])
     close(alone, together[:1])
 
@@ -137,24 +160,24 @@ def test_tokens_need_no_company():
 def test_all_tokens_on_one_expert():
     x, weights, _, up, down = block(40, top_k=1, experts=6)
     chosen = torch.full((40, 1), 4)
-    close(grouped_experts(x, weights, chosen, up, down, "silu", True), dense(x, weights, chosen, up, down))
+    close(experts_of(x, weights, chosen, up, down, "silu", True), dense(x, weights, chosen, up, down))
 
 
 def test_a_split_sum_is_the_sum():
     args, config = block(2, hidden=24, inner=530), tile(columns=256, depth=32)
     assert num_splits(2, 4, 2, 24, 530, config) == 2  # 17 steps: parts of 9 and 8, the last one odd
-    close(grouped_experts(*args, "silu", True, config=config), dense(*args))
+    close(experts_of(*args, "silu", True, config=config), dense(*args))
 
 
 def test_rows_of_a_wider_matrix():
     x, *rest = block(3)
     wide = torch.cat([x, x], dim=1)[:, : x.shape[1]]
-    assert torch.equal(grouped_experts(wide, *rest, "silu", True), grouped_experts(x, *rest, "silu", True))
+    assert torch.equal(experts_of(wide, *rest, "silu", True), experts_of(x, *rest, "silu", True))
 
 
 def stored_block(name, tokens, **sizes):
     """`block` with matrices in fewer bits, and the plain matrices that those stand for."""
-    *args, up, down = block(tokens, **{"hidden": 64, "inner": 32, **sizes})
+    *args, up, down = block(tokens, **{"hidden": 64, "inner": 64, **sizes})
     stored = [quantize_experts(matrix, STORED[name]) for matrix in (up, down)]
     return (*args, *stored), (*args, *(dequantize(w.stacked).view(w.shape) for w in stored))
 
@@ -163,15 +186,15 @@ def stored_block(name, tokens, **sizes):
 @pytest.mark.parametrize("name", STORED)
 def test_stored_experts_are_the_matrices_that_they_stand_for(name, gated):
     args, plain = stored_block(name, 19, experts=5, gated=gated)
-    close(grouped_experts(*args, "silu", gated), dense(*plain, gated=gated))
+    close(experts_of(*args, "silu", gated), dense(*plain, gated=gated))
 
 
 def test_stored_experts_need_no_company_either():
     """Alone, found in the routing table, and sorted."""
     (x, weights, chosen, *matrices), _ = stored_block("int8", 20, experts=9)
-    together = grouped_experts(x, weights, chosen, *matrices, "silu", True)
+    together = experts_of(x, weights, chosen, *matrices, "silu", True)
     for few in (1, 8):
-        close(grouped_experts(x[:few], weights[:few], chosen[:few], *matrices, "silu", True), together[:few])
+        close(experts_of(x[:few], weights[:few], chosen[:few], *matrices, "silu", True), together[:few])
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
@@ -179,7 +202,7 @@ def test_a_split_sum_of_stored_experts_is_the_sum(name):
     config = TileConfig({"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 32}, Options(4, 3))
     args, plain = stored_block(name, 2, hidden=64, inner=544)
     assert num_splits(2, 4, 2, 64, 544, config) == 2  # 17 steps: parts of 9 and 8
-    close(grouped_experts(*args, "silu", True, config=config), dense(*plain))
+    close(experts_of(*args, "silu", True, config=config), dense(*plain))
 
 
 def test_quantised_tokens_keep_their_own_scales():
@@ -188,5 +211,5 @@ def test_quantised_tokens_keep_their_own_scales():
     chosen = torch.full_like(chosen, 2)
     stored = [ExpertWeight(quantize_int8(m.flatten(0, 1), quantizes_input=True), 4) for m in (up, down)]
     loud = x * torch.tensor([1.0, 30.0, 1.0, 1.0])[:, None]
-    quiet, mixed = (grouped_experts(each, weights, chosen, *stored, "silu", True) for each in (x, loud))
+    quiet, mixed = (experts_of(each, weights, chosen, *stored, "silu", True) for each in (x, loud))
     close(mixed[[0, 2, 3]], quiet[[0, 2, 3]])

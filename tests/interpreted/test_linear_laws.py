@@ -12,15 +12,17 @@ from perfmodel_executors.kernels.tiles import TileConfig  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
     dequantize,
     quantize_fp8,
+    quantize_fp8_block,
     quantize_int4,
     quantize_int8,
+    quantize_mxfp4,
+    quantize_nvfp4,
 )
 
 KERNELS = load_kernels("triton")
 M, N, K = 5, 48, 640
 FEW = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 128}
 MANY = {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 128, "DESCRIPTORS": 0}
-WIDTHS = {"linear_w4a16": {"BLOCK_M": 16, "BLOCK_N": 32, "GROUPS": 1}}
 
 
 def inputs(rows=M):
@@ -39,9 +41,12 @@ def cut(operator, x, weight, slices, sizes):
         ("linear", None, MANY),
         ("linear", None, {**MANY, "DESCRIPTORS": 1}),
         ("linear_w8a16", quantize_int8, FEW),
-        ("linear_w4a16", quantize_int4, WIDTHS["linear_w4a16"]),
+        ("linear_w4a16", quantize_int4, FEW),
         ("linear_w8a8", lambda w: quantize_int8(w, quantizes_input=True), FEW),
         ("linear_fp8", quantize_fp8, FEW),
+        ("linear_fp8_block", quantize_fp8_block, FEW),
+        ("linear_w4a16", quantize_mxfp4, FEW),
+        ("linear_w4a16", quantize_nvfp4, FEW),
     ],
 )
 def test_slices_of_k_add_up_to_the_whole(operator, quantize, sizes):
@@ -66,9 +71,29 @@ def test_descriptors_load_what_pointers_do():
 def test_an_int4_product_is_that_with_the_dequantised_weight(groups, has_zeros):
     x, weight = inputs()
     stored = quantize_int4(weight[:, :512].contiguous(), has_zeros=has_zeros)
-    sizes = {**WIDTHS["linear_w4a16"], "GROUPS": groups}
+    sizes = {**FEW, "BLOCK_K": 128 * groups}
     actual = cut("linear_w4a16", x[:, :512], stored, 1, sizes)  # rows of x lie apart, too
     torch.testing.assert_close(actual, x[:, :512] @ dequantize(stored).T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("quantize", [quantize_mxfp4, quantize_nvfp4])
+def test_a_product_in_4_bit_floats_is_that_with_the_dequantised_weight(quantize):
+    """All codes and a wide range of scales: rows differ by 2^12."""
+    x, weight = inputs()
+    stored = quantize(weight * torch.logspace(-6, 6, N, base=2)[:, None])
+    actual = KERNELS.linear_w4a16(x, stored)
+    torch.testing.assert_close(actual, x @ dequantize(stored).T, rtol=1e-5, atol=1e-4)
+
+
+def test_sums_of_blocks_keep_their_own_scales():
+    """A block 1,000 times larger than its neighbours does not coarsen them; each is off by e4m3's rounding of x."""
+    x, weight = inputs()
+    x[:, :128] *= 1000
+    weight[:, :128] = 0
+    stored = quantize_fp8_block(weight)
+    actual = KERNELS.linear_fp8_block(x, stored)
+    expected = x @ dequantize(stored).T
+    assert (actual - expected).norm() < 0.04 * expected.norm()
 
 
 def test_greedy_takes_the_first_of_equal_logits_in_whichever_piece():

@@ -13,32 +13,24 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 safetensors = pytest.importorskip("safetensors.torch", reason="needs perfmodel[weights]")
-transformers = pytest.importorskip("transformers", reason="needs perfmodel[test]")
-
-from comparison import executed, largest_difference  # noqa: E402
-from reference_models import REFERENCES, build  # noqa: E402
+pytest.importorskip("transformers", reason="needs perfmodel[test]")
 
 from perfmodel.models import list_models, load_model  # noqa: E402
 from perfmodel.models.executed import FAMILIES, why_not_executed  # noqa: E402
 from perfmodel.specs import EngineSpec  # noqa: E402
 from perfmodel_executors.kernels.swiglu.reference import ACTIVATIONS  # noqa: E402
+from perfmodel_executors.kernels.weight_formats import ExpertWeight, dequantize, fp4_from_pairs  # noqa: E402
 from perfmodel_executors.models.decoder import load_decoder  # noqa: E402
-from perfmodel_executors.models.loading.layouts import from_mxfp4  # noqa: E402
 from perfmodel_executors.models.mixers import MIXERS  # noqa: E402
 from perfmodel_executors.models.rotations import SCALINGS  # noqa: E402
+from perfmodel_executors.parity.comparison import TOLERANCE, executed, largest_difference  # noqa: E402
+from perfmodel_executors.parity.references import REFERENCES, build  # noqa: E402
 
-TOLERANCE = 1e-4
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
 ROW = re.compile(r"^\| (?P<family>[^|]+?) \| (?P<shown>[^|]+?) \| (?P<difference>[\d.e-]+) \|$", re.MULTILINE)
 # Their classes are those of another family, with other sizes: the text part of Gemma 3, and checkpoints with code of
 # their own whose decoder is DeepSeek-V3's (Kimi K2) or Qwen2's (MiMo).
 SAME_COMPUTATION = {"gemma3": "gemma3_text", "kimi_k2": "deepseek_v3", "mimo": "qwen2"}
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
 
 
 @pytest.mark.parametrize("name", REFERENCES)
@@ -52,7 +44,7 @@ def test_experts_stored_in_mxfp4_are_those_that_transformers_dequantises(tmp_pat
     """gpt-oss as published: blocks of 32 E2M1 codes with an exponent each, here random ones."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    sizes = {"hidden_size": 64, "intermediate_size": 128}
     reference = replace(REFERENCES["gpt-oss"], fields=REFERENCES["gpt-oss"].fields | sizes)
     model = build(reference)
     executed(reference, model, tmp_path)  # writes the files
@@ -66,12 +58,16 @@ def test_experts_stored_in_mxfp4_are_those_that_transformers_dequantises(tmp_pat
             scales = torch.randint(122, 126, blocks.shape[:-1], generator=generator, dtype=torch.uint8)
             tensors |= {f"{full}_blocks": blocks, f"{full}_scales": scales}
             plain = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
-            assert torch.equal(from_mxfp4(blocks, scales).transpose(1, 2), plain)
+            stored = fp4_from_pairs(blocks.flatten(0, 1), scales.flatten(0, 1))
+            assert torch.equal(dequantize(stored).view(experts, rows, width).transpose(1, 2), plain)
             getattr(layer.mlp.experts, name).data.copy_(plain)
     safetensors.save_file(tensors, path)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    plain_modules = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    stored_as = {"quant_method": "mxfp4", "modules_to_not_convert": plain_modules}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": stored_as}))
     decoder = load_decoder(load_model(path), EngineSpec(dtype="float32", block_size=4))
+    assert all(isinstance(layer.ffn.up, ExpertWeight) for layer in decoder.weights.layers)
     assert largest_difference(decoder, model) <= TOLERANCE
 
 

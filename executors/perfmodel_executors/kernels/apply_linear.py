@@ -8,6 +8,8 @@ from torch import Tensor
 
 from perfmodel_executors.kernels.dispatch import Kernels
 from perfmodel_executors.kernels.weight_formats.containers import (
+    BlockFp8Weight,
+    Fp4Weight,
     Fp8Weight,
     Int4Weight,
     Int8Weight,
@@ -21,9 +23,11 @@ OPERATORS = MappingProxyType(
     {
         (Int8Weight, False): "linear_w8a16",
         (Fp8Weight, False): "linear_w8a16",
+        (Fp4Weight, False): "linear_w4a16",
         (Int4Weight, False): "linear_w4a16",
         (Int8Weight, True): "linear_w8a8",
         (Fp8Weight, True): "linear_fp8",
+        (BlockFp8Weight, True): "linear_fp8_block",
         (Sparse24Weight, False): "linear_sparse24",
     }
 )

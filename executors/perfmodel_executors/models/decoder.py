@@ -21,6 +21,7 @@ from perfmodel.ops.formats import served_model
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel_executors.kernels import Kernels, load_kernels
 from perfmodel_executors.kernels.apply_linear import apply_linear
+from perfmodel_executors.kernels.moe.layer import ExpertLayer
 from perfmodel_executors.models.attention import keys_and_values, ring_of
 from perfmodel_executors.models.batch import StepBatch
 from perfmodel_executors.models.choosing import TokenChooser
@@ -207,12 +208,8 @@ class Decoder:
     def _moe(self, x_TC: Tensor, ffn: MoEFFN, weights: MoEWeights) -> Tensor:
         kernels = self.kernels
         routing = route_tokens(kernels, kernels.linear(x_TC, weights.router), ffn, weights.router_bias)
-        experts = (x_TC, *routing, weights.up, weights.down, ffn.activation, ffn.gated)
-        update_TC: Tensor
-        if weights.up_bias is None:
-            update_TC = kernels.grouped_experts(*experts)
-        else:
-            update_TC = kernels.grouped_biased_experts(*experts, weights.up_bias, weights.down_bias)
+        layer = ExpertLayer(weights.up, weights.down, ffn.activation, ffn.gated, weights.up_bias, weights.down_bias)
+        update_TC: Tensor = kernels.grouped_experts(x_TC, *routing, layer)
         if weights.shared is not None:
             shared_TC = self._dense(x_TC, weights.shared, ffn.activation, ffn.gated)
             if weights.shared_gate is not None:

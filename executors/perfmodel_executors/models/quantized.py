@@ -19,14 +19,18 @@ from perfmodel.models.architecture import Attention, Layer, MoEFFN, Quantization
 from perfmodel.models.number_formats import METHODS
 from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels.weight_formats import (
+    FP8_BLOCK,
     OUTLIER_THRESHOLD,
     LowRankWeight,
     MatrixWeight,
     Weight,
     quantize_experts,
     quantize_fp8,
+    quantize_fp8_block,
     quantize_int4,
     quantize_int8,
+    quantize_mxfp4,
+    quantize_nvfp4,
     sparsify_24,
 )
 from perfmodel_executors.models.weights import AttentionWeights, FFNWeights, LayerWeights, MoEWeights
@@ -35,11 +39,13 @@ Quantize = Callable[[Tensor], MatrixWeight]
 
 
 class _Format(NamedTuple):
-    """What distinguishes formats: codes stored, codes multiplied (None: the model's dtype), whether in groups."""
+    """What distinguishes formats: codes stored, codes multiplied (None: the model's dtype), whether in groups, whether
+    outputs share scales, too."""
 
     weights: str
     activations: str | None
     is_grouped: bool
+    is_blocked: bool = False
 
 
 def _int8(quantization: QuantizationSpec) -> Quantize:
@@ -55,6 +61,11 @@ def _int4(quantization: QuantizationSpec) -> Quantize:
     return partial(quantize_int4, group_size=quantization.group_size, has_zeros=quantization.method == "awq")
 
 
+def _by_definition(quantize: Quantize) -> Callable[[QuantizationSpec], Quantize]:
+    """For formats whose groups are fixed."""
+    return lambda _: quantize
+
+
 _QUANTIZERS: MappingProxyType[_Format | None, Callable[[QuantizationSpec], Quantize]] = MappingProxyType(
     {
         _Format("int8", None, False): _int8,
@@ -63,6 +74,10 @@ _QUANTIZERS: MappingProxyType[_Format | None, Callable[[QuantizationSpec], Quant
         _Format("fp8", "fp8", False): _fp8,
         _Format("int4", None, True): _int4,
         _Format("int4", None, False): _int4,
+        _Format("fp8", "fp8", True, is_blocked=True): _by_definition(quantize_fp8_block),
+        _Format("mxfp4", None, True): _by_definition(quantize_mxfp4),
+        # No device that is executed on multiplies NVFP4: as engines do there, activations stay as they are.
+        _Format("nvfp4", None, True): _by_definition(quantize_nvfp4),
     }
 )
 
@@ -116,10 +131,12 @@ def layer_quantizer(model: ModelSpec) -> Callable[[LayerWeights, Layer], LayerWe
 
 
 def _format(quantization: QuantizationSpec, dtype: str) -> _Format | None:
-    if quantization.weights is None or quantization.group_rows > 1:
+    size, rows = quantization.group_size, quantization.group_rows
+    if quantization.weights is None or (rows > 1 and (rows, size) != (FP8_BLOCK, FP8_BLOCK)):
         return None
-    activations = None if quantization.activations == dtype else quantization.activations
-    return _Format(quantization.weights, activations, quantization.group_size > 0)
+    kept = (dtype, "nvfp4") if quantization.weights == "nvfp4" else (dtype,)
+    activations = None if quantization.activations in kept else quantization.activations
+    return _Format(quantization.weights, activations, size > 0, rows > 1)
 
 
 def _named(quantization: QuantizationSpec) -> str:

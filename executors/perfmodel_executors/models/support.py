@@ -27,7 +27,6 @@ from perfmodel.models.architecture import (
     LatentAttention,
     Mamba,
     Mixer,
-    MoEFFN,
     QuantizationSpec,
 )
 from perfmodel.models.executed import why_not_executed
@@ -45,7 +44,6 @@ _DTYPES = {
 }
 
 
-_DEQUANTISED = ("gguf", "mxfp4")
 _PACKED_BITS = {"int8": 8, "int4": 4, "int2": 2}
 _KV_DTYPES = _DTYPES | {"fp8": FP8, "int8": torch.int8}
 
@@ -60,9 +58,8 @@ def torch_dtype(model: ModelSpec) -> torch.dtype:
 
 
 def with_plain_weights(model: ModelSpec) -> ModelSpec:
-    """The model as it is executed: the quantised weights of GGUF files, and experts in MXFP4, are dequantised when they
-    are loaded."""
-    if model.weights_origin is None or model.quantization.method not in _DEQUANTISED:
+    """The model as it is executed: the quantised weights of GGUF files are dequantised when they are loaded."""
+    if model.weights_origin is None or model.quantization.method != "gguf":
         return model
     return replace(model, quantization=QuantizationSpec(kv_cache=model.quantization.kv_cache))
 
@@ -212,7 +209,6 @@ def check_capturable(model: ModelSpec, attention: str) -> None:
         "outliers multiplied apart (llm_int8)": model.quantization.outlier_share > 0,
         "early exit (model_changes.early_exit)": model.exits is not None,
         "recurrent layers": any(not isinstance(m, Attention | LatentAttention | None) for m in _mixers(model)),
-        "experts with biases": any(layer.ffn.bias for layer, _ in model.layers if isinstance(layer.ffn, MoEFFN)),
     }
     for reason, is_used in reasons.items():
         if is_used:

@@ -259,6 +259,7 @@ WEIGHT_FORMATS = MappingProxyType(
         "sq": WeightFormat("int8", "int8", 1, 1),
         "w4afp8": WeightFormat("w4afp8", "fp8", _W4, 1, quantizes_input=True),
         "w4a16_mxfp4": WeightFormat("mxfp4_wo", "bf16", _MXFP4, 2),
+        "w4a16_nvfp4": WeightFormat("nvfp4_wo", "bf16", _NVFP4, 2),
         "w4a8_mxfp4_mxfp8": WeightFormat("w4a8_mxfp4", "fp8", _MXFP4, 1 + 1 / 32, quantizes_input=True),
         "mxfp4": WeightFormat("mxfp4", "fp4", _MXFP4, _MXFP4, quantizes_input=True),
         "nvfp4": WeightFormat("nvfp4", "fp4", _NVFP4, _NVFP4, quantizes_input=True),

@@ -43,6 +43,7 @@ TABLES: Mapping[str, tuple[str, dict[str, Size]]] = MappingProxyType(
         "grouped_experts": ("moe", {"moe_tp_size": 1, "moe_ep_size": 1, "distribution": "balanced"}),
         "linear": ("gemm", {"gemm_dtype": "bfloat16"}),
         "linear_fp8": ("gemm", {"gemm_dtype": "fp8"}),
+        "linear_fp8_block": ("gemm", {"gemm_dtype": "fp8_block"}),
         "linear_w4a16": ("gemm", {"gemm_dtype": "int4_wo"}),
         "linear_w8a8": ("gemm", {"gemm_dtype": "int8"}),
         "linear_w8a16": ("gemm", {"gemm_dtype": "int8_wo"}),

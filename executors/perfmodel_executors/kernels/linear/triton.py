@@ -1,17 +1,16 @@
-"""y = x W^T + b on tensor cores, accumulated in fp32: one kernel for many tokens, one for few.
+"""y = x W^T + b on tensor cores, accumulated in fp32: a kernel for many tokens, that of stored weights for few.
 
 Many tokens (limited by the tensor cores): tiles of x times tiles of W, walked in groups that share rows of W in the L2
 cache; operands come through `cp.async`, or through the copy engine of sm_90 and newer (tensor descriptors).
 
-Few tokens (limited by reading W once): the roles are swapped, y^T = W x^T, so that W fills the 64 to 128 rows that a
-tensor-core instruction has and the tokens its columns, of which 8 are enough. Nothing of W is read twice.
+Few tokens (limited by reading W once): the roles are swapped, as in `swapped_product`.
 
 Where there are fewer tiles than the device runs at once, K is cut into slices. Each slice writes its sums to a
 workspace, a second kernel adds them up in order: no atomics, so equal inputs give equal bits, and nothing that a CUDA
 graph could not capture.
 """
 
-__all__ = ["linear", "linear_shared_bytes"]
+__all__ = ["linear", "many_tokens_shared_bytes"]
 
 from collections.abc import Iterator
 from functools import partial
@@ -24,29 +23,14 @@ from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.row_tiles.triton import has_copy_engine, provide_scratch
-from perfmodel_executors.kernels.split_k.triton import (
-    add_slices,
-    num_slices,
-    own_blocks,
-    slice_buffer,
-    store_transposed,
-)
+from perfmodel_executors.kernels.split_k.triton import add_slices, num_slices, own_blocks, slice_buffer
+from perfmodel_executors.kernels.swapped_product.tiling import FEW_TOKENS
+from perfmodel_executors.kernels.swapped_product.triton import swapped_product
 from perfmodel_executors.kernels.tiles import TileConfig, compute_units, pick
+from perfmodel_executors.kernels.weight_formats.operand import operand_of
 
-_FEW_TOKENS = 64
-_LEAST_TOKENS = 16  # columns of a tile; with fewer, Hopper and Blackwell fall back to the instructions of Ampere
 _GROUP = 8  # tiles of tokens that are walked together
 _NOWHERE = 1 << 30  # bytes that no device has
-
-# BLOCK_N, BLOCK_K, warps, stages: 32 to 64 KB of W under way in each block, two or three blocks to a unit.
-_FEW_TOKENS_TILES = (
-    (64, 128, 4, 4),
-    (128, 64, 4, 4),
-    (128, 128, 4, 3),
-    (64, 256, 4, 3),
-    (64, 128, 4, 3),
-    (32, 256, 4, 4),
-)
 
 
 class _Tile(NamedTuple):
@@ -119,74 +103,47 @@ def _many_tokens_kernel(
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))
 
 
-@triton.jit(do_not_specialize=["M"])
-def _few_tokens_kernel(
-    x_ptr, weight_ptr, bias_ptr, out_ptr, M, N, K, x_stride, weight_stride, slice_stride,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
-):  # fmt: skip
-    m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    first, last = own_blocks(tl.cdiv(K, BLOCK_K), SPLIT_K)
-    acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-    x_ptrs = x_ptr + (m % M).to(tl.int64)[None, :] * x_stride + k[:, None]
-    weight_ptrs = weight_ptr + (n % N).to(tl.int64)[:, None] * weight_stride + k[None, :]
-    for block in range(first, last):
-        if EVEN_K:
-            weight = tl.load(weight_ptrs + block * BLOCK_K, eviction_policy="evict_first")
-            x = tl.load(x_ptrs + block * BLOCK_K, eviction_policy="evict_last")
-        else:
-            inside = k < K - block * BLOCK_K
-            weight = tl.load(weight_ptrs + block * BLOCK_K, mask=inside[None, :], other=0.0)
-            x = tl.load(x_ptrs + block * BLOCK_K, mask=inside[:, None], other=0.0)
-        acc = tl.dot(weight, x, acc, input_precision="ieee")
-    store_transposed(acc, bias_ptr, out_ptr, m, n, M, N, slice_stride, SPLIT_K)
-
-
 def linear(x_TC: Tensor, weight_DC: Tensor, bias_D: Tensor | None = None, config: TileConfig | None = None) -> Tensor:
     """The product in x's dtype; rows of x and of the weight may lie apart, their elements not."""
     x_TC = x_TC if x_TC.stride(1) == 1 else x_TC.contiguous()
-    m, k = x_TC.shape
-    n = weight_DC.shape[0]
+    (m, k), n = x_TC.shape, weight_DC.shape[0]
+    if m <= FEW_TOKENS if config is None else "DESCRIPTORS" not in config.sizes:
+        return swapped_product("linear", x_TC, operand_of(weight_DC), bias_D, config)
     y_TD = torch.empty(m, n, dtype=x_TC.dtype, device=x_TC.device)
     run = partial(_run, x_TC, weight_DC, bias_D, y_TD)
     if config is None:
         problem = (triton.next_power_of_2(m), n, k, x_TC.dtype)
-        law = partial(linear_shared_bytes, element_bytes=x_TC.element_size())
+        law = partial(many_tokens_shared_bytes, element_bytes=x_TC.element_size())
         config = pick("linear", problem, partial(_candidates, x_TC, weight_DC), law, run, x_TC.device)
     run(config)
     return y_TD
 
 
-def linear_shared_bytes(config: TileConfig, capability: int, element_bytes: int) -> int:
+def many_tokens_shared_bytes(config: TileConfig, capability: int, element_bytes: int) -> int:
     """Shared memory of a thread block: its pipeline's operands, and barriers for the copy engine and tensor memory.
 
     More than any device has for descriptors where there is no copy engine.
     """
     sizes, stages = config.sizes, config.options.num_stages
     operands = (sizes["BLOCK_M"] + sizes["BLOCK_N"]) * sizes["BLOCK_K"] * element_bytes
-    if not has_copy_engine(capability) or sizes["BLOCK_N"] < 64:  # instructions that wait for their operands
-        return _NOWHERE if sizes.get("DESCRIPTORS") else operands * max(1, stages - 1)
-    barriers = 8 * stages if sizes.get("DESCRIPTORS") else 0
+    if not has_copy_engine(capability):  # instructions that wait for their operands
+        return _NOWHERE if sizes["DESCRIPTORS"] else operands * max(1, stages - 1)
+    barriers = 8 * stages if sizes["DESCRIPTORS"] else 0
     if capability >= 100:
         barriers = 16 + -(-barriers // 16) * 16
     return operands * stages + barriers
 
 
 def _run(x_TC: Tensor, weight_DC: Tensor, bias_D: Tensor | None, y_TD: Tensor, config: TileConfig) -> None:
-    (m, k), n, sizes = x_TC.shape, y_TD.shape[1], dict(config.sizes)
+    (m, k), n, sizes = x_TC.shape, y_TD.shape[1], config.sizes
     slices = sizes["SPLIT_K"]
     out = slice_buffer(y_TD, slices)
     args = (x_TC, weight_DC, bias_D, out, m, n, k, x_TC.stride(0), weight_DC.stride(0), m * n)
-    tiles_m, tiles_n = triton.cdiv(m, sizes["BLOCK_M"]), triton.cdiv(n, sizes["BLOCK_N"])
+    grid = (triton.cdiv(m, sizes["BLOCK_M"]) * triton.cdiv(n, sizes["BLOCK_N"]), slices)
+    if sizes["DESCRIPTORS"]:
+        provide_scratch(x_TC.device)
     even = k % sizes["BLOCK_K"] == 0
-    if "DESCRIPTORS" in sizes:
-        if sizes["DESCRIPTORS"]:
-            provide_scratch(x_TC.device)
-        grid: tuple[int, ...] = (tiles_m * tiles_n, slices)
-        launch(_many_tokens_kernel, grid, *args, options=config.options, GROUP=_GROUP, EVEN_K=even, **sizes)
-    else:
-        launch(_few_tokens_kernel, (tiles_n, slices, tiles_m), *args, options=config.options, EVEN_K=even, **sizes)
+    launch(_many_tokens_kernel, grid, *args, options=config.options, GROUP=_GROUP, EVEN_K=even, **sizes)
     if slices > 1:
         add_slices(out, bias_D, y_TD)
 
@@ -195,13 +152,6 @@ def _candidates(x_TC: Tensor, weight_DC: Tensor) -> Iterator[TileConfig]:
     """The tile with the least estimated time first, those that wait last; without descriptors before with, of which no
     pipeline is sure."""
     (m, k), n = x_TC.shape, weight_DC.shape[0]
-    if m <= _FEW_TOKENS:
-        block_m = max(_LEAST_TOKENS, triton.next_power_of_2(m))
-        for block_n, block_k, warps, stages in _FEW_TOKENS_TILES:
-            slices = num_slices(triton.cdiv(n, block_n), triton.cdiv(k, block_k), x_TC.device, blocks_per_unit=2)
-            sizes = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "SPLIT_K": slices}
-            yield TileConfig(sizes, Options(warps, stages))
-        return
     is_aligned = all(tensor.stride(0) * tensor.element_size() % 16 == 0 for tensor in (x_TC, weight_DC))
     units = compute_units(x_TC.device)
 

@@ -14,6 +14,7 @@ from perfmodel_executors.kernels.weight_formats.samples import FORMATS
 
 # Beside rounding of the result: a value on the edge between two codes may go either way.
 _TOLERANCE = {torch.float32: 4e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+_FORMATS = {"linear_w8a8": "int8", "linear_fp8": "fp8", "linear_fp8_block": "fp8_block"}
 _SHAPES = ((14336, 4096), (4096, 14336), (6144, 4096), (4096, 4096))
 _TOKENS = (1, 8, 64, 512, 4096)
 
@@ -22,18 +23,19 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
     """Few and many tokens, several slices, odd sizes."""
     return [
         *(_problem(name, 3, 72, 1100, dtype, has_bias=True) for name in ("linear_w8a8", "linear_fp8")),
-        *(_problem(name, 70, 40, 144, dtype) for name in ("linear_w8a8", "linear_fp8")),
+        *(_problem(name, 70, 40, 144, dtype) for name in ("linear_w8a8", "linear_fp8", "linear_fp8_block")),
+        _problem("linear_fp8_block", 3, 200, 600, dtype, has_bias=True),
     ]
 
 
 def serving() -> list[Problem]:
     """Decode batches and chunks of prompts, at the sizes of an 8B model."""
-    names = ("linear_w8a8", "linear_fp8")
+    names = tuple(_FORMATS)
     return [_problem(name, m, n, k, torch.bfloat16) for name in names for n, k in _SHAPES for m in _TOKENS]
 
 
 def _problem(operator: str, m: int, n: int, k: int, dtype: torch.dtype, has_bias: bool = False) -> Problem:
-    name = "fp8" if operator == "linear_fp8" else "int8"
+    name = _FORMATS[operator]
     found = FORMATS[name]
 
     def make(inputs: Inputs) -> tuple[object, ...]:

@@ -1,15 +1,21 @@
 """y = (q(x) W^T) * token scale * output scale + b: activations quantised on the way, for each token by its largest.
 
-q(x) in INT8 (-127..127, accumulated in int32) or in e4m3 (accumulated in fp32).
+q(x) in INT8 (-127..127, accumulated in int32) or in e4m3 (accumulated in fp32). In blocks, x has a scale for each token
+and 128 inputs, and the weight one for each 128 x 128.
 """
 
-__all__ = ["linear_fp8", "linear_w8a8", "quantize_tokens_fp8", "quantize_tokens_int8"]
+__all__ = ["linear_fp8", "linear_fp8_block", "linear_w8a8", "quantize_tokens_fp8", "quantize_tokens_int8"]
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int8Weight
+from perfmodel_executors.kernels.weight_formats.containers import (
+    FP8_BLOCK,
+    BlockFp8Weight,
+    Fp8Weight,
+    Int8Weight,
+)
 from perfmodel_executors.kernels.weight_formats.expanded import expanded
 from perfmodel_executors.kernels.weight_formats.quantize import FP8_MAX, INT8_MAX
 
@@ -29,6 +35,15 @@ def quantize_tokens_fp8(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     wide = x_MK.float()
     scales_M = (wide.abs().amax(dim=1) / FP8_MAX).clamp_min(_TINY)
     return (wide / scales_M[:, None]).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scales_M
+
+
+def linear_fp8_block(x_MK: Tensor, weight: BlockFp8Weight, bias_N: Tensor | None = None) -> Tensor:
+    """The product [M, N] in x's dtype: x to e4m3 in groups of 128 and back, then by what the weight stands for."""
+    m, k = x_MK.shape
+    groups = functional.pad(x_MK, (0, -k % FP8_BLOCK)).reshape(-1, FP8_BLOCK)
+    values, scales = quantize_tokens_fp8(groups)
+    rounded_MK = (values.float() * scales[:, None]).view(m, -1)[:, :k]
+    return functional.linear(rounded_MK.to(x_MK.dtype), expanded(weight, x_MK.dtype), bias_N)
 
 
 def linear_w8a8(x_MK: Tensor, weight: Int8Weight, bias_N: Tensor | None = None) -> Tensor:

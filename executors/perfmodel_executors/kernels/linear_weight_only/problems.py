@@ -10,6 +10,7 @@ from perfmodel_executors.kernels.weight_formats.dense import dense_product
 from perfmodel_executors.kernels.weight_formats.samples import FORMATS
 
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+_SERVED = ("int8_wo", "int4_wo", "w4a16_mxfp4", "w4a16_nvfp4")
 _SHAPES = ((14336, 4096), (4096, 14336), (6144, 4096), (4096, 4096))
 _TOKENS = (1, 8, 16, 64, 4096)
 
@@ -23,17 +24,20 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
         _problem("int4_wo", 3, 72, 1024, dtype, has_bias=True),
         _problem("int4_wo", 70, 40, 384, dtype),
         _problem("int4_wo_zeros", 9, 40, 192, dtype, has_bias=True),
+        _problem("w4a16_mxfp4", 3, 72, 1088, dtype, has_bias=True),
+        _problem("w4a16_mxfp4", 70, 40, 192, dtype),
+        _problem("w4a16_nvfp4", 5, 72, 320, dtype, has_bias=True),
     ]
 
 
 def serving() -> list[Problem]:
     """Decode batches and a chunk of a prompt, at the sizes of an 8B model."""
-    return [_problem(f, m, n, k, torch.bfloat16) for f in ("int8_wo", "int4_wo") for n, k in _SHAPES for m in _TOKENS]
+    return [_problem(f, m, n, k, torch.bfloat16) for f in _SERVED for n, k in _SHAPES for m in _TOKENS]
 
 
 def _problem(name: str, m: int, n: int, k: int, dtype: torch.dtype, has_bias: bool = False) -> Problem:
     found = FORMATS[name]
-    operator = "linear_w4a16" if name.startswith("int4") else "linear_w8a16"
+    operator = "linear_w8a16" if "8" in name else "linear_w4a16"
 
     def make(inputs: Inputs) -> tuple[object, ...]:
         x_MK = inputs.normal(m, k, dtype=dtype)

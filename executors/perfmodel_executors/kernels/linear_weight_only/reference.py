@@ -1,4 +1,4 @@
-"""y = x dequantised(W)^T + b, W in INT8, e4m3 or INT4.
+"""y = x dequantised(W)^T + b, W in INT8, e4m3, INT4 or 4-bit floats.
 
 Scales for each output multiply the product, not the weight: the same result, N M multiplications in place of N K.
 On a CPU with few tokens, torch's kernels that read the packed weight; they are slower than dequantising beyond
@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int4Weight, Int8Weight
+from perfmodel_executors.kernels.weight_formats.containers import Fp4Weight, Fp8Weight, Int4Weight, Int8Weight
 from perfmodel_executors.kernels.weight_formats.dequantize import dequantize, int4_codes
 from perfmodel_executors.kernels.weight_formats.expanded import expanded
 
 _MOST_TOKENS_INT8 = 16
+_INT8_CPU_STEP = 16  # inputs that torch's kernel takes at once: where they do not divide K it reads beyond the weight
 _MOST_TOKENS_INT4 = 512
 _INT4_CPU_GROUPS = (32, 64, 128, 256)
 
@@ -29,7 +30,7 @@ def linear_w8a16(x_MK: Tensor, weight: Int8Weight | Fp8Weight, bias_N: Tensor | 
     dtype, is_cpu = x_MK.dtype, x_MK.device.type == "cpu"
     if isinstance(weight, Fp8Weight):
         product_MN = functional.linear(x_MK, expanded(weight, dtype))
-    elif is_cpu and dtype == torch.bfloat16 and len(x_MK) <= _MOST_TOKENS_INT8:
+    elif is_cpu and dtype == torch.bfloat16 and len(x_MK) <= _MOST_TOKENS_INT8 and not x_MK.shape[1] % _INT8_CPU_STEP:
         ones_N = torch.ones(len(weight.values_NK), dtype=dtype)
         product_MN = torch._weight_int8pack_mm(x_MK.contiguous(), weight.values_NK, ones_N)
     else:
@@ -38,8 +39,10 @@ def linear_w8a16(x_MK: Tensor, weight: Int8Weight | Fp8Weight, bias_N: Tensor | 
     return (scaled_MN if bias_N is None else scaled_MN + bias_N).to(dtype)
 
 
-def linear_w4a16(x_MK: Tensor, weight: Int4Weight, bias_N: Tensor | None = None) -> Tensor:
+def linear_w4a16(x_MK: Tensor, weight: Int4Weight | Fp4Weight, bias_N: Tensor | None = None) -> Tensor:
     """The product [M, N] in x's dtype."""
+    if isinstance(weight, Fp4Weight):
+        return functional.linear(x_MK, expanded(weight, x_MK.dtype), bias_N)
     n, k = weight.shape
     is_packed = x_MK.device.type == "cpu" and x_MK.dtype == torch.bfloat16 and len(x_MK) <= _MOST_TOKENS_INT4
     if not is_packed or n % 32 or k % 32 or weight.group_size not in _INT4_CPU_GROUPS:

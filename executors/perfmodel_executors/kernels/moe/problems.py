@@ -3,6 +3,7 @@
 __all__ = ["serving", "tiny"]
 
 from collections import Counter
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,11 +14,15 @@ from perfmodel.ops.feedforward import experts as experts_work
 from perfmodel.ops.feedforward import route as route_work
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.routing import TILE_ROWS, ExpertLoad
+from perfmodel_executors.kernels.moe.layer import ExpertLayer
 from perfmodel_executors.kernels.moe.library import EXPERTS_BY_LIBRARY
 from perfmodel_executors.kernels.moe.reference import route as reference_route
+from perfmodel_executors.kernels.moe.rule import PLAIN_RULE, RoutingRule
 from perfmodel_executors.kernels.problem import Inputs, Problem
 from perfmodel_executors.kernels.weight_formats import ExpertWeight
 from perfmodel_executors.kernels.weight_formats.samples import FORMATS
+
+_GROUPED = RoutingRule("sigmoid", scale=2.5, num_groups=8, top_k_groups=4, groups_by="top2")  # DeepSeek-V3
 
 _Choices = list[list[int]]  # each token's experts
 
@@ -27,15 +32,19 @@ _TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  #
 _TOLERANCE_8_BITS = {torch.float32: 1e-2, torch.float16: 1.5e-2, torch.bfloat16: 4e-2}
 _MODELS = ("qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v2-lite")
 _TOKENS = (1, 2, 4, 8, 16, 64, 256, 1024, 4096)
-_STORED_FORMATS = ("int8_wo", "int4_wo", "fp8")
+_STORED_FORMATS = ("int8_wo", "int4_wo", "fp8", "fp8_block", "w4a16_mxfp4")
 _STORED_TOKENS = (1, 4, 16, 64, 1024)
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
     """Odd sizes: one token, a few in one tile each, and more than the tile that needs no sorting."""
     shapes = ((1, MoEFFN(4, 2, 24)), (5, MoEFFN(9, 3, 20, gated=False, activation="relu2")), (19, MoEFFN(3, 1, 33)))
+    grouped = _GROUPED._replace(num_groups=3, top_k_groups=2)  # of a number that is no power of two
+    rules = (grouped, grouped._replace(groups_by="max", scoring="softmax"), RoutingRule(renormalizes=False))
     routes = [_route(*size, dtype) for size in ((1, 4, 2), (5, 60, 4), (3, 512, 10))]
-    plain = [_experts(tokens, 40, ffn, dtype) for tokens, ffn in shapes]
+    routes += [_route(9, 60, 6, dtype, rule, bool(n % 2)) for n, rule in enumerate(rules)]
+    biased = [(tokens, replace(ffn, bias=True, activation="swiglu_oai", gated=True)) for tokens, ffn in shapes]
+    plain = [_experts(tokens, 40, ffn, dtype) for tokens, ffn in (*shapes, *biased)]
     stored = [
         _experts(tokens, width, ffn, dtype, form=form)
         for form, tokens, width, ffn in (
@@ -46,6 +55,10 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
             ("fp8_wo", 19, 40, shapes[2][1]),
             ("fp8", 5, 40, shapes[0][1]),
             ("int8", 19, 40, shapes[2][1]),
+            ("int8_wo", 5, 40, biased[1][1]),
+            ("w4a16_mxfp4", 5, 64, MoEFFN(4, 2, 64, activation="swiglu_oai", bias=True)),
+            ("w4a16_nvfp4", 19, 64, MoEFFN(3, 1, 64)),
+            ("fp8_block", 5, 128, MoEFFN(4, 2, 128)),
         )
     ]
     return [*routes, *plain, *stored]
@@ -67,6 +80,7 @@ def serving() -> list[Problem]:
     ]
     # Routers' logits are fp32 as the cost model counts them.
     routes = [_route(t, ffn.num_experts, ffn.top_k, torch.float32) for _, ffn in blocks for t in (1, 64, 4096)]
+    routes += [_route(t, 256, 8, torch.float32, _GROUPED, has_bias=True) for t in (1, 64, 4096)]
     return [*products, *stored, *routes]
 
 
@@ -82,11 +96,22 @@ def _logits(inputs: Inputs, tokens: int, num_experts: int, dtype: torch.dtype) -
     return (order * (8.0 / num_experts)).to(dtype)
 
 
-def _route(tokens: int, num_experts: int, top_k: int, dtype: torch.dtype) -> Problem:
-    def make(inputs: Inputs) -> tuple[Tensor | int, ...]:
-        return _logits(inputs, tokens, num_experts, dtype), top_k
+def _route(
+    tokens: int,
+    num_experts: int,
+    top_k: int,
+    dtype: torch.dtype,
+    rule: RoutingRule = PLAIN_RULE,
+    has_bias: bool = False,
+) -> Problem:
+    def make(inputs: Inputs) -> tuple[Tensor | int | RoutingRule | None, ...]:
+        logits = _logits(inputs, tokens, num_experts, dtype)
+        bias = inputs.normal(num_experts, dtype=torch.float32, scale=0.05) if has_bias else None
+        return logits, top_k, rule, bias
 
-    sizes = {"num_tokens": tokens, "num_experts": num_experts, "topk": top_k}
+    sizes: dict[str, int | float | str] = {"num_tokens": tokens, "num_experts": num_experts, "topk": top_k}
+    if rule != PLAIN_RULE:
+        sizes |= {"num_groups": rule.num_groups, "scoring": rule.scoring, "renormalizes": int(rule.renormalizes)}
     work = route_work(tokens, num_experts, top_k)
     return Problem("route", sizes, make, work, 1e-5, {"torch": reference_route})
 
@@ -120,16 +145,23 @@ def _experts(
             return inputs.normal(ffn.num_experts, n, k, dtype=dtype, scale=k**-0.5)
         return ExpertWeight(FORMATS[form].make(inputs, ffn.num_experts * n, k, dtype), ffn.num_experts)
 
-    def make(inputs: Inputs) -> tuple[Tensor | ExpertWeight | str | bool, ...]:
+    def bias(inputs: Inputs, n: int) -> Tensor | None:
+        return inputs.normal(ffn.num_experts, n, dtype=dtype) if ffn.bias else None
+
+    def make(inputs: Inputs) -> tuple[Tensor | ExpertLayer, ...]:
         weights, experts = reference_route(_logits(inputs, tokens, ffn.num_experts, torch.float32), ffn.top_k)
         return (
             inputs.normal(tokens, width, dtype=dtype),
             weights,
             inputs.of(chosen, torch.int64) if chosen else experts,
-            matrices(inputs, rows, width),
-            matrices(inputs, width, inner),
-            ffn.activation,
-            ffn.gated,
+            ExpertLayer(
+                matrices(inputs, rows, width),
+                matrices(inputs, width, inner),
+                ffn.activation,
+                ffn.gated,
+                bias(inputs, rows),
+                bias(inputs, width),
+            ),
         )
 
     sizes = {

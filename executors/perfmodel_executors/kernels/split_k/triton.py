@@ -3,7 +3,7 @@
 One addition order, so equal inputs give equal bits; no host synchronisation, no counters that outlive a call.
 """
 
-__all__ = ["add_slices", "num_slices", "own_blocks", "slice_buffer", "store_transposed"]
+__all__ = ["add_slices", "num_slices", "own_blocks", "slice_buffer"]
 
 import torch
 import triton
@@ -23,17 +23,6 @@ def own_blocks(num_blocks, SPLIT_K: tl.constexpr):
     blocks = tl.cdiv(num_blocks, SPLIT_K)
     first = tl.program_id(1) * blocks
     return first, tl.minimum(first + blocks, num_blocks)
-
-
-@triton.jit
-def store_transposed(acc, bias_ptr, out_ptr, m, n, M, N, slice_stride, SPLIT_K: tl.constexpr):
-    """Writes acc [n, m] = y^T to y [M, N] with its bias, or to this slice's sums, which `add_slices` adds up."""
-    if SPLIT_K > 1:
-        out_ptr += tl.program_id(1).to(tl.int64) * slice_stride
-    elif bias_ptr is not None:
-        acc += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-    out_ptrs = out_ptr + m.to(tl.int64)[None, :] * N + n[:, None]
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=(m[None, :] < M) & (n[:, None] < N))
 
 
 @triton.jit

@@ -16,7 +16,8 @@ _BYTES = 2  # of an element of a serving problem
 def tiny(dtype: torch.dtype) -> list[Problem]:
     """Every activation, gated and plain."""
     shapes = ((3, 40, True), (2, 129, False))
-    return [_problem(*shape, name, dtype) for name in ACTIVATIONS for shape in shapes]
+    plain = [_problem(*shape, name, dtype) for name in ACTIVATIONS for shape in shapes]
+    return [*plain, _problem(3, 40, True, "swiglu_oai", dtype)]
 
 
 def serving() -> list[Problem]:

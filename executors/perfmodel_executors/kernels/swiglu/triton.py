@@ -4,7 +4,7 @@ gated: reads gate and up, writes their product   3 T F bytes per element's
 plain: reads and writes                          2 T F
 """
 
-__all__ = ["activate"]
+__all__ = ["act", "act_gated", "activate"]
 
 import torch
 import triton
@@ -18,7 +18,8 @@ _BLOCK = 2048  # elements of a program: two vectors of eight for each thread and
 
 
 @triton.jit
-def _act(x, ACTIVATION: tl.constexpr):
+def act(x, ACTIVATION: tl.constexpr):
+    """The activation of fp32 x."""
     if ACTIVATION == "silu":
         return x * tl.sigmoid(x)
     elif ACTIVATION == "sigmoid":
@@ -30,9 +31,20 @@ def _act(x, ACTIVATION: tl.constexpr):
         return positive * positive
     elif ACTIVATION == "gelu":
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    else:  # gelu_new, gelu_pytorch_tanh: (1 + tanh z) / 2 = sigmoid(2 z)
-        tl.static_assert(ACTIVATION == "gelu_new" or ACTIVATION == "gelu_pytorch_tanh")
+    else:  # (1 + tanh z) / 2 = sigmoid(2 z)
+        tl.static_assert(ACTIVATION == "gelu_new" or ACTIVATION == "gelu_pytorch_tanh", "unknown activation")
         return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+
+
+@triton.jit
+def act_gated(gate, up, ACTIVATION: tl.constexpr):
+    """act(gate) * up in fp32; gpt-oss clamps both, and adds one to up."""
+    if ACTIVATION == "swiglu_oai":
+        gate = tl.minimum(gate, 7.0)
+        up = tl.minimum(tl.maximum(up, -7.0), 7.0)
+        return (up + 1.0) * gate * tl.sigmoid(1.702 * gate)
+    else:
+        return act(gate, ACTIVATION) * up
 
 
 @triton.jit
@@ -42,9 +54,12 @@ def _activate_kernel(
     row = (tl.program_id(0) // pieces).to(tl.int64)
     column = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)
     mask = column < columns
-    value = _act(tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0).to(tl.float32), ACTIVATION)
+    value = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
     if GATED:
-        value *= tl.load(x_ptr + row * x_stride + columns + column, mask=mask, other=0.0).to(tl.float32)
+        up = tl.load(x_ptr + row * x_stride + columns + column, mask=mask, other=0.0).to(tl.float32)
+        value = act_gated(value, up, ACTIVATION)
+    else:
+        value = act(value, ACTIVATION)
     tl.store(y_ptr + row * columns + column, value.to(y_ptr.dtype.element_ty), mask=mask)
 
 

@@ -5,11 +5,24 @@ Containers are compared by identity, so that a library's own packing of one can 
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
-__all__ = ["Fp8Weight", "Int4Weight", "Int8Weight", "LowRankWeight", "MatrixWeight", "Sparse24Weight", "Weight"]
+__all__ = [
+    "FP8_BLOCK",
+    "BlockFp8Weight",
+    "Fp4Weight",
+    "Fp8Weight",
+    "Int4Weight",
+    "Int8Weight",
+    "LowRankWeight",
+    "MatrixWeight",
+    "Sparse24Weight",
+    "Weight",
+]
 
 from dataclasses import dataclass
 
 from torch import Tensor
+
+FP8_BLOCK = 128  # rows and columns that share a scale of a BlockFp8Weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +61,54 @@ class Fp8Weight(_ScaledRows):
     """
 
     quantizes_input: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class BlockFp8Weight:
+    """Values in e4m3 with a scale for each block of 128 x 128 (DeepSeek-V3), whose last ones may be smaller.
+
+    scales_RG: fp32 [ceil(N / 128), ceil(K / 128)]; activations have a scale for each token and 128 inputs
+    """
+
+    values_NK: Tensor
+    scales_RG: Tensor
+    quantizes_input: bool = True
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.values_NK.shape[0], self.values_NK.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.values_NK.nbytes + self.scales_RG.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class Fp4Weight:
+    """Values in E2M1 with a scale for each output and group of inputs: of 32 in E8M0 (MXFP4), of 16 in E4M3 (NVFP4).
+
+    packed_NJ:    uint8 [N, K / 2]: byte j of 32 has input j of 64 in its low four bits and input 32 + j in the others
+    scales_GN:    uint8 [K / group, N], the scales' own bits
+    row_scales_N: fp32, multiplies each output (equal ones make NVFP4's scale of a tensor); None: without
+    """
+
+    packed_NJ: Tensor
+    scales_GN: Tensor
+    row_scales_N: Tensor | None = None
+    quantizes_input: bool = False
+
+    @property
+    def group_size(self) -> int:
+        return self.shape[1] // len(self.scales_GN)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.packed_NJ.shape[0], 2 * self.packed_NJ.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        rows = self.row_scales_N.nbytes if self.row_scales_N is not None else 0
+        return self.packed_NJ.nbytes + self.scales_GN.nbytes + rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +160,7 @@ class Sparse24Weight:
         return self.values_NJ.nbytes + self.indices_NP.nbytes
 
 
-MatrixWeight = Tensor | Int8Weight | Int4Weight | Fp8Weight | Sparse24Weight
+MatrixWeight = Tensor | Int8Weight | Int4Weight | Fp8Weight | BlockFp8Weight | Fp4Weight | Sparse24Weight
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int4Weight, Int8Weight
+from perfmodel_executors.kernels.weight_formats.containers import MatrixWeight
 from perfmodel_executors.kernels.weight_formats.dequantize import dequantize
 
-_known: WeakKeyDictionary[Int8Weight | Int4Weight | Fp8Weight, Tensor] = WeakKeyDictionary()
+_known: WeakKeyDictionary[MatrixWeight, Tensor] = WeakKeyDictionary()
 
 
-def dense_product(x_MK: Tensor, weight: Int8Weight | Int4Weight | Fp8Weight, bias_N: Tensor | None = None) -> Tensor:
+def dense_product(x_MK: Tensor, weight: MatrixWeight, bias_N: Tensor | None = None) -> Tensor:
     """The library's product."""
     return functional.linear(x_MK, dense_weight(weight, x_MK.dtype), bias_N)
 
 
-def dense_weight(weight: Int8Weight | Int4Weight | Fp8Weight, dtype: torch.dtype) -> Tensor:
+def dense_weight(weight: MatrixWeight, dtype: torch.dtype) -> Tensor:
     """[N, K] in `dtype`, expanded once, at its first call: the expansion is not what is timed."""
     if weight not in _known:
         _known[weight] = dequantize(weight).to(dtype)

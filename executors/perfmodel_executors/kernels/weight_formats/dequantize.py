@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 
 from perfmodel_executors.kernels.weight_formats.containers import (
+    FP8_BLOCK,
+    BlockFp8Weight,
+    Fp4Weight,
     Fp8Weight,
     Int4Weight,
     Int8Weight,
@@ -13,6 +16,7 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     Sparse24Weight,
     Weight,
 )
+from perfmodel_executors.kernels.weight_formats.fp4 import dequantize_fp4
 
 
 def dequantize(weight: Weight) -> Tensor:
@@ -25,6 +29,12 @@ def dequantize(weight: Weight) -> Tensor:
         return weight.values_NK.float() * weight.scales_N[:, None]
     if isinstance(weight, Fp8Weight):
         return weight.values_NK.float() * weight.scales_N[:, None]
+    if isinstance(weight, BlockFp8Weight):
+        n, k = weight.shape
+        scales_NK = weight.scales_RG.repeat_interleave(FP8_BLOCK, dim=0)[:n].repeat_interleave(FP8_BLOCK, dim=1)[:, :k]
+        return weight.values_NK.float() * scales_NK
+    if isinstance(weight, Fp4Weight):
+        return dequantize_fp4(weight)
     if isinstance(weight, Int4Weight):
         n, k = weight.shape
         zeros_GN: Tensor | float = 8.0 if weight.zeros_GN is None else weight.zeros_GN.float().T[..., None]

@@ -10,14 +10,21 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Sparse24Weight
+from perfmodel_executors.kernels.weight_formats.containers import (
+    BlockFp8Weight,
+    Fp4Weight,
+    Fp8Weight,
+    Sparse24Weight,
+)
 from perfmodel_executors.kernels.weight_formats.dequantize import dequantize
 
-_known: WeakKeyDictionary[Fp8Weight | Sparse24Weight, dict[torch.dtype, Tensor]] = WeakKeyDictionary()
+_Emulated = Fp8Weight | BlockFp8Weight | Fp4Weight | Sparse24Weight
+
+_known: WeakKeyDictionary[_Emulated, dict[torch.dtype, Tensor]] = WeakKeyDictionary()
 
 
-def expanded(weight: Fp8Weight | Sparse24Weight, dtype: torch.dtype) -> Tensor:
-    """[N, K] in `dtype`: e4m3 values without their scales, or the sparse weight with its zeros; both exact in bf16."""
+def expanded(weight: _Emulated, dtype: torch.dtype) -> Tensor:
+    """[N, K] in `dtype`: e4m3 values without the scales of their rows, else what the weight stands for."""
     by_dtype = _known.setdefault(weight, {})
     if dtype not in by_dtype:
         values = weight.values_NK if isinstance(weight, Fp8Weight) else dequantize(weight)

@@ -1,6 +1,6 @@
 """Matrices of all experts of a layer in one weight format, laid out for one launch over all of them."""
 
-__all__ = ["ExpertWeight", "quantize_experts"]
+__all__ = ["ExpertWeight", "Stacked", "quantize_experts"]
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,16 +9,25 @@ from functools import cached_property
 from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
-from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int4Weight, Int8Weight, Weight
+from perfmodel_executors.kernels.weight_formats.containers import (
+    FP8_BLOCK,
+    BlockFp8Weight,
+    Fp4Weight,
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    Weight,
+)
 
-Stacked = Int8Weight | Int4Weight | Fp8Weight
+Stacked = Int8Weight | Int4Weight | Fp8Weight | BlockFp8Weight | Fp4Weight
 
 
 @dataclass(frozen=True, eq=False)
 class ExpertWeight:
     """[E, N, K]: the experts' matrices one below the other, `stacked` as one weight [E N, K]. `weight[e]` is one's own.
 
-    Scales belong to outputs, or to groups within one, so that stacking and quantising can change places.
+    Scales belong to outputs, or to groups within one, so that stacking and quantising can change places; blocks of 128
+    outputs are whole in each expert.
     """
 
     stacked: Stacked
@@ -53,8 +62,15 @@ def quantize_experts(weight_ENK: Tensor, quantize: Callable[[Tensor], Weight]) -
     Raises PerfmodelError for a format that grouped products do not know.
     """
     stacked = quantize(weight_ENK.flatten(0, 1))
+    if isinstance(stacked, BlockFp8Weight) and weight_ENK.shape[1] % FP8_BLOCK:
+        raise PerfmodelError(
+            f"experts in blocks of {FP8_BLOCK} x {FP8_BLOCK} have whole blocks of outputs; {weight_ENK.shape[1]} are "
+            f"none. Set engine.quantization to fp8."
+        )
     if not isinstance(stacked, Stacked):
-        raise PerfmodelError(f"experts are not stored as {type(stacked).__name__}; use int8, int4 or fp8 weights.")
+        raise PerfmodelError(
+            f"experts are not stored as {type(stacked).__name__}; use int8, int4 or fp8 weights, or 4-bit floats."
+        )
     return ExpertWeight(stacked, len(weight_ENK))
 
 
@@ -62,4 +78,10 @@ def _rows(weight: Stacked, rows: slice) -> Stacked:
     if isinstance(weight, Int4Weight):
         zeros_GN = None if weight.zeros_GN is None else weight.zeros_GN[:, rows]
         return Int4Weight(weight.packed_NJ[rows], weight.scales_GN[:, rows], zeros_GN, weight.group_size)
+    if isinstance(weight, BlockFp8Weight):
+        blocks = slice(rows.start // FP8_BLOCK, rows.stop // FP8_BLOCK)
+        return BlockFp8Weight(weight.values_NK[rows], weight.scales_RG[blocks])
+    if isinstance(weight, Fp4Weight):
+        own_N = None if weight.row_scales_N is None else weight.row_scales_N[rows]
+        return Fp4Weight(weight.packed_NJ[rows], weight.scales_GN[:, rows], own_N)
     return type(weight)(weight.values_NK[rows], weight.scales_N[rows], weight.quantizes_input)

@@ -4,15 +4,32 @@ Symmetric scales put the largest magnitude on the largest code, so that |w - deq
 e4m3, 2^-4 of the value, or half the smallest step). Scales are rounded to their stored dtype first, codes follow.
 """
 
-__all__ = ["FP8_MAX", "INT8_MAX", "OUTLIER_THRESHOLD", "quantize_fp8", "quantize_int4", "quantize_int8", "sparsify_24"]
+__all__ = [
+    "FP8_MAX",
+    "INT8_MAX",
+    "OUTLIER_THRESHOLD",
+    "quantize_fp8",
+    "quantize_fp8_block",
+    "quantize_int4",
+    "quantize_int8",
+    "sparsify_24",
+]
 
 from math import gcd
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from perfmodel.errors import PerfmodelError
-from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int4Weight, Int8Weight, Sparse24Weight
+from perfmodel_executors.kernels.weight_formats.containers import (
+    FP8_BLOCK,
+    BlockFp8Weight,
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    Sparse24Weight,
+)
 
 FP8_MAX = 448.0  # largest finite e4m3
 INT8_MAX = 127.0
@@ -41,6 +58,16 @@ def quantize_fp8(weight_NK: Tensor, per_tensor: bool = False, quantizes_input: b
     scales_N = (scales_N / FP8_MAX).clamp_min(_TINY).contiguous()
     values_NK = (wide / scales_N[:, None]).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
     return Fp8Weight(values_NK, scales_N, quantizes_input)
+
+
+def quantize_fp8_block(weight_NK: Tensor) -> BlockFp8Weight:
+    """A scale for each block of 128 x 128, whose largest magnitude goes on 448."""
+    n, k = weight_NK.shape
+    padded = functional.pad(weight_NK.float(), (0, -k % FP8_BLOCK, 0, -n % FP8_BLOCK))
+    blocks = padded.view(len(padded) // FP8_BLOCK, FP8_BLOCK, -1, FP8_BLOCK)
+    scales_RG = (blocks.abs().amax(dim=(1, 3)) / FP8_MAX).clamp_min(_TINY)
+    values = (blocks / scales_RG[:, None, :, None]).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    return BlockFp8Weight(values.view(padded.shape)[:n, :k].contiguous(), scales_RG)
 
 
 def quantize_int4(weight_NK: Tensor, group_size: int = 128, has_zeros: bool = False) -> Int4Weight:

@@ -14,19 +14,25 @@ import torch
 from perfmodel.models.number_formats import bytes_per_weight
 from perfmodel.ops.formats import LinearFormat
 from perfmodel_executors.kernels.problem import Inputs
-from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int4Weight, Int8Weight
-
-Stored = Int8Weight | Int4Weight | Fp8Weight
+from perfmodel_executors.kernels.weight_formats.containers import (
+    FP8_BLOCK,
+    BlockFp8Weight,
+    Fp4Weight,
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+)
+from perfmodel_executors.kernels.weight_formats.experts import Stacked
 
 
 class SampleFormat(NamedTuple):
     """What the cost model counts for it, and a weight [n, k] for activations of a dtype."""
 
     form: LinearFormat
-    make: Callable[[Inputs, int, int, torch.dtype], Stored]
+    make: Callable[[Inputs, int, int, torch.dtype], Stacked]
 
 
-def _int8(quantizes_input: bool) -> Callable[[Inputs, int, int, torch.dtype], Stored]:
+def _int8(quantizes_input: bool) -> Callable[[Inputs, int, int, torch.dtype], Stacked]:
     def make(inputs: Inputs, n: int, k: int, _: torch.dtype) -> Int8Weight:
         codes = inputs.integers(-127, 128, n, k, dtype=torch.int8)
         return Int8Weight(codes, inputs.normal(n, dtype=torch.float32, scale=k**-0.5 / 64), quantizes_input)
@@ -34,7 +40,7 @@ def _int8(quantizes_input: bool) -> Callable[[Inputs, int, int, torch.dtype], St
     return make
 
 
-def _fp8(quantizes_input: bool) -> Callable[[Inputs, int, int, torch.dtype], Stored]:
+def _fp8(quantizes_input: bool) -> Callable[[Inputs, int, int, torch.dtype], Stacked]:
     def make(inputs: Inputs, n: int, k: int, _: torch.dtype) -> Fp8Weight:
         values = inputs.normal(n, k, dtype=torch.float8_e4m3fn)
         return Fp8Weight(values, inputs.normal(n, dtype=torch.float32, scale=k**-0.5), quantizes_input)
@@ -42,13 +48,32 @@ def _fp8(quantizes_input: bool) -> Callable[[Inputs, int, int, torch.dtype], Sto
     return make
 
 
-def _int4(group: int, has_zeros: bool = False) -> Callable[[Inputs, int, int, torch.dtype], Stored]:
+def _int4(group: int, has_zeros: bool = False) -> Callable[[Inputs, int, int, torch.dtype], Stacked]:
     def make(inputs: Inputs, n: int, k: int, dtype: torch.dtype) -> Int4Weight:
         zeros = inputs.integers(0, 16, k // group, n, dtype=torch.uint8) if has_zeros else None
         scales = inputs.normal(k // group, n, dtype=dtype, scale=k**-0.5 / 4)
         return Int4Weight(inputs.integers(0, 256, n, k // 2, dtype=torch.uint8), scales, zeros, group)
 
     return make
+
+
+def _fp8_block(inputs: Inputs, n: int, k: int, _: torch.dtype) -> BlockFp8Weight:
+    blocks = (-(-n // FP8_BLOCK), -(-k // FP8_BLOCK))
+    scales = inputs.normal(*blocks, dtype=torch.float32, scale=k**-0.5)
+    return BlockFp8Weight(inputs.normal(n, k, dtype=torch.float8_e4m3fn), scales)
+
+
+def _mxfp4(inputs: Inputs, n: int, k: int, _: torch.dtype) -> Fp4Weight:
+    """Scales from 2^-10 to 2^-3."""
+    codes = inputs.integers(0, 256, n, k // 2, dtype=torch.uint8)
+    return Fp4Weight(codes, inputs.integers(117, 125, k // 32, n, dtype=torch.uint8))
+
+
+def _nvfp4(inputs: Inputs, n: int, k: int, _: torch.dtype) -> Fp4Weight:
+    """Scales from the least E4M3 number to 448, below 1 / (448 sqrt k)."""
+    codes = inputs.integers(0, 256, n, k // 2, dtype=torch.uint8)
+    scales = inputs.integers(1, 127, k // 16, n, dtype=torch.uint8)
+    return Fp4Weight(codes, scales, inputs.normal(n, dtype=torch.float32, scale=k**-0.5 / 448))
 
 
 def _weight_only(weights: str, group: int = 0) -> LinearFormat:
@@ -68,5 +93,8 @@ FORMATS: Mapping[str, SampleFormat] = MappingProxyType(
         "int4_wo_32": SampleFormat(_weight_only("int4", 32), _int4(32)),
         "int8": SampleFormat(_both("int8"), _int8(quantizes_input=True)),
         "fp8": SampleFormat(_both("fp8"), _fp8(quantizes_input=True)),
+        "fp8_block": SampleFormat(_both("fp8")._replace(name="fp8_block"), _fp8_block),
+        "w4a16_mxfp4": SampleFormat(_weight_only("mxfp4"), _mxfp4),
+        "w4a16_nvfp4": SampleFormat(_weight_only("nvfp4"), _nvfp4),
     }
 )

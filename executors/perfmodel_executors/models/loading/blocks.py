@@ -2,13 +2,15 @@
 
 __all__ = ["feed_forward_weights"]
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from perfmodel.models.architecture import DenseFFN, FeedForward, MoEFFN
-from perfmodel_executors.models.loading.layouts import from_mxfp4, split_pairs
+from perfmodel_executors.kernels.weight_formats import ExpertWeight, dequantize, fp4_from_pairs
+from perfmodel_executors.models.loading.layouts import split_pairs
 from perfmodel_executors.models.loading.reader import Reader
 from perfmodel_executors.models.weights import FFNWeights, MoEWeights
 
@@ -18,6 +20,7 @@ def feed_forward_weights(reader: Reader, ffn: FeedForward, index: int) -> FFNWei
     if isinstance(ffn, DenseFFN):
         return _dense(reader, ffn, index)
     names = ("expert_gate", "expert_up") if ffn.gated else ("expert_up",)
+    read: Callable[..., tuple[Tensor | ExpertWeight, Tensor | ExpertWeight]]
     read = _stacked if ffn.activation == "swiglu_oai" else _separate
     up, down = read(reader, ffn, index, names)
     return MoEWeights(
@@ -66,28 +69,31 @@ def _separate(reader: Reader, ffn: MoEFFN, index: int, names: tuple[str, ...]) -
     return up, torch.stack([tensor("expert_down", hidden, width, expert=i) for i in experts])
 
 
-def _stacked(reader: Reader, ffn: MoEFFN, index: int, _: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+def _stacked(
+    reader: Reader, ffn: MoEFFN, index: int, _: tuple[str, ...]
+) -> tuple[Tensor | ExpertWeight, Tensor | ExpertWeight]:
     """gpt-oss: all experts in one tensor, gates and ups in turn; plain ones the other way round, [E, in, out]."""
-    sizes = (
-        ("gate_up_proj", 2 * ffn.intermediate_size, reader.model.hidden_size),
-        (
-            "down_proj",
-            reader.model.hidden_size,
-            ffn.intermediate_size,
-        ),
-    )
-    up, down = (_matrices(reader, index, name, ffn.num_experts, rows, columns) for name, rows, columns in sizes)
-    return split_pairs(up, 1), down
+    width, hidden = ffn.intermediate_size, reader.model.hidden_size
+    up = _matrices(reader, index, "gate_up_proj", (ffn.num_experts, 2 * width, hidden), partial(split_pairs, dim=1))
+    return up, _matrices(reader, index, "down_proj", (ffn.num_experts, hidden, width), lambda rows: rows)
 
 
-def _matrices(reader: Reader, index: int, name: str, experts: int, rows: int, columns: int) -> Tensor:
+def _matrices(
+    reader: Reader, index: int, name: str, shape: tuple[int, int, int], ordered: Callable[[Tensor], Tensor]
+) -> Tensor | ExpertWeight:
+    """[E, N, K] in the file's format, MXFP4 unless another one is served; ordered: puts rows into our order"""
+    experts, rows, columns = shape
     if not reader.has("experts", index, f"{name}_blocks"):
-        return reader.tensor("experts", experts, columns, rows, layer=index, kind=name).transpose(1, 2).contiguous()
+        plain = reader.tensor("experts", experts, columns, rows, layer=index, kind=name)
+        return ordered(plain.transpose(1, 2)).contiguous()
     groups = columns // 32
     blocks = reader.raw("experts", experts, rows, groups, 16, layer=index, kind=f"{name}_blocks")
-    return reader.placed(
-        from_mxfp4(blocks, reader.raw("experts", experts, rows, groups, layer=index, kind=f"{name}_scales"))
-    )
+    scales = reader.raw("experts", experts, rows, groups, layer=index, kind=f"{name}_scales")
+    placed = (reader.moved(ordered(tensor)).flatten(0, 1) for tensor in (blocks, scales))
+    weight = fp4_from_pairs(*placed)
+    if reader.model.quantization.weights == "mxfp4":
+        return ExpertWeight(weight, experts)
+    return reader.placed(dequantize(weight)).view(shape)
 
 
 def _router_bias(reader: Reader, ffn: MoEFFN, index: int) -> Tensor | None:

@@ -1,14 +1,12 @@
 """How files lay out what is computed otherwise: rotated pairs, fused products, interleaved gates, experts in MXFP4."""
 
-__all__ = ["from_mxfp4", "halved", "rotated_rows", "split_pairs"]
+__all__ = ["halved", "rotated_rows", "split_pairs"]
 
 import torch
 from torch import Tensor
 
 from perfmodel.models.rope import Rope
 
-# E2M1: a sign bit, then these magnitudes (OCP Microscaling Formats 1.0, table 5).
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E8M0_BIAS = 127
 
 
@@ -44,11 +42,3 @@ def halved(q_and_gate: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
     """Rows that hold each head's query and then its gate, as all queries and all gates (Qwen3-Next)."""
     heads = q_and_gate.view(num_heads, 2, -1, *q_and_gate.shape[1:])
     return heads[:, 0].reshape(-1, *q_and_gate.shape[1:]), heads[:, 1].reshape(-1, *q_and_gate.shape[1:])
-
-
-def from_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
-    """[..., G, 16] bytes of two E2M1 codes each (the first in the low bits) and [..., G] exponents, in fp32:
-    [..., 32 G]."""
-    values = torch.tensor((*_E2M1, *(-value for value in _E2M1)))
-    codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)
-    return torch.ldexp(values[codes.int()], (scales.int() - _E8M0_BIAS)[..., None]).flatten(-2)

@@ -63,6 +63,10 @@ class Reader:
         offset = self.model.norm_offset
         return (found.float() + offset if offset else found).to(self._device, self._dtype)
 
+    def moved(self, tensor: Tensor) -> Tensor:
+        """A raw tensor on the device, in its own dtype."""
+        return tensor.to(self._device)
+
     def placed(self, tensor: Tensor) -> Tensor:
         """A tensor that was made of raw ones."""
         return tensor.to(self._device, self._dtype)

@@ -8,7 +8,7 @@ from perfmodel.report.views.step import occupancy_view, ridge_points, step_view
 from perfmodel.specs import load_scenario
 
 KERNEL = {
-    "kernel": "few_tokens_kernel",
+    "kernel": "swapped_product_kernel",
     "tile": "EVEN_K=True BLOCK_M=32 BLOCK_N=64 SPLIT_K=4",
     "count": 64,
     "blocks": 256,

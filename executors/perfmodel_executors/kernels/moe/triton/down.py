@@ -5,7 +5,9 @@ kernel sums a token's rows. One token needs no such rows: a program reads its co
 stores the sum, without a second launch.
 """
 
-__all__ = ["combine", "grouped_down"]
+__all__ = ["grouped_down", "sum_in_splits"]
+
+from collections.abc import Callable
 
 import torch
 import triton
@@ -13,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
+from perfmodel_executors.kernels.moe.layer import ExpertLayer
 from perfmodel_executors.kernels.moe.triton.tile import ExpertRows, own_tile
 from perfmodel_executors.kernels.moe.triton.tiling import candidates, num_splits, shared_bytes
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, pick
@@ -22,42 +25,15 @@ _ONE_COLUMNS = 8  # that a program of the kernel for one token sums
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _down_kernel(
-    experts_ptr,
-    order_ptr,
-    tiles_ptr,
-    num_tiles_ptr,
-    num_tokens,
-    hidden_ptr,
-    down_ptr,
-    weights_ptr,
-    y_ptr,
-    width,
-    inner,
-    expert_stride,
-    row_stride,
-    TOP_K: tl.constexpr,
-    CHOICES: tl.constexpr,
-    GROUP: tl.constexpr,
-    FORM: tl.constexpr,
-    SPLITS: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens, hidden_ptr, down_ptr, bias_ptr, weights_ptr, y_ptr,
+    width, inner, expert_stride, row_stride,
+    TOP_K: tl.constexpr, CHOICES: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, SPLITS: tl.constexpr,
+    EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     expert, pair, mask, block, is_live = own_tile(
-        experts_ptr,
-        order_ptr,
-        tiles_ptr,
-        num_tiles_ptr,
-        num_tokens,
-        tl.cdiv(width, BLOCK_N),
-        BLOCK_M,
-        TOP_K,
-        CHOICES,
-        GROUP,
-        FORM,
-    )
+        experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens, tl.cdiv(width, BLOCK_N), BLOCK_M, TOP_K, CHOICES,
+        GROUP, FORM,
+    )  # fmt: skip
     if not is_live:
         return
     split = tl.program_id(1)
@@ -79,6 +55,8 @@ def _down_kernel(
         total = tl.dot(hidden, down, total, input_precision="ieee")
         hidden_at += BLOCK_K
         down_at += BLOCK_K
+    if bias_ptr is not None and split == 0:
+        total += tl.load(bias_ptr + expert * width + column % width).to(tl.float32)[None, :]
     total *= tl.load(weights_ptr + pair, mask=mask, other=0.0).to(tl.float32)[:, None]
     y_at = y_ptr + (pair.to(tl.int64) * SPLITS + split)[:, None] * width + column[None, :]
     tl.store(y_at, total.to(y_ptr.dtype.element_ty), mask=mask[:, None] & (column < width)[None, :])
@@ -97,20 +75,9 @@ def _combine_kernel(y_ptr, out_ptr, width, PARTS: tl.constexpr, ROWS: tl.constex
 
 @triton.jit
 def _down_one_kernel(
-    experts_ptr,
-    hidden_ptr,
-    down_ptr,
-    weights_ptr,
-    out_ptr,
-    width,
-    inner,
-    expert_stride,
-    row_stride,
-    TOP_K: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    experts_ptr, hidden_ptr, down_ptr, bias_ptr, weights_ptr, out_ptr, width, inner, expert_stride, row_stride,
+    TOP_K: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     down_at = down_ptr + (column % width)[:, None] * row_stride
     steps = tl.cdiv(inner, BLOCK_K)
@@ -128,33 +95,73 @@ def _down_one_kernel(
             hidden = tl.load(hidden_ptr + choice * inner + k, mask=k < inner, other=0.0)
         weighted = hidden.to(tl.float32) * tl.load(weights_ptr + choice).to(tl.float32)
         total += down.to(tl.float32) * weighted[None, :]
-    tl.store(out_ptr + column, tl.sum(total, axis=1).to(out_ptr.dtype.element_ty), mask=column < width)
+    sums = tl.sum(total, axis=1)
+    if bias_ptr is not None:
+        for choice in tl.static_range(TOP_K):
+            bias_at = bias_ptr + tl.load(experts_ptr + choice) * width + column % width
+            sums += tl.load(bias_at).to(tl.float32) * tl.load(weights_ptr + choice).to(tl.float32)
+    tl.store(out_ptr + column, sums.to(out_ptr.dtype.element_ty), mask=column < width)
 
 
 def grouped_down(
     hidden_AI: Tensor,
     weights_TX: Tensor,
     placement: ExpertRows,
-    down_ECI: Tensor,
+    layer: ExpertLayer,
     forced: TileConfig | None = None,
 ) -> Tensor:
     """[T, C]: the weighted sum of each token's experts, in hidden's dtype."""
-    weights_TX = weights_TX.contiguous()
+    down_ECI, weights_TX = layer.down_ECI, weights_TX.contiguous()
+    assert isinstance(down_ECI, Tensor)
+    operands = (hidden_AI, down_ECI, layer.down_bias_EC, weights_TX)
+    strides = (down_ECI.stride(0), down_ECI.stride(1))
     out_TC = torch.empty(weights_TX.shape[0], down_ECI.shape[1], dtype=hidden_AI.dtype, device=hidden_AI.device)
     if placement.form == "one" and forced is None:
-        _down_one(hidden_AI, weights_TX, placement.experts_TX, down_ECI, out_TC)
-    else:
-        _down(hidden_AI, weights_TX, placement, down_ECI, out_TC, forced)
+        _down_one(placement.experts_TX, *operands, out_TC)
+        return out_TC
+    _, width, inner = down_ECI.shape
+
+    def run(config: TileConfig) -> None:
+        def product(y: Tensor, splits: int) -> None:
+            launch(
+                _down_kernel,
+                (placement.num_tiles * triton.cdiv(width, config.sizes["BLOCK_N"]), splits),
+                *(*placement.arguments, *operands, y, width, inner, *strides),
+                options=config.options,
+                **placement.constants,
+                SPLITS=splits,
+                EVEN_K=inner % config.sizes["BLOCK_K"] == 0,
+                **config.sizes,
+            )
+
+        sum_in_splits(product, placement, inner, config, out_TC)
+
+    few = weights_TX.shape[0] if placement.form == "few" else 0
+    problem = (placement.rows, placement.form, few, down_ECI.shape, out_TC.dtype, str(forced or ""))
+
+    def listed() -> list[TileConfig]:
+        return [forced] if forced else candidates("down", placement.rows, capability_of(out_TC.device))
+
+    law = shared_bytes(1, hidden_AI.element_size())
+    run(pick("moe_down", problem, listed, law, run, out_TC.device))
     return out_TC
 
 
-def _down_one(hidden_XI: Tensor, weights_1X: Tensor, experts_1X: Tensor, down_ECI: Tensor, out_1C: Tensor) -> None:
+def _down_one(
+    experts_1X: Tensor,
+    hidden_XI: Tensor,
+    down_ECI: Tensor,
+    bias_EC: Tensor | None,
+    weights_1X: Tensor,
+    out_1C: Tensor,
+) -> None:
     _, width, inner = down_ECI.shape
     block = max(16, min(1024, triton.next_power_of_2(inner)))
+    tensors = (experts_1X, hidden_XI, down_ECI, bias_EC, weights_1X, out_1C)
     launch(
         _down_one_kernel,
         (triton.cdiv(width, _ONE_COLUMNS),),
-        *(experts_1X, hidden_XI, down_ECI, weights_1X, out_1C, width, inner, down_ECI.stride(0), down_ECI.stride(1)),
+        *(*tensors, width, inner, down_ECI.stride(0), down_ECI.stride(1)),
         options=Options(num_warps=8, num_stages=1),
         TOP_K=experts_1X.shape[1],
         EVEN_K=inner % block == 0,
@@ -163,45 +170,22 @@ def _down_one(hidden_XI: Tensor, weights_1X: Tensor, experts_1X: Tensor, down_EC
     )
 
 
-def _down(
-    hidden_AI: Tensor,
-    weights_TX: Tensor,
-    placement: ExpertRows,
-    down_ECI: Tensor,
-    out_TC: Tensor,
-    forced: TileConfig | None,
+def sum_in_splits(
+    product: Callable[[Tensor, int], None], placement: ExpertRows, inner: int, config: TileConfig, out_TC: Tensor
 ) -> None:
-    num_tokens, top_k = weights_TX.shape
-    num_experts, width, inner = down_ECI.shape
+    """Each token's rows of a product over `inner` values, summed into `out_TC`.
 
-    def run(config: TileConfig) -> None:
-        splits = num_splits(num_tokens, num_experts, top_k, width, inner, config)
-        parts = (num_tokens * top_k * splits, width)
-        y = torch.empty(parts, dtype=torch.float32 if splits > 1 else out_TC.dtype, device=out_TC.device)
-        launch(
-            _down_kernel,
-            (placement.num_tiles * triton.cdiv(width, config.sizes["BLOCK_N"]), splits),
-            *placement.arguments,
-            *(hidden_AI, down_ECI, weights_TX, y, width, inner, down_ECI.stride(0), down_ECI.stride(1)),
-            options=config.options,
-            **placement.constants,
-            SPLITS=splits,
-            EVEN_K=inner % config.sizes["BLOCK_K"] == 0,
-            **config.sizes,
-        )
-        combine(y, out_TC, top_k * splits)
-
-    few = num_tokens if placement.form == "few" else 0
-    problem = (placement.rows, placement.form, few, down_ECI.shape, out_TC.dtype, str(forced or ""))
-
-    def listed() -> list[TileConfig]:
-        return [forced] if forced else candidates("down", placement.rows, capability_of(out_TC.device))
-
-    law = shared_bytes(1, hidden_AI.element_size())
-    run(pick("moe_down", problem, listed, law, run, out_TC.device))
+    product: writes a row for each pair and part of the sum, given where and in how many parts
+    """
+    (num_tokens, top_k), width = placement.experts_TX.shape, out_TC.shape[1]
+    splits = num_splits(num_tokens, placement.num_experts, top_k, width, inner, config)
+    dtype = torch.float32 if splits > 1 else out_TC.dtype
+    y = torch.empty(num_tokens * top_k * splits, width, dtype=dtype, device=out_TC.device)
+    product(y, splits)
+    _combine(y, out_TC, top_k * splits)
 
 
-def combine(y: Tensor, out_TC: Tensor, parts: int) -> None:
+def _combine(y: Tensor, out_TC: Tensor, parts: int) -> None:
     """The sum of each token's `parts` rows of y."""
     num_tokens, width = out_TC.shape
     rows = triton.next_power_of_2(parts)

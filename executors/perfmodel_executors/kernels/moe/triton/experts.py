@@ -12,6 +12,7 @@ __all__ = ["grouped_experts"]
 
 from torch import Tensor
 
+from perfmodel_executors.kernels.moe.layer import ExpertLayer
 from perfmodel_executors.kernels.moe.triton import stored, stored_tiling
 from perfmodel_executors.kernels.moe.triton.down import grouped_down
 from perfmodel_executors.kernels.moe.triton.tile import ExpertRows
@@ -22,14 +23,7 @@ from perfmodel_executors.kernels.weight_formats.experts import ExpertWeight
 
 
 def grouped_experts(
-    x_TC: Tensor,
-    weights_TX: Tensor,
-    experts_TX: Tensor,
-    up_EFC: Tensor | ExpertWeight,
-    down_ECI: Tensor | ExpertWeight,
-    activation: str,
-    gated: bool,
-    config: TileConfig | None = None,
+    x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer: ExpertLayer, config: TileConfig | None = None
 ) -> Tensor:
     """sum over each token's experts of weight * down(act(up(x))), [T, C]; accumulated in fp32.
 
@@ -37,15 +31,13 @@ def grouped_experts(
     config: tiles of both products, instead of the ones that fit the problem
     """
     num_tokens, top_k = experts_TX.shape
-    num_experts = up_EFC.shape[0]
-    if isinstance(up_EFC, ExpertWeight) and isinstance(down_ECI, ExpertWeight):
-        rows = stored_tiling.block_rows(num_tokens, num_experts, top_k, up_EFC)
-        placement = ExpertRows.of(experts_TX, num_experts, config.sizes["BLOCK_M"] if config else rows)
-        hidden_AI = stored.grouped_up(x_TC, placement, up_EFC, activation, gated, config)
-        return stored.grouped_down(hidden_AI, weights_TX, placement, down_ECI, config)
-    assert isinstance(up_EFC, Tensor)
-    assert isinstance(down_ECI, Tensor)
-    rows = config.sizes["BLOCK_M"] if config else block_rows(num_tokens, num_experts, top_k)
+    num_experts, is_stored = layer.up_EFC.shape[0], isinstance(layer.up_EFC, ExpertWeight)
+    if config is not None:
+        rows = config.sizes["BLOCK_M"]
+    elif isinstance(layer.up_EFC, ExpertWeight):
+        rows = stored_tiling.block_rows(num_tokens, num_experts, top_k, layer.up_EFC)
+    else:
+        rows = block_rows(num_tokens, num_experts, top_k)
     placement = ExpertRows.of(experts_TX, num_experts, rows)
-    hidden_AI = grouped_up(x_TC, placement, up_EFC, activation, gated, config)
-    return grouped_down(hidden_AI, weights_TX, placement, down_ECI, config)
+    up, down = (stored.grouped_up, stored.grouped_down) if is_stored else (grouped_up, grouped_down)
+    return down(up(x_TC, placement, layer, config), weights_TX, placement, layer, config)

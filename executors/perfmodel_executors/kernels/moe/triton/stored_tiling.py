@@ -1,25 +1,22 @@
-"""Tiles of products with experts in 8 or 4 bits, and the SRAM they take: that of linear layers in these formats.
+"""Tiles of products with experts in 8 or 4 bits; the SRAM they take is that of linear layers (`swapped_product`).
 
 Up to eight tokens, or where each expert has fewer rows still, a tile has eight: then Hopper, too, multiplies by warps,
 which read their codes as words.
 """
 
-__all__ = ["block_rows", "candidates", "shared_bytes"]
+__all__ = ["block_rows", "candidates"]
 
-from collections.abc import Callable
 from math import sqrt
 
 from perfmodel_executors.kernels.launch import Options
-from perfmodel_executors.kernels.linear_low_precision.triton import low_precision_shared_bytes
-from perfmodel_executors.kernels.linear_weight_only.triton import w4a16_shared_bytes, w8a16_shared_bytes
 from perfmodel_executors.kernels.moe.triton.tile import FEW_TOKENS
 from perfmodel_executors.kernels.tiles import TileConfig
-from perfmodel_executors.kernels.weight_formats.containers import Fp8Weight, Int4Weight, Int8Weight
 from perfmodel_executors.kernels.weight_formats.experts import ExpertWeight
+from perfmodel_executors.kernels.weight_formats.operand import Operand
 
 _ROWS = (8, 16, 32, 64, 128)
 _LEAST_ROWS_8_BITS = 16  # where both operands are codes
-_MOST_SUMS_INT4 = 32  # a thread can hold, twice
+_MOST_SUMS_GROUPED = 32  # a thread can hold, twice
 
 # Rows of a tile -> (stored rows, those of gate and of up together; depth; warps; stages), the one to trust first.
 _FEW = ((64, 256, 4, 4), (64, 128, 4, 5), (128, 128, 4, 4), (32, 256, 2, 4), (64, 128, 4, 3))
@@ -37,6 +34,13 @@ _8_BITS = {
     64: ((64, 128, 4, 4), (128, 128, 4, 4), (64, 128, 4, 3)),
     128: ((128, 128, 8, 3), (128, 128, 4, 3), (64, 128, 4, 3)),
 }
+# Blocks have the sums of 128 inputs beside the sums of all.
+_BLOCKS = {
+    16: ((64, 128, 4, 4), (128, 128, 4, 4), (64, 128, 4, 5), (64, 128, 4, 3)),
+    32: ((64, 128, 4, 4), (64, 128, 4, 5), (64, 128, 4, 3)),
+    64: ((64, 128, 4, 4), (128, 128, 8, 3), (64, 128, 4, 3)),
+    128: ((64, 128, 4, 3), (64, 128, 8, 3)),
+}
 
 
 def block_rows(num_tokens: int, num_experts: int, top_k: int, weight: ExpertWeight) -> int:
@@ -47,41 +51,15 @@ def block_rows(num_tokens: int, num_experts: int, top_k: int, weight: ExpertWeig
     return max(rows, _LEAST_ROWS_8_BITS) if weight.quantizes_input else rows
 
 
-def candidates(rows: int, weight: ExpertWeight, capability: int | None) -> list[TileConfig]:
-    """Tiles with so many rows of x, the one to trust without measuring first; INT4 is as deep as whole groups are.
+def candidates(rows: int, operand: Operand, capability: int | None) -> list[TileConfig]:
+    """Tiles with so many rows of x, the one to trust without measuring first, as deep as whole groups are.
 
-    INT4 has the sums of a group beside the sums of all: where warps multiply, all of these are registers.
+    Formats in groups have the sums of a group beside the sums of all: where warps multiply, all of these are registers.
     """
-    table = _8_BITS if weight.quantizes_input else _WEIGHT_ONLY
-    is_tight = isinstance(weight.stacked, Int4Weight) and capability is not None and not 90 <= capability < 120
+    table = _BLOCKS if operand.form == "blocks" else _8_BITS if operand.meets_codes else _WEIGHT_ONLY
+    is_tight = operand.form in ("int4", "fp4", "blocks") and capability is not None and not 90 <= capability < 120
     return [
-        TileConfig(
-            {"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": _depth(depth, weight.stacked)}, Options(warps, stages)
-        )
+        TileConfig({"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": operand.depth(depth)}, Options(warps, stages))
         for columns, depth, warps, stages in table[rows]
-        if not is_tight or rows * columns <= _MOST_SUMS_INT4 * 32 * warps
+        if not is_tight or rows * columns <= _MOST_SUMS_GROUPED * 32 * warps
     ]
-
-
-def shared_bytes(weight: ExpertWeight, element_bytes: int) -> Callable[[TileConfig, int], int]:
-    """The law for `tiles.pick`; element_bytes: of the activations before they are quantised."""
-    stacked = weight.stacked
-
-    def law(config: TileConfig, capability: int) -> int:
-        if isinstance(stacked, Int4Weight):
-            groups = config.sizes["BLOCK_K"] // stacked.group_size
-            grouped = TileConfig({**config.sizes, "GROUPS": groups}, config.options)
-            return w4a16_shared_bytes(grouped, capability, element_bytes, stacked.group_size)
-        if stacked.quantizes_input:
-            return low_precision_shared_bytes(config, capability, isinstance(stacked, Int8Weight))
-        return w8a16_shared_bytes(config, capability, element_bytes)
-
-    return law
-
-
-def _depth(depth: int, stacked: Int8Weight | Int4Weight | Fp8Weight) -> int:
-    if not isinstance(stacked, Int4Weight):
-        return depth
-    size, num_groups = stacked.group_size, stacked.shape[1] // stacked.group_size
-    groups = max(1, depth // size)
-    return size * (groups if num_groups % groups == 0 else 1)

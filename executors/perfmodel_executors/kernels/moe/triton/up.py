@@ -1,6 +1,6 @@
 """hidden[pair] = act(x[token] gate^T) * (x[token] up^T): both in one program, the activation before the store."""
 
-__all__ = ["act", "grouped_up"]
+__all__ = ["grouped_up"]
 
 import torch
 import triton
@@ -8,68 +8,24 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.launch import launch
+from perfmodel_executors.kernels.moe.layer import ExpertLayer
 from perfmodel_executors.kernels.moe.triton.tile import ExpertRows, own_tile
 from perfmodel_executors.kernels.moe.triton.tiling import candidates, shared_bytes
+from perfmodel_executors.kernels.swiglu.triton import act, act_gated
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, pick
-
-
-@triton.jit
-def act(x, ACTIVATION: tl.constexpr):
-    if ACTIVATION == "silu":
-        y = x * tl.sigmoid(x)
-    elif ACTIVATION == "gelu":
-        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    elif ACTIVATION == "gelu_new" or ACTIVATION == "gelu_pytorch_tanh":
-        y = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))  # tanh(z) = 2 sigmoid(2 z) - 1
-    elif ACTIVATION == "relu":
-        y = tl.maximum(x, 0.0)
-    elif ACTIVATION == "relu2":
-        y = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
-    else:
-        tl.static_assert(ACTIVATION == "sigmoid", "unknown activation")
-        y = tl.sigmoid(x)
-    return y
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _up_kernel(
-    experts_ptr,
-    order_ptr,
-    tiles_ptr,
-    num_tiles_ptr,
-    num_tokens,
-    x_ptr,
-    up_ptr,
-    hidden_ptr,
-    width,
-    inner,
-    x_stride,
-    expert_stride,
-    row_stride,
-    TOP_K: tl.constexpr,
-    CHOICES: tl.constexpr,
-    GROUP: tl.constexpr,
-    FORM: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    GATED: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens, x_ptr, up_ptr, bias_ptr, hidden_ptr, width, inner,
+    x_stride, expert_stride, row_stride,
+    TOP_K: tl.constexpr, CHOICES: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     expert, pair, mask, block, is_live = own_tile(
-        experts_ptr,
-        order_ptr,
-        tiles_ptr,
-        num_tiles_ptr,
-        num_tokens,
-        tl.cdiv(inner, BLOCK_N),
-        BLOCK_M,
-        TOP_K,
-        CHOICES,
-        GROUP,
-        FORM,
-    )
+        experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens, tl.cdiv(inner, BLOCK_N), BLOCK_M, TOP_K, CHOICES,
+        GROUP, FORM,
+    )  # fmt: skip
     if not is_live:
         return
     column = block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -96,23 +52,24 @@ def _up_kernel(
         up_sum = tl.dot(x, up, up_sum, input_precision="ieee")
         x_at += BLOCK_K
         up_at += BLOCK_K
+    if bias_ptr is not None:
+        bias_at = bias_ptr + expert * (2 * inner if GATED else inner) + column % inner
+        if GATED:
+            gate_sum += tl.load(bias_at).to(tl.float32)[None, :]
+            bias_at += inner
+        up_sum += tl.load(bias_at).to(tl.float32)[None, :]
     if GATED:
-        hidden = act(gate_sum, ACTIVATION) * up_sum
+        hidden = act_gated(gate_sum, up_sum, ACTIVATION)
     else:
         hidden = act(up_sum, ACTIVATION)
     hidden_at = hidden_ptr + pair.to(tl.int64)[:, None] * inner + column[None, :]
     tl.store(hidden_at, hidden.to(hidden_ptr.dtype.element_ty), mask=mask[:, None] & (column < inner)[None, :])
 
 
-def grouped_up(
-    x_TC: Tensor,
-    placement: ExpertRows,
-    up_EFC: Tensor,
-    activation: str,
-    gated: bool,
-    forced: TileConfig | None = None,
-) -> Tensor:
-    """[A, I]: the activated up projection of every pair, in the order of pairs; up_EFC is [gate | up] if gated."""
+def grouped_up(x_TC: Tensor, placement: ExpertRows, layer: ExpertLayer, forced: TileConfig | None = None) -> Tensor:
+    """[A, I]: the activated up projection of every pair, in the order of pairs."""
+    up_EFC, gated = layer.up_EFC, layer.gated
+    assert isinstance(up_EFC, Tensor)
     width, gates = x_TC.shape[1], 2 if gated else 1
     inner = up_EFC.shape[1] // gates
     hidden_AI = torch.empty(placement.experts_TX.numel(), inner, dtype=x_TC.dtype, device=x_TC.device)
@@ -122,10 +79,11 @@ def grouped_up(
             _up_kernel,
             (placement.num_tiles * triton.cdiv(inner, config.sizes["BLOCK_N"]),),
             *placement.arguments,
-            *(x_TC, up_EFC, hidden_AI, width, inner, x_TC.stride(0), up_EFC.stride(0), up_EFC.stride(1)),
+            *(x_TC, up_EFC, layer.up_bias_EF, hidden_AI, width, inner),
+            *(x_TC.stride(0), up_EFC.stride(0), up_EFC.stride(1)),
             options=config.options,
             **placement.constants,
-            ACTIVATION=activation,
+            ACTIVATION=layer.activation,
             GATED=gated,
             EVEN_K=width % config.sizes["BLOCK_K"] == 0,
             **config.sizes,

@@ -1,0 +1,129 @@
+"""Tiles of products with the weight on the left, and the SRAM they take: of linear layers, and of experts in few bits.
+
+Up to eight tokens a tile with codes has eight columns, and Hopper runs the instructions of Ampere, which let a thread
+read its codes as words; its own instructions want them two by two.
+"""
+
+__all__ = ["FEW_TOKENS", "candidates", "shared_bytes"]
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+
+from perfmodel_executors.kernels.launch import Options
+from perfmodel_executors.kernels.split_k.triton import num_slices
+from perfmodel_executors.kernels.tiles import TileConfig
+from perfmodel_executors.kernels.weight_formats.fp4 import SPAN
+from perfmodel_executors.kernels.weight_formats.operand import Operand
+
+FEW_TOKENS = 64
+_HALF_SPAN = SPAN // 2
+
+
+class _Tiles(NamedTuple):
+    """few: outputs, depth, warps, stages; many: tokens, then as few. blocks: wanted of a compute unit with few tokens;
+    least: columns of a tile; with fewer than 16, Hopper and Blackwell fall back to the instructions of Ampere"""
+
+    few: tuple[tuple[int, int, int, int], ...]
+    many: tuple[tuple[int, int, int, int, int], ...]
+    blocks: int
+    least: int
+
+
+# 32 to 64 KB of plain weights under way in each block, two or three blocks to a unit.
+_PLAIN = _Tiles(
+    few=(
+        (64, 128, 4, 4),
+        (128, 64, 4, 4),
+        (128, 128, 4, 3),
+        (64, 256, 4, 3),
+        (64, 128, 4, 3),
+        (32, 256, 4, 4),
+    ),
+    many=(),
+    blocks=2,
+    least=16,
+)
+_FEW_CODES = ((64, 256, 4, 4), (64, 128, 4, 5), (128, 128, 4, 4), (32, 256, 2, 4), (64, 128, 4, 3))
+_WEIGHT_ONLY = _Tiles(
+    few=_FEW_CODES,
+    many=((128, 128, 64, 8, 4), (256, 128, 64, 8, 3), (64, 128, 64, 4, 4), (64, 64, 64, 4, 3)),
+    blocks=3,
+    least=8,
+)
+_INT4 = _Tiles(
+    few=_FEW_CODES,
+    many=((128, 128, 128, 8, 3), (64, 128, 128, 8, 3), (64, 64, 128, 4, 3)),
+    blocks=4,
+    least=8,
+)
+_8_BITS = _Tiles(
+    few=((64, 256, 4, 4), (128, 128, 4, 4), (64, 128, 4, 5), (128, 256, 4, 3), (64, 128, 4, 3)),
+    many=((128, 128, 128, 8, 3), (256, 128, 128, 8, 3), (128, 128, 128, 4, 3), (64, 128, 128, 4, 3)),
+    blocks=2,
+    least=16,
+)
+_BLOCKS = _Tiles(
+    few=((64, 128, 4, 5), (128, 128, 4, 4), (64, 128, 4, 4), (64, 128, 4, 3)),
+    many=((64, 128, 128, 4, 4), (128, 128, 128, 8, 3), (64, 64, 128, 4, 3)),
+    blocks=2,
+    least=16,
+)
+_TILES: Mapping[tuple[str, bool], _Tiles] = MappingProxyType(
+    {
+        ("plain", False): _PLAIN,
+        ("rows", False): _WEIGHT_ONLY,
+        ("rows", True): _8_BITS,
+        ("blocks", True): _BLOCKS,
+        ("int4", False): _INT4,
+        ("fp4", False): _INT4,
+    }
+)
+
+
+def candidates(operand: Operand, m: int, device: torch.device) -> Iterator[TileConfig]:
+    """Tiles for m tokens, the one to trust without measuring first."""
+    tiles, (n, k) = _TILES[operand.form, operand.meets_codes], operand.shape
+    is_few, block_m = m <= FEW_TOKENS, max(tiles.least, 1 << (m - 1).bit_length())
+    listed = [(block_m, *tile) for tile in tiles.few] if is_few else tiles.many
+    for block_m, block_n, depth, warps, stages in listed:
+        block_k = operand.depth(depth)
+        programs = -(-m // block_m) * -(-n // block_n)
+        slices = num_slices(programs, -(-k // block_k), device, blocks_per_unit=tiles.blocks if is_few else 1)
+        sizes = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "SPLIT_K": slices}
+        yield TileConfig(sizes, Options(warps, stages))
+
+
+def shared_bytes(operand: Operand, element_bytes: int, config: TileConfig, capability: int) -> int:
+    """Shared memory of a thread block.
+
+    Operands of asynchronous products (Hopper; Blackwell, whose tensor memory takes no integers) must outlive their
+    issue, and there is one stage more; codes have left theirs for registers by then. Barriers of tensor memory take 16
+    bytes, or 8 where the next group waits for the sums of the last. Scales of INT4 pass through SRAM in a block with a
+    thread for each output; so do halves of a span with two scales, and, at most, those of blocks.
+
+    element_bytes: of the activations before they are quantised
+    """
+    sizes, stages = config.sizes, config.options.num_stages
+    is_integer = operand.meets_codes and operand.values.dtype == torch.int8
+    is_ahead = 90 <= capability < (100 if is_integer else 120) and sizes["BLOCK_N"] >= 64 and sizes["BLOCK_M"] >= 16
+    values = sizes["BLOCK_N"] * sizes["BLOCK_K"] * operand.bits // 8
+    x = sizes["BLOCK_M"] * sizes["BLOCK_K"] * (1 if operand.meets_codes else element_bytes)
+    if operand.bits == 4 and is_ahead and capability >= 100:
+        halves = _beside(operand, element_bytes, config) if operand.form == "fp4" else 0
+        return (values + x) * (stages - 1) + 8 + halves
+    values_stages = stages - (operand.is_widened or not is_ahead)
+    pipeline = values * values_stages + x * (stages - (not is_ahead)) + _beside(operand, element_bytes, config)
+    return pipeline + (16 if is_ahead and capability >= 100 else 0)
+
+
+def _beside(operand: Operand, element_bytes: int, config: TileConfig) -> int:
+    """Bytes that scales pass through."""
+    rows, columns = config.sizes["BLOCK_N"], config.sizes["BLOCK_M"]
+    if operand.form == "int4":
+        return element_bytes * rows if rows == 32 * config.options.num_warps else 0
+    if operand.form == "fp4" and operand.group_size < _HALF_SPAN:
+        return 2 * _HALF_SPAN * element_bytes * rows
+    return 4 * rows + 8 * columns if operand.form == "blocks" else 0
