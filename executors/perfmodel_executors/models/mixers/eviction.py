@@ -38,7 +38,7 @@ def attend_evicting(
         found.append(_decodes(q_TKGH[own], k_TKH[own], v_TKV[own], batch.contexts_D - 1, rows, layer, mixer))
     starts: list[int] = (batch.starts_G + split).tolist()
     before: list[int] = batch.computed_G.tolist()
-    for row, computed, begin, end in zip(step.state_rows.chunks, before, starts, starts[1:], strict=False):
+    for row, computed, begin, end in zip(step.state_rows.chunks.tolist(), before, starts, starts[1:], strict=False):
         own = slice(begin, end)
         found.append(_chunk(q_TKGH[own], k_TKH[own], v_TKV[own], computed, row, layer, mixer))
     return torch.cat(found).flatten(1, 2)

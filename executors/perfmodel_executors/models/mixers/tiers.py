@@ -63,7 +63,7 @@ def _sequences(step: MixerStep) -> list[_Sequence]:
     ]
     starts: list[int] = (batch.starts_G + split).tolist()
     before: list[int] = batch.computed_G.tolist()
-    for i, (row, computed) in enumerate(zip(step.state_rows.chunks, before, strict=True)):
+    for i, (row, computed) in enumerate(zip(step.state_rows.chunks.tolist(), before, strict=True)):
         found.append(_Sequence(slice(starts[i], starts[i + 1]), batch.tables_GM[i], computed, row))
     return found
 
