@@ -18,6 +18,7 @@ from torch import Tensor
 from perfmodel.models.architecture import GatedDeltaNet, Mamba
 from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.models.batch import StepBatch
+from perfmodel_executors.models.index_tensors import on_device
 
 _FIRST_ROWS = 8
 _FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -35,7 +36,7 @@ class StateRows(NamedTuple):
     """Rows of a step's sequences: those of one token, and those of chunks."""
 
     decodes: Tensor
-    chunks: list[int]
+    chunks: Tensor
 
 
 class StatePool:
@@ -53,7 +54,7 @@ class StatePool:
     def rows_of(self, batch: StepBatch, block_size: int) -> StateRows:
         """The rows of a step's sequences; of those that begin, they are zeroed."""
         if not self.layers:
-            return StateRows(batch.tokens_T[:0], [])
+            return StateRows(batch.tokens_T[:0], batch.tokens_T[:0])
         computed, new = (batch.contexts_D - 1).tolist(), batch.starts_G.diff().tolist()
         decodes = [
             self._row(table, before, 1, block_size)
@@ -63,7 +64,7 @@ class StatePool:
             self._row(table, before, count, block_size)
             for table, before, count in zip(batch.tables_GM.tolist(), batch.computed_G.tolist(), new, strict=True)
         ]
-        return StateRows(torch.tensor(decodes, dtype=torch.int64, device=batch.tokens_T.device), chunks)
+        return StateRows(**on_device(batch.tokens_T.device, decodes=decodes, chunks=chunks))
 
     @contextmanager
     def restored(self, first_blocks: Sequence[int]) -> Iterator[None]:

@@ -206,7 +206,6 @@ def check_capturable(model: ModelSpec, attention: str) -> None:
     reasons = {
         "standard attention (engine.attention)": attention == "standard",
         "a rolling KV cache (model_changes.window)": any(mixer.is_rolling for mixer in mixers),
-        "block-sparse attention (model_changes.sparse)": any(mixer.sparsity is not None for mixer in mixers),
         "outliers multiplied apart (llm_int8)": model.quantization.outlier_share > 0,
         "early exit (model_changes.early_exit)": model.exits is not None,
         "recurrent layers": any(not isinstance(m, Attention | LatentAttention | None) for m in _mixers(model)),
