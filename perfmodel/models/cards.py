@@ -29,13 +29,27 @@ _QUANTIZATION_OF: dict[str, str | None] = {
     "fp8-block": "fp8_block",
     "nvfp4": "nvfp4",
     "fp4": "nvfp4",
+    "fp8-kv": "fp8",
+    "mxfp4": "mxfp4",
     "awq": "awq",
+    "awq-int4": "awq",
+    "gptq": "gptq",
     "gptq-int4": "gptq",
+    "gptq-int8": "w8a16",
     "int4": "w4a16",
     "w4a16": "w4a16",
+    "w4a16-g128": "w4a16",
+    "int8": "w8a8",
+    "w8a8": "w8a8",
+    "w8a16": "w8a16",
+    "bnb-4bit": "bitsandbytes",
     "bf16": None,
 }
-_FORMAT_AT_THE_END = re.compile(rf"(?P<name>.+)-(?P<format>{'|'.join(_QUANTIZATION_OF)})(?:-v\d+)?", re.IGNORECASE)
+# Who scales FP8 weights by blocks of 128 x 128 instead of by tensors or channels.
+_FP8_IN_BLOCKS = ("qwen",)
+_FORMAT_AT_THE_END = re.compile(
+    rf"(?P<name>.+?)-(?:quantized[.])?(?P<format>{'|'.join(_QUANTIZATION_OF)})(?:-v\d+)?", re.IGNORECASE
+)
 
 
 class Card(Spec):
@@ -107,6 +121,8 @@ def _by_format(asked: str) -> ModelSpec | None:
         return None
     model = _load_card_file(file, file.stat().st_mtime_ns)
     method = _QUANTIZATION_OF[match["format"].lower()]
+    if method == "fp8" and normal_name(asked.partition("/")[0]) in _FP8_IN_BLOCKS:
+        method = "fp8_block"
     served = model if method is None or model.quantization.weights is not None else with_quantization(model, method)
     return replace(served, name=asked, hf_id=asked if "/" in asked else model.hf_id)
 
