@@ -8,16 +8,12 @@ step. `make test` compares the same models on one draw (`tests/parity/test_again
 """
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 from random import Random
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "parity"))
-
-import transformers
-from comparison import executed, largest_difference
-from reference_models import REFERENCES, build
+from perfmodel_executors.parity.comparison import executed, largest_difference
+from perfmodel_executors.parity.references import REFERENCES, build
 
 LONGEST = 200
 
@@ -49,8 +45,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=10)
     draws = parser.parse_args().draws
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
     print("| family | shown by | largest difference |\n|---|---|---|")
     for family in dict.fromkeys(reference.family for reference in REFERENCES.values()):
         names = [name for name, reference in REFERENCES.items() if reference.family == family]

@@ -19,6 +19,7 @@ __all__ = [
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -47,16 +48,17 @@ def no_capture(compute: Compute) -> Compute:
 
 
 class CudaCapture:
-    """Captures CUDA graphs that share one memory pool. Kernels choose their tiles before."""
+    """Captures CUDA graphs that share one memory pool. Kernels choose their tiles before, unless `tunes` is false."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, tunes: bool = True) -> None:
         self._device = device
+        self._tunes = tunes
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, compute: Compute) -> Compute:
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream), tuning():
+        with torch.cuda.stream(stream), tuning() if self._tunes else nullcontext():
             for _ in range(_WARM_UPS):
                 compute()
         torch.cuda.current_stream(self._device).wait_stream(stream)

@@ -20,6 +20,7 @@ from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.engine import Backend, Request, StepRecord
 from perfmodel.errors import PerfmodelError, WorkloadError
 from perfmodel.models.spec import ModelSpec
+from perfmodel.ops.formats import served_model
 from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, build_serve_loop, simulate, summarize
 from perfmodel.sim.clock import to_ticks
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
@@ -74,7 +75,7 @@ def execute_scenario(
     device = find_device(scenario.hardware, num_ranks)
     num_blocks = plan_memory(scenario.model, scenario.hardware, engine).num_kv_blocks
     settings = settings_of(scenario.sampling, scenario.model)
-    setup = RunnerSetup(scenario.model, engine, num_blocks, device, scenario.seed, kernels, settings)
+    setup = RunnerSetup(scenario.model, engine, num_blocks, device, scenario.seed, kernels, settings, scenario.routing)
     with memory_as_a_sentence(device), open_ranks(setup, num_ranks) as runner:
         clock = DeviceClock(device, num_ranks)
         speculator = build_speculator(runner, engine, seed=scenario.seed) if isinstance(runner, StepRunner) else None
@@ -187,7 +188,7 @@ def as_executed(scenario: Scenario) -> Scenario:
             f"leave it out."
         )
     ours: dict[str, bool] = {"disable_hybrid_kv_cache_manager": True}  # one table for all layers
-    if has_states(scenario.model):
+    if has_states(served_model(scenario.model, scenario.engine)):
         ours["enable_prefix_caching"] = False  # a state of one sequence is of no use to another
     engine = scenario.engine.model_copy(update=ours)
     return scenario.model_copy(update={"model": with_plain_weights(scenario.model), "engine": engine})

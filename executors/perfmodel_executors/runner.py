@@ -13,6 +13,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
 from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.device import default_kernels, interprets_triton
 from perfmodel_executors.graphs import Capture, CudaCapture, DecodeGraphs
 from perfmodel_executors.kernels import load_kernels
@@ -20,6 +21,7 @@ from perfmodel_executors.kernels.tiles import tuning
 from perfmodel_executors.models.batch import TokenSegment, build_batch
 from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.kv_cache import KVCache
+from perfmodel_executors.models.popularity import TRAINED
 from perfmodel_executors.models.support import check_capturable, check_served, has_states, kv_packing
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
 from perfmodel_executors.sampling import SamplingSettings
@@ -81,6 +83,7 @@ class RunnerSetup:
     num_blocks: KV blocks that the engine hands out; on a GPU they are allocated at once
     kernels:    backend; None is the device's own
     sampling:   how tokens are drawn; None: the likeliest one is taken
+    routing:    which experts random routers prefer, and how many rows an expert takes
     """
 
     model: ModelSpec
@@ -90,6 +93,7 @@ class RunnerSetup:
     seed: int = 0
     kernels: str | None = None
     sampling: SamplingSettings | None = None
+    routing: ExpertRouting = TRAINED
 
     @property
     def backend(self) -> str:
@@ -113,7 +117,7 @@ def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE, capture: Captur
     kernels = load_kernels(setup.backend, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    decoder = load_decoder(model, engine, setup.seed, device, kernels, group, setup.sampling)
+    decoder = load_decoder(model, engine, setup.seed, device, kernels, group, setup.sampling, setup.routing)
     # The torch definitions of some operators look at lengths on the host, which a graph cannot.
     if capture is None and device.type == "cuda" and setup.backend == "triton":
         capture = CudaCapture(device)

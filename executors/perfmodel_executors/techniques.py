@@ -92,7 +92,7 @@ def _calibrated(
 def _what_steps_depend_on(served: ServedModel) -> str:
     """Equal for sides that differ in how steps are composed only."""
     engine = served.engine.model_dump(exclude=_COMPOSES_STEPS)
-    return repr((served.model, engine, served.span, served.sampling, served.seed))
+    return repr((served.model, engine, served.span, served.sampling, served.routing, served.seed))
 
 
 def _bias(steps: list[StepPair]) -> float:

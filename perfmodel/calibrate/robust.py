@@ -7,7 +7,7 @@ anything to say on stays there, instead of anywhere or at an end of its range, a
 notice.
 """
 
-__all__ = ["fit_form", "residuals_of"]
+__all__ = ["fit_form", "of_one_more", "residuals_of"]
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar

@@ -33,11 +33,11 @@ Floats = NDArray[np.float64]
 
 _PULL = 0.001  # a parameter at twice its prior weighs as much as this relative error on every step
 _NUM_FOLDS = 5
-_FAMILIES = ("gemm", "elementwise", "sampling", "embedding", "attention_prefill", "attention_decode", "moe")
+_FAMILIES = ("gemm", "elementwise", "sampling", "embedding", "attention_prefill", "attention_decode", "scan", "moe")
 
 
 class StepParameter(NamedTuple):
-    """One coefficient: the family (None = all but attention and experts), what it multiplies, bounds and prior.
+    """One coefficient: the family (None = all but attention, scans and experts), what it multiplies, bounds and prior.
 
     quantity: kernels | items | vector (seconds each), compute | memory (1 / achieved fraction, at least 1)
     """
@@ -61,6 +61,9 @@ PARAMETERS = (
     StepParameter("attention_decode", "compute", 1.0, 5.0, 1e4),
     StepParameter("attention_decode", "memory", 1.0, 10.0, 1e4),
     StepParameter("attention_decode", "vector", 1e-13, 0.5e-9),
+    StepParameter("scan", "kernels", 0.0, 100e-6),
+    StepParameter("scan", "compute", 1.0, 5.0, 1e4),
+    StepParameter("scan", "memory", 1.0, 10.0, 1e4),
     StepParameter("moe", "items", 0.0, 20e-6),
     StepParameter("moe", "compute", 1.0, 2.0, 1e4),
     StepParameter("moe", "memory", 1.0, 5.0, 1e4),
@@ -199,7 +202,7 @@ def _families(fitted: dict[StepParameter, float], residuals: Residuals) -> dict[
         fits[family] = FamilyFit(
             compute_fraction=min(1.0, 1 / compute),
             memory_fraction=min(1.0, 1 / memory),
-            overhead_s=value.get((None, "kernels"), 0.0) if _is_shared(family) else 0.0,
+            overhead_s=value.get((None if _is_shared(family) else family, "kernels"), 0.0),
             overhead_per_item_s=value.get((family, "items"), 0.0),
             vector_op_s=value.get((_LIKE["vector"].get(family, family), "vector"), 0.0),
             knee=1.0,

@@ -106,6 +106,7 @@ class Attention:
     qkv_rank: int | None = None  # of the projections, where they are products of two thin matrices
     out_rank: int | None = None
     evicts_to: int | None = None  # tokens that eviction by score leaves of a sequence
+    num_recent_tokens: int = 0  # of those, the newest, which stay whatever their scores
 
     @property
     def span(self) -> int | None:

@@ -10,9 +10,9 @@ from perfmodel.models.architecture import (
     Attention,
     DenseFFN,
     FeedForward,
-    GatedDeltaNet,
     LatentAttention,
     Layer,
+    LinearAttention,
     Mamba,
     Mixer,
     MoEFFN,
@@ -86,9 +86,9 @@ def _of_mixer(mixer: Mixer | None) -> str | None:
         return "the indexer of sparse attention" if mixer.indexer is not None else _of_rope(mixer.rope)
     if isinstance(mixer, Mamba) and (mixer.dt_rank is not None or not mixer.inner_norm):
         return "a scan other than Mamba-2"
-    if isinstance(mixer, Mamba | GatedDeltaNet):
-        return None
-    return f"the mixer {type(mixer).__name__}"
+    if isinstance(mixer, LinearAttention):
+        return _of_rope(mixer.rope)
+    return None
 
 
 def _of_rope(rope: Rope | None) -> str | None:

@@ -59,12 +59,13 @@ def surplus_tokens(model: ModelSpec) -> float:
     return sum(tier.tokens * tier.num_bytes for tier in surplus) / each
 
 
-def with_eviction(model: ModelSpec, num_tokens: int) -> ModelSpec:
-    """The model with `num_tokens` kept of each sequence in every layer of plain attention that keeps all of them.
+def with_eviction(model: ModelSpec, num_tokens: int, num_recent: int = 0) -> ModelSpec:
+    """The model with `num_tokens` kept of each sequence in every layer of plain attention that keeps all of them, the
+    `num_recent` newest among them.
 
     Raises SpecError where there is no such layer.
     """
-    layers = tuple((_evicting(layer, num_tokens), count) for layer, count in model.layers)
+    layers = tuple((_evicting(layer, num_tokens, num_recent), count) for layer, count in model.layers)
     if not any(isinstance(layer.mixer, Attention) and layer.mixer.evicts_to for layer, _ in layers):
         raise SpecError(
             f"engine.kv_eviction: {model.name} has no layer of plain attention that keeps all keys (latents are scored "
@@ -73,8 +74,8 @@ def with_eviction(model: ModelSpec, num_tokens: int) -> ModelSpec:
     return replace(model, layers=layers)
 
 
-def _evicting(layer: Layer, num_tokens: int) -> Layer:
+def _evicting(layer: Layer, num_tokens: int, num_recent: int) -> Layer:
     mixer = layer.mixer
     if not isinstance(mixer, Attention) or mixer.span is not None or mixer.sparsity is not None:
         return layer
-    return replace(layer, mixer=replace(mixer, evicts_to=num_tokens, is_rolling=True))
+    return replace(layer, mixer=replace(mixer, evicts_to=num_tokens, num_recent_tokens=num_recent, is_rolling=True))

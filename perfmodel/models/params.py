@@ -185,14 +185,14 @@ def _attention(m: Attention, d: int) -> int:
 
 
 def _linear_attention(m: LinearAttention, d: int) -> int:
-    """As `_attention`, and the projections: Performer's features, m*h per head; Linformer's positions, r*r per KV head.
+    """As `_attention`, and the projections per KV head: Performer's features, m*h; Linformer's positions, r*r.
 
     Linformer projects all positions of a context; a decoder that cannot see them ahead has them in periods of r.
     """
     qkv = m.num_heads * m.head_dim + m.num_kv_heads * (m.head_dim + m.v_head_dim)
     out = m.num_heads * m.v_head_dim
     biases = (qkv if m.qkv_bias else 0) + (d if m.out_bias else 0)
-    projection = m.num_heads * m.size * m.head_dim if m.kind == "performer" else m.num_kv_heads * m.size * m.size
+    projection = m.num_kv_heads * m.size * (m.head_dim if m.kind == "performer" else m.size)
     return d * qkv + out * d + biases + projection
 
 

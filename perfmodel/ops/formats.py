@@ -77,7 +77,7 @@ def served_model(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec | 
     if engine.mamba_ssm_cache_dtype != "auto":
         served = _with_state_format(served, format_of_dtype(engine.mamba_ssm_cache_dtype))
     if engine.kv_eviction is not None:
-        served = with_eviction(served, engine.kv_eviction.num_tokens)
+        served = with_eviction(served, engine.kv_eviction.num_tokens, engine.kv_eviction.recent_tokens)
     return model if served == model else served
 
 

@@ -82,7 +82,7 @@ def _as_served(
         raise SpecError(f"{positions.where(('engine', 'quantization_by_layer'))}: {error}") from None
     try:
         if engine.kv_eviction is not None:
-            model = with_eviction(model, engine.kv_eviction.num_tokens)
+            model = with_eviction(model, engine.kv_eviction.num_tokens, engine.kv_eviction.recent_tokens)
     except SpecError as error:
         raise SpecError(f"{positions.where((*prefix, 'engine', 'kv_eviction'))}: {error}") from None
     return model

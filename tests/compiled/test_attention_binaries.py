@@ -10,6 +10,9 @@ from perfmodel.specs import load_hardware  # noqa: E402
 from perfmodel_executors.compiled import compile_launch, compile_problem, device_limits  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.attention_decode.triton import shared_bytes as decode_bytes  # noqa: E402
+from perfmodel_executors.kernels.attention_latent.triton.prefill import (  # noqa: E402
+    expanded_shared_bytes as expanded_bytes,
+)
 from perfmodel_executors.kernels.attention_prefill.tiles import shared_bytes as prefill_bytes  # noqa: E402
 from perfmodel_executors.kernels.launch import Options, recording  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
@@ -81,3 +84,14 @@ def test_caps_and_sinks_neither_spill_nor_leave_the_tensor_cores(operator):
     facts = compile_launch(launches[0], hardware).facts
     assert facts.spills == facts.serialised == 0
     assert facts.tensor_instructions
+
+
+@pytest.mark.parametrize(("device", "capability"), [("a100-sxm-80gb", 80), ("h200-sxm", 90)])
+def test_prompts_over_latents_take_the_sram_of_their_law(device, capability):
+    """Expanded by one kernel, attended to by another; on Hopper the copy engine brings its keys and values."""
+    expand, attend = compile_problem(problems_of("attention_latent_prefill")[0], load_hardware(device))
+    config = config_of(attend, "ROWS", "KEYS", "DESCRIPTORS")
+    assert config.sizes["DESCRIPTORS"] == (capability == 90)
+    assert attend.facts.shared_bytes <= expanded_bytes(config, capability, (128, 64, 128), BF16)
+    assert attend.facts.async_copies
+    assert expand.facts.async_copies

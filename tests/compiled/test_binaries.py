@@ -16,13 +16,16 @@ DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm")
 # Operators whose work is matrix products: these must reach the tensor cores.
 PRODUCTS = frozenset(
     {
-        *("attention_prefill", "attention_decode", "attention_latent_decode", "attention_softmax_decode"),
-        *("attention_softmax_prefill", "grouped_experts", "linear"),
+        *("attention_prefill", "attention_decode", "attention_latent_decode", "attention_latent_prefill"),
+        *("attention_softmax_decode", "attention_softmax_prefill", "grouped_experts", "linear", "scan_prefill"),
     }
 )
 # What a device lacks, and the words that say so.
 REFUSED = {(each, "a100-sxm-80gb"): "sm_89 or newer" for each in ("linear_fp8", "linear_fp8_block")}
-OPERATORS = [operator for operator, backends in KERNELS.items() if "triton" in backends]
+# Those of block-sparse attention are the kernels of plain attention, over other tables.
+OPERATORS = [
+    each for each, backends in KERNELS.items() if "triton" in backends and not each.startswith("attention_sparse")
+]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -49,7 +49,7 @@ HOMES = {
     "torch": {"perfmodel_executors"},
     "triton": {"perfmodel_executors"},
     "simpy": {"perfmodel.sim"},
-    "typer": {"perfmodel.cli", "perfmodel_executors"},
+    "typer": {"perfmodel.cli"},
     "rich": {"perfmodel.cli", "perfmodel.report"},
     "plotly": {"perfmodel.report"},
     "yaml": {"perfmodel.files", "perfmodel.cost", "perfmodel_executors"},

@@ -185,5 +185,5 @@ def test_what_does_not_fit_together_is_refused():
     with pytest.raises(PerfmodelError, match=r"standard attention is executed over all keys only.*to flash"):
         Decoder(sparse, attention="standard")
     with pytest.raises(PerfmodelError, match=r"CUDA graphs cannot hold; set engine\.enforce_eager"):
-        check_capturable(sparse, EngineSpec().attention)
+        check_capturable(windowed(9, 3).model, EngineSpec().attention)
     check_capturable(MODELS["gqa"], "flash")

@@ -2,23 +2,42 @@
 
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import suite_tasks
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 
-from perfmodel.calibrate.measured.records import read_measurements  # noqa: E402
+from perfmodel.calibrate.measured.records import SmokeCheck, read_measurements  # noqa: E402
 from perfmodel.errors import PerfmodelError, SpecError  # noqa: E402
-from perfmodel_executors.gpu_suite.kernels import difference, tensors_of  # noqa: E402
+from perfmodel.specs import load_hardware  # noqa: E402
+from perfmodel_executors.gpu_suite.parts.kernels import difference, tensors_of  # noqa: E402
+from perfmodel_executors.gpu_suite.parts.smoke import (  # noqa: E402
+    SERVED,
+    check_parity,
+    check_problem,
+    check_tokens,
+    dtypes_of,
+    smoke_tasks,
+)
 from perfmodel_executors.gpu_suite.results import Results  # noqa: E402
 from perfmodel_executors.gpu_suite.runner import SHARES, run_tasks  # noqa: E402
-from perfmodel_executors.gpu_suite.task import Task  # noqa: E402
+from perfmodel_executors.gpu_suite.task import Bench, Task  # noqa: E402
 from perfmodel_executors.gpu_suite.worker import Worker  # noqa: E402
+from perfmodel_executors.kernels.dispatch import KERNELS, load_kernels  # noqa: E402
+from perfmodel_executors.kernels.launch import KernelError  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = Bench(torch.device("cpu"), load_hardware("cpu"), "torch")
 
 
 class Clock:
@@ -134,11 +153,79 @@ def test_a_damaged_file_is_named(tmp_path):
         Results(tmp_path).has("kernels", "k")
 
 
-def test_the_command_measures_this_machine(tmp_path):
-    """As it is called: processes are begun anew from the command's own module."""
+# What a machine with torch may not have: named so, importing them fails in every process that starts from here.
+ABSENT = ("typer", "rich", "click", "plotly", "gguf", "tokenizers", "pytest", "hypothesis", "pyarrow")
+
+
+@pytest.fixture
+def bare_python(tmp_path):
+    """An environment whose interpreters find torch, NumPy, SciPy, YAML and the wheels to copy, and none of `ABSENT`."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({ABSENT}))\n")
+    path = os.pathsep.join(map(str, (folder, ROOT, ROOT / "executors")))
+    return {**os.environ, "PYTHONPATH": path, "PERFMODEL_COMMIT": "0123abc"}
+
+
+def test_the_command_is_ended_goes_on_and_measures_this_machine(tmp_path, bare_python):
+    """As it is called: processes are begun anew from the command's own module, and do without what is not there."""
+    out = tmp_path / "out"
     command = [sys.executable, "-m", "perfmodel_executors.gpu_suite", "--device", "cpu", "--part", "kernels"]
-    subprocess.run([*command, "--budget-s", "60", "--out", str(tmp_path)], check=True, timeout=180)
-    found = read_measurements(tmp_path)
-    assert found.kernels
+    command += ["--budget-s", "60", "--out", str(out)]
+    longer = [*command, "--part", "steps"]  # a minute's work, so that it is ended in the middle
+    first = subprocess.Popen(longer, env=bare_python, stderr=subprocess.PIPE, text=True)
+    for line in first.stderr:
+        if "rms_norm" in line:
+            break
+    first.terminate()
+    first.communicate(timeout=60)
+    assert first.returncode == 128 + signal.SIGTERM
+    begun = json.loads((out / "kernels.json").read_text())
+    subprocess.run(command, env=bare_python, check=True, timeout=180)
+    found = read_measurements(out)
+    assert len(found.kernels) >= len(begun) > 0
+    assert {key: json.loads((out / "kernels.json").read_text())[key] for key in begun} == begun
     assert not found.info.failures
     assert found.info.ceilings.bandwidth
+    assert found.info.commit == "0123abc"
+    assert [call.commit for call in found.info.calls] == ["0123abc", "0123abc"]
+    assert found.info.readings.absent
+
+
+@pytest.mark.parametrize("operator", KERNELS)
+def test_the_smoke_finds_every_kernel_right_here(operator):
+    """Problems of odd sizes in all formats against the reference in fp32."""
+    for dtype in dtypes_of(CPU).values():
+        for problem in problems_of(operator, "tiny", dtype):
+            found = SmokeCheck(**check_problem(problem, CPU))
+            assert found.is_right, f"{problem}: {found.error}"
+
+
+def test_the_smoke_finds_what_is_wrong(monkeypatch):
+    problem = problems_of("rms_norm", "tiny", torch.bfloat16)[0]
+    kernels = load_kernels()
+    monkeypatch.setattr(
+        "perfmodel_executors.gpu_suite.parts.smoke.load_kernels",
+        lambda name: (
+            SimpleNamespace(rms_norm=(lambda *args: 1.05 * kernels.rms_norm(*args))) if name == "wrong" else kernels
+        ),
+    )
+    wrong = check_problem(problem, replace(CPU, backend="wrong"))
+    assert not SmokeCheck(**wrong).is_right
+    monkeypatch.setattr(kernels, "rms_norm", lambda *args: args[0] * float("nan"))
+    with pytest.raises(KernelError, match="not finite"):
+        check_problem(problem, CPU)
+
+
+def test_captured_decodes_give_the_tokens_of_plain_ones():
+    for model, overrides in SERVED[:3]:
+        assert SmokeCheck(**check_tokens(model, overrides, CPU)).is_right
+
+
+def test_the_smoke_compares_with_transformers_where_it_is():
+    pytest.importorskip("transformers")
+    pytest.importorskip("safetensors")
+    found = SmokeCheck(**check_parity("llama-llama3", CPU))
+    assert found.is_right
+    assert found.error > 0.0
+    assert "parity llama-llama3" in {task.key for task in smoke_tasks(CPU)}

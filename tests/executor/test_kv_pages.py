@@ -141,7 +141,11 @@ def test_a_decoder_with_packed_keys_and_values_says_nearly_the_same(bits, larges
     [
         ({}, {"kv_cache_group_size": 16}, "heads of 8 are not whole groups of 16; set engine.kv_cache_group_size"),
         ({"window": 9}, {"kv_cache_group_size": 8}, r"a rolling KV cache .* with scales in groups is not executed"),
-        ({}, {"kv_cache_residual_tokens": 8}, "a KV cache in several precisions is not executed yet"),
+        (
+            {"window": 9},
+            {"kv_cache_group_size": 8, "kv_cache_residual_tokens": 8},
+            "a KV cache in several precisions is executed for attention over all keys",
+        ),
     ],
 )
 def test_packed_caches_that_are_not_executed_are_refused(changes, engine, sentence):

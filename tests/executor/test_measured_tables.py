@@ -27,10 +27,13 @@ MODULES = {
     "generation_attention": attention_decode,
     "moe": moe,
 }
-# Measured and not fitted: attention that no model's step runs (standard), and kinds whose form is that of plain
-# attention and whose tables have no column for what is theirs.
+# Measured and not fitted: attention that no model's step runs (standard), kinds whose form is that of plain attention
+# and whose tables have no column for what is theirs, and scans, which have no table.
 COMPARED = frozenset(
-    {"attention_latent_decode", "attention_softmax_decode", "attention_softmax_prefill", "attention_standard"}
+    {
+        *("attention_latent_decode", "attention_latent_prefill", "attention_softmax_decode"),
+        *("attention_softmax_prefill", "attention_standard", "scan_prefill"),
+    }
 )
 MATRIX_RATES = frozenset({"bf16", "fp16", "fp8", "int8"})
 

@@ -1,5 +1,7 @@
 """Weights in fewer bits: how wrong rounding can make them, and that each operator multiplies by what is stored."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
@@ -7,11 +9,12 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 from executor_models import attention, tiny  # noqa: E402
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
-from perfmodel.models.architecture import DenseFFN  # noqa: E402
+from perfmodel.models.architecture import DenseFFN, MoEFFN  # noqa: E402
 from perfmodel.models.number_formats import METHODS, with_quantization  # noqa: E402
 from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402
 from perfmodel_executors.kernels import KERNELS, load_kernels  # noqa: E402
 from perfmodel_executors.kernels.apply_linear import OPERATORS, apply_linear  # noqa: E402
+from perfmodel_executors.kernels.linear_low_precision.reference import quantize_tokens_int8  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
     Int4Weight,
     Int8Weight,
@@ -23,10 +26,12 @@ from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
     quantize_int8,
     quantize_mxfp4,
     quantize_nvfp4,
+    quantize_signs,
     sparsify_24,
 )
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder, load_decoder  # noqa: E402
+from perfmodel_executors.models.smoothing import loads_smoothed  # noqa: E402
 
 FORMATS = {
     "int8": quantize_int8,
@@ -245,3 +250,71 @@ def test_layers_are_stored_as_their_rules_say():
     ruled = load_decoder(model, EngineSpec(dtype="float32", quantization_by_layer=[{"quantization": "w8a16"}]), seed=1)
     assert torch.equal(logits_of(uniform), logits_of(ruled))
     assert not torch.equal(logits_of(uniform), logits_of(mixed))
+
+
+@pytest.mark.parametrize("bits", [2, 1])
+def test_signs_are_those_of_bitnet(bits):
+    """Ternary: w over its mean magnitude, rounded and cut to -1, 0, 1; binary: the sign of w less its mean."""
+    weight = random_weight()
+    scale = weight.abs().mean()
+    expected = (weight / scale).round().clamp(-1, 1) if bits == 2 else torch.where(weight > weight.mean(), 1.0, -1.0)
+    packed = quantize_signs(weight, bits)
+    torch.testing.assert_close(dequantize(packed), expected * scale)
+    assert packed.num_bytes == weight.numel() * bits / 8 + 4
+    with pytest.raises(PerfmodelError, match="cannot be packed"):
+        quantize_signs(torch.ones(4, 9), bits)
+
+
+@pytest.mark.parametrize("bits", [2, 1])
+@pytest.mark.parametrize("num_tokens", [1, 5, 40])  # field by field, and unpacked for one product
+def test_products_with_signs_are_those_of_the_matrix(bits, num_tokens):
+    weight = quantize_signs(random_weight(), bits)
+    x = torch.randn(num_tokens, 256, generator=torch.Generator().manual_seed(3))
+    codes, scales = quantize_tokens_int8(x)
+    expected = (codes.float() * scales[:, None]) @ dequantize(weight).T
+    found = apply_linear(load_kernels(), x, weight, torch.full((96,), 0.5)) - 0.5
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_smoothing_moves_outliers_of_activations_into_weights():
+    """One column is 60 times as large as the others, whose digits each token's own scale loses: Xiao et al. 2023."""
+    model, engine = tiny((attention(), DenseFFN(48)), hidden_size=64), EngineSpec(dtype="float32")
+    plain = load_decoder(model, engine)
+    norm, qkv = plain.weights.layers[0].mixer_norm, plain.weights.layers[0].mixer.qkv
+    norm[5] = 60.0
+    (smoothed,) = loads_smoothed(with_quantization(model, "smoothquant"), lambda _: plain, 0).layers
+    x, kernels = torch.randn(64, 64, generator=torch.Generator().manual_seed(2)), load_kernels()
+    expected = kernels.rms_norm(x, norm, 1e-5) @ qkv.T
+    static = apply_linear(kernels, kernels.rms_norm(x, smoothed.mixer_norm, 1e-5), smoothed.mixer.qkv)
+    dynamic = apply_linear(kernels, kernels.rms_norm(x, norm, 1e-5), quantize_int8(qkv, quantizes_input=True))
+    errors = [((found - expected).norm() / expected.norm()).item() for found in (static, dynamic)]
+    assert errors[0] < 0.6 * errors[1]
+    whole = dequantize(smoothed.mixer.qkv) * smoothed.mixer_norm  # the same product, whatever the smoothing
+    torch.testing.assert_close(whole, qkv * norm, rtol=0.05, atol=0.05)
+
+
+def test_scales_known_beforehand_saturate():
+    weight = replace(quantize_int8(torch.eye(8), quantizes_input=True), input_scale=torch.tensor(2.0 / 127))
+    x = torch.tensor([[1.0, 2.0, 50.0, -50.0, 0.0, -1.0, 0.5, 2.0]])
+    expected = torch.tensor([[1.0, 2.0, 2.0, -2.0, 0.0, -1.0, 0.5, 2.0]])
+    torch.testing.assert_close(apply_linear(load_kernels(), x, weight), expected, atol=0.01, rtol=0)
+
+
+def test_smoothquant_is_served_with_static_scales():
+    model = tiny((attention(), DenseFFN(48)))
+    decoder = load_decoder(model, EngineSpec(dtype="float32", quantization="smoothquant"))
+    matrices = [decoder.weights.layers[0].mixer.qkv, decoder.weights.layers[0].mixer.out]
+    matrices += [decoder.weights.layers[0].ffn.up, decoder.weights.layers[0].ffn.down]
+    assert all(matrix.input_scale is not None for matrix in matrices)
+    experts = tiny((attention(), MoEFFN(4, 2, 16)))
+    with pytest.raises(PerfmodelError, match="SmoothQuant is executed for attention and dense blocks"):
+        load_decoder(experts, EngineSpec(dtype="float32", quantization="smoothquant"))
+
+
+def test_random_weights_have_outliers_where_those_are_multiplied_apart(monkeypatch):
+    model = tiny((attention(), DenseFFN(48)))
+    decoder = load_decoder(model, EngineSpec(dtype="float32", quantization="llm_int8"))
+    x = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
+    behind = load_kernels().rms_norm(x, decoder.weights.layers[0].mixer_norm, 1e-5)
+    assert ((behind.abs() > 6).any(dim=0).nonzero() == 0).all()
+    assert (behind.abs() > 6).any()

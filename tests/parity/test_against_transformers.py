@@ -13,10 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 safetensors = pytest.importorskip("safetensors.torch", reason="needs perfmodel[weights]")
-transformers = pytest.importorskip("transformers", reason="needs perfmodel[test]")
-
-from comparison import executed, largest_difference  # noqa: E402
-from reference_models import REFERENCES, build  # noqa: E402
+pytest.importorskip("transformers", reason="needs perfmodel[test]")
 
 from perfmodel.models import list_models, load_model  # noqa: E402
 from perfmodel.models.executed import FAMILIES, why_not_executed  # noqa: E402
@@ -26,19 +23,14 @@ from perfmodel_executors.kernels.weight_formats import ExpertWeight, dequantize,
 from perfmodel_executors.models.decoder import load_decoder  # noqa: E402
 from perfmodel_executors.models.mixers import MIXERS  # noqa: E402
 from perfmodel_executors.models.rotations import SCALINGS  # noqa: E402
+from perfmodel_executors.parity.comparison import TOLERANCE, executed, largest_difference  # noqa: E402
+from perfmodel_executors.parity.references import REFERENCES, build  # noqa: E402
 
-TOLERANCE = 1e-4
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
 ROW = re.compile(r"^\| (?P<family>[^|]+?) \| (?P<shown>[^|]+?) \| (?P<difference>[\d.e-]+) \|$", re.MULTILINE)
 # Their classes are those of another family, with other sizes: the text part of Gemma 3, and checkpoints with code of
 # their own whose decoder is DeepSeek-V3's (Kimi K2) or Qwen2's (MiMo).
 SAME_COMPUTATION = {"gemma3": "gemma3_text", "kimi_k2": "deepseek_v3", "mimo": "qwen2"}
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
 
 
 @pytest.mark.parametrize("name", REFERENCES)

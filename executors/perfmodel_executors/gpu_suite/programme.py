@@ -1,6 +1,6 @@
 """All tasks of a device. The measuring process lists them for itself, by the same command line."""
 
-__all__ = ["CEILINGS", "TASKS", "Part", "bench_of", "tasks_of"]
+__all__ = ["CEILINGS", "TASKS", "Part", "bench_of", "summary_of", "tasks_of"]
 
 from collections.abc import Iterator
 from enum import StrEnum
@@ -9,24 +9,36 @@ from functools import partial
 import torch
 
 from perfmodel_executors.device import default_kernels, present_device
-from perfmodel_executors.gpu_suite.ceilings import measure_device
-from perfmodel_executors.gpu_suite.kernels import kernel_tasks
-from perfmodel_executors.gpu_suite.serving import serving_tasks
-from perfmodel_executors.gpu_suite.steps import reference_meter, step_tasks
+from perfmodel_executors.gpu_suite.parts.ceilings import measure_device
+from perfmodel_executors.gpu_suite.parts.kernels import kernel_tasks
+from perfmodel_executors.gpu_suite.parts.pairs import pair_tasks
+from perfmodel_executors.gpu_suite.parts.serving import serving_tasks
+from perfmodel_executors.gpu_suite.parts.smoke import smoke_tasks
+from perfmodel_executors.gpu_suite.parts.steps import reference_meter, step_tasks
+from perfmodel_executors.gpu_suite.results import Results
+from perfmodel_executors.gpu_suite.runner import TaskOutcome
 from perfmodel_executors.gpu_suite.task import Bench, Task
 
 
 class Part(StrEnum):
     """What can be asked for alone."""
 
+    smoke = "smoke"
     kernels = "kernels"
     steps = "steps"
     serving = "serving"
+    pairs = "pairs"
 
 
 CEILINGS = ("ceilings", "device")  # part and key
 
-TASKS = {Part.kernels: kernel_tasks, Part.steps: step_tasks, Part.serving: serving_tasks}
+TASKS = {
+    Part.smoke: smoke_tasks,
+    Part.kernels: kernel_tasks,
+    Part.steps: step_tasks,
+    Part.serving: serving_tasks,
+    Part.pairs: pair_tasks,
+}
 
 
 def bench_of(device: str, kernels: str, reference_s: float | None = None) -> Bench:
@@ -48,3 +60,20 @@ def tasks_of(device: str, kernels: str, reference_s: float | None = None) -> Ite
     yield Task(*CEILINGS, partial(measure_device, bench))
     for tasks in TASKS.values():
         yield from tasks(bench)
+
+
+def summary_of(results: Results, outcome: TaskOutcome) -> tuple[list[str], bool]:
+    """What a call came to, line by line, and whether the smoke found nothing wrong."""
+    wrong = {
+        part: [
+            f"WRONG RESULT: {key}: differs by {record['error']:.2g}, allowed {record['tolerance']:.2g}"
+            for key, record in results.part(part).items()
+            if record["error"] is not None and not record["error"] <= record["tolerance"]
+        ]
+        for part in (Part.smoke, Part.kernels)
+    }
+    failures = [f"failed: {key}: {failure}" for key, failure in outcome.failures.items()]
+    counts = ", ".join(f"{len(results.part(part))} of {part}" for part in TASKS)
+    done = f"{sum(outcome.done.values())} measured in {outcome.elapsed_s:.0f} s, {len(outcome.left_out)} left out"
+    is_right = not wrong[Part.smoke] and not outcome.num_failed.get(Part.smoke)
+    return [*failures, *wrong[Part.smoke], *wrong[Part.kernels], f"{done}; in all {counts}."], is_right

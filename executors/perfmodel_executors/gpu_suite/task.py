@@ -53,6 +53,8 @@ class Task:
     part, key: where the record goes
     rank:      within its part, the most informative first
     seconds:   a guess, so that the last task before the end of the budget is not begun in vain
+    group:     tasks that fail alike: several in a row say enough of it (an operator, a model in one format)
+    limit_s:   seconds after which it hangs
     """
 
     part: str
@@ -60,3 +62,5 @@ class Task:
     run: Callable[[], Mapping[str, Any]] = field(repr=False)
     rank: int = 0
     seconds: float = 3.0
+    group: str = ""
+    limit_s: float = 150.0

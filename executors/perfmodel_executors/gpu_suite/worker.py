@@ -5,7 +5,16 @@ numbers of the device behind, a crash leaves nothing: what follows needs a fresh
 and writes results never touches the device's memory.
 """
 
-__all__ = ["Reply", "TaskError", "Worker", "sentence_of"]
+__all__ = [
+    "BrokenError",
+    "BudgetSpentError",
+    "Reply",
+    "StartError",
+    "TaskError",
+    "TaskTimeoutError",
+    "Worker",
+    "sentence_of",
+]
 
 import gc
 import multiprocessing
@@ -14,6 +23,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,9 +33,10 @@ import torch
 
 from perfmodel.errors import PerfmodelError
 from perfmodel_executors.gpu_suite.task import Task
-from perfmodel_executors.kernels.tiles import choices
+from perfmodel_executors.kernels.tiles import choices, untuned
 
 _START_LIMIT_S = 120.0
+_END_LIMIT_S = 5.0  # a process within the driver may not be killed at once: it is left behind
 _HOME = str(Path(__file__).resolve().parents[1])
 
 Record = Mapping[str, Any]
@@ -35,14 +46,35 @@ class TaskError(PerfmodelError):
     """A task that gave no record; says why in a sentence."""
 
 
+class TaskTimeoutError(TaskError):
+    """A task that took longer than it may."""
+
+
+class BrokenError(TaskError):
+    """A task that ended its process, or left it a device that computes no more."""
+
+
+class StartError(TaskError):
+    """No process to measure in."""
+
+
+class BudgetSpentError(TaskError):
+    """The budget ended within a task, which may be fine."""
+
+
 @dataclass(frozen=True)
 class Reply:
-    """What a task gave: its record, or why there is none; whether the process can go on; what was tuned so far."""
+    """What a task gave: its record, or why there is none; whether the process can go on; what was tuned so far.
+
+    compile_s: seconds in which this process has compiled kernels so far, and how many
+    """
 
     record: Record | None
     failure: str = ""
     is_usable: bool = True
     tiles: dict[str, str] = field(default_factory=dict)
+    compile_s: float = 0.0
+    num_compiled: int = 0
 
 
 class Worker:
@@ -54,7 +86,16 @@ class Worker:
         self._process: Any = None
         self._connection: Connection[Any, Any] | None = None
         self._is_ready = False
+        self._compiled = (0.0, 0)  # of the processes before this one
+        self._last: Reply | None = None
+        self.num_begun = 0
         self.tiles: dict[str, str] = {}
+
+    @property
+    def compiled(self) -> tuple[float, int]:
+        """Seconds in which the measuring processes compiled kernels, and how many."""
+        last = self._last or Reply(None)
+        return self._compiled[0] + last.compile_s, self._compiled[1] + last.num_compiled
 
     def begin(self) -> None:
         """Start the process, without waiting until it is ready."""
@@ -64,33 +105,54 @@ class Worker:
         self._process.start()
         theirs.close()
         self._is_ready = False
+        self.num_begun += 1
 
-    def run(self, task: Task, limit_s: float) -> Record:
+    def run(self, task: Task, limit_s: float, start_limit_s: float = _START_LIMIT_S, is_tuned: bool = True) -> Record:
         """The task's record.
 
-        Raises TaskError for a task that fails, ends the process or takes longer than `limit_s`.
+        limit_s:       seconds for the task
+        start_limit_s: seconds for the process to start, where it has to
+        is_tuned:      kernels choose their tiles; else the first ones are taken
+
+        Raises TaskError for a task that fails, BrokenError for one that ends the process or leaves the device unusable,
+        TaskTimeoutError for one that takes longer, StartError where there is no process to measure in.
         """
         if self._process is None:
             self.begin()
         if not self._is_ready:
-            self._receive(_START_LIMIT_S, "the measuring process did not start: it")
-            self._is_ready = True
+            self._await_start(start_limit_s)
         assert self._connection is not None
-        self._connection.send((task.part, task.key))
+        try:
+            self._connection.send((task.part, task.key, is_tuned))
+        except OSError:  # it ended between two tasks
+            self.end()
+            return self.run(task, limit_s, start_limit_s, is_tuned)
         reply: Reply = self._receive(limit_s, "it")
         self.tiles |= reply.tiles
+        self._last = reply
         if not reply.is_usable:
             self.end()
         if reply.record is None:
-            raise TaskError(reply.failure)
+            raise TaskError(reply.failure) if reply.is_usable else BrokenError(reply.failure)
         return reply.record
+
+    def _await_start(self, limit_s: float) -> None:
+        try:
+            problem = self._receive(limit_s, "it")
+        except TaskError as error:
+            problem = str(error)
+        if problem:
+            self.end()
+            raise StartError(f"the measuring process did not start: {problem}")
+        self._is_ready = True
 
     def end(self) -> None:
         """Kill the process; the next task begins another one."""
         if self._process is not None:
             self._process.kill()
-            self._process.join()
+            self._process.join(_END_LIMIT_S)
             self._process = None
+            self._compiled, self._last = self.compiled, None
 
     def _receive(self, limit_s: float, who: str) -> Any:
         assert self._connection is not None
@@ -98,14 +160,14 @@ class Worker:
         try:
             if not self._connection.poll(max(0.0, limit_s)):
                 self.end()
-                raise TaskError(f"{who} took longer than {time.monotonic() - begin:.0f} s")
+                raise TaskTimeoutError(f"{who} took longer than {time.monotonic() - begin:.0f} s")
             return self._connection.recv()
         except (EOFError, OSError):
             self._process.join(5.0)
             code = self._process.exitcode
             self.end()
             how = signal.Signals(-code).name if code is not None and code < 0 else f"status {code}"
-            raise TaskError(f"{who} ended its process ({how})") from None
+            raise BrokenError(f"{who} ended its process ({how})") from None
 
 
 def sentence_of(error: Exception) -> str:
@@ -122,20 +184,44 @@ def sentence_of(error: Exception) -> str:
 
 def _work(connection: "Connection[Any, Any]", make: Callable[..., Iterable[Task]], args: tuple[Any, ...]) -> None:
     """The process: names of tasks in, replies out, until the other side is gone."""
-    tasks = {(task.part, task.key): task for task in make(*args)}
+    try:
+        tasks = {(task.part, task.key): task for task in make(*args)}
+    except Exception as error:  # whatever it is: the other side says so
+        traceback.print_exc()
+        connection.send(sentence_of(error))
+        return
     # Each capture of a graph collects garbage: not among the objects of the libraries, which stay.
     gc.collect()
     gc.freeze()
-    connection.send("ready")
+    compiled = _Compiled()
+    connection.send("")  # no problem
     while True:
         try:
-            name = connection.recv()
+            part, key, is_tuned = connection.recv()
         except EOFError:
             return
-        connection.send(_reply(tasks[name]))
+        with nullcontext() if is_tuned else untuned():
+            reply = _reply(tasks[part, key], compiled)
+        connection.send(reply)
 
 
-def _reply(task: Task) -> Reply:
+class _Compiled:
+    """Counts what Triton compiles in this process."""
+
+    def __init__(self) -> None:
+        self.seconds, self.count = 0.0, 0
+        with suppress(ImportError, AttributeError):  # no Triton, or one that tells nobody
+            from triton import knobs
+
+            knobs.compilation.listener = self
+
+    def __call__(self, *, times: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            self.seconds += times.total * 1e-6
+            self.count += 1
+
+
+def _reply(task: Task, compiled: _Compiled) -> Reply:
     record, failure = None, ""
     try:
         record = task.run()
@@ -143,7 +229,8 @@ def _reply(task: Task) -> Reply:
         failure = sentence_of(error)
         print(f"--- {task.key}", file=sys.stderr)
         traceback.print_exc()
-    return Reply(record, failure, _is_usable(has_failed=record is None), choices())
+    is_usable = _is_usable(has_failed=record is None)
+    return Reply(record, failure, is_usable, choices(), compiled.seconds, compiled.count)
 
 
 def _is_usable(has_failed: bool) -> bool:

@@ -14,6 +14,7 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     Int4Weight,
     Int8Weight,
     LowRankWeight,
+    SignsWeight,
     Sparse24Weight,
     Weight,
 )
@@ -27,6 +28,7 @@ OPERATORS = MappingProxyType(
         (Int4Weight, False): "linear_w4a16",
         (Int8Weight, True): "linear_w8a8",
         (Fp8Weight, True): "linear_fp8",
+        (SignsWeight, True): "linear_signs",
         (BlockFp8Weight, True): "linear_fp8_block",
         (Sparse24Weight, False): "linear_sparse24",
     }
@@ -43,6 +45,8 @@ def apply_linear(kernels: Kernels, x_TC: Tensor, weight: Weight, bias_D: Tensor 
     if isinstance(weight, Int8Weight) and weight.outlier_threshold is not None:
         return _with_outliers_apart(kernels, x_TC, weight, weight.outlier_threshold, bias_D)
     operator = OPERATORS[type(weight), weight.quantizes_input]
+    if isinstance(weight, Int8Weight) and weight.input_scale is not None:
+        operator = "linear_w8a8_static"
     quantized_TD: Tensor = getattr(kernels, operator)(x_TC, weight, bias_D)
     return quantized_TD
 

@@ -4,7 +4,7 @@ Each operator's folder has `problems.py` with two lists: `tiny(dtype)`, odd size
 `serving()`, the sizes that matter on a GPU. A problem makes its inputs on any device; on `meta` they have no memory.
 """
 
-__all__ = ["Inputs", "Problem", "problems_of"]
+__all__ = ["Inputs", "Problem", "Sizes", "problems_of"]
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

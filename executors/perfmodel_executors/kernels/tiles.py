@@ -25,8 +25,10 @@ __all__ = [
     "pipelined_bytes",
     "targeting",
     "tuning",
+    "untuned",
 ]
 
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -62,8 +64,10 @@ class TileConfig:
 
 _target: ContextVar[DeviceLimits | None] = ContextVar("target", default=None)
 _is_tuning: ContextVar[bool] = ContextVar("is_tuning", default=False)
+_may_tune: ContextVar[bool] = ContextVar("may_tune", default=True)
 _is_listing: ContextVar[bool] = ContextVar("is_listing", default=False)
 _chosen: dict[tuple[str, str, Hashable], "_Choice"] = {}
+_MOST_TUNING_S = 20.0  # of a problem, compiling included; the candidates to trust come first
 _MARGIN = 0.97  # of the first candidate's time, which another one has to stay below
 
 
@@ -152,14 +156,16 @@ def pick(
         for config in kept:
             run(config)
         return kept[0]
-    can_time = _is_tuning.get() and device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+    can_time = (
+        _is_tuning.get() and _may_tune.get() and device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+    )
     if not can_time:
         return kept[0]
-    times_ms = [_milliseconds(run, config) for config in kept] if len(kept) > 1 else [0.0]
-    fastest = min(range(len(kept)), key=lambda index: times_ms[index])
+    times_ms = _timed(run, kept) if len(kept) > 1 else [0.0]
+    fastest = min(range(len(times_ms)), key=lambda index: times_ms[index])
     # The first where none compiles, too, so that its error is the one that is raised.
     leads = times_ms[fastest] < _MARGIN * times_ms[0]
-    listed = zip(map(str, kept), times_ms, strict=True)
+    listed = zip(map(str, kept), times_ms, strict=False)
     _chosen[key] = _Choice(kept[fastest if leads else 0], dict(listed) if len(kept) > 1 else {})
     return _chosen[key].config
 
@@ -172,6 +178,16 @@ def tuning() -> Iterator[None]:
         yield
     finally:
         _is_tuning.reset(token)
+
+
+@contextmanager
+def untuned() -> Iterator[None]:
+    """Within, `tuning()` is without effect: kernels run with their first candidates, whatever the others do."""
+    token = _may_tune.set(False)
+    try:
+        yield
+    finally:
+        _may_tune.reset(token)
 
 
 @contextmanager
@@ -213,6 +229,16 @@ def _limits_of(device: torch.device) -> DeviceLimits | None:
     facts = torch.cuda.get_device_properties(device)
     shared = driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
     return DeviceLimits(facts.name, facts.major * 10 + facts.minor, int(shared))
+
+
+def _timed(run: Callable[[TileConfig], None], candidates: Sequence[TileConfig]) -> list[float]:
+    """Milliseconds of the candidates in their order, until the time for tuning is over."""
+    start, times_ms = time.monotonic(), []
+    for config in candidates:
+        times_ms.append(_milliseconds(run, config))
+        if time.monotonic() - start > _MOST_TUNING_S:
+            break
+    return times_ms
 
 
 def _milliseconds(run: Callable[[TileConfig], None], config: TileConfig) -> float:

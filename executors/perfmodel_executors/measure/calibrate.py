@@ -28,6 +28,7 @@ import torch
 
 from perfmodel.calibrate.whole_steps import FitResult, features, fit_steps
 from perfmodel.cost import Calibration, save_calibration
+from perfmodel.cost.calibrations.routing import routing_of
 from perfmodel.errors import DoesNotFitError, SpecError
 from perfmodel.files.catalog import data_dir
 from perfmodel.models.params import count_parameters
@@ -35,11 +36,12 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import on_device
 from perfmodel.ops.graphs.drafting import drafter_of
 from perfmodel.ops.graphs.step import StepGraph, build_graph
+from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.specs import load_hardware, load_model
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
-from perfmodel.specs.traffic import Sampling
+from perfmodel.specs.traffic import ExpertRouting, Sampling
 from perfmodel_executors.measure.bench import StepBench, StepGrants
 from perfmodel_executors.measure.ceilings import measure_ceilings
 from perfmodel_executors.measure.cpu_steps import (
@@ -53,6 +55,7 @@ from perfmodel_executors.measure.cpu_steps import (
 from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.measure.protocol import Measured, PairedCases, measure_together
 from perfmodel_executors.models.decoder import Decoder, load_decoder
+from perfmodel_executors.models.popularity import TRAINED
 from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.sampling import settings_of
 from perfmodel_executors.speculation import Speculator, build_speculator
@@ -75,7 +78,10 @@ class StepCase(NamedTuple):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model as an engine serves it, and the range of steps to time of it."""
+    """A model as an engine serves it, and the range of steps to time of it.
+
+    routing: which experts random routers prefer, and how many rows an expert takes; load: what that makes of a step
+    """
 
     model: ModelSpec
     hardware: HardwareSpec
@@ -83,12 +89,16 @@ class ServedModel:
     span: StepRange
     seed: int = 0
     sampling: Sampling = _DEFAULT
+    routing: ExpertRouting = TRAINED
+    load: Routing = slowest_uniform_routing
 
     @classmethod
     def of(cls, scenario: Scenario) -> "ServedModel":
         """What the scenario serves, in the range of shapes that it can produce."""
         where = (scenario.hardware, scenario.engine, scenario_range(scenario))
-        return cls(scenario.model, *where, scenario.seed, scenario.sampling)
+        named = scenario.routing != TRAINED
+        load = routing_of(scenario) if named else slowest_uniform_routing  # random routers choose nearly evenly
+        return cls(scenario.model, *where, scenario.seed, scenario.sampling, scenario.routing, load)
 
 
 @dataclass(frozen=True)
@@ -200,7 +210,7 @@ class _Timing:
     def __init__(self, served: ServedModel) -> None:
         model, engine, span = served.model, served.engine, served.span
         settings = settings_of(served.sampling, model)
-        decoder = load_decoder(model, engine, served.seed, sampling=settings)
+        decoder = load_decoder(model, engine, served.seed, sampling=settings, routing=served.routing)
         self._served = served
         cache = decoder.new_cache(engine.block_size)
         self._runner = StepRunner(decoder, cache, keeps_kv=engine.kv_cache != "off")
@@ -224,7 +234,7 @@ class _Timing:
         if model.exits is not None:
             reach = tuple(float(layers is None or i < layers) for i in range(model.num_layers))
             model = replace(model, exits=replace(model.exits, reach=reach))
-        return build_graph(model, served.engine, sampling=served.sampling.method)
+        return build_graph(model, served.engine, sampling=served.sampling.method, routing=served.load)
 
     def times(self, measured: Measured[StepCase]) -> StepTimes:
         """The measured times with the work of each step."""

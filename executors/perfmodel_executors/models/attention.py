@@ -29,7 +29,8 @@ def ring_of(model: ModelSpec) -> Ring | None:
     if model.rolling_span is None:
         return None
     mixers = (layer.mixer for layer, _ in model.layers)
-    rings = {Ring(m.window, m.num_sink_tokens) for m in mixers if isinstance(m, Attention) and m.window is not None}
+    spans = ((m.evicts_to or m.window, m.num_sink_tokens) for m in mixers if isinstance(m, Attention))
+    rings = {Ring(window, sinks) for window, sinks in spans if window is not None}
     (ring,) = rings  # one change makes them all
     return ring
 

@@ -13,12 +13,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from perfmodel.models.architecture import Attention, DenseFFN, LatentAttention, MoEFFN
+from perfmodel.models.architecture import Attention, DenseFFN, LatentAttention, LinearAttention, MoEFFN
 from perfmodel.models.params import weight_bytes
 from perfmodel.models.rope import Rope
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
+from perfmodel.ops.routing import capacity_rows
 from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.kernels import Kernels, load_kernels
 from perfmodel_executors.kernels.apply_linear import apply_linear
 from perfmodel_executors.kernels.moe.layer import ExpertLayer
@@ -29,16 +31,20 @@ from perfmodel_executors.models.exits import leave_early
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.loading import load_weights
 from perfmodel_executors.models.mixers import MIXERS, MixerStep
+from perfmodel_executors.models.popularity import TRAINED
 from perfmodel_executors.models.random_weights import random_weights
 from perfmodel_executors.models.rotations import SCALED_BY_LENGTH, Rotations, rotary_table
 from perfmodel_executors.models.routing import route_tokens
+from perfmodel_executors.models.smoothing import has_static_scales, loads_smoothed
 from perfmodel_executors.models.support import (
     CPU,
     check_blocks,
+    check_capacity,
     check_executable,
     check_memory,
     kv_dtype,
     kv_packing,
+    kv_tiers,
     torch_dtype,
     with_plain_weights,
 )
@@ -59,7 +65,8 @@ class Decoder:
 
     Under tensor parallelism each rank of `group` has a decoder with its `part` of the model (heads, widths, rows of the
     vocabulary), and all take the same steps; `weights`, if given, are those of the part. `attention`: flash, or
-    standard, which keeps the scores in memory. `sampling`: how tokens with a random number are drawn.
+    standard, which keeps the scores in memory. `sampling`: how tokens with a random number are drawn. `routing`: which
+    experts random routers prefer, and how many rows an expert takes.
     """
 
     def __init__(
@@ -73,6 +80,7 @@ class Decoder:
         group: TensorGroup = ALONE,
         attention: str = "flash",
         sampling: SamplingSettings | None = None,
+        routing: ExpertRouting = TRAINED,
     ) -> None:
         check_executable(model, attention)
         if weights is None:
@@ -86,7 +94,8 @@ class Decoder:
         self.is_standard = attention == "standard"
         self.kernels = kernels or load_kernels()
         self.chooser = TokenChooser(self.kernels, device, sampling)
-        self.weights = weights or random_weights(model, dtype, seed, device, group)
+        self.weights = weights or random_weights(model, dtype, seed, device, group, routing)
+        self._capacity_factor = routing.capacity_factor
         self._tables = {
             (rope, dim): rotary_table(rope, dim, model.max_position_embeddings, dtype).to(device)
             for rope, dim in _rotated(model)
@@ -96,7 +105,8 @@ class Decoder:
         """An empty KV cache that fits this model; `num_blocks` are allocated at once, more when they are needed."""
         check_blocks(self.model, block_size)
         form, packing = kv_dtype(self.model, self.dtype), kv_packing(self.model)
-        return KVCache(self.part, block_size, form, num_blocks, self.device, packing, self.dtype)
+        tiers = kv_tiers(self.model, self.dtype)
+        return KVCache(self.part, block_size, form, num_blocks, self.device, packing, self.dtype, tiers)
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
         """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`."""
@@ -209,7 +219,12 @@ class Decoder:
         kernels = self.kernels
         routing = route_tokens(kernels, kernels.linear(x_TC, weights.router), ffn, weights.router_bias)
         layer = ExpertLayer(weights.up, weights.down, ffn.activation, ffn.gated, weights.up_bias, weights.down_bias)
-        update_TC: Tensor = kernels.grouped_experts(x_TC, *routing, layer)
+        update_TC: Tensor
+        if self._capacity_factor is None:
+            update_TC = kernels.grouped_experts(x_TC, *routing, layer)
+        else:
+            num_rows = capacity_rows(ffn, len(x_TC), self._capacity_factor)
+            update_TC = kernels.capacity_experts(x_TC, *routing, layer, num_rows)
         if weights.shared is not None:
             shared_TC = self._dense(x_TC, weights.shared, ffn.activation, ffn.gated)
             if weights.shared_gate is not None:
@@ -223,7 +238,7 @@ def _rotated(model: ModelSpec) -> set[tuple[Rope, int]]:
     found = set()
     for layer, _ in model.layers:
         mixer = layer.mixer
-        if isinstance(mixer, Attention) and mixer.rope is not None:
+        if isinstance(mixer, Attention | LinearAttention) and mixer.rope is not None:
             found.add((mixer.rope, mixer.head_dim))
         elif isinstance(mixer, LatentAttention):
             found.add((mixer.rope, mixer.qk_rope_head_dim))
@@ -238,15 +253,20 @@ def load_decoder(
     kernels: Kernels | None = None,
     group: TensorGroup = ALONE,
     sampling: SamplingSettings | None = None,
+    routing: ExpertRouting = TRAINED,
 ) -> Decoder:
     """The model in the formats that the engine serves it in, with the weights of its file, else random ones."""
     served = _up_to(served_model(with_plain_weights(model), engine), engine.max_model_len)
     check_executable(served, engine.attention)
+    check_capacity(served, routing)
     dtype, weights = torch_dtype(served), None
-    if served.weights_origin is not None and device.type != "meta":
+    if has_static_scales(served) and device.type != "meta":
+        own = engine.model_copy(update={"quantization": None})
+        weights = loads_smoothed(served, lambda plain: load_decoder(plain, own, seed, device, None, group), seed)
+    elif served.weights_origin is not None and device.type != "meta":
         check_memory(f"{served.name}: weights", sum(weight_bytes(served).values()) / group.size, device)
         weights = load_weights(served, dtype, device, group)
-    return Decoder(served, dtype, seed, kernels, weights, device, group, engine.attention, sampling)
+    return Decoder(served, dtype, seed, kernels, weights, device, group, engine.attention, sampling, routing)
 
 
 def _up_to(model: ModelSpec, max_model_len: int | None) -> ModelSpec:

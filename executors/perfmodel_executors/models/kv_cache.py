@@ -16,13 +16,14 @@ from perfmodel.models.architecture import Attention, LatentAttention
 from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels.attention_latent.pages import LatentPages
 from perfmodel_executors.kernels.kv_pages import KVPages, Packing, empty_pages
-from perfmodel_executors.models.states import LayerState, StatePool
+from perfmodel_executors.models.kept import KVTiers, Tier, with_rings
+from perfmodel_executors.models.states import RowTensors, StatePool
 from perfmodel_executors.models.support import CPU, check_memory
 
 
 class KVCache:
     """Keys and values of all layers, in `dtype` (fp8 and int8: quantised) or packed; latents and convolutions' inputs
-    in `model_dtype`."""
+    in `model_dtype`; `tiers`: of the newest tokens, in other formats than the others."""
 
     def __init__(
         self,
@@ -33,15 +34,17 @@ class KVCache:
         device: torch.device = CPU,
         packing: Packing | None = None,
         model_dtype: torch.dtype | None = None,
+        tiers: Sequence[Tier] = (),
     ) -> None:
         self.block_size = block_size
         self.device = device
         self.num_blocks = 0
-        self.states = StatePool(model, model_dtype or dtype, device)
+        self._tiers = tuple(tiers)
+        self.states = StatePool(model, model_dtype or dtype, device, self._tiers)
         self._paged: dict[int, KVPages | LatentPages] = {}
         for index, layer in enumerate(model.iter_layers()):
             mixer = layer.mixer
-            if isinstance(mixer, Attention):
+            if isinstance(mixer, Attention) and mixer.evicts_to is None:
                 dims = (mixer.head_dim, mixer.v_head_dim)
                 self._paged[index] = empty_pages(0, block_size, mixer.num_kv_heads, dims, dtype, device, packing)
             elif isinstance(mixer, LatentAttention):
@@ -55,9 +58,12 @@ class KVCache:
         """Those of the layers that have any, in order."""
         return list(self._paged.values())
 
-    def of_layer(self, index: int) -> KVPages | LatentPages | LayerState | None:
+    def of_layer(self, index: int) -> KVPages | LatentPages | KVTiers | RowTensors | None:
         """What layer `index` keeps."""
-        return self._paged.get(index) or self.states.layers.get(index)
+        pages, own = self._paged.get(index), self.states.layers.get(index)
+        if isinstance(pages, KVPages) and own is not None:
+            return with_rings(own, self._tiers, pages)
+        return own if pages is None else pages
 
     def reserve(self, num_blocks: int) -> None:
         """Make room for block ids below `num_blocks`; contents are kept."""

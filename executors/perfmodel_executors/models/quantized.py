@@ -31,6 +31,7 @@ from perfmodel_executors.kernels.weight_formats import (
     quantize_int8,
     quantize_mxfp4,
     quantize_nvfp4,
+    quantize_signs,
     sparsify_24,
 )
 from perfmodel_executors.models.weights import AttentionWeights, FFNWeights, LayerWeights, MoEWeights
@@ -61,6 +62,10 @@ def _int4(quantization: QuantizationSpec) -> Quantize:
     return partial(quantize_int4, group_size=quantization.group_size, has_zeros=quantization.method == "awq")
 
 
+def _signs(quantization: QuantizationSpec) -> Quantize:
+    return partial(quantize_signs, bits={"ternary": 2, "binary": 1}[quantization.weights or ""])
+
+
 def _by_definition(quantize: Quantize) -> Callable[[QuantizationSpec], Quantize]:
     """For formats whose groups are fixed."""
     return lambda _: quantize
@@ -74,6 +79,8 @@ _QUANTIZERS: MappingProxyType[_Format | None, Callable[[QuantizationSpec], Quant
         _Format("fp8", "fp8", False): _fp8,
         _Format("int4", None, True): _int4,
         _Format("int4", None, False): _int4,
+        _Format("ternary", "int8", False): _signs,
+        _Format("binary", "int8", False): _signs,
         _Format("fp8", "fp8", True, is_blocked=True): _by_definition(quantize_fp8_block),
         _Format("mxfp4", None, True): _by_definition(quantize_mxfp4),
         # No device that is executed on multiplies NVFP4: as engines do there, activations stay as they are.

@@ -21,12 +21,15 @@ from perfmodel.models.architecture import (
     GatedDeltaNet,
     LatentAttention,
     Layer,
+    LinearAttention,
     Mamba,
     Mixer,
     MoEFFN,
 )
 from perfmodel.models.spec import ModelSpec
+from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.kernels.weight_formats import LowRankWeight, Weight
+from perfmodel_executors.models.popularity import TRAINED, with_popularity
 from perfmodel_executors.models.quantized import layer_quantizer
 from perfmodel_executors.models.support import CPU
 from perfmodel_executors.models.weights import (
@@ -36,6 +39,7 @@ from perfmodel_executors.models.weights import (
     FFNWeights,
     LatentWeights,
     LayerWeights,
+    LinearAttentionWeights,
     MambaWeights,
     MixerWeights,
     MoEWeights,
@@ -43,6 +47,10 @@ from perfmodel_executors.models.weights import (
 )
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
 from perfmodel_executors.parallel.sharding import shard_layer_weights, shard_rows
+
+# Of the norms of a few columns, in all layers the same ones, where outliers are multiplied apart: activations of 20
+# beside others of 1, as trained models of some billion parameters have them (Dettmers et al. 2022, section 4).
+_OUTLIER = 20.0
 
 
 class _Draw:
@@ -62,6 +70,17 @@ class _Draw:
             return self.matrix(num_out, num_in)
         return LowRankWeight(self.matrix(rank, num_in), self.matrix(num_out, rank))
 
+    def features(self, num_heads: int, num_rows: int, size: int) -> Tensor:
+        """Rows like standard normal ones, of which each `size` are orthogonal (Choromanski et al. 2020, 3.2)."""
+        blocks = -(-num_rows // size)
+        normal = torch.randn(num_heads, blocks, size, size, generator=self.generator, device=self.device)
+        if self.device.type == "meta":
+            return normal.flatten(1, 2)[:, :num_rows].to(self.dtype)
+        directions = torch.linalg.qr(normal).Q.mT.flatten(1, 2)[:, :num_rows]
+        lengths = torch.randn(num_heads, num_rows, size, generator=self.generator, device=self.device).norm(dim=-1)
+        rows: Tensor = (directions * lengths[..., None]).to(self.dtype)
+        return rows
+
     def bias(self, wanted: bool, *size: int) -> Tensor | None:
         if not wanted:
             return None
@@ -72,9 +91,17 @@ class _Draw:
 
 
 def random_weights(
-    model: ModelSpec, dtype: torch.dtype, seed: int, device: torch.device = CPU, group: TensorGroup = ALONE
+    model: ModelSpec,
+    dtype: torch.dtype,
+    seed: int,
+    device: torch.device = CPU,
+    group: TensorGroup = ALONE,
+    routing: ExpertRouting = TRAINED,
 ) -> DecoderWeights:
-    """Weights of the whole model, or of this rank's part; equal for equal (model, dtype, seed, kind of device)."""
+    """Weights of the whole model, or of this rank's part; equal for equal (model, dtype, seed, kind of device).
+
+    routing: which experts the routers prefer
+    """
     draw = _Draw(dtype, seed, device)
     embedding = shard_rows(draw.matrix(model.vocab_size, model.hidden_size), group)
     head = embedding
@@ -85,6 +112,7 @@ def random_weights(
         quantize(shard_layer_weights(_layer(draw, model, layer), layer, group), layer)
         for layer in list(model.iter_layers())[: model.num_distinct_layers]
     ]
+    layers = with_popularity(layers, list(model.iter_layers())[: model.num_distinct_layers], routing)
     return DecoderWeights(embedding, head, draw.ones(model.hidden_size), used_in_turn(layers, model.num_layers))
 
 
@@ -92,7 +120,12 @@ def _layer(draw: _Draw, model: ModelSpec, layer: Layer) -> LayerWeights:
     hidden = model.hidden_size
 
     def norm(wanted: bool) -> Tensor | None:
-        return draw.ones(hidden) if wanted else None
+        if not wanted:
+            return None
+        weights_C = draw.ones(hidden)
+        if model.quantization.outlier_share:
+            weights_C[: math.ceil(model.quantization.outlier_share * hidden)] = _OUTLIER
+        return weights_C
 
     pre, post = model.pre_norms, model.post_norms
     weights = LayerWeights(norm(pre), norm(pre), mixer_post_norm=norm(post), ffn_post_norm=norm(post))
@@ -138,6 +171,22 @@ def _latent(draw: _Draw, hidden: int, mixer: LatentAttention) -> LatentWeights:
     )
 
 
+def _linear_attention(draw: _Draw, hidden: int, mixer: LinearAttention) -> LinearAttentionWeights:
+    rows = (mixer.num_heads + mixer.num_kv_heads) * mixer.head_dim + mixer.num_kv_heads * mixer.v_head_dim
+    out = mixer.num_heads * mixer.v_head_dim
+    if mixer.kind == "performer":
+        projection = draw.features(mixer.num_kv_heads, mixer.size, mixer.head_dim)
+    else:
+        projection = draw.matrix(mixer.num_kv_heads, mixer.size, mixer.size)
+    return LinearAttentionWeights(
+        qkv=draw.matrix(rows, hidden),
+        out=draw.matrix(hidden, out),
+        projection_KRD=projection,
+        qkv_bias=draw.bias(mixer.qkv_bias, rows),
+        out_bias=draw.bias(mixer.out_bias, hidden),
+    )
+
+
 def _mamba(draw: _Draw, hidden: int, mixer: Mamba) -> MambaWeights:
     inner = mixer.num_heads * mixer.head_dim
     channels = inner + 2 * mixer.num_groups * mixer.state_size
@@ -172,6 +221,7 @@ _MIXERS: dict[type[Mixer], Callable[[_Draw, int, Any], MixerWeights]] = {
     Attention: _attention,
     GatedDeltaNet: _delta_net,
     LatentAttention: _latent,
+    LinearAttention: _linear_attention,
     Mamba: _mamba,
 }
 

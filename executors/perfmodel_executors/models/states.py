@@ -1,4 +1,5 @@
-"""States of recurrent layers: a row for each sequence, which is known by the first of its KV blocks.
+"""States of recurrent layers, and what attention keeps beside blocks: a row for each sequence, which is known by the
+first of its KV blocks.
 
 A sequence that begins (no token computed before), or that no step has seen, finds zeros, whoever had the row before
 it: so a sequence that was preempted and starts anew needs no word about it. A block belongs to one sequence at a time,
@@ -15,45 +16,58 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from perfmodel.models.architecture import GatedDeltaNet, Mamba
+from perfmodel.models.architecture import Attention, GatedDeltaNet, LinearAttention, Mamba
 from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.models.batch import StepBatch
+from perfmodel_executors.models.index_tensors import on_device
+from perfmodel_executors.models.kept import HeldTokens, Tier, empty_held, empty_rings
 
 _FIRST_ROWS = 8
 _FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class LayerState(NamedTuple):
-    """What a layer keeps: the last inputs of its causal convolution [R, channels, taps - 1], and states [R, heads,
-    N, P] in the format that the engine keeps them in; sums are made in fp32."""
+    """What a layer keeps: the last inputs of its causal convolution [R, channels, taps - 1], none in linear attention,
+    and states [R, heads, N, P] in the format that the engine keeps them in; sums are made in fp32."""
 
     conv: Tensor
     state: Tensor
+
+
+RowTensors = LayerState | HeldTokens | tuple[Tensor, ...]
 
 
 class StateRows(NamedTuple):
     """Rows of a step's sequences: those of one token, and those of chunks."""
 
     decodes: Tensor
-    chunks: list[int]
+    chunks: Tensor
 
 
 class StatePool:
-    """The states of all recurrent layers of a model; it grows with the sequences that it meets."""
+    """The states of all layers of a model that keep some for each sequence; it grows with the sequences that it meets.
 
-    def __init__(self, model: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
-        self.layers: dict[int, LayerState] = {}
+    tiers: in which attention keeps its newest tokens
+    """
+
+    def __init__(self, model: ModelSpec, dtype: torch.dtype, device: torch.device, tiers: Sequence[Tier] = ()) -> None:
+        self.layers: dict[int, RowTensors] = {}
         self._rows: dict[int, int] = {}  # first block of a sequence -> row
         self._free: list[int] = []
         self._num_rows = 0
         for index, layer in enumerate(model.iter_layers()):
-            if isinstance(layer.mixer, Mamba | GatedDeltaNet):
-                self.layers[index] = _empty(layer.mixer, dtype, device)
+            mixer = layer.mixer
+            if isinstance(mixer, Mamba | GatedDeltaNet | LinearAttention):
+                self.layers[index] = _empty(mixer, dtype, device)
+            elif isinstance(mixer, Attention) and mixer.evicts_to is not None:
+                self.layers[index] = empty_held(mixer, dtype, device)
+            elif isinstance(mixer, Attention) and tiers:
+                self.layers[index] = empty_rings(mixer, tiers, device)
 
     def rows_of(self, batch: StepBatch, block_size: int) -> StateRows:
         """The rows of a step's sequences; of those that begin, they are zeroed."""
         if not self.layers:
-            return StateRows(batch.tokens_T[:0], [])
+            return StateRows(batch.tokens_T[:0], batch.tokens_T[:0])
         computed, new = (batch.contexts_D - 1).tolist(), batch.starts_G.diff().tolist()
         decodes = [
             self._row(table, before, 1, block_size)
@@ -63,7 +77,7 @@ class StatePool:
             self._row(table, before, count, block_size)
             for table, before, count in zip(batch.tables_GM.tolist(), batch.computed_G.tolist(), new, strict=True)
         ]
-        return StateRows(torch.tensor(decodes, dtype=torch.int64, device=batch.tokens_T.device), chunks)
+        return StateRows(**on_device(batch.tokens_T.device, decodes=decodes, chunks=chunks))
 
     @contextmanager
     def restored(self, first_blocks: Sequence[int]) -> Iterator[None]:
@@ -98,11 +112,16 @@ class StatePool:
         self._free += range(self._num_rows, self._num_rows + more)
         self._num_rows += more
         for index, layer in self.layers.items():
-            grown = (torch.cat((tensor, tensor.new_zeros(more, *tensor.shape[1:]))) for tensor in layer)
-            self.layers[index] = LayerState(*grown)
+            grown = [torch.cat((tensor, tensor.new_zeros(more, *tensor.shape[1:]))) for tensor in layer]
+            kind = type(layer)
+            self.layers[index] = tuple(grown) if kind is tuple else kind(*grown)
 
 
-def _empty(mixer: Mamba | GatedDeltaNet, dtype: torch.dtype, device: torch.device) -> LayerState:
+def _empty(mixer: Mamba | GatedDeltaNet | LinearAttention, dtype: torch.dtype, device: torch.device) -> LayerState:
+    if isinstance(mixer, LinearAttention):
+        columns = mixer.v_head_dim + (1 if mixer.kind == "performer" else mixer.head_dim)
+        state = torch.zeros(0, mixer.num_kv_heads, mixer.size, columns, device=device)
+        return LayerState(torch.zeros(0, 0, 0, dtype=dtype, device=device), state)
     if isinstance(mixer, Mamba):
         channels = mixer.num_heads * mixer.head_dim + 2 * mixer.num_groups * mixer.state_size
         shape = (0, mixer.num_heads, mixer.state_size, mixer.head_dim)

@@ -3,14 +3,17 @@
 __all__ = [
     "CPU",
     "check_blocks",
+    "check_capacity",
     "check_capturable",
     "check_engine",
     "check_executable",
     "check_memory",
     "check_served",
     "has_states",
+    "keeps_beside_blocks",
     "kv_dtype",
     "kv_packing",
+    "kv_tiers",
     "torch_dtype",
     "with_plain_weights",
 ]
@@ -25,14 +28,19 @@ from perfmodel.models.architecture import (
     Attention,
     GatedDeltaNet,
     LatentAttention,
+    LinearAttention,
     Mamba,
     Mixer,
+    MoEFFN,
     QuantizationSpec,
 )
 from perfmodel.models.executed import why_not_executed
 from perfmodel.models.spec import ModelSpec
+from perfmodel.ops.formats import served_model
 from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.kernels.kv_pages import FP8, Packing
+from perfmodel_executors.models.kept import Tier
 from perfmodel_executors.models.quantized import check_quantization
 
 CPU = torch.device("cpu")
@@ -77,6 +85,16 @@ def kv_packing(model: ModelSpec) -> Packing | None:
     return Packing(bits, quantization.kv_group_size) if bits and quantization.kv_group_size else None
 
 
+def kv_tiers(model: ModelSpec, dtype: torch.dtype) -> list[Tier]:
+    """How the newest tokens are kept, newest tier first, where they are in other formats than the oldest."""
+    quantization, found = model.quantization, []
+    for tokens, name in quantization.kv_recent:
+        bits = _PACKED_BITS.get(name) if quantization.kv_group_size else None
+        packing = Packing(bits, quantization.kv_group_size) if bits else None
+        found.append(Tier(tokens, dtype if name == model.dtype else _KV_DTYPES.get(name, torch.uint8), packing))
+    return found
+
+
 def check_memory(what: str, num_bytes: float, device: torch.device = CPU) -> None:
     """Raises DoesNotFitError for what the device's memory cannot hold, before the machine finds out."""
     if device.type == "meta":  # shapes without memory
@@ -109,10 +127,7 @@ def check_executable(model: ModelSpec, attention: str = "flash") -> None:
             f"{model.name}: a KV cache in {quantization.kv_cache} is not executed yet; set kv_cache_dtype to auto, "
             f"fp8, int8, int4 or int2."
         )
-    if quantization.kv_recent:
-        raise PerfmodelError(
-            f"{model.name}: a KV cache in several precisions is not executed yet; it can be simulated."
-        )
+    _check_kept(model, attention)
     if packing is not None:
         _check_packing(model, packing)
     if attention == "standard":
@@ -121,6 +136,33 @@ def check_executable(model: ModelSpec, attention: str = "flash") -> None:
     missing = why_not_executed(model) or _missing_around(model)
     if missing:
         raise PerfmodelError(f"{model.name}: {missing} is not executed yet; it can be simulated.")
+
+
+def _check_kept(model: ModelSpec, attention: str) -> None:
+    """Tiers by age and eviction by scores have one way each to attend: over all keys, of 16 bits or of integers."""
+    quantization = model.quantization
+    formats = [name for _, name in quantization.kv_recent]
+    mixers = [layer.mixer for layer, _ in model.layers if isinstance(layer.mixer, Attention)]
+    evicts = any(mixer.evicts_to is not None for mixer in mixers)
+    if not formats and not evicts:
+        return
+    what = "a KV cache in several precisions" if formats else "a KV cache that evicts tokens"
+    integers = ("int8", "int4", "int2")
+    known = (model.dtype, *integers) if formats else (model.dtype,)
+    other = [name for name in (*formats, quantization.kv_cache or model.dtype) if name not in known]
+    if other or (evicts and formats):
+        found = "and evicting, too," if evicts and formats else f"with {other[0]}"
+        raise PerfmodelError(
+            f"{model.name}: {what} {found} is not executed; set its formats to {' or '.join(('auto', *known[1:]))}."
+        )
+    limited = [m for m in mixers if m.evicts_to is None and (m.span is not None or m.sparsity is not None)]
+    limited += [m for m in mixers if m.logit_cap is not None or m.sinks]
+    if (formats and limited) or (evicts and any(m.logit_cap is not None or m.sinks for m in mixers)):
+        raise PerfmodelError(
+            f"{model.name}: {what} is executed for attention over all keys, without caps and sinks; simulate it."
+        )
+    if formats and attention == "standard":
+        raise PerfmodelError(f"{model.name}: {what} is not executed with standard attention; set attention to flash.")
 
 
 def _check_packing(model: ModelSpec, packing: Packing) -> None:
@@ -144,7 +186,6 @@ def _check_packing(model: ModelSpec, packing: Packing) -> None:
 def check_engine(engine: EngineSpec) -> None:
     """Raises PerfmodelError for what the engine plans and the decoder does not run yet."""
     unsupported = {
-        "a KV cache that evicts tokens (engine.kv_eviction)": engine.kv_eviction is not None,
         "a generation of FlashAttention (engine.flash_attn_version)": engine.flash_attn_version is not None,
         "TF32 (engine.float32_matmul_precision=high)": engine.float32_matmul_precision == "high",
         "sums in FP16 (engine.allow_fp16_accumulation)": engine.allow_fp16_accumulation,
@@ -177,13 +218,37 @@ def check_blocks(model: ModelSpec, block_size: int) -> None:
             )
 
 
+def check_capacity(model: ModelSpec, routing: ExpertRouting) -> None:
+    """Raises PerfmodelError for experts of a fixed capacity whose products have biases."""
+    if routing.capacity_factor is not None and any(
+        isinstance(layer.ffn, MoEFFN) and layer.ffn.bias for layer, _ in model.layers
+    ):
+        raise PerfmodelError(
+            f"{model.name}: experts with biases are not executed with a fixed capacity; leave out "
+            f"routing.capacity_factor, or simulate it."
+        )
+
+
 def has_states(model: ModelSpec) -> bool:
-    """Whether some layer keeps a state for each sequence."""
-    return any(isinstance(layer.mixer, Mamba | GatedDeltaNet) for layer, _ in model.layers)
+    """Whether some layer keeps for each sequence what another has no use for: a state, a ring, tokens by score."""
+    recurrent = any(isinstance(layer.mixer, Mamba | GatedDeltaNet | LinearAttention) for layer, _ in model.layers)
+    return recurrent or keeps_beside_blocks(model)
+
+
+def keeps_beside_blocks(model: ModelSpec) -> bool:
+    """Whether attention keeps tokens by age or by score, in rows of sequences."""
+    mixers = (layer.mixer for layer, _ in model.layers)
+    return bool(model.quantization.kv_recent) or any(isinstance(m, Attention) and m.evicts_to for m in mixers)
 
 
 def check_served(model: ModelSpec, engine: EngineSpec) -> None:
     """Raises PerfmodelError for what the engine does with keys and values of a model that keeps something else."""
+    model = served_model(with_plain_weights(model), engine)
+    if engine.kv_cache == "off" and keeps_beside_blocks(model):
+        raise PerfmodelError(
+            f"{model.name}: steps without a KV cache (engine.kv_cache=off) have no tokens to evict or to round; leave "
+            f"out engine.kv_eviction, kv_tiers and kv_cache_residual_tokens."
+        )
     if engine.kv_cache == "off" and any(not isinstance(m, Attention | None) for m in _mixers(model)):
         raise PerfmodelError(
             f"{model.name}: steps without a KV cache (engine.kv_cache=off) are executed for softmax attention only, "
@@ -191,8 +256,8 @@ def check_served(model: ModelSpec, engine: EngineSpec) -> None:
         )
     if engine.speculative_config is not None and has_states(model):
         raise PerfmodelError(
-            f"{model.name}: drafted tokens that are turned down would have to be taken out of recurrent states again; "
-            f"execute it without engine.speculative_config."
+            f"{model.name}: drafted tokens that are turned down would have to be taken out of recurrent states again, "
+            f"or of keys kept by age or score; execute it without engine.speculative_config."
         )
 
 
@@ -206,7 +271,7 @@ def check_capturable(model: ModelSpec, attention: str) -> None:
     reasons = {
         "standard attention (engine.attention)": attention == "standard",
         "a rolling KV cache (model_changes.window)": any(mixer.is_rolling for mixer in mixers),
-        "block-sparse attention (model_changes.sparse)": any(mixer.sparsity is not None for mixer in mixers),
+        "a KV cache in several precisions": bool(model.quantization.kv_recent),
         "outliers multiplied apart (llm_int8)": model.quantization.outlier_share > 0,
         "early exit (model_changes.early_exit)": model.exits is not None,
         "recurrent layers": any(not isinstance(m, Attention | LatentAttention | None) for m in _mixers(model)),

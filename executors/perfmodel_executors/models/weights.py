@@ -7,6 +7,7 @@ __all__ = [
     "FFNWeights",
     "LatentWeights",
     "LayerWeights",
+    "LinearAttentionWeights",
     "MambaWeights",
     "MixerWeights",
     "MoEWeights",
@@ -81,7 +82,19 @@ class DeltaWeights:
     out: Tensor
 
 
-MixerWeights = AttentionWeights | LatentWeights | MambaWeights | DeltaWeights
+@dataclass(slots=True)
+class LinearAttentionWeights:
+    """qkv and out as those of attention; projection: [KV heads, m, H] random features (Performer), or [KV heads, r, r]
+    of positions modulo r (Linformer)."""
+
+    qkv: Tensor
+    out: Tensor
+    projection_KRD: Tensor  # noqa: N815
+    qkv_bias: Tensor | None = None
+    out_bias: Tensor | None = None
+
+
+MixerWeights = AttentionWeights | LatentWeights | MambaWeights | DeltaWeights | LinearAttentionWeights
 
 
 @dataclass(slots=True)

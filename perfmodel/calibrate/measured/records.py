@@ -1,30 +1,37 @@
 """The files of a measured device, `reports/measured/<device>/`: written by the executor's measuring programme.
 
-    suite.json     which device, driver, versions and commit; its ceilings; what ran and what the budget left out
+    suite.json     which device, driver, versions and commit; its ceilings, clocks, power and temperature; its calls,
+                   what ran and what the budget left out
+    smoke.json     one record per check: does it run there, and is it right
     kernels.json   one record per operator and problem: time, baseline, largest difference to the reference
     steps.json     one record per model and shape of a whole step
     serving.json   one record per scenario: each request, and each step with its shape
+    pairs.json     the same of scenarios with a technique, and without: "<file> with", "<file> without"
 
 Every time is in seconds, of the device (a CPU: of the measuring thread).
 """
 
 __all__ = [
     "FILES",
+    "SIDES",
     "BaselineTime",
     "Ceilings",
+    "DeviceReadings",
     "KernelRecord",
     "MeasuredStep",
     "Measurements",
     "ServingRecord",
     "Size",
+    "SmokeCheck",
     "StepSeries",
+    "SuiteCall",
     "SuiteInfo",
     "read_measurements",
     "shape_of",
 ]
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +43,9 @@ from perfmodel.files.bounded import read_json
 from perfmodel.files.units import PositiveFloat
 from perfmodel.ops.work import BatchShape
 
-FILES = ("suite.json", "kernels.json", "steps.json", "serving.json")
+FILES = ("suite.json", "smoke.json", "kernels.json", "steps.json", "serving.json", "pairs.json")
+
+SIDES = ("with", "without")  # the technique
 
 Size = int | float | str
 
@@ -64,10 +73,43 @@ class Ceilings(Spec):
         return max(self.gemm_flops_per_s.get(dtype, {}).values(), default=None)
 
 
+class DeviceReadings(Spec):
+    """A device while it was measured, reading by reading: `at_s` seconds of measuring, clocks in MHz, watts, degrees
+    Celsius. `absent`: why a field has none."""
+
+    at_s: tuple[float, ...] = ()
+    sm_clock_mhz: tuple[float, ...] = ()
+    memory_clock_mhz: tuple[float, ...] = ()
+    power_w: tuple[float, ...] = ()
+    power_limit_w: tuple[float, ...] = ()
+    temperature_c: tuple[float, ...] = ()
+    absent: dict[str, str] = Field(default_factory=dict)
+
+
+class SuiteCall(Spec):
+    """One call of the programme.
+
+    spent_s:       seconds by part
+    num_processes: in which it measured, one after the other: another one follows each that a task has ended
+    compile_s:     seconds in which they compiled `num_compiled` kernels; others had compiled `num_compiled_ahead`
+    """
+
+    date: str
+    command: str
+    commit: str = ""
+    elapsed_s: float = 0.0
+    spent_s: dict[str, float] = Field(default_factory=dict)
+    num_processes: int = 1
+    compile_s: float = 0.0
+    num_compiled: int = 0
+    num_compiled_ahead: int = 0
+
+
 class SuiteInfo(Spec):
     """Source of a suite's measurements.
 
     device:      name of the hardware file, or what the driver calls a device without one
+    elapsed_s:   of all calls
     parts_done:  tasks measured, by part; left_out: keys of tasks that the budget did not reach
     """
 
@@ -85,6 +127,23 @@ class SuiteInfo(Spec):
     left_out: tuple[str, ...] = ()
     failures: dict[str, str] = Field(default_factory=dict)
     tiles: dict[str, str] = Field(default_factory=dict)  # what the tuner chose
+    untuned: dict[str, str] = Field(default_factory=dict)  # measured with first tiles, since tuning broke the device
+    readings: DeviceReadings = DeviceReadings()
+    calls: tuple[SuiteCall, ...] = ()
+
+
+class SmokeCheck(Spec):
+    """One check. `error`: the largest difference, over the largest magnitude (kernel), of logits (parity), or the share
+    of other tokens (graphs); `wall_s`: seconds with all that was compiled meanwhile."""
+
+    kind: str
+    error: float
+    tolerance: float
+    wall_s: float = 0.0
+
+    @property
+    def is_right(self) -> bool:
+        return self.error <= self.tolerance
 
 
 class BaselineTime(Spec):
@@ -165,7 +224,8 @@ def shape_of(fields: Mapping[str, Any]) -> BatchShape:
     """A BatchShape from its JSON form."""
     values = dict(fields)
     values["prefills"] = tuple((int(new), int(done)) for new, done in values.get("prefills", ()))
-    values["decode_windowed"] = tuple(values.get("decode_windowed", ()))
+    for name in ("decode_windowed", "drafting"):
+        values[name] = tuple(values.get(name, ()))
     return BatchShape(**values)
 
 
@@ -178,6 +238,8 @@ class Measurements:
     kernels: tuple[KernelRecord, ...]
     steps: tuple[MeasuredStep, ...]
     serving: tuple[ServingRecord, ...]
+    smoke: Mapping[str, SmokeCheck] = field(default_factory=dict)
+    pairs: Mapping[str, ServingRecord] = field(default_factory=dict)
 
 
 def read_measurements(folder: str | Path) -> Measurements:
@@ -195,13 +257,19 @@ def read_measurements(folder: str | Path) -> Measurements:
         _records(root / "kernels.json", KernelRecord),
         _records(root / "steps.json", MeasuredStep),
         _records(root / "serving.json", ServingRecord),
+        _by_key(root / "smoke.json", SmokeCheck),
+        _by_key(root / "pairs.json", ServingRecord),
     )
 
 
 def _records(path: Path, kind: Any) -> tuple[Any, ...]:
+    return tuple(_by_key(path, kind).values())
+
+
+def _by_key(path: Path, kind: Any) -> dict[str, Any]:
     if not path.is_file():
-        return ()
-    records: tuple[Any, ...] = _parsed(path, lambda data: tuple(kind(**row) for row in data.values()))
+        return {}
+    records: dict[str, Any] = _parsed(path, lambda data: {key: kind(**row) for key, row in data.items()})
     return records
 
 

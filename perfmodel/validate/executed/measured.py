@@ -6,6 +6,7 @@ Half of the measured kernels and steps calibrate the device, the other half is p
     step              whole steps of the other half
     serving_step      every step of the served scenarios, for exactly its shape
     e2el_mean, ...    the scenarios simulated whole, each beside its run
+    speedup           scenarios with a technique and without, what it gains on both clocks
 
 How near kernels come to what the device can do, and to the best library call, is a sentence per operator. The limit of
 a problem is the larger of its bytes over the measured copy bandwidth and its FLOPs over the measured rate of a library
@@ -26,17 +27,17 @@ import numpy as np
 from perfmodel.calibrate.measured import Ceilings, KernelRecord, Measurements, ServingRecord, read_measurements
 from perfmodel.calibrate.measured.fit import KernelPrediction, fit_measured, predict_kernels
 from perfmodel.calibrate.measured.host import costs_of
-from perfmodel.calibrate.measured.records import MeasuredStep, shape_of
-from perfmodel.cost import GraphPricer, step_costs
+from perfmodel.calibrate.measured.records import MeasuredStep
 from perfmodel.cost.calibrations.calibration import Calibration, Residuals
-from perfmodel.cost.calibrations.engine_profile import EngineProfile
 from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
 from perfmodel.errors import PerfmodelError
 from perfmodel.sim import simulate
 from perfmodel.specs import load_hardware, load_scenario
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
+from perfmodel.validate.executed.served import ServedStep, pair_verdicts, served_steps
 from perfmodel.validate.report import Comparison, Dimension, Rows, ValidationReport, by_dimension, pooled
+from perfmodel.validate.techniques.compare import speedups
 
 Progress = Callable[[int, int], None]
 RecordT = TypeVar("RecordT", KernelRecord, MeasuredStep)
@@ -52,19 +53,8 @@ class _Mean(NamedTuple):
     high: float
 
 
-class _Step(NamedTuple):
-    """One executed step of a scenario, seconds."""
-
-    scenario: str
-    label: str
-    predicted: float
-    executed: float
-
-
 _MEANS = ("e2el", "tpot", "ttft")
 _WORST = 5
-_PS_PER_S = 1e12
-_SHAPE = ("num_tokens", "num_samples", "prefills", "num_decodes", "decode_context", "decode_windowed")
 
 
 def validate_measured(folder: str | Path, progress: Progress | None = None) -> ValidationReport:
@@ -84,6 +74,12 @@ def validate_measured(folder: str | Path, progress: Progress | None = None) -> V
         _steps(steps, calibration, hardware),
         *_servings(measured, calibration, unpredicted, progress),
     ]
+    verdicts = pair_verdicts(measured.pairs, calibration, measured.info.date, unpredicted)
+    sentences = []
+    if verdicts:
+        comparison, sentence = speedups(verdicts)
+        comparisons.append(comparison)
+        sentences.append(sentence)
     compared = [each for each in comparisons if len(each.rows)]
     rows = len(kernels) + len(steps) + sum(len(run.steps.seconds) for run in measured.serving)
     covered = sum(len(each.rows) for each in compared if each.metric in ("kernel", "step", "serving_step"))
@@ -94,10 +90,11 @@ def validate_measured(folder: str | Path, progress: Progress | None = None) -> V
         metrics=pooled(compared),
         by=by_dimension(compared),
         worst=[row for each in compared for row in each.rows.worst(each.metric, _WORST)],
-        notes=[*_rate_notes(measured), *unpredicted],
+        notes=[*_smoke_notes(measured), *sentences, *_rate_notes(measured), *_state_notes(measured), *unpredicted],
         comparisons=compared,
         provenance=Provenance((FittedSource.of(calibration),)),
         about=_about(measured, len(told_kernels), len(told_steps)),
+        techniques=[each.to_json() for each in verdicts],
     )
 
 
@@ -148,12 +145,12 @@ def _servings(
     measured: Measurements, calibration: Calibration, unpredicted: list[str], progress: Progress | None
 ) -> list[Comparison]:
     """Steps and means of all scenarios; what cannot be simulated is said in `unpredicted`."""
-    steps: list[_Step] = []
+    steps: list[ServedStep] = []
     means: dict[str, list[_Mean]] = {name: [] for name in _MEANS}
     for done, run in enumerate(measured.serving, 1):
         try:
             scenario = load_scenario(run.scenario, run.overrides)
-            steps += _serving_steps(run, scenario, calibration)
+            steps += served_steps(run, scenario, calibration)
             for name, mean in _simulated_means(run, scenario, calibration).items():
                 means[name].append(mean)
         except PerfmodelError as error:
@@ -168,19 +165,6 @@ def _servings(
         ends = ([mean.low for mean in each], [mean.high for mean in each])
         compared = Rows([mean.simulated for mean in each], [mean.executed for mean in each], names, ends)
         found.append(Comparison.of(f"{name}_mean", compared, "s", {"scenario": Dimension.of(names)}))
-    return found
-
-
-def _serving_steps(run: ServingRecord, scenario: Scenario, calibration: Calibration) -> list[_Step]:
-    """Each step that was executed, predicted for exactly its shape."""
-    costs = step_costs(scenario, calibration, EngineProfile(engine=calibration.engine))
-    pricer = GraphPricer(costs.tables)
-    found = []
-    for shape, seconds in zip(run.steps.shapes, run.steps.seconds, strict=True):
-        batch = shape_of(dict(zip(_SHAPE, shape, strict=True)))
-        ticks = pricer.price(batch)
-        label = f"{run.scenario}: {batch.num_decodes} decodes, {len(batch.prefills)} prompts, {batch.num_tokens} tokens"
-        found.append(_Step(run.scenario, label, ticks / _PS_PER_S, seconds))
     return found
 
 
@@ -266,6 +250,26 @@ def _rate_notes(measured: Measurements) -> Iterator[str]:
         yield sentence + (f"; {median(speedups):.2f} times the library's speed{eager}." if speedups else ".")
     if measured.info.left_out:
         yield f"{len(measured.info.left_out)} tasks did not fit the time budget."
+
+
+def _smoke_notes(measured: Measurements) -> Iterator[str]:
+    """How many checks came out right, and the others one by one."""
+    checks = measured.smoke
+    wrong = {key: check for key, check in checks.items() if not check.is_right}
+    if checks:
+        yield f"Smoke: {len(checks) - len(wrong)} of {len(checks)} checks are right."
+    for key, check in wrong.items():
+        yield f"WRONG RESULT: {key}: differs by {check.error:.2g}, allowed {check.tolerance:.2g}."
+
+
+def _state_notes(measured: Measurements) -> Iterator[str]:
+    """What the device did meanwhile: a clock that sinks under its power limit explains times."""
+    readings = measured.info.readings
+    units = {"sm_clock_mhz": "MHz", "memory_clock_mhz": "MHz", "power_w": "W", "temperature_c": "C"}
+    columns = {name: values for name in units if (values := getattr(readings, name))}
+    if columns:
+        said = (f"{name} {median(values):g} ({min(values):g} to {max(values):g})" for name, values in columns.items())
+        yield f"While measuring, median and range: {'; '.join(said)}."
 
 
 def _wrong(measured: Measurements) -> Iterator[str]:

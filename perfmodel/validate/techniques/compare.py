@@ -4,7 +4,7 @@ Every scenario with a `technique` block is put beside its baseline; both are cal
 that their workloads do not decide, then simulated and executed. What is compared is the speedup.
 """
 
-__all__ = ["Journal", "pair_key", "validate_techniques"]
+__all__ = ["Journal", "pair_key", "speedups", "validate_techniques"]
 
 import hashlib
 import json
@@ -157,20 +157,27 @@ def _judge(file: Path, repeats: int, measure: Measure, journal: Journal) -> Tech
     return verdict
 
 
-def _report_techniques(verdicts: Sequence[TechniqueVerdict], reasons: Sequence[str] = ()) -> ValidationReport:
-    """The report: one row for each technique, the medians over its runs; all quotients are in its JSON."""
-    ordered = sorted(verdicts, key=lambda each: each.technique.name)
+def speedups(verdicts: Sequence[TechniqueVerdict]) -> tuple[Comparison, str]:
+    """Simulated beside executed speedups, one row for each technique, the medians over its runs; and how many came out
+    right, in a sentence."""
     # executed = simulated / quotient, so that the row's error is that of the quotient, not one of two medians
     rows = Rows(
-        [each.simulated for each in ordered],
-        [each.simulated / each.quotient for each in ordered],
-        [each.technique.name for each in ordered],
+        [each.simulated for each in verdicts],
+        [each.simulated / each.quotient for each in verdicts],
+        [each.technique.name for each in verdicts],
     )
-    names = Dimension.of([each.technique.metric for each in ordered])
+    names = Dimension.of([each.technique.metric for each in verdicts])
     comparison = Comparison.of("speedup", rows, "times", {"metric": names})
-    counts = Counter(each.outcome for each in ordered)
+    counts = Counter(each.outcome for each in verdicts)
     outcomes = ", ".join(f"{counts[name]} {name}" for name in get_args(Outcome) if counts[name])
-    error = f"{outcomes}; |quotient - 1| is {rows.stats().median_ape:.1%} in the median over {len(rows)} techniques."
+    sentence = f"{outcomes}; |quotient - 1| is {rows.stats().median_ape:.1%} in the median over {len(rows)} techniques."
+    return comparison, sentence
+
+
+def _report_techniques(verdicts: Sequence[TechniqueVerdict], reasons: Sequence[str] = ()) -> ValidationReport:
+    """The report; all quotients are in its JSON."""
+    ordered = sorted(verdicts, key=lambda each: each.technique.name)
+    comparison, error = speedups(ordered)
     dates = sorted({each.date for each in ordered})
     if len(dates) > 1:
         error += f" Pairs were run on {' and '.join(dates)}: a pair whose file has not changed keeps its runs."
@@ -179,7 +186,7 @@ def _report_techniques(verdicts: Sequence[TechniqueVerdict], reasons: Sequence[s
         rows=len(verdicts) + len(reasons),
         covered=len(verdicts),
         metrics=pooled([comparison]),
-        worst=rows.worst("speedup", 5),
+        worst=comparison.rows.worst("speedup", 5),
         notes=[error, *reasons],
         comparisons=[comparison],
         about=_ABOUT,

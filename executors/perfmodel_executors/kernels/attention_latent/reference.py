@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from perfmodel_executors.kernels.attention_latent.heads import LatentHeads
 from perfmodel_executors.kernels.attention_latent.pages import LatentPages
 from perfmodel_executors.kernels.attention_prefill.reference import QUERY_TILE, attend
 from perfmodel_executors.kernels.spans import visible
@@ -22,17 +23,14 @@ def attention_latent_decode(
     pages: LatentPages,
     block_tables_DM: Tensor,
     context_lens_D: Tensor,
-    keys_NPR: Tensor,
-    values_NVR: Tensor,
-    scale: float,
+    heads: LatentHeads,
 ) -> Tensor:
     """One new token per sequence, [D, N, V].
 
     q:      queries, P elements that meet keys made of latents, then r rotated ones
     block_tables, context_lens: blocks of each sequence, and its tokens, the new one included
-    keys, values: the up-projections W_k and W_v of each head
-    scale:  of scores
     """
+    keys_NPR, values_NVR, scale = heads
     num_nope, rank = keys_NPR.shape[1:]
     absorbed_DNR = torch.einsum("dnp,npr->dnr", q_DNH[..., :num_nope], keys_NPR)
     q_DNW = torch.cat((absorbed_DNR, q_DNH[..., num_nope:]), dim=-1) * scale
@@ -51,12 +49,11 @@ def attention_latent_prefill(
     block_tables_GM: Tensor,
     query_starts_G: Tensor,
     num_computed_G: Tensor,
-    keys_NPR: Tensor,
-    values_NVR: Tensor,
-    scale: float,
+    heads: LatentHeads,
 ) -> Tensor:
     """Prompt chunks, [T, N, V], whose latents are in their pages; `query_starts` and `num_computed` as those of
     `attention_prefill`, the others as those of the decode."""
+    keys_NPR, values_NVR, scale = heads
     (num_heads, _, rank), size = keys_NPR.shape, pages.block_size
     starts: list[int] = query_starts_G.tolist()
     q_TNH = q_TNH * (scale * math.sqrt(q_TNH.shape[-1]))  # `attend` divides by the root

@@ -7,8 +7,8 @@ masks: nearly all of a long prompt), and the diagonal or the tree (masked).
 
     FLOPs = 2 (H + H_v) N pairs    HBM bytes = b N (H + H_v) T + b_kv K (H + H_v) keys, re-read from L2 by later tiles
 
-Tiles of all chunks lie behind one another in the grid, at most `T // tile + chunks` of them, so that the grid follows
-from shapes; a program finds its chunk by bisection. The last tiles of a chunk see the most keys and come first.
+Tiles of all chunks lie behind one another in the grid (`segments`). The last tiles of a chunk see the most keys and
+come first.
 """
 
 __all__ = ["attention_prefill"]
@@ -24,6 +24,7 @@ from perfmodel_executors.kernels.attention_prefill.tiles import candidates_for, 
 from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.kernels.kv_pages.triton import format_of, load_pages, product_dtype, raw, token_rows
 from perfmodel_executors.kernels.launch import launch
+from perfmodel_executors.kernels.segments.triton import num_tiles, tile_of_segment
 from perfmodel_executors.kernels.softmax_terms.triton import begin_softmax, soft_capped
 from perfmodel_executors.kernels.spans import check_tree
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, padded, pick
@@ -94,17 +95,7 @@ def _attention_prefill_kernel(
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
 
-    # Chunk c has its tiles from starts[c] // TOKENS + c on; the last one that begins at or before this tile is ours.
-    chunk = 0
-    beyond = num_chunks
-    while beyond - chunk > 1:
-        middle = (chunk + beyond) // 2
-        if tl.load(starts_ptr + middle).to(tl.int32) // TOKENS + middle <= tile:
-            chunk = middle
-        else:
-            beyond = middle
-    begin = tl.load(starts_ptr + chunk).to(tl.int32)
-    length = tl.load(starts_ptr + chunk + 1).to(tl.int32) - begin
+    chunk, begin, length = tile_of_segment(starts_ptr, num_chunks, tile, TOKENS)
     first_token = (tile - begin // TOKENS - chunk) * TOKENS
     if first_token >= length:
         return
@@ -209,7 +200,7 @@ def attention_prefill(
     }  # fmt: skip
 
     def run(config: TileConfig) -> None:
-        tiles = num_tokens // (config.sizes["ROWS"] // group) + num_chunks
+        tiles = num_tiles(num_tokens, num_chunks, config.sizes["ROWS"] // group)
         launch(_attention_prefill_kernel, (tiles, kv_heads), *args, options=config.options, **constants, **config.sizes)
 
     if config is None:

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
+from perfmodel_executors.kernels.row_tiles.triton import has_copy_engine, provide_scratch
 from perfmodel_executors.kernels.split_k.triton import add_slices, num_slices, own_blocks, slice_buffer
 from perfmodel_executors.kernels.swapped_product.tiling import FEW_TOKENS
 from perfmodel_executors.kernels.swapped_product.triton import swapped_product
@@ -125,7 +126,7 @@ def many_tokens_shared_bytes(config: TileConfig, capability: int, element_bytes:
     """
     sizes, stages = config.sizes, config.options.num_stages
     operands = (sizes["BLOCK_M"] + sizes["BLOCK_N"]) * sizes["BLOCK_K"] * element_bytes
-    if not 90 <= capability < 120:  # instructions that wait for their operands
+    if not has_copy_engine(capability):  # instructions that wait for their operands
         return _NOWHERE if sizes["DESCRIPTORS"] else operands * max(1, stages - 1)
     barriers = 8 * stages if sizes["DESCRIPTORS"] else 0
     if capability >= 100:
@@ -139,17 +140,12 @@ def _run(x_TC: Tensor, weight_DC: Tensor, bias_D: Tensor | None, y_TD: Tensor, c
     out = slice_buffer(y_TD, slices)
     args = (x_TC, weight_DC, bias_D, out, m, n, k, x_TC.stride(0), weight_DC.stride(0), m * n)
     grid = (triton.cdiv(m, sizes["BLOCK_M"]) * triton.cdiv(n, sizes["BLOCK_N"]), slices)
-    if sizes["DESCRIPTORS"] and x_TC.device.type == "cuda":
-        triton.set_allocator(_scratch)
+    if sizes["DESCRIPTORS"]:
+        provide_scratch(x_TC.device)
     even = k % sizes["BLOCK_K"] == 0
     launch(_many_tokens_kernel, grid, *args, options=config.options, GROUP=_GROUP, EVEN_K=even, **sizes)
     if slices > 1:
         add_slices(out, bias_D, y_TD)
-
-
-def _scratch(size: int, alignment: int, stream: int | None) -> Tensor:
-    """Global memory for tensor descriptors, which the kernel writes for itself."""
-    return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 def _candidates(x_TC: Tensor, weight_DC: Tensor) -> Iterator[TileConfig]:

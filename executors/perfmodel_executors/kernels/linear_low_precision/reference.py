@@ -1,10 +1,19 @@
-"""y = (q(x) W^T) * token scale * output scale + b: activations quantised on the way, for each token by its largest.
+"""y = (q(x) W^T) * token scale * output scale + b: activations quantised on the way, for each token by its largest, or
+by a scale known beforehand (SmoothQuant).
 
 q(x) in INT8 (-127..127, accumulated in int32) or in e4m3 (accumulated in fp32). In blocks, x has a scale for each token
 and 128 inputs, and the weight one for each 128 x 128.
 """
 
-__all__ = ["linear_fp8", "linear_fp8_block", "linear_w8a8", "quantize_tokens_fp8", "quantize_tokens_int8"]
+__all__ = [
+    "int8_product",
+    "linear_fp8",
+    "linear_fp8_block",
+    "linear_w8a8",
+    "linear_w8a8_static",
+    "quantize_tokens_fp8",
+    "quantize_tokens_int8",
+]
 
 import torch
 from torch import Tensor
@@ -49,11 +58,23 @@ def linear_fp8_block(x_MK: Tensor, weight: BlockFp8Weight, bias_N: Tensor | None
 def linear_w8a8(x_MK: Tensor, weight: Int8Weight, bias_N: Tensor | None = None) -> Tensor:
     """The product [M, N] in x's dtype."""
     codes_MK, scales_M = quantize_tokens_int8(x_MK)
+    return _scaled(int8_product(codes_MK, weight.values_NK), scales_M, weight.scales_N, bias_N, x_MK.dtype)
+
+
+def linear_w8a8_static(x_MK: Tensor, weight: Int8Weight, bias_N: Tensor | None = None) -> Tensor:
+    """As `linear_w8a8`, with the weight's scale for all activations; what exceeds it saturates."""
+    assert weight.input_scale is not None
+    codes_MK = (x_MK.float() / weight.input_scale).round_().clamp_(-INT8_MAX, INT8_MAX).to(torch.int8)
+    scales_M = weight.input_scale.expand(len(x_MK))
+    return _scaled(int8_product(codes_MK, weight.values_NK), scales_M, weight.scales_N, bias_N, x_MK.dtype)
+
+
+def int8_product(codes_MK: Tensor, values_NK: Tensor) -> Tensor:
+    """codes values^T, both INT8, in int32 [M, N]."""
     rows = len(codes_MK)
-    if x_MK.device.type == "cuda" and rows < _CUDA_LEAST_ROWS:
+    if codes_MK.device.type == "cuda" and rows < _CUDA_LEAST_ROWS:
         codes_MK = functional.pad(codes_MK, (0, 0, 0, _CUDA_LEAST_ROWS - rows))
-    product_MN = torch._int_mm(codes_MK, weight.values_NK.T)[:rows]
-    return _scaled(product_MN, scales_M, weight.scales_N, bias_N, x_MK.dtype)
+    return torch._int_mm(codes_MK, values_NK.T)[:rows]
 
 
 def linear_fp8(x_MK: Tensor, weight: Fp8Weight, bias_N: Tensor | None = None) -> Tensor:

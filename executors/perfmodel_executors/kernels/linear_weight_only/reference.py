@@ -18,6 +18,7 @@ from perfmodel_executors.kernels.weight_formats.dequantize import dequantize, in
 from perfmodel_executors.kernels.weight_formats.expanded import expanded
 
 _MOST_TOKENS_INT8 = 16
+_INT8_CPU_STEP = 16  # inputs that torch's kernel takes at once: where they do not divide K it reads beyond the weight
 _MOST_TOKENS_INT4 = 512
 _INT4_CPU_GROUPS = (32, 64, 128, 256)
 
@@ -29,7 +30,7 @@ def linear_w8a16(x_MK: Tensor, weight: Int8Weight | Fp8Weight, bias_N: Tensor | 
     dtype, is_cpu = x_MK.dtype, x_MK.device.type == "cpu"
     if isinstance(weight, Fp8Weight):
         product_MN = functional.linear(x_MK, expanded(weight, dtype))
-    elif is_cpu and dtype == torch.bfloat16 and len(x_MK) <= _MOST_TOKENS_INT8:
+    elif is_cpu and dtype == torch.bfloat16 and len(x_MK) <= _MOST_TOKENS_INT8 and not x_MK.shape[1] % _INT8_CPU_STEP:
         ones_N = torch.ones(len(weight.values_NK), dtype=dtype)
         product_MN = torch._weight_int8pack_mm(x_MK.contiguous(), weight.values_NK, ones_N)
     else:

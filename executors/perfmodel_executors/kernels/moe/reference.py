@@ -3,7 +3,7 @@
 The time of the grouped experts is a sum over distinct experts of (a constant + their weights), plus the tokens.
 """
 
-__all__ = ["grouped_experts", "route"]
+__all__ = ["capacity_experts", "grouped_experts", "route"]
 
 import math
 from functools import cache
@@ -67,3 +67,38 @@ def grouped_experts(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer:
             begin += count
     y_sorted *= weights_TX.flatten()[order, None].to(y_sorted.dtype)
     return torch.zeros_like(x_TC).index_add_(0, tokens, y_sorted)
+
+
+def capacity_experts(
+    x_TC: Tensor,
+    weights_TX: Tensor,
+    experts_TX: Tensor,
+    layer: ExpertLayer,
+    num_rows: int,
+) -> Tensor:
+    """As `grouped_experts`, where every expert multiplies `num_rows` rows: buffers are padded with zeros, and what
+    exceeds them adds nothing. First choices go before second ones, in the order of the tokens.
+
+    Source: Lepikhin et al. 2020 (GShard), algorithm 1.
+    """
+    kernels, num_experts = _torch_kernels(), layer.up_EFC.shape[0]
+    experts_A = experts_TX.T.flatten()
+    order_A = torch.argsort(experts_A, stable=True)
+    sorted_A = experts_A[order_A]
+    starts_E = torch.bincount(experts_A, minlength=num_experts).cumsum(0).roll(1)
+    starts_E[0] = 0
+    places_A = torch.arange(len(order_A), device=order_A.device) - starts_E[sorted_A]
+    has_room_A = places_A < num_rows
+    last = num_experts * num_rows  # a row behind the buffers, for what has no room
+    slots_A = torch.where(has_room_A, sorted_A * num_rows + places_A, last)
+    tokens_A = order_A % len(x_TC)
+    buffers_RC = x_TC.new_zeros(last + 1, x_TC.shape[1])
+    buffers_RC[slots_A] = x_TC[tokens_A]
+    outputs_RC = torch.zeros_like(buffers_RC)
+    for expert in range(num_experts):
+        rows = slice(expert * num_rows, (expert + 1) * num_rows)
+        up = apply_linear(kernels, buffers_RC[rows], layer.up_EFC[expert])
+        outputs_RC[rows] = apply_linear(kernels, activate(up, layer.activation, layer.gated), layer.down_ECI[expert])
+    shares_A = torch.where(has_room_A, weights_TX.T.flatten()[order_A], 0.0)
+    parts_AC = outputs_RC[slots_A] * shares_A[:, None].to(x_TC.dtype)
+    return torch.zeros_like(x_TC).index_add_(0, tokens_A, parts_AC)

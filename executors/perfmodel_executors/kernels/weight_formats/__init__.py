@@ -9,6 +9,7 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     Int8Weight,
     LowRankWeight,
     MatrixWeight,
+    SignsWeight,
     Sparse24Weight,
     Weight,
 )
@@ -21,6 +22,7 @@ from perfmodel_executors.kernels.weight_formats.quantize import (
     quantize_fp8_block,
     quantize_int4,
     quantize_int8,
+    quantize_signs,
     sparsify_24,
 )
 
@@ -35,6 +37,7 @@ __all__ = [
     "Int8Weight",
     "LowRankWeight",
     "MatrixWeight",
+    "SignsWeight",
     "Sparse24Weight",
     "Weight",
     "dequantize",
@@ -46,5 +49,6 @@ __all__ = [
     "quantize_int8",
     "quantize_mxfp4",
     "quantize_nvfp4",
+    "quantize_signs",
     "sparsify_24",
 ]

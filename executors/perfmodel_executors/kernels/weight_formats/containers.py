@@ -14,6 +14,7 @@ __all__ = [
     "Int8Weight",
     "LowRankWeight",
     "MatrixWeight",
+    "SignsWeight",
     "Sparse24Weight",
     "Weight",
 ]
@@ -47,10 +48,12 @@ class Int8Weight(_ScaledRows):
 
     quantizes_input: activations are quantised to INT8 too, with a scale for each token
     outlier_threshold: columns of activations with a larger magnitude are multiplied apart, unquantised (LLM.int8)
+    input_scale: fp32, of no dimension: of all activations, known beforehand (SmoothQuant); None: each token's own
     """
 
     quantizes_input: bool = False
     outlier_threshold: float | None = None
+    input_scale: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +163,34 @@ class Sparse24Weight:
         return self.values_NJ.nbytes + self.indices_NP.nbytes
 
 
-MatrixWeight = Tensor | Int8Weight | Int4Weight | Fp8Weight | BlockFp8Weight | Fp4Weight | Sparse24Weight
+@dataclass(frozen=True, eq=False)
+class SignsWeight:
+    """w = scale * s with s in -1, 0, 1 (2 bits) or -1, 1 (1 bit), and one scale for the whole matrix.
+
+    bytes_NJ: uint8 [N, K / n] of n = 8 / bits codes each: input i shares its byte with i + K / n, i + 2 K / n, ..., so
+              that a field of all bytes is a contiguous part of the inputs
+    scale:    fp32, of no dimension
+    """
+
+    bytes_NJ: Tensor
+    scale: Tensor
+    bits: int = 2
+    quantizes_input: bool = True
+
+    @property
+    def per_byte(self) -> int:
+        return 8 // self.bits
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.bytes_NJ.shape[0], self.per_byte * self.bytes_NJ.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.bytes_NJ.nbytes + self.scale.nbytes
+
+
+MatrixWeight = Tensor | Int8Weight | Int4Weight | Fp8Weight | BlockFp8Weight | Fp4Weight | Sparse24Weight | SignsWeight
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,8 @@
 """What a stored weight means: the matrix that its container stands for."""
 
-__all__ = ["dequantize", "int4_codes"]
+__all__ = ["dequantize", "int4_codes", "sign_fields"]
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     Int4Weight,
     Int8Weight,
     LowRankWeight,
+    SignsWeight,
     Sparse24Weight,
     Weight,
 )
@@ -40,7 +43,17 @@ def dequantize(weight: Weight) -> Tensor:
         zeros_GN: Tensor | float = 8.0 if weight.zeros_GN is None else weight.zeros_GN.float().T[..., None]
         codes_NGI = int4_codes(weight).float().view(n, -1, weight.group_size)
         return ((codes_NGI - zeros_GN) * weight.scales_GN.float().T[..., None]).view(n, k)
+    if isinstance(weight, SignsWeight):
+        codes_NK = torch.cat(list(sign_fields(weight)), dim=1).float()
+        return weight.scale * (codes_NK - 1 if weight.bits == 2 else 2 * codes_NK - 1)
     return _dense(weight)
+
+
+def sign_fields(weight: SignsWeight) -> Iterator[Tensor]:
+    """The codes of each part of the inputs in turn, int8 [N, K / n]."""
+    mask = 2**weight.bits - 1
+    for place in range(weight.per_byte):
+        yield (weight.bytes_NJ >> place * weight.bits & mask).view(torch.int8)
 
 
 def int4_codes(weight: Int4Weight) -> Tensor:

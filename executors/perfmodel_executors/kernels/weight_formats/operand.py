@@ -13,6 +13,7 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     Fp4Weight,
     Int4Weight,
     MatrixWeight,
+    SignsWeight,
     Sparse24Weight,
 )
 from perfmodel_executors.kernels.weight_formats.fp4 import SPAN
@@ -76,8 +77,8 @@ class Operand(NamedTuple):
 
 
 def operand_of(weight: MatrixWeight) -> Operand:
-    """What kernels are given of a weight, which is not sparse."""
-    assert not isinstance(weight, Sparse24Weight)
+    """What kernels are given of a weight, which is neither sparse nor made of signs."""
+    assert not isinstance(weight, Sparse24Weight | SignsWeight)
     if isinstance(weight, Tensor):
         return Operand("plain", 8 * weight.element_size(), (weight.shape[0], weight.shape[1]), weight)
     if isinstance(weight, Int4Weight):

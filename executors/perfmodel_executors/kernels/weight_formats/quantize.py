@@ -12,6 +12,7 @@ __all__ = [
     "quantize_fp8_block",
     "quantize_int4",
     "quantize_int8",
+    "quantize_signs",
     "sparsify_24",
 ]
 
@@ -28,6 +29,7 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     Fp8Weight,
     Int4Weight,
     Int8Weight,
+    SignsWeight,
     Sparse24Weight,
 )
 
@@ -101,6 +103,26 @@ def quantize_int4(weight_NK: Tensor, group_size: int = 128, has_zeros: bool = Fa
     packed_NJ = (codes_NGI[..., :half] | (codes_NGI[..., half:] << 4)).reshape(n, k // 2)
     zeros_GN = zeros_NG.to(torch.uint8).T.contiguous() if has_zeros else None
     return Int4Weight(packed_NJ, scales_NG.T.contiguous(), zeros_GN, group_size)
+
+
+def quantize_signs(weight_NK: Tensor, bits: int = 2) -> SignsWeight:
+    """Ternary (2 bits): w over the mean magnitude, rounded to -1, 0 or 1. Binary (1 bit): the sign of w less the mean.
+
+    Raises PerfmodelError where rows do not fill bytes.
+    Source: Ma et al. 2024 (BitNet b1.58), eq. 1 to 3; Wang et al. 2023 (BitNet), eq. 1 to 3.
+    """
+    n, k = weight_NK.shape
+    per_byte = 8 // bits
+    if k % per_byte:
+        raise PerfmodelError(f"a weight with {k} inputs cannot be packed {per_byte} to a byte; use w8a8_int8.")
+    wide = weight_NK.float()
+    scale = wide.abs().mean().clamp_min(_TINY)
+    codes_NK = (wide / scale).round_().clamp_(-1, 1) + 1 if bits == 2 else wide > wide.mean()
+    fields = codes_NK.to(torch.uint8).view(n, per_byte, k // per_byte)
+    bytes_NJ = fields[:, 0]
+    for place in range(1, per_byte):
+        bytes_NJ = bytes_NJ | fields[:, place] << place * bits
+    return SignsWeight(bytes_NJ.contiguous(), scale, bits)
 
 
 def sparsify_24(weight_NK: Tensor) -> Sparse24Weight:

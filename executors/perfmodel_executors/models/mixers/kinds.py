@@ -12,9 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from perfmodel.models.architecture import Attention, GatedDeltaNet, LatentAttention, Mamba, Mixer
+from perfmodel.models.architecture import Attention, GatedDeltaNet, LatentAttention, LinearAttention, Mamba, Mixer
 from perfmodel_executors.models.mixers.delta_net import gated_delta_net
 from perfmodel_executors.models.mixers.latent import latent_attention
+from perfmodel_executors.models.mixers.linear import linear_attention
 from perfmodel_executors.models.mixers.mamba import mamba
 from perfmodel_executors.models.mixers.softmax import softmax_attention
 from perfmodel_executors.models.mixers.step import MixerStep
@@ -23,6 +24,7 @@ MIXERS: MappingProxyType[type[Mixer], Callable[[MixerStep, Tensor, Any, Any, Any
     {
         Attention: softmax_attention,
         LatentAttention: latent_attention,
+        LinearAttention: linear_attention,
         GatedDeltaNet: gated_delta_net,
         Mamba: mamba,
     }

@@ -10,6 +10,7 @@ from torch import Tensor
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.architecture import LatentAttention
 from perfmodel_executors.kernels.apply_linear import apply_linear
+from perfmodel_executors.kernels.attention_latent.heads import LatentHeads
 from perfmodel_executors.kernels.attention_latent.pages import LatentPages
 from perfmodel_executors.models.mixers.step import MixerStep
 from perfmodel_executors.models.weights import LatentWeights
@@ -37,11 +38,11 @@ def latent_attention(
     keys_Tr = kernels.rope(latents_TW[:, None, rank:], rotation)[:, 0]
     pages.write(torch.cat((latents_TR, keys_Tr), dim=-1), batch.slots_T)
     scale = mixer.softmax_scale or 1 / math.sqrt(nope + mixer.qk_rope_head_dim)
-    up = (weights.keys_NPR, weights.values_NVR, scale)
+    heads = LatentHeads(weights.keys_NPR, weights.values_NVR, scale)
     split, parts = batch.num_decodes, []
     if split:
-        parts.append(kernels.attention_latent_decode(q_TNH[:split], pages, batch.tables_DM, batch.contexts_D, *up))
+        parts.append(kernels.attention_latent_decode(q_TNH[:split], pages, batch.tables_DM, batch.contexts_D, heads))
     if len(batch.computed_G):
         chunks = (batch.tables_GM, batch.starts_G, batch.computed_G)
-        parts.append(kernels.attention_latent_prefill(q_TNH[split:], pages, *chunks, *up))
+        parts.append(kernels.attention_latent_prefill(q_TNH[split:], pages, *chunks, heads))
     return apply_linear(kernels, torch.cat(parts).flatten(1), weights.out)

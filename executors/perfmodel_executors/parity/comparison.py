@@ -1,20 +1,24 @@
 """A decoder loaded from a reference's files beside the reference itself: the largest difference of all logits."""
 
-__all__ = ["BLOCK", "STEPS", "executed", "largest_difference"]
+__all__ = ["BLOCK", "STEPS", "TOLERANCE", "executed", "largest_difference"]
 
 from collections.abc import Sequence
+from math import isnan
 from pathlib import Path
 from typing import Any
 
 import torch
-from reference_models import Reference
 
 from perfmodel.models import load_model
 from perfmodel.specs import EngineSpec
+from perfmodel_executors.kernels import Kernels
 from perfmodel_executors.models.batch import TokenSegment, build_batch
 from perfmodel_executors.models.decoder import Decoder, load_decoder
+from perfmodel_executors.models.support import CPU
+from perfmodel_executors.parity.references import Reference
 
 BLOCK = 4
+TOLERANCE = 1e-4  # of a logit in fp32
 # (new tokens, tokens before them) of each sequence in each step.
 Step = Sequence[tuple[int, int]]
 # Prompts in chunks, decodes beside them, and a sequence that comes late.
@@ -27,16 +31,18 @@ STEPS: Sequence[Step] = (
 )
 
 
-def executed(reference: Reference, model: Any, folder: Path) -> Decoder:
-    """The decoder with the weights of `model`, by way of files in `folder`."""
+def executed(
+    reference: Reference, model: Any, folder: Path, device: torch.device = CPU, kernels: Kernels | None = None
+) -> Decoder:
+    """The decoder with the weights of `model`, by way of files in `folder`; on `device`, by `kernels` (torch's)."""
     model.save_pretrained(folder)
     engine = EngineSpec(dtype="float32", block_size=BLOCK, max_model_len=reference.max_model_len)
-    return load_decoder(load_model(folder / "model.safetensors"), engine)
+    return load_decoder(load_model(folder / "model.safetensors"), engine, device=device, kernels=kernels)
 
 
 def largest_difference(decoder: Decoder, model: Any, steps: Sequence[Step] = STEPS, seed: int = 0) -> float:
-    """Between all logits of `steps` through the paged cache and those of `model`, which sees each sequence in one pass;
-    infinity where the likeliest tokens are others."""
+    """Between all logits of `steps` through the paged cache and those of `model` on the CPU, which sees each sequence
+    in one pass; infinity where the likeliest tokens are others."""
     count = max(map(len, steps))
     length = max(new + done for step in steps for new, done in step)
     generator = torch.Generator().manual_seed(seed)
@@ -49,9 +55,12 @@ def largest_difference(decoder: Decoder, model: Any, steps: Sequence[Step] = STE
         for step in steps:
             rows = [(i, done, done + new) for i, (new, done) in enumerate(step) if new]
             segments = [TokenSegment(texts[i][a:b], a, tables[i], is_verified=True) for i, a, b in rows]
-            logits = decoder.forward(build_batch(segments, BLOCK), cache)
+            logits = decoder.forward(build_batch(segments, BLOCK, decoder.device), cache).cpu()
             wanted = torch.cat([expected[i][a:b] for i, a, b in rows])
             if not torch.equal(logits.argmax(-1), wanted.argmax(-1)):
                 return float("inf")
-            worst = max(worst, float((logits - wanted).abs().max()))
+            apart = float((logits - wanted).abs().max())
+            worst = apart if isnan(apart) else max(worst, apart)
+            if isnan(worst):
+                return worst
     return worst

@@ -123,8 +123,9 @@ def step_tasks(bench: Bench) -> Iterator[Task]:
         shapes = [shape for pair in zip_longest(decodes, prompts) for shape in pair if shape is not None]
         for rank, shape in enumerate(shapes):
             seconds = _LOAD_S if rank == 0 and kind == "cuda" else 2.0
-            key = " ".join((model, *overrides, _label(shape)))
-            yield Task("steps", key, partial(shelf.measure, model, overrides, shape), rank, seconds)
+            group = " ".join((model, *overrides))
+            run = partial(shelf.measure, model, overrides, shape)
+            yield Task("steps", f"{group} {_label(shape)}", run, rank, seconds, group)
 
 
 def _label(shape: StepGrants) -> str:

@@ -3,7 +3,10 @@
 __all__ = ["REFERENCES", "Reference", "build"]
 
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
+
+import torch
 
 _SIZES: dict[str, Any] = {
     "hidden_size": 48,
@@ -231,14 +234,14 @@ REFERENCES: dict[str, Reference] = {
 
 
 def build(reference: Reference) -> Any:
-    """The model in fp32, with weights, norms and biases that are none of them 0 or 1."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
+    """The model in fp32, with weights, norms and biases that are none of them 0 or 1. Needs `transformers`."""
+    library: Any = import_module("transformers")
+    library.logging.set_verbosity_error()  # of configurations that no checkpoint has
+    library.utils.logging.disable_progress_bar()
     torch.manual_seed(7)
-    config = AutoConfig.for_model(reference.model_type, **(_SIZES | reference.fields))
+    config = library.AutoConfig.for_model(reference.model_type, **(_SIZES | reference.fields))
     config.dtype = torch.float32
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = library.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):

@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.attention_decode.triton import combine_splits, num_splits_for
+from perfmodel_executors.kernels.attention_latent.heads import LatentHeads
 from perfmodel_executors.kernels.attention_latent.pages import LatentPages
 from perfmodel_executors.kernels.kv_pages.triton import token_rows
 from perfmodel_executors.kernels.launch import Options, launch
@@ -69,7 +70,7 @@ def _attention_latent_kernel(
     for start in range(begin, end, TILE):
         position = start + tl.arange(0, TILE)
         is_seen = position < end
-        rows = token_rows(table_ptr, position, is_seen, PAGE, True)[:, None] * (RANK + ROTATED)
+        rows = token_rows(table_ptr, position, is_seen, PAGE, True).to(tl.int64)[:, None] * (RANK + ROTATED)
         latents = tl.load(
             latents_ptr + rows + column[None, :], mask=is_seen[:, None] & (column < RANK)[None, :], other=0.0
         )
@@ -105,9 +106,7 @@ def attention_latent_decode(
     pages: LatentPages,
     block_tables_DM: Tensor,
     context_lens_D: Tensor,
-    keys_NPR: Tensor,
-    values_NVR: Tensor,
-    scale: float,
+    heads: LatentHeads,
     *,
     num_splits: int | None = None,
     config: TileConfig | None = None,
@@ -116,6 +115,7 @@ def attention_latent_decode(
 
     num_splits: programs that share one sequence and tile of heads; by default `num_splits_for` the shapes
     """
+    keys_NPR, values_NVR, scale = heads
     num_nope = keys_NPR.shape[1]
     absorbed_DNR = torch.bmm(q_DNH[..., :num_nope].transpose(0, 1), keys_NPR).transpose(0, 1)
     q_DNW = torch.cat((absorbed_DNR, q_DNH[..., num_nope:]), dim=-1)

@@ -6,27 +6,28 @@ memory. Compiled is what Triton itself makes of such a call, so that its cache k
 here touches the device.
 """
 
-__all__ = ["Ahead", "KernelBuild", "compile_ahead", "compile_job", "jobs_of", "prepare"]
+__all__ = ["Ahead", "KernelBuild", "compile_job", "jobs_of", "prepare"]
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
 from importlib import import_module
-from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from perfmodel_executors.compiled.build import device_limits
-from perfmodel_executors.gpu_suite.launches import launches_of
+from perfmodel_executors.gpu_suite.compiling.launches import launches_of
+from perfmodel_executors.gpu_suite.compiling.pool import CompilerPool
 from perfmodel_executors.gpu_suite.task import Bench
 from perfmodel_executors.kernels.launch import Launch
 
 _OTHER_CORES = 2  # for the measuring process and the one that schedules
+_BESIDE = ("smoke", "kernels")  # parts that busy cores do not disturb
 
 
 class KernelBuild(NamedTuple):
@@ -45,46 +46,55 @@ def jobs_of(launches: Iterable[Launch]) -> list[KernelBuild]:
     return list(dict.fromkeys(map(_job, launches)))
 
 
-def compile_ahead(
-    jobs: Sequence[KernelBuild], capability: int, cores: int | None = None
-) -> tuple[ProcessPoolExecutor, Any]:
-    """Begins to compile `jobs`, the first ones first: the pool, and the futures of the jobs."""
-    cores = cores or max(1, (os.cpu_count() or 1) - _OTHER_CORES)
-    pool = ProcessPoolExecutor(cores, get_context("spawn"), prepare, (capability,))
-    futures: list[Future[bool]] = [pool.submit(compile_job, job) for job in jobs]
-    return pool, futures
-
-
 class Ahead:
     """Compiles what the parts of the suite will need on `bench`, beside the measuring; nothing on a CPU.
 
     wait_s: how long whole models wait for it, whose steps busy cores would disturb
     """
 
-    def __init__(self, bench: Bench, parts: Sequence[str], wait_s: float) -> None:
+    def __init__(self, bench: Bench, parts: Sequence[str], wait_s: float, cores: int | None = None) -> None:
         self._until = time.monotonic() + wait_s
-        self._pool: ProcessPoolExecutor | None = None
-        self._futures: Sequence[Future[Any]] = ()
+        self._pool: CompilerPool | None = None
         if bench.device.type == "cuda" and bench.backend == "triton":
+            cores = cores or max(1, (os.cpu_count() or 1) - _OTHER_CORES)
+            capability = device_limits(bench.hardware).capability
+            self._pool = CompilerPool(cores, prepare, (capability,), compile_job)
+            # Recording the launches of a part takes seconds, in which the first ones are compiled and measured.
+            threading.Thread(target=self._list, args=(bench, parts), daemon=True).start()
+
+    def _list(self, bench: Bench, parts: Sequence[str]) -> None:
+        """Gives the pool the kernels of one part after the other."""
+        assert self._pool is not None
+        known: set[KernelBuild] = set()
+        for part in parts:
             try:
-                launches = [launch for part in parts for launch in launches_of(part, bench.hardware)]
-                self._pool, self._futures = compile_ahead(jobs_of(launches), device_limits(bench.hardware).capability)
+                jobs = [job for job in jobs_of(launches_of(part, bench.hardware)) if job not in known]
             except Exception as error:  # it only saves time
-                print(f"nothing is compiled ahead: {error!r}", file=sys.stderr, flush=True)
+                print(f"nothing of {part} is compiled ahead: {error!r}", file=sys.stderr, flush=True)
+                continue
+            known.update(jobs)
+            self._pool.add(jobs)
+        self._pool.add((), is_last=True)
 
     @property
     def num_left(self) -> int:
-        """Kernels not compiled yet."""
-        return sum(not future.done() for future in self._futures)
+        """Kernels not compiled yet, of those that are known."""
+        return self._pool.num_left if self._pool is not None else 0
+
+    @property
+    def num_done(self) -> int:
+        """Kernels that the other cores have compiled, or found in the cache."""
+        return self._pool.num_done if self._pool is not None else 0
 
     def is_open(self, part: str) -> bool:
         """Whether a part may begin: kernels at once, for they are timed without the host."""
-        return part == "kernels" or not self.num_left or time.monotonic() >= self._until
+        is_busy = self._pool is not None and self._pool.is_busy
+        return part in _BESIDE or not is_busy or time.monotonic() >= self._until
 
     def end(self) -> None:
-        """Leaves what is not begun."""
+        """Leaves what is not compiled."""
         if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.end()
 
 
 def prepare(capability: int) -> None:

@@ -1,29 +1,38 @@
 """Scenarios of the suite, served for real by the engine: every request and every step is kept."""
 
-__all__ = ["SCENARIOS", "serving_tasks"]
+__all__ = ["SCENARIOS", "serve", "serving_tasks"]
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from perfmodel.engine import Backend, Outcome, StepPlan
+from perfmodel.sim.replica.backend import shape_of
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_scenario
 from perfmodel_executors.gpu_suite.task import Bench, Task
 from perfmodel_executors.run import execute_scenario
 
-SCENARIOS = ("mixed", "decode-heavy", "prefill-heavy", "moe", "int4-weights", "long-context", "int8-weights")
+SCENARIOS = (
+    *("mixed", "decode-heavy", "prefill-heavy", "moe", "int4-weights", "fp8-kv", "speculation", "long-context"),
+    *("int8-weights", "int8-kv", "fp8-weights"),
+)
 # On a CPU: the same traffic by shape, of a model and of lengths that one core gets through.
 _SMALL = {
     "decode-heavy": (24, (16, 48), (32, 96)),
+    "fp8-kv": (8, (256, 768), (16, 32)),
+    "fp8-weights": (10, (32, 192), (8, 24)),
+    "int8-kv": (8, (256, 768), (16, 32)),
     "int4-weights": (16, (32, 192), (16, 48)),
     "int8-weights": (16, (32, 192), (16, 48)),
     "long-context": (6, (256, 768), (16, 32)),
     "mixed": (30, (32, 256), (16, 64)),
     "moe": (20, (32, 192), (16, 48)),
     "prefill-heavy": (20, (128, 512), (4, 12)),
+    "speculation": (8, (32, 128), (16, 48)),
 }
 _GUESS_S = {"cuda": 30.0, "cpu": 15.0}
+_PLAIN_FIELDS = 6  # of a BatchShape, without drafts and other ranks
 _NS = 9  # digits of a second
 _PS_PER_S = 1e12
 
@@ -38,8 +47,8 @@ class _Recorder:
 
     def execute(self, plan: StepPlan) -> Outcome:
         outcome = self._backend.execute(plan)
-        fields = (plan.num_tokens, plan.num_samples, plan.chunk_lengths, len(plan.decodes), plan.decode_context)
-        self.shapes.append((*fields, plan.decode_windowed))
+        shape = tuple(shape_of(plan))
+        self.shapes.append(shape if plan.draft_depths else shape[:_PLAIN_FIELDS])
         self.seconds.append(outcome.duration / _PS_PER_S)
         return outcome
 
@@ -49,7 +58,7 @@ def serving_tasks(bench: Bench) -> Iterator[Task]:
     kind = bench.device.type
     for rank, name in enumerate(SCENARIOS):
         overrides = [f"hardware={bench.hardware.name}", *(_small(name) if kind == "cpu" else ())]
-        yield Task("serving", name, partial(_serve, f"executor/{name}", overrides, bench), rank, _GUESS_S[kind])
+        yield Task("serving", name, partial(serve, f"executor/{name}", overrides, bench), rank, _GUESS_S[kind])
 
 
 def _small(name: str) -> Iterator[str]:
@@ -62,8 +71,8 @@ def _small(name: str) -> Iterator[str]:
     yield f"traffic.output_tokens={{distribution: uniform, low: {least_out}, high: {most_out}}}"
 
 
-def _serve(name: str, overrides: list[str], bench: Bench) -> dict[str, Any]:
-    """A ServingRecord."""
+def serve(name: str, overrides: Sequence[str], bench: Bench) -> dict[str, Any]:
+    """A ServingRecord of the named scenario; where tokens are drafted, with the acceptance that was measured."""
     scenario: Scenario = load_scenario(name, overrides)
     recorders: list[_Recorder] = []
 
@@ -86,8 +95,16 @@ def _serve(name: str, overrides: list[str], bench: Bench) -> dict[str, Any]:
     summary = {key: value for key, value in result.summary.items() if isinstance(value, int | float)}
     return {
         "scenario": name,
-        "overrides": overrides,
+        "overrides": [*overrides, *_acceptance(result.scenario)],
         "requests": {key: [round(float(v), _NS) for v in column] for key, column in columns.items()},
         "steps": {"shapes": recorders[0].shapes, "seconds": recorders[0].seconds},
         "summary": summary,
     }
+
+
+def _acceptance(scenario: Scenario) -> list[str]:
+    """The override that gives a simulation what the drafts of this run were worth."""
+    config = scenario.engine.speculative_config
+    if config is None or config.acceptance is None:
+        return []
+    return [f"engine.speculative_config.acceptance={config.acceptance.model_dump_json(exclude_none=True)}"]

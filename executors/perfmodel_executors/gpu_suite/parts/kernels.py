@@ -31,7 +31,8 @@ def kernel_tasks(bench: Bench) -> Iterator[Task]:
         for problems in by_operator:
             if rank < len(problems):
                 problem = problems[rank]
-                yield Task("kernels", str(problem), partial(measure_problem, problem, bench), rank=rank)
+                run = partial(measure_problem, problem, bench)
+                yield Task("kernels", str(problem), run, rank, group=problem.operator)
 
 
 def measure_problem(problem: Problem, bench: Bench) -> dict[str, Any]:

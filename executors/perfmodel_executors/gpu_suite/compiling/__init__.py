@@ -1,0 +1,1 @@
+"""Kernels compiled ahead of their measurement, beside it, by all cores."""

@@ -1,0 +1,119 @@
+"""Clocks, power and temperature of a GPU while it is measured, as `nvidia-smi` says; the settings are only read."""
+
+__all__ = ["FIELDS", "DeviceReader"]
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# Our name -> the query's. Units are the query's own: MHz, W, degrees Celsius.
+FIELDS: Mapping[str, str] = {
+    "sm_clock_mhz": "clocks.sm",
+    "memory_clock_mhz": "clocks.mem",
+    "power_w": "power.draw",
+    "power_limit_w": "power.limit",
+    "temperature_c": "temperature.gpu",
+}
+_EVERY_S = 5.0
+_MOST_ROWS = 2000
+_LIMIT_S = 10.0  # of one call
+
+Query = Callable[[str], str]
+
+
+class DeviceReader:
+    """Reads the device again and again while it is open.
+
+    known:  of an earlier run (`as_json`), which this one continues
+    query:  a query of nvidia-smi to its answer; raises OSError or subprocess.SubprocessError where there is none
+    """
+
+    def __init__(
+        self,
+        is_gpu: bool,
+        known: Mapping[str, Any] | None = None,
+        query: Query | None = None,
+        every_s: float = _EVERY_S,
+    ) -> None:
+        known = known or {}
+        self._columns: dict[str, list[float]] = {name: list(known.get(name, ())) for name in ("at_s", *FIELDS)}
+        self._start = time.monotonic() - max(self._columns["at_s"], default=0.0)
+        self._absent: dict[str, str] = {}
+        self._query, self._every_s = query or _nvidia_smi, every_s
+        self._is_closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        if is_gpu:
+            self._thread = threading.Thread(target=self._read_on, daemon=True)
+            self._thread.start()
+        else:
+            self._absent = dict.fromkeys(FIELDS, "not read on a CPU")
+
+    def close(self) -> None:
+        """Reads no more."""
+        self._is_closed.set()
+        if self._thread is not None:
+            self._thread.join(_LIMIT_S)
+
+    def as_json(self) -> dict[str, Any]:
+        """Columns of readings, and `absent`: why a field has none."""
+        columns = {name: list(values) for name, values in self._columns.items() if values}
+        return {**columns, "absent": self._absent}
+
+    def _supported(self) -> list[str]:
+        """The fields that the device has; what it lacks is noted."""
+        found = []
+        for name, asked in FIELDS.items():
+            try:
+                answer = self._query(asked)
+            except (OSError, subprocess.SubprocessError) as error:
+                self._absent[name] = f"nvidia-smi says nothing: {_reason(error)}"
+                if isinstance(error, OSError | subprocess.TimeoutExpired):  # the next answer would be no other
+                    self._absent = dict.fromkeys(FIELDS, self._absent[name])
+                    return []
+            else:
+                if _number(answer) is None:
+                    self._absent[name] = f"nvidia-smi says {answer.strip()!r}"
+                else:
+                    found.append(name)
+        return found
+
+    def _read_on(self) -> None:
+        names = self._supported()
+        asked = ",".join(FIELDS[name] for name in names)
+        while names and not self._is_closed.wait(self._every_s) and len(self._columns["at_s"]) < _MOST_ROWS:
+            try:
+                values = [_number(part) for part in self._query(asked).split(",")]
+            except (OSError, subprocess.SubprocessError):
+                continue
+            if len(values) == len(names) and None not in values:
+                self._columns["at_s"].append(round(time.monotonic() - self._start, 1))
+                for name, value in zip(names, values, strict=True):
+                    self._columns[name].append(value or 0.0)
+
+
+def _nvidia_smi(asked: str) -> str:
+    """The first device that this process sees."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        raise FileNotFoundError("there is no nvidia-smi here")
+    device = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+    command = [program, f"--query-gpu={asked}", "--format=csv,noheader,nounits", "-i", device]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_LIMIT_S).stdout
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = f"{error.stdout or ''}{error.stderr or ''}".strip().splitlines()
+        return lines[0] if lines else f"status {error.returncode}"
+    return str(error)

@@ -1,0 +1,1 @@
+"""The causal convolution in front of a scan."""

@@ -1,0 +1,1 @@
+"""Matrix multiplication by a weight with two of each four inputs kept."""

@@ -1,0 +1,1 @@
+"""Tokens of several sequences behind one another, and who works on which."""

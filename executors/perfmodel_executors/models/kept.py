@@ -1,0 +1,70 @@
+"""What attention keeps of a sequence beside, or instead of, the engine's blocks: tiers by age, tokens by score.
+
+All of it lies in tensors with a row for each sequence, as the states of recurrent layers do.
+"""
+
+__all__ = ["HeldTokens", "KVTiers", "Tier", "empty_held", "empty_rings", "with_rings"]
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from perfmodel.models.architecture import Attention
+from perfmodel_executors.kernels.kv_pages import KVPages, Packing, empty_pages
+
+Tensors = tuple[Tensor, ...]
+
+
+class HeldTokens(NamedTuple):
+    """What eviction holds, in R places of each of K heads: keys and values [rows, K, R, H], scores, and positions + 1
+    (0: empty) [rows, K, R]."""
+
+    k: Tensor
+    v: Tensor
+    scores: Tensor
+    places: Tensor
+
+
+class Tier(NamedTuple):
+    """The next older `tokens` of each sequence, as their pages are stored; newest tier first."""
+
+    tokens: int
+    dtype: torch.dtype
+    packing: Packing | None
+
+
+class KVTiers(NamedTuple):
+    """A ring for each tier, whose blocks are the sequences' rows, and the pages of all older tokens."""
+
+    rings: Sequence[KVPages]
+    pages: KVPages
+
+
+def empty_held(mixer: Attention, dtype: torch.dtype, device: torch.device) -> HeldTokens:
+    """Held tokens, of no sequence yet."""
+    heads, room = mixer.num_kv_heads, mixer.evicts_to or 0
+    k, v = (
+        torch.zeros(0, heads, room, size, dtype=dtype, device=device) for size in (mixer.head_dim, mixer.v_head_dim)
+    )
+    places = torch.zeros(0, heads, room, dtype=torch.int64, device=device)
+    return HeldTokens(k, v, torch.zeros(0, heads, room, device=device), places)
+
+
+def empty_rings(mixer: Attention, tiers: Sequence[Tier], device: torch.device) -> Tensors:
+    """The tensors of all tiers' rings, of no sequence yet."""
+    dims = (mixer.head_dim, mixer.v_head_dim)
+    rings = (empty_pages(0, t.tokens, mixer.num_kv_heads, dims, t.dtype, device, t.packing) for t in tiers)
+    return tuple(tensor for ring in rings for tensor in ring.tensors)
+
+
+def with_rings(tensors: Tensors, tiers: Sequence[Tier], pages: KVPages) -> KVTiers:
+    """The rings again, beside the pages of older tokens."""
+    rings, left = [], list(tensors)
+    for tier in tiers:
+        count = 2 if tier.packing is None and tier.dtype != torch.int8 else 4
+        own, left = left[:count], left[count:]
+        k_scale, v_scale = (own[2], own[3]) if count > 2 else (None, None)
+        rings.append(KVPages(own[0], own[1], k_scale, v_scale, tier.packing))
+    return KVTiers(rings, pages)

@@ -1,0 +1,125 @@
+"""Keys and values in several precisions by age: the newest in rings of their own, the oldest in the engine's blocks.
+
+Tier i of R_i tokens holds what is newer than the R_1 + ... + R_i newest and older than those of the tiers before it. A
+step attends to what the tiers hold before it and, in full precision, to its own tokens; then each token that a tier no
+longer has is read there and rewritten in the next. So a prompt's chunk sees itself unrounded, as in KIVI.
+
+Source: Liu et al. 2024 (KIVI), section 3.2: a residual window of full precision beside quantised groups.
+"""
+
+__all__ = ["attend_in_tiers"]
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from perfmodel.models.architecture import Attention
+from perfmodel_executors.kernels.attention_prefill.reference import attend
+from perfmodel_executors.kernels.one_query import attend_one
+from perfmodel_executors.models.kept import KVTiers
+from perfmodel_executors.models.mixers.step import MixerStep
+
+
+class _Sequence(NamedTuple):
+    """own: its rows of the step; table: its blocks; before: its tokens before the step; row: of the rings."""
+
+    own: slice
+    table: Tensor
+    before: int
+    row: int
+
+
+def attend_in_tiers(
+    step: MixerStep, mixer: Attention, q_TNH: Tensor, k_TKH: Tensor, v_TKV: Tensor, tiers: KVTiers
+) -> Tensor:
+    """[T, N, H_v], one-token rows first; queries and keys come unrotated. The tiers take all T tokens in."""
+    if mixer.rope is not None:
+        rotation = step.rotations.rows(mixer.rope, mixer.head_dim)
+        q_TNH, k_TKH = step.kernels.rope(q_TNH, rotation), step.kernels.rope(k_TKH, rotation)
+    out_TNV = q_TNH.new_empty(*q_TNH.shape[:2], mixer.v_head_dim)
+    moved: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in (*tiers.rings, tiers.pages)]
+    for each in _sequences(step):
+        own_k, own_v = k_TKH[each.own], v_TKV[each.own]
+        k_LKH, v_LKV = _held(tiers, each, own_k, own_v)
+        out_TNV[each.own] = _attend(q_TNH[each.own], k_LKH, v_LKV, each.before)
+        for place, (first, last, slots) in enumerate(_entering(tiers, each, len(own_k))):
+            if last > first:
+                moved[place].append((k_LKH[first:last], v_LKV[first:last], slots))
+    for pages, parts in zip((*tiers.rings, tiers.pages), moved, strict=True):
+        if parts:
+            k, v, slots = (torch.cat(side) for side in zip(*parts, strict=True))
+            step.kernels.kv_write(k, v, pages, slots)
+    return out_TNV
+
+
+def _sequences(step: MixerStep) -> list[_Sequence]:
+    batch, split = step.batch, step.batch.num_decodes
+    rows: list[int] = step.state_rows.decodes.tolist()
+    contexts: list[int] = batch.contexts_D.tolist()
+    found = [
+        _Sequence(slice(i, i + 1), batch.tables_DM[i], context - 1, row)
+        for i, (context, row) in enumerate(zip(contexts, rows, strict=True))
+    ]
+    starts: list[int] = (batch.starts_G + split).tolist()
+    before: list[int] = batch.computed_G.tolist()
+    for i, (row, computed) in enumerate(zip(step.state_rows.chunks.tolist(), before, strict=True)):
+        found.append(_Sequence(slice(starts[i], starts[i + 1]), batch.tables_GM[i], computed, row))
+    return found
+
+
+def _borders(tiers: KVTiers, num_tokens: int) -> list[int]:
+    """First position of each tier from the newest on, of a sequence of so many tokens; then 0, that of the pages."""
+    borders, border = [], num_tokens
+    for ring in tiers.rings:
+        border = max(0, border - ring.block_size)
+        borders.append(border)
+    return [*borders, 0]
+
+
+def _held(tiers: KVTiers, each: _Sequence, own_k: Tensor, own_v: Tensor) -> tuple[Tensor, Tensor]:
+    """All keys and values that a sequence's step sees, oldest first, in the model's dtype."""
+    dtype, size = own_k.dtype, tiers.pages.block_size
+    borders = _borders(tiers, each.before)
+    oldest = borders[-2] if tiers.rings else each.before
+    parts = []
+    if oldest:
+        k, v = tiers.pages.gathered(each.table[: -(-oldest // size)], dtype)
+        parts.append((k[:oldest], v[:oldest]))
+    row = torch.tensor([each.row], device=own_k.device)
+    for i in reversed(range(len(tiers.rings))):
+        first, last = borders[i], each.before if i == 0 else borders[i - 1]
+        if last > first:
+            k, v = tiers.rings[i].gathered(row, dtype)
+            places = torch.arange(first, last, device=own_k.device) % tiers.rings[i].block_size
+            parts.append((k[places], v[places]))
+    parts.append((own_k, own_v))
+    k_LKH, v_LKV = (torch.cat(side) for side in zip(*parts, strict=True))
+    return k_LKH, v_LKV
+
+
+def _entering(tiers: KVTiers, each: _Sequence, num_new: int) -> list[tuple[int, int, Tensor]]:
+    """For each tier and the pages: the positions [first, last) that enter with the step, and their slots."""
+    total = each.before + num_new
+    before, after, found = _borders(tiers, each.before), _borders(tiers, total), []
+    for i, border in enumerate(after):
+        newest_before = each.before if i == 0 else before[i - 1]
+        newest_after = total if i == 0 else after[i - 1]
+        first = max(border, newest_before)
+        positions = torch.arange(first, max(first, newest_after), device=each.table.device)
+        if i < len(tiers.rings):
+            size = tiers.rings[i].block_size
+            slots = each.row * size + positions % size
+        else:
+            size = tiers.pages.block_size
+            slots = each.table[positions // size] * size + positions % size
+        found.append((first, max(first, newest_after), slots))
+    return found
+
+
+def _attend(q_TNH: Tensor, k_LKH: Tensor, v_LKV: Tensor, before: int) -> Tensor:
+    if len(q_TNH) == 1:
+        return attend_one(q_TNH[0], k_LKH, v_LKV)[None]
+    queries, keys = torch.arange(before, len(k_LKH)), torch.arange(len(k_LKH))
+    mask_TL = (keys <= queries[:, None]).to(q_TNH.device)
+    return attend(q_TNH, k_LKH.transpose(0, 1), v_LKV.transpose(0, 1), mask_TL)
