@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfmodel.calibrate.profile_fit import LinearErrors, with_facts
+from perfmodel.calibrate.profile_fit import LinearErrors, values_of, with_facts
 from perfmodel.calibrate.serving import simulation as recorded_runs
 from perfmodel.calibrate.serving.runs import ServingRun, read_serving_runs
 from perfmodel.calibrate.serving.simulation import StageRow, shortened, simulate_runs
@@ -87,7 +87,8 @@ def _serving_runs(path: Path, engine: str) -> tuple[list[ServingRun], list[Servi
     def errors(profile: EngineProfile) -> np.ndarray:
         return recorded_runs.log_errors(simulate_runs(short, profile=profile))
 
-    return runs, short, LinearErrors.around(begin, recorded_runs.PARAMETERS, errors)
+    here = np.log(values_of(begin, recorded_runs.PARAMETERS))  # the committed numbers, near every fold's
+    return runs, short, LinearErrors.around(begin, recorded_runs.PARAMETERS, errors, here)
 
 
 def _serving(path: Path, engine: str, cut: str) -> Errors:

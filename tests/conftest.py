@@ -14,6 +14,10 @@ from hypothesis import HealthCheck, settings
 # Answers say which prices are old: to tests it is always the same day.
 os.environ["SOURCE_DATE_EPOCH"] = "1795305600"  # 2026-11-22
 
+# Names that no card lists are looked for on the Hub: not by tests, but of a server of their own.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_CACHE"] = os.devnull
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 _IS_DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"

@@ -43,7 +43,7 @@ def show_card(name: ModelName, as_json: JsonFlag = False) -> None:
     from perfmodel import specs
     from perfmodel.report.views.catalog import model_facts, model_view
 
-    model = specs.load_model(name)
+    model = specs.load_model(name, ask_hub=True)
     layers = [{"count": count, **_layer(layer)} for layer, count in model.layers]
     quantization = asdict(model.quantization)
     facts = {**model_facts(model), "layers": layers, "quantization": quantization, "source": model.source}

@@ -19,6 +19,7 @@ from perfmodel.files.units import NonNegativeFloat, PositiveFloat
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.hf.config import load_config, model_from_config
+from perfmodel.models.hub import is_hub_name, load_from_hub
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.spec import ModelSpec, SamplingMethod
 
@@ -29,13 +30,27 @@ _QUANTIZATION_OF: dict[str, str | None] = {
     "fp8-block": "fp8_block",
     "nvfp4": "nvfp4",
     "fp4": "nvfp4",
+    "fp8-kv": "fp8",
+    "mxfp4": "mxfp4",
     "awq": "awq",
+    "awq-int4": "awq",
+    "gptq": "gptq",
     "gptq-int4": "gptq",
+    "gptq-int8": "w8a16",
     "int4": "w4a16",
     "w4a16": "w4a16",
+    "w4a16-g128": "w4a16",
+    "int8": "w8a8",
+    "w8a8": "w8a8",
+    "w8a16": "w8a16",
+    "bnb-4bit": "bitsandbytes",
     "bf16": None,
 }
-_FORMAT_AT_THE_END = re.compile(rf"(?P<name>.+)-(?P<format>{'|'.join(_QUANTIZATION_OF)})(?:-v\d+)?", re.IGNORECASE)
+# Who scales FP8 weights by blocks of 128 x 128 instead of by tensors or channels.
+_FP8_IN_BLOCKS = ("qwen",)
+_FORMAT_AT_THE_END = re.compile(
+    rf"(?P<name>.+?)-(?:quantized[.])?(?P<format>{'|'.join(_QUANTIZATION_OF)})(?:-v\d+)?", re.IGNORECASE
+)
 
 
 class Card(Spec):
@@ -64,12 +79,14 @@ def list_models() -> list[str]:
     return list_names("models")
 
 
-def load_model(name_or_path: str | Path) -> ModelSpec:
+def load_model(name_or_path: str | Path, *, ask_hub: bool = False) -> ModelSpec:
     """The model called so, or described by the file at a path.
 
     Names, aliases and Hugging Face ids are looked up among the cards, at last without a number format at their end,
     which the weights then have (`-FP8`, `-NVFP4`, `-AWQ`). Paths may lead to a card (.yaml), a config.json
     or a folder that holds one, a .gguf file, or .safetensors files or their index.
+
+    ask_hub: look for other names, `org/name`, in the local cache of the Hugging Face Hub, and then on it
 
     Raises SpecError: an unknown name with the nearest known ones, or what is wrong with the file.
     """
@@ -87,9 +104,11 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     if file is not None:
         return _load_card_file(file, file.stat().st_mtime_ns)
     quantized = _by_format(str(name_or_path))
-    if quantized is None:
-        raise unknown_name("models", str(name_or_path))
-    return quantized
+    if quantized is not None:
+        return quantized
+    if ask_hub and is_hub_name(str(name_or_path)):
+        return load_from_hub(str(name_or_path))
+    raise unknown_name("models", str(name_or_path))
 
 
 def _by_format(asked: str) -> ModelSpec | None:
@@ -107,6 +126,8 @@ def _by_format(asked: str) -> ModelSpec | None:
         return None
     model = _load_card_file(file, file.stat().st_mtime_ns)
     method = _QUANTIZATION_OF[match["format"].lower()]
+    if method == "fp8" and normal_name(asked.partition("/")[0]) in _FP8_IN_BLOCKS:
+        method = "fp8_block"
     served = model if method is None or model.quantization.weights is not None else with_quantization(model, method)
     return replace(served, name=asked, hf_id=asked if "/" in asked else model.hf_id)
 

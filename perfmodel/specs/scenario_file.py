@@ -255,7 +255,7 @@ def _resolve_model(data: dict[str, Any], positions: Positions, folder: pathlib.P
     if name is None:
         return
     try:
-        data["model"] = as_asked(load_model(_beside(name, folder)), name)
+        data["model"] = as_asked(load_model(_beside(name, folder), ask_hub=True), name)
     except SpecError as error:
         if _HAS_PLACE.match(str(error)):
             raise

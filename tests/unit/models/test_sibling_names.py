@@ -1,8 +1,12 @@
 """Names of checkpoints: those that share a card's shape, and those in another number format."""
 
+from pathlib import Path
+
 import pytest
 
 from perfmodel.specs import load_model
+
+NAMES = (Path(__file__).parent / "hub_names.txt").read_text(encoding="utf-8").split()
 
 
 @pytest.mark.parametrize(
@@ -12,6 +16,10 @@ from perfmodel.specs import load_model
         ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.1-70b", "fp8"),
         ("Qwen/Qwen3-32B-AWQ", "qwen3-32b", "int4"),
         ("llama-3.1-8b-fp8", "llama-3.1-8b", "fp8"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "llama-3.1-8b", "int4"),
+        ("RedHatAI/Llama-3.3-70B-Instruct-quantized.w8a8", "llama-3.1-70b", "int8"),
+        ("hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4", "llama-3.1-8b", "int4"),
+        ("Qwen/Qwen2.5-32B-Instruct-GPTQ-Int8", "qwen2.5-32b", "int8"),
     ],
 )
 def test_a_number_format_at_the_end_of_a_name_is_that_of_the_weights(asked, card, weights):
@@ -35,3 +43,14 @@ def test_a_card_of_its_own_goes_before_the_format_in_its_name():
 )
 def test_siblings_of_one_shape_are_one_card(sibling, card):
     assert load_model(sibling).name == card
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_people_ask_for_resolve_without_a_network(name):
+    """Instruct models, re-releases, siblings in other number formats."""
+    assert load_model(name).num_layers > 0
+
+
+def test_who_scales_fp8_in_blocks_says_so():
+    assert load_model("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8").quantization.group_rows == 128
+    assert load_model("RedHatAI/Qwen3-32B-FP8-dynamic").quantization.group_rows == 1
