@@ -84,7 +84,13 @@ def test_what_specs_call_executed_is_in_the_executor():
 
     assert set(NAMED) == {*ACTIVATIONS, "swiglu_oai"}
     assert set(ROPE_SCALINGS) == set(SCALINGS)
-    assert {kind.__name__ for kind in MIXERS} == {"Attention", "LatentAttention", "GatedDeltaNet", "Mamba"}
+    assert {kind.__name__ for kind in MIXERS} == {
+        "Attention",
+        "GatedDeltaNet",
+        "LatentAttention",
+        "LinearAttention",
+        "Mamba",
+    }
 
 
 def test_the_page_has_the_families_that_are_compared():
