@@ -1,14 +1,15 @@
 """`validate published`: closed forms, ratios, what a report says; and the files in workloads/scenarios/published."""
 
 import pytest
+from published_figures import IN_ONE_WORKER, PUBLISHED, published_report
 
 from perfmodel.errors import SpecError
 from perfmodel.planning.sweeps.metrics import highest
-from perfmodel.specs import data_dir, load_hardware, load_scenario
+from perfmodel.specs import load_hardware, load_scenario
 from perfmodel.validate.published.compare import validate_published
 from perfmodel.validate.published.figures import predict
 
-PUBLISHED = data_dir("scenarios") / "published"
+pytestmark = IN_ONE_WORKER
 
 
 def predicted(folder, block, head="hardware: a100-sxm-80gb\n"):
@@ -131,7 +132,7 @@ def test_what_cannot_be_predicted_is_listed(tmp_path):
 
 @pytest.fixture(scope="module")
 def report():
-    return validate_published(PUBLISHED)
+    return published_report()
 
 
 def test_every_published_figure_loads_and_is_predicted(report):

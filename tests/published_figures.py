@@ -1,0 +1,17 @@
+"""The comparison with published figures, made once for all tests that read it: they share a worker."""
+
+from functools import cache
+
+import pytest
+
+from perfmodel.specs import data_dir
+from perfmodel.validate.published.compare import validate_published
+from perfmodel.validate.report import ValidationReport
+
+PUBLISHED = data_dir("scenarios") / "published"
+IN_ONE_WORKER = pytest.mark.xdist_group("published figures")
+
+
+@cache
+def published_report() -> ValidationReport:
+    return validate_published(PUBLISHED)
