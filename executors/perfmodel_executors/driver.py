@@ -5,14 +5,17 @@ replayed exactly, a noisy machine disturbs only durations, and a run takes as lo
 arrivals are waited for, and the time is that of the wall.
 """
 
-__all__ = ["Clock", "VirtualClock", "WallClock", "serve"]
+__all__ = ["Clock", "InStages", "VirtualClock", "WallClock", "serve"]
 
 import heapq
 import time
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
-from perfmodel.engine import Backend, Request, ServeLoop, StepRecord
+from perfmodel.cost import StageTicks
+from perfmodel.engine import Backend, Request, ServeLoop, StepPlan, StepRecord
+from perfmodel.sim.replica.flow_line import FlowLine
 
 _PS_PER_NS = 1000
 
@@ -94,6 +97,22 @@ class _Arrivals:
             self._draw(now + self._think_time)
 
 
+class InStages(NamedTuple):
+    """line: the stages; ticks: says what the plan that was executed last took on each"""
+
+    line: FlowLine
+    ticks: Callable[[], StageTicks]
+
+
+class _UnderWay(NamedTuple):
+    """A plan that has been executed, and when it would be back."""
+
+    plan: StepPlan
+    started: int
+    end: int
+    num_accepted: Sequence[int] | None
+
+
 def serve(
     loop: ServeLoop,
     backend: Backend,
@@ -103,33 +122,46 @@ def serve(
     concurrency: int | None = None,
     think_time: int = 0,
     clock: Clock | None = None,
+    stages: InStages | None = None,
 ) -> int:
     """Serves all `requests` (in order of arrival) and returns the tick at which the last step ended.
 
+    Of several pipeline stages plans are executed when they are made, one after another, and end when they would be
+    through: which tokens a plan has does not depend on those under way with it.
+
+    loop, backend: plan steps, and run them; on_finished, on_step: called with what has ended
     concurrency, think_time: closed loop with so many requests in flight, and the pause before the next, in ticks
     clock:                   virtual unless given
+    stages:                  several, on a virtual clock
     """
     clock = clock or VirtualClock()
     arrivals = _Arrivals(requests, concurrency, think_time)
+    under_way: deque[_UnderWay] = deque()
     while True:
         for request in arrivals.pop_due(clock.now):
             loop.add(request)
         now = clock.now
-        plan = loop.start_step(now)
-        if plan is None:
+        while (plan := loop.start_step(now)) is not None:
+            outcome = backend.execute(plan)
+            if stages is None:
+                clock.pass_step(outcome.duration)
+                end = clock.now
+            else:
+                end = stages.line.end_of(stages.ticks(), now)
+            under_way.append(_UnderWay(plan, now, end, outcome.num_accepted))
+        if not under_way:
             ticks = [t for t in (arrivals.next_tick, loop.next_wakeup(now)) if t is not None]
             if not ticks:
                 return now
             clock.wait_until(min(ticks))
             continue
-        outcome = backend.execute(plan)
-        clock.pass_step(outcome.duration)
-        end = clock.now
+        oldest = under_way.popleft()
+        clock.wait_until(oldest.end)
         # As on the simulated clock: what arrives until the step's last tick has arrived before it ends.
-        for request in arrivals.pop_due(end):
+        for request in arrivals.pop_due(oldest.end):
             loop.add(request)
-        finished, record = loop.finish_step(plan, now, end, outcome.num_accepted)
+        finished, record = loop.finish_step(oldest.plan, oldest.started, oldest.end, oldest.num_accepted)
         for request in finished:
             on_finished(request)
-            arrivals.on_finished(end)
+            arrivals.on_finished(oldest.end)
         on_step(record)
