@@ -115,7 +115,7 @@ def validate(
     _refuse_misplaced(kind, asked, deployment, measured, overrides, seed, repeat)
     with progress_bar("validating") as progress:
         if kind is Kind.bench:
-            report = _bench(paths or [], GivenFlags(deployment, asked.given), overrides, progress)
+            report = _bench(paths or [], _GivenFlags(deployment, asked.given), overrides, progress)
         elif measured is not None:
             from perfmodel.validate.executed.measured import validate_measured
 
@@ -136,7 +136,7 @@ def validate(
     _journal(report_file).remove()
 
 
-class GivenFlags(NamedTuple):
+class _GivenFlags(NamedTuple):
     """What says which deployment `bench` was measured on: a scenario, or flags."""
 
     scenario: str | None
@@ -186,7 +186,7 @@ def _subject(kind: Kind, paths: list[str] | None, measured: Path | None = None) 
 
 
 def _bench(
-    paths: list[str], given: GivenFlags, overrides: list[str] | None, progress: Progress | None
+    paths: list[str], given: _GivenFlags, overrides: list[str] | None, progress: Progress | None
 ) -> "ValidationReport":
     from perfmodel.calibrate.bench.scenarios import GivenSetup
     from perfmodel.validate.bench import validate_bench

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.calibrate.bench.runs import BenchRun
-from perfmodel.calibrate.bench.scenarios import Fact, GivenSetup, bench_scenario
+from perfmodel.calibrate.bench.scenarios import GivenSetup, SetupFact, bench_scenario
 from perfmodel.calibrate.local.predictions import predict_rows
 from perfmodel.calibrate.served.scenarios import known_device
 from perfmodel.cost import EngineProfile
@@ -41,7 +41,7 @@ class BenchPair:
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     requests: Mapping[str, Floats] = field(default_factory=dict)
     scenario: Scenario | None = None
-    facts: tuple[Fact, ...] = ()
+    facts: tuple[SetupFact, ...] = ()
     result: RunResult | None = None
     reason: str = ""
 
@@ -73,7 +73,10 @@ def predict_runs(
 def predict_run(
     run: BenchRun, given: GivenSetup, profile: EngineProfile | None = None, intervals: bool = True
 ) -> BenchPair:
-    """The prediction for one run; parameters as of `predict_runs`. Raises PerfmodelError where there can be none."""
+    """The prediction for one run. Raises PerfmodelError where there can be none.
+
+    run, given, profile, intervals: as of `predict_runs`
+    """
     if run.row is not None:
         return _local(run, given)
     with TemporaryDirectory() as folder:
@@ -113,12 +116,12 @@ def _local(run: BenchRun, given: GivenSetup) -> BenchPair:
         raise SpecError(f"{run.name}: {pair.reason}")
     metric = next(iter(run.measured))
     said = {name: f"--{name}" if name in given.flags else "the file" for name in ("model", "hardware")}
-    facts: tuple[Fact, ...] = (
-        Fact("model", f"{pair.scenario.model.name}, {row.gguf_type}", said["model"]),
-        Fact("hardware", device.name, said["hardware"]),
-        Fact("engine", pair.scenario.engine.described.label, "the file"),
-        Fact("backend", row.backend, "the file"),
+    facts: tuple[SetupFact, ...] = (
+        SetupFact("model", f"{pair.scenario.model.name}, {row.gguf_type}", said["model"]),
+        SetupFact("hardware", device.name, said["hardware"]),
+        SetupFact("engine", pair.scenario.engine.described.label, "the file"),
+        SetupFact("backend", row.backend, "the file"),
     )
     if not pair.is_known:
-        facts = (Fact("shape of the model", "a decoder of the usual proportions", "assumed"), *facts)
+        facts = (SetupFact("shape of the model", "a decoder of the usual proportions", "assumed"), *facts)
     return BenchPair(run, {metric: pair.predicted}, {metric: pair.interval}, {}, pair.scenario, facts)

@@ -5,7 +5,7 @@ when a place came free; else as many of its mean lengths as were sent. The deplo
 the answer rests on is listed with who said it.
 """
 
-__all__ = ["Fact", "GivenSetup", "bench_scenario"]
+__all__ = ["GivenSetup", "SetupFact", "bench_scenario"]
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ _FACTS = {
 
 
 @dataclass(frozen=True)
-class Fact:
+class SetupFact:
     """One of the setup's: what stands for it in the simulation, and who says so ("assumed": nobody)."""
 
     name: str
@@ -75,7 +75,7 @@ class GivenSetup:
     overrides: Sequence[str] = ()
 
 
-def bench_scenario(run: BenchRun, given: GivenSetup, folder: Path) -> tuple[Scenario, tuple[Fact, ...]]:
+def bench_scenario(run: BenchRun, given: GivenSetup, folder: Path) -> tuple[Scenario, tuple[SetupFact, ...]]:
     """The scenario of `run` and the facts that it rests on; its requests are written as a trace to `folder`.
 
     Raises SpecError where neither the file nor the user says what ran, or where.
@@ -197,15 +197,15 @@ def _traced(times: RequestTimes, name: str, folder: Path) -> dict[str, Any]:
     return {"trace": {"path": str(path), "format": "jsonl"}, "num_requests": len(times)}
 
 
-def _facts(run: BenchRun, scenario: Scenario, given: GivenSetup) -> Iterator[Fact]:
+def _facts(run: BenchRun, scenario: Scenario, given: GivenSetup) -> Iterator[SetupFact]:
     """What the answer rests on, what is assumed first."""
     said = _said_by(run, given)
     values = _values(scenario)
-    facts = [Fact(label, values[key], said.get(key, _ASSUMED)) for key, label in _FACTS.items()]
+    facts = [SetupFact(label, values[key], said.get(key, _ASSUMED)) for key, label in _FACTS.items()]
     if run.row is None:
-        facts.append(Fact("prompts", "share no beginning", _ASSUMED))
+        facts.append(SetupFact("prompts", "share no beginning", _ASSUMED))
         facts.append(_lengths_fact(run, given))
-        facts.append(Fact("arrivals", _arrivals_text(run), "the file"))
+        facts.append(SetupFact("arrivals", _arrivals_text(run), "the file"))
     yield from sorted(facts, key=lambda fact: not fact.is_assumed)
 
 
@@ -247,14 +247,14 @@ def _values(scenario: Scenario) -> dict[str, str]:
     }
 
 
-def _lengths_fact(run: BenchRun, given: GivenSetup) -> Fact:
+def _lengths_fact(run: BenchRun, given: GivenSetup) -> SetupFact:
     load = run.load
     if run.times is not None:
-        return Fact("lengths", "of each request", "the file")
+        return SetupFact("lengths", "of each request", "the file")
     if load.prompt is None:
-        return Fact("lengths", "the traffic's", "--traffic" if "traffic" in given.flags else "the scenario")
+        return SetupFact("lengths", "the traffic's", "--traffic" if "traffic" in given.flags else "the scenario")
     answer = f"{load.answer:,.0f}" if load.answer is not None else "the traffic's"
-    return Fact("lengths", f"all {load.prompt:,.0f} tokens in, {answer} out, the means", _ASSUMED)
+    return SetupFact("lengths", f"all {load.prompt:,.0f} tokens in, {answer} out, the means", _ASSUMED)
 
 
 def _arrivals_text(run: BenchRun) -> str:
