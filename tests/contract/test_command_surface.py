@@ -35,6 +35,7 @@ FROZEN = {
     "memory": ["SCENARIO", "--set", "--json", "--model", "--hardware"],
     "models list": ["--json"],
     "models show": ["NAME", "--json"],
+    "new": ["LINE", "--strict", *WITHOUT_A_FILE],
     "plan": ["SCENARIO", "--set", "--json", "--report", "--export", "--store", "--engine", *WITHOUT_A_FILE],
     "quality": [
         *("SCENARIO", "--set", "--against", "--text", "--chunk", "--sensitivity", "--group-size", "--bits", "--blocks"),
