@@ -49,7 +49,10 @@ FROZEN = {
     "simulate": ["SCENARIO", "--set", "--json", "--out", "--seed", *WITHOUT_A_FILE],
     "study": ["STUDY", "--execute", "--quality", "--quick", "--set", "--json", "--report", "--engine"],
     "techniques": ["--family", "--json"],
-    "validate": ["KIND", "PATH", "--measured", "--set", "--repeat", "--json", "--seed", "--report"],
+    "validate": [
+        *("KIND", "PATH...", "--scenario", "--measured", "--set", "--repeat", "--json", "--seed", "--report"),
+        *("--model", "--hardware", "--traffic"),
+    ],
     "whatif": [
         "SCENARIO",
         "--vary",
