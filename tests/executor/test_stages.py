@@ -23,7 +23,7 @@ from perfmodel.specs import EngineSpec, load_scenario  # noqa: E402
 from perfmodel_executors import run  # noqa: E402
 from perfmodel_executors.driver import InStages, serve  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
-from perfmodel_executors.parallel.group import Stage  # noqa: E402
+from perfmodel_executors.parallel.group import PipelineStage  # noqa: E402
 from perfmodel_executors.parallel.ranks import Ranks, open_ranks  # noqa: E402
 from perfmodel_executors.run import execute_scenario  # noqa: E402
 from perfmodel_executors.runner import RunnerSetup  # noqa: E402
@@ -57,7 +57,7 @@ def in_stages(model, num_stages):
     queues, found = [Queue() for _ in range(num_stages)], [None] * num_stages
 
     def run(number):
-        found[number] = logits(model, ThreadStage(Stage(number, num_stages), queues))
+        found[number] = logits(model, ThreadStage(PipelineStage(number, num_stages), queues))
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(num_stages)]
     for thread in threads:
@@ -76,7 +76,9 @@ def test_the_last_stage_has_the_logits_of_one_rank_to_the_bit(name):
 
 def test_a_stage_holds_its_layers_and_their_keys():
     whole = Decoder(MODELS["gqa"], torch.float32, seed=1)
-    parts = [Decoder(MODELS["gqa"], torch.float32, seed=1, group=ThreadStage(Stage(n, 2), [])) for n in range(2)]
+    parts = [
+        Decoder(MODELS["gqa"], torch.float32, seed=1, group=ThreadStage(PipelineStage(n, 2), [])) for n in range(2)
+    ]
     for part, mine in zip(parts, stages(2, 2), strict=True):
         assert len(part.weights.layers) == len(part.new_cache(BLOCK, 3).pages) == 1
         assert torch.equal(part.weights.layers[0].ffn.up, whole.weights.layers[mine.start].ffn.up)

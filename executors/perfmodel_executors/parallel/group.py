@@ -3,7 +3,7 @@
 For a single rank every call returns what it got, so the decoder has one form.
 """
 
-__all__ = ["ALONE", "ONLY_STAGE", "Alone", "DistributedGroup", "MessageLog", "Stage", "TensorGroup", "embed"]
+__all__ = ["ALONE", "ONLY_STAGE", "Alone", "DistributedGroup", "MessageLog", "PipelineStage", "TensorGroup", "embed"]
 
 import time
 from itertools import pairwise
@@ -17,7 +17,7 @@ from perfmodel.ops.sharding import stages
 from perfmodel_executors.parallel.experts import ExpertSharing
 
 
-class Stage(NamedTuple):
+class PipelineStage(NamedTuple):
     """One of `num_stages` pipeline stages, by its `number` from 0 on."""
 
     number: int = 0
@@ -36,7 +36,7 @@ class Stage(NamedTuple):
         return stages(num_layers, self.num_stages)[self.number]
 
 
-ONLY_STAGE = Stage()
+ONLY_STAGE = PipelineStage()
 
 
 class TensorGroup(Protocol):
@@ -49,7 +49,7 @@ class TensorGroup(Protocol):
     rank: int
     size: int
     experts: ExpertSharing | None
-    stage: Stage
+    stage: PipelineStage
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         """The sum of all ranks' `partial`, on every rank."""
@@ -102,7 +102,7 @@ class DistributedGroup:
     def __init__(self, log: "MessageLog", experts: ExpertSharing | None = None, has_stages: bool = False) -> None:
         number, count = dist.get_rank(), dist.get_world_size()
         self.rank, self.size = (0, 1) if has_stages else (number, count)
-        self.stage = Stage(number, count) if has_stages else ONLY_STAGE
+        self.stage = PipelineStage(number, count) if has_stages else ONLY_STAGE
         self.experts = experts
         self._log = log
 

@@ -31,7 +31,7 @@ from perfmodel.ops.sharding import Sharding
 from perfmodel_executors.kernels.weight_formats import ExpertWeight, LowRankWeight, Weight
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, MoEWeights
 from perfmodel_executors.parallel.experts import ExpertSharing, LocalExperts
-from perfmodel_executors.parallel.group import Stage, TensorGroup
+from perfmodel_executors.parallel.group import PipelineStage, TensorGroup
 
 
 def shard_model(model: ModelSpec, num_ranks: int, experts: ExpertSharing | None = None) -> ModelSpec:
@@ -49,7 +49,7 @@ def shard_model(model: ModelSpec, num_ranks: int, experts: ExpertSharing | None 
     return replace(model, layers=tuple((shard_layer(layer, shard), count) for layer, count in model.layers))
 
 
-def stage_model(model: ModelSpec, stage: Stage) -> ModelSpec:
+def stage_model(model: ModelSpec, stage: PipelineStage) -> ModelSpec:
     """The layers of one pipeline stage, as a model of their own."""
     if stage.num_stages == 1:
         return model
@@ -129,7 +129,7 @@ def shard_rows(table_VC: Tensor, group: TensorGroup) -> Tensor:
     return torch.cat((part, table_VC.new_zeros(rows - part.shape[0], table_VC.shape[1])))
 
 
-def stage_weights(weights: DecoderWeights, stage: Stage) -> DecoderWeights:
+def stage_weights(weights: DecoderWeights, stage: PipelineStage) -> DecoderWeights:
     """What a pipeline stage holds: its layers, the embedding on the first, norm and LM head on the last."""
     if stage.num_stages == 1:
         return weights
