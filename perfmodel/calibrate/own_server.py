@@ -10,9 +10,8 @@ The held-out error is that of each run under what all others say, runs being fil
 
 __all__ = ["OwnServerFit", "fit_own_server", "refuse_written", "save_own_server"]
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from perfmodel.calibrate.bench.runs import BenchRun
 from perfmodel.calibrate.bench.scenarios import GivenSetup
 from perfmodel.calibrate.own_server_runs import METRICS, FittedRun, prepared_runs
-from perfmodel.calibrate.profile_fit import LinearErrors, Parameter, values_of, with_facts
+from perfmodel.calibrate.profile_fit import with_facts, with_values
 from perfmodel.calibrate.robust import of_one_more, residuals_of
 from perfmodel.calibrate.serving.simulation import PARAMETERS
 from perfmodel.calibrate.steady.profile import HIDDEN_PARAMETERS, parameters_of
@@ -45,8 +44,10 @@ _FIELDS = (
 _LEAST_SPREAD, _MOST_SPREAD = 0.5, 1.5  # of a number's logarithm among engines: three engines say little of either end
 _UNKNOWN = {"mean_tpot_ms": 0.1, "mean_ttft_ms": 0.4}  # log errors of an engine without residuals
 _Q80 = 2 * 1.2816  # standard deviations between the 10th and the 90th percentile
-_ROUNDS = 3
-_SETTLED = 0.05  # of a logarithm: the linear model reached no further than it is good for
+_ROUNDS = 2
+_STEP = 0.3  # of a number, to see what it does: well above the noise of changed schedules
+_LEAST_OF = 0.2  # of a figure, where a linear function of the numbers has run out of sense
+_LOSS_SCALE = 2.0  # standard deviations from which on an error counts by its size, not its square
 _FEWEST_FOR_INTERVALS = 5  # runs from which on what is left of them says more than what ships
 
 
@@ -69,9 +70,8 @@ class OwnServerFit:
     @property
     def moved(self) -> dict[str, tuple[float, float]]:
         """Field -> (shipped, fitted) seconds."""
-        parameters = _parameters(self.shipped)
-        values = zip(values_of(self.shipped, parameters), values_of(self.profile, parameters), strict=True)
-        return {parameter.field: pair for parameter, pair in zip(parameters, values, strict=True)}
+        names = [name for name in _FIELDS if _number(self.shipped, name)]
+        return {name: (_number(self.shipped, name), _number(self.profile, name)) for name in names}
 
     @property
     def notes(self) -> list[str]:
@@ -98,22 +98,67 @@ class OwnServerFit:
 
 
 @dataclass(frozen=True)
-class _Fit:
-    """Where a fit has ended: the linear model around its last point but one, what each error is believed to vary by,
-    the optimum, and the errors (metric by metric, run by run) at its beginning and its end."""
+class _Prior:
+    """A number of the profile: where it begins, how far it may well be from there (the standard deviation of its
+    logarithm), and its plausible range; seconds."""
 
-    model: LinearErrors[EngineProfile]
+    field: str  # "host.serial_step_s"
+    start: float
+    least: float
+    most: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """Figures (metric by metric, run by run) as a linear function of the numbers around `here`: what is spent in
+    another place adds up in seconds, which a function of logarithms would overshoot."""
+
+    priors: Sequence[_Prior]
+    measured: Floats
+    here: Floats
+    at_here: Floats
+    slopes: Floats
+
+    def errors(self, values: Floats) -> Floats:
+        """log(predicted / measured)"""
+        predicted = self.at_here + self.slopes @ (values - self.here)
+        return np.log(np.maximum(predicted, _LEAST_OF * self.at_here) / self.measured)
+
+    def optimum(self, spreads: Floats, keep: NDArray[np.bool_] | None = None) -> Floats:
+        """The numbers at which the (kept) errors, in units of their `spreads`, and how far each number has moved, in
+        units of its own, are least together."""
+        from scipy.optimize import least_squares
+
+        chosen = np.ones(len(spreads), dtype=bool) if keep is None else keep
+        start, spread = (np.array([getattr(each, name) for each in self.priors]) for name in ("start", "spread"))
+        ends = [np.log([getattr(each, name) for each in self.priors]) for name in ("least", "most")]
+
+        def misses(logs: Floats) -> Floats:
+            return np.append(self.errors(np.exp(logs))[chosen] / spreads[chosen], (logs - np.log(start)) / spread)
+
+        begin = np.clip(np.log(self.here), ends[0] + 1e-6, ends[1] - 1e-6)
+        found: Floats = least_squares(misses, begin, bounds=ends, loss="soft_l1", f_scale=_LOSS_SCALE).x
+        return np.exp(found)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Where a fit has ended: the figures around its last point but one, what each error is believed to vary by, the
+    optimum, and the errors at its beginning and its end."""
+
+    figures: _Figures
     spreads: Floats
-    logs: Floats
+    values: Floats
     at_start: Floats
     at_end: Floats
 
     def held_out(self, runs: NDArray[np.str_]) -> Floats:
         """The errors of each run at the optimum of the others; runs: the run of each error."""
-        found, weighed = np.empty(len(self.at_end)), self.model.in_units(self.spreads)
+        found = np.empty(len(self.at_end))
         for run in np.unique(runs):
             mine = runs == run
-            found[mine] = self.model.at(weighed.optimum(~mine))[mine]
+            found[mine] = self.figures.errors(self.figures.optimum(self.spreads, ~mine))[mine]
         return found
 
 
@@ -151,7 +196,7 @@ def fit_own_server(
         if metric in metrics
     }
     left_out = [*unread, *left_out]
-    profile = _described(fit.model.profile(fit.logs), name, mine, errors, shipped)
+    profile = _described(_at(shipped, fit.figures.priors, fit.values), name, mine, errors, shipped)
     if len(mine) >= _FEWEST_FOR_INTERVALS:
         profile = _with_residuals(profile, mine, metrics, said["held out"])
     return OwnServerFit(profile, shipped, tuple(run.name for run in mine), tuple(left_out), errors)
@@ -174,7 +219,7 @@ def refuse_written(name: str, folder: Path, is_forced: bool = False) -> Path:
     return file
 
 
-def _parameters(shipped: EngineProfile) -> list[Parameter]:
+def _priors(shipped: EngineProfile) -> list[_Prior]:
     """The numbers that the engine has, from where it has them; how far engines differ in each is how far it may go."""
     known = {each.field: each for each in (*PARAMETERS, *HIDDEN_PARAMETERS, *parameters_of(shipped, ()))}
     engines = [load_engine_profile(file.stem.partition("@")[2]) for file in data_dir("calibrations").glob("engine@*")]
@@ -184,14 +229,9 @@ def _parameters(shipped: EngineProfile) -> list[Parameter]:
             continue
         values = [value for each in engines if (value := _number(each, name)) > 0]
         spread = float(np.std(np.log(values), ddof=1)) if len(values) > 1 else _MOST_SPREAD
-        here = [known[name]]
-        found.append(
-            replace(
-                known[name],
-                start=values_of(shipped, here)[0],
-                spread=min(max(spread, _LEAST_SPREAD), _MOST_SPREAD),
-            )
-        )
+        range_ = known[name]
+        start = min(max(_number(shipped, name), range_.least), range_.most)
+        found.append(_Prior(name, start, range_.least, range_.most, min(max(spread, _LEAST_SPREAD), _MOST_SPREAD)))
     return found
 
 
@@ -202,47 +242,54 @@ def _number(profile: EngineProfile, name: str) -> float:
     return float(value or 0.0)
 
 
-def _fitted(shipped: EngineProfile, runs: Sequence[FittedRun], progress: Progress | None) -> _Fit:
-    parameters = _parameters(shipped)
-    done, total = 0, _ROUNDS * (len(parameters) + 1) * len(runs) + len(runs)
+def _at(shipped: EngineProfile, priors: Sequence[_Prior], values: Floats) -> EngineProfile:
+    """`shipped` with the numbers at `values`."""
+    return with_values(shipped, dict(zip((each.field for each in priors), values.tolist(), strict=True)))
 
-    def errors(profile: EngineProfile) -> Floats:
+
+def _fitted(shipped: EngineProfile, runs: Sequence[FittedRun], progress: Progress | None) -> _Fit:
+    priors = _priors(shipped)
+    measured = np.array([value for run in runs for value in run.measured.values()])
+    done, total = 0, (_ROUNDS * (len(priors) + 1) + 1) * len(runs)
+
+    def predicted(values: Floats) -> Floats:
         nonlocal done
-        found = []
+        found, profile = [], _at(shipped, priors, values)
         for run in runs:
-            found += _errors(run, profile)
+            found += _predicted(run, profile)
             done += 1
             if progress is not None:
                 progress(done, total)
         return np.array(found)
 
-    logs = np.log([parameter.start for parameter in parameters])
-    at_start = at_here = errors(shipped)
+    values = np.array([each.start for each in priors])
+    at_here = at_start = predicted(values)
     for _ in range(_ROUNDS):
-        model = LinearErrors.around(shipped, parameters, errors, logs, at_here)
-        spreads = _spreads(model, runs, shipped)
-        logs = model.in_units(spreads).optimum()
-        at_here = errors(model.profile(logs))
-        if np.abs(logs - model.here).max() < _SETTLED:
-            break
-    return _Fit(model, spreads, logs, at_start, at_here)
+        steps = _STEP * values
+        columns = [(predicted(values + step) - at_here) / step.max() for step in np.diag(steps)]
+        figures = _Figures(priors, measured, values, at_here, np.stack(columns, axis=1))
+        spreads = _spreads(figures, runs, shipped)
+        values = figures.optimum(spreads)
+        at_here = predicted(values)
+    return _Fit(figures, spreads, values, np.log(at_start / measured), np.log(at_here / measured))
 
 
-def _errors(run: FittedRun, profile: EngineProfile) -> list[float]:
-    """log(predicted / measured) of the run's figures; 0 of one that is not predicted."""
+def _predicted(run: FittedRun, profile: EngineProfile) -> list[float]:
+    """The run's figures. Raises SpecError for one that the simulation does not have."""
     summary = simulate(run.scenario, profile=profile, keep_steps=False).summary
-    found = [(summary.get(metric), measured) for metric, measured in run.measured.items()]
-    return [math.log(predicted / measured) if predicted else 0.0 for predicted, measured in found]
+    if any(not summary.get(metric) for metric in run.measured):
+        raise SpecError(f"{run.name}: its answers are of one token, which have no time per token; leave it out.")
+    return [float(summary[metric]) for metric in run.measured]
 
 
-def _spreads(model: LinearErrors[EngineProfile], runs: Sequence[FittedRun], shipped: EngineProfile) -> Floats:
+def _spreads(figures: _Figures, runs: Sequence[FittedRun], shipped: EngineProfile) -> Floats:
     """What the error of each figure is believed to vary by: as for others, as if that were one more run, and as these
     runs do around their own optimum."""
     metrics = np.array([metric for run in runs for metric in run.measured])
     others = np.array([_spread_of(metric, run.scenario, shipped) for run in runs for metric in run.measured])
     spreads = others
     for _ in range(4):  # settles to a per mille
-        left = model.at(model.in_units(spreads).optimum())
+        left = figures.errors(figures.optimum(spreads))
         squares = {metric: float(np.sum(left[metrics == metric] ** 2)) for metric in set(metrics)}
         count = {metric: int(np.sum(metrics == metric)) for metric in set(metrics)}
         spreads = np.sqrt(

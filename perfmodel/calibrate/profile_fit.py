@@ -4,7 +4,7 @@ positive, bounded."""
 __all__ = ["STEP_PARAMETERS", "LinearErrors", "Parameter", "fit_parameters", "values_of", "with_facts", "with_values"]
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -26,16 +26,12 @@ _WORTH_IT = 0.01  # of the loss: a round that gains less is the last one
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A field of the profile, or of its `host` or `server`, with where to begin and its plausible range.
-
-    spread: how far from `start` it may well be, as the standard deviation of its logarithm
-    """
+    """A field of the profile, or of its `host` or `server`, with where to begin and its plausible range."""
 
     field: str  # "host.serial_step_s"
     start: float
     least: float
     most: float
-    spread: float = 1.0
 
 
 # A step's host work that shows: launch gaps, copies, the sampler's synchronisation; and a sequence's: its row of inputs
@@ -112,16 +108,6 @@ class LinearErrors(Generic[Fitted]):
         ]
         return cls(begin, tuple(parameters), here, at_here, np.stack(slopes, axis=1))
 
-    def in_units(self, spreads: Floats) -> "LinearErrors[Fitted]":
-        """The same, with each error divided by its standard deviation: one of `spreads` weighs as much as a parameter
-        that lies its own spread from where it began."""
-        weights = _PRIOR / spreads
-        return replace(self, at_here=weights * self.at_here, slopes=weights[:, None] * self.slopes)
-
-    def at(self, logs: Floats) -> Floats:
-        """The errors at some logarithms of the parameters."""
-        return self.at_here + self.slopes @ (logs - self.here)
-
     def optimum(self, keep: NDArray[np.bool_] | None = None) -> Floats:
         """Where the soft L1 loss of the (kept) errors is least, within the plausible ranges and not too far.
 
@@ -134,9 +120,8 @@ class LinearErrors(Generic[Fitted]):
         low, high = (np.log([getattr(p, end) for p in self.parameters]) for end in ("least", "most"))
         low, high = np.maximum(low, self.here - _REACH), np.minimum(high, self.here + _REACH)
         start = np.log([p.start for p in self.parameters])
-        prior = _PRIOR / np.array([p.spread for p in self.parameters])
         found = least_squares(
-            lambda logs: np.append(at_here + slopes @ (logs - self.here), prior * (logs - start)),
+            lambda logs: np.append(at_here + slopes @ (logs - self.here), _PRIOR * (logs - start)),
             np.clip(self.here, low + 1e-6, high - 1e-6),
             bounds=(low, high),
             loss="soft_l1",
@@ -161,8 +146,7 @@ class LinearErrors(Generic[Fitted]):
     def loss(self, logs: Floats, errors: Floats) -> float:
         """What `optimum` makes small, of the errors that were found at `logs`."""
         start = np.log([p.start for p in self.parameters])
-        prior = _PRIOR / np.array([p.spread for p in self.parameters])
-        scaled = np.append(errors, prior * (logs - start)) / _LOSS_SCALE
+        scaled = np.append(errors, _PRIOR * (logs - start)) / _LOSS_SCALE
         return float(np.sum(np.sqrt(1 + scaled**2) - 1))
 
 

@@ -27,7 +27,8 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
     notes += network_notes(scenario)
     if scenario.engine.calibration is not None:
         own = profile_of(scenario.engine)
-        notes.append(f"Host and front end as calibrated on one's own server: {own.name}, {own.source}.")
+        fitted_to = own.source.partition(";")[0]
+        notes.append(f"Host and front end as calibrated on one's own server: {own.name}, {fitted_to}.")
     if scenario.routing.capacity_factor is not None:
         notes += _dropped(scenario, requests, num_steps)
     return (*notes, *_engine_notes(scenario), *stale_price_notes(scenario))
