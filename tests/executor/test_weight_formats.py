@@ -22,6 +22,7 @@ from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
     fp4_from_pairs,
     quantize_fp8,
     quantize_fp8_block,
+    quantize_gguf,
     quantize_int4,
     quantize_int8,
     quantize_mxfp4,
@@ -46,6 +47,8 @@ FORMATS = {
     "mxfp4": quantize_mxfp4,
     "nvfp4": quantize_nvfp4,
     "2:4": sparsify_24,
+    "q4_0": lambda w: quantize_gguf(w, "q4_0"),
+    "q6_k": lambda w: quantize_gguf(w, "q6_k"),
 }
 
 

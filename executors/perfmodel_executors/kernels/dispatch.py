@@ -67,6 +67,7 @@ class Kernels:
     linear: Annotated[_Operator, _In("linear")]
     linear_fp8: Annotated[_Operator, _In("linear_low_precision")]
     linear_fp8_block: Annotated[_Operator, _In("linear_low_precision")]
+    linear_gguf: Annotated[_Operator, _In("linear_gguf", _TORCH_ONLY)]
     linear_signs: Annotated[_Operator, _In("linear_signs", _TORCH_ONLY)]
     linear_sparse24: Annotated[_Operator, _In("linear_sparse24", _TORCH_ONLY)]
     linear_w4a16: Annotated[_Operator, _In("linear_weight_only")]

@@ -66,7 +66,7 @@ def torch_dtype(model: ModelSpec) -> torch.dtype:
 
 
 def with_plain_weights(model: ModelSpec) -> ModelSpec:
-    """The model as it is executed: the quantised weights of GGUF files are dequantised when they are loaded."""
+    """The model with the weights of a GGUF file dequantised when they are loaded, for what changes or compares them."""
     if model.weights_origin is None or model.quantization.method != "gguf":
         return model
     return replace(model, quantization=QuantizationSpec(kv_cache=model.quantization.kv_cache))
@@ -243,7 +243,7 @@ def keeps_beside_blocks(model: ModelSpec) -> bool:
 
 def check_served(model: ModelSpec, engine: EngineSpec) -> None:
     """Raises PerfmodelError for what the engine does with keys and values of a model that keeps something else."""
-    model = served_model(with_plain_weights(model), engine)
+    model = served_model(model, engine)
     if engine.kv_cache == "off" and keeps_beside_blocks(model):
         raise PerfmodelError(
             f"{model.name}: steps without a KV cache (engine.kv_cache=off) have no tokens to evict or to round; leave "

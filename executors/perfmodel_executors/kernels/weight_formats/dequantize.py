@@ -12,14 +12,17 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     BlockFp8Weight,
     Fp4Weight,
     Fp8Weight,
+    GgufWeight,
     Int4Weight,
     Int8Weight,
     LowRankWeight,
+    RowsWeight,
     SignsWeight,
     Sparse24Weight,
     Weight,
 )
 from perfmodel_executors.kernels.weight_formats.fp4 import dequantize_fp4
+from perfmodel_executors.kernels.weight_formats.gguf_reading import unpack_blocks
 
 
 def dequantize(weight: Weight) -> Tensor:
@@ -28,9 +31,11 @@ def dequantize(weight: Weight) -> Tensor:
         return weight.float()
     if isinstance(weight, LowRankWeight):
         return dequantize(weight.outputs_NR) @ dequantize(weight.inputs_RK)
-    if isinstance(weight, Int8Weight):
-        return weight.values_NK.float() * weight.scales_N[:, None]
-    if isinstance(weight, Fp8Weight):
+    if isinstance(weight, RowsWeight):
+        return torch.cat([dequantize(part) for part in weight.parts])
+    if isinstance(weight, GgufWeight):
+        return unpack_blocks(weight.blocks_NJ, weight.form)
+    if isinstance(weight, Int8Weight | Fp8Weight):
         return weight.values_NK.float() * weight.scales_N[:, None]
     if isinstance(weight, BlockFp8Weight):
         n, k = weight.shape
