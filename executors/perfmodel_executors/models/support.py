@@ -27,7 +27,6 @@ from perfmodel.errors import DoesNotFitError, PerfmodelError
 from perfmodel.models.architecture import (
     Attention,
     GatedDeltaNet,
-    LatentAttention,
     LinearAttention,
     Mamba,
     Mixer,
@@ -274,7 +273,6 @@ def check_capturable(model: ModelSpec, attention: str) -> None:
         "a KV cache in several precisions": bool(model.quantization.kv_recent),
         "outliers multiplied apart (llm_int8)": model.quantization.outlier_share > 0,
         "early exit (model_changes.early_exit)": model.exits is not None,
-        "recurrent layers": any(not isinstance(m, Attention | LatentAttention | None) for m in _mixers(model)),
     }
     for reason, is_used in reasons.items():
         if is_used:

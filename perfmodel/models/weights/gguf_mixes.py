@@ -83,8 +83,7 @@ GGUF_MIXES: MappingProxyType[str, GgufMix] = MappingProxyType(
 
 
 def tensor_formats(model: ModelSpec, name: str) -> list[dict[str, str]]:
-    """Of each layer in turn the formats of its tensors `qk`, `v`, `out`, `up` and `down`, as far as it has them, in the
-    mix `name`."""
+    """The formats of each layer's tensors `qk`, `v`, `out`, `up` and `down`, as far as it has them, in the mix `name`."""
     mix, layers = GGUF_MIXES[name], list(model.iter_layers())
     return [
         {
