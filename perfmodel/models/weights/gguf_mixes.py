@@ -83,7 +83,7 @@ GGUF_MIXES: MappingProxyType[str, GgufMix] = MappingProxyType(
 
 
 def tensor_formats(model: ModelSpec, name: str) -> list[dict[str, str]]:
-    """The formats of each layer's tensors `qk`, `v`, `out`, `up` and `down`, as far as it has them, in the mix `name`."""
+    """The formats that each layer's tensors `qk`, `v`, `out`, `up` and `down` have in the mix `name`."""
     mix, layers = GGUF_MIXES[name], list(model.iter_layers())
     return [
         {
