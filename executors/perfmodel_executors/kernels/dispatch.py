@@ -71,6 +71,7 @@ class Kernels:
     linear_signs: Annotated[_Operator, _In("linear_signs", _TORCH_ONLY)]
     linear_sparse24: Annotated[_Operator, _In("linear_sparse24", _TORCH_ONLY)]
     linear_w4a16: Annotated[_Operator, _In("linear_weight_only")]
+    linear_w4a8: Annotated[_Operator, _In("linear_low_precision", _TORCH_ONLY)]
     linear_w8a16: Annotated[_Operator, _In("linear_weight_only")]
     linear_w8a8: Annotated[_Operator, _In("linear_low_precision")]
     linear_w8a8_static: Annotated[_Operator, _In("linear_low_precision", _TORCH_ONLY)]

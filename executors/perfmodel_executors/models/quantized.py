@@ -35,6 +35,7 @@ from perfmodel_executors.kernels.weight_formats import (
     quantize_fp8_block,
     quantize_gguf,
     quantize_int4,
+    quantize_int4_int8,
     quantize_int8,
     quantize_mxfp4,
     quantize_nvfp4,
@@ -75,6 +76,10 @@ def _int4(quantization: QuantizationSpec) -> Quantize:
     return partial(quantize_int4, group_size=quantization.group_size, has_zeros=quantization.method == "awq")
 
 
+def _int4_int8(quantization: QuantizationSpec) -> Quantize:
+    return partial(quantize_int4_int8, group_size=quantization.group_size)
+
+
 def _signs(quantization: QuantizationSpec) -> Quantize:
     return partial(quantize_signs, bits={"ternary": 2, "binary": 1}[quantization.weights or ""])
 
@@ -96,6 +101,7 @@ _QUANTIZERS: MappingProxyType[_Format | None, Callable[[QuantizationSpec], Quant
         _Format("fp8", "fp8", False): _fp8,
         _Format("int4", None, True): _int4,
         _Format("int4", None, False): _int4,
+        _Format("int4", "int8", True): _int4_int8,
         _Format("ternary", "int8", False): _signs,
         _Format("binary", "int8", False): _signs,
         _Format("fp8", "fp8", True, is_blocked=True): _by_definition(quantize_fp8_block),

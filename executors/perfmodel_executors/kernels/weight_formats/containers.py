@@ -11,6 +11,7 @@ __all__ = [
     "Fp4Weight",
     "Fp8Weight",
     "GgufWeight",
+    "Int4Int8Weight",
     "Int4Weight",
     "Int8Weight",
     "LowRankWeight",
@@ -146,6 +147,32 @@ class Int4Weight:
 
 
 @dataclass(frozen=True, eq=False)
+class Int4Int8Weight:
+    """w = (q - zero) * scale * row scale, q in 0..15, where (q - zero) * scale is an INT8 number: what INT8 activations
+    are multiplied by (QServe's progressive groups; Lin et al. 2024, section 4.1).
+
+    packed_NJ:           as of an Int4Weight
+    scales_GN, zeros_GN: uint8 [K / G, N]
+    row_scales_N:        fp32
+    """
+
+    packed_NJ: Tensor
+    scales_GN: Tensor
+    zeros_GN: Tensor
+    row_scales_N: Tensor
+    group_size: int
+    quantizes_input: bool = True
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.packed_NJ.shape[0], 2 * self.packed_NJ.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.nbytes for each in (self.packed_NJ, self.scales_GN, self.zeros_GN, self.row_scales_N))
+
+
+@dataclass(frozen=True, eq=False)
 class Sparse24Weight:
     """Two of each four consecutive inputs are kept (2:4).
 
@@ -220,6 +247,7 @@ MatrixWeight = (
     Tensor
     | Int8Weight
     | Int4Weight
+    | Int4Int8Weight
     | Fp8Weight
     | BlockFp8Weight
     | Fp4Weight
