@@ -89,7 +89,7 @@ class ModelSpec:
     weight_sparsity, exits: of changed models, see there
     dtype_rate:   the peak rate that multiplies operands in `dtype` in linear layers, where it is not the format's own:
                   tf32 for fp32, fp16_acc16 for fp16
-    converts_fp8: cached FP8 becomes 16-bit numbers without an instruction for it, and no calibrated kernel has it inside
+    converts_fp8: cached FP8 becomes 16-bit numbers without an instruction, which no calibrated kernel has in it
     changed_from: of a changed model whose original has a file with weights: a run makes its weights of those
     """
 

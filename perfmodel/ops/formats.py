@@ -119,8 +119,8 @@ def _kv_format(name: str, model: ModelSpec) -> str:
 
 
 def on_device(model: ModelSpec, hardware: HardwareSpec) -> ModelSpec:
-    """The model as a device stores and multiplies it: 2:4 as if dense where no unit skips the zeros; FP8 keys and values
-    converted by a CPU, where GPUs' attention kernels are calibrated with what they do."""
+    """The model as a device stores and multiplies it: 2:4 as if dense where no unit skips the zeros; a CPU converts
+    FP8 keys and values by other instructions, while GPUs' attention kernels are calibrated with what they do."""
     if hardware.kind == "cpu":
         model = replace(model, converts_fp8=True)
     sparsity = model.weight_sparsity

@@ -74,8 +74,8 @@ def test_integer_codes_are_at_most_half_a_step_off():
 
 
 def test_progressive_groups_are_int8_numbers_half_a_step_off():
-    """QServe (Lin et al. 2024, 4.1): within 119 and half a step of 16, so that no INT8 number overflows; what is lost is
-    half a step of the group beside half a step of the output."""
+    """Lin et al. 2024 (QServe), 4.1: within 119 and half a step of 16, so that no INT8 number overflows; what is lost
+    is half a step of the group beside half a step of the output."""
     weight = random_weight()
     stored = quantize_int4_int8(weight, group_size=64)
     values = int8_values(stored)
@@ -227,13 +227,13 @@ def test_a_quantised_decoder_says_much_the_same_and_differs(method):
     assert (ours - theirs).norm() < 0.15 * theirs.norm()
 
 
-@pytest.mark.parametrize("method", ["mxfp4", "nvfp4", "fp8_block"])
-def test_formats_in_groups_are_served(method):
+@pytest.mark.parametrize(("method", "size"), [("mxfp4", None), ("nvfp4", None), ("fp8_block", None), ("w4a8_int8", 64)])
+def test_formats_in_groups_are_served(method, size):
     """MXFP4 is some 13 % off in each of the four matrices that x passes, 26 % together, before attention and the
     activation add theirs; a model of other weights would be off by sqrt(2)."""
     model = tiny((attention(head_dim=16, v_head_dim=16), DenseFFN(128)), hidden_size=64)
     plain = Decoder(model, torch.float32, seed=1)
-    quantised = Decoder(with_quantization(model, method), torch.float32, seed=1)
+    quantised = Decoder(with_quantization(model, method, size), torch.float32, seed=1)
     ours, theirs = logits_of(quantised), logits_of(plain)
     assert 0 < (ours - theirs).norm() < 0.5 * theirs.norm()
 

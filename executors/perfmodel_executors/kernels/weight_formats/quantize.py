@@ -39,9 +39,7 @@ FP8_MAX = 448.0  # largest finite e4m3
 INT8_MAX = 127.0
 OUTLIER_THRESHOLD = 6.0  # of LLM.int8 (Dettmers et al. 2022), and bitsandbytes' default
 _INT4_SYMMETRIC_MAX = 7.0
-_PROTECTED_MAX = (
-    119.0  # so that half a step of a group, 8 at most, leaves an INT8 number (Lin et al. 2024, QServe, 4.1)
-)
+_PROTECTED_MAX = 119.0  # so that half a step of a group, 8 at most, leaves an INT8 number (QServe, section 4.1)
 _ROW_GROUP = 128  # at most, where all inputs of an output share a scale
 _TINY = 1e-12  # in place of the scale of a row of zeros
 
