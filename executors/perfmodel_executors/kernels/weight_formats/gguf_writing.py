@@ -27,8 +27,8 @@ def quantize_gguf(weight_NK: Tensor, form: str) -> GgufWeight:
     n, k = weight_NK.shape
     if k % elements:
         raise PerfmodelError(
-            f"a weight with {k} inputs has no whole blocks of {elements}, as {form} has them; choose a format in "
-            f"blocks of 32 (engine.quantization: q4_0, q8_0) or one without (w8a16)."
+            f"a weight with {k} inputs has no whole blocks of {elements}, as {form} has them; set "
+            f"engine.quantization to q8_0, all of whose blocks have 32, or to w8a16, which has none."
         )
     blocks = _WRITERS[form](weight_NK.float().view(n, -1, elements))
     return GgufWeight(blocks.flatten(1).contiguous(), form)
