@@ -99,6 +99,10 @@ class LeadingRunner:
         if self._local.cache.num_blocks > before:
             self._tell("reserve", self._local.cache.num_blocks)
 
+    def release(self, first_block: int) -> None:
+        self._tell("release", first_block)
+        self._local.release(first_block)
+
     def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
         self._tell("run", (segments, is_warm_up))
         self.log.begin()
@@ -246,6 +250,8 @@ def _follow(device: torch.device, rank: int, num_ranks: int, meeting: Path, lead
             leader.send(_build_as_told(argument, rank, runners))
         elif what == "reserve":
             runners[number][0].cache.reserve(argument)
+        elif what == "release":
+            runners[number][0].release(argument)
         else:
             runner, log = runners[number]
             log.begin()

@@ -28,7 +28,7 @@ from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.routing import Placement
 from perfmodel.ops.sharding import Sharding
-from perfmodel_executors.kernels.weight_formats import ExpertWeight, LowRankWeight, Weight
+from perfmodel_executors.kernels.weight_formats import ExpertWeight, GgufWeight, LowRankWeight, Weight
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, MoEWeights
 from perfmodel_executors.parallel.experts import ExpertSharing, LocalExperts
 from perfmodel_executors.parallel.group import PipelineStage, TensorGroup
@@ -62,6 +62,11 @@ def check_divisible(model: ModelSpec, num_ranks: int, experts: ExpertSharing | N
 
     experts: as of a `TensorGroup`
     """
+    if model.quantization.method == "gguf":
+        raise PerfmodelError(
+            f"{model.name}: weights in llama.cpp's blocks are not executed on several ranks; set tensor_parallel_size "
+            f"to 1, or engine.quantization to none."
+        )
     for layer, _ in model.layers:
         missing = _not_shared_out(layer, experts is not None)
         if missing:
@@ -118,10 +123,11 @@ def _sizes(layer: Layer, is_expert_parallel: bool) -> list[tuple[str, int]]:
     return sizes
 
 
-def shard_rows(table_VC: Tensor, group: TensorGroup) -> Tensor:
+def shard_rows(table_VC: Tensor | GgufWeight, group: TensorGroup) -> Tensor | GgufWeight:
     """This rank's rows of the embedding or the LM head."""
     if group.size == 1:
         return table_VC
+    assert isinstance(table_VC, Tensor), "in blocks on several ranks"
     rows = -(-table_VC.shape[0] // group.size)
     part = table_VC[group.rank * rows : (group.rank + 1) * rows]
     if part.shape[0] == rows:
@@ -134,7 +140,7 @@ def stage_weights(weights: DecoderWeights, stage: PipelineStage) -> DecoderWeigh
     if stage.num_stages == 1:
         return weights
     mine = stage.layers(len(weights.layers))
-    none = weights.embedding[:0].clone()
+    none = weights.final_norm.new_zeros(0, len(weights.final_norm))
     return DecoderWeights(
         weights.embedding if stage.is_first else none,
         weights.lm_head if stage.is_last else none,
