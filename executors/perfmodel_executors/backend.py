@@ -25,7 +25,7 @@ from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.runner import Runner, StepRunner
 from perfmodel_executors.sampling import Draws
 from perfmodel_executors.speculation.proposer import Drafting
-from perfmodel_executors.speculation.speculator import Speculator
+from perfmodel_executors.speculation.speculator import Speculator, Verified
 from perfmodel_executors.tokens import TokenStore
 
 PS_PER_NS = 1000
@@ -90,11 +90,14 @@ class ExecutedBackend:
         proposer, drafting = speculator.proposer, self._drafting(plan)
         proposer.reserve_for(list(plan.block_tables.values()))
         shape = (*self._shape(plan), *(speculator.shape(drafting, chunks) if self.warms_up else ()))
-        duration, verified = self._timed(partial(speculator.run, drafting, chunks), shape)
+
+        def settle(verified: Verified) -> None:
+            proposer.settle(drafting, verified.paths)
+
+        duration, verified = self._timed(partial(speculator.run, drafting, chunks), shape, settle)
         for (request, position), tokens in zip(sampled, verified.tokens, strict=True):
             for place, token in enumerate(tokens, start=position):
                 self.tokens.put(request, place, token)
-        proposer.settle(drafting, verified.num_accepted)
         for grant in plan.chunks:
             proposer.release(grant.request.request_id)
         assert self.acceptance is not None
@@ -112,8 +115,13 @@ class ExecutedBackend:
         if self.speculator is not None:
             self.speculator.proposer.release(request.request_id)
 
-    def _timed(self, run: Callable[..., Result], shape: Hashable) -> tuple[int, Result]:
-        """What `run` takes, in ticks, and returns; a `shape` not seen before is run untimed first."""
+    def _timed(
+        self, run: Callable[..., Result], shape: Hashable, settle: Callable[[Result], None] | None = None
+    ) -> tuple[int, Result]:
+        """What `run` takes, with what is to be done once with its result, in ticks; and what it returns.
+
+        A `shape` not seen before is run untimed first.
+        """
         if self.warms_up and shape not in self._seen:
             self._seen.add(shape)
             run(is_warm_up=True)
@@ -121,6 +129,8 @@ class ExecutedBackend:
             factor = self._drift.measure() if self._drift is not None else 1.0
             start = self._clock_ns()
             result = run()
+            if settle is not None:
+                settle(result)
             duration = self._clock_ns() - start
         return max(1, round(duration * PS_PER_NS * factor)), result
 

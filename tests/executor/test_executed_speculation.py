@@ -21,7 +21,7 @@ from perfmodel_executors.driver import serve  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
 from perfmodel_executors.speculation import build_speculator  # noqa: E402
-from perfmodel_executors.speculation.ngram import lookup  # noqa: E402
+from perfmodel_executors.speculation.proposers.ngram import lookup  # noqa: E402
 from perfmodel_executors.speculation.tree import DraftTree  # noqa: E402
 from workloads import BLOCK_SIZE, Case, cases  # noqa: E402
 
@@ -36,6 +36,11 @@ METHODS = {
     "another": SpeculativeConfig(method="draft_model", model=MODELS["gqa"], num_speculative_tokens=4),
     "skip": SpeculativeConfig(method="self_skip", draft_layers=1, num_speculative_tokens=3),
     "quantized": SpeculativeConfig(method="self_quantized", quantization="w8a16", num_speculative_tokens=2),
+    "medusa": SpeculativeConfig(method="medusa", num_speculative_tokens=3),
+    "medusa in a tree": SpeculativeConfig(method="medusa", tree=(3, 2, 1)),
+    "eagle": SpeculativeConfig(method="eagle", num_speculative_tokens=3),
+    "eagle in a tree": SpeculativeConfig(method="eagle", tree=(2, 2, 1)),
+    "lookahead": SpeculativeConfig(method="lookahead", lookahead={"window": 3, "ngram": 4, "guesses": 3}),
     "itself in a tree": SpeculativeConfig(method="draft_model", model=MODELS["gqa"], tree=(3, 2, 1)),
     "skip in a tree": SpeculativeConfig(method="self_skip", draft_layers=1, tree=(2, 2, 2)),
 }
@@ -75,7 +80,7 @@ def executed_cases(draw):
 @settings(max_examples=40, deadline=None)
 def test_the_tokens_are_those_of_the_request_alone_without_drafts(case: Case, method: str, name: str) -> None:
     """All batching disciplines, chunked and shared prompts, preemption, KV in int8."""
-    if METHODS[method].tree and name not in WITHOUT_SPANS:
+    if (METHODS[method].tree or METHODS[method].lookahead) and name not in WITHOUT_SPANS:
         name = "gqa"
     decoder = DECODERS[name]
     outputs, _, _ = served(decoder, case.config, case.num_blocks, case.requests(), method, case.has_prefix_cache)
@@ -155,7 +160,7 @@ def test_a_tree_counts_its_nodes_by_depth():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"method": "eagle", "num_speculative_tokens": 2}, "method=eagle is simulated only, since it needs a layer"),
+        ({"method": "lookahead", "lookahead": {}}, "window=15, ngram=5 and guesses=15 has 120 nodes, and 64 are"),
         ({"method": "self_skip", "draft_layers": 2, "num_speculative_tokens": 2}, "draft_layers=2, but .* has 2"),
         ({"method": "self_skip", "draft_layers": 1, "tree": (8, 8)}, "has 73 nodes, and 64 are executed at most"),
         (

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from perfmodel.specs.engine.speculation import Acceptance, MeasuredAcceptance
 from perfmodel.specs.scenario import Scenario
-from perfmodel_executors.speculation.tree import DraftTree
+from perfmodel_executors.speculation.tree import DraftShape
 
 
 class AcceptanceCounts:
     """Counts over a run. A token is examined when all before it were right; where a drafter that was asked for one had
     none to offer, that counts as a wrong one: it brings as much."""
 
-    def __init__(self, tree: DraftTree, method: str = "", model: str = "") -> None:
+    def __init__(self, tree: DraftShape, method: str = "", model: str = "") -> None:
         self._tree = tree
         self._method = method
         self._model = model
@@ -63,7 +63,7 @@ class AcceptanceCounts:
             model=self._model,
             examined=tuple(self.examined),
             accepted=tuple(self.accepted),
-            by_rank=None if self._tree.is_chain else tuple(map(tuple, self.by_rank)),
+            by_rank=tuple(map(tuple, self.by_rank)) if self._tree.has_ranks else None,
             offered=self.num_offered,
         )
 
@@ -71,7 +71,7 @@ class AcceptanceCounts:
         """What was counted, for a simulation; None if nothing was drafted. Depths that nothing got to are left out."""
         if not self.num_steps:
             return None
-        if self._tree.is_chain:
+        if not self._tree.has_ranks:
             return Acceptance(per_position=tuple(self.rates), offered=self.num_offered / self.num_steps)
         counted = [(n, ranks) for n, ranks in zip(self.examined, self.by_rank, strict=True) if n]
         return Acceptance(per_rank=tuple(tuple(a / n for a in ranks) for n, ranks in counted))

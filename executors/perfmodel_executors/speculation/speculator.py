@@ -14,7 +14,7 @@ from perfmodel_executors.models.batch import TokenSegment, slot
 from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.speculation.measured import AcceptanceCounts
 from perfmodel_executors.speculation.proposer import Drafting, Proposer
-from perfmodel_executors.speculation.tree import DraftTree
+from perfmodel_executors.speculation.tree import DraftShape
 
 
 class Verified(NamedTuple):
@@ -37,7 +37,7 @@ class Verified(NamedTuple):
 class Speculator:
     """Drafts with `proposer` in the shape of `tree`, verifies with `runner`; `method` is for the reader."""
 
-    def __init__(self, runner: StepRunner, proposer: Proposer, tree: DraftTree, method: str = "") -> None:
+    def __init__(self, runner: StepRunner, proposer: Proposer, tree: DraftShape, method: str = "") -> None:
         self.proposer = proposer
         self.tree = tree
         self._runner = runner
@@ -63,10 +63,10 @@ class Speculator:
             chosen.append(flat[start : start + segment.num_wanted])
             start += segment.num_wanted
         last = self._verify([segment.tokens for segment in segments], chosen[: len(segments)])
-        paths = [self.tree.path(node) for node in last]
+        paths = [self.tree.path(node)[: each.depth] for each, node in zip(drafting, last, strict=True)]
         tokens = [
-            [*(segment.tokens[node] for node in path), after[end]]
-            for segment, path, after, end in zip(segments, paths, chosen[: len(segments)], last, strict=True)
+            [*(segment.tokens[node] for node in path), after[path[-1] if path else 0]]
+            for segment, path, after in zip(segments, paths, chosen[: len(segments)], strict=True)
         ]
         self._move(drafting, paths)
         return Verified(
@@ -78,19 +78,23 @@ class Speculator:
         where = (drafting.num_computed, drafting.block_table)
         if not draft:
             return TokenSegment(tokens, *where, draws=drafting.draws[:1])
-        nodes = None if self.tree.is_chain else self.tree.nodes(0, len(tokens))
-        depths = range(len(tokens)) if nodes is None else nodes.depths
-        draws = [drafting.draws[depth] for depth in depths] if drafting.draws else ()
+        nodes, depths = None, list(range(len(tokens)))
+        if not self.tree.is_chain:
+            nodes = self.tree.nodes(0, len(tokens))
+            most = self._runner.decoder.model.max_position_embeddings - 1 - drafting.num_computed
+            depths = [min(depth, most) for depth in nodes.depths]  # behind it nothing is right
+            nodes = nodes._replace(depths=depths)
+        draws = [drafting.draws[min(depth, drafting.depth)] for depth in depths] if drafting.draws else ()
         return TokenSegment(tokens, *where, is_verified=True, nodes=nodes, draws=draws)
 
     def _verify(self, nodes: Sequence[Sequence[int]], chosen: Sequence[Sequence[int]]) -> list[int]:
         """The last node kept of each sequence."""
-        longest = max(map(len, nodes), default=1)
+        longest = min(max(map(len, nodes), default=1), len(self.tree.parents))
         if longest == 1:
             return [0] * len(nodes)
 
         def padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
-            return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+            return torch.tensor([[*row[:longest], *[0] * (longest - len(row))] for row in rows])
 
         verify = self._runner.decoder.kernels.verify_greedy
         counts = torch.tensor([len(row) for row in nodes])
