@@ -24,6 +24,7 @@ from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.runner import Runner, StepRunner
 from perfmodel_executors.sampling import Draws
+from perfmodel_executors.speculation.pipelined import PipelinedSpeculator
 from perfmodel_executors.speculation.proposer import Drafting
 from perfmodel_executors.speculation.speculator import Speculator, Verified
 from perfmodel_executors.tokens import TokenStore
@@ -54,7 +55,7 @@ class ExecutedBackend:
         warms_up: bool = True,
         drift: DriftMeter | None = None,
         runner: Runner | None = None,
-        speculator: Speculator | None = None,
+        speculator: Speculator | PipelinedSpeculator | None = None,
         text: Sequence[int] = (),
         draws: Draws | None = None,
     ) -> None:
@@ -84,15 +85,20 @@ class ExecutedBackend:
         return Outcome(duration, tokens)
 
     def _speculate(
-        self, speculator: Speculator, plan: StepPlan, chunks: list[TokenSegment], sampled: list[tuple[Request, int]]
+        self,
+        speculator: Speculator | PipelinedSpeculator,
+        plan: StepPlan,
+        chunks: list[TokenSegment],
+        sampled: list[tuple[Request, int]],
     ) -> Outcome:
         """As `execute`, with drafts; the tokens of a request come together."""
         proposer, drafting = speculator.proposer, self._drafting(plan)
         proposer.reserve_for(list(plan.block_tables.values()))
         shape = (*self._shape(plan), *(speculator.shape(drafting, chunks) if self.warms_up else ()))
 
-        def settle(verified: Verified) -> None:
-            proposer.settle(drafting, verified.paths)
+        def settle(verified: Verified) -> int:
+            speculator.settle(drafting, verified)
+            return verified.waited_ns
 
         duration, verified = self._timed(partial(speculator.run, drafting, chunks), shape, settle)
         for (request, position), tokens in zip(sampled, verified.tokens, strict=True):
@@ -101,8 +107,9 @@ class ExecutedBackend:
         for grant in plan.chunks:
             proposer.release(grant.request.request_id)
         assert self.acceptance is not None
-        for each, path, num_drafted in zip(drafting, verified.paths, verified.num_drafted, strict=True):
-            self.acceptance.add(each.depth, path, num_drafted)
+        guessed = verified.guessed or [None] * len(drafting)
+        for each, path, count, guess in zip(drafting, verified.paths, verified.num_drafted, guessed, strict=True):
+            self.acceptance.add(each.depth, path, count, guess)
         return Outcome(duration, [token for tokens in verified.tokens for token in tokens], verified.num_accepted)
 
     def release(self, request: Request) -> None:
@@ -116,11 +123,11 @@ class ExecutedBackend:
             self.speculator.proposer.release(request.request_id)
 
     def _timed(
-        self, run: Callable[..., Result], shape: Hashable, settle: Callable[[Result], None] | None = None
+        self, run: Callable[..., Result], shape: Hashable, settle: Callable[[Result], int] | None = None
     ) -> tuple[int, Result]:
-        """What `run` takes, with what is to be done once with its result, in ticks; and what it returns.
+        """What `run` takes, in ticks, and returns; a `shape` not seen before is run untimed first.
 
-        A `shape` not seen before is run untimed first.
+        settle: to be done once with the result, timed, too; returns nanoseconds that the clock does not see
         """
         if self.warms_up and shape not in self._seen:
             self._seen.add(shape)
@@ -129,9 +136,8 @@ class ExecutedBackend:
             factor = self._drift.measure() if self._drift is not None else 1.0
             start = self._clock_ns()
             result = run()
-            if settle is not None:
-                settle(result)
-            duration = self._clock_ns() - start
+            unseen = settle(result) if settle is not None else 0
+            duration = self._clock_ns() - start + unseen
         return max(1, round(duration * PS_PER_NS * factor)), result
 
     def _shape(self, plan: StepPlan) -> tuple[Hashable, ...]:
@@ -139,6 +145,7 @@ class ExecutedBackend:
 
     def _drafting(self, plan: StepPlan) -> list[Drafting]:
         depths = plan.draft_depths or [0] * len(plan.decodes)
+        ahead = self.speculator.ahead if self.speculator is not None and plan.draft_depths else 0
         return [
             Drafting(
                 request.request_id,
@@ -147,6 +154,7 @@ class ExecutedBackend:
                 depth,
                 is_prompt=position < request.num_prompt_tokens,
                 draws=self._drawn(request, position + 1, depth + 1),
+                ahead=ahead,
             )
             for request, position, depth in zip(plan.decodes, plan.positions, depths, strict=True)
         ]

@@ -61,7 +61,7 @@ from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.popularity import TRAINED
 from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.sampling import settings_of
-from perfmodel_executors.speculation import Speculator, build_speculator
+from perfmodel_executors.speculation import PipelinedSpeculator, Speculator, build_speculator
 
 ENGINE = "perfmodel"  # the engine that a calibration of this executor is for
 DEFAULT_MODELS = ("tiny-llama", "tiny-moe")
@@ -109,7 +109,7 @@ class StepTimes:
     """The timed steps of one model and its drafter, and the model's reference step to go on measuring with."""
 
     runner: StepRunner
-    speculator: Speculator | None
+    speculator: Speculator | PipelinedSpeculator | None
     measured: Measured[StepCase]
     rows: list[dict[tuple[str, str], float]]
     reference: Callable[[], object] = field(repr=False)

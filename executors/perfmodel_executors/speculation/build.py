@@ -12,12 +12,14 @@ from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.speculation.drafters import eagle_layer, eagle_projection, first_layers, in_fewer_bits
+from perfmodel_executors.speculation.pipelined import PipelinedSpeculator
 from perfmodel_executors.speculation.proposer import Proposer
 from perfmodel_executors.speculation.proposers.eagle import EaglePasses, EagleProposer
 from perfmodel_executors.speculation.proposers.lookahead import LookaheadBranches, LookaheadProposer
 from perfmodel_executors.speculation.proposers.medusa import MedusaHeads, MedusaProposer
 from perfmodel_executors.speculation.proposers.model import ModelProposer, SelfProposer
 from perfmodel_executors.speculation.proposers.ngram import NgramProposer
+from perfmodel_executors.speculation.proposers.pipelined import PipelinedProposer
 from perfmodel_executors.speculation.proposers.skipping import SkippingProposer
 from perfmodel_executors.speculation.speculator import Speculator
 from perfmodel_executors.speculation.tree import DraftTree
@@ -31,10 +33,10 @@ def check_speculation(model: ModelSpec, engine: EngineSpec) -> None:
     config = engine.speculative_config
     if config is None:
         return
-    if config.pipelined:
+    if config.pipelined and not config.has_own_device:
         raise PerfmodelError(
-            "speculative_config.pipelined is simulated only: draft and verification share the one device that "
-            "executes, and would take turns; leave it out."
+            "speculative_config.pipelined is executed with a thread of the drafter's own, on another core than the "
+            "model's: where both share one device it is simulated only; set speculative_config.has_own_device to true."
         )
     if engine.tensor_parallel_size > 1:
         raise PerfmodelError(
@@ -66,7 +68,7 @@ def _check_branches(model: ModelSpec, config: SpeculativeConfig) -> None:
 
 def build_speculator(
     runner: StepRunner, engine: EngineSpec, draft: Decoder | None = None, seed: int = 0
-) -> Speculator | None:
+) -> Speculator | PipelinedSpeculator | None:
     """What drafts for `runner`; None without `engine.speculative_config`.
 
     draft: the decoder of the draft model, where it is there already; else it is loaded as the engine says
@@ -79,7 +81,29 @@ def build_speculator(
         branches = LookaheadBranches(config.lookahead)
         return Speculator(runner, LookaheadProposer(branches), branches, config.method)
     tree = DraftTree(config.tree or (1,) * config.depth)
+    if config.pipelined:
+        return _pipelined(runner, engine, config, tree, draft, seed)
     return Speculator(runner, _proposer(runner, engine, config, tree, draft, seed), tree, config.method)
+
+
+def _pipelined(
+    runner: StepRunner,
+    engine: EngineSpec,
+    config: SpeculativeConfig,
+    tree: DraftTree,
+    draft: Decoder | None,
+    seed: int,
+) -> PipelinedSpeculator:
+    """Raises PerfmodelError on a GPU, where two threads would take turns at one device."""
+    if runner.decoder.device.type != "cpu":
+        raise PerfmodelError(
+            "speculative_config.pipelined is executed on a CPU, with a core for the drafter's thread; on a GPU it is "
+            "simulated only: leave it out."
+        )
+    drafter = draft or _load(runner.decoder, engine, config, seed)
+    cache = drafter.new_cache(runner.cache.block_size)
+    proposer = PipelinedProposer(StepRunner(drafter, cache), tree.depth, engine.max_num_seqs)
+    return PipelinedSpeculator(Speculator(runner, proposer, tree, config.method), proposer)
 
 
 def _proposer(

@@ -23,6 +23,7 @@ class Drafting(NamedTuple):
     depth:        how deep to draft; 0: not at all
     is_prompt:    whether its last token is of the prompt (and its block may be found by others from now on)
     draws:        random numbers of the tokens behind its last one, by depth; none: the likeliest ones are wanted
+    ahead:        pipelined: how many tokens to draft behind its draft, while that is verified
     """
 
     key: int
@@ -31,6 +32,7 @@ class Drafting(NamedTuple):
     depth: int
     is_prompt: bool = False
     draws: Sequence[int] = ()
+    ahead: int = 0
 
     @property
     def num_computed(self) -> int:

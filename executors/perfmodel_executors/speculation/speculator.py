@@ -23,15 +23,22 @@ class Verified(NamedTuple):
     tokens:  for each sequence those it got, then one for each chunk that is sampled
     paths:   for each sequence the nodes of its tree that were right
     num_drafted: for each sequence the tokens that were there to be verified
+    guessed: pipelined: for each sequence whether the drafter, with all of its draft right, guessed the model's token;
+             None where it was not asked, or something before was wrong
+    waited_ns: what the device's clock does not see: how much longer a drafter beside it took
     """
 
     tokens: list[list[int]]
     paths: list[list[int]]
     num_drafted: list[int]
+    guessed: Sequence[bool | None] = ()
+    waited_ns: int = 0
 
     @property
     def num_accepted(self) -> list[int]:
-        return [len(path) for path in self.paths]
+        """As `Outcome` has it: of each sequence the nodes that were right, and a guess that was."""
+        counts = [len(path) for path in self.paths]
+        return [n + bool(guess) for n, guess in zip(counts, self.guessed, strict=True)] if self.guessed else counts
 
 
 class Speculator:
@@ -42,6 +49,11 @@ class Speculator:
         self.tree = tree
         self._runner = runner
         self._method = method
+
+    @property
+    def ahead(self) -> int:
+        """How many tokens are drafted behind a draft while it is verified."""
+        return 0
 
     def new_counts(self) -> AcceptanceCounts:
         """Nothing drafted yet."""
@@ -72,6 +84,10 @@ class Speculator:
         return Verified(
             tokens + [sampled for sampled in chosen[len(segments) :] if sampled], paths, list(map(len, drafts))
         )
+
+    def settle(self, drafting: Sequence[Drafting], verified: Verified) -> None:
+        """Remember what was right."""
+        self.proposer.settle(drafting, verified.paths)
 
     def _segment(self, drafting: Drafting, draft: Sequence[int]) -> TokenSegment:
         tokens = [drafting.tokens[-1], *draft]

@@ -33,6 +33,7 @@ def chain(**fields: Any) -> SpeculativeConfig:
         ({"num_speculative_tokens": None}, "no num_speculative_tokens"),
         ({"num_speculative_tokens": None, "tree": [64, 64, 2]}, "narrow the tree"),
         ({"pipelined": True}, "belongs to draft_model"),
+        ({"method": "draft_model", "model": "qwen3-0.6b", "has_own_device": True}, "has_own_device without pipelined"),
         ({"acceptance": {}}, "found nothing; give one of rate"),
         ({"acceptance": {"rate": 0.7, "per_position": [0.7]}}, "rate and per_position"),
         ({"acceptance": {"per_rank": [[0.6]]}}, "per_rank without a tree"),
