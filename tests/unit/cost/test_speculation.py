@@ -154,7 +154,7 @@ def test_a_drafter_on_its_own_device_takes_nothing_from_the_models() -> None:
     own = pricers(DRAFT | {"pipelined": True, "has_own_device": True}, calibration=SERVED)
     shape = own.drafting_step(4, 4, 1000)
     verification = apart._verify(apart.drafting_step(4, 4, 1000))
-    assert own.price(shape) == max(verification, apart.fresh()._draft(shape))
+    assert own.price(shape) == max(verification, own.fresh()._draft(shape))
     assert own.explain(shape).duration_s == pytest.approx(own.price(shape) / 1e12)
 
 
