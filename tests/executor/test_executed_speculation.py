@@ -25,7 +25,7 @@ from perfmodel_executors.runner import StepRunner  # noqa: E402
 from perfmodel_executors.speculation import AcceptanceCounts, build_speculator  # noqa: E402
 from perfmodel_executors.speculation.proposer import Drafting  # noqa: E402
 from perfmodel_executors.speculation.proposers.ngram import lookup  # noqa: E402
-from perfmodel_executors.speculation.proposers.pipelined import Ahead  # noqa: E402
+from perfmodel_executors.speculation.proposers.pipelined import DraftedAhead  # noqa: E402
 from perfmodel_executors.speculation.tree import DraftTree  # noqa: E402
 from workloads import BLOCK_SIZE, Case, cases  # noqa: E402
 
@@ -217,9 +217,9 @@ def test_a_drafter_in_a_thread_of_its_own_makes_a_step_as_long_as_the_longer_of_
     quick = speculator.run(drafting, [])
     assert quick.guessed == [True]  # the drafter is the model
     assert quick.num_accepted == [1]
-    proposer.go_on = lambda *asked: _done(Ahead(drafted.tokens, 500_000_000))
+    proposer.go_on = lambda *asked: _done(DraftedAhead(drafted.tokens, 500_000_000))
     assert 0.4e9 < speculator.run(drafting, []).waited_ns <= 0.5e9
-    proposer.go_on = lambda *asked: _done(Ahead(drafted.tokens, 0))
+    proposer.go_on = lambda *asked: _done(DraftedAhead(drafted.tokens, 0))
     assert speculator.run(drafting, []).waited_ns == 0
 
 

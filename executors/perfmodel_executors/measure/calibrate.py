@@ -14,6 +14,7 @@ __all__ = [
     "documented",
     "time_steps",
     "time_together",
+    "widest_pass",
 ]
 
 import platform
@@ -245,7 +246,7 @@ class _Timing:
             self._graphs[True] = drafter.graph
             bench = StepBench(passes, served.seed)
             assert engine.speculative_config is not None
-            grid = drafting_grid(span, _widest_pass(engine.speculative_config, drafter), drafter.computes_prompts)
+            grid = drafting_grid(span, widest_pass(engine.speculative_config, drafter), drafter.computes_prompts)
             cases |= {StepCase(s, True): bench.step(s) for s in grid}
         self.group = PairedCases(cases, reference)
         self.copies = None if engine.kv_offload is None else PairedCases(copy_cases(self._runner), reference)
@@ -272,7 +273,7 @@ class _Timing:
         return StepTimes(self._runner, self._speculator, measured, rows, self.group.reference, copies)
 
 
-def _widest_pass(config: SpeculativeConfig, drafter: Drafter) -> int:
+def widest_pass(config: SpeculativeConfig, drafter: Drafter) -> int:
     """Tokens of a sequence in that of a round's passes which has most."""
     one = BatchShape(1, 1, num_decodes=1, decode_context=1, drafting=(1,) * config.depth)
     return max(each.queries for each in passes_of(config, drafter, one))

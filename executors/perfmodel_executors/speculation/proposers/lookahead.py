@@ -67,7 +67,7 @@ class LookaheadBranches:
         return TreeNodes(first, self.depths[first:stop], self.ancestors[first:stop])
 
     def last_row(self, values: Sequence[int]) -> list[int]:
-        """Of a value for each node those of the window's last row."""
+        """The values of the window's last row; `values`: one for each node."""
         return [values[self._places[self.depth - 1, column]] for column in range(self.window)]
 
 
@@ -100,14 +100,14 @@ class NgramPool:
 
 @dataclass
 class _Iteration:
-    """Of one sequence: its window, row by row, and the n-grams that came of it."""
+    """The window of one sequence, row by row, and the n-grams that came of it."""
 
     rows: list[list[int]]
     pool: NgramPool
 
     @classmethod
     def begin(cls, tokens: Sequence[int], branches: LookaheadBranches) -> "_Iteration":
-        """With tokens of the text as first guesses."""
+        """A window whose first guesses are tokens of the text."""
         window = branches.window
         places = [[row * window + column for column in range(window)] for row in range(branches.depth)]
         return cls([[tokens[place % len(tokens)] for place in row] for row in places], NgramPool())

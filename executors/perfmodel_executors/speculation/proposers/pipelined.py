@@ -9,7 +9,7 @@ sequence's last block: in blocks of the drafter alone, before those that the tab
 sequence has blocks for it.
 """
 
-__all__ = ["Ahead", "PipelinedProposer"]
+__all__ = ["DraftedAhead", "PipelinedProposer"]
 
 import time
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.speculation.proposer import Drafting
 
 
-class Ahead(NamedTuple):
+class DraftedAhead(NamedTuple):
     """What the drafter found behind each sequence's draft, the guess of the model's token first; and its thread's CPU
     time for it."""
 
@@ -66,7 +66,7 @@ class PipelinedProposer:
 
     def go_on(
         self, drafting: Sequence[Drafting], drafts: Sequence[Sequence[int]], chunks: Sequence[TokenSegment]
-    ) -> "Future[Ahead]":
+    ) -> "Future[DraftedAhead]":
         """Begin to draft behind `drafts`, beside the caller; prompts are computed with the first pass."""
         return self._thread.submit(self._go_on, drafting, drafts, chunks)
 
@@ -93,7 +93,7 @@ class PipelinedProposer:
 
     def _go_on(
         self, drafting: Sequence[Drafting], drafts: Sequence[Sequence[int]], chunks: Sequence[TokenSegment]
-    ) -> Ahead:
+    ) -> DraftedAhead:
         begin = time.thread_time_ns()
         segments = [self._first(i, *pair) for i, pair in enumerate(zip(drafting, drafts, strict=True))]
         prompts = [
@@ -113,7 +113,7 @@ class PipelinedProposer:
             behind = [TokenSegment([found[i][-1]], ends[i], segments[i].block_table) for i in active]
             for i, token in zip(active, self.runner.run(behind) if behind else [], strict=True):
                 found[i].append(token)
-        return Ahead(found, time.thread_time_ns() - begin)
+        return DraftedAhead(found, time.thread_time_ns() - begin)
 
     def _first(self, index: int, drafting: Drafting, draft: Sequence[int]) -> TokenSegment:
         """What the drafter has not computed of a sequence and its draft; at least the last token."""
