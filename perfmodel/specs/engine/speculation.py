@@ -284,6 +284,12 @@ class SpeculativeConfig(Spec):
         assert self.num_speculative_tokens is not None
         return self.num_speculative_tokens
 
+    @property
+    def ahead(self) -> int | None:
+        """Pipelined: how many tokens every sequence is drafted while a step is verified, the guess of the model's own
+        token first; None: drafts and verification take turns."""
+        return self.depth + 1 if self.pipelined else None
+
     @cached_property
     def nodes_by_depth(self) -> tuple[int, ...]:
         """Tokens verified beside a sequence's newest one when it drafts 0, 1, 2 ... deep.
