@@ -9,12 +9,14 @@ children: head i's likeliest tokens. The candidates are verified as any tree.
 __all__ = ["MedusaHeads", "MedusaProposer"]
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from perfmodel_executors.graphs import DecodeGraphs
+from perfmodel_executors.kernels.apply_linear import apply_linear
 from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.models.kv_cache import KVCache
@@ -36,20 +38,20 @@ class MedusaHeads:
         self.decoder = decoder
         self.cache = cache
         self.widths = tuple(widths)
-        head_VC = decoder.weights.lm_head
-        hidden = head_VC.shape[1]
-        num_bytes = len(self.widths) * hidden * (hidden + len(head_VC)) * head_VC.element_size()
+        hidden, vocab, dtype = decoder.model.hidden_size, decoder.model.vocab_size, decoder.dtype
+        num_bytes = len(self.widths) * hidden * (hidden + vocab) * dtype.itemsize
         check_memory(f"{decoder.model.name}: Medusa heads", num_bytes, decoder.device)
-        self.blocks = [head_VC.new_zeros(hidden, hidden) for _ in self.widths]
-        self.heads = [head_VC.clone() for _ in self.widths]
+        self.blocks = [torch.zeros(hidden, hidden, dtype=dtype, device=decoder.device) for _ in self.widths]
+        self.heads = [deepcopy(decoder.weights.lm_head) for _ in self.widths]
 
     def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
         """Nothing is written."""
 
     def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
-        """The tokens of the last head, on embeddings in place of states."""
-        tokens = torch.tensor([segment.tokens[0] for segment in segments], device=self.decoder.device)
-        return [ranked[-1][0] for ranked in self.candidates(self.decoder.weights.embedding[tokens])]
+        """The tokens of the last head, whatever the states."""
+        decoder = self.decoder
+        h_RC = torch.ones(len(segments), decoder.model.hidden_size, dtype=decoder.dtype, device=decoder.device)
+        return [ranked[-1][0] for ranked in self.candidates(h_RC)]
 
     def candidates(self, h_RC: Tensor) -> list[list[list[int]]]:
         """For each state, of each head, the likeliest tokens, as many as its width."""
@@ -65,7 +67,7 @@ class MedusaHeads:
         kernels = decoder.kernels
         h_RC = kernels.rms_norm(h_RC, decoder.weights.final_norm, decoder.model.norm_eps)
         blocks = (h_RC + functional.silu(kernels.linear(h_RC, block)) for block in self.blocks)
-        return [kernels.linear(x_RC, head) for x_RC, head in zip(blocks, self.heads, strict=True)]
+        return [apply_linear(kernels, x_RC, head) for x_RC, head in zip(blocks, self.heads, strict=True)]
 
     def _ranked(self, logits_RV: Tensor, width: int) -> list[list[int]]:
         if width == 1:
