@@ -26,7 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.validate.report import Rows, ValidationReport
+from perfmodel.validate.pooled import pooled_over_devices
+from perfmodel.validate.report import ErrorStats, Rows, ValidationReport
 
 ROOT = Path(__file__).parents[1]
 README, STORE = ROOT / "README.md", ROOT / "reports/accuracy_202611.csv.gz"
@@ -46,6 +47,7 @@ class MeasuredSet:
               a sample of its rows can then be predicted alone
     counted:  (dimension, group) of the rows that lines are of; None: all
     cells:    the dimension whose groups get a line of their own: the median and p90 of their medians
+    once:     the dimension whose groups count once each in the lines, however many rows they have
     """
 
     name: str
@@ -57,6 +59,7 @@ class MeasuredSet:
     judge: str = ""
     counted: tuple[str, str] | None = None
     cells: str = ""
+    once: str = ""
 
     @property
     def is_slow(self) -> bool:
@@ -124,12 +127,18 @@ SETS = (
         "measurements/mlperf/results.csv.gz",
         "perfmodel.validate.served:validate_mlperf",
         {"tokens_per_s": "tokens/s", "tpot_mean": "mean TPOT", "ttft_mean": "mean TTFT"},
+        read="perfmodel.calibrate.served.mlperf:read_mlperf_rows",
+        judge="served",
+        once="device",
     ),
     MeasuredSet(
         "servers on other devices, by device",
         "measurements/served/other_devices.csv.gz",
         "perfmodel.validate.served:validate_served",
         {"output_tokens_per_s": "output tokens/s", "tpot_mean": "mean TPOT", "ttft_mean": "mean TTFT"},
+        read="perfmodel.calibrate.served.tables:read_served_rows",
+        judge="served",
+        once="device",
     ),
     MeasuredSet(
         "published figures",
@@ -158,12 +167,24 @@ def _named(path: str) -> Any:
 
 
 def report_of(measured: MeasuredSet, path: Path, every: int = 1) -> ValidationReport:
-    """The comparison of a set, of every so many-th row of a slow one."""
+    """The comparison of a set, of every so many-th row of a slow one (group of rows that are one figure)."""
     if every == 1:
         report: ValidationReport = _named(measured.validate)(path)
         return report
     rows, left_out = _named(measured.read)(path)
+    if measured.judge == "served":
+        return _served(rows, left_out, path, every)
     return _judged(measured.judge, rows[every // 2 :: every], left_out)
+
+
+def _served(rows: Sequence[Any], left_out: Sequence[Any], path: Path, every: int) -> ValidationReport:
+    from perfmodel.calibrate.served.predictions import predict_served
+    from perfmodel.calibrate.served.tables import devices_folder
+    from perfmodel.validate.served import report_served
+
+    chosen = set(list(dict.fromkeys(row.group for row in rows))[every // 2 :: every])
+    sample = [row for row in rows if row.group in chosen]
+    return report_served("served", predict_served(sample, devices_folder(path)), left_out)
 
 
 def _judged(how: str, rows: Sequence[Any], left_out: Sequence[Any]) -> ValidationReport:
@@ -188,8 +209,8 @@ def predictions_of(measured: MeasuredSet, report: ValidationReport) -> dict[str,
             dimension = each.dimensions[measured.counted[0]]
             mask = np.array([dimension.names[code] == measured.counted[1] for code in dimension.codes])
         cells: tuple[str, ...] = ()
-        if measured.cells:
-            dimension = each.dimensions[measured.cells]
+        if measured.cells or measured.once:
+            dimension = each.dimensions[measured.cells or measured.once]
             cells = tuple(dimension.names[code] for code in dimension.codes[mask])
         found[each.metric] = Predictions(rows.where(mask), cells)
     return found
@@ -211,7 +232,7 @@ def lines_of_rows(measured: MeasuredSet, found: Mapping[str, Predictions]) -> Li
     lines: Lines = {}
     for metric, what in measured.shown.items():
         if metric in found:
-            stats = found[metric].rows.stats()
+            stats = _once_each(found[metric]) if measured.once else found[metric].rows.stats()
             lines[_key(measured.name, what)] = _cells(
                 stats.rows, stats.median_ape, stats.p90_ape, stats.interval_coverage
             )
@@ -222,6 +243,15 @@ def lines_of_rows(measured: MeasuredSet, found: Mapping[str, Predictions]) -> Li
                 len(medians), float(np.median(medians)), float(np.quantile(medians, 0.9)), None
             )
     return lines
+
+
+def _once_each(found: Predictions) -> ErrorStats:
+    within = None
+    if found.rows.interval is not None and np.isfinite(found.rows.interval).all():
+        low, high = found.rows.interval
+        ratio = found.rows.measured / found.rows.predicted
+        within = ((ratio >= low) & (ratio <= high)).tolist()
+    return pooled_over_devices(found.cells, found.rows.errors.tolist(), within)
 
 
 def _by_cell(found: Predictions) -> list[float]:

@@ -26,6 +26,7 @@ __all__ = [
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import compress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -82,7 +83,7 @@ class Rows:
         self.kept: NDArray[np.bool_] = keep  # of the pairs that were given
         self.predicted: NDArray[np.float64] = p[keep]
         self.measured: NDArray[np.float64] = m[keep]
-        self.labels = [label for label, is_kept in zip(labels, keep, strict=True) if is_kept]
+        self.labels = list(compress(labels, keep.tolist()))
         self.interval: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
         if interval is not None:
             low, high = (np.broadcast_to(np.asarray(end, dtype=float), p.shape)[keep] for end in interval)
@@ -99,7 +100,7 @@ class Rows:
     def where(self, mask: Sequence[bool] | NDArray[np.bool_]) -> "Rows":
         """The rows at which `mask` is true."""
         chosen = np.asarray(mask, dtype=bool)
-        labels = [label for label, is_kept in zip(self.labels, chosen, strict=True) if is_kept]
+        labels = list(compress(self.labels, chosen.tolist()))
         interval = None if self.interval is None else (self.interval[0][chosen], self.interval[1][chosen])
         return Rows(self.predicted[chosen], self.measured[chosen], labels, interval)
 
