@@ -2,7 +2,8 @@
 
     python benchmarks/accuracy_table.py                        # predicts everything in measurements/, prints the table
     python benchmarks/accuracy_table.py --cited ../shared/truth   # and what may be cited but not committed
-    python benchmarks/accuracy_table.py --write                # and writes it into README.md and reports/
+    python benchmarks/accuracy_table.py --write                # and writes it into README.md, reports/ and the index
+                                                               # that answers' trust is read from
 
 Exit status 1 where a line differs from README.md. Lines whose measurements may not be copied here need the cited
 source; where it is not given they are printed so, and `--write` leaves them as they are.
@@ -17,6 +18,7 @@ import argparse
 import csv
 import gzip
 import io
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,11 +28,14 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.files.catalog import data_dir
+from perfmodel.trust.cells import write_index
 from perfmodel.validate.pooled import pooled_over_devices
 from perfmodel.validate.report import ErrorStats, Rows, ValidationReport
 
 ROOT = Path(__file__).parents[1]
 README, STORE = ROOT / "README.md", ROOT / "reports/accuracy_202611.csv.gz"
+INDEX = data_dir("validated")
 BEGIN, END = "<!-- written by: make validate -->\n", "<!-- end -->"
 NEEDS_SOURCE = "needs the cited source"
 _HEAD = ("measured", "what", "rows", "median error", "nine in ten below", "80 % intervals cover")
@@ -60,6 +65,11 @@ class MeasuredSet:
     counted: tuple[str, str] | None = None
     cells: str = ""
     once: str = ""
+
+    @property
+    def slug(self) -> str:
+        """What the index of `perfmodel.trust` calls it: letters and hyphens."""
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
 
     @property
     def is_slow(self) -> bool:
@@ -340,7 +350,10 @@ def _restored(kept: _Kept) -> Predictions:
 # ---------------------------------------------------------------- the command
 
 
-def _predict_all(sets: Iterable[tuple[MeasuredSet, Path]]) -> tuple[Lines, dict[str, dict[str, Predictions]]]:
+def _predict_all(
+    sets: Iterable[tuple[MeasuredSet, Path]], index: Path | None
+) -> tuple[Lines, dict[str, dict[str, Predictions]]]:
+    """Lines, and rows of slow sets; index: the folder to write what trust is read from (`perfmodel.trust`), or None."""
     lines: Lines = {}
     kept: dict[str, dict[str, Predictions]] = {}
     for measured, path in sets:
@@ -349,6 +362,8 @@ def _predict_all(sets: Iterable[tuple[MeasuredSet, Path]]) -> tuple[Lines, dict[
         lines |= lines_of(measured, report)
         if measured.is_slow:
             kept[measured.name] = predictions_of(measured, report)
+        if index is not None:
+            write_index(measured.slug, report.measured_rows, index, lists_rows=not measured.is_cited)
     return lines, kept
 
 
@@ -367,7 +382,8 @@ def main() -> int:
     given = parser.parse_args()
     chosen = [each for each in SETS if given.only in each.name and (given.cited is not None or not each.is_cited)]
     roots = [given.cited if each.is_cited else ROOT for each in chosen]
-    lines, kept = _predict_all((each, root / each.path) for each, root in zip(chosen, roots, strict=True))
+    places = zip(chosen, (root / each.path for each, root in zip(chosen, roots, strict=True)), strict=True)
+    lines, kept = _predict_all(places, INDEX if given.write else None)
     print(table_of(lines))
     text = README.read_text(encoding="utf-8")
     if given.write:

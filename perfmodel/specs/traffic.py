@@ -101,6 +101,17 @@ class Lengths(Spec):
             raise ValueError(f"found max {self.max}, allowed at least min ({self.min})")
         return self
 
+    @property
+    def mean_tokens(self) -> float | None:
+        """The mean of the distribution before clipping; None where a file has the counts."""
+        if self.mean is not None:
+            return self.mean
+        if self.value is not None:
+            return float(self.value)
+        if self.low is not None and self.high is not None:
+            return (self.low + self.high) / 2
+        return sum(self.values) / len(self.values) if self.values else None
+
 
 class Prefix(Spec):
     """Prompts that share their beginnings: `num_groups` prefixes of `shared_tokens`.

@@ -12,6 +12,7 @@ from perfmodel.calibrate.local.predictions import LocalPair, predict_rows
 from perfmodel.calibrate.local.rows import LocalRow, read_local_rows
 from perfmodel.cost.calibrations.backends import load_backends
 from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
+from perfmodel.trust.setups import setup_of
 from perfmodel.validate.pooled import Read, SettingFigure, pooled_report
 from perfmodel.validate.report import ValidationReport
 
@@ -78,8 +79,10 @@ def _figures(pairs: Sequence[LocalPair]) -> list[SettingFigure]:
             float(np.median([pair.row.tokens_per_s for pair in mine])),
             mine[0].interval,
             tuple(pair.row.tokens_per_s for pair in mine),
+            setup_of(scenario),
         )
         for mine in found.values()
+        if (scenario := mine[0].scenario) is not None
     ]
 
 

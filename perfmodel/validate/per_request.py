@@ -17,6 +17,7 @@ from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.planning.sweeps.step_report import mean_step
 from perfmodel.planning.sweeps.typical_step import StepChoice
 from perfmodel.sim import RequestColumns, simulate
+from perfmodel.trust.setups import setup_of
 from perfmodel.validate.report import Comparison, Rows, ValidationReport, by_dimension, pooled, range_names, worst_of
 from perfmodel.validate.typical_steps import TypicalSteps, latency_breakdown
 
@@ -55,7 +56,8 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
         "prompt": range_names(log.num_prompt_tokens, _TOKENS),
         "answer": range_names(log.num_output_tokens, _TOKENS),
     }
-    comparisons = [Comparison.of(metric, rows, "s", sizes) for metric, rows in pairs.items()]
+    setups = [setup_of(log.scenario)] * len(log.ttft_s)
+    comparisons = [Comparison.of(metric, rows, "s", sizes, setups) for metric, rows in pairs.items()]
     steps = mean_step(result.steps, log.scenario.model.attention_spans) if result.steps is not None else None
     parts = partial(_breakdown, log, steps, predicted["ttft"])
     return ValidationReport(

@@ -34,6 +34,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.cost.calibrations.provenance import Provenance
 from perfmodel.printable import Printable
+from perfmodel.trust.cells import MeasuredRow
+from perfmodel.trust.setups import Setup
 
 _MOST_WORST = 10
 RowT = TypeVar("RowT")
@@ -180,19 +182,39 @@ class Comparison:
 
     unit:       of both, "s" or "ms"
     dimensions: name -> groups of the rows
+    setups:     of the rows, where they are of whole deployments; else none
     """
 
     metric: str
     rows: Rows
     unit: str
     dimensions: Mapping[str, Dimension] = field(default_factory=dict)
+    setups: Sequence[Setup] = ()
 
     @classmethod
-    def of(cls, metric: str, rows: Rows, unit: str, dimensions: Mapping[str, Dimension]) -> "Comparison":
-        """The comparison by `metric` in `unit`, with `dimensions` of all pairs that were given to `rows`, of which
-        it may have left out some."""
+    def of(
+        cls,
+        metric: str,
+        rows: Rows,
+        unit: str,
+        dimensions: Mapping[str, Dimension],
+        setups: Sequence[Setup] = (),
+    ) -> "Comparison":
+        """The comparison by `metric`, with `dimensions` and `setups` of all pairs that were given to `rows`, of which
+        it may have left out some.
+
+        metric, rows: what is compared; unit: of both sides, "s", "ms" or "tok/s"
+        dimensions:   name -> groups; setups: of deployments, or none
+        """
         kept = {name: Dimension(each.names, each.codes[rows.kept]) for name, each in dimensions.items()}
-        return cls(metric, rows, unit, kept)
+        mine = tuple(compress(setups, rows.kept.tolist()))
+        return cls(metric, rows, unit, kept, mine)
+
+    def measured_rows(self, kind: str) -> list[MeasuredRow]:
+        """The rows for the index that trust is read from; none where they are not of deployments."""
+        rows = self.rows
+        values = zip(rows.predicted.tolist(), rows.measured.tolist(), rows.labels, strict=True)
+        return [MeasuredRow(kind, setup, self.metric, *each) for setup, each in zip(self.setups, values, strict=False)]
 
     def groups(self, dimension: str) -> Iterator[tuple[str, Rows]]:
         """The rows of each group that has any."""
@@ -273,6 +295,11 @@ class ValidationReport(Printable):
     about: str = ""
     figures: Sequence[Mapping[str, Any]] = ()
     techniques: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def measured_rows(self) -> list[MeasuredRow]:
+        """The rows of deployments, for the index that trust is read from (`perfmodel.trust`)."""
+        return [row for each in self.comparisons for row in each.measured_rows(self.kind)]
 
     def to_json(self) -> dict[str, Any]:
         """The report as one JSON document, the same for every kind of truth."""

@@ -6,7 +6,7 @@ and times per kernel, so what differs in the datasheets moves the prediction by 
 fits have come. With no relation measured, what whole runs say of its architecture (`whole_runs`), else the datasheet.
 """
 
-__all__ = ["PASSED_ON", "SPREAD_SIBLING", "load_calibration", "save_calibration"]
+__all__ = ["PASSED_ON", "SPREAD_SIBLING", "load_calibration", "passed_on_from", "save_calibration"]
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -123,6 +123,13 @@ def _as_declared(own: Calibration, hardware: HardwareSpec) -> Calibration:
         return own
     source = f"{PASSED_ON} {own.device} as its file declares it: {own.source}"
     return own.model_copy(update={"source": source, "spread": own.spread * SPREAD_SIBLING})
+
+
+def passed_on_from(calibration: Calibration) -> str | None:
+    """The device whose fits stand for those of `calibration`'s own; None where they are its own."""
+    if not calibration.source.startswith(PASSED_ON):
+        return None
+    return calibration.source.removeprefix(PASSED_ON).split(maxsplit=1)[0]
 
 
 def _completed(own: Calibration, inherited: Calibration | None) -> Calibration:

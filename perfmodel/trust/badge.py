@@ -1,0 +1,198 @@
+"""`Trust`: how near an answer is to what was measured, as a level, a sentence and the nearest measurements.
+
+Levels, nearest first: `validated` where measured rows of this device, engine, number format and family of models at
+similar sizes were predicted within a quarter; `calibrated` where kernels of this device or of another of its
+architecture were measured; `transferred` where those of another architecture stand for them; `datasheet` where nothing
+does.
+"""
+
+__all__ = ["LEVELS", "Level", "Trust", "nearest_rows", "trust_of"]
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import log2
+from typing import Any, Literal
+
+from perfmodel.cost.calibrations.backends import engine_calibration
+from perfmodel.cost.calibrations.files import passed_on_from
+from perfmodel.errors import SpecError
+from perfmodel.files.catalog import data_dir
+from perfmodel.specs import load_hardware
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.scenario import Scenario
+from perfmodel.trust.cells import MeasuredCell, MeasuredRow, measured_cells, measured_rows
+from perfmodel.trust.setups import SIZES, Setup, setup_of
+
+Level = Literal["validated", "calibrated", "transferred", "datasheet"]
+LEVELS: tuple[Level, ...] = ("validated", "calibrated", "transferred", "datasheet")
+_SIMILAR = 2.0  # sizes within so many times the measured ones
+_MOST_ERROR = 0.25  # of rows that an answer is validated by, in the median: as of published figures (`techniques`)
+_NUM_NEAREST = 3
+_NUM_ROWS = 8
+# How far another device, engine, family or format is, in doublings of a size; from small to large.
+_OTHER_DEVICE, _OTHER_ENGINE, _OTHER_FAMILY, _OTHER_FORMAT = 4.0, 2.0, 4.0, 1.0
+_OF_STEPS = (
+    "tpot_mean",
+    "tpot",
+    "itl_mean",
+    "decode_tokens_per_s",
+    "throughput",
+    "output_tokens_per_s",
+    "tokens_per_s",
+)
+
+
+@dataclass(frozen=True)
+class Trust:
+    """level, sentence: how near what was measured is; setup: of the answer
+
+    errors:  metric -> (rows, median of |predicted / measured - 1|) of the rows that the answer is validated by
+    nearest: measured cells, nearest first, whatever the level
+    """
+
+    level: Level
+    sentence: str
+    setup: Setup
+    errors: Mapping[str, tuple[int, float]]
+    nearest: Sequence[MeasuredCell]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "level": self.level,
+            "because": self.sentence,
+            "rows": max((count for count, _ in self.errors.values()), default=0),
+            "median_errors": {metric: error for metric, (_, error) in self.errors.items()},
+            "nearest": [_cell_json(cell) for cell in self.nearest],
+        }
+
+
+def trust_of(scenario: Scenario) -> Trust:
+    """How near the scenario's setup is to what was measured."""
+    setup = setup_of(scenario)
+    cells = measured_cells()
+    alike = [cell for cell in cells if _is_alike(setup, cell)]
+    errors = _pooled(alike)
+    found = (_of_kernels(pool.hardware or scenario.hardware, pool.engine) for pool in scenario.pools)
+    level, sentence = max(found, key=lambda each: LEVELS.index(each[0]))
+    error = next((errors[metric][1] for metric in _OF_STEPS if metric in errors), None)
+    if error is None:
+        return Trust(level, sentence, setup, {}, _nearest(setup, cells))
+    if error > _MOST_ERROR:
+        sentence = f"measured rows like it were missed by {error:.0%} in the median; {sentence}"
+        return Trust(level, sentence, setup, errors, _nearest(setup, alike))
+    return Trust("validated", _validated(setup, errors), setup, errors, _nearest(setup, alike))
+
+
+def nearest_rows(trust: Trust) -> list[MeasuredRow]:
+    """Single measurements near the answer's setup, nearest first: those of validations whose rows may be copied."""
+    setup = trust.setup
+    rows = [(_distance(setup, row.setup, row.setup), row) for row in measured_rows()]
+    near = [each for each in rows if each[0] < _OTHER_DEVICE]
+    return [row for _, row in sorted(near, key=lambda each: each[0])[:_NUM_ROWS]]
+
+
+def _is_alike(setup: Setup, cell: MeasuredCell) -> bool:
+    """Whether a cell is of the device, engine, format and family asked about, at similar sizes."""
+    here, there = setup, cell.low
+    same = ("device", "engine", "family", "weights", "separate")
+    if any(getattr(here, name) != getattr(there, name) for name in same):
+        return False
+    return all(_outside(getattr(here, size), getattr(there, size), getattr(cell.high, size)) <= 1 for size in SIZES)
+
+
+def _outside(value: float, low: float, high: float) -> float:
+    """How many times `_SIMILAR` a size lies outside of what was measured; 0 inside, and where either is not known."""
+    if not value or not high:
+        return 0.0
+    return max(0.0, log2(value / high), log2(low / value) if low else 0.0) / log2(_SIMILAR)
+
+
+def _distance(setup: Setup, low: Setup, high: Setup) -> float:
+    found = sum(_outside(getattr(setup, size), getattr(low, size), getattr(high, size)) for size in SIZES)
+    found += _OTHER_DEVICE * (setup.device != low.device) * (1 if _related(setup.device, low.device) else 2)
+    found += _OTHER_ENGINE * (setup.engine != low.engine)
+    found += _OTHER_FAMILY * (setup.family != low.family or setup.separate != low.separate)
+    return found + _OTHER_FORMAT * (setup.weights != low.weights)
+
+
+@cache
+def _related(one: str, other: str) -> bool:
+    """Whether two devices are of one architecture."""
+    try:
+        return load_hardware(one).declared.architecture == load_hardware(other).declared.architecture
+    except SpecError:
+        return False
+
+
+def _nearest(setup: Setup, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
+    """One metric of each of the nearest cells."""
+    found: dict[tuple[str, ...], MeasuredCell] = {}
+    for cell in sorted(cells, key=lambda each: _distance(setup, each.low, each.high)):
+        if cell.metric in _OF_STEPS:
+            found.setdefault((cell.kind, cell.low.device, cell.low.engine, cell.low.version, cell.low.model), cell)
+        if len(found) == _NUM_NEAREST:
+            break
+    return list(found.values())
+
+
+def _pooled(cells: Sequence[MeasuredCell]) -> dict[str, tuple[int, float]]:
+    """Rows of each metric, and the median over them of their cells' median errors."""
+    found = {}
+    for metric in dict.fromkeys(cell.metric for cell in cells):
+        mine = sorted((cell.median_error, cell.rows) for cell in cells if cell.metric == metric)
+        total, passed = sum(rows for _, rows in mine), 0
+        for error, rows in mine:
+            passed += rows
+            if 2 * passed >= total:
+                found[metric] = (total, error)
+                break
+    return found
+
+
+def _validated(setup: Setup, errors: Mapping[str, tuple[int, float]]) -> str:
+    rows = max(count for count, _ in errors.values())
+    named = ", ".join(f"{_title(metric)} {error:.1%}" for metric, (_, error) in errors.items())
+    return (
+        f"{rows:,} measured rows of {setup.device}, {setup.engine} and models of this family ({setup.family}) at "
+        f"similar sizes; median error: {named}"
+    )
+
+
+def _title(metric: str) -> str:
+    name, _, of = metric.partition("_")
+    known = {"tpot": "TPOT", "ttft": "TTFT", "itl": "ITL", "e2el": "E2E"}
+    return f"{of} {known[name]}".strip() if name in known else metric.replace("_per_s", "/s").replace("_", " ")
+
+
+def _of_kernels(hardware: HardwareSpec, engine: EngineSpec) -> tuple[Level, str]:
+    """What kernels of a device are known by, where no measured row is like the setup."""
+    found = engine_calibration(hardware, engine)
+    none = "no measured row is of this device, engine, format, family and size"
+    if found.origin == "datasheet":
+        return "datasheet", f"no kernel of {hardware.name} nor of a related device was measured"
+    if engine.described.facts.backends:
+        if found.spread > 1:
+            return "transferred", f"{none}; its backend was fitted to devices of other generations"
+        return "calibrated", f"{none}; its backend was fitted to devices of this generation"
+    source = passed_on_from(found)
+    if source is None and (data_dir("calibrations") / f"{hardware.name}@{engine.profile}.yaml").is_file():
+        return "calibrated", f"{none}; its kernels were measured"
+    if source is None:
+        return "transferred", f"{none}; what whole runs of its architecture reach stands for its kernels"
+    if _related(hardware.name, source):
+        return "calibrated", f"{none}; kernels of {source}, of its architecture, were measured"
+    return "transferred", f"{none}; kernels of {source}, of another architecture, stand for its own"
+
+
+def _cell_json(cell: MeasuredCell) -> dict[str, Any]:
+    names = ("device", "engine", "version", "model", "weights")
+    return {
+        "validation": cell.kind,
+        **{name: getattr(cell.low, name) for name in names},
+        **{size: [getattr(cell.low, size), getattr(cell.high, size)] for size in SIZES[2:]},
+        "metric": cell.metric,
+        "rows": cell.rows,
+        "median_error": cell.median_error,
+    }
