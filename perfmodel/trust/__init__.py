@@ -2,14 +2,14 @@
 
 from perfmodel.trust.badge import LEVELS, Level, Trust, nearest_rows, trust_of
 from perfmodel.trust.cells import MeasuredCell, MeasuredRow, measured_cells, measured_rows
-from perfmodel.trust.setups import Setup, setup_of
+from perfmodel.trust.setups import MeasuredSetup, setup_of
 
 __all__ = [
     "LEVELS",
     "Level",
     "MeasuredCell",
     "MeasuredRow",
-    "Setup",
+    "MeasuredSetup",
     "Trust",
     "measured_cells",
     "measured_rows",

@@ -23,7 +23,7 @@ from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.trust.cells import MeasuredCell, MeasuredRow, measured_cells, measured_rows
-from perfmodel.trust.setups import SIZES, Setup, setup_of
+from perfmodel.trust.setups import SIZES, MeasuredSetup, setup_of
 
 Level = Literal["validated", "calibrated", "transferred", "datasheet"]
 LEVELS: tuple[Level, ...] = ("validated", "calibrated", "transferred", "datasheet")
@@ -54,7 +54,7 @@ class Trust:
 
     level: Level
     sentence: str
-    setup: Setup
+    setup: MeasuredSetup
     errors: Mapping[str, tuple[int, float]]
     nearest: Sequence[MeasuredCell]
 
@@ -93,7 +93,7 @@ def nearest_rows(trust: Trust) -> list[MeasuredRow]:
     return [row for _, row in sorted(near, key=lambda each: each[0])[:_NUM_ROWS]]
 
 
-def _is_alike(setup: Setup, cell: MeasuredCell) -> bool:
+def _is_alike(setup: MeasuredSetup, cell: MeasuredCell) -> bool:
     """Whether a cell is of the device, engine, format and family asked about, at similar sizes."""
     here, there = setup, cell.low
     same = ("device", "engine", "family", "weights", "separate")
@@ -109,7 +109,7 @@ def _outside(value: float, low: float, high: float) -> float:
     return max(0.0, log2(value / high), log2(low / value) if low else 0.0) / log2(_SIMILAR)
 
 
-def _distance(setup: Setup, low: Setup, high: Setup) -> float:
+def _distance(setup: MeasuredSetup, low: MeasuredSetup, high: MeasuredSetup) -> float:
     found = sum(_outside(getattr(setup, size), getattr(low, size), getattr(high, size)) for size in SIZES)
     found += _OTHER_DEVICE * (setup.device != low.device) * (1 if _related(setup.device, low.device) else 2)
     found += _OTHER_ENGINE * (setup.engine != low.engine)
@@ -126,7 +126,7 @@ def _related(one: str, other: str) -> bool:
         return False
 
 
-def _nearest(setup: Setup, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
+def _nearest(setup: MeasuredSetup, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
     """One metric of each of the nearest cells."""
     found: dict[tuple[str, ...], MeasuredCell] = {}
     for cell in sorted(cells, key=lambda each: _distance(setup, each.low, each.high)):
@@ -151,7 +151,7 @@ def _pooled(cells: Sequence[MeasuredCell]) -> dict[str, tuple[int, float]]:
     return found
 
 
-def _validated(setup: Setup, errors: Mapping[str, tuple[int, float]]) -> str:
+def _validated(setup: MeasuredSetup, errors: Mapping[str, tuple[int, float]]) -> str:
     rows = max(count for count, _ in errors.values())
     named = ", ".join(f"{_title(metric)} {error:.1%}" for metric, (_, error) in errors.items())
     return (

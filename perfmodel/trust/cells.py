@@ -21,9 +21,9 @@ from typing import Any
 from perfmodel.errors import SpecError
 from perfmodel.files.bounded import read_rows
 from perfmodel.files.catalog import data_dir
-from perfmodel.trust.setups import SIZES, Setup
+from perfmodel.trust.setups import SIZES, MeasuredSetup
 
-_NAMES = tuple(field.name for field in fields(Setup) if field.name not in SIZES)
+_NAMES = tuple(field.name for field in fields(MeasuredSetup) if field.name not in SIZES)
 _CELL = (*_NAMES, *(f"{size}_{end}" for size in SIZES for end in ("low", "high")))
 _CELL_COLUMNS = ("kind", *_CELL, "metric", "rows", "median_error", "bias")
 _ROW_COLUMNS = ("kind", *_NAMES, *SIZES, "metric", "predicted", "measured", "label")
@@ -35,7 +35,7 @@ class MeasuredRow:
     """One measurement beside its prediction, in the metric's unit. kind: of the validation"""
 
     kind: str
-    setup: Setup
+    setup: MeasuredSetup
     metric: str
     predicted: float
     measured: float
@@ -56,8 +56,8 @@ class MeasuredCell:
     """
 
     kind: str
-    low: Setup
-    high: Setup
+    low: MeasuredSetup
+    high: MeasuredSetup
     metric: str
     rows: int
     median_error: float
@@ -103,7 +103,7 @@ def write_index(name: str, rows: Sequence[MeasuredRow], folder: Path, lists_rows
 
 def _by_setup(rows: Iterable[MeasuredRow]) -> list[MeasuredRow]:
     """Rows of one setup as one, by their medians: requests of a run, repeated runs."""
-    found: dict[tuple[Setup, str], list[MeasuredRow]] = defaultdict(list)
+    found: dict[tuple[MeasuredSetup, str], list[MeasuredRow]] = defaultdict(list)
     for row in rows:
         found[row.setup, row.metric].append(row)
     return [
@@ -121,7 +121,8 @@ def _pooled(rows: Sequence[MeasuredRow]) -> MeasuredCell:
     first = rows[0]
     names: dict[str, Any] = {name: getattr(first.setup, name) for name in _NAMES}
     low, high = (
-        Setup(**names | {size: end(getattr(row.setup, size) for row in rows) for size in SIZES}) for end in (min, max)
+        MeasuredSetup(**names | {size: end(getattr(row.setup, size) for row in rows) for size in SIZES})
+        for end in (min, max)
     )
     errors = [row.error for row in rows]
     return MeasuredCell(
@@ -136,10 +137,10 @@ def _lines(file: Path) -> list[dict[str, str]]:
         raise SpecError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _setup(line: dict[str, str], end: str = "") -> Setup:
+def _setup(line: dict[str, str], end: str = "") -> MeasuredSetup:
     """The setup that a line has; of a cell the one at an `end` of its ranges."""
     named: dict[str, Any] = {name: line[name] for name in _NAMES} | {"separate": line["separate"] == "True"}
-    return Setup(**named | {size: float(line[f"{size}{end}"]) for size in SIZES})
+    return MeasuredSetup(**named | {size: float(line[f"{size}{end}"]) for size in SIZES})
 
 
 def _cell(line: dict[str, str]) -> MeasuredCell:

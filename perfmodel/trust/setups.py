@@ -1,6 +1,6 @@
-"""`Setup`: what a scenario and a measurement are compared by, to say how near they are to each other."""
+"""`MeasuredSetup`: what a scenario and a measurement are compared by, to say how near they are to each other."""
 
-__all__ = ["SIZES", "Setup", "setup_of"]
+__all__ = ["SIZES", "MeasuredSetup", "setup_of"]
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,7 +22,7 @@ SIZES = ("total_b", "active_b", "devices", "input_tokens", "output_tokens", "con
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class MeasuredSetup:
     """A deployment and its load, as far as measurements of others tell of it.
 
     family:        the kinds of the model's layers: "dense, attention", "mixture of experts, latent attention"
@@ -48,13 +48,13 @@ class Setup:
     concurrency: float = 0.0
 
 
-def setup_of(scenario: Scenario) -> Setup:
+def setup_of(scenario: Scenario) -> MeasuredSetup:
     """The setup of a scenario; of separate workers that of those which decode."""
     pool = next((each for each in scenario.pools if each.role != "prefill" and not each.shadow), scenario.pools[0])
     model, engine, traffic = pool.model or scenario.model, pool.engine, scenario.traffic
     family, total, active = _sizes(model)
     concurrency = traffic.arrivals.concurrency if traffic.arrivals.process == "closed_loop" else None
-    return Setup(
+    return MeasuredSetup(
         device=(pool.hardware or scenario.hardware).name,
         engine=engine.profile,
         version=engine.described.version.described,

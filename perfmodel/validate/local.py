@@ -4,6 +4,7 @@ __all__ = ["report_local", "validate_local"]
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,7 @@ def _figures(pairs: Sequence[LocalPair]) -> list[SettingFigure]:
             float(np.median([pair.row.tokens_per_s for pair in mine])),
             mine[0].interval,
             tuple(pair.row.tokens_per_s for pair in mine),
-            setup_of(scenario),
+            replace(setup_of(scenario), input_tokens=0.0, output_tokens=0.0),  # a test has steps and no requests
         )
         for mine in found.values()
         if (scenario := mine[0].scenario) is not None

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost.calibrations.provenance import Provenance
-from perfmodel.trust.setups import Setup
+from perfmodel.trust.setups import MeasuredSetup
 from perfmodel.validate.report import Comparison, ErrorStats, Rows, ValidationReport, dimensions_of
 
 _MOST_WORST = 10
@@ -45,7 +45,7 @@ class SettingFigure:
     measured: float
     interval: tuple[float, float]
     figures: tuple[float, ...]
-    setup: Setup
+    setup: MeasuredSetup
 
     @property
     def error(self) -> float:

@@ -35,7 +35,7 @@ from numpy.typing import ArrayLike, NDArray
 from perfmodel.cost.calibrations.provenance import Provenance
 from perfmodel.printable import Printable
 from perfmodel.trust.cells import MeasuredRow
-from perfmodel.trust.setups import Setup
+from perfmodel.trust.setups import MeasuredSetup
 
 _MOST_WORST = 10
 RowT = TypeVar("RowT")
@@ -189,7 +189,7 @@ class Comparison:
     rows: Rows
     unit: str
     dimensions: Mapping[str, Dimension] = field(default_factory=dict)
-    setups: Sequence[Setup] = ()
+    setups: Sequence[MeasuredSetup] = ()
 
     @classmethod
     def of(
@@ -198,7 +198,7 @@ class Comparison:
         rows: Rows,
         unit: str,
         dimensions: Mapping[str, Dimension],
-        setups: Sequence[Setup] = (),
+        setups: Sequence[MeasuredSetup] = (),
     ) -> "Comparison":
         """The comparison by `metric`, with `dimensions` and `setups` of all pairs that were given to `rows`, of which
         it may have left out some.

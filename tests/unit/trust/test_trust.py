@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.specs import load_hardware, load_scenario
-from perfmodel.trust import LEVELS, MeasuredRow, badge, measured_cells, measured_rows, nearest_rows, setup_of, trust_of
+from perfmodel.trust import MeasuredRow, badge, measured_cells, measured_rows, nearest_rows, setup_of, trust_of
 from perfmodel.trust import cells as index
 from perfmodel.trust.setups import SIZES
 
@@ -148,9 +148,11 @@ def test_rows_that_may_not_be_copied_are_not_written(tmp_path):
 def test_the_shipped_index_is_of_known_devices_and_has_its_rows():
     cells, rows = measured_cells(), measured_rows()
     assert len({cell.low.device for cell in cells}) > 20
-    assert all(cell.rows > 0 and cell.median_error >= abs(cell.bias) * 0.99 or cell.rows > 1 for cell in cells)
+    assert all((cell.rows > 0 and cell.median_error >= abs(cell.bias) * 0.99) or cell.rows > 1 for cell in cells)
     listed = {each.kind for each in rows}
     assert "serving" not in listed  # cited, not copied
     assert {"steady-state", "throughput", "served"} <= listed
     for kind in listed:
-        assert len([each for each in rows if each.kind == kind]) <= sum(cell.rows for cell in cells if cell.kind == kind)
+        assert len([each for each in rows if each.kind == kind]) <= sum(
+            cell.rows for cell in cells if cell.kind == kind
+        )
