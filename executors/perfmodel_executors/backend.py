@@ -75,13 +75,22 @@ class ExecutedBackend:
         """Run the plan's tokens; the outcome has the sampled ones in the order of `decodes`, then `samples`."""
         segments, sampled = self._segments(plan)
         self.runner.reserve_for(segments)
+        copying = self._copy_blocks(plan)
         if self.speculator is not None:
             return self._speculate(self.speculator, plan, segments[len(plan.decodes) :], sampled)
         shape = (*self._shape(plan), *sorted(segment.num_layers or 0 for segment in segments))
         duration, tokens = self._timed(partial(self.runner.run, segments), shape)
         for (request, position), token in zip(sampled, tokens, strict=True):
             self.tokens.put(request, position, token)
-        return Outcome(duration, tokens)
+        return Outcome(duration + copying, tokens)
+
+    def _copy_blocks(self, plan: StepPlan) -> int:
+        """Ticks of the copies to a second tier and back, which come before the step and only once: a warm-up of the
+        step writes blocks whose old contents have to be there by then."""
+        if not (plan.copied_out or plan.copied_back):
+            return 0
+        duration, _ = self._timed(partial(self.runner.copy_blocks, plan.copied_out, plan.copied_back))
+        return duration
 
     def _speculate(
         self, speculator: Speculator, plan: StepPlan, chunks: list[TokenSegment], sampled: list[tuple[Request, int]]
@@ -112,9 +121,9 @@ class ExecutedBackend:
         if self.speculator is not None:
             self.speculator.proposer.release(request.request_id)
 
-    def _timed(self, run: Callable[..., Result], shape: Hashable) -> tuple[int, Result]:
+    def _timed(self, run: Callable[..., Result], shape: Hashable | None = None) -> tuple[int, Result]:
         """What `run` takes, in ticks, and returns; a `shape` not seen before is run untimed first."""
-        if self.warms_up and shape not in self._seen:
+        if self.warms_up and shape is not None and shape not in self._seen:
             self._seen.add(shape)
             run(is_warm_up=True)
         with uninterrupted():

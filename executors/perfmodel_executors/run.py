@@ -25,6 +25,7 @@ from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, build_se
 from perfmodel.sim.clock import to_ticks
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
 from perfmodel.sim.replica.backend import SimulatedBackend
+from perfmodel.sim.replica.second_tier import SecondTier, copied, second_tier
 from perfmodel.specs.engine.speculation import Acceptance
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.executed.compare import ExecutorComparison, ShadowedBackend, StepPair, report_executor
@@ -87,7 +88,8 @@ def execute_scenario(
             text=text_of(scenario),
             draws=_draws_of(scenario),
         )
-        result = _run(scenario, wrap(backend), backend, progress, out, live)
+        tier = second_tier(scenario, step_costs(scenario)) if engine.kv_offload is not None else None
+        result = _run(scenario, wrap(backend), backend, progress, out, live, tier)
         num_nan = runner.decoder.chooser.num_nan
     where = device_name(device) if num_ranks == 1 else f"{num_ranks} ranks of {device_name(device)}"
     weights = _weights_in_words(scenario.model)
@@ -157,6 +159,7 @@ def serve_calibrated(
     scenario: Scenario, times: StepTimes, calibration: Calibration, progress: Progress | None = None
 ) -> tuple[RunResult, list[StepPair]]:
     """Executes the workload with what was timed, at the speed the machine had then; each step beside its prediction."""
+    scenario = times.with_link(scenario)
     executed = ExecutedBackend(
         *(times.decoder, scenario.engine.block_size, scenario.seed),
         drift=times.drift_meter(),
@@ -166,14 +169,18 @@ def serve_calibrated(
         draws=_draws_of(scenario),
     )
     shadowed = ShadowedBackend(executed, _predictor(scenario, calibration))
-    return _run(scenario, shadowed, executed, progress), shadowed.pairs
+    tier = second_tier(scenario, step_costs(scenario, calibration))
+    return _run(scenario, shadowed, executed, progress, tier=tier), shadowed.pairs
 
 
 def _predictor(scenario: Scenario, calibration: Calibration) -> Backend:
     """What the simulator asks for durations."""
     costs, config = step_costs(scenario, calibration), scenario.engine.speculative_config
     if config is None:
-        return SimulatedBackend(costs.pricer())
+        backend = SimulatedBackend(costs.pricer())
+        tier = second_tier(scenario, costs)
+        backend.restore = None if tier is None else tier.cost
+        return backend
     # What it makes of drafts is not looked at: durations of a given plan do not depend on it.
     config = config.model_copy(update={"acceptance": Acceptance(rate=0.0)})
     return SimulatedBackend(costs.pricer(), SimulatedAcceptance(config, scenario.seed))
@@ -232,13 +239,16 @@ def _run(
     progress: Progress | None = None,
     out: Path | None = None,
     live: bool = False,
+    tier: SecondTier | None = None,
 ) -> RunResult:
-    """Serve the scenario's workload with `backend`, which is `executed` or stands in front of it.
+    """Serve the scenario's workload with `backend`, which is `executed` or stands in front of it; `tier` as the
+    scenario has it.
 
     The result's scenario has the acceptance that was measured, for whoever simulates it.
     """
     num_blocks = plan_memory(scenario.model, scenario.hardware, scenario.engine).num_kv_blocks
-    loop = build_serve_loop(scenario, num_blocks, record_positions=True)
+    host = None if tier is None else tier.blocks(has_tensors=True)
+    loop = build_serve_loop(scenario, num_blocks, record_positions=True, host=host)
     workload = Workload(scenario)
     with Collector(out, has_token_times=scenario.needs_token_times) as collector:
 
@@ -268,6 +278,9 @@ def _run(
         num_preemptions=scheduler.num_preemptions,
         prefix_tokens_asked=scheduler.num_prefix_tokens_asked,
         prefix_tokens_hit=scheduler.num_prefix_tokens_hit,
+        kv_offload=None
+        if tier is None or host is None
+        else copied([(host, _num_ranks(scenario) * tier.cost.block_bytes)]),
     )
     if executed.acceptance is not None:
         scenario = executed.acceptance.put_into(scenario)

@@ -20,6 +20,7 @@ from perfmodel_executors.kernels import load_kernels
 from perfmodel_executors.kernels.tiles import tuning
 from perfmodel_executors.models.batch import TokenSegment, build_batch
 from perfmodel_executors.models.decoder import Decoder, load_decoder
+from perfmodel_executors.models.host_pages import HostPages
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.popularity import TRAINED
 from perfmodel_executors.models.support import check_capturable, check_served, has_states, kv_packing
@@ -38,6 +39,10 @@ class Runner(Protocol):
         """Sampled tokens in the order of `segments`. A warm-up may take its time to choose how such a step runs."""
         ...
 
+    def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
+        """Copy KV blocks to slots of the second tier, (block, slot) each, then from there, (slot, block)."""
+        ...
+
 
 class StepRunner:
     """Runs steps with one decoder; with `graphs`, decodes go there, and the pool must not have to grow.
@@ -52,6 +57,7 @@ class StepRunner:
         self.cache = cache
         self.graphs = graphs
         self.keeps_kv = keeps_kv
+        self.host_pages = HostPages(cache)
 
     def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
         self.cache.reserve_for([segment.block_table for segment in segments])
@@ -67,6 +73,9 @@ class StepRunner:
                 with self.cache.restored([segment.block_table for segment in segments]):
                     return decoder.step(batch, self.cache)
             return decoder.step(batch, self.cache)
+
+    def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
+        self.host_pages.copy(out, back)
 
     def candidates(self, segments: Sequence[TokenSegment], count: int) -> list[list[int]]:
         """The `count` most likely next tokens of each row that is wanted, the likeliest first."""

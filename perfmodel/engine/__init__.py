@@ -12,6 +12,7 @@ __all__ = [
     "Grant",
     "GroupedKVBlocks",
     "HostBlocks",
+    "HostCopies",
     "KVBlockManager",
     "Outcome",
     "Request",
@@ -28,6 +29,7 @@ from perfmodel.engine.admission import DISCIPLINES, POLICIES, Discipline
 from perfmodel.engine.config import SchedulerConfig, Speculation
 from perfmodel.engine.grouped_blocks import GroupedKVBlocks
 from perfmodel.engine.host_blocks import HostBlocks
+from perfmodel.engine.host_copies import HostCopies
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import Backend, Grant, Outcome, StepPlan, StepRecord
 from perfmodel.engine.request import Request, RequestStatus

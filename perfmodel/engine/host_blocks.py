@@ -2,7 +2,8 @@
 
 Two kinds: all blocks of a preempted request, until it runs again; and blocks of shared content that the device's prefix
 cache has reused for something else, least recently used first out. Room for the first is made by dropping the second.
-How long a copy takes is not known here; from how many tokens on it is worth it is a rule that the engine is given.
+How long a copy takes is not known here; from how many tokens on it is worth it, and whether steps wait for copies to
+the tier, are rules that the engine is given.
 """
 
 __all__ = ["HostBlocks"]
@@ -10,18 +11,28 @@ __all__ = ["HostBlocks"]
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
+from perfmodel.engine.host_copies import HostCopies
+from perfmodel.engine.plan import StepPlan
 from perfmodel.engine.request import Request
 
 
 class HostBlocks:
     """`capacity` blocks; sequences with fewer than `least_tokens` to restore are computed again instead.
 
+    is_awaited: a step begins when the blocks that it takes from others have been copied here; else they are copied
+                beside it
+    copies:     notes which block goes where, for plans that are executed with tensors
     num_stored, num_restored: blocks copied out and in so far; num_restored_tokens: what the latter held
     """
 
-    def __init__(self, capacity: int, least_tokens: int = 1) -> None:
+    def __init__(
+        self, capacity: int, least_tokens: int = 1, is_awaited: bool = False, copies: HostCopies | None = None
+    ) -> None:
         self.capacity = capacity
         self.least_tokens = least_tokens
+        self.is_awaited = is_awaited
+        self._copies = copies
+        self._num_planned = 0  # of `num_stored`, those that plans know of
         self.num_stored = self.num_restored = self.num_restored_tokens = 0
         self._contents: OrderedDict[Hashable, None] = OrderedDict()
         self._parked: dict[Request, tuple[int, int]] = {}  # request -> tokens, blocks
@@ -31,13 +42,15 @@ class HostBlocks:
     def num_used(self) -> int:
         return len(self._contents) + self._num_parked
 
-    def keep(self, content: Hashable) -> None:
-        """The device reuses its block with `content`."""
+    def keep(self, content: Hashable, block: int) -> None:
+        """The device reuses its `block` with `content`."""
         if content in self._contents:
             self._contents.move_to_end(content)
         elif self._make_room(1):
             self._contents[content] = None
             self.num_stored += 1
+            if self._copies is not None:
+                self._copies.store(content, block)
 
     def park(self, request: Request, num_tokens: int, num_blocks: int) -> None:
         """`request`, about to be preempted, has KV of `num_tokens` in `num_blocks`; kept if that is worth it."""
@@ -45,17 +58,24 @@ class HostBlocks:
             self._parked[request] = num_tokens, num_blocks
             self._num_parked += num_blocks
             self.num_stored += num_blocks
+            if self._copies is not None:
+                for index, block in enumerate(request.block_ids[:num_blocks]):
+                    self._copies.store((request.request_id, index), block)
 
     def forget(self, request: Request) -> None:
         """`request` is not coming back for what it parked."""
         _, num_blocks = self._parked.pop(request, (0, 0))
         self._num_parked -= num_blocks
+        if self._copies is not None:
+            for index in range(num_blocks):
+                self._copies.drop((request.request_id, index))
 
     def forget_all(self) -> None:
         """Nothing is in memory any more."""
-        self._contents.clear()
-        self._parked.clear()
-        self._num_parked = 0
+        while self._contents:
+            self._push_out()
+        for request in list(self._parked):
+            self.forget(request)
 
     def num_ready(self, request: Request, num_cached: int, block_size: int) -> int:
         """The leading tokens of `request` that would be there if all that can be were restored behind `num_cached`."""
@@ -72,18 +92,31 @@ class HostBlocks:
     def restore(self, request: Request, num_cached: int, num_ready: int, block_size: int) -> int:
         """`request` is admitted with `num_ready` tokens there, all but the first `num_cached` from here; the blocks, of
         `block_size` tokens."""
-        parked = self._parked.pop(request, None)
+        parked, tokens, blocks = self._parked.get(request), num_ready - num_cached, 0
+        if tokens > 0:
+            first, blocks = num_cached // block_size, -(-tokens // block_size)
+            contents: Sequence[Hashable] = request.block_hashes[first : first + blocks]
+            if parked is None:
+                self._touch(contents)
+            else:
+                blocks = min(blocks, parked[1])
+                contents = [(request.request_id, index) for index in range(first, first + blocks)]
+            if self._copies is not None:
+                for content, block in zip(contents, request.block_ids[first:], strict=False):
+                    self._copies.restore(content, block)
+            self.num_restored += blocks
+            self.num_restored_tokens += tokens
         if parked is not None:
-            self._num_parked -= parked[1]
-        tokens = num_ready - num_cached
-        if tokens <= 0:
-            return 0
-        if parked is None:
-            self._touch(request.block_hashes[num_cached // block_size : num_ready // block_size])
-        blocks = -(-tokens // block_size) if parked is None else min(-(-tokens // block_size), parked[1])
-        self.num_restored += blocks
-        self.num_restored_tokens += tokens
+            self.forget(request)
         return blocks
+
+    def settle(self, plan: StepPlan) -> None:
+        """`plan` is made: it waits for what has been stored meanwhile, and is told of all copies."""
+        if self.is_awaited:
+            plan.num_stored_blocks = self.num_stored - self._num_planned
+            self._num_planned = self.num_stored
+        if self._copies is not None:
+            plan.copied_out, plan.copied_back = self._copies.take()
 
     def _touch(self, contents: Sequence[Hashable]) -> None:
         for content in contents:
@@ -94,5 +127,10 @@ class HostBlocks:
         if self._num_parked + count > self.capacity:
             return False
         while self.num_used + count > self.capacity:
-            self._contents.popitem(last=False)
+            self._push_out()
         return True
+
+    def _push_out(self) -> None:
+        content, _ = self._contents.popitem(last=False)
+        if self._copies is not None:
+            self._copies.drop(content)

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 
 from perfmodel.engine.host_blocks import HostBlocks
+from perfmodel.engine.plan import StepPlan
 from perfmodel.engine.request import Request
 
 _NUMBERS: list[int] = []
@@ -85,6 +86,13 @@ class KVBlockManager:
     @property
     def num_used(self) -> int:
         return self.num_blocks - self.num_free
+
+    @property
+    def num_free_unawaited(self) -> int:
+        """Free blocks that can be taken before a step waits for the copy of one to a second tier; a lower bound."""
+        if self.host is None or not self.host.is_awaited or not self._lot_of:
+            return self.num_free
+        return max(self._num_fresh - self._num_to_pop, 0)
 
     @property
     def num_aside(self) -> int:
@@ -223,6 +231,12 @@ class KVBlockManager:
         self.num_free -= count
         self._pop(count, into)
 
+    def settle(self, plan: StepPlan) -> None:
+        """`plan` is made: it knows what leaves for a second tier, and comes from there."""
+        if self.host is not None:
+            self._pop_set_aside()
+            self.host.settle(plan)
+
     def _pop_set_aside(self) -> None:
         if self._num_to_pop:
             self._pop(self._num_to_pop, self._aside)
@@ -266,7 +280,7 @@ class KVBlockManager:
         if content is not None:
             del self._block_of[content], self._owners[block], self._lot_of[block]
             if self.host is not None:
-                self.host.keep(content)
+                self.host.keep(content, block)
 
     def forget_all(self) -> None:
         """Nothing is in memory any more; no request may hold a block."""

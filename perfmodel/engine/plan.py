@@ -40,16 +40,21 @@ class StepPlan:
     cohort_age:      the age of the `DecodeCohort` with this plan, if it granted its members anything, else 0
     preempted:       requests that lost their blocks while this plan was made
     num_restored_tokens, num_restored_blocks: KV that comes back from a second tier for this step (`HostBlocks`)
+    num_stored_blocks: blocks that go there before this step, where it waits for them
     num_gaps:        once applied, how many requests had their next token right after the last one's step
     is_complete:     every running request with tokens to compute has a grant
     positions:       tokens computed before this step, per request of `decodes`  } only with
     block_tables:    block ids per request id of all grants                      } `record_positions`
+    copied_out, copied_back: (block, slot) and (slot, block) of copies to a second tier and back, in this order and
+                     before its tokens are computed; only with `HostCopies`
     """
 
     __slots__ = (
         "block_tables",
         "chunks",
         "cohort_age",
+        "copied_back",
+        "copied_out",
         "decode_context",
         "decode_windowed",
         "decodes",
@@ -64,6 +69,7 @@ class StepPlan:
         "num_restored_blocks",
         "num_restored_tokens",
         "num_stalled",
+        "num_stored_blocks",
         "positions",
         "preempted",
         "resumed",
@@ -84,6 +90,7 @@ class StepPlan:
         self.num_restored_blocks = 0
         self.num_restored_tokens = 0
         self.num_stalled = 0
+        self.num_stored_blocks = 0
         self.group_tokens = 0
         self.cohort_age = 0
         self.samples: list[Request] = []
@@ -93,6 +100,8 @@ class StepPlan:
         self.is_complete = True
         self.positions: list[int] = []
         self.block_tables: dict[int, list[int]] = {}
+        self.copied_out: list[tuple[int, int]] = []
+        self.copied_back: list[tuple[int, int]] = []
 
     @property
     def num_tokens(self) -> int:
@@ -108,8 +117,10 @@ class StepPlan:
 
     @property
     def is_plain(self) -> bool:
-        """Nobody starts, resumes or is preempted: each of `decodes` follows up its token of the step before."""
-        return not (self.chunks or self.singles or self.resumed or self.num_stalled or self.preempted)
+        """Nobody starts, resumes or is preempted, nor is a copy waited for: each of `decodes` follows up its token of
+        the step before."""
+        others = self.chunks or self.singles or self.resumed or self.num_stalled or self.preempted
+        return not (others or self.num_stored_blocks)
 
     @property
     def chunk_lengths(self) -> tuple[tuple[int, int], ...]:

@@ -193,10 +193,10 @@ class Scheduler:
         if is_polled and self._transferred and not plan.preempted and not (exclusive and plan.chunks):
             self._admit_transferred(plan, budget, now)
         self._sum_up(plan)
-        is_held = not is_polled or (not admits and self.has_free_slot)
-        self._may_admit = is_held and self.num_waiting > 0
+        self._may_admit = self.num_waiting > 0 and (not is_polled or (not admits and self.has_free_slot))
         if plan.decodes or plan.chunks:
             self._next_index += 1
+            self.blocks.settle(plan)
         if plan.chunks or plan.singles:  # after prompts the next step looks (sglang, SchedulerRecvSkipper)
             self._poll_at = self._next_index
         return plan
@@ -358,11 +358,11 @@ class Scheduler:
         cohort = self._running.cohort
         if not (plan.is_plain and plan.is_complete and cohort.covers(plan)):
             return 0
-        repeats = cohort.num_steps_unchanged
+        repeats, num_free = cohort.num_steps_unchanged, self.blocks.num_free_unawaited
         if self._may_admit and self.num_waiting:  # up to the plan in which they are looked at
             repeats = min(repeats, (self._poll_at - self._next_index) % self.config.poll_every)
-        if self.most_blocks(repeats) > self.blocks.num_free:
-            repeats = self.blocks.num_free // (len(cohort.joined) * self.blocks.most_weight) * self.blocks.block_size
+        if self.most_blocks(repeats) > num_free:
+            repeats = num_free // (len(cohort.joined) * self.blocks.most_weight) * self.blocks.block_size
         return repeats
 
     def most_blocks(self, repeats: int) -> int:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -54,6 +54,7 @@ from perfmodel_executors.measure.cpu_steps import (
 )
 from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.measure.protocol import Measured, PairedCases, measure_together
+from perfmodel_executors.measure.tier_link import CopyCase, copy_cases, with_measured_link
 from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.popularity import TRAINED
 from perfmodel_executors.runner import StepRunner
@@ -103,13 +104,17 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The timed steps of one model and its drafter, and the model's reference step to go on measuring with."""
+    """The timed steps of one model and its drafter, and the model's reference step to go on measuring with.
+
+    copies: the timed copies of its KV blocks to a second tier and back, where the engine has one
+    """
 
     runner: StepRunner
     speculator: Speculator | None
     measured: Measured[StepCase]
     rows: list[dict[tuple[str, str], float]]
     reference: Callable[[], object] = field(repr=False)
+    copies: Measured[CopyCase] | None = None
 
     @property
     def decoder(self) -> Decoder:
@@ -119,6 +124,15 @@ class StepTimes:
     def samples(self) -> list[list[float]]:
         """Seconds of all rounds of each row."""
         return list(self.measured.samples.values())
+
+    def with_link(self, scenario: Scenario) -> Scenario:
+        """The scenario with its second tier behind the link that was measured, where it has one."""
+        engine, copies = scenario.engine, self.copies
+        if engine.kv_offload is None or copies is None:
+            return scenario
+        block_bytes = sum(pages.block_bytes for pages in self.runner.cache.pages)
+        offload = with_measured_link(engine.kv_offload, scenario.hardware, copies, block_bytes)
+        return scenario.model_copy(update={"engine": engine.model_copy(update={"kv_offload": offload})})
 
     def drift_meter(self, every: int = 1) -> DriftMeter:
         """A meter that restates durations at the speed the machine had while these steps were timed."""
@@ -198,10 +212,13 @@ def time_together(
         _check_size(each.model)
     torch.set_num_threads(1)  # barriers between threads wait for whole scheduler quanta on a shared machine
     timings = [_Timing(each) for each in served]
-    found = measure_together(
-        [timing.group for timing in timings], min_rounds, budget_s, served[0].seed, progress=progress
-    )
-    return [timing.times(measured) for timing, measured in zip(timings, found, strict=True)]
+    copying = [timing for timing in timings if timing.copies is not None]
+    groups: list[PairedCases[Any]] = [timing.group for timing in timings]
+    groups += [timing.copies for timing in copying if timing.copies is not None]
+    found = measure_together(groups, min_rounds, budget_s, served[0].seed, progress=progress)
+    copies = dict(zip(copying, found[len(timings) :], strict=True))
+    steps = found[: len(timings)]
+    return [timing.times(each, copies.get(timing)) for timing, each in zip(timings, steps, strict=True)]
 
 
 class _Timing:
@@ -226,6 +243,7 @@ class _Timing:
             bench = StepBench(passes, served.seed)
             cases |= {StepCase(s, True): bench.step(s) for s in drafting_grid(span, drafter.computes_prompts)}
         self.group = PairedCases(cases, reference)
+        self.copies = None if engine.kv_offload is None else PairedCases(copy_cases(self._runner), reference)
 
     def _graph(self, layers: int | None = None) -> StepGraph:
         """The graph of steps whose decodes all pass so many layers; None: all of them."""
@@ -236,8 +254,8 @@ class _Timing:
             model = replace(model, exits=replace(model.exits, reach=reach))
         return build_graph(model, served.engine, sampling=served.sampling.method, routing=served.load)
 
-    def times(self, measured: Measured[StepCase]) -> StepTimes:
-        """The measured times with the work of each step."""
+    def times(self, measured: Measured[StepCase], copies: Measured[CopyCase] | None) -> StepTimes:
+        """The measured times with the work of each step; those of copies, if there are any."""
         served, spans = self._served, self._served.model.attention_spans
         rows = [
             features(
@@ -246,7 +264,7 @@ class _Timing:
             )
             for shape, is_draft in self.group.cases
         ]
-        return StepTimes(self._runner, self._speculator, measured, rows, self.group.reference)
+        return StepTimes(self._runner, self._speculator, measured, rows, self.group.reference, copies)
 
 
 def _check_size(model: ModelSpec) -> None:

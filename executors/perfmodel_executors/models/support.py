@@ -189,11 +189,20 @@ def check_engine(engine: EngineSpec) -> None:
         "a generation of FlashAttention (engine.flash_attn_version)": engine.flash_attn_version is not None,
         "TF32 (engine.float32_matmul_precision=high)": engine.float32_matmul_precision == "high",
         "sums in FP16 (engine.allow_fp16_accumulation)": engine.allow_fp16_accumulation,
-        "a second tier of KV blocks (engine.kv_offload)": engine.kv_offload is not None,
     }
     missing = next((name for name, is_used in unsupported.items() if is_used), None)
     if missing:
         raise PerfmodelError(f"{missing} is not executed yet; it can be simulated.")
+    if engine.kv_offload is not None and engine.kv_offload.overlap:
+        raise PerfmodelError(
+            "copies of KV blocks beside a step (engine.kv_offload.overlap=true) are not executed, only copies before "
+            "it; set engine.kv_offload.overlap to false, or simulate it."
+        )
+    if engine.kv_offload is not None and engine.speculative_config is not None:
+        raise PerfmodelError(
+            "a second tier of KV blocks (engine.kv_offload) is not executed beside drafts, whose models keep keys and "
+            "values of their own; leave out engine.speculative_config, or simulate it."
+        )
 
 
 def _check_standard(model: ModelSpec) -> None:
@@ -253,6 +262,11 @@ def check_served(model: ModelSpec, engine: EngineSpec) -> None:
         raise PerfmodelError(
             f"{model.name}: steps without a KV cache (engine.kv_cache=off) are executed for softmax attention only, "
             f"and this model has other mixers; set engine.kv_cache to paged."
+        )
+    if engine.kv_offload is not None and has_states(model):
+        raise PerfmodelError(
+            f"{model.name}: a second tier holds KV blocks (engine.kv_offload), and this model keeps states or tokens "
+            f"beside them, which would be missing when a sequence comes back; leave it out, or simulate it."
         )
     if engine.speculative_config is not None and has_states(model):
         raise PerfmodelError(

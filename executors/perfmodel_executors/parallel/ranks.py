@@ -51,6 +51,10 @@ class LeadingRunner:
         self._tell(("run", (segments, is_warm_up)))
         return self._local.run(segments, is_warm_up)
 
+    def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
+        self._tell(("copy", (out, back)))
+        self._local.copy_blocks(out, back)
+
     def _tell(self, message: _Message) -> None:
         content = pickle.dumps(message)
         for other in self._others:
@@ -124,6 +128,8 @@ def _follow(setup: RunnerSetup, rank: int, num_ranks: int, meeting: Path, leader
             break
         if what == "reserve":
             runner.cache.reserve(argument)
+        elif what == "copy":
+            runner.copy_blocks(*argument)
         else:
             runner.run(*argument)
     dist.destroy_process_group()

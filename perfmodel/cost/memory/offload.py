@@ -3,8 +3,10 @@
     t = blocks latency + tokens b / W           b: bytes of a token on one device, W: its link to the tier
 
 Layer by layer beside the step, the last of L layers computes after its blocks are there: max(step, t) + min(step, t)/L.
-Copies the other way use the link's other direction and hide beside steps.
-Source: CachedAttention (Gao et al. 2024): loading layer by layer; vLLM's offloading connector.
+Copies the other way use the link's other direction and hide beside steps. Without overlap a step waits for both: what
+its blocks held before goes out, what it needs comes in, then it is computed.
+Source: CachedAttention (Gao et al. 2024): loading layer by layer; vLLM's offloading connector; vLLM before version 1,
+`CacheEngine.swap_out` and `swap_in`: copies both ways on the stream of the step that follows.
 """
 
 __all__ = ["RestoreCost", "least_restored_tokens", "restore_cost"]
@@ -26,22 +28,38 @@ class RestoreCost:
     """What blocks take over the link of one device.
 
     layers: of the model, 0 where the step waits for all of them
+    block_size: tokens of a block
     """
 
     latency_s: float
     bytes_per_s: float
     bytes_per_token: float
     layers: int
+    block_size: int
+
+    @property
+    def block_bytes(self) -> float:
+        """Bytes of a block on the link."""
+        return self.bytes_per_token * self.block_size
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a step begins after its copies, those to the tier included."""
+        return not self.layers
 
     def alone_s(self, num_tokens: float, num_blocks: float) -> float:
         """Seconds of the copies."""
         return num_blocks * self.latency_s + num_tokens * self.bytes_per_token / self.bytes_per_s
 
-    def added_s(self, step_s: float, num_tokens: float, num_blocks: float) -> float:
-        """By how much a step of `step_s` takes longer."""
+    def added_s(self, step_s: float, num_tokens: float, num_blocks: float, num_stored: float = 0) -> float:
+        """By how many seconds a step takes longer for copies.
+
+        step_s: of the step without; num_tokens, num_blocks: that come back for it
+        num_stored: blocks that go to the tier, which it waits for too where copies are not beside it
+        """
         alone = self.alone_s(num_tokens, num_blocks)
         if not self.layers:
-            return alone
+            return alone + self.alone_s(num_stored * self.block_size, num_stored)
         return max(step_s, alone) + min(step_s, alone) / self.layers - step_s
 
 
@@ -51,7 +69,11 @@ def restore_cost(scenario: Scenario, offload: KvOffload, graph: StepGraph) -> Re
     shard = Sharding.of(scenario.engine)
     per_token = kv_bytes_per_token(model, shard, list(model.iter_layers())) / shard.pp
     return RestoreCost(
-        link.latency_s, link.bandwidth_bytes_per_s, per_token, model.num_layers if offload.overlap else 0
+        link.latency_s,
+        link.bandwidth_bytes_per_s,
+        per_token,
+        model.num_layers if offload.overlap else 0,
+        scenario.engine.block_size,
     )
 
 

@@ -12,7 +12,6 @@ from perfmodel.cost import (
     EngineProfile,
     MemoryPlan,
     SpeculativePricer,
-    StepCosts,
     StepPricer,
     Usage,
     energy_j,
@@ -21,8 +20,7 @@ from perfmodel.cost import (
     scenario_fits,
 )
 from perfmodel.cost.calibrations.draws import Draw
-from perfmodel.cost.memory.offload import least_restored_tokens, restore_cost
-from perfmodel.engine import HostBlocks, Request, StepRecord
+from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import SpecError
 from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment
 from perfmodel.sim.fleet.routing import ROUTERS, LeastOutstanding, Router
@@ -31,6 +29,7 @@ from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.sim.replica.replica import EngineRank, FrontEnd, Replica
+from perfmodel.sim.replica.second_tier import second_tier
 from perfmodel.sim.replica.serving import build_locksteps, build_serve_loop, scheduler_config
 from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.pools import PoolSpec
@@ -104,7 +103,7 @@ class Pool:
     def restored_bytes_per_block(self) -> float:
         """Bytes of a KV block on the link of one device to the second tier; 0 without one."""
         cost = self.backend.restore
-        return 0.0 if cost is None else cost.bytes_per_token * self.scenario.engine.block_size
+        return 0.0 if cost is None else cost.block_bytes
 
     def usage(self) -> Usage:
         """What one device of each engine did, summed: the pricer counts one device per engine."""
@@ -169,11 +168,13 @@ def build_pool(
     together = gcd(num_ranks, num_engines)  # what is left of a replica in a slice
     locksteps = build_locksteps(mine.engine, num_engines, together, env, backend, costs.graph, can_leap)
 
-    second_tier = _second_tier(mine, costs, backend)
+    tier = second_tier(mine, costs)
+    backend.restore = tier.cost if tier is not None else None
     config = scheduler_config(mine, pricer=pricer if isinstance(pricer, SpeculativePricer) else None)
 
     def engine(index: int, lockstep: Lockstep) -> EngineRank:
-        loop = build_serve_loop(mine, memory.num_kv_blocks, host=second_tier(), config=config)
+        host = tier.blocks() if tier is not None else None
+        loop = build_serve_loop(mine, memory.num_kv_blocks, host=host, config=config)
         return EngineRank(lockstep, index, loop, on_finished, on_step, front_end())
 
     engines = [engine(first_index + i, lockstep) for i, lockstep in enumerate(locksteps)]
@@ -181,18 +182,6 @@ def build_pool(
     route = FleetRouter(spec.router or scenario.cluster.router, replicas, scenario.seed)
     pipelines = tuple(dict.fromkeys(clock for clock in locksteps if isinstance(clock, Pipeline)))
     return Pool(spec, mine, memory, pricer, replicas, route, backend, pipelines)
-
-
-def _second_tier(scenario: Scenario, costs: StepCosts, backend: SimulatedBackend) -> Callable[[], HostBlocks | None]:
-    """What makes the second tier of each engine, if it has one; `backend` then charges for what comes back."""
-    offload = scenario.engine.kv_offload
-    if offload is None:
-        return lambda: None
-    backend.restore = cost = restore_cost(scenario, offload, costs.graph)
-    least = least_restored_tokens(scenario, offload, costs.graph, costs.timer)
-    block_bytes = cost.bytes_per_token * scenario.engine.block_size
-    capacity = int(offload.capacity_bytes // block_bytes) if block_bytes else 0
-    return lambda: HostBlocks(capacity, least)
 
 
 def _backend(scenario: Scenario, pricer: StepPricer, is_split: bool) -> SimulatedBackend:

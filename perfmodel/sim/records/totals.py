@@ -14,6 +14,7 @@ from perfmodel.sim.fleet.pool import Pool
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.latencies import latencies, ratio
 from perfmodel.sim.records.summary import DeviceTotals
+from perfmodel.sim.replica.second_tier import copied
 
 if TYPE_CHECKING:
     from perfmodel.sim.fleet.kv_transfer import KvTransfers
@@ -72,7 +73,7 @@ def _bubble_share(pools: Sequence[Pool]) -> float | None:
     )
 
 
-def _offloaded(cluster: Cluster) -> dict[str, object] | None:
+def _offloaded(cluster: Cluster) -> dict[str, float] | None:
     """Blocks to and from the second tiers of all engines, and their bytes over the links of all devices."""
     tiers = [
         (host, pool.devices_per_engine * pool.restored_bytes_per_block)
@@ -80,15 +81,7 @@ def _offloaded(cluster: Cluster) -> dict[str, object] | None:
         for engine in pool.engines
         if (host := engine.loop.scheduler.blocks.host) is not None
     ]
-    if not tiers:
-        return None
-    return {
-        "stored_blocks": sum([host.num_stored for host, _ in tiers]),
-        "restored_blocks": sum([host.num_restored for host, _ in tiers]),
-        "restored_tokens": sum([host.num_restored_tokens for host, _ in tiers]),
-        "stored_bytes": sum([host.num_stored * size for host, size in tiers]),
-        "restored_bytes": sum([host.num_restored * size for host, size in tiers]),
-    }
+    return copied(tiers) if tiers else None
 
 
 def _engine_s(cluster: Cluster, number: int, collector: Collector) -> float:

@@ -89,7 +89,7 @@ class SimulatedBackend:
     can_leap:   whether runs of equal steps are priced together
     acceptance: judges drafts, with speculation
     ahead:      pipelined: how deep the drafter goes in a step, for every request that decodes
-    restore:    what KV that comes back from a second tier adds. Pipeline stages fetch theirs side by side from when the
+    restore:    what copies of KV to and from a second tier add. Pipeline stages make theirs side by side from when the
                 plan is made: what the first stage waits for is there for the others when the plan comes to them
     is_split:   whether `prompt_time` counts what prompts cost
     """
@@ -120,7 +120,7 @@ class SimulatedBackend:
             return Outcome(self.pass_through(plan).latency)
         shape = self._computed(plan)
         duration = self._pricer.price(shape)
-        if plan.num_restored_tokens:
+        if plan.num_restored_tokens or plan.num_stored_blocks:
             duration += self._restoring(plan, duration, self.restore)
         self.prompt_time.add(shape, duration)
         accepted = self._acceptance.judge(plan) if self._acceptance is not None else None
@@ -131,7 +131,7 @@ class SimulatedBackend:
         assert self._stages is not None
         shape = self._computed(plan)
         times = self._stages.pass_through(shape)
-        if self.restore is not None and plan.num_restored_tokens:
+        if self.restore is not None and (plan.num_restored_tokens or plan.num_stored_blocks):
             cost = replace(self.restore, layers=self.restore.layers // self.num_stages)
             first, *rest = times.stages
             times = times._replace(stages=(first + self._restoring(plan, first, cost), *rest))
@@ -166,10 +166,11 @@ class SimulatedBackend:
         return sum(alone.pass_through(shape).stages) if isinstance(alone, StagedPricer) else alone.price(shape)
 
     def _restoring(self, plan: StepPlan, duration: int, cost: RestoreCost | None) -> int:
-        """Ticks by which `plan`, which takes `duration` without, takes longer for KV that comes back."""
+        """Ticks by which `plan`, which takes `duration` without, takes longer for KV that comes and goes."""
         if cost is None:
             return 0
-        return to_ticks(cost.added_s(duration / TICKS_PER_S, plan.num_restored_tokens, plan.num_restored_blocks))
+        copies = plan.num_restored_tokens, plan.num_restored_blocks, plan.num_stored_blocks
+        return to_ticks(cost.added_s(duration / TICKS_PER_S, *copies))
 
 
 def shape_of(plan: StepPlan, ahead: int | None = None) -> BatchShape:

@@ -34,7 +34,7 @@ def test_room_is_taken_by_what_is_there_and_free_again_after_it(
             assert host.num_ready(request, 0, BLOCK_SIZE) == parked[number] * BLOCK_SIZE
             assert host.restore(request, 0, parked[number] * BLOCK_SIZE, BLOCK_SIZE) == parked.pop(number)
         elif what == "keep":
-            host.keep(("content", number))
+            host.keep(("content", number), number)
         assert sum(parked.values()) <= host.num_used <= capacity
         for i in range(5):
             assert (host.num_ready(requests[i], 0, BLOCK_SIZE) > 0) == (i in parked)
@@ -58,11 +58,11 @@ def test_contents_are_found_in_a_row_and_the_least_recently_used_goes_first() ->
     it begins with, up to the first content that is missing."""
     host, request = HostBlocks(3), Request(0, 0, 4 * BLOCK_SIZE + 1, 10, ("a", "b", "c", "d"))
     for content in "abc":
-        host.keep(content)
+        host.keep(content, 0)
     assert host.num_ready(request, 0, BLOCK_SIZE) == 3 * BLOCK_SIZE
     assert host.num_ready(request, BLOCK_SIZE, BLOCK_SIZE) == 3 * BLOCK_SIZE
     assert host.restore(request, 0, BLOCK_SIZE, BLOCK_SIZE) == 1  # "a" is used now
-    host.keep("d")
+    host.keep("d", 1)
     assert host.num_ready(request, 0, BLOCK_SIZE) == BLOCK_SIZE
     assert host.num_ready(request, 2 * BLOCK_SIZE, BLOCK_SIZE) == 4 * BLOCK_SIZE
     assert (host.num_stored, host.num_restored, host.num_restored_tokens) == (4, 1, BLOCK_SIZE)

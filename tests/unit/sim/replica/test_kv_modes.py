@@ -179,11 +179,14 @@ def turn_paged(engine: Scheduler, now: int) -> None:
 
 
 def test_leaps_change_nothing_with_buffers_and_eviction():
+    prefixes = ["traffic.prefix={num_groups: 12, shared_tokens: 64}"]
     for overrides in (
         ["engine.kv_cache_dtype=int4", "engine.kv_cache_residual_tokens=64"],
         ["engine.kv_eviction={heavy_tokens: 60, recent_tokens: 60}"],
         ["engine.kv_cache=contiguous"],
         ["engine.kv_offload={capacity_bytes: 8 GB, rule: restore}"],
+        ["engine.kv_offload={capacity_bytes: 8 GB, rule: restore, overlap: false}"],
+        ["engine.kv_offload={capacity_bytes: 1 GB, rule: restore, overlap: false}", *prefixes],
     ):
         mine = scenario(*overrides, "engine.num_gpu_blocks_override=400", "traffic.arrivals.rate=100")
         leapt, stepped = simulate(mine), simulate(mine, can_leap=False)

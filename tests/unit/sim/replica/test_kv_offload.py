@@ -84,6 +84,17 @@ def test_a_slow_link_is_slower_and_waiting_for_all_of_it_too():
     assert fast.summary["mean_ttft_ms"] < slow.summary["mean_ttft_ms"] < waits.summary["mean_ttft_ms"]
 
 
+def test_steps_that_wait_for_copies_wait_for_those_to_the_tier_too():
+    """All time beyond that of the same steps with free copies is that of the blocks that went out and came in."""
+    waits = ", bandwidth_bytes_per_s: {rate}, latency_s: 0, overlap: false"
+    alone = [*_PREFIXES, "traffic.arrivals={process: closed_loop, concurrency: 1}"]
+    free, slow = (run(*alone, tier("restore", waits.format(rate=rate))) for rate in ("1e18", "1e9"))
+    counts = slow.summary["kv_offload"]
+    assert counts == free.summary["kv_offload"]
+    copying = (counts["restored_bytes"] + counts["stored_bytes"]) / 1e9
+    assert slow.summary["duration"] - free.summary["duration"] == pytest.approx(copying, rel=1e-6)
+
+
 def test_the_faster_way_is_taken():
     """On an A100 some 131 kB a token come at 31 GB/s, far quicker than 16 GFLOP; from a slow disk they do not."""
     for more, restores in (("", True), (", bandwidth_bytes_per_s: 1e6", False)):
@@ -96,12 +107,15 @@ def test_the_faster_way_is_taken():
 
 @pytest.mark.parametrize("step", [1e-3, 1e-2, 1e-1])
 def test_layer_by_layer_hides_what_the_step_is_longer_than(step):
-    cost = RestoreCost(1e-6, 30e9, 131_072, 32)
+    cost = RestoreCost(1e-6, 30e9, 131_072, 32, 16)
     alone = cost.alone_s(4096, 256)
     together = step + cost.added_s(step, 4096, 256)
     assert max(step, alone) < together < max(step, alone) * (1 + 1 / 32) + 1e-12
-    one_by_one = RestoreCost(1e-6, 30e9, 131_072, 0)
+    one_by_one = RestoreCost(1e-6, 30e9, 131_072, 0, 16)
     assert one_by_one.added_s(step, 4096, 256) == alone
+    # 64 blocks of 16 tokens go out before: as many bytes as a quarter of those that come.
+    assert one_by_one.added_s(step, 4096, 256, 64) == pytest.approx(1.25 * alone)
+    assert cost.added_s(step, 4096, 256, 64) == cost.added_s(step, 4096, 256)
 
 
 def test_stages_compute_a_prompt_in_turn_but_fetch_it_side_by_side():
