@@ -344,6 +344,8 @@ class Scheduler:
             if request.keeps_blocks:
                 self.detached[request.request_id] = request
             else:
+                if len(request.block_hashes) * self.blocks.block_size > request.num_prompt_tokens:
+                    self.blocks.publish(request)  # the answer, too: the next turn's prompt has it
                 self.blocks.free(request)
         self._may_admit = True
 
