@@ -42,6 +42,7 @@ _OWN = {
     "path/to/mine.yaml": "hardware_specs/engines/vllm.yaml",
     "one-figure.yaml": "workloads/scenarios/published/aic_attn-010.yaml",
     "my-figures/one.yaml": "workloads/scenarios/published/aic_attn-010.yaml",
+    "result.json": "tests/data/bench/vllm_detailed.json",
 }
 
 

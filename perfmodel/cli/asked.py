@@ -3,7 +3,7 @@
 What the flags leave open is assumed, and said in the notes of the answer.
 """
 
-__all__ = ["MOST_KINDS", "Asked"]
+__all__ = ["MOST_KINDS", "TRAFFIC", "Asked"]
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from perfmodel.errors import SpecError
 if TYPE_CHECKING:
     from perfmodel.specs.scenario import Scenario
 
-_TRAFFIC = "chat"
+TRAFFIC = "chat"  # where nothing else is asked for
 MOST_KINDS = 20  # of devices
 _FIELDS = {"model": "model", "hardware": "hardware", "rate": "traffic.arrivals.rate", "traffic": "traffic"}
 _LIMITS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2e": "e2el_ms"}
@@ -58,7 +58,9 @@ class Asked:
                 f"{self.scenario} beside --{name} {value}: the flags stand for a scenario without a file; change one "
                 f"with --set, or leave it out."
             )
-        return self.scenario
+        from perfmodel.specs.scenario_source import given_source
+
+        return given_source(self.scenario)
 
     def data(self, num_devices: int = MOST_KINDS) -> dict[str, Any]:
         """The mapping of the scenario file that the flags stand for. See `source`."""
@@ -81,7 +83,7 @@ class Asked:
 
         slo = tuple((field, parse_value(given[flag], f"--{flag}")) for flag, field in _LIMITS.items() if flag in given)
         rate = parse_value(given["rate"], "--rate") if "rate" in given else None
-        return Shorthand(given["model"], devices, given.get("traffic", _TRAFFIC), rate, slo).to_data()
+        return Shorthand(given["model"], devices, given.get("traffic", TRAFFIC), rate, slo).to_data()
 
     def _places(self) -> dict[str, str]:
         """Field -> the flag that said it, for errors to name."""

@@ -18,7 +18,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "memory": ("memory llama-3.1-70b-h100-tp4", "memory --model qwen3-30b-a3b --hardware h100"),
     "calibrate": ("calibrate --device cpu", "calibrate --from measurements/ --engine vllm --out calibrations/"),
-    "validate": ("validate executor tiny-llama-cpu", "validate published workloads/scenarios/published"),
+    "validate": (
+        "validate executor tiny-llama-cpu",
+        "validate published workloads/scenarios/published",
+        "validate bench result.json --scenario llama-3.1-8b-h100-2048-256",
+    ),
     "techniques": ("techniques --family serving",),
     "quality": ("quality tiny-llama-cpu --set model=model.gguf --against engine.quantization=fp8",),
     "study": ("study autoscaling --quick", "study nodes --report nodes.html"),
@@ -32,6 +36,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "plan llama-3.1-8b-a100 --set plan.objective=fewest_gpus --report plan.html --export out/",
     ),
     "compare": ("compare llama-3.1-8b-a100 llama-3.1-8b-h100-2048-256", "compare before.json after.json"),
+    "new": (
+        "new 'vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 4 --kv-cache-dtype fp8' --hardware h100 --rate 20",
+        "new serve.sh --hardware h200 --strict",
+    ),
     "schema": ("schema scenario",),
     "scenarios list": ("scenarios list --all",),
     "scenarios show": ("scenarios show llama-3.1-8b-a100",),

@@ -60,7 +60,7 @@ ScenarioName = Annotated[
     str,
     typer.Argument(
         metavar="SCENARIO",
-        help="A scenario's name, or a path to a scenario file.",
+        help="A scenario's name, a path to a scenario file, or - for stdin.",
         show_default=False,
         autocompletion=completion.scenarios,
     ),
@@ -70,7 +70,7 @@ ScenarioOrFlags = Annotated[
     str | None,
     typer.Argument(
         metavar="SCENARIO",
-        help="A scenario's name, or a path to a scenario file; or none, and --model and --hardware.",
+        help="A scenario's name, a path to its file, or - for stdin; or none, and --model and --hardware.",
         show_default=False,
         autocompletion=completion.scenarios,
     ),
@@ -122,10 +122,11 @@ def count(text: str | int) -> int:
 
 
 def load(scenario: str, overrides: list[str] | None, seed: int | None = None) -> "Scenario":
-    """The scenario with `--set` and `--seed` applied."""
+    """The scenario, of stdin for `-`, with `--set` and `--seed` applied."""
     from perfmodel.specs import load_scenario
+    from perfmodel.specs.scenario_source import given_source
 
     changes = list(overrides or ())
     if seed is not None:
         changes.append(f"seed={seed}")
-    return load_scenario(scenario, changes)
+    return load_scenario(given_source(scenario), changes)

@@ -89,6 +89,9 @@ def quality(
     configuration's perplexity and the share of greedy output tokens that are the same in both. With `--sensitivity`,
     the perplexity that each layer costs in another format, and a mix of both formats for a budget of bits.
     """
+    from perfmodel.specs.scenario_source import given_source
+
+    scenario = given_source(scenario)
     loaded = load(scenario, overrides, seed)
     if sensitivity is not None:
         _sensitivity(loaded, sensitivity, group_size, bits, text, blocks, out, as_json)

@@ -5,10 +5,12 @@ __all__ = ["Kind", "validate"]
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from perfmodel.cli.asked import Asked
+from perfmodel.cli.flags import takes_flags
 from perfmodel.cli.options import Given, JsonFlag, Overrides, ReportFile, Seed, command_line, load
 from perfmodel.cli.terminal import answer, progress_bar, say
 from perfmodel.errors import SpecError
@@ -32,6 +34,7 @@ class Kind(StrEnum):
     served = "served"
     published = "published"
     techniques = "techniques"
+    bench = "bench"
 
 
 # Recorded measurements: where the function `(path, progress) -> ValidationReport` of each kind is.
@@ -52,11 +55,21 @@ KindName = Annotated[
     Kind,
     typer.Argument(metavar="KIND", help="What to compare with.", show_default=False),
 ]
-TruthPath = Annotated[
-    str | None,
+TruthPaths = Annotated[
+    list[str] | None,
     typer.Argument(
-        metavar="PATH",
-        help="For `executor`, a scenario; for `techniques`, a folder of them; else data.",
+        metavar="PATH...",
+        help="For `executor`, a scenario; for `techniques`, a folder of them; for `bench`, files of load tools; else "
+        "data.",
+        show_default=False,
+    ),
+]
+DeploymentName = Annotated[
+    str | None,
+    typer.Option(
+        "--scenario",
+        metavar="SCENARIO",
+        help="With `bench`: the deployment that was measured; the traffic is the files'.",
         show_default=False,
     ),
 ]
@@ -72,9 +85,12 @@ Measured = Annotated[
 Repeats = Annotated[int, typer.Option("--repeat", min=1, help="Execute this many times.")]
 
 
+@takes_flags("model", "hardware", "traffic", has_file=False)
 def validate(
+    asked: Asked,
     kind: KindName,
-    path: TruthPath = None,
+    paths: TruthPaths = None,
+    deployment: DeploymentName = None,
     measured: Measured = None,
     overrides: Overrides = None,
     repeat: Repeats = 1,
@@ -86,51 +102,98 @@ def validate(
 
     `executor` calibrates this machine, simulates the scenario, executes it, and compares step by step and request
     by request; `techniques` does so for each scenario of a folder with its `technique` and without, and compares the
-    speedups. Both need the executor extra (torch) and take `--repeat`; `--set` and `--seed` go with `executor`. The
-    other kinds read recorded measurements. `--report` writes the comparison as a document, with its JSON and plots
-    beside it; `techniques` saves each finished pair there meanwhile, resumes where it was cut off, and keeps what the
-    report has of pairs whose files have not changed since.
+    speedups. Both need the executor extra (torch) and take `--repeat`; `--set` and `--seed` go with `executor`.
+    `bench` reads results of your own server as load tools write them (vllm bench serve, SGLang, GuideLLM, AIPerf,
+    InferenceX, MLPerf, llama-bench, trtllm-bench); what ran says `--scenario`, or `--model` and `--hardware`, with
+    `--set`. The other kinds read recorded measurements. `--report` writes the comparison as a document, with its JSON
+    and plots beside it; `techniques` saves each finished pair there meanwhile, resumes where it was cut off, and keeps
+    what the report has of pairs whose files have not changed since.
     """
     from perfmodel.report.written import check_report_file
 
     check_report_file(report_file)
-    is_executed = kind is Kind.executor and measured is None
-    if not is_executed and (overrides or seed is not None):
-        raise SpecError("--set and --seed go with `validate executor SCENARIO`; recorded data is as it is.")
-    if not is_executed and kind is not Kind.techniques and repeat != 1:
-        raise SpecError("--repeat goes with what is executed: `validate executor` and `validate techniques`.")
-    shown = _subject(kind, path, measured)
+    _refuse_misplaced(kind, asked, deployment, measured, overrides, seed, repeat)
     with progress_bar("validating") as progress:
-        if measured is not None:
+        if kind is Kind.bench:
+            report = _bench(paths or [], _GivenFlags(deployment, asked.given), overrides, progress)
+        elif measured is not None:
             from perfmodel.validate.executed.measured import validate_measured
 
-            report = validate_measured(measured, progress)
+            report = validate_measured(Path(_subject(kind, paths, measured)), progress)
         elif kind is Kind.executor:
-            report = _executor(shown, overrides, seed, repeat, progress)
+            report = _executor(_subject(kind, paths), overrides, seed, repeat, progress)
         elif kind is Kind.techniques:
-            report = _techniques(shown, repeat, progress, report_file)
+            report = _techniques(_subject(kind, paths), repeat, progress, report_file)
         else:
-            report = _recorded(kind, shown, progress)
+            report = _recorded(kind, _subject(kind, paths), progress)
     from perfmodel.report.views.validation import validation_view
 
-    paths = [path] if path is not None else []
     again = repeat if repeat != 1 else None
-    given: dict[str, Given] = {"measured": measured, "set": overrides, "seed": seed, "repeat": again}
-    command = command_line("validate", kind.value, *paths, **given, report=report_file)
+    given: dict[str, Given] = {"scenario": deployment, "measured": measured, "set": overrides, "seed": seed}
+    flags: dict[str, Given] = {"repeat": again, **asked.given}
+    command = command_line("validate", kind.value, *(paths or []), **given, **flags, report=report_file)
     answer(validation_view(report, command), report.to_json(), as_json, report_file)
     _journal(report_file).remove()
 
 
-def _subject(kind: Kind, path: str | None, measured: Path | None) -> str:
+class _GivenFlags(NamedTuple):
+    """What says which deployment `bench` was measured on: a scenario, or flags."""
+
+    scenario: str | None
+    flags: dict[str, str]
+
+
+def _refuse_misplaced(
+    kind: Kind,
+    asked: Asked,
+    deployment: str | None,
+    measured: Path | None,
+    overrides: list[str] | None,
+    seed: int | None,
+    repeat: int,
+) -> None:
+    """Raises SpecError for flags that say nothing to this kind.
+
+    kind, asked, deployment, measured, overrides, seed, repeat: as of `validate`
+    """
+    is_executed = kind is Kind.executor and measured is None
+    if (seed is not None and not is_executed) or (overrides and not is_executed and kind is not Kind.bench):
+        raise SpecError("--set and --seed go with `validate executor SCENARIO`; recorded data is as it is.")
+    if not is_executed and kind is not Kind.techniques and repeat != 1:
+        raise SpecError("--repeat goes with what is executed: `validate executor` and `validate techniques`.")
+    if measured is not None and kind is not Kind.executor:
+        raise SpecError("--measured FOLDER goes with `validate executor` alone, without a scenario.")
+    said = [*(["scenario"] if deployment is not None else []), *asked.given]
+    if said and kind is not Kind.bench:
+        raise SpecError(f"--{said[0]} goes with `validate bench FILE...`, whose files do not say what was served.")
+    beside = [name for name in said[1:] if name != "traffic"]
+    if deployment is not None and beside:
+        raise SpecError(f"--scenario beside --{beside[0]}: the scenario says what was served; change it with --set.")
+
+
+def _subject(kind: Kind, paths: list[str] | None, measured: Path | None = None) -> str:
     """What is compared with: a path or a scenario. Raises SpecError where there is none, or two."""
     if measured is not None:
-        if kind is not Kind.executor or path is not None:
+        if paths:
             raise SpecError("--measured FOLDER goes with `validate executor` alone, without a scenario.")
         return str(measured)
-    if path is None:
+    if not paths:
         wanted = "a scenario, or --measured FOLDER" if kind is Kind.executor else "the path of measured data"
         raise SpecError(f"validate {kind.value}: give {wanted}.")
-    return path
+    if len(paths) > 1:
+        raise SpecError(f"validate {kind.value}: found {len(paths)} paths, allowed one; `bench` takes several files.")
+    return paths[0]
+
+
+def _bench(
+    paths: list[str], given: _GivenFlags, overrides: list[str] | None, progress: Progress | None
+) -> "ValidationReport":
+    from perfmodel.calibrate.bench.scenarios import GivenSetup
+    from perfmodel.validate.bench import validate_bench
+
+    if not paths:
+        raise SpecError("validate bench: give the files that the load tool wrote.")
+    return validate_bench(paths, GivenSetup(given.scenario, given.flags, overrides or ()), progress)
 
 
 def _executor(

@@ -7,7 +7,7 @@ keys are refused, keys are text, and lines are looked up in the tree when an err
 Size, depth and values are limited: aliases of aliases of aliases are a billion values in nine lines.
 """
 
-__all__ = ["LoadedYaml", "Path", "Positions", "dump_yaml", "load_yaml", "load_yaml_text", "parse_value"]
+__all__ = ["LoadedYaml", "Path", "Positions", "dump_yaml", "flow_yaml", "load_yaml", "load_yaml_text", "parse_value"]
 
 import pathlib
 import re
@@ -163,6 +163,12 @@ def dump_yaml(data: dict[str, Any]) -> str:
     """`data` as the text of a file that `load_yaml` reads back, keys in their order."""
     text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
     return text
+
+
+def flow_yaml(value: Any) -> str:
+    """`value` on one line: `{process: poisson, rate: 4.0}`."""
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=True, width=10**9)
+    return text.strip().removesuffix("...").strip()
 
 
 def parse_value(text: str, origin: str) -> Any:

@@ -1,14 +1,15 @@
-"""Where a scenario comes from: a name, a path, or its own text.
+"""Where a scenario comes from: a name, a path, its own text, or `-` for the text on stdin.
 
 Text is what travels: to worker processes, to other machines, into a plan's export. So a scenario without a file is one
 line of JSON wherever a name could stand, and everything downstream is as if a file had been given.
 """
 
-__all__ = ["as_text", "is_text", "read_scenario", "refuse_path_as_name"]
+__all__ = ["as_text", "given_source", "is_text", "read_scenario", "refuse_path_as_name"]
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfmodel.errors import SpecError
@@ -18,6 +19,7 @@ from perfmodel.files.yaml_loader import LoadedYaml, Path, Positions, load_yaml, 
 
 _TEXT = "the scenario"  # how errors name one without a file
 _PLACES = "said by"  # no field of a scenario
+_STDIN, _LONGEST = "-", 2_000_000  # characters, as of a file
 
 
 def as_text(data: dict[str, Any], places: Mapping[str, str] | None = None) -> str:
@@ -26,6 +28,37 @@ def as_text(data: dict[str, Any], places: Mapping[str, str] | None = None) -> st
     places: field -> what said it (`slo.ttft_ms` -> `--ttft 1s`), for errors to name
     """
     return json.dumps({**data, **({_PLACES: dict(places)} if places else {})}, ensure_ascii=False)
+
+
+def given_source(source: str) -> str:
+    """`source`; for `-` the scenario on stdin, as text that travels, each of whose fields knows its line there.
+
+    Raises SpecError where there is none on stdin, or none that is YAML.
+    """
+    if source != _STDIN:
+        return source
+    try:
+        text = sys.stdin.read(_LONGEST + 1)
+    except UnicodeDecodeError as error:
+        raise SpecError(f"stdin: is not UTF-8 text (byte {error.start}).") from None
+    if len(text) > _LONGEST:
+        raise SpecError(f"stdin: more than {_LONGEST:,} characters; write the scenario into a file, and give its path.")
+    if not text.strip():
+        raise SpecError(
+            "stdin: is empty; - stands for a scenario there, as in `perfmodel new LINE | perfmodel simulate -`."
+        )
+    if is_text(text):
+        return text
+    loaded = load_yaml_text(text, "stdin")
+    places = {path: loaded.positions.where(tuple(path.split("."))) for path in _paths(loaded.data)}
+    return as_text(loaded.data, places)
+
+
+def _paths(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in data.items():
+        if "." not in key:
+            yield f"{prefix}{key}"
+            yield from _paths(value, f"{prefix}{key}.") if isinstance(value, Mapping) else ()
 
 
 def is_text(source: str | pathlib.Path) -> bool:

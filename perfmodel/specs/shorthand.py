@@ -1,6 +1,6 @@
 """`Shorthand`: a scenario in a few words, and the mapping that a scenario file would hold for them."""
 
-__all__ = ["Shorthand"]
+__all__ = ["Shorthand", "scenario_name"]
 
 import pathlib
 import re
@@ -39,7 +39,11 @@ class Shorthand:
         Raises SpecError for devices and traffic that no file describes, and for a rate of traffic that has none.
         """
         devices = [_name_of("hardware", device) for device in self.hardware]
-        data: dict[str, Any] = {"name": _joined(self.model, devices[0]), "model": self.model, "hardware": devices[0]}
+        data: dict[str, Any] = {
+            "name": scenario_name(self.model, devices[0]),
+            "model": self.model,
+            "hardware": devices[0],
+        }
         data["traffic"] = _name_of("traffic", self.traffic) if self.rate is None else self._traffic_at_rate()
         if self.slo:
             data["slo"] = dict(self.slo)
@@ -73,7 +77,7 @@ def _name_of(kind: Kind, given: str) -> str:
         raise SpecError(f"--{kind} {given}: {error}") from None
 
 
-def _joined(model: str, device: str) -> str:
+def scenario_name(model: str, device: str) -> str:
     """`llama-3.1-70b-h100-sxm-80gb`: a name that a file can have."""
     parts = [re.sub(r"\.(yaml|yml|json|gguf)$", "", pathlib.PurePath(part).name) for part in (model, device)]
     return re.sub(r"[^\w.-]+", "-", "-".join(parts))[:LONGEST_NAME].strip("-.").lower() or "unnamed"

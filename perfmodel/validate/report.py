@@ -281,6 +281,7 @@ class ValidationReport(Printable):
                    rows are single published figures
     techniques:  every technique by itself (technique, file, page, metric, speedups simulated and executed, their
                  quotient, and the bias of single steps with and without it)
+    runs:        every run of a load tool by itself: its figures, parts, and the facts of its setup with who said them
     """
 
     kind: str
@@ -295,6 +296,7 @@ class ValidationReport(Printable):
     about: str = ""
     figures: Sequence[Mapping[str, Any]] = ()
     techniques: Sequence[Mapping[str, Any]] = ()
+    runs: Sequence[Mapping[str, Any]] = ()
 
     @property
     def measured_rows(self) -> list[MeasuredRow]:
@@ -315,4 +317,5 @@ class ValidationReport(Printable):
             "provenance": self.provenance.to_json("validation", {"kind": self.kind}),
             **({"figures": [dict(row) for row in self.figures]} if self.figures else {}),
             **({"techniques": [dict(row) for row in self.techniques]} if self.techniques else {}),
+            **({"runs": [dict(row) for row in self.runs]} if self.runs else {}),
         }

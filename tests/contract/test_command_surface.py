@@ -35,6 +35,7 @@ FROZEN = {
     "memory": ["SCENARIO", "--set", "--json", "--model", "--hardware"],
     "models list": ["--json"],
     "models show": ["NAME", "--json"],
+    "new": ["LINE", "--strict", *WITHOUT_A_FILE],
     "plan": ["SCENARIO", "--set", "--json", "--report", "--export", "--store", "--engine", *WITHOUT_A_FILE],
     "quality": [
         *("SCENARIO", "--set", "--against", "--text", "--chunk", "--sensitivity", "--group-size", "--bits", "--blocks"),
@@ -48,7 +49,10 @@ FROZEN = {
     "simulate": ["SCENARIO", "--set", "--json", "--out", "--seed", *WITHOUT_A_FILE],
     "study": ["STUDY", "--execute", "--quality", "--quick", "--set", "--json", "--report", "--engine"],
     "techniques": ["--family", "--json"],
-    "validate": ["KIND", "PATH", "--measured", "--set", "--repeat", "--json", "--seed", "--report"],
+    "validate": [
+        *("KIND", "PATH...", "--scenario", "--measured", "--set", "--repeat", "--json", "--seed", "--report"),
+        *("--model", "--hardware", "--traffic"),
+    ],
     "whatif": [
         "SCENARIO",
         "--vary",

@@ -5,7 +5,7 @@ does not say over how many devices an instance is spread, it is spread over as m
 on which the weights leave room for a batch, and that keep the limit on TPOT at the stated rate (`layouts`).
 """
 
-__all__ = ["PublishedModel", "has_card", "layouts", "scenario_of", "served_device", "served_model"]
+__all__ = ["PublishedModel", "has_card", "known_device", "layouts", "scenario_of", "served_device", "served_model"]
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -98,16 +98,21 @@ def served_device(setup: Setup, table: DeviceTable) -> HardwareSpec:
 
     Raises SpecError where nothing is known of it.
     """
-    words = setup.device.split("-")
+    found = known_device(setup.device)
+    if found is not None and (found.kind == "cpu") == (setup.device_class == "cpu"):
+        return found
+    return table.device(setup.device, setup.device_class)
+
+
+def known_device(name: str) -> HardwareSpec | None:
+    """The device that a result calls `name`, or the beginning of it, as in "h200-nv"; None where no file has it."""
+    words = name.split("-")
     for count in range(len(words), 0, -1):
         try:
-            found = load_hardware("-".join(words[:count]))
+            return load_hardware("-".join(words[:count]))
         except (SpecError, OSError, ValueError):
             continue
-        if (found.kind == "cpu") == (setup.device_class == "cpu"):
-            return found
-        break
-    return table.device(setup.device, setup.device_class)
+    return None
 
 
 def layouts(setup: Setup, hardware: HardwareSpec) -> list[int]:

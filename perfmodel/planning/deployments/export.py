@@ -1,8 +1,7 @@
 """A deployment as something to start: `vllm serve` command lines and a scenario file."""
 
-__all__ = ["engine_arguments", "export_plan", "serve_commands"]
+__all__ = ["export_plan", "serve_commands"]
 
-import json
 import shlex
 from math import ceil
 from pathlib import Path
@@ -15,27 +14,12 @@ from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.resilience import carried_cluster, requests_with_failures
 from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.planning.screening.demand import at_rate
+from perfmodel.specs.commands.serving import engine_arguments
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.overrides import apply_override, as_overrides, parse_override
 from perfmodel.specs.scenario_source import is_text, read_scenario
 
-# Engine arguments that are vLLM's own, in the order in which they are written. Those at vLLM's default are left out.
-_ARGUMENTS = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_size",
-    "dtype",
-    "quantization",
-    "kv_cache_dtype",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "gpu_memory_utilization",
-    "block_size",
-)
-_SWITCHES = ("enable_expert_parallel", "enable_chunked_prefill", "enable_prefix_caching")
-_ALWAYS = ("tensor_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
 _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
@@ -62,26 +46,6 @@ def _across_nodes(engine: EngineSpec) -> list[str]:
     Deployment"."""
     arguments = ["--distributed-executor-backend", "ray"]
     return [*arguments, "--data-parallel-backend", "ray"] if engine.data_parallel_size > 1 else arguments
-
-
-def engine_arguments(engine: EngineSpec) -> list[str]:
-    """What vLLM is started with, where it differs from its defaults."""
-    arguments, defaults = [], dict(engine.described.facts.defaults)
-    for name in _ARGUMENTS:
-        value, default = getattr(engine, name), defaults.get(name, EngineSpec.model_fields[name].default)
-        if value is not None and (value != default or name in _ALWAYS):
-            arguments += [f"--{name.replace('_', '-')}", str(value)]
-    for name in _SWITCHES:
-        value = getattr(engine, name)
-        if value != EngineSpec.model_fields[name].default:
-            arguments.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
-    drafts = engine.speculative_config
-    if drafts is not None:
-        given: dict[str, Any] = {"method": drafts.method, "num_speculative_tokens": drafts.num_speculative_tokens}
-        if drafts.model is not None:
-            given["model"] = drafts.model.hf_id or drafts.model.name
-        arguments += ["--speculative-config", json.dumps(given)]
-    return arguments
 
 
 def _scenario_yaml(result: PlanResult, finalist: Finalist) -> str:

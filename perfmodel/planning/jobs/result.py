@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 from perfmodel.planning.deployments.doubt import Option, replicas_for
-from perfmodel.planning.deployments.export import engine_arguments
 from perfmodel.planning.deployments.finalist import Interval, interval_of, seed_draws
 from perfmodel.planning.deployments.judged import mean
 from perfmodel.planning.screening.candidates import Base, Candidate
@@ -21,6 +20,7 @@ from perfmodel.planning.screening.draws import NUM_DRAWS
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.points import Record
 from perfmodel.printable import Printable
+from perfmodel.specs.commands.serving import engine_arguments
 from perfmodel.specs.scenario import Scenario
 from perfmodel.trust import Trust, trust_of
 

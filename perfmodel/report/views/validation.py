@@ -22,6 +22,7 @@ from perfmodel.report.document import (
     Table,
 )
 from perfmodel.report.drawing.scatter import Series, ecdf_svg, scatter_svg
+from perfmodel.report.views.bench import bench_blocks
 from perfmodel.validate.report import NOT_APPLICABLE, Comparison, ErrorStats, Rows, ValidationReport
 
 # By metric: what stands for it in tables by group, where all metrics would be too many.
@@ -59,6 +60,7 @@ def validation_view(report: ValidationReport, command: str = "") -> Document:
             ]
         ),
         Table(("metric", *_HEAD), rows, "All rows", note=_ERRORS),
+        *bench_blocks(report.runs),
         *_figures(report.figures),
         *_techniques(report.techniques),
         *_pictures(report),

@@ -29,6 +29,8 @@ from perfmodel.planning.search import make_plan
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.report.views.plan.sentences import preliminary_sentence
 from perfmodel.specs import load_scenario
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.scenario import Scenario
 
 SPACE = (
     "plan={finalists: 3, seeds: 2, num_requests: 200, max_gpus: 4, space: {hardware: [a100-sxm-80gb, h100-sxm-80gb], "
@@ -245,6 +247,7 @@ def test_from_the_command_line_to_files_that_serve(tmp_path: Path, store: Path, 
     serve = (tmp_path / "out" / "serve.sh").read_text(encoding="utf-8")
     assert "vllm serve" in serve
     assert "--max-num-seqs 64" in serve
+    assert_same_engine(serve, planned)
     document = (tmp_path / "plan.md").read_text(encoding="utf-8")
     for name in ("plan.finalists.svg", "plan.json"):
         assert (tmp_path / name).is_file()
@@ -254,6 +257,19 @@ def test_from_the_command_line_to_files_that_serve(tmp_path: Path, store: Path, 
     )
     assert page.exit_code == 0, page.output
     assert "<svg" in (tmp_path / "plan.html").read_text(encoding="utf-8")
+
+
+def assert_same_engine(serve: str, planned: Scenario) -> None:
+    """What `perfmodel new` reads in the exported script is the planned engine."""
+    from perfmodel.specs.commands.line import Asking, read_line
+
+    found = read_line(serve, Asking(hardware=planned.hardware.name))
+    assert found.unmodelled == ()
+    for name, value in found.data["engine"].items():
+        assert getattr(planned.engine, name) == value
+    wanted = planned.engine.model_fields_set - {"profile", "version"}
+    own = {name for name in wanted if getattr(planned.engine, name) != EngineSpec.model_fields[name].default}
+    assert own <= {*found.data["engine"]}
 
 
 def test_disaggregated_choices_name_the_connector(store: Path) -> None:

@@ -1,0 +1,266 @@
+"""A load tool's run as a scenario: what its file says, what `--scenario` and flags add, and what nobody says.
+
+The traffic is the file's: its requests one by one where it has them, sent when they were sent or, in a closed loop,
+when a place came free; else as many of its mean lengths as were sent. The deployment is the scenario's. Each fact that
+the answer rests on is listed with who said it.
+"""
+
+__all__ = ["GivenSetup", "SetupFact", "bench_scenario"]
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfmodel.calibrate.bench.runs import BenchRun, RequestTimes
+from perfmodel.calibrate.served.scenarios import known_device
+from perfmodel.calibrate.served.setups import model_names, quantization_of
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.models.cards import load_model
+from perfmodel.specs import load_scenario, load_traffic
+from perfmodel.specs.overrides import parse_override
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.scenario_source import as_text, read_scenario
+from perfmodel.specs.traffic import Traffic
+
+_ASSUMED = "assumed"
+_PROCESSES = {1.0: "poisson", 0.0: "constant"}  # by the gaps' coefficient of variation
+# What an answer rests on: the field of a scenario, and what it is called.
+_FACTS = {
+    "model": "model",
+    "hardware": "hardware",
+    "engine.quantization": "number format of the weights",
+    "engine.kv_cache_dtype": "number format of the KV cache",
+    "engine.profile": "engine",
+    "engine.version": "version of the engine",
+    "engine.tensor_parallel_size": "tensor_parallel_size",
+    "engine.max_num_seqs": "max_num_seqs",
+    "engine.max_num_batched_tokens": "max_num_batched_tokens",
+    "engine.max_model_len": "max_model_len",
+    "engine.enable_prefix_caching": "enable_prefix_caching",
+    "sampling": "sampling",
+}
+
+
+@dataclass(frozen=True)
+class SetupFact:
+    """One of the setup's: what stands for it in the simulation, and who says so ("assumed": nobody)."""
+
+    name: str
+    value: str
+    said_by: str
+
+    @property
+    def is_assumed(self) -> bool:
+        return self.said_by == _ASSUMED
+
+    def to_json(self) -> dict[str, str]:
+        return {"fact": self.name, "value": self.value, "said_by": self.said_by}
+
+
+@dataclass(frozen=True)
+class GivenSetup:
+    """What the user adds to the files.
+
+    scenario:  a name, a path or a text; None without one
+    flags:     "model", "hardware", "traffic" -> what was given in place of one
+    overrides: as of `--set`
+    """
+
+    scenario: str | None = None
+    flags: Mapping[str, str] = field(default_factory=dict)
+    overrides: Sequence[str] = ()
+
+
+def bench_scenario(run: BenchRun, given: GivenSetup, folder: Path) -> tuple[Scenario, tuple[SetupFact, ...]]:
+    """The scenario of `run` and the facts that it rests on; its requests are written as a trace to `folder`.
+
+    Raises SpecError where neither the file nor the user says what ran, or where.
+    """
+    source = given.scenario if given.scenario is not None else as_text(_data(run, given))
+    lengths = _lengths(run, given)
+    traffic = {**_arrivals(run), **(_traced(run.times, run.name, folder) if run.times is not None else lengths)}
+    try:
+        scenario = load_scenario(source, [f"traffic={json.dumps(traffic)}", *given.overrides])
+    except SpecError as error:
+        raise SpecError(f"{run.name}: {error}") from None
+    return scenario, tuple(_facts(run, scenario, given))
+
+
+def _data(run: BenchRun, given: GivenSetup) -> dict[str, Any]:
+    """The mapping of a scenario that has what the file and the flags say."""
+    engine = {key.removeprefix("engine."): value for key, value in run.says.items() if key.startswith("engine.")}
+    model, hardware = given.flags.get("model"), given.flags.get("hardware")
+    if model is None:
+        model, quantization = _known_model(run, _needed(run, "model"))
+        if quantization is not None:
+            engine.setdefault("quantization", quantization)
+    if hardware is None:
+        named = _needed(run, "hardware")
+        device = known_device(named)
+        if device is None:
+            raise SpecError(
+                f"{run.name}: ran on {named[:60]!r}, which no file in hardware_specs describes; give --hardware, or a "
+                f"--scenario whose hardware is a file of your own (`perfmodel hardware new`)."
+            )
+        hardware = device.name
+    return {"name": "bench", "model": model, "hardware": hardware, "engine": engine}
+
+
+def _needed(run: BenchRun, name: str) -> str:
+    found = run.says.get(name)
+    if not isinstance(found, str) or not found:
+        raise SpecError(
+            f"{run.name}: {run.tool}'s file does not say on which {name} it ran; give --{name}, or --scenario with the "
+            f"deployment."
+            if name == "hardware"
+            else f"{run.name}: {run.tool}'s file does not say which {name} was served; give --{name}, or --scenario "
+            f"with the deployment."
+        )
+    return found
+
+
+def _known_model(run: BenchRun, name: str) -> tuple[str, str | None]:
+    """(the model, the number format that its name has where its card does not)"""
+    reason: Exception | None = None
+    for each in model_names(name):
+        try:
+            load_model(each)
+        except (PerfmodelError, OSError, ValueError) as error:
+            reason = reason or error
+            continue
+        return each, None if each == name else quantization_of(name)
+    raise SpecError(f"{run.name}: {reason}; give --model, or --scenario with the deployment.")
+
+
+def _lengths(run: BenchRun, given: GivenSetup) -> dict[str, Any]:
+    """Lengths for as many requests as were sent: the means of the file, or the distributions of the user's traffic."""
+    load = run.load
+    found: dict[str, Any] = {"num_requests": load.num_requests}
+    means = {"input_tokens": load.prompt, "output_tokens": load.answer}
+    found |= {
+        key: {"distribution": "fixed", "value": max(1, round(mean))} for key, mean in means.items() if mean is not None
+    }
+    missing = [key for key in means if key not in found]
+    if not missing or run.times is not None:
+        return found
+    traffic = _given_traffic(given)
+    if traffic is None:
+        raise SpecError(
+            f"{run.name}: {run.tool}'s file does not say how long prompts were; give --scenario with the data set's "
+            f"traffic.input_tokens, or --traffic."
+        )
+    for key in missing:
+        lengths = getattr(traffic, key)
+        if lengths is None:
+            raise SpecError(f"{run.name}: the traffic that was given for its lengths has no {key}.")
+        found[key] = lengths.model_dump(mode="json", exclude_none=True)
+    return found
+
+
+def _given_traffic(given: GivenSetup) -> Traffic | None:
+    """The traffic of the flag, or of the scenario."""
+    if "traffic" in given.flags:
+        return load_traffic(given.flags["traffic"])
+    if given.scenario is None or "traffic" not in read_scenario(given.scenario)[0].data:
+        return None
+    return load_scenario(given.scenario).traffic
+
+
+def _arrivals(run: BenchRun) -> dict[str, Any]:
+    load, times = run.load, run.times
+    if load.process == "closed":
+        return {"arrivals": {"process": "closed_loop", "concurrency": load.concurrency}}
+    if times is not None and times.start_s is not None:
+        return {"arrivals": {"process": "trace"}}
+    if load.process == "burst":
+        return {"arrivals": {"process": "burst"}}
+    process: dict[str, Any] = {"process": "gamma", "cv": load.cv}
+    if load.cv in _PROCESSES:
+        process = {"process": _PROCESSES[load.cv]}
+    return {"arrivals": {**process, "rate": load.rate}}
+
+
+def _traced(times: RequestTimes, name: str, folder: Path) -> dict[str, Any]:
+    """The requests as a trace in `folder`."""
+    starts = np.zeros(len(times)) if times.start_s is None else times.start_s
+    columns = (starts.tolist(), times.num_prompt_tokens.tolist(), times.num_output_tokens.tolist())
+    lines = (
+        json.dumps({"arrival_s": start, "input_tokens": prompt, "output_tokens": output})
+        for start, prompt, output in zip(*columns, strict=True)
+    )
+    path = folder / f"{len(list(folder.iterdir()))}.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {"trace": {"path": str(path), "format": "jsonl"}, "num_requests": len(times)}
+
+
+def _facts(run: BenchRun, scenario: Scenario, given: GivenSetup) -> Iterator[SetupFact]:
+    """What the answer rests on, what is assumed first."""
+    said = _said_by(run, given)
+    values = _values(scenario)
+    facts = [SetupFact(label, values[key], said.get(key, _ASSUMED)) for key, label in _FACTS.items()]
+    if run.row is None:
+        facts.append(SetupFact("prompts", "share no beginning", _ASSUMED))
+        facts.append(_lengths_fact(run, given))
+        facts.append(SetupFact("arrivals", _arrivals_text(run), "the file"))
+    yield from sorted(facts, key=lambda fact: not fact.is_assumed)
+
+
+def _said_by(run: BenchRun, given: GivenSetup) -> dict[str, str]:
+    """Field -> who says it; `--set` has the last word."""
+    found: dict[str, str] = {}
+    if given.scenario is None:
+        found |= dict.fromkeys(run.says, "the file")
+    else:
+        found |= dict.fromkeys(_fields(read_scenario(given.scenario)[0].data), "the scenario")
+    found |= {name: f"--{name}" for name in given.flags}
+    return found | {".".join(parse_override(text).path): "--set" for text in given.overrides}
+
+
+def _fields(data: Mapping[str, Any]) -> Iterator[str]:
+    """The fields that a scenario file gives, those of its engine with their block."""
+    for key, value in data.items():
+        yield key
+        if isinstance(value, dict):
+            yield from (f"{key}.{name}" for name in value)
+
+
+def _values(scenario: Scenario) -> dict[str, str]:
+    engine, model = scenario.engine, scenario.model
+    sampling = scenario.sampling.method
+    return {
+        "model": model.name,
+        "hardware": scenario.hardware.name,
+        "engine.quantization": model.quantization.weights or model.dtype,
+        "engine.kv_cache_dtype": engine.kv_cache_dtype,
+        "engine.profile": engine.described.description.name,
+        "engine.version": engine.described.version.described,
+        "engine.tensor_parallel_size": str(engine.tensor_parallel_size),
+        "engine.max_num_seqs": f"{engine.max_num_seqs:,}",
+        "engine.max_num_batched_tokens": f"{engine.max_num_batched_tokens:,}",
+        "engine.max_model_len": f"{engine.max_model_len or model.max_position_embeddings:,}",
+        "engine.enable_prefix_caching": str(engine.enable_prefix_caching).lower(),
+        "sampling": f"{sampling} ({model.sampling})" if sampling == "default" else sampling,
+    }
+
+
+def _lengths_fact(run: BenchRun, given: GivenSetup) -> SetupFact:
+    load = run.load
+    if run.times is not None:
+        return SetupFact("lengths", "of each request", "the file")
+    if load.prompt is None:
+        return SetupFact("lengths", "the traffic's", "--traffic" if "traffic" in given.flags else "the scenario")
+    answer = f"{load.answer:,.0f}" if load.answer is not None else "the traffic's"
+    return SetupFact("lengths", f"all {load.prompt:,.0f} tokens in, {answer} out, the means", _ASSUMED)
+
+
+def _arrivals_text(run: BenchRun) -> str:
+    load = run.load
+    if load.process == "closed":
+        return f"{load.concurrency:,} in flight"
+    if run.times is not None and run.times.start_s is not None:
+        return "as they were sent"
+    return "all at once" if load.process == "burst" else f"{load.rate:g} requests/s"

@@ -1,0 +1,68 @@
+"""Runs of load tools as blocks: predicted beside measured, where the time goes, and what the answer rests on."""
+
+__all__ = ["bench_blocks"]
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from perfmodel.planning.metrics import metric_of
+from perfmodel.report.document import Block, Item, Sentences, Span, Table
+
+_HEAD = ("figure", "predicted", "measured", "error", "80 % interval", "")
+_LEAST_SHARE = 0.005
+
+
+def bench_blocks(runs: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
+    """The blocks of `ValidationReport.runs`; nothing without any."""
+    for run in runs:
+        yield Table(_HEAD, [_row(each) for each in run["figures"]], _title(run), note=_by_request(run))
+        yield from _parts(run)
+    yield from _facts(runs)
+
+
+def _title(run: Mapping[str, Any]) -> str:
+    failed = f", {run['failed']:,} failed" if run["failed"] else ""
+    return f"{run['run']} ({run['tool']}): {run['model']} on {run['hardware']}, {run['completed']:,} requests{failed}"
+
+
+def _by_request(run: Mapping[str, Any]) -> str:
+    return "Its requests are compared one by one as well." if run["is_by_request"] else ""
+
+
+def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    metric = metric_of(row["metric"])
+    low, high = row.get("interval", (None, None))
+    ends = "" if low is None else f"{low:.4g} to {high:.4g}"
+    verdict = "" if low is None else "in it" if row["is_within"] else "outside"
+    values = (f"{row['predicted']:.4g}", f"{row['measured']:.4g}", f"{row['error']:+.1%}")
+    return metric.title, *values, ends, verdict
+
+
+def _parts(run: Mapping[str, Any]) -> Iterator[Sentences]:
+    items = []
+    for key, breakdown in run["breakdown"].items():
+        shares = [f"{name} {share:.0%}" for name, share in breakdown["parts"].items() if share >= _LEAST_SHARE]
+        where = breakdown.get("step") or breakdown.get("prefill_steps")
+        told = f": {', '.join(shares)} ({where}). {breakdown['why'][0].upper()}{breakdown['why'][1:]}."
+        items.append(Item((Span(metric_of(key).label, "strong"), told)))
+    if items:
+        yield Sentences(items, "Where the time goes")
+
+
+def _facts(runs: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
+    """Each fact once, with the runs that it is of where they differ; what nobody said first."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for run in runs:
+        for fact in run["facts"]:
+            found.setdefault((fact["fact"], fact["value"], fact["said_by"]), []).append(run["run"])
+    rows = [
+        (name, value, said_by, "all" if len(of) == len(runs) else "; ".join(of))
+        for (name, value, said_by), of in sorted(found.items(), key=lambda each: each[0][2] != "assumed")
+    ]
+    if rows:
+        assumed = sum(said_by == "assumed" for _, _, said_by, _ in rows)
+        note = (
+            f"{assumed} facts of {len(rows)} are assumed, because no file says them: give them in a scenario "
+            f"(--scenario), or with --set."
+        )
+        yield Table(("fact", "simulated as", "said by", "of"), rows, "What the answer rests on", left=4, note=note)

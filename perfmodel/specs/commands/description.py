@@ -1,0 +1,224 @@
+"""What the flags of a command mean: of an engine's server, or of a load test (hardware_specs/engines/commands).
+
+A file sorts all flags of a command at one version: what each says of a scenario, which have no part in time, which
+have one that is not modelled. A flag with a dot is a key of another's JSON (`speculative-config.method`); one that ends
+with `.*` stands for all other keys there.
+"""
+
+__all__ = [
+    "CommandDescription",
+    "EnvironmentRules",
+    "FlagGroup",
+    "FlagRule",
+    "ModelledFlag",
+    "all_commands",
+    "command_of_engine",
+    "load_command",
+]
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property, lru_cache
+from typing import Any, Literal
+
+from pydantic import Field
+
+from perfmodel.files.base import Spec
+from perfmodel.files.catalog import find_file, list_names
+from perfmodel.files.validation import parse
+from perfmodel.files.yaml_loader import load_yaml
+
+Kind = Literal["integer", "number", "text", "switch", "json"]
+Class = Literal["modelled", "irrelevant", "not_modelled"]
+Takes = Literal["nothing", "one", "many", "maybe", "json"]
+
+
+class ModelledFlag(Spec):
+    """A flag that says something of a scenario.
+
+    field:   of the scenario's file; one that begins with `line.` is for the reader of this command; none: nothing
+    kind:    of its value; integers may have vLLM's suffixes (8k, 8K)
+    short:   of it, in the field's words
+    map:     values -> the field's; null leaves the field out
+    only:    the values that are modelled, beside those of `map`; none: all
+    not_modelled: values that are taken for what `map` makes of them, and are not that
+    inverse: a switch of the opposite of its field
+    scale:   the field is so many times the value
+    same_as: another flag, whose other name it is
+    takes:   how many values follow it, where `kind` does not say
+    why:     what is not modelled in other values
+    always:  it is written in command lines also where it is the default
+    approximate: what is taken for something near: "value or pattern: what for"
+    """
+
+    field: str | None = None
+    kind: Kind = "text"
+    map: dict[str, Any] = Field(default_factory=dict)
+    only: tuple[str, ...] | None = None
+    not_modelled: tuple[str, ...] = ()
+    inverse: bool = False
+    scale: float | None = None
+    same_as: str | None = None
+    takes: Takes | None = None
+    why: str = "this value"
+    always: bool = False
+    approximate: tuple[str, ...] = ()
+
+
+class FlagGroup(Spec):
+    """Flags of one class, for one reason.
+
+    switches: take no value; can be negated where the command does so
+    values:   take one; lists: one or more; optional: one or none; json: keys of other flags' JSON
+    defaults: values that say what holds anyway, and are without effect
+    earlier:  of versions before the described one
+    """
+
+    why: str
+    switches: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    json_keys: tuple[str, ...] = Field(default=(), alias="json")
+    defaults: dict[str, Any] = Field(default_factory=dict)
+    earlier: bool = False
+
+
+class EnvironmentRules(Spec):
+    """Variables of the environment: those that stand for a flag, those without a part in time (`HF_*`), and others.
+
+    not_modelled: patterns, the first that fits counts, and what is not modelled
+    """
+
+    modelled: dict[str, str] = Field(default_factory=dict)
+    irrelevant: tuple[str, ...] = ()
+    not_modelled: dict[str, str] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FlagRule:
+    """What is known of one flag.
+
+    why:     the reason for its class
+    default: a value without effect, or several, where one is known
+    same_as: the flag whose other name it is
+    """
+
+    name: str
+    kind: Class
+    takes: Takes
+    why: str = ""
+    default: Any = None
+    modelled: ModelledFlag | None = None
+    is_earlier: bool = False
+    same_as: str = ""
+
+    def says_nothing(self, value: Any) -> bool:
+        """Whether a flag with this value is as good as none."""
+        known = self.default if isinstance(self.default, list) else [self.default]
+        return value is False or any(str(value).lower() == str(each).lower() for each in known if each is not None)
+
+
+class CommandDescription(Spec):
+    """A file of hardware_specs/engines/commands.
+
+    role:        a server, or a load test of one
+    engine:      of hardware_specs/engines, of a server
+    version:     whose flags these are
+    starts:      how the command begins: words of which all but options between them must be there
+    images:      of containers that hold it; entrypoints: those that start it when they are given flags only
+    positional:  the flag that a word without one stands for
+    subcommands: words before it that are skipped
+    config:      the flag that names a YAML file with more flags
+    can_negate:  switches have a `--no-` form
+    short:       one dash: the flag that is meant
+    """
+
+    name: str
+    title: str
+    role: Literal["server", "load"] = "server"
+    engine: str | None = None
+    version: str
+    source: str
+    starts: tuple[tuple[str, ...], ...]
+    images: tuple[str, ...] = ()
+    entrypoints: tuple[str, ...] = ()
+    positional: str | None = None
+    config: str | None = None
+    can_negate: bool = False
+    short: dict[str, str] = Field(default_factory=dict)
+    modelled: dict[str, ModelledFlag] = Field(default_factory=dict)
+    irrelevant: tuple[FlagGroup, ...] = ()
+    not_modelled: tuple[FlagGroup, ...] = ()
+    environment: EnvironmentRules = EnvironmentRules()
+
+    @cached_property
+    def rules(self) -> dict[str, FlagRule]:
+        """All flags by name."""
+        found = {}
+        for name, flag in self.modelled.items():
+            target = self.modelled[flag.same_as] if flag.same_as else flag
+            takes = flag.takes or ("nothing" if target.kind == "switch" else "one")
+            found[name] = FlagRule(name, "modelled", takes, modelled=target, same_as=flag.same_as or "")
+        groups: tuple[tuple[Class, FlagGroup], ...] = (
+            *(("irrelevant", group) for group in self.irrelevant),
+            *(("not_modelled", group) for group in self.not_modelled),
+        )
+        for kind, group in groups:
+            listed: tuple[tuple[Takes, tuple[str, ...]], ...] = (
+                ("nothing", group.switches),
+                ("one", group.values),
+                ("many", group.lists),
+                ("maybe", group.optional),
+                ("json", group.json_keys),
+            )
+            for takes, names in listed:
+                for name in names:
+                    default = group.defaults.get(name)
+                    found[name] = FlagRule(name, kind, takes, group.why, default, is_earlier=group.earlier)
+        return found
+
+    @cached_property
+    def parents(self) -> frozenset[str]:
+        """Flags whose value is JSON with keys of their own."""
+        return frozenset(name.partition(".")[0] for name in self.rules if "." in name)
+
+    def rule(self, name: str) -> FlagRule | None:
+        """What is known of the flag `name`, or of the others beside it; None for an unknown one."""
+        found = self.rules.get(name)
+        parts = name.split(".")
+        while found is None and len(parts) > 1:
+            parts.pop()
+            found = self.rules.get(".".join((*parts, "*"))) or self.rules.get(".".join(parts))
+            if found is not None and found.takes == "one":
+                return None
+        return found
+
+    def unmodelled_variable(self, variable: str) -> str | None:
+        """What of a variable of the environment is not modelled; None for one without a part in time."""
+        if any(fnmatchcase(variable, pattern) for pattern in self.environment.irrelevant):
+            return None
+        found = (why for pattern, why in self.environment.not_modelled.items() if fnmatchcase(variable, pattern))
+        return next(found, "what is not known of this variable")
+
+
+def load_command(name: str) -> CommandDescription:
+    """The description of a command by its name. Raises SpecError for one that is missing or malformed."""
+    file = find_file("commands", name)
+    return _read(str(file), file.stat().st_mtime_ns)
+
+
+def all_commands() -> tuple[CommandDescription, ...]:
+    """All that are described."""
+    return tuple(load_command(name) for name in list_names("commands"))
+
+
+def command_of_engine(engine: str) -> CommandDescription | None:
+    """The server's command of an engine, or None where none is described."""
+    return next((each for each in all_commands() if each.role == "server" and each.engine == engine), None)
+
+
+@lru_cache(maxsize=32)
+def _read(file: str, _written_at: int) -> CommandDescription:
+    loaded = load_yaml(file)
+    return parse(CommandDescription, loaded.data, loaded.positions)

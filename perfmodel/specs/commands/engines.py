@@ -1,0 +1,138 @@
+"""What several arguments of an engine's server say together: drafts, ranks, the second tier of KV blocks."""
+
+__all__ = ["complete"]
+
+from collections.abc import Callable
+
+from perfmodel.errors import SpecError
+from perfmodel.specs.commands.server import Reading
+
+_GIB = 2**30
+_CONFIG = "engine.speculative_config"
+# Of drafted tokens, right where a command says nothing: EAGLE's first tokens (Li et al. 2024, table 1: 0.7 to 0.8), the
+# second token of DeepSeek-V3's MTP (its report: 85 to 90 %), a small sibling as drafter (Chen et al. 2023: 0.71 to
+# 0.85), n-grams of chat. What one's own server has is in its metrics.
+_RIGHT = {"ngram": 0.3, "draft_model": 0.7, "medusa": 0.6, "eagle": 0.75}
+_RIGHT_OF_MTP = 0.85
+_OWN_HEADS = ("eagle", "medusa")
+_STEPS = 3  # sglang/srt/server_args.py, auto_choose_speculative_params
+_ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "prefill": "prefill", "decode": "decode"}
+
+
+def complete(found: Reading, engine: str) -> None:
+    """Fill in the fields that several arguments of a server of `engine` say together.
+
+    Raises SpecError for what they contradict each other in.
+    """
+    if engine != "vllm":
+        found.put("engine.profile", engine)
+    _BY_ENGINE[engine](found)
+    _drafts(found)
+    if "kv_role" in found.line:
+        _role(found)
+
+
+def _vllm(found: Reading) -> None:
+    gib = found.line.pop("kv_offloading_gib", None)
+    if gib:
+        ranks = found.get("engine.tensor_parallel_size") or 1
+        said = found.said.pop("line.kv_offloading_gib")
+        found.put("engine.kv_offload.capacity_bytes", int(gib * _GIB / ranks), f"{said}, of all ranks")
+    method, model = found.get(f"{_CONFIG}.method"), found.line.get("draft_model")
+    if method is None and model is not None:  # vllm/config/speculative.py: by what its name has in it
+        named = next((name for name in ("eagle", "medusa") if name in str(model).lower()), "draft_model")
+        found.put(f"{_CONFIG}.method", named, found.said["line.draft_model"])
+
+
+def _sglang(found: Reading) -> None:
+    """`--dp-size` with `--enable-dp-attention` splits the ranks of `--tp-size`; alone it is so many replicas behind one
+    front end, which share nothing (server_args.py, data_parallel_controller.py)."""
+    tp, dp = found.get("engine.tensor_parallel_size") or 1, found.line.pop("dp_size", 1)
+    if found.line.pop("dp_attention", False) and dp > 1:
+        if tp % dp:
+            raise SpecError(
+                f"--dp-size {dp} with --enable-dp-attention: found --tp-size {tp}, allowed a multiple of it."
+            )
+        found.put("engine.tensor_parallel_size", tp // dp, f"--tp-size {tp} --dp-size {dp} --enable-dp-attention")
+        found.put("engine.data_parallel_size", dp, "--enable-dp-attention")
+    elif dp > 1:
+        found.put("cluster.replicas", dp, found.said["line.dp_size"])
+    _experts(found)
+    chunk = found.line.pop("chunked_prefill_size", None)
+    if chunk is not None and chunk > 0:
+        found.put("engine.max_num_batched_tokens", chunk, found.said["line.chunked_prefill_size"])
+    elif chunk is not None:
+        found.put("engine.enable_chunked_prefill", False, found.said["line.chunked_prefill_size"])
+    if found.line.pop("priorities", False):
+        found.put("engine.scheduling_policy", "priority", found.said["line.priorities"])
+    _sglang_drafts(found)
+
+
+def _sglang_drafts(found: Reading) -> None:
+    """Steps of a chain; with `--speculative-eagle-topk` above 1 a tree, whose shape the drafter's probabilities say."""
+    steps, tokens = found.line.pop("draft_steps", None), found.line.pop("draft_tokens", None)
+    if found.line.pop("eagle_topk", 1) > 1:
+        found.unmodelled.append((found.said["line.eagle_topk"], "trees that a drafter chooses by its probabilities"))
+    method = found.get(f"{_CONFIG}.method")
+    if method is None:
+        return
+    depth = tokens if method == "ngram" or (steps is None and tokens) else steps
+    if depth is None:
+        depth = _STEPS
+        found.assumed.append(f"{_STEPS} drafted tokens, as SGLang chooses for most models")
+    said = found.said.get("line.draft_tokens" if depth == tokens else "line.draft_steps", "")
+    found.put(f"{_CONFIG}.num_speculative_tokens", depth, said)
+
+
+def _trtllm(found: Reading) -> None:
+    """Under attention DP each rank has its own requests (llm_args.py, enable_attention_dp)."""
+    ranks = found.get("engine.tensor_parallel_size") or 1
+    if found.line.pop("attention_dp", False) and ranks > 1:
+        found.put("engine.tensor_parallel_size", 1, "enable_attention_dp: true")
+        found.put("engine.data_parallel_size", ranks, f"{ranks} ranks with enable_attention_dp")
+    _experts(found)
+
+
+def _experts(found: Reading) -> None:
+    """Ranks that share out whole experts: all of them, or none."""
+    size = found.line.pop("expert_ranks", None)
+    if size is None or size < 2:
+        return
+    said = found.said["line.expert_ranks"]
+    ranks = (found.get("engine.tensor_parallel_size") or 1) * (found.get("engine.data_parallel_size") or 1)
+    found.put("engine.enable_expert_parallel", True, said)
+    if size != ranks:
+        found.unmodelled.append((said, f"experts over {size} of {ranks} ranks, and split within; taken as over all"))
+
+
+def _drafts(found: Reading) -> None:
+    """The drafter's fields, as its method has them."""
+    method = found.get(f"{_CONFIG}.method")
+    model, quantization = found.line.pop("draft_model", None), found.line.pop("draft_quantization", None)
+    if method is None:
+        return
+    if method == "draft_model" and model is not None:
+        found.put(f"{_CONFIG}.model", model, found.said["line.draft_model"])
+        if quantization is not None:
+            found.put(f"{_CONFIG}.quantization", quantization, found.said["line.draft_quantization"])
+    elif method in _OWN_HEADS and model is not None:
+        found.notes.append(f"{found.said['line.draft_model']}: priced by its method, {method}, not by its files")
+    if found.get(f"{_CONFIG}.acceptance") is None:
+        is_mtp = "mtp" in found.said.get(f"{_CONFIG}.method", "") or "NEXTN" in found.said.get(f"{_CONFIG}.method", "")
+        rate = _RIGHT_OF_MTP if is_mtp else _RIGHT.get(method, 0.7)
+        found.put(f"{_CONFIG}.acceptance.rate", rate)
+        found.assumed.append(f"{rate:.0%} of the tokens that {method} drafts are right ({_CONFIG}.acceptance)")
+
+
+def _role(found: Reading) -> None:
+    role = found.line.pop("kv_role")
+    connector, said = found.line.pop("kv_connector", None), found.said.pop("line.kv_role")
+    if role in _ROLES:
+        found.line["role"] = _ROLES[role]
+        found.said["line.role"] = said
+    elif role not in ("null", None):
+        what = f"where {connector or 'a connector'} takes KV blocks to and from; see engine.kv_offload"
+        found.unmodelled.append((said, what))
+
+
+_BY_ENGINE: dict[str, Callable[[Reading], None]] = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}

@@ -1,0 +1,254 @@
+"""From command lines as they are, of a server and of a load test, to a scenario: parsed, never executed.
+
+A line, a script, a compose file; what it says of the scenario, what has no part in time, what has one that is not
+modelled. Nothing is passed over in silence.
+"""
+
+__all__ = ["Asking", "LineScenario", "read_line"]
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import SpecError
+from perfmodel.files.yaml_loader import load_yaml, load_yaml_text
+from perfmodel.specs.commands.arguments import Arguments, flags_of_mapping, read_arguments
+from perfmodel.specs.commands.engines import complete
+from perfmodel.specs.commands.finding import FoundCommand, find_commands
+from perfmodel.specs.commands.load import read_load
+from perfmodel.specs.commands.manifests import is_manifest, read_manifest
+from perfmodel.specs.commands.server import Reading, read_server
+from perfmodel.specs.commands.shell import ShellScript, read_shell
+from perfmodel.specs.engine.description import load_engine_description
+
+_MOST_SERVERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What is asked beside the line.
+
+    model, traffic: in place of what the line says; hardware: the devices that it runs on
+    data:    further blocks of the scenario (traffic, slo), which go before the line's
+    folder:  that files which the line names are in
+    """
+
+    model: str | None = None
+    hardware: str | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+    said: Mapping[str, str] = field(default_factory=dict)
+    folder: Path = field(default_factory=Path)
+
+
+@dataclass(frozen=True, slots=True)
+class LineScenario:
+    """data: of the scenario file; said: field -> what said it; commands: the lines that were read, and from where.
+
+    irrelevant, unmodelled, notes, assumed: as of `Reading`
+    """
+
+    data: dict[str, Any]
+    said: Mapping[str, str]
+    commands: tuple[str, ...]
+    irrelevant: tuple[str, ...]
+    unmodelled: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+    assumed: tuple[str, ...]
+
+
+def read_line(text: str, asking: Asking, place: str = "line") -> LineScenario:
+    """The scenario of a command line, a script, or a compose file.
+
+    asking: what the line does not say
+    place:  what errors call the text
+
+    Raises SpecError, in one sentence: for an unknown flag with the nearest known ones, for `$(...)` and variables that
+    are not set, for what is missing.
+    """
+    script = read_manifest(text, place) if is_manifest(text) else read_shell(text, place)
+    found = find_commands(script, place)
+    servers = [each for each in found if each.description.role == "server"]
+    loads = [each for each in found if each.description.role == "load"]
+    if not servers and not loads:
+        raise SpecError(f"{place}: {_nothing_found(script)}")
+    readings = [_server(each, script, asking) for each in servers[:_MOST_SERVERS]]
+    base = _together(readings, servers) if readings else Reading()
+    if loads:
+        _add_load(base, loads, script, asking)
+    return _scenario(base, [*servers, *loads[:1]], asking, bool(servers))
+
+
+def _nothing_found(script: ShellScript) -> str:
+    from perfmodel.specs.commands.description import all_commands
+
+    known = ", ".join(f"`{each.title}`" for each in all_commands())
+    first = next((" ".join(each.words[:3]) for each in script.commands if each.words), "")
+    return (
+        f"found no command that is known ({f'it begins with {first!r}' if first else 'it is empty'}), allowed {known}."
+    )
+
+
+def _server(command: FoundCommand, script: ShellScript, asking: Asking) -> Reading:
+    description = command.description
+    arguments = _with_config(read_arguments(command.words, description, command.place), command, script, asking)
+    found = read_server(arguments, command.environment, description, command.place)
+    assert description.engine is not None
+    complete(found, description.engine)
+    if command.version is not None:
+        chosen = load_engine_description(description.engine).choose(command.version)
+        if chosen.age == "described":
+            found.put("engine.version", command.version, f"the image {command.image}")
+        else:
+            found.notes.append(f"the image {command.image}: {chosen.note}")
+    return found
+
+
+def _with_config(arguments: Arguments, command: FoundCommand, script: ShellScript, asking: Asking) -> Arguments:
+    """The flags of the file that `--config` names before those of the line, which count."""
+    name = command.description.config
+    given = arguments.given.pop(name, None) if name else None
+    if given is None:
+        return arguments
+    file = str(given.value)
+    text = next(
+        (script.files[each] for each in (file, f"./{file}", file.removeprefix("./")) if each in script.files), None
+    )
+    path = asking.folder / Path(file).expanduser()
+    if text is None and not path.is_file():
+        raise SpecError(
+            f"{command.place}: {given.written}: no such file beside the line ({path}); put it there, or give its flags "
+            f"in the line."
+        )
+    loaded = load_yaml_text(text, file) if text is not None else load_yaml(path)
+    found = flags_of_mapping(loaded.data, command.description, file)
+    found.notes += arguments.notes
+    for each in arguments.given.values():
+        found.add(each)
+    return found
+
+
+def _together(readings: Sequence[Reading], servers: Sequence[FoundCommand]) -> Reading:
+    """One server. Equal ones are replicas, prefill and decode servers pools, other nodes' ranks those of the first."""
+    further = [each.line.pop("further_rank", 0) > 0 or each.line.pop("is_further_rank", False) for each in readings]
+    for each in readings:
+        each.line.pop("is_further_rank", None)
+    if any(further) and not all(further):
+        kept = [at for at, is_further in enumerate(further) if not is_further]
+        for at in (at for at, is_further in enumerate(further) if is_further):
+            readings[kept[0]].notes.append(f"{servers[at].place}: ranks of the same server on another node")
+        readings, servers = [readings[at] for at in kept], [servers[at] for at in kept]
+    roles = [each.line.pop("role", None) for each in readings]
+    if len(readings) > 1 and all(roles):
+        return _pools(readings, roles, servers)
+    first = readings[0]
+    for role, each in zip(roles, readings, strict=True):
+        if role is not None:
+            what = f"the {role} half of a pair, whose other half is no part of the line"
+            each.unmodelled.append((each.said.get("line.role", role), what))
+    different = next((at for at, each in enumerate(readings) if each.data != first.data), None)
+    if different is not None:
+        raise SpecError(
+            f"{servers[different].place}: a second server that differs from the one at {servers[0].place}, and one "
+            f"scenario has one; give one of them."
+        )
+    if len(readings) > 1:
+        first.put("cluster.replicas", len(readings), f"{len(readings)} equal servers")
+    return first
+
+
+def _pools(readings: Sequence[Reading], roles: Sequence[str], servers: Sequence[FoundCommand]) -> Reading:
+    """Pools of the roles, each engine its own; what they share is said once."""
+    if set(roles) != {"prefill", "decode"}:
+        raise SpecError(
+            f"{servers[0].place}: found {len(roles)} servers of role {roles[0]} alone; KV goes from prefill servers to "
+            f"decode servers, give both."
+        )
+    whole, pools = readings[0], list[dict[str, Any]]()
+    engines = [each.data.get("engine", {}) for each in readings]
+    shared = {key: value for key, value in engines[0].items() if all(each.get(key) == value for each in engines)}
+    for role, engine in zip(roles, engines, strict=True):
+        own = {key: value for key, value in engine.items() if key not in shared}
+        pool = {"role": role, "replicas": 1, "engine": own}
+        same = next((each for each in pools if (each["role"], each["engine"]) == (role, own)), None)
+        if same is None:
+            pools.append(pool)
+        else:
+            same["replicas"] += 1
+    if len({each.data.get("model") for each in readings}) > 1:
+        raise SpecError(f"{servers[1].place}: prefill and decode servers of different models; give one model.")
+    whole.data["engine"] = shared
+    whole.data["cluster"] = {"pools": pools}
+    for each in readings[1:]:
+        whole.irrelevant += each.irrelevant
+        whole.unmodelled += each.unmodelled
+        whole.notes += each.notes
+    return whole
+
+
+def _add_load(base: Reading, loads: Sequence[FoundCommand], script: ShellScript, asking: Asking) -> None:
+    command = loads[0]
+    if "traffic" in asking.data:
+        base.notes.append(f"{command.description.title}: --traffic counts in its place")
+        return
+    arguments = _with_config(read_arguments(command.words, command.description, command.place), command, script, asking)
+    found = read_server(arguments, {}, command.description, command.place)
+    read_load(found, command.description.name, command.place)
+    for block, value in found.data.items():
+        base.data.setdefault(block, value)
+    base.said.update({path: said for path, said in found.said.items() if path not in base.said})
+    base.irrelevant += found.irrelevant
+    base.unmodelled += found.unmodelled
+    base.notes += found.notes
+    base.assumed += found.assumed
+    if len(loads) > 1:
+        base.notes.append(f"{len(loads)} load tests: the first counts ({command.place})")
+
+
+def _scenario(base: Reading, commands: Sequence[FoundCommand], asking: Asking, has_server: bool) -> LineScenario:
+    model = asking.model or base.data.get("model")
+    said = {**base.said, **asking.said}
+    if model is None:
+        what = "the line names no model" if has_server else "the line starts no server"
+        raise SpecError(f"{commands[0].place}: {what}; give --model, as in --model llama-3.1-8b.")
+    if asking.model is None and str(model).startswith(("/", "~", ".")) and not Path(str(model)).expanduser().exists():
+        tail = "/".join(Path(str(model)).parts[-2:]).removeprefix("/")
+        raise SpecError(
+            f"{commands[0].place}: model {model}: a path of the server's, which is not here; say whose files they are, "
+            f"as in --model {tail}."
+        )
+    if asking.hardware is None:
+        raise SpecError(
+            f"{commands[0].place}: no device: a line does not say what it runs on; give --hardware, as in --hardware "
+            f"h100-sxm-80gb."
+        )
+    data = {"model": str(model), "hardware": asking.hardware}
+    for block in ("engine", "cluster"):
+        if base.data.get(block):
+            data[block] = base.data[block]
+    for block in ("traffic", "sampling", "slo", "seed"):
+        value = asking.data.get(block, base.data.get(block))
+        if value not in (None, {}):
+            data[block] = value
+    return LineScenario(
+        data,
+        said,
+        tuple(f"{each.description.title} ({each.place})" for each in commands),
+        tuple(dict.fromkeys(base.irrelevant)),
+        tuple(dict.fromkeys(base.unmodelled)),
+        tuple(dict.fromkeys((*base.notes, *_around(commands)))),
+        tuple(dict.fromkeys(base.assumed)),
+    )
+
+
+def _around(commands: Sequence[FoundCommand]) -> list[str]:
+    """What stood before a command, where anything did."""
+    found = []
+    for each in commands:
+        words = [word for word in each.around if "=" not in word or word.startswith("-")]
+        if words:
+            shown = " ".join(words)
+            found.append(
+                f"around {each.description.title}, not read: {shown[:200]}{' ...' if len(shown) > 200 else ''}"
+            )
+    return found

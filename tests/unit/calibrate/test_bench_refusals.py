@@ -1,0 +1,132 @@
+"""Results that cannot be compared are refused in one sentence that says why, and take no others with them."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfmodel.calibrate.bench import recognise
+from perfmodel.calibrate.bench.recognise import read_bench_files
+from perfmodel.errors import SpecError
+
+DATA = Path(__file__).parents[2] / "data" / "bench"
+Change = Callable[[dict[str, Any]], object]
+
+
+def changed(tmp_path: Path, change: Change, file: str = "vllm_detailed.json") -> Path:
+    data = json.loads((DATA / file).read_text(encoding="utf-8"))
+    change(data)
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
+def refusal(*paths: Path) -> str:
+    with pytest.raises(SpecError) as raised:
+        read_bench_files(paths)
+    text = str(raised.value)
+    assert "\n" not in text
+    assert text.endswith(".")
+    return text
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: d["ttfts"].pop(), "11 ttfts for 12 input_lens"),
+        (lambda d: d["start_times"].pop(), "11 values of start for 12 requests"),
+        (lambda d: d["ttfts"].__setitem__(3, math.nan), "request 3 has 'nan' as its ttft"),
+        (lambda d: d["ttfts"].__setitem__(3, -0.5), "request 3 got its first token before it was sent"),
+        (lambda d: d["ttfts"].__setitem__(3, "0.5"), "request 3 has an entry in its itls that is no number"),
+        (
+            lambda d: d["itls"].__setitem__(2, [-9.0]),
+            "request 2 ended before its first token: the clock went backwards",
+        ),
+        (lambda d: d["start_times"].__setitem__(0, -1e9), "takes more than 1e+07 s"),
+        (lambda d: d["input_lens"].__setitem__(5, 0), "request 5 has no token in its prompt"),
+        (lambda d: d["output_lens"].__setitem__(5, 10**12), "has more than 1e+09 tokens"),
+        (lambda d: d.update(errors=["refused"] * 12), "none of its 12 requests was answered"),
+        (lambda d: d.update(itls=[0.1] * 12), "expected a list of seconds"),
+        (lambda d: d.update(request_rate="fast"), "request_rate: found 'fast', expected a number"),
+        (lambda d: d.update(mean_ttft_ms=-1), "mean_ttft_ms: found -1, expected a number of at least 0"),
+        (lambda d: d.pop("request_rate"), "which no tool writes that is known"),
+    ],
+)
+def test_a_broken_run_is_refused_with_the_reason(tmp_path: Path, change: Change, said: str) -> None:
+    assert said in refusal(changed(tmp_path, change))
+
+
+def test_no_completed_request(tmp_path: Path) -> None:
+    assert "nothing to compare" in refusal(changed(tmp_path, lambda d: d.update(completed=0), "vllm.json"))
+    for file in ("guidellm.json", "aiperf/profile_export_aiperf.json"):
+
+        def none_answered(data: dict[str, Any]) -> None:
+            for benchmark in data.get("benchmarks", ()):
+                benchmark["metrics"]["request_totals"] = {"successful": 0, "errored": 8, "incomplete": 0}
+            data["request_count"] = {"unit": "requests", "avg": 0.0}
+
+        assert "none of its requests was answered" in refusal(changed(tmp_path, none_answered, file))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.98])
+@pytest.mark.parametrize(
+    "file", ["vllm_detailed.json", "guidellm.json", "aiperf/profile_export.jsonl", "llama_bench.csv", "inferencex.json"]
+)
+def test_files_that_were_cut_off(tmp_path: Path, file: str, share: float) -> None:
+    text = (DATA / file).read_text(encoding="utf-8")
+    path = tmp_path / Path(file).name
+    path.write_text(text[: int(len(text) * share)], encoding="utf-8")
+    assert str(path) in refusal(path)
+
+
+def test_what_is_no_result(tmp_path: Path) -> None:
+    for content in (
+        b"",
+        b"\x89PNG\r\n\x1a\n\xff",
+        b"[]",
+        b"[1, 2]",
+        b"{}",
+        b"a,b\n1,2\n",
+        b"[" * 20_000,
+        b'{"a": 1}\n[]\n',
+    ):
+        path = tmp_path / "something"
+        path.write_bytes(content)
+        assert "something" in refusal(path)
+    assert "cannot be read" in refusal(tmp_path)
+    assert "cannot be read" in refusal(tmp_path / "nothing.json")
+
+
+def test_a_file_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recognise, "LARGEST_RESULT_BYTES", 1000)
+    assert "larger than 0.001 MB" in refusal(DATA / "vllm_detailed.json")
+
+
+def test_one_bad_run_takes_no_other_with_it(tmp_path: Path) -> None:
+    """Of a report with two benchmarks and of three files, what can be compared is; the others are listed."""
+
+    def second_failed(data: dict[str, Any]) -> None:
+        data["benchmarks"][1]["metrics"]["request_totals"] = {"successful": 0, "errored": 8, "incomplete": 0}
+
+    report = changed(tmp_path, second_failed, "guidellm.json")
+    cut = tmp_path / "cut.json"
+    cut.write_text("{", encoding="utf-8")
+    runs, left_out = read_bench_files([cut, report, DATA / "vllm.json"])
+    assert [run.name for run in runs] == ["result.json, benchmark 1", "vllm.json"]
+    assert [name for name, _ in left_out] == ["cut.json", "result.json, benchmark 2"]
+
+
+def test_figures_that_are_no_numbers_are_not_measured(tmp_path: Path) -> None:
+    """vLLM writes NaN where no request had a second token."""
+    runs, _ = read_bench_files([changed(tmp_path, lambda d: d.update(mean_tpot_ms=math.nan), "vllm.json")])
+    assert "mean_tpot_ms" not in runs[0].measured
+    assert "mean_ttft_ms" in runs[0].measured
+
+
+def test_disaggregated_results_of_inferencex_are_refused(tmp_path: Path) -> None:
+    assert "separate prefill and decode workers" in refusal(
+        changed(tmp_path, lambda d: d.update(disagg=True, is_multinode=True), "inferencex.json")
+    )

@@ -1,0 +1,279 @@
+"""From command lines as people write them to what they say: quoting, variables, flags in all their forms, errors."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.specs.commands.line import Asking, LineScenario, read_line
+from perfmodel.specs.commands.shell import Unresolved, read_shell
+
+SERVE = "vllm serve meta-llama/Llama-3.1-8B-Instruct"
+ON_H100 = Asking(hardware="h100-sxm-80gb")
+
+
+def read(text: str, asking: Asking = ON_H100) -> LineScenario:
+    return read_line(text, asking)
+
+
+def engine(text: str) -> dict[str, Any]:
+    return dict(read(text).data.get("engine", {}))
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("-tp 4", {"tensor_parallel_size": 4}),
+        ("-tp=4", {"tensor_parallel_size": 4}),
+        ("--tensor_parallel_size=4", {"tensor_parallel_size": 4}),
+        ("--tensor-parallel 4", {"tensor_parallel_size": 4}),
+        ("--max-model-len 8k", {"max_model_len": 8000}),
+        ("--max-model-len 8K", {"max_model_len": 8192}),
+        ("--max-model-len 1M", {"max_model_len": 2**20}),
+        ("--max-model-len 25.6k", {"max_model_len": 25600}),
+        ("--max-model-len auto", {}),
+        ("--max-model-len -1", {}),
+        ("--enable-prefix-caching", {"enable_prefix_caching": True}),
+        ("--no-enable-prefix-caching", {"enable_prefix_caching": False}),
+        ("--no-enable_prefix_caching", {"enable_prefix_caching": False}),
+        ("-O0", {"enforce_eager": True}),
+        ("-O 0", {"enforce_eager": True}),
+        ("-O3 --enforce-eager", {"enforce_eager": True}),
+        ("-O3", {}),
+        ("--compilation-config 3", {}),
+        ("""--compilation-config '{"cudagraph_mode": "NONE"}'""", {"enforce_eager": True}),
+        ("-cc.cudagraph_mode NONE", {"enforce_eager": True}),
+        ("--dtype half", {"dtype": "float16"}),
+        ("--quantization compressed-tensors", {}),
+        ("-q fp8", {"quantization": "fp8"}),
+        ("--all2all-backend naive", {"all2all_backend": "allgather_reducescatter"}),
+        ("--kv-offloading-size 64 -tp 4", {"tensor_parallel_size": 4, "kv_offload": {"capacity_bytes": 16 * 2**30}}),
+        ("""--eplb-config '{"num_redundant_experts": 32}'""", {"eplb_config": {"num_redundant_experts": 32}}),
+        ("--max-num-seqs 8 --max-num-seqs 16", {"max_num_seqs": 16}),
+        ("--max_num_seqs='8'", {"max_num_seqs": 8}),
+    ],
+)
+def test_flags_are_read_as_the_engine_s_own_parser_does(flags: str, expected: dict[str, Any]) -> None:
+    """Human numbers: vLLM's documentation, k is 1,000 and K is 1,024. -O3 is as -O2, the default."""
+    assert engine(f"{SERVE} {flags}") == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ('{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}', "ngram"),
+        ('{"method": "eagle3", "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "num_speculative_tokens": 2}', "eagle"),
+        ('{"model": "meta-llama/Llama-3.2-1B-Instruct", "num_speculative_tokens": 5}', "draft_model"),
+        ('{"method": "mtp", "num_speculative_tokens": 1}', "eagle"),
+    ],
+)
+def test_speculation(config: str, expected: str) -> None:
+    found = read(f"{SERVE} --speculative-config '{config}'")
+    drafts = found.data["engine"]["speculative_config"]
+    assert drafts["method"] == expected
+    assert 0 < drafts["acceptance"]["rate"] < 1
+    assert any("speculative_config.acceptance" in each for each in found.assumed)
+    assert ("model" in drafts) == (expected == "draft_model")
+    one_by_one = read(f"{SERVE} --spec-method ngram --spec-tokens 4 --speculative-config.prompt_lookup_max 3")
+    assert one_by_one.data["engine"]["speculative_config"]["num_speculative_tokens"] == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{SERVE} --tensor-paralel-size 2", "Did you mean 'tensor-parallel-size'"),
+        (f"{SERVE} --max-num 2", "It could be --max-num-batched-tokens"),
+        (f"{SERVE} --max-num-seqs", "needs a value"),
+        (f"{SERVE} --max-num-seqs --port 1", "needs a value"),
+        (f"{SERVE} --max-num-seqs many", "found 'many', allowed a whole number"),
+        (f"{SERVE} --max-model-len 1.5K", "allowed a whole number"),
+        (f"{SERVE} surplus", "found the word 'surplus'"),
+        (f"{SERVE} --speculative-config '{{broken'", "allowed JSON in quotes"),
+        (f'{SERVE} --speculative-config \'{{"methd": "ngram"}}\'', "Did you mean 'method'"),
+        (f"{SERVE} --max-num-seqs $(nproc)", "output of a command, and none is ever run"),
+        (f"{SERVE} --max-num-seqs `nproc`", "output of a command, and none is ever run"),
+        (f"{SERVE} --max-num-seqs $((2*8))", "arithmetic"),
+        (f"{SERVE} --max-num-seqs $SEQS", "$SEQS is not set; put SEQS=... before"),
+        ("vllm serve $MODEL", "$MODEL is not set"),
+        (f"{SERVE} --max-num-seqs ${{SEQS//a/b}}", "is not read"),
+        ("if [ $A = 1 ]; then\n N=1\nelse\n N=2\nfi\nvllm serve m --max-num-seqs $N", "set under a condition (line 4)"),
+        (f"for n in 1 2; do\n{SERVE} --max-num-seqs $n\ndone", "takes 2 values in a loop (line 1)"),
+        (f"{SERVE} --max-num-seqs 'open", "opened here and not closed"),
+        (f"{SERVE} \\ \n --max-num-seqs 8", "backslash that goes on in the next line must be the line's last"),
+        (f"{SERVE} --config serve.yaml", "no such file beside the line"),
+        ("vllm chat", "found no command that is known"),
+        ("", "found no command that is known"),
+        ("vllm serve /models/llama-3.1-8b", "a path of the server's"),
+        ("vllm serve --port 80", "names no model"),
+        (f"{SERVE} -tp 2\n{SERVE} -tp 4", "a second server that differs"),
+        ("vllm serve " + "x" * 1_000_001, "allowed 1,000,000"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence_with_its_line(text: str, said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read(text)
+    message = str(caught.value)
+    assert said in message
+    assert message.startswith("line")
+    assert "\n" not in message
+
+
+def test_a_line_without_a_device_asks_for_one() -> None:
+    with pytest.raises(SpecError, match="give --hardware"):
+        read(SERVE, Asking())
+
+
+def test_nothing_is_passed_over_in_silence() -> None:
+    """Every flag of a line is a field, or is listed with those that have no part in time, or is warned of."""
+    flags = {"--port": "80", "--max-num-seqs": "8", "--cpu-offload-gb": "4", "--seed": "1", "--enable-lora": ""}
+    found = read(" ".join([SERVE, *(f"{name} {value}" for name, value in flags.items()), "--cpu-offload-gb 0"]))
+    said = [*found.said.values(), *found.irrelevant, *(what for what, _ in found.unmodelled)]
+    for name in flags:
+        assert any(name in each for each in said), name
+    assert found.notes == ("--cpu-offload-gb 4 and then --cpu-offload-gb 0: the last counts",)
+    assert [what for what, _ in found.unmodelled] == ["--enable-lora"]
+
+
+def test_a_script_s_own_variables_files_and_wrappers() -> None:
+    """Assignments, defaults, arrays, here-documents, exports, sudo, docker, `sh -c`."""
+    script = """
+    #!/bin/bash
+    set -euo pipefail
+    export HF_HOME="/data"; SIZE=${SIZE:-8}   # a comment 'with a quote
+    MODEL="meta-llama/Llama-3.1-${SIZE}B-Instruct"
+    FLAGS="--max-num-seqs 32 --port 80"
+    MORE=(--block-size 32
+          --no-enable-prefix-caching)
+    cat > conf.yaml <<EOF
+    gpu-memory-utilization: 0.8
+    max_num_seqs: 1
+    EOF
+    CUDA_VISIBLE_DEVICES=0,1 nohup numactl --membind 0 vllm serve "$MODEL" $FLAGS "${MORE[@]}" \\
+    --config conf.yaml > log 2>&1 &
+    """
+    found = read("\n".join(line.strip() for line in script.splitlines()))
+    assert found.data["model"] == "meta-llama/Llama-3.1-8B-Instruct"
+    assert found.data["engine"] == {
+        "gpu_memory_utilization": 0.8,
+        "max_num_seqs": 32,
+        "block_size": 32,
+        "enable_prefix_caching": False,
+    }
+    assert found.unmodelled == ()
+    docker = "sudo docker run --gpus all -e VLLM_ALL2ALL_BACKEND=pplx vllm/vllm-openai:v0.14.1 --model a/b -dp 2"
+    assert read(docker).data["engine"] == {
+        "data_parallel_size": 2,
+        "all2all_backend": "pplx",
+        "version": "0.14.1",
+    }
+    inner = """docker run x bash -lc 'cd /w && vllm serve a/b -tp 2'"""
+    assert engine(inner) == {"tensor_parallel_size": 2}
+    module = "python3.12 -u -m vllm.entrypoints.openai.api_server --model a/b -tp 2"
+    assert engine(module) == {"tensor_parallel_size": 2}
+    assert engine("/opt/venv/bin/vllm serve a/b -tp 2") == {"tensor_parallel_size": 2}
+
+
+def test_containers_of_a_compose_file_and_of_a_manifest() -> None:
+    compose = """
+services:
+  web: {image: nginx}
+  model:
+    image: vllm/vllm-openai:v0.21.0
+    environment: {HF_TOKEN: x, VLLM_USE_DEEP_GEMM: "1"}
+    command: >
+      --model meta-llama/Llama-3.1-8B-Instruct
+      --tensor-parallel-size ${TP:-2} --hf-overrides '{"a": "$$x"}'
+"""
+    found = read(compose)
+    assert found.data["engine"] == {"tensor_parallel_size": 2, "version": "0.21.0"}
+    assert [what for what, _ in found.unmodelled] == ["--hf-overrides.a $x", "VLLM_USE_DEEP_GEMM=1"]
+    manifest = """
+kind: Deployment
+spec:
+  template:
+    spec:
+      containers:
+        - name: m
+          image: vllm/vllm-openai:latest
+          command: ["/bin/sh", "-c"]
+          args: ["vllm serve a/b -tp 4"]
+          env: [{name: HF_TOKEN, value: x}]
+"""
+    assert engine(manifest) == {"tensor_parallel_size": 4}
+    with pytest.raises(SpecError, match=r"\$TP is not set"):
+        read(compose.replace(":-2", ""))
+
+
+def test_equal_servers_and_pairs() -> None:
+    """Equal ones are replicas; a producer and consumers of KV are pools; further nodes are the first server's ranks."""
+    assert read(f"{SERVE} --port 1 &\n{SERVE} --port 2 &").data["cluster"] == {"replicas": 2}
+    config = '--kv-transfer-config \'{"kv_connector": "NixlConnector", "kv_role": "%s"}\''
+    roles = [config % role for role in ("kv_producer", "kv_consumer", "kv_consumer")]
+    found = read("\n".join(f"{SERVE} -tp {tp} {role}" for tp, role in zip((1, 2, 2), roles, strict=True)))
+    pools = found.data["cluster"]["pools"]
+    assert [(each["role"], each["replicas"]) for each in pools] == [("prefill", 1), ("decode", 2)]
+    assert [each["engine"]["tensor_parallel_size"] for each in pools] == [1, 2]
+    ranks = read(f"{SERVE} -dp 4 -dpl 2\n{SERVE} -dp 4 -dpl 2 --headless -dpr 2")
+    assert "cluster" not in ranks.data
+    assert ranks.data["engine"] == {"data_parallel_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--request-rate 4", {"process": "poisson", "rate": 4.0}),
+        ("--request-rate 4 --burstiness 0.25", {"process": "gamma", "rate": 4.0, "cv": 2.0}),
+        ("--max-concurrency 8", {"process": "closed_loop", "concurrency": 8}),
+        ("--request-rate inf --max-concurrency 8", {"process": "closed_loop", "concurrency": 8}),
+        ("", {"process": "burst"}),
+    ],
+)
+def test_arrivals_of_a_load_test(flags: str, expected: dict[str, Any]) -> None:
+    """vLLM's: gaps of a gamma distribution whose shape is the burstiness, so cv = 1 / sqrt(shape)."""
+    found = read(f"{SERVE}\nvllm bench serve --num-prompts 50 {flags}").data["traffic"]
+    assert found["arrivals"] == expected
+    assert found["num_requests"] == 50
+
+
+def test_lengths_of_a_load_test() -> None:
+    """Random lengths are uniform within a ratio of their mean, and the prefix comes on top (get_sampling_params)."""
+    bench = "vllm bench serve --dataset-name random --random-input-len 1000 --random-output-len 100"
+    found = read(f"{SERVE}\n{bench} --random-range-ratio 0.1 --random-prefix-len 24").data["traffic"]
+    assert found["input_tokens"] == {"distribution": "uniform", "low": 924, "high": 1124}
+    assert found["output_tokens"] == {"distribution": "uniform", "low": 90, "high": 111}
+    assert found["prefix"] == {"num_groups": 1, "shared_tokens": 24}
+    limits = read(f"{SERVE}\n{bench} --goodput ttft:200 tpot:50").data["slo"]
+    assert limits == {"ttft_ms": 200.0, "tpot_ms": 50.0}
+    with pytest.raises(SpecError, match="give --traffic"):
+        read(f"{SERVE}\nvllm bench serve --dataset-name custom")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(alphabet="vllm serve-=$(){}[]'\"`\\\n#<>&|;abA10 .:", max_size=60))
+def test_any_text_is_read_or_refused_in_a_sentence(text: str) -> None:
+    for each in (text, f"{SERVE} {text}"):
+        with suppress(PerfmodelError):
+            assert read(each).data["model"]
+
+
+def test_nothing_is_run(tmp_path: Path) -> None:
+    """Not by `$(...)`, backticks, here-documents, redirections or `sh -c`."""
+    mark = tmp_path / "mark"
+    text = f"A=$(touch {mark})\ntouch {mark}\necho x > {mark}\nsh -c 'touch {mark}'\n{SERVE} --port 1"
+    assert read(text).data["model"].startswith("meta-llama")
+    assert not mark.exists()
+
+
+def test_words_are_split_as_a_shell_splits_them() -> None:
+    """POSIX, 2.2 and 2.6.5: quotes hold words together, escapes hold a character, unquoted values are split."""
+    text = """A="x  y"; p a\\ b 'c d'"e f" "$A" $A '$A' "\\$A" # $B\np ${B:-z} ${B-} "" end"""
+    commands = read_shell(text).commands
+    assert commands[0].words == ("p", "a b", "c de f", "x  y", "x", "y", "$A", "$A")
+    assert commands[1].words == ("p", "z", "", "end")
+    found = read_shell('p "$C-x"').commands[0].words[1]
+    assert isinstance(found, Unresolved)
+    assert found == "$C-x"

@@ -1,0 +1,86 @@
+"""From an engine to vLLM's arguments and back: the same engine."""
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.specs import load_scenario
+from perfmodel.specs.commands.line import Asking, read_line
+from perfmodel.specs.commands.serving import engine_arguments, left_out_fields
+from perfmodel.specs.engine.spec import EngineSpec
+
+COUNT = st.integers(1, 1 << 20)
+DRAFTS = st.one_of(
+    st.fixed_dictionaries(
+        {"method": st.just("ngram"), "num_speculative_tokens": st.integers(1, 8)},
+        optional={"prompt_lookup_max": st.integers(2, 9), "prompt_lookup_min": st.integers(1, 2)},
+    ),
+    st.fixed_dictionaries(
+        {"method": st.sampled_from(["eagle", "medusa"]), "num_speculative_tokens": st.integers(1, 8)}
+    ),
+)
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "tensor_parallel_size": st.sampled_from([1, 2, 8]),
+    "pipeline_parallel_size": st.sampled_from([1, 2]),
+    "data_parallel_size": st.sampled_from([1, 4]),
+    "enable_expert_parallel": st.booleans(),
+    "all2all_backend": st.sampled_from(["deepep_low_latency", "pplx", "flashinfer_all2allv"]),
+    "dtype": st.sampled_from(["auto", "float32", "float16", "bfloat16"]),
+    "quantization": st.sampled_from([None, "fp8", "awq", "gptq", "modelopt_fp4", "mxfp4"]),
+    "kv_cache_dtype": st.sampled_from(["auto", "fp8", "fp8_e5m2", "nvfp4"]),
+    "mamba_ssm_cache_dtype": st.sampled_from(["auto", "float32", "bfloat16"]),
+    "max_num_seqs": st.integers(1, 1024),
+    "max_num_batched_tokens": st.integers(1024, 1 << 20),
+    "max_model_len": COUNT,
+    "block_size": st.sampled_from([16, 32, 64]),
+    "gpu_memory_utilization": st.floats(0.1, 1.0),
+    "num_gpu_blocks_override": COUNT,
+    "enable_chunked_prefill": st.booleans(),
+    "long_prefill_token_threshold": st.integers(0, 4096),
+    "scheduler_reserve_full_isl": st.booleans(),
+    "enable_prefix_caching": st.booleans(),
+    "disable_hybrid_kv_cache_manager": st.booleans(),
+    "enforce_eager": st.booleans(),
+    "scheduling_policy": st.sampled_from(["fcfs", "priority"]),
+    "async_scheduling": st.booleans(),
+    "flash_attn_version": st.sampled_from([2, 3]),
+    "kv_offload": st.builds(lambda gib: {"capacity_bytes": gib * 2**30}, st.sampled_from([1, 8, 300])),
+    "speculative_config": DRAFTS,
+}
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.fixed_dictionaries({}, optional=FIELDS))
+def test_an_engine_s_line_is_the_engine_again(fields: dict[str, Any]) -> None:
+    """How many drafted tokens are right is no argument, and is assumed again."""
+    if fields.get("pipeline_parallel_size", 1) > 1:
+        fields.pop("speculative_config", None)
+    engine = EngineSpec(**fields)
+    line = shlex.join(["vllm", "serve", "a/b", *engine_arguments(engine)])
+    found = read_line(line, Asking(hardware="h100-sxm-80gb"))
+    assert found.unmodelled == ()
+    assert found.notes == ()
+    data = json.loads(json.dumps(found.data.get("engine", {})))
+    data.get("speculative_config", {}).pop("acceptance", None)
+    again = EngineSpec(**data)
+    assert {name: getattr(again, name) for name in fields} == {name: getattr(engine, name) for name in fields}
+    assert left_out_fields(engine) == []
+
+
+def test_what_no_argument_says_is_named() -> None:
+    engine = EngineSpec(batching="static", kv_cache="contiguous", max_num_seqs=4)
+    assert left_out_fields(engine) == ["batching", "kv_cache"]
+
+
+@pytest.mark.parametrize("draft", ["qwen3-0.6b"])
+def test_a_drafter_goes_by_its_name_on_the_hub(draft: str) -> None:
+    drafts = f"{{method: draft_model, model: {draft}, num_speculative_tokens: 4, acceptance: {{rate: 0.7}}}}"
+    scenario = load_scenario("llama-3.1-8b-a100", ["model=qwen3-32b", f"engine.speculative_config={drafts}"])
+    line = shlex.join(["vllm", "serve", "a/b", *engine_arguments(scenario.engine)])
+    found = read_line(line, Asking(hardware="a100-sxm-80gb")).data["engine"]["speculative_config"]
+    assert found["model"] == "Qwen/Qwen3-0.6B"
+    assert found["num_speculative_tokens"] == 4
