@@ -62,7 +62,7 @@ class Request:
     num_transferred_tokens: leading tokens whose KV another engine has computed; 0 = this engine computes all
     buffer_ids:            blocks beside those that its tokens fill (see `KVBlockManager`)
     tables:                blocks of further groups of layers, where there are any
-    session, turn:         whose turn it is in a conversation of several, if it is in one, and which, from 0
+    session, turn:         whose turn it is in a conversation of several, if it is in one, and which, from 0 (else -1)
     keeps_blocks:          once done, its KV blocks stay its own until `Scheduler.release`: another engine fetches them
     first_token_batch, last_token_batch: sequences that sampled a token in the same step as its first, its last
     token_times: of its tokens, where the engine has a watch
@@ -119,7 +119,7 @@ class Request:
         self.block_hashes = block_hashes
         self.priority = priority
         self.session: Hashable | None = None
-        self.turn = 0
+        self.turn = -1
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
         self.num_promised_tokens = 0

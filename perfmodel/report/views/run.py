@@ -25,6 +25,7 @@ from perfmodel.report.document import (
 )
 from perfmodel.report.numbers import MISSING, format_in, format_number, is_number
 from perfmodel.report.plots.series import pool_names
+from perfmodel.report.views.conversations import conversation_tables
 from perfmodel.report.views.scenario import describe_traffic, hardware_source, headline, scenario_facts
 from perfmodel.report.views.step import bound_shares, step_blocks
 from perfmodel.report.views.trust import trust_blocks
@@ -79,6 +80,7 @@ def run_view(result: RunResult, step: StepReport | None = None) -> Document:
         Facts("Summary", list(_summary(summary))),
         _latencies(result),
         *_told_apart(summary),
+        *conversation_tables(summary),
         *_shares(summary),
         Details([*_plots(result), *(step_blocks(step) if step is not None else ())]),
         Paragraph(("Origin of step times: ", Span(str(summary.get("origin") or MISSING), "strong"))),

@@ -25,7 +25,8 @@ def conversation_summary(requests: RequestColumns) -> dict[str, Any]:
     begun, ended = np.full(count, np.inf), np.zeros(count)
     np.minimum.at(begun, numbers, requests.arrival_s)
     np.maximum.at(ended, numbers, requests.finished_s)
-    waiting = np.bincount(numbers, weights=requests.e2el_s, minlength=count)
+    waiting = np.zeros(count)
+    np.add.at(waiting, numbers, requests.e2el_s)
     last = int(requests.turn.max(initial=-1))
     masks = {str(turn + 1): requests.turn == turn for turn in range(min(last + 1, _MOST_TURNS))}
     if last >= _MOST_TURNS:

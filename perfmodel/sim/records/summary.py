@@ -11,9 +11,9 @@ import numpy as np
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.sim.records.collector import Collector, GapHistogram
 from perfmodel.sim.records.columns import RequestColumns
+from perfmodel.sim.records.conversations import conversation_summary
 from perfmodel.sim.records.ensemble import Ensemble
 from perfmodel.sim.records.kv_waste import kv_cache_waste
-from perfmodel.sim.records.conversations import conversation_summary
 from perfmodel.sim.records.latencies import (
     attained,
     finite,

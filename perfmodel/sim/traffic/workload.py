@@ -40,7 +40,7 @@ class RequestDraft(NamedTuple):
     priority: int = 0
     num_source_tokens: int = 0
     session: Hashable | None = None
-    turn: int = 0
+    turn: int = -1
     pause_s: float = 0.0
 
     def compressed(self, ratio: float) -> "RequestDraft":
