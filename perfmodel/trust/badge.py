@@ -33,6 +33,14 @@ _NUM_NEAREST = 3
 _NUM_ROWS = 8
 # How far another device, engine, family or format is, in doublings of a size; from small to large.
 _OTHER_DEVICE, _OTHER_ENGINE, _OTHER_FAMILY, _OTHER_FORMAT = 4.0, 2.0, 4.0, 1.0
+_NAMES = {
+    "total_b": "billions of parameters",
+    "active_b": "billions of active parameters",
+    "devices": "devices",
+    "input_tokens": "input tokens",
+    "output_tokens": "output tokens",
+    "concurrency": "concurrency",
+}
 _OF_STEPS = (
     "tpot_mean",
     "tpot",
@@ -78,6 +86,7 @@ def trust_of(scenario: Scenario) -> Trust:
     level, sentence = max(found, key=lambda each: LEVELS.index(each[0]))
     error = next((errors[metric][1] for metric in _OF_STEPS if metric in errors), None)
     if error is None:
+        sentence = f"{_missing(setup, cells)}; {sentence}" if level != "datasheet" else sentence
         return Trust(level, sentence, setup, {}, _nearest(setup, cells))
     if error > _MOST_ERROR:
         sentence = f"measured rows like it were missed by {error:.0%} in the median; {sentence}"
@@ -95,11 +104,35 @@ def nearest_rows(trust: Trust) -> list[MeasuredRow]:
 
 def _is_alike(setup: MeasuredSetup, cell: MeasuredCell) -> bool:
     """Whether a cell is of the device, engine, format and family asked about, at similar sizes."""
-    here, there = setup, cell.low
+    return _is_kin(setup, cell) and not _other_sizes(setup, cell)
+
+
+def _is_kin(setup: MeasuredSetup, cell: MeasuredCell) -> bool:
     same = ("device", "engine", "family", "weights", "separate")
-    if any(getattr(here, name) != getattr(there, name) for name in same):
-        return False
-    return all(_outside(getattr(here, size), getattr(there, size), getattr(cell.high, size)) <= 1 for size in SIZES)
+    return all(getattr(setup, name) == getattr(cell.low, name) for name in same)
+
+
+def _other_sizes(setup: MeasuredSetup, cell: MeasuredCell) -> list[str]:
+    """The sizes that are not similar to those of the cell."""
+    low, high = cell.low, cell.high
+    return [size for size in SIZES if _outside(getattr(setup, size), getattr(low, size), getattr(high, size)) > 1]
+
+
+def _missing(setup: MeasuredSetup, cells: Iterable[MeasuredCell]) -> str:
+    """Why no measured row is like the setup."""
+    kin = [cell for cell in cells if _is_kin(setup, cell)]
+    if not kin:
+        return "no measured row is of this device, engine, format and family of models"
+    nearest = min(kin, key=lambda cell: _distance(setup, cell.low, cell.high))
+    ranges = [
+        f"{_NAMES[size]} {_range(getattr(nearest.low, size), getattr(nearest.high, size))}"
+        for size in _other_sizes(setup, nearest)
+    ]
+    return f"the nearest measured rows, of {nearest.low.model}, have {', '.join(ranges)}"
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low:,.4g}" if low == high else f"{low:,.4g} to {high:,.4g}"
 
 
 def _outside(value: float, low: float, high: float) -> float:
@@ -169,21 +202,20 @@ def _title(metric: str) -> str:
 def _of_kernels(hardware: HardwareSpec, engine: EngineSpec) -> tuple[Level, str]:
     """What kernels of a device are known by, where no measured row is like the setup."""
     found = engine_calibration(hardware, engine)
-    none = "no measured row is of this device, engine, format, family and size"
     if found.origin == "datasheet":
         return "datasheet", f"no kernel of {hardware.name} nor of a related device was measured"
     if engine.described.facts.backends:
         if found.spread > 1:
-            return "transferred", f"{none}; its backend was fitted to devices of other generations"
-        return "calibrated", f"{none}; its backend was fitted to devices of this generation"
+            return "transferred", "its backend was fitted to devices of other generations"
+        return "calibrated", "its backend was fitted to devices of this generation"
     source = passed_on_from(found)
     if source is None and (data_dir("calibrations") / f"{hardware.name}@{engine.profile}.yaml").is_file():
-        return "calibrated", f"{none}; its kernels were measured"
+        return "calibrated", "its kernels were measured"
     if source is None:
-        return "transferred", f"{none}; what whole runs of its architecture reach stands for its kernels"
+        return "transferred", "what whole runs of its architecture reach stands for its kernels"
     if _related(hardware.name, source):
-        return "calibrated", f"{none}; kernels of {source}, of its architecture, were measured"
-    return "transferred", f"{none}; kernels of {source}, of another architecture, stand for its own"
+        return "calibrated", f"kernels of {source}, of its architecture, were measured"
+    return "transferred", f"kernels of {source}, of another architecture, stand for its own"
 
 
 def _cell_json(cell: MeasuredCell) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from perfmodel.models.architecture import (
 from perfmodel.models.params import count_parameters
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.traffic import Lengths
 
 SIZES = ("total_b", "active_b", "devices", "input_tokens", "output_tokens", "concurrency")
 
@@ -29,7 +30,7 @@ class MeasuredSetup:
     weights:       their number format; separate: whether prompts and answers have workers of their own
     total_b, active_b: parameters in billions, all and of a token
     devices:       of an engine that answers
-    input_tokens, output_tokens: means of a request; 0 where a trace has them
+    input_tokens, output_tokens: means of a request; 0 where a trace has them, or conversations that grow
     concurrency:   requests in flight in a closed loop or at most, 0 where arrivals decide
     """
 
@@ -65,10 +66,15 @@ def setup_of(scenario: Scenario) -> MeasuredSetup:
         total_b=total / 1e9,
         active_b=active / 1e9,
         devices=float(engine.num_devices),
-        input_tokens=traffic.input_tokens.mean_tokens or 0.0 if traffic.input_tokens else 0.0,
-        output_tokens=traffic.output_tokens.mean_tokens or 0.0 if traffic.output_tokens else 0.0,
+        input_tokens=0.0 if traffic.has_conversations else _mean(traffic.input_tokens),
+        output_tokens=_mean(traffic.output_tokens),
         concurrency=float(concurrency or 0.0),
     )
+
+
+def _mean(lengths: Lengths | None) -> float:
+    """In tokens; 0 where a file has them."""
+    return (lengths.mean_tokens or 0.0) if lengths is not None else 0.0
 
 
 @lru_cache(maxsize=256)
