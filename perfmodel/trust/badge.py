@@ -10,14 +10,12 @@ __all__ = ["LEVELS", "Level", "Trust", "nearest_rows", "trust_of"]
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import log2
 from typing import Any, Literal
 
-from perfmodel.cost.calibrations.backends import engine_calibration
-from perfmodel.cost.calibrations.files import passed_on_from
-from perfmodel.errors import SpecError
-from perfmodel.files.catalog import data_dir
+from perfmodel.cost.calibrations.backends import backend_calibration
+from perfmodel.cost.calibrations.files import measured_device
+from perfmodel.cost.calibrations.whole_runs import whole_run_calibration
 from perfmodel.specs import load_hardware
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
@@ -144,19 +142,10 @@ def _outside(value: float, low: float, high: float) -> float:
 
 def _distance(setup: MeasuredSetup, low: MeasuredSetup, high: MeasuredSetup) -> float:
     found = sum(_outside(getattr(setup, size), getattr(low, size), getattr(high, size)) for size in SIZES)
-    found += _OTHER_DEVICE * (setup.device != low.device) * (1 if _related(setup.device, low.device) else 2)
+    found += _OTHER_DEVICE * (setup.device != low.device) * (1 if setup.architecture == low.architecture else 2)
     found += _OTHER_ENGINE * (setup.engine != low.engine)
     found += _OTHER_FAMILY * (setup.family != low.family or setup.separate != low.separate)
     return found + _OTHER_FORMAT * (setup.weights != low.weights)
-
-
-@cache
-def _related(one: str, other: str) -> bool:
-    """Whether two devices are of one architecture."""
-    try:
-        return load_hardware(one).declared.architecture == load_hardware(other).declared.architecture
-    except SpecError:
-        return False
 
 
 def _nearest(setup: MeasuredSetup, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
@@ -201,21 +190,26 @@ def _title(metric: str) -> str:
 
 def _of_kernels(hardware: HardwareSpec, engine: EngineSpec) -> tuple[Level, str]:
     """What kernels of a device are known by, where no measured row is like the setup."""
-    found = engine_calibration(hardware, engine)
-    if found.origin == "datasheet":
-        return "datasheet", f"no kernel of {hardware.name} nor of a related device was measured"
+    unknown: tuple[Level, str] = "datasheet", f"no kernel of {hardware.name} nor of a related device was measured"
     if engine.described.facts.backends:
+        found = backend_calibration(hardware, engine)
+        if found.origin == "datasheet":
+            return unknown
         if found.spread > 1:
             return "transferred", "its backend was fitted to devices of other generations"
         return "calibrated", "its backend was fitted to devices of this generation"
-    source = passed_on_from(found)
-    if source is None and (data_dir("calibrations") / f"{hardware.name}@{engine.profile}.yaml").is_file():
+    if engine.profile == "datasheet":
+        return unknown
+    measured = measured_device(hardware, engine.profile)
+    if measured == hardware.name:
         return "calibrated", "its kernels were measured"
-    if source is None:
+    if measured is None:
+        if whole_run_calibration(hardware, engine.profile) is None:
+            return unknown
         return "transferred", "what whole runs of its architecture reach stands for its kernels"
-    if _related(hardware.name, source):
-        return "calibrated", f"kernels of {source}, of its architecture, were measured"
-    return "transferred", f"kernels of {source}, of another architecture, stand for its own"
+    if load_hardware(measured).declared.architecture == hardware.declared.architecture:
+        return "calibrated", f"kernels of {measured}, of its architecture, were measured"
+    return "transferred", f"kernels of {measured}, of another architecture, stand for its own"
 
 
 def _cell_json(cell: MeasuredCell) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class MeasuredSetup:
     """
 
     device: str
+    architecture: str
     engine: str
     version: str
     model: str
@@ -55,8 +56,10 @@ def setup_of(scenario: Scenario) -> MeasuredSetup:
     model, engine, traffic = pool.model or scenario.model, pool.engine, scenario.traffic
     family, total, active = _sizes(model)
     concurrency = traffic.arrivals.concurrency if traffic.arrivals.process == "closed_loop" else None
+    hardware = pool.hardware or scenario.hardware
     return MeasuredSetup(
-        device=(pool.hardware or scenario.hardware).name,
+        device=hardware.name,
+        architecture=hardware.declared.architecture or "",
         engine=engine.profile,
         version=engine.described.version.described,
         model=model.name,
