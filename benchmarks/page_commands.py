@@ -43,6 +43,7 @@ _OWN = {
     "one-figure.yaml": "workloads/scenarios/published/aic_attn-010.yaml",
     "my-figures/one.yaml": "workloads/scenarios/published/aic_attn-010.yaml",
     "result.json": "tests/data/bench/vllm_detailed.json",
+    "serve.sh": "tests/data/serve.sh",
 }
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from perfmodel.specs.commands.line import LineScenario
 
 _LONGEST = 1_000_000
+_FILES = (".sh", ".yaml", ".yml", ".txt", ".env")
 
 
 @takes_flags(has_file=False)
@@ -62,6 +63,8 @@ def _read(line: str) -> tuple[str, str, Path]:
         is_file = "\n" not in line and path.is_file()
     except (OSError, ValueError):
         is_file = False
+    if not is_file and len(line.split()) == 1 and path.suffix in _FILES:
+        raise SpecError(f"{line}: no such file; give one, or a command line in quotes.")
     if not is_file:
         return line, "line", Path()
     from perfmodel.files.bounded import read_bounded_text
@@ -77,7 +80,7 @@ def _scenario(text: str, place: str, folder: Path, asked: Asked) -> "LineScenari
     from dataclasses import replace
 
     from perfmodel.specs.commands.line import Asking, read_line
-    from perfmodel.specs.shorthand import scenario_name
+    from perfmodel.specs.shorthand import name_of, scenario_name
 
     given = asked.given
     own: dict[str, Any] = {}
@@ -85,7 +88,8 @@ def _scenario(text: str, place: str, folder: Path, asked: Asked) -> "LineScenari
         blocks = Asked(None, {**asked.flags, "model": "-", "hardware": given.get("hardware", "cpu")}).data()
         own = {key: blocks[key] for key in ("traffic", "slo") if key in blocks and (key == "slo" or "traffic" in given)}
     said = {block: f"--{block}" for block in own}
-    asking = Asking(given.get("model"), given.get("hardware"), own, said, folder)
+    device = name_of("hardware", given["hardware"]) if "hardware" in given else None
+    asking = Asking(given.get("model"), device, own, said, folder)
     found = read_line(text, asking, place)
     assumed = []
     if "traffic" not in found.data:

@@ -1,6 +1,6 @@
 """`Shorthand`: a scenario in a few words, and the mapping that a scenario file would hold for them."""
 
-__all__ = ["Shorthand", "scenario_name"]
+__all__ = ["Shorthand", "name_of", "scenario_name"]
 
 import pathlib
 import re
@@ -38,13 +38,13 @@ class Shorthand:
 
         Raises SpecError for devices and traffic that no file describes, and for a rate of traffic that has none.
         """
-        devices = [_name_of("hardware", device) for device in self.hardware]
+        devices = [name_of("hardware", device) for device in self.hardware]
         data: dict[str, Any] = {
             "name": scenario_name(self.model, devices[0]),
             "model": self.model,
             "hardware": devices[0],
         }
-        data["traffic"] = _name_of("traffic", self.traffic) if self.rate is None else self._traffic_at_rate()
+        data["traffic"] = name_of("traffic", self.traffic) if self.rate is None else self._traffic_at_rate()
         if self.slo:
             data["slo"] = dict(self.slo)
         if len(devices) > 1:
@@ -52,7 +52,7 @@ class Shorthand:
         return data
 
     def _traffic_at_rate(self) -> dict[str, Any]:
-        traffic = load_traffic(_name_of("traffic", self.traffic))
+        traffic = load_traffic(name_of("traffic", self.traffic))
         if traffic.arrivals.process not in _WITH_RATES:
             raise SpecError(
                 f"--rate {self.rate}: traffic {self.traffic} has arrivals of process {traffic.arrivals.process}, which "
@@ -66,7 +66,7 @@ class Shorthand:
         return data
 
 
-def _name_of(kind: Kind, given: str) -> str:
+def name_of(kind: Kind, given: str) -> str:
     """The name for an alias; the absolute path of a file elsewhere."""
     path = pathlib.Path(given).expanduser()
     if path.is_file():

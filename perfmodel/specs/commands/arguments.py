@@ -127,7 +127,7 @@ def _split(word: str, description: CommandDescription) -> tuple[str, str | None]
 def _rule(name: str, description: CommandDescription, found: Arguments, place: str) -> tuple[FlagRule, bool]:
     """What is known of a flag, and whether it is negated."""
     plain = name.removeprefix("--")
-    if plain == description.config:
+    if plain in description.config:
         return FlagRule(plain, "irrelevant", "one"), False
     rule = description.rule(plain)
     if rule is None and plain in description.parents:
@@ -139,7 +139,7 @@ def _rule(name: str, description: CommandDescription, found: Arguments, place: s
         rule = description.rule(positive)
         if rule is not None and rule.takes == "nothing":
             return rule, True
-    known = [*description.rules, *description.parents, *([description.config] if description.config else [])]
+    known = [*description.rules, *description.parents, *description.config]
     longer = sorted({each for each in known if each.startswith(plain) and "." not in each}) if len(plain) > 2 else []
     if len(longer) == 1:
         found.notes.append(f"{name} is taken for --{longer[0]}, the only flag that begins so")

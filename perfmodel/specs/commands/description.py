@@ -71,7 +71,7 @@ class FlagGroup(Spec):
     switches: take no value; can be negated where the command does so
     values:   take one; lists: one or more; optional: one or none; json: keys of other flags' JSON
     defaults: values that say what holds anyway, and are without effect
-    earlier:  of versions before the described one
+    other_versions: they are of others than the described one
     """
 
     why: str
@@ -81,7 +81,7 @@ class FlagGroup(Spec):
     optional: tuple[str, ...] = ()
     json_keys: tuple[str, ...] = Field(default=(), alias="json")
     defaults: dict[str, Any] = Field(default_factory=dict)
-    earlier: bool = False
+    other_versions: bool = False
 
 
 class EnvironmentRules(Spec):
@@ -110,7 +110,7 @@ class FlagRule:
     why: str = ""
     default: Any = None
     modelled: ModelledFlag | None = None
-    is_earlier: bool = False
+    is_of_others: bool = False
     same_as: str = ""
 
     def says_nothing(self, value: Any) -> bool:
@@ -129,7 +129,7 @@ class CommandDescription(Spec):
     images:      of containers that hold it; entrypoints: those that start it when they are given flags only
     positional:  the flag that a word without one stands for
     subcommands: words before it that are skipped
-    config:      the flag that names a YAML file with more flags
+    config:      the flags that name a YAML file with more flags; config_wins: what is in it counts before the line's
     can_negate:  switches have a `--no-` form
     short:       one dash: the flag that is meant
     """
@@ -144,7 +144,8 @@ class CommandDescription(Spec):
     images: tuple[str, ...] = ()
     entrypoints: tuple[str, ...] = ()
     positional: str | None = None
-    config: str | None = None
+    config: tuple[str, ...] = ()
+    config_wins: bool = False
     can_negate: bool = False
     short: dict[str, str] = Field(default_factory=dict)
     modelled: dict[str, ModelledFlag] = Field(default_factory=dict)
@@ -175,7 +176,7 @@ class CommandDescription(Spec):
             for takes, names in listed:
                 for name in names:
                     default = group.defaults.get(name)
-                    found[name] = FlagRule(name, kind, takes, group.why, default, is_earlier=group.earlier)
+                    found[name] = FlagRule(name, kind, takes, group.why, default, is_of_others=group.other_versions)
         return found
 
     @cached_property

@@ -15,6 +15,7 @@ _CONFIG = "engine.speculative_config"
 _RIGHT = {"ngram": 0.3, "draft_model": 0.7, "medusa": 0.6, "eagle": 0.75}
 _RIGHT_OF_MTP = 0.85
 _OWN_HEADS = ("eagle", "medusa")
+_FOR_SEVERAL = ("role", "further_rank", "is_further_rank")  # what a reader of several servers asks for
 _STEPS = 3  # sglang/srt/server_args.py, auto_choose_speculative_params
 _ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "prefill": "prefill", "decode": "decode"}
 
@@ -28,8 +29,11 @@ def complete(found: Reading, engine: str) -> None:
         found.put("engine.profile", engine)
     _BY_ENGINE[engine](found)
     _drafts(found)
-    if "kv_role" in found.line:
+    if "kv_role" in found.line or "kv_connector" in found.line:
         _role(found)
+    for name in [name for name in found.line if name not in _FOR_SEVERAL]:
+        del found.line[name]
+        found.unmodelled.append((found.said[f"line.{name}"], "an argument of what the line has not"))
 
 
 def _vllm(found: Reading) -> None:
@@ -91,6 +95,11 @@ def _trtllm(found: Reading) -> None:
         found.put("engine.tensor_parallel_size", 1, "enable_attention_dp: true")
         found.put("engine.data_parallel_size", ranks, f"{ranks} ranks with enable_attention_dp")
     _experts(found)
+    waits, host_bytes = found.line.pop("timeout_iters", None), found.line.pop("host_cache_bytes", None)
+    if found.line.pop("balances", False) and waits:
+        found.put("engine.attention_dp_timeout_iters", waits, found.said["line.timeout_iters"])
+    if host_bytes:
+        found.put("engine.kv_offload.capacity_bytes", host_bytes, found.said["line.host_cache_bytes"])
 
 
 def _experts(found: Reading) -> None:
@@ -108,14 +117,14 @@ def _experts(found: Reading) -> None:
 def _drafts(found: Reading) -> None:
     """The drafter's fields, as its method has them."""
     method = found.get(f"{_CONFIG}.method")
-    model, quantization = found.line.pop("draft_model", None), found.line.pop("draft_quantization", None)
     if method is None:
         return
-    if method == "draft_model" and model is not None:
-        found.put(f"{_CONFIG}.model", model, found.said["line.draft_model"])
-        if quantization is not None:
+    if method == "draft_model" and "draft_model" in found.line:
+        found.put(f"{_CONFIG}.model", found.line.pop("draft_model"), found.said["line.draft_model"])
+        if "draft_quantization" in found.line:
+            quantization = found.line.pop("draft_quantization")
             found.put(f"{_CONFIG}.quantization", quantization, found.said["line.draft_quantization"])
-    elif method in _OWN_HEADS and model is not None:
+    elif method in _OWN_HEADS and found.line.pop("draft_model", None) is not None:
         found.notes.append(f"{found.said['line.draft_model']}: priced by its method, {method}, not by its files")
     if found.get(f"{_CONFIG}.acceptance") is None:
         is_mtp = "mtp" in found.said.get(f"{_CONFIG}.method", "") or "NEXTN" in found.said.get(f"{_CONFIG}.method", "")
@@ -125,8 +134,8 @@ def _drafts(found: Reading) -> None:
 
 
 def _role(found: Reading) -> None:
-    role = found.line.pop("kv_role")
-    connector, said = found.line.pop("kv_connector", None), found.said.pop("line.kv_role")
+    role, connector = found.line.pop("kv_role", "kv_both"), found.line.pop("kv_connector", None)
+    said = found.said.get("line.kv_role") or found.said["line.kv_connector"]
     if role in _ROLES:
         found.line["role"] = _ROLES[role]
         found.said["line.role"] = said

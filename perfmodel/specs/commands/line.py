@@ -105,11 +105,11 @@ def _server(command: FoundCommand, script: ShellScript, asking: Asking) -> Readi
 
 
 def _with_config(arguments: Arguments, command: FoundCommand, script: ShellScript, asking: Asking) -> Arguments:
-    """The flags of the file that `--config` names before those of the line, which count."""
-    name = command.description.config
-    given = arguments.given.pop(name, None) if name else None
-    if given is None:
+    """The flags of the line and of the file that `--config` names; which of them count the engine says."""
+    names = [name for name in command.description.config if name in arguments.given]
+    if not names:
         return arguments
+    given = arguments.given.pop(names[0])
     file = str(given.value)
     text = next(
         (script.files[each] for each in (file, f"./{file}", file.removeprefix("./")) if each in script.files), None
@@ -121,9 +121,11 @@ def _with_config(arguments: Arguments, command: FoundCommand, script: ShellScrip
             f"in the line."
         )
     loaded = load_yaml_text(text, file) if text is not None else load_yaml(path)
-    found = flags_of_mapping(loaded.data, command.description, file)
-    found.notes += arguments.notes
-    for each in arguments.given.values():
+    of_file = flags_of_mapping(loaded.data, command.description, file)
+    wins = command.description.config_wins
+    found, after = (arguments, of_file) if wins else (of_file, arguments)
+    found.notes += after.notes
+    for each in after.given.values():
         found.add(each)
     return found
 

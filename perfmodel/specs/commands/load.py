@@ -2,6 +2,7 @@
 
 __all__ = ["read_load"]
 
+import json
 from collections.abc import Callable
 from math import ceil, floor, inf
 from typing import Any
@@ -28,15 +29,9 @@ def read_load(found: Reading, command: str, place: str) -> None:
     temperature = found.line.pop("temperature", None)
     if temperature == 0:
         found.put("sampling.method", "greedy", found.said.get("line.temperature", ""))
-    for name in list(found.line):
-        if name in ("burstiness", "range_ratio") or name in _UNUSED:
-            found.line.pop(name)
-
-
-_UNUSED = (
-    *("random_input", "random_output", "input", "output", "prefix", "sonnet_input", "sonnet_output", "sonnet_prefix"),
-    *("repeated_prefix", "repeated_suffix", "repeated_groups", "repeated_output", "fixed_output", "dataset"),
-)
+    for name in found.line:  # lengths of other data than what is sent
+        if f"line.{name}" in found.said:
+            found.irrelevant.append(found.said[f"line.{name}"])
 
 
 def _arrivals(found: Reading, traffic: dict[str, Any]) -> None:
@@ -85,15 +80,15 @@ def _up_to(most: int, ratio: float) -> dict[str, Any]:
 
 def _vllm_bench(found: Reading, traffic: dict[str, Any], place: str) -> None:
     line = found.line
-    name = line.get("dataset", "random")
-    ratio = line.get("range_ratio", 0.0)
+    name = line.pop("dataset", "random")
+    ratio = line.pop("range_ratio", 0.0)
     ratios = (ratio.get("input", 0.0), ratio.get("output", 0.0)) if isinstance(ratio, dict) else (ratio, ratio)
     if not all(isinstance(each, int | float) and 0 <= each < 1 for each in ratios):
         raise SpecError(f"{place}: --random-range-ratio: found {ratio}, allowed from 0 to below 1.")
     if name in ("random", "random-mm", "random-rerank"):
-        prompt = line.get("input", line.get("random_input", 1024))
-        answer = line.get("output", line.get("random_output", 128))
-        prefix = line.get("prefix", 0)
+        prompt = line.pop("input", line.pop("random_input", 1024))
+        answer = line.pop("output", line.pop("random_output", 128))
+        prefix = line.pop("prefix", 0)
         lengths = _uniform(prompt, ratios[0])
         for key in ("value", "low", "high"):
             if key in lengths:
@@ -102,19 +97,19 @@ def _vllm_bench(found: Reading, traffic: dict[str, Any], place: str) -> None:
         if prefix:
             traffic["prefix"] = {"num_groups": 1, "shared_tokens": prefix}
     elif name == "sonnet":
-        prefix, prompt = line.get("sonnet_prefix", 200), line.get("input", line.get("sonnet_input", 550))
+        prefix, prompt = line.pop("sonnet_prefix", 200), line.pop("input", line.pop("sonnet_input", 550))
         traffic |= {
             "input_tokens": _uniform(prompt, 0),
-            "output_tokens": _uniform(line.get("output", line.get("sonnet_output", 150)), 0),
+            "output_tokens": _uniform(line.pop("output", line.pop("sonnet_output", 150)), 0),
         }
         if prefix:
             traffic["prefix"] = {"num_groups": 1, "shared_tokens": prefix}
     elif name == "prefix_repetition":
-        prefix, suffix = line.get("repeated_prefix", 256), line.get("repeated_suffix", 256)
+        prefix, suffix = line.pop("repeated_prefix", 256), line.pop("repeated_suffix", 256)
         traffic |= {
             "input_tokens": _uniform(prefix + suffix, 0),
-            "output_tokens": _uniform(line.get("repeated_output", 128), 0),
-            "prefix": {"num_groups": line.get("repeated_groups", 10), "shared_tokens": prefix},
+            "output_tokens": _uniform(line.pop("repeated_output", 128), 0),
+            "prefix": {"num_groups": line.pop("repeated_groups", 10), "shared_tokens": prefix},
         }
     else:
         _data(name, found, traffic, place)
@@ -122,18 +117,18 @@ def _vllm_bench(found: Reading, traffic: dict[str, Any], place: str) -> None:
 
 def _sglang_bench(found: Reading, traffic: dict[str, Any], place: str) -> None:
     line = found.line
-    name, ratio = line.get("dataset", "sharegpt"), line.get("range_ratio", 0.0)
+    name, ratio = line.pop("dataset", "sharegpt"), line.pop("range_ratio", 0.0)
     if name in ("random", "random-ids", "image"):
         traffic |= {
-            "input_tokens": _up_to(line.get("random_input", 1024), ratio),
-            "output_tokens": _up_to(line.get("random_output", 1024), ratio),
+            "input_tokens": _up_to(line.pop("random_input", 1024), ratio),
+            "output_tokens": _up_to(line.pop("random_output", 1024), ratio),
         }
     elif name == "generated-shared-prefix":
-        groups, each = line.get("repeated_groups", 64), line.get("prompts_per_group", 16)
-        prefix, question = line.get("repeated_prefix", 2048), line.get("repeated_suffix", 128)
+        groups, each = line.pop("repeated_groups", 64), line.pop("prompts_per_group", 16)
+        prefix, question = line.pop("repeated_prefix", 2048), line.pop("repeated_suffix", 128)
         traffic |= {
             "input_tokens": _uniform(prefix + question, 0),
-            "output_tokens": _uniform(line.get("repeated_output", 256), 0),
+            "output_tokens": _uniform(line.pop("repeated_output", 256), 0),
             "prefix": {"num_groups": groups, "shared_tokens": prefix},
         }
         line["num_requests"] = groups * each
@@ -152,7 +147,7 @@ def _data(name: str, found: Reading, traffic: dict[str, Any], place: str) -> Non
         )
     data = load_traffic(_SHAREGPT).model_dump(mode="json", exclude_defaults=True)
     traffic |= {key: data[key] for key in ("input_tokens", "output_tokens")}
-    fixed = found.line.get("fixed_output") or found.line.get("output")
+    fixed = found.line.pop("fixed_output") or found.line.pop("output")
     if fixed:
         traffic["output_tokens"] = _uniform(fixed, 0)
     found.assumed.append(f"lengths of ShareGPT as traffic {_SHAREGPT} has them")
@@ -171,7 +166,113 @@ def _limits(found: Reading, place: str) -> None:
                 raise SpecError(f"{place}: --goodput {pair}: found {value!r}, allowed milliseconds.") from None
 
 
+def _aiperf(found: Reading, traffic: dict[str, Any], place: str) -> None:
+    """One request at a time where nothing else is said, ten of them (aiperf/config/flags)."""
+    line = found.line
+    if "dataset" in line:
+        _data(line["dataset"], found, traffic, place)
+    else:
+        prefix, groups = line.pop("repeated_prefix", 0) or line.pop("prefix", 0), line.pop("repeated_groups", 1)
+        lengths = _around(line.pop("input", 550), line.pop("input_std", 0), found)
+        for key in ("value", "mean"):
+            if key in lengths and prefix:
+                lengths[key] += prefix
+        answers = line.pop("output")
+        if answers is None:
+            answers = 128
+            found.assumed.append(f"answers of {answers} tokens, as the line has no --osl")
+        traffic |= {"input_tokens": lengths, "output_tokens": _around(answers, line.pop("output_std", 0), found)}
+        if prefix:
+            traffic["prefix"] = {"num_groups": max(groups, 1), "shared_tokens": prefix}
+    pattern = line.pop("pattern", "poisson")
+    if pattern == "constant":
+        line["process"] = "constant"
+    if "rate" not in line:
+        line.setdefault("concurrency", 1)
+    line["default_requests"] = max(10, 2 * (line.get("concurrency") or 1))
+
+
+def _around(mean: float, std: float, found: Reading) -> dict[str, Any]:
+    """A normal distribution, taken for a lognormal one of the same mean and deviation."""
+    if not std:
+        return _uniform(mean, 0)
+    found.notes.append(
+        f"lengths of mean {mean:g} and deviation {std:g}: a normal distribution is taken for a lognormal"
+    )
+    return {"distribution": "lognormal", "mean": mean, "std": std}
+
+
+def _guidellm(found: Reading, traffic: dict[str, Any], place: str) -> None:
+    """`--profile constant --rate 5` or `--profile kind=constant,rate=5`; lengths as `prompt_tokens=256,...`."""
+    line = found.line
+    profile = _pairs(line.pop("profile", "sweep"), "kind")
+    kind, rates = profile.get("kind", "sweep"), line.pop("rates", None)
+    given = profile.get("rate") or profile.get("streams") or rates
+    values = [each for each in str(given if given is not None else "").strip("[]").split(",") if each.strip()]
+    if len(values) > 1:
+        found.notes.append(f"--rate {given}: {len(values)} runs, of which the first counts")
+    try:
+        value = float(values[0]) if values else None
+    except ValueError:
+        raise SpecError(f"{place}: --rate {given}: found {values[0]!r}, allowed a number.") from None
+    for text in line.pop("constraint", None) or ():
+        limit = _pairs(text, "kind")
+        names = {"max_requests": ("num_requests", "count"), "max_duration": ("duration_s", "seconds")}
+        if limit.get("kind") in names:
+            name, key = names[limit["kind"]]
+            line[name] = float(limit[key]) if name == "duration_s" else int(float(limit[key]))
+            found.said[f"line.{name}"] = f"--constraint {text}"
+        else:
+            found.unmodelled.append((f"--constraint {text}", "when a run is given up"))
+    _guidellm_arrivals(found, kind, value, place)
+    data = _pairs(line.pop("data", ""), "kind")
+    if "prompt_tokens" not in data:
+        raise SpecError(
+            f"{place}: --data: its lengths are in its data, which is not read here; give prompt_tokens=...,"
+            f"output_tokens=..., or --traffic."
+        )
+    traffic["input_tokens"] = _around(float(data["prompt_tokens"]), float(data.get("prompt_tokens_stdev", 0)), found)
+    answers, deviation = data.get("output_tokens", data["prompt_tokens"]), data.get("output_tokens_stdev", 0)
+    traffic["output_tokens"] = _around(float(answers), float(deviation), found)
+
+
+def _guidellm_arrivals(found: Reading, kind: str, value: float | None, place: str) -> None:
+    line = found.line
+    if kind in ("constant", "poisson", "async", "concurrent") and value is None:
+        raise SpecError(f"{place}: --profile {kind} needs --rate; give it.")
+    if kind in ("constant", "poisson", "async"):
+        line["rate"], line["process"] = value, "poisson" if kind == "poisson" else "constant"
+    elif kind == "concurrent":
+        line["concurrency"] = int(value or 1)
+    elif kind == "synchronous":
+        line["concurrency"] = 1
+    elif kind != "throughput":
+        raise SpecError(
+            f"{place}: --profile {kind}: many runs at rates that it finds itself, and a scenario has one; give "
+            f"--traffic and --rate, or a profile as in constant."
+        )
+    said = found.said.get("line.profile", "")
+    found.said.setdefault("line.rate", said)
+    found.said.setdefault("line.concurrency", said)
+
+
+def _pairs(text: str, first: str) -> dict[str, Any]:
+    """`a=1,b=2`, or JSON; one word alone is the value of `first`."""
+    if text.lstrip().startswith("{"):
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError):
+            return {first: text}
+        return data if isinstance(data, dict) else {first: text}
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    return {
+        name.strip() if equals else first: value.strip() if equals else name.strip() for name, equals, value in pairs
+    }
+
+
 _LENGTHS: dict[str, Callable[[Reading, dict[str, Any], str], None]] = {
     "vllm-bench": _vllm_bench,
     "sglang-bench": _sglang_bench,
+    "guidellm": _guidellm,
+    "aiperf": _aiperf,
 }

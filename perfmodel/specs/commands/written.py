@@ -44,7 +44,11 @@ def _comment(what: str, items: Any) -> Iterator[str]:
 
 def _field(key: str, path: str, value: Any, said: Mapping[str, str]) -> str:
     text = f"{key}: {flow_yaml(value)}"
-    sources = [each for place, each in said.items() if (place == path or place.startswith(f"{path}.")) and each]
+    sources = [
+        each
+        for place, each in said.items()
+        if (place == path or place.startswith(f"{path}.")) and each not in ("", value)
+    ]
     own = "; ".join(_on_one_line(each) for each in dict.fromkeys(sources))
     return f"{text}  # {own}" if own else text
 

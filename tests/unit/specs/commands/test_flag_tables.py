@@ -17,16 +17,16 @@ LISTS = sorted(Path(__file__).parent.glob("*.txt"))
 
 @pytest.mark.parametrize("listed", LISTS, ids=[file.stem for file in LISTS])
 def test_every_flag_of_the_source_has_a_class(listed: Path) -> None:
-    """And no other has one, unless it is marked as of an earlier version, or is the beginning of one (argparse)."""
+    """And no other has one, unless it is marked as of other versions, or is the beginning of one (argparse)."""
     name, _, version = listed.stem.rpartition("-")
     description = load_command(name)
     assert description.version == version
-    flags = set(listed.read_text(encoding="utf-8").split()) - {description.config}
+    flags = set(listed.read_text(encoding="utf-8").split()) - set(description.config)
     named = {flag.partition(".")[0] for flag in description.rules}
     assert flags - named == set()
     others = {flag for flag in named - flags if flag in description.rules}
     others = {other for other in others if not any(flag.startswith(other) for flag in flags)}
-    assert {flag for flag in others if not description.rules[flag].is_earlier} == set()
+    assert {flag for flag in others if not description.rules[flag].is_of_others} == set()
 
 
 @pytest.mark.parametrize("description", COMMANDS, ids=[each.name for each in COMMANDS])
@@ -36,7 +36,7 @@ def test_a_flag_is_in_one_place(description: CommandDescription) -> None:
     for group in (*description.irrelevant, *description.not_modelled):
         names += [*group.switches, *group.values, *group.lists, *group.optional, *group.json_keys]
     assert [name for name, count in Counter(names).items() if count > 1] == []
-    known = {*description.rules, *description.parents, description.config}
+    known = {*description.rules, *description.parents, *description.config}
     assert set(description.short.values()) <= known
     assert set(description.environment.modelled.values()) <= known
     for group in (*description.irrelevant, *description.not_modelled):
