@@ -170,14 +170,19 @@ class Conversations(Spec):
         return self
 
 
-CONVERSATION_FORMATS = ("conversations", "sharegpt", "aiperf")  # of traces, a line of which is a conversation
+CONVERSATION_FORMATS = ("conversations", "sharegpt", "aiperf", "guidellm")  # of traces whose lines are conversations
+    "conversations",
+    "sharegpt",
+    "aiperf",
+    "guidellm",
+)  # of traces, a line of which is a conversation
 
 
 class Trace(Spec):
     """A file of recorded requests, or conversations; `speedup` divides the gaps."""
 
     path: str
-    format: Literal["azure", "mooncake", "burstgpt", "jsonl", "conversations", "sharegpt", "aiperf"]
+    format: Literal["azure", "mooncake", "burstgpt", "jsonl", "conversations", "sharegpt", "aiperf", "guidellm"]
     speedup: PositiveFloat = 1.0
 
     @property

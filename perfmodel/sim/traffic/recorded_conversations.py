@@ -6,6 +6,8 @@ sharegpt:      a JSON array, or JSON lines, of {"conversations": [{"from": "huma
                each answer closes a turn, what is said without one is left out
 aiperf:        JSON lines {"session_id", "turns": [{"text", "output_length", "delay" (ms), "role"}]}, the multi_turn
                format of AIPerf (its docs/tutorials/custom-dataset.md); a leading system turn begins the prompt
+guidellm:      JSON lines whose columns have the turn's number: {"system_prompt", "prompt_0", "output_tokens_count_0",
+               "prompt_1", ...} (GuideLLM 0.8.1, its generative column mapper; prompt_tokens_count_0 for a text)
 
 Texts are counted as one token for each four characters, begun ones whole: OpenAI's rule of thumb for English. Formats
 without the length of an answer, or its pause, take those of the traffic.
@@ -13,6 +15,7 @@ without the length of an answer, or its pause, take those of the traffic.
 
 __all__ = ["read_conversations"]
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -25,6 +28,15 @@ _CHARACTERS_PER_TOKEN = 4
 _MOST_TOKENS = 1_000_000_000
 _LONGEST_PAUSE_S = 1e9
 _ANSWERS, _SYSTEMS = ("gpt", "assistant", "chatgpt", "bard", "bing"), ("system",)
+_GUIDELLM = {
+    column: re.compile(rf"(?:{names})(?:es|s)?(?:[-_](?P<turn>\d{{1,6}}))?", re.IGNORECASE)
+    for column, names in {
+        "text": "prompt|instruction|question|input|context|content|conversation|turn|text",
+        "prompt": "prompt_tokens_count|input_tokens_count",
+        "answer": "output_tokens_count|completion_tokens_count",
+        "system": "system_prompt|system|prefix",
+    }.items()
+}
 _USERS = ("human", "user", "tool", "function", "observation")
 
 
@@ -136,6 +148,21 @@ def _aiperf(value: dict[str, Any]) -> RecordedConversation:
     return RecordedConversation(tuple(turns), None, system)
 
 
+def _guidellm(value: dict[str, Any]) -> RecordedConversation:
+    columns: dict[tuple[str, int], Any] = {}
+    for key, found in value.items():
+        for column, pattern in _GUIDELLM.items():
+            if match := pattern.fullmatch(key):
+                columns.setdefault((column, int(match["turn"] or 0)), found)
+    numbers = sorted({turn for column, turn in columns if column in ("text", "prompt")})
+    turns = []
+    for number in numbers:
+        count, length = columns.get(("prompt", number)), columns.get(("answer", number))
+        tokens = max(_counted(columns["text", number]), 1) if count is None else _tokens(count)
+        turns.append(RecordedTurn(tokens, None if length is None else _tokens(length), None))
+    return RecordedConversation(tuple(turns), None, _counted(columns.get(("system", 0), "")))
+
+
 def _contents(text: Any) -> list[Any]:
     """A text, or those of an object {"contents": [...]}."""
     return list(text["contents"]) if isinstance(text, dict) else [text]
@@ -164,5 +191,6 @@ def _pause(value: Any) -> float | None:
 _READERS: dict[str, Callable[[dict[str, Any]], RecordedConversation]] = {
     "aiperf": _aiperf,
     "conversations": _conversations,
+    "guidellm": _guidellm,
     "sharegpt": _sharegpt,
 }

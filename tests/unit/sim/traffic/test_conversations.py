@@ -166,6 +166,10 @@ RECORDED = {
             ]
         },
     ],
+    "guidellm": [
+        {"system_prompt": "s" * 8, "prompt": "x" * 120, "output_tokens_count": 20},
+        {"prompt_1": "q" * 30, "prompt_0": "q" * 32, "output_tokens_count_1": 5, "output_tokens_count_0": 4},
+    ],
     "aiperf": [
         {"session_id": "a", "turns": [{"role": "system", "text": "s" * 8}, {"text": "x" * 120, "output_length": 20}]},
         {"session_id": "b", "turns": [{"text": "q" * 32}, {"text": "q" * 32, "delay": 1500}]},
@@ -194,6 +198,12 @@ def test_aiperf_turns_have_delays_and_lengths_where_they_are_given(tmp_path):
     assert second.turns == ((8, None, None), (8, None, 1.5))
 
 
+def test_guidellm_columns_have_the_number_of_their_turn(tmp_path):
+    first, second = read_conversations(written(tmp_path, "guidellm"), "guidellm")
+    assert (first.num_system_tokens, first.turns) == (2, ((30, 20, None),))
+    assert second.turns == ((8, 4, None), (8, 5, None))
+
+
 @pytest.mark.parametrize("format_", list(RECORDED))
 def test_recorded_conversations_are_served(tmp_path, format_):
     file = written(tmp_path, format_)
@@ -218,6 +228,8 @@ def test_recorded_conversations_are_served(tmp_path, format_):
         ("sharegpt", [{"conversations": [{"from": "alien", "value": "x"}]}], ":1: found a message from 'alien'"),
         ("sharegpt", [{"conversations": [{"from": "human", "value": 3}]}], ":1: found '3', expected a text"),
         ("sharegpt", ["x"], ":1: found 'x', expected a JSON object"),
+        ("guidellm", [{"prompt": 7}], ":1: found '7', expected a text"),
+        ("guidellm", [{"answer": "x"}], "has no conversation with a turn"),
         ("aiperf", [{"turns": [{"delay": 4}]}], ":1: the conversation has no field 'text'"),
         ("aiperf", [{"turns": [{"text": "x", "delay": "soon"}]}], ":1: the conversation cannot be read"),
     ],
