@@ -6,7 +6,7 @@ arrivals are waited for, and the time is that of the wall.
 """
 
 __all__ = [
-    "Arrivals",
+    "Arriving",
     "Clock",
     "ConversationArrivals",
     "RequestArrivals",
@@ -71,7 +71,7 @@ class WallClock:
         time.sleep(max(0, tick - self.now) / 1e12)
 
 
-class Arrivals(Protocol):
+class Arriving(Protocol):
     """Which requests come when."""
 
     @property
@@ -190,7 +190,7 @@ def serve(
 def serve_arrivals(
     loop: ServeLoop,
     backend: Backend,
-    arrivals: Arrivals,
+    arrivals: Arriving,
     on_finished: Callable[[Request], None],
     on_step: Callable[[StepRecord], None],
     clock: Clock | None = None,

@@ -32,7 +32,7 @@ from perfmodel.validate.executed.compare import ExecutorComparison, ShadowedBack
 from perfmodel.validate.report import ValidationReport
 from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.device import DeviceClock, device_name, find_device, memory_as_a_sentence
-from perfmodel_executors.driver import Arrivals, ConversationArrivals, RequestArrivals, WallClock, serve_arrivals
+from perfmodel_executors.driver import Arriving, ConversationArrivals, RequestArrivals, WallClock, serve_arrivals
 from perfmodel_executors.kernels.tiles import choices
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, StepTimes, calibrate_machine
 from perfmodel_executors.measure.drift import DriftMeter
@@ -287,7 +287,7 @@ def _run(
     return RunResult(scenario, "executed", summary, collector.requests(), collector.steps(), num_blocks)
 
 
-def _arrivals(workload: Workload) -> Arrivals:
+def _arrivals(workload: Workload) -> Arriving:
     think = to_ticks(workload.think_time_s)
     if workload.traffic.has_conversations:
         return ConversationArrivals(workload.conversations(), workload.concurrency, think)

@@ -170,12 +170,7 @@ class Conversations(Spec):
         return self
 
 
-CONVERSATION_FORMATS = ("conversations", "sharegpt", "aiperf", "guidellm")  # of traces whose lines are conversations
-    "conversations",
-    "sharegpt",
-    "aiperf",
-    "guidellm",
-)  # of traces, a line of which is a conversation
+CONVERSATION_FORMATS = ("conversations", "sharegpt", "aiperf", "guidellm")  # of traces: a conversation a line
 
 
 class Trace(Spec):

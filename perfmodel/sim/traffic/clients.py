@@ -91,8 +91,8 @@ class ConversationClient:
     """Sends the first turn of each conversation when it arrives, and each other a pause after the answer before it; one
     that is not answered ends its conversation.
 
-    conversations: turns with the ticks before them; concurrency: users in a closed loop, who begin another conversation
-                   `think_ticks` after their last
+    conversations: turns with the ticks before them; route: where each goes
+    concurrency:   users in a closed loop, who begin another conversation `think_ticks` after their last
     """
 
     def __init__(

@@ -5,7 +5,7 @@ conversations: JSON lines {"arrival_s", "system_tokens", "turns": [{"input_token
 sharegpt:      a JSON array, or JSON lines, of {"conversations": [{"from": "human" | "gpt" | "system", "value": text}]};
                each answer closes a turn, what is said without one is left out
 aiperf:        JSON lines {"session_id", "turns": [{"text", "output_length", "delay" (ms), "role"}]}, the multi_turn
-               format of AIPerf (its docs/tutorials/custom-dataset.md); a leading system turn begins the prompt
+               format of AIPerf 0.13 (its guide to custom datasets); a leading system turn begins the prompt
 guidellm:      JSON lines whose columns have the turn's number: {"system_prompt", "prompt_0", "output_tokens_count_0",
                "prompt_1", ...} (GuideLLM 0.8.1, its generative column mapper; prompt_tokens_count_0 for a text)
 
@@ -13,7 +13,7 @@ Texts are counted as one token for each four characters, begun ones whole: OpenA
 without the length of an answer, or its pause, take those of the traffic.
 """
 
-__all__ = ["read_conversations"]
+__all__ = ["RecordedConversation", "RecordedTurn", "read_conversations"]
 
 import re
 from collections.abc import Callable, Iterator
