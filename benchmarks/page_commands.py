@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 _BLOCK = re.compile(r"^```(?:bash|sh)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _SPAN = re.compile(r"`(perfmodel [^`\n]+)`")
-# No command to run: SCENARIO, FILE.gguf, `...`, ray:HEAD:6379, and files that only a measurement writes.
-_PLACEHOLDER = re.compile(r"(?:^|[\s=/:])(?:[A-Z]+(?:\.\w+)?|\.\.\.|\|)(?=[\s:]|$)|runs\.json|measured/h200")
+# No command to run: SCENARIO, FILE.gguf, FILE..., `...`, ray:HEAD:6379, and files that only a measurement writes.
+_PLACEHOLDER = re.compile(r"(?:^|[\s=/:])(?:[A-Z]+(?:\.\w+|\.\.\.)?|\.\.\.|\|)(?=[\s:]|$)|runs\.json|measured/h200")
 _FEWEST_WORDS = {"techniques": 2, "validate": 4}  # of a command that can run, where not three
 _WITH_TORCH = ("execute", "quality", "validate executor", "validate techniques", "calibrate")
 # What stands for a file of the reader's own, and what it is a copy of.
@@ -73,7 +73,9 @@ class PageCommand:
     @property
     def needs_torch(self) -> bool:
         """Whether it executes or measures something."""
-        return self.text.startswith(tuple(f"perfmodel {name}" for name in _WITH_TORCH)) or "--execute" in self.text
+        is_fitted = "calibrate" in self.words and "--name" in self.words  # to what somebody else has measured
+        measures = self.text.startswith(tuple(f"perfmodel {name}" for name in _WITH_TORCH)) and not is_fitted
+        return measures or "--execute" in self.text
 
 
 def commands_of(page: Path) -> list[PageCommand]:

@@ -70,9 +70,13 @@ class ExecutedBackend:
         exits = decoder.model.exits
         self.exits = None if exits is None else DrawnExits(exits, seed)
         self._seen: set[Hashable] = set()
+        self._first_blocks: dict[int, int] = {}  # of requests, by which runners know their sequences
 
     def execute(self, plan: StepPlan) -> Outcome:
         """Run the plan's tokens; the outcome has the sampled ones in the order of `decodes`, then `samples`."""
+        for request in plan.preempted:
+            self._lose_blocks(request)
+        self._first_blocks.update({key: table[0] for key, table in plan.block_tables.items() if table})
         segments, sampled = self._segments(plan)
         self.runner.reserve_for(segments)
         copying = self._copy_blocks(plan)
@@ -113,6 +117,7 @@ class ExecutedBackend:
 
     def release(self, request: Request) -> None:
         """Forget a finished request."""
+        self._lose_blocks(request)
         self.tokens.release(request)
         if self._draws is not None:
             self._draws.release(request)
@@ -120,6 +125,11 @@ class ExecutedBackend:
             self.exits.release(request)
         if self.speculator is not None:
             self.speculator.proposer.release(request.request_id)
+
+    def _lose_blocks(self, request: Request) -> None:
+        first = self._first_blocks.pop(request.request_id, None)
+        if first is not None:
+            self.runner.release(first)
 
     def _timed(self, run: Callable[..., Result], shape: Hashable | None = None) -> tuple[int, Result]:
         """What `run` takes, in ticks, and returns; a `shape` not seen before is run untimed first."""

@@ -36,7 +36,7 @@ from perfmodel_executors.driver import Arriving, ConversationArrivals, RequestAr
 from perfmodel_executors.kernels.tiles import choices
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, StepTimes, calibrate_machine
 from perfmodel_executors.measure.drift import DriftMeter
-from perfmodel_executors.models.support import check_engine, has_states, with_plain_weights
+from perfmodel_executors.models.support import check_engine, has_states
 from perfmodel_executors.parallel.ranks import open_ranks
 from perfmodel_executors.prompts import text_of
 from perfmodel_executors.runner import RunnerSetup, StepRunner
@@ -198,7 +198,7 @@ def as_executed(scenario: Scenario) -> Scenario:
     if has_states(served_model(scenario.model, scenario.engine)):
         ours["enable_prefix_caching"] = False  # a state of one sequence is of no use to another
     engine = scenario.engine.model_copy(update=ours)
-    return scenario.model_copy(update={"model": with_plain_weights(scenario.model), "engine": engine})
+    return scenario.model_copy(update={"engine": engine})
 
 
 def check_one_cpu(scenario: Scenario) -> None:

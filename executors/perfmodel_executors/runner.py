@@ -35,6 +35,10 @@ class Runner(Protocol):
         """Make room for the KV blocks of `segments`, where the pool grows."""
         ...
 
+    def release(self, first_block: int) -> None:
+        """The sequence that begins with this block has lost its blocks."""
+        ...
+
     def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
         """Sampled tokens in the order of `segments`. A warm-up may take its time to choose how such a step runs."""
         ...
@@ -62,17 +66,24 @@ class StepRunner:
     def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
         self.cache.reserve_for([segment.block_table for segment in segments])
 
+    def release(self, first_block: int) -> None:
+        self.cache.states.release(first_block)
+
     def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
         with torch.inference_mode(), tuning() if is_warm_up else nullcontext():
-            if self.graphs is not None and self.graphs.can_run(segments):
-                return self.graphs.run(segments)
             decoder = self.decoder
-            batch = build_batch(segments, self.cache.block_size, decoder.device, decoder.ring, self.keeps_kv)
             # Run again, a chunk in a ring would read what it has overwritten, and a state would take tokens in twice.
             if is_warm_up and self.keeps_kv and (decoder.ring is not None or has_states(decoder.model)):
                 with self.cache.restored([segment.block_table for segment in segments]):
-                    return decoder.step(batch, self.cache)
-            return decoder.step(batch, self.cache)
+                    return self._run(segments)
+            return self._run(segments)
+
+    def _run(self, segments: Sequence[TokenSegment]) -> list[int]:
+        if self.graphs is not None and self.graphs.can_run(segments):
+            return self.graphs.run(segments)
+        decoder = self.decoder
+        batch = build_batch(segments, self.cache.block_size, decoder.device, decoder.ring, self.keeps_kv)
+        return decoder.step(batch, self.cache)
 
     def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
         self.host_pages.copy(out, back)

@@ -1,17 +1,20 @@
 """Models by their name on the Hugging Face Hub: what the local cache of its client holds, else what the Hub answers.
 
 Read are `config.json`, `hf_quant_config.json` where ModelOpt keeps formats in it, and `generation_config.json`, which
-says how a server samples; never weights. What the Hub answers stays in the client's cache, so it is asked once.
+says how a server samples; of weights the header of one file, where the configuration leaves open what they are stored
+as. What the Hub answers stays in the client's cache, a header's answer in our own, so it is asked once.
 Environment variables are the client's own: HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
 """
 
 __all__ = ["is_hub_name", "load_from_hub"]
 
+import json
 import os
 import re
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -29,6 +32,7 @@ _ANSWER_S = 10.0  # for one small file, retries included: the client itself woul
 _HUB = "https://huggingface.co"
 _PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 _CONFIG = "config.json"
+_INDEX = "model.safetensors.index.json"
 _BESIDE = ("hf_quant_config.json", "generation_config.json")
 # huggingface_hub.utils.validate_repo_id: letters, digits, "-", "_", ".", at most 96 of them, no ".." and no "--".
 _PART = r"[A-Za-z0-9](?:[\w.-]{0,94}[A-Za-z0-9])?"
@@ -54,10 +58,84 @@ def load_from_hub(name: str) -> ModelSpec:
         config = _fetched(name)
         origin = f"config.json of {name} ({_host()})"
     try:
-        model = load_config(config, name)
+        model = load_config(config, name, stored=_stored(name, config))
     except SpecError as error:
         raise SpecError(f"{name} as the Hub has it: {error} Delete {config.parent} to have it asked again.") from None
     return replace(model, hf_id=name, source=origin, sampling=_sampling(config.with_name(_BESIDE[1])))
+
+
+def _stored(name: str, config: Path) -> dict[str, Any]:
+    """What the weights are stored as, where the configuration leaves it open: by the header of a file in the cache, or
+    of the Hub's first."""
+    try:
+        found = read_json(config)
+    except (OSError, ValueError):
+        return {}  # for the reader of the configuration to say
+    blocks = [found, found.get("text_config")] if isinstance(found, dict) else []
+    said = {key for block in blocks if isinstance(block, dict) for key, value in block.items() if value is not None}
+    has_format = "quantization_config" in said or config.with_name(_BESIDE[0]).is_file()
+    has_dtype = bool(said & {"dtype", "torch_dtype"})
+    here = sorted(config.parent.glob("*.safetensors"))
+    if has_format or (has_dtype and not here):
+        return {}
+    if here:
+        from perfmodel.models.weights.headers import read_safetensors
+        from perfmodel.models.weights.stored import stored_settings
+
+        return stored_settings(read_safetensors(here[0]), name)
+    kept = _kept(name)
+    try:
+        answer = read_json(kept)
+    except (OSError, ValueError):
+        answer = _asked_for_header(name)
+        if answer is not None:
+            with suppress(OSError):
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.write_text(json.dumps(answer), encoding="utf-8")
+    return answer if isinstance(answer, dict) else {}
+
+
+def _kept(name: str) -> Path:
+    """Our own file beside the client's cache, for what it has no place for."""
+    return _cache() / f"models--{name.replace('/', '--')}" / "perfmodel-stored.json"
+
+
+def _asked_for_header(name: str) -> dict[str, Any] | None:
+    """By ranges of the only file, or of the first that the index names; {} where the repository has neither, None where
+    nobody answers: then the configuration's defaults hold, until somebody does."""
+    if _is_offline():
+        return None
+    from huggingface_hub import HfApi, errors, hf_hub_download
+
+    from perfmodel.models.weights.stored import stored_settings
+
+    endpoint = os.environ.get("HF_ENDPOINT") or None
+    api = HfApi(endpoint=endpoint)
+
+    def header(file: str) -> str:
+        tensors = api.parse_safetensors_file_metadata(name, file, timeout=_CONNECT_S).tensors
+        return json.dumps({key: {"dtype": each.dtype, "shape": list(each.shape)} for key, each in tensors.items()})
+
+    def first_of_several() -> str:
+        found = hf_hub_download(name, _INDEX, cache_dir=_cache(), etag_timeout=_CONNECT_S, endpoint=endpoint)
+        return header(str(min(read_json(Path(found))["weight_map"].values())))
+
+    for read in (lambda: header("model.safetensors"), first_of_several):
+        try:
+            return stored_settings(json.loads(_within(_ANSWER_S, read)), name)
+        except errors.LocalEntryNotFoundError:
+            return None
+        except errors.EntryNotFoundError:
+            continue
+        except SpecError:
+            raise
+        except Exception:  # the client's transport has a family of errors of its own
+            return None
+    return {}
+
+
+def _is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
 def _cache() -> Path:
@@ -84,7 +162,7 @@ def _cached(name: str) -> Path | None:
 
 def _fetched(name: str) -> Path:
     """`config.json` in the cache, and beside it what else there is."""
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+    if _is_offline():
         raise SpecError(
             f"unknown model {name!r}: no card lists it, it is not in {_cache()}, and HF_HUB_OFFLINE is set."
         )

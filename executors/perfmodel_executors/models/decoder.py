@@ -46,7 +46,6 @@ from perfmodel_executors.models.support import (
     kv_packing,
     kv_tiers,
     torch_dtype,
-    with_plain_weights,
 )
 from perfmodel_executors.models.weights import (
     AttentionWeights,
@@ -164,13 +163,14 @@ class Decoder:
         """What the LM head makes of states, [R, V]."""
         model = self.model
         normed_RC = self.kernels.rms_norm(x_RC, self.weights.final_norm, model.norm_eps)
-        logits_RV = self.group.gather(self.kernels.linear(normed_RC, self.weights.lm_head), model.vocab_size)
+        logits_RV = self.group.gather(apply_linear(self.kernels, normed_RC, self.weights.lm_head), model.vocab_size)
         if model.logit_scale != 1:
             logits_RV = logits_RV * model.logit_scale
         return logits_RV if model.logit_cap is None else model.logit_cap * torch.tanh(logits_RV / model.logit_cap)
 
     def _embed(self, batch: StepBatch) -> Tensor:
-        x_TC, scale = embed(self.weights.embedding, batch.tokens_T, self.group), self.model.embedding_scale
+        x_TC = embed(self.weights.embedding, batch.tokens_T, self.group, self.dtype)
+        scale = self.model.embedding_scale
         # Rounded as the table is, which is how Gemma was trained.
         return x_TC if scale == 1 else x_TC * torch.tensor(scale, dtype=x_TC.dtype).item()
 
@@ -256,7 +256,7 @@ def load_decoder(
     routing: ExpertRouting = TRAINED,
 ) -> Decoder:
     """The model in the formats that the engine serves it in, with the weights of its file, else random ones."""
-    served = _up_to(served_model(with_plain_weights(model), engine), engine.max_model_len)
+    served = _up_to(served_model(model, engine), engine.max_model_len)
     check_executable(served, engine.attention)
     check_capacity(served, routing)
     dtype, weights = torch_dtype(served), None

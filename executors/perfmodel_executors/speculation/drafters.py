@@ -43,8 +43,8 @@ def in_fewer_bits(decoder: Decoder, quantization: str) -> Decoder:
     served_in = model.quantization.weights or "several formats"
     if model.quantization.weights is not None or any(layer.formats for layer, _ in model.layers):
         raise PerfmodelError(
-            f"{model.name} is served in {served_in} already, and is quantised from its full weights "
-            f"only; leave engine.quantization out to draft with method: self_quantized."
+            f"{model.name} is served in {served_in} already, and is quantised from its full weights only; leave "
+            f"engine.quantization out (none for a file that is quantised) to draft with method: self_quantized."
         )
     served = served_model(model, EngineSpec(quantization=quantization))
     check_quantization(served)
@@ -55,7 +55,10 @@ def in_fewer_bits(decoder: Decoder, quantization: str) -> Decoder:
     drafting = replace(model, name=f"{model.name}-{quantization}", quantization=served.quantization)
     weights = replace(
         decoder.weights,
-        layers=[quantize(*pair) for pair in zip(decoder.weights.layers, model.iter_layers(), strict=True)],
+        layers=[
+            quantize(own, layer, index)
+            for index, (own, layer) in enumerate(zip(decoder.weights.layers, model.iter_layers(), strict=True))
+        ],
     )
     return _with(decoder, drafting, weights)
 

@@ -68,10 +68,15 @@ def model_from_config(
     )
 
 
-def load_config(path: str | Path, name: str | None = None) -> ModelSpec:
-    """The ModelSpec of a config.json file; modelopt's `hf_quant_config.json` beside it is read too."""
+def load_config(path: str | Path, name: str | None = None, stored: Json | None = None) -> ModelSpec:
+    """The ModelSpec of a config.json file; modelopt's `hf_quant_config.json` beside it is read too.
+
+    stored: fields that count where the file has none of them: what its tensors are stored as
+    """
     path = Path(path)
     config = _read_json(path)
+    if stored and isinstance(config, dict):
+        config = {**stored, **config}
     quant_path = path.with_name("hf_quant_config.json")
     if isinstance(config, dict) and "quantization_config" not in config and quant_path.is_file():
         config = {**config, "quantization_config": _read_json(quant_path)}

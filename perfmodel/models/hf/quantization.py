@@ -18,6 +18,9 @@ from perfmodel.models.hf.fields import Fields
 from perfmodel.models.number_formats import BITS_PER_WEIGHT
 
 _KEPT = QuantizationSpec().kept
+# What stays where `quant_method: mxfp4` quantizes a mixture of experts: Hugging Face's and vLLM's loaders know experts
+# alone in it, whatever modules_to_not_convert names (transformers' integrations/mxfp4.py; gpt-oss).
+_BESIDE_EXPERTS = frozenset({"attention", "linear_attention", "dense_ffn", "shared_experts"})
 _IGNORE_KEYS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "llm_int8_skip_modules")
 
 # (weights, activations, group_size, group_rows)
@@ -49,6 +52,25 @@ _MODULES = MappingProxyType(
     }
 )
 
+# Parts of ModelOpt's names, the first that fits: weights, activations, elements of a group, and its rows.
+_MODELOPT: tuple[tuple[str, str, str | None, int, int], ...] = (
+    ("W4A8_MXFP4", "mxfp4", "fp8", 32, 1),
+    ("MXFP4", "mxfp4", None, 32, 1),
+    ("W4A8_NVFP4", "nvfp4", "fp8", 16, 1),
+    ("NVFP4", "nvfp4", "nvfp4", 16, 1),
+    ("MIXED", "nvfp4", "nvfp4", 16, 1),
+    ("W4A8", "int4", "fp8", 128, 1),
+    ("W4A16", "int4", None, 128, 1),
+    ("AWQ", "int4", None, 128, 1),
+    ("W8A16", "int8", None, 0, 1),
+    ("W8A8_SQ", "int8", "int8", 0, 1),
+    ("INT8", "int8", "int8", 0, 1),
+    ("MXFP8", "mxfp8", "mxfp8", 32, 1),
+    ("FP8_PB", "fp8", "fp8", 128, 128),
+    ("FP8_BLOCK", "fp8", "fp8", 128, 128),
+    ("FP8", "fp8", "fp8", 0, 1),
+)
+
 
 def quantization_from_config(fields: Fields, layers: Sequence[Layer]) -> QuantizationSpec:
     """The checkpoint's number formats; the default spec where nothing is quantized. `layers`: the model's, in order."""
@@ -73,6 +95,8 @@ def quantization_from_config(fields: Fields, layers: Sequence[Layer]) -> Quantiz
 def _from_settings(fields: Fields, settings: Mapping[str, Any], layers: Sequence[Layer]) -> QuantizationSpec:
     method = _method(settings)
     kept = _KEPT | _kept(_ignored(settings), layers)
+    if method == "mxfp4" and any("experts" in _components(layer) for layer in layers):
+        kept |= _BESIDE_EXPERTS
     kv_cache = _kv_cache(settings)
     if isinstance(settings.get("config_groups"), Mapping) and settings["config_groups"]:
         return _from_groups(fields, method, settings, kept, kv_cache)
@@ -93,7 +117,9 @@ def _from_settings(fields: Fields, settings: Mapping[str, Any], layers: Sequence
             f"allowed: {', '.join([*(r for r in readers if r != 'gguf'), 'compressed-tensors'])}."
         )
     weights, activations, group_size, group_rows = readers[method](settings)
-    return QuantizationSpec(method, weights, activations, group_size, group_rows, kv_cache, kept)
+    bits = tuple(sorted((settings.get("bits") or {}).items())) if method == "gguf" else ()
+    kept -= {component for component, _ in bits}
+    return QuantizationSpec(method, weights, activations, group_size, group_rows, kv_cache, kept, bits=bits)
 
 
 def _settings(fields: Fields) -> dict[str, Any]:
@@ -131,15 +157,14 @@ def _integer_groups(settings: Mapping[str, Any]) -> _Formats:
 
 
 def _modelopt(settings: Mapping[str, Any]) -> _Formats:
+    """By ModelOpt's name of the algorithm (modelopt/torch/export/model_config.py); FP8 where it has none."""
     algorithm = str(settings.get("quant_algo") or "FP8").upper()
-    if "NVFP4" in algorithm or "MIXED" in algorithm:
-        return "nvfp4", "nvfp4", int(settings.get("group_size") or 16), 1
-    if "W4A16" in algorithm or "AWQ" in algorithm:
-        activations = "fp8" if "W4A8" in algorithm else None
-        return "int4", activations, int(settings.get("group_size") or 128), 1
-    if "MXFP8" in algorithm:
-        return "mxfp8", "mxfp8", 32, 1
-    return ("int8", "int8", 0, 1) if "INT8" in algorithm else ("fp8", "fp8", 0, 1)
+    size = int(settings.get("group_size") or 0)
+    for part, weights, activations, group_size, rows in _MODELOPT:
+        if part in algorithm:
+            return weights, activations, (size or group_size) if rows == 1 and group_size else group_size, rows
+    known = ", ".join(dict.fromkeys(part for part, *_ in _MODELOPT))
+    raise ValueError(f"quant_algo {algorithm!r}, allowed are names with {known}")
 
 
 def _bitsandbytes(settings: Mapping[str, Any]) -> _Formats:

@@ -3,7 +3,7 @@
 Only headers are read, never weights; standard library only.
 """
 
-__all__ = ["load_header", "weight_files"]
+__all__ = ["load_header", "read_safetensors", "weight_files"]
 
 import re
 import struct
@@ -74,12 +74,15 @@ def _all_tensors(path: Path) -> dict[str, Any]:
     """Every tensor's entry in all the files."""
     tensors: dict[str, Any] = {}
     for file in weight_files(path):
-        tensors |= _read_safetensors(file)
+        tensors |= read_safetensors(file)
     return tensors
 
 
-def _read_safetensors(path: Path) -> dict[str, Any]:
-    """The JSON header: 8 bytes of length, little-endian, then the object."""
+def read_safetensors(path: Path) -> dict[str, Any]:
+    """The tensors in the JSON header of one file: 8 bytes of length, little-endian, then the object.
+
+    Raises SpecError for a damaged file.
+    """
     try:
         with path.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))

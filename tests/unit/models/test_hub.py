@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +13,9 @@ from threading import Event, Thread
 from typing import ClassVar
 
 import pytest
+from typer.testing import CliRunner
 
+from perfmodel.cli import app
 from perfmodel.errors import SpecError
 from perfmodel.models.hub import is_hub_name, load_from_hub
 from perfmodel.specs import load_model
@@ -29,7 +33,33 @@ CONFIG = {
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
 }
-FILES = {
+WITHOUT_DTYPE = {key: value for key, value in CONFIG.items() if key != "torch_dtype"}
+
+
+def safetensors(*tensors: tuple[str, str, list[int]]) -> bytes:
+    """A file whose weights are all zero bits, and none of them here: the header is what is read."""
+    header = {name: {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]} for name, dtype, shape in tensors}
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+IN_HALVES = safetensors(("model.embed_tokens.weight", "F16", [100, 64]), ("model.norm.weight", "F32", [64]))
+IN_BLOCKS = safetensors(
+    ("model.layers.0.mlp.up_proj.weight", "F8_E4M3", [3072, 1024]),
+    ("model.layers.0.mlp.up_proj.weight_scale_inv", "F32", [24, 8]),
+    ("model.embed_tokens.weight", "BF16", [100, 64]),
+)
+PACKED = safetensors(("model.layers.0.mlp.up_proj.qweight", "I32", [384, 1024]))
+INDEX = {"weight_map": {"b": "model-00002-of-00002.safetensors", "a": "model-00001-of-00002.safetensors"}}
+FILES: dict[str, dict[str, object]] = {
+    "org/halves": {"config.json": WITHOUT_DTYPE, "model.safetensors": IN_HALVES},
+    "org/blocks": {
+        "config.json": WITHOUT_DTYPE,
+        "model.safetensors.index.json": INDEX,
+        "model-00001-of-00002.safetensors": IN_BLOCKS,
+    },
+    "org/packed": {"config.json": WITHOUT_DTYPE, "model.safetensors": PACKED},
+    "org/no-weights": {"config.json": WITHOUT_DTYPE},
     "org/plain": {"config.json": CONFIG, "generation_config.json": {"do_sample": True, "top_p": 0.95}},
     "org/modelopt": {"config.json": CONFIG, "hf_quant_config.json": {"quantization": {"quant_algo": "FP8"}}},
     "org/cut": {"config.json": json.dumps(CONFIG)[:80]},
@@ -45,7 +75,8 @@ hub._ANSWER_S = 2.0
 for name in sys.argv[1:]:
     try:
         model = load_model(name, ask_hub=True)
-        print(json.dumps([model.name, model.quantization.weights, model.sampling, model.source]))
+        form = [model.dtype, model.quantization.group_size]
+        print(json.dumps([model.name, model.quantization.weights, model.sampling, model.source, *form]))
     except PerfmodelError as error:
         print(json.dumps(str(error)))
 """
@@ -71,8 +102,11 @@ class Hub(BaseHTTPRequestHandler):
         if found is None:
             self._refuse(*REFUSED.get(name, (404, "EntryNotFound")))
             return
-        body = (found if isinstance(found, str) else json.dumps(found)).encode()
-        self.send_response(200)
+        body = found if isinstance(found, bytes) else (found if isinstance(found, str) else json.dumps(found)).encode()
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("range", ""))
+        if wanted is not None:
+            body = body[int(wanted[1]) : int(wanted[2]) + 1]
+        self.send_response(200 if wanted is None else 206)
         headers = {"ETag": f'"{hash((name, file))}"', "X-Repo-Commit": "0" * 40, "Content-Length": str(len(body))}
         self._end(headers, body if has_body else b"")
 
@@ -115,7 +149,7 @@ def asked(endpoint: str, home: Path, *names: str) -> tuple[list, list[str], str]
 def test_what_the_hub_answers_is_read_once_and_kept(endpoint: str, tmp_path: Path) -> None:
     host = endpoint.partition("://")[2]
     answers, paths, said = asked(endpoint, tmp_path, "org/plain", "org/modelopt", "lama-3.1-8b", "qwen3-8b")
-    assert answers[0] == ["org/plain", None, "top_p", f"config.json of org/plain ({host})"]
+    assert answers[0][:4] == ["org/plain", None, "top_p", f"config.json of org/plain ({host})"]
     assert answers[1][:3] == ["org/modelopt", "fp8", "greedy"]
     assert "Did you mean 'llama-3.1-8b'" in answers[2]
     assert answers[3][0] == "qwen3-8b"
@@ -135,6 +169,58 @@ def test_what_goes_wrong_is_one_sentence_with_a_way_out(endpoint: str, tmp_path:
     assert "is not valid JSON" in cut
     assert "Delete " in cut
     assert "it did not answer within 2 s" in hangs
+
+
+def test_a_configuration_that_says_nothing_of_formats_leaves_it_to_a_header(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the only file, or of the first that the index names; asked for once, by ranges."""
+    names = ("org/halves", "org/blocks", "org/no-weights", "org/packed")
+    (halves, blocks, bare, packed), paths, _ = asked(endpoint, tmp_path, *names)
+    assert (halves[1], *halves[4:]) == (None, "fp16", 0)
+    assert (blocks[1], *blocks[4:]) == ("fp8", "bf16", 128)
+    assert (bare[1], *bare[4:]) == (None, "bf16", 0)
+    assert "stored as I32, and no config.json says how they are quantized" in packed
+    assert not any("00002-of-00002" in path for path in paths)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert load_model("org/halves", ask_hub=True).dtype == "fp16"  # without a network, as the tests run
+    assert load_model("org/blocks", ask_hub=True).quantization.weights == "fp8"
+
+
+def test_weights_in_the_cache_are_looked_at_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--org--cached" / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    (snapshot / "model-00001-of-00002.safetensors").write_bytes(IN_BLOCKS)
+    found = load_model("org/cached", ask_hub=True)
+    assert (found.quantization.weights, found.quantization.group_rows, found.dtype) == ("fp8", 128, "bf16")
+    mxfp4 = safetensors(
+        ("m.experts.gate_up_proj_blocks", "U8", [8, 90, 16]), ("m.experts.gate_up_proj_scales", "U8", [8])
+    )
+    (snapshot / "model-00001-of-00002.safetensors").write_bytes(mxfp4)
+    assert load_model("org/cached", ask_hub=True).quantization.weights == "mxfp4"
+    nvfp4 = safetensors(("m.up_proj.weight", "U8", [8, 90]), ("m.up_proj.weight_scale_2", "F32", []))
+    (snapshot / "model-00001-of-00002.safetensors").write_bytes(nvfp4)
+    assert load_model("org/cached", ask_hub=True).quantization.weights == "nvfp4"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"model_type": "llama", "x": "' + "a" * 50_000_000 + '"}', "larger than 32 MB"),
+        ('{"x": ' * 10_000 + "1" + "}" * 10_000, "nested too deeply"),
+        ("[" * 10_000, "is not valid JSON"),
+    ],
+    ids=["50 MB", "10,000 deep", "10,000 opened"],
+)
+def test_a_configuration_that_is_a_bomb_ends_in_a_sentence(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text, encoding="utf-8")
+    ran = CliRunner().invoke(app, ["memory", "--model", str(file), "--hardware", "h100"])
+    assert ran.exit_code == 2
+    assert said in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
 
 
 def test_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

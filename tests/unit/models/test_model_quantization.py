@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from perfmodel.errors import SpecError
+from perfmodel.files.catalog import data_dir
 from perfmodel.models import (
     COMPONENTS,
     QuantizationSpec,
@@ -15,6 +16,7 @@ from perfmodel.models import (
     with_dtype,
     with_quantization,
 )
+from perfmodel.models.cards import load_card
 
 ALWAYS = {"embedding", "lm_head", "router", "norms"}
 MOE: dict[str, Any] = {
@@ -67,7 +69,6 @@ def test_an_unknown_format_offers_the_nearest() -> None:
         ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "int4", None, (128, 1)),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, "int8", None, (0, 1)),
         ({"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True}, "int4", None, (64, 1)),
-        ({"quant_method": "mxfp4"}, "mxfp4", None, (32, 1)),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4", "nvfp4", (16, 1)),
         ({"quant_algo": "FP8", "producer": {"name": "modelopt"}}, "fp8", "fp8", (0, 1)),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "nf4", None, (64, 1)),
@@ -80,6 +81,17 @@ def test_settings_of_checkpoints(
     assert (found.weights, found.activations) == (weights, activations)
     assert (found.group_size, found.group_rows) == group
     assert found.kept == ALWAYS
+
+
+def test_mxfp4_is_a_format_of_experts_alone() -> None:
+    """As Hugging Face's loader has it, whatever modules_to_not_convert says; gpt-oss names what stays beside them."""
+    found = read({"quant_method": "mxfp4"})
+    assert (found.weights, found.activations, found.group_size, found.group_rows) == ("mxfp4", None, 32, 1)
+    assert found.kept == set(COMPONENTS) - {"experts"}
+    assert load_model("gpt-oss-20b").quantization.kept <= found.kept
+    dense = {name: value for name, value in MOE.items() if "expert" not in name} | {"model_type": "llama"}
+    settings = {"quantization_config": {"quant_method": "mxfp4"}}
+    assert model_from_config(dense | settings, "x").quantization.kept == ALWAYS
 
 
 @pytest.mark.parametrize(
@@ -181,3 +193,32 @@ def test_dtype_of_the_engine() -> None:
 
 def test_four_bit_floats_multiply_at_the_fp4_rate() -> None:
     assert [matmul_rate(name) for name in ("nvfp4", "mxfp4", "fp8", "bf16")] == ["fp4", "fp4", "fp8", "bf16"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        ("FP8", ("fp8", "fp8", 0, 1)),
+        ("FP8_PER_CHANNEL_PER_TOKEN", ("fp8", "fp8", 0, 1)),
+        ("FP8_PB_WO", ("fp8", "fp8", 128, 128)),
+        ("NVFP4", ("nvfp4", "nvfp4", 16, 1)),
+        ("W4A8_NVFP4_FP8", ("nvfp4", "fp8", 16, 1)),
+        ("W4A8_MXFP4_FP8", ("mxfp4", "fp8", 32, 1)),
+        ("W4A16_AWQ", ("int4", None, 128, 1)),
+        ("W4A8_AWQ", ("int4", "fp8", 128, 1)),
+        ("W8A8_SQ_PER_CHANNEL", ("int8", "int8", 0, 1)),
+        ("W8A16", ("int8", None, 0, 1)),
+        ("MXFP8", ("mxfp8", "mxfp8", 32, 1)),
+    ],
+)
+def test_modelopt_s_algorithms_by_their_names(algorithm: str, expected: tuple[str, str | None, int, int]) -> None:
+    """modelopt/torch/export/model_config.py: SmoothQuant's is INT8, which has no such part in its name."""
+    config = load_card(data_dir("models") / "tiny-llama.yaml").config
+    found = model_from_config({**config, "quantization_config": {"quant_algo": algorithm}}, "x").quantization
+    assert (found.weights, found.activations, found.group_size, found.group_rows) == expected
+
+
+def test_an_algorithm_of_modelopt_s_that_is_not_known_is_named() -> None:
+    config = load_card(data_dir("models") / "tiny-llama.yaml").config
+    with pytest.raises(SpecError, match=r"quantization_config: .*quant_algo 'W2A2_NEW', allowed are names with"):
+        model_from_config({**config, "quantization_config": {"quant_algo": "W2A2_NEW"}}, "x")

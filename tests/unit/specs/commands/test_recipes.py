@@ -18,8 +18,7 @@ FEW = ("traffic.num_requests=3", "traffic.output_tokens={distribution: fixed, va
 @pytest.mark.parametrize("recipe", RECIPES, ids=[each["source"].partition(",")[0] for each in RECIPES])
 def test_a_recipe_s_line_becomes_a_scenario_that_is_simulated(recipe: dict[str, Any], tmp_path: Path) -> None:
     """Each field of the engine as the line has it, and no flag that is passed over in silence."""
-    model = ["--model", recipe["model"]] if "model" in recipe else []
-    ran = CliRunner().invoke(app, ["new", recipe["text"], "--hardware", recipe["hardware"], *model])
+    ran = CliRunner().invoke(app, ["new", recipe["text"], "--hardware", recipe["hardware"]])
     assert ran.exit_code == 0, ran.output
     file = tmp_path / "scenario.yaml"
     file.write_text(ran.stdout, encoding="utf-8")
