@@ -73,7 +73,9 @@ class PageCommand:
     @property
     def needs_torch(self) -> bool:
         """Whether it executes or measures something."""
-        return self.text.startswith(tuple(f"perfmodel {name}" for name in _WITH_TORCH)) or "--execute" in self.text
+        is_fitted = "calibrate" in self.words and "--name" in self.words  # to what somebody else has measured
+        measures = self.text.startswith(tuple(f"perfmodel {name}" for name in _WITH_TORCH)) and not is_fitted
+        return measures or "--execute" in self.text
 
 
 def commands_of(page: Path) -> list[PageCommand]:

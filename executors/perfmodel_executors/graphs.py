@@ -1,8 +1,9 @@
 """Decode steps as CUDA graphs: captured once per batch size, replayed with the inputs at fixed addresses.
 
 A step of n sequences runs the graph of the next captured size. The rows that pad it belong to no sequence: they read a
-context of one token and write to a scratch block that no sequence owns. What captures is passed in, so all but the
-capture itself runs on any device.
+context of one token and write to a scratch block, and to a row of states, that no sequence owns. Which row of states a
+sequence has is an input like its block table; should the rows have moved, because there are more, graphs are captured
+anew. What captures is passed in, so all but the capture itself runs on any device.
 """
 
 __all__ = [
@@ -37,7 +38,7 @@ Compute = Callable[[], Tensor]
 TUNED_CONTEXT = 2048  # tokens; the middle, on a scale of factors, of the contexts that the suite's steps have
 Capture = Callable[[Compute], Compute]  # from what computes on fixed inputs to what computes it again, the same tensor
 
-_NUM_FIELDS = 5  # of a row of inputs: token, position, slot, context, random number
+_NUM_FIELDS = 6  # of a row of inputs: token, position, slot, context, random number, row of states
 _STRIDE = 7919  # between ids of stand-ins: a prime
 _WARM_UPS = 2  # before a capture: libraries choose algorithms and allocate workspaces at their first calls
 
@@ -79,7 +80,8 @@ class DecodeInputs:
 
     Block tables are long and change seldom (a sequence gets a block every `block_size` steps): rows are sent again only
     where they differ from those of the step before. Comparing lists of equal integers takes a tenth of copying them.
-    is_drawn: tokens are drawn with the rows' random numbers
+    is_drawn:    tokens are drawn with the rows' random numbers
+    scratch_row: of states, for rows that pad; None: the model has no states
     """
 
     def __init__(
@@ -90,9 +92,11 @@ class DecodeInputs:
         scratch: int,
         device: torch.device,
         is_drawn: bool = False,
+        scratch_row: int | None = None,
     ) -> None:
         self.table_width = table_width
         self._is_drawn = is_drawn
+        self._scratch_row = scratch_row
         self._block_size = block_size
         self._padding = TokenSegment((0,), 0, (scratch,))
         zeros = partial(torch.zeros, dtype=torch.int64, device=device)
@@ -107,7 +111,7 @@ class DecodeInputs:
 
     def batch(self, size: int) -> StepBatch:
         """The inputs of `size` rows: views whose contents `fill` changes."""
-        tokens, positions, slots, contexts, draws = self._rows[:, :size].unbind()
+        tokens, positions, slots, contexts, draws, state_rows = self._rows[:, :size].unbind()
         return StepBatch(
             tokens_T=tokens,
             positions_T=positions,
@@ -119,10 +123,14 @@ class DecodeInputs:
             computed_G=self._none[:0],
             sample_rows_S=self._sampled[:size],
             draws_S=draws if self._is_drawn else None,
+            state_rows_D=None if self._scratch_row is None else state_rows,
         )
 
-    def fill(self, segments: Sequence[TokenSegment], size: int) -> int:
-        """One-token `segments` in the first rows, padding up to `size`; returns how many block tables were sent."""
+    def fill(self, segments: Sequence[TokenSegment], size: int, state_rows: Sequence[int] = ()) -> int:
+        """One-token `segments` in the first rows, padding up to `size`; returns how many block tables were sent.
+
+        state_rows: of the segments' sequences; the scratch row where there are none
+        """
         rows = [*segments, *[self._padding] * (size - len(segments))]
         changed = [index for index, row in enumerate(rows) if row.block_table != self._known[index]]
         width = max((len(rows[index].block_table) for index in changed), default=0)
@@ -137,6 +145,7 @@ class DecodeInputs:
         fields[2] = [slot(row.block_table, row.num_computed, self._block_size) for row in rows]
         fields[3] = np.add(positions, 1)
         fields[4] = [row.draws[0] if row.draws else 0 for row in rows]
+        fields[5] = [*state_rows, *[self._scratch_row or 0] * (size - len(state_rows))]
         host[fields_end:ids_end] = changed
         for index, target in zip(changed, host[ids_end:].reshape(len(changed), width), strict=True):
             table = rows[index].block_table
@@ -196,7 +205,8 @@ def padded_size(num_seqs: int, sizes: Sequence[int]) -> int | None:
 class DecodeGraphs:
     """Runs steps of decodes only, each by the graph of its padded size; a size is captured when first needed.
 
-    cache:       a pool that does not move, with the block `scratch` beside those that the engine hands out
+    cache:       a pool that does not move, with the block `scratch` beside those that the engine hands out; it gets
+                 room for the states of `max_num_seqs` sequences
     max_context: tokens of the longest sequence
     """
 
@@ -216,8 +226,13 @@ class DecodeGraphs:
         self._stand_in = StandIns(decoder.model.vocab_size, cache.block_size, scratch, max_context)
         self._limits = (scratch, max_num_seqs, max_context)
         width = -(-max_context // cache.block_size)
+        cache.reserve_states(max_num_seqs + 1)
+        self._scratch_row = cache.states.take_row() if cache.states.layers else None
+        self._num_rows = cache.states.num_rows
         is_drawn = decoder.chooser.settings is not None
-        self._inputs = DecodeInputs(self.sizes[-1], width, cache.block_size, scratch, decoder.device, is_drawn)
+        self._inputs = DecodeInputs(
+            self.sizes[-1], width, cache.block_size, scratch, decoder.device, is_drawn, self._scratch_row
+        )
         self._replays: dict[int, Compute] = {}
 
     def of(self, decoder: Decoder, cache: KVCache) -> "DecodeGraphs":
@@ -235,10 +250,17 @@ class DecodeGraphs:
         """The next token of each segment."""
         size = padded_size(len(segments), self.sizes)
         assert size is not None, f"{len(segments)} sequences and graphs of up to {self.sizes[-1]}"
+        states = self._cache.states
+        rows = states.rows_of_decodes(
+            ((each.block_table, each.num_computed) for each in segments), self._cache.block_size
+        )
+        if states.num_rows != self._num_rows:
+            self._replays.clear()
+            self._num_rows = states.num_rows
         if size not in self._replays:
             self._inputs.fill(self._stand_in.segments(size), size)
             batch = self._inputs.batch(size)
             self._replays[size] = self._capture(lambda: self._decoder.next_tokens(batch, self._cache))
-        self._inputs.fill(segments, size)
+        self._inputs.fill(segments, size, rows)
         tokens: list[int] = self._replays[size]()[: len(segments)].tolist()
         return tokens

@@ -36,7 +36,7 @@ from perfmodel_executors.driver import WallClock, serve
 from perfmodel_executors.kernels.tiles import choices
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, StepTimes, calibrate_machine
 from perfmodel_executors.measure.drift import DriftMeter
-from perfmodel_executors.models.support import check_engine, has_states, with_plain_weights
+from perfmodel_executors.models.support import check_engine, has_states
 from perfmodel_executors.parallel.ranks import open_ranks
 from perfmodel_executors.prompts import text_of
 from perfmodel_executors.runner import RunnerSetup, StepRunner
@@ -183,7 +183,7 @@ def _predictor(scenario: Scenario, calibration: Calibration) -> Backend:
         return backend
     # What it makes of drafts is not looked at: durations of a given plan do not depend on it.
     config = config.model_copy(update={"acceptance": Acceptance(rate=0.0)})
-    return SimulatedBackend(costs.pricer(), SimulatedAcceptance(config, scenario.seed))
+    return SimulatedBackend(costs.pricer(), SimulatedAcceptance(config, scenario.seed), config.ahead)
 
 
 def as_executed(scenario: Scenario) -> Scenario:
@@ -198,7 +198,7 @@ def as_executed(scenario: Scenario) -> Scenario:
     if has_states(served_model(scenario.model, scenario.engine)):
         ours["enable_prefix_caching"] = False  # a state of one sequence is of no use to another
     engine = scenario.engine.model_copy(update=ours)
-    return scenario.model_copy(update={"model": with_plain_weights(scenario.model), "engine": engine})
+    return scenario.model_copy(update={"engine": engine})
 
 
 def check_one_cpu(scenario: Scenario) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.spec import ModelSpec
@@ -33,6 +34,10 @@ class Runner(Protocol):
 
     def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
         """Make room for the KV blocks of `segments`, where the pool grows."""
+        ...
+
+    def release(self, first_block: int) -> None:
+        """The sequence that begins with this block has lost its blocks."""
         ...
 
     def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
@@ -62,17 +67,35 @@ class StepRunner:
     def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
         self.cache.reserve_for([segment.block_table for segment in segments])
 
+    def release(self, first_block: int) -> None:
+        self.cache.states.release(first_block)
+
     def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
         with torch.inference_mode(), tuning() if is_warm_up else nullcontext():
-            if self.graphs is not None and self.graphs.can_run(segments):
-                return self.graphs.run(segments)
             decoder = self.decoder
-            batch = build_batch(segments, self.cache.block_size, decoder.device, decoder.ring, self.keeps_kv)
             # Run again, a chunk in a ring would read what it has overwritten, and a state would take tokens in twice.
             if is_warm_up and self.keeps_kv and (decoder.ring is not None or has_states(decoder.model)):
                 with self.cache.restored([segment.block_table for segment in segments]):
-                    return decoder.step(batch, self.cache)
-            return decoder.step(batch, self.cache)
+                    return self._run(segments)
+            return self._run(segments)
+
+    def _run(self, segments: Sequence[TokenSegment]) -> list[int]:
+        if self.graphs is not None and self.graphs.can_run(segments):
+            return self.graphs.run(segments)
+        decoder = self.decoder
+        batch = build_batch(segments, self.cache.block_size, decoder.device, decoder.ring, self.keeps_kv)
+        return decoder.step(batch, self.cache)
+
+    def run_with_states(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> tuple[list[int], Tensor]:
+        """As `run`, without graphs; and what the last layer gives for all tokens, [T, C], in the rows of the batch."""
+        decoder, cache = self.decoder, self.cache
+        with torch.inference_mode(), tuning() if is_warm_up else nullcontext():
+            batch = build_batch(segments, cache.block_size, decoder.device, decoder.ring)
+            x_TC = decoder.through(batch, cache)
+            if not len(batch.sample_rows_S):
+                return [], x_TC
+            tokens: list[int] = decoder.chooser.choose(decoder.logits(x_TC, batch), batch.draws_S).tolist()
+            return tokens, x_TC
 
     def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
         self.host_pages.copy(out, back)

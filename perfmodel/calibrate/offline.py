@@ -23,7 +23,7 @@ import numpy as np
 
 from perfmodel.calibrate.origins import MALFORMED, incomplete, recorded_engine
 from perfmodel.calibrate.over_cores import over_cores
-from perfmodel.cost import EngineProfile, ServerFit, load_engine_profile, plan_memory
+from perfmodel.cost import EngineProfile, ServerFit, plan_memory, profile_of
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.bounded import read_rows
 from perfmodel.models.number_formats import with_quantization
@@ -222,7 +222,7 @@ def _of_a_queue(row: OfflineRun, batch: int) -> OfflinePair:
 
 def _of_a_batch(row: OfflineRun) -> OfflinePair:
     """Output tokens per second and device, or ms to the first token, of one batch."""
-    engine = load_engine_profile(row.scenario.engine.profile)
+    engine = profile_of(row.scenario.engine)
     requests, interval = _run(row.scenario, engine.model_copy(update={"server": ServerFit()}))
     if row.metric == "ttft":
         return OfflinePair(row, float(requests.ttft_s.mean()) * 1e3, "", len(requests), interval)

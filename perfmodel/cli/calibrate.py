@@ -2,14 +2,18 @@
 
 __all__ = ["Device", "calibrate"]
 
+from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import JsonFlag
+from perfmodel.cli.options import JsonFlag, Overrides
+from perfmodel.cli.own_server import DEFAULT_FOLDER, OwnServer, fit_to_load_tests
 from perfmodel.cli.terminal import answer, print_json, progress_bar, say
+from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
     from perfmodel.files.base import Spec
@@ -32,7 +36,7 @@ Measurements = Annotated[
         "--from",
         metavar="PATH",
         help="Fit recorded measurements: kernel tables, a run with a layer profile, serving runs, steady states, or a "
-        "device measured by the executor (reports/measured/<device>).",
+        "device measured by the executor (reports/measured/<device>); with --name, load tests of your own server.",
         show_default=False,
     ),
 ]
@@ -79,12 +83,46 @@ Softmax = Annotated[
     bool,
     typer.Option("--softmax", help="With --from: fit what a softmax takes beside its products (two layer profiles)."),
 ]
+MoreFiles = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="[FILE...]", help="With --name: more results after --from's.", show_default=False),
+]
+ServerName = Annotated[
+    str | None,
+    typer.Option(
+        "--name",
+        metavar="NAME",
+        help="Fit host and front end of your own server to load tests; `engine.profile: NAME` then uses them.",
+        show_default=False,
+    ),
+]
+ServedScenario = Annotated[
+    str | None,
+    typer.Option(
+        "--scenario",
+        metavar="SCENARIO",
+        help="With --name: the deployment that was measured; the traffic is the files'.",
+        show_default=False,
+    ),
+]
+ServedOn = Annotated[
+    str | None,
+    typer.Option(
+        "--hardware", metavar="DEVICE", help="With --name, in place of a scenario: the device.", show_default=False
+    ),
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option("--to", metavar="DIR", help="With --name: folder to write to; ./calibrations unless given."),
+]
+Forced = Annotated[bool, typer.Option("--force", help="With --name: write over a calibration that is there.")]
 CalibrationPath = Annotated[
     Path | None, typer.Option("--out", metavar="PATH", help="File to write the calibration to.", show_default=False)
 ]
 
 
 def calibrate(
+    more: MoreFiles = None,
     device: DeviceName = Device.cpu,
     model: ModelNames = None,
     measurements: Measurements = None,
@@ -96,6 +134,12 @@ def calibrate(
     overheads: Overheads = False,
     kernel_errors: KernelErrorsFlag = False,
     softmax: Softmax = False,
+    name: ServerName = None,
+    scenario: ServedScenario = None,
+    hardware: ServedOn = None,
+    overrides: Overrides = None,
+    folder: Folder = None,
+    force: Forced = False,
     out: CalibrationPath = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -103,8 +147,16 @@ def calibrate(
 
     Needs the executor extra (torch). Takes a minute or two. With --from, fits recorded measurements: kernel tables
     (`<system>/<op>.parquet`) or a layer profile give a calibration per device, serving runs (.json) and steady states
-    (.csv) the engine's profile.
+    (.csv) the engine's profile; with --name, load tests of your own server (any file of `validate bench`) the host and
+    front end of that.
     """
+    if name is not None:
+        own = _own_server(name, measurements, more, engine, model)
+        flags = {**own.flags, **({"hardware": hardware} if hardware else {})}
+        found = replace(own, scenario=scenario, flags=flags, overrides=overrides or (), is_forced=force)
+        fit_to_load_tests(found if folder is None else replace(found, folder=folder), as_json)
+        return
+    _refuse_misplaced(more, {"scenario": scenario, "hardware": hardware, "set": overrides, "to": folder}, force)
     if measurements is not None:
         named = engine or ("perfmodel" if (measurements / "suite.json").is_file() else "vllm")
         asked = {
@@ -129,11 +181,36 @@ def calibrate(
     say(f"Written to {path}")
 
 
+def _own_server(
+    name: str, measurements: Path | None, more: list[Path] | None, engine: str | None, model: list[str] | None
+) -> OwnServer:
+    """What --name asks for, of what its flags say as those of other fits do.
+
+    name, measurements, more, engine, model: as of `calibrate`
+    """
+    if measurements is None:
+        raise SpecError("--name goes with --from FILE...: the results of load tests of your server.")
+    if model is not None and len(model) > 1:
+        raise SpecError(f"--model: found {len(model)}, allowed the one that was served.")
+    flags = {"model": model[0]} if model else {}
+    files = (measurements, *(more or ()))
+    return OwnServer(name, engine or "vllm", files, None, flags, (), Path(DEFAULT_FOLDER), False)
+
+
+def _refuse_misplaced(more: list[Path] | None, given: Mapping[str, object], force: bool) -> None:
+    """Raises SpecError for what goes with --name alone."""
+    found = [f"--{name}" for name, value in given.items() if value] + ["--force"] * force
+    if more:
+        raise SpecError(
+            f"calibrate {more[0]}: several files go with --from FILE... --name NAME: load tests of a server."
+        )
+    if found:
+        raise SpecError(f"{found[0]} goes with --from FILE... --name NAME: load tests of your own server.")
+
+
 def _fit_recorded(
     path: Path, engine: str, generation: str | None, kind: str, out: Path | None
 ) -> "list[tuple[Spec, Path]]":
-    from perfmodel.errors import SpecError
-
     if not path.exists():
         raise SpecError(f"calibrate --from {path}: no such file or folder.")
     from perfmodel.calibrate import recorded

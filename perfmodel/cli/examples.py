@@ -17,7 +17,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "roofline --model qwen3-30b-a3b --hardware h100",
     ),
     "memory": ("memory llama-3.1-70b-h100-tp4", "memory --model qwen3-30b-a3b --hardware h100"),
-    "calibrate": ("calibrate --device cpu", "calibrate --from measurements/ --engine vllm --out calibrations/"),
+    "calibrate": (
+        "calibrate --device cpu",
+        "calibrate --from measurements/ --engine vllm --out calibrations/",
+        "calibrate --from rate-*.json --engine vllm --name my-h100 --scenario my.yaml",
+    ),
     "validate": (
         "validate executor tiny-llama-cpu",
         "validate published workloads/scenarios/published",

@@ -38,6 +38,7 @@ __all__ = [
     "load_engine_profile",
     "peak_flops_per_s",
     "plan_memory",
+    "profile_of",
     "ridge_point",
     "save_calibration",
     "save_engine_profile",
@@ -55,6 +56,7 @@ from perfmodel.cost.calibrations.engine_profile import (
     EngineProfile,
     ServerFit,
     load_engine_profile,
+    profile_of,
     save_engine_profile,
 )
 from perfmodel.cost.calibrations.files import load_calibration, save_calibration

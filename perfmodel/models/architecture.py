@@ -44,6 +44,7 @@ class QuantizationSpec:
     kept:        component names left in the model's dtype, among COMPONENTS; norms always are
     outlier_share: of the inputs, multiplied apart in the model's dtype (LLM.int8)
     bits: (component, bits of a stored weight) where its tensors are in several formats, a mean over them
+    mix:  llama.cpp's name of which tensor is in which format (a key of GGUF_MIXES); empty: a file's tensors say it
     is_weight_only: a kernel dequantizes the weights and multiplies in the model's dtype, whatever `activations` say:
                     the device has no units for them (Marlin)
     inputs_come_quantized: the operator before a linear layer writes its input in that format, with scales known ahead
@@ -63,6 +64,7 @@ class QuantizationSpec:
     kv_group_size: int = 0
     kv_recent: tuple[tuple[int, str], ...] = ()
     bits: tuple[tuple[str, float], ...] = ()
+    mix: str = ""
     outlier_share: float = 0.0
     is_weight_only: bool = False
 

@@ -13,6 +13,8 @@ from perfmodel.models.spec import ModelSpec
 # Vector instructions that make a 16-bit number of a cached integer: conversion and multiply-add for a byte; shift and
 # mask before that below. An assumption: kernels that unpack in pairs or by permutation need up to half as many.
 _UNPACK = {"int8": 2.0, "int4": 4.0, "int3": 4.0, "int2": 4.0}
+# Without an instruction for it: sign and magnitude apart, shifted to bf16's places, joined, times a power of two.
+_WITHOUT_INSTRUCTION = {"fp8": 4.0}
 
 
 class Surplus(NamedTuple):
@@ -25,7 +27,11 @@ class Surplus(NamedTuple):
 
 def unpack_operations(model: ModelSpec) -> float:
     """Vector operations per element of the oldest cached tokens to make a number of it."""
-    return _UNPACK.get(model.quantization.kv_cache or "", 0.0)
+    return _operations(model, model.quantization.kv_cache or "")
+
+
+def _operations(model: ModelSpec, form: str) -> float:
+    return _UNPACK.get(form, _WITHOUT_INSTRUCTION.get(form, 0.0) if model.converts_fp8 else 0.0)
 
 
 def kv_surplus(model: ModelSpec) -> tuple[Surplus, ...]:
@@ -45,7 +51,7 @@ def kv_surplus(model: ModelSpec) -> tuple[Surplus, ...]:
                 f"engine.kv_tiers: found {older} behind {newer}, which takes less room; older tokens cannot be more "
                 f"precise than they were, order the tiers from wide to narrow."
             )
-        tiers.append(Surplus(total, more, _UNPACK.get(newer, 0.0) - _UNPACK.get(older, 0.0)))
+        tiers.append(Surplus(total, more, _operations(model, newer) - _operations(model, older)))
     return tuple(tiers)
 
 

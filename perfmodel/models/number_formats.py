@@ -262,6 +262,7 @@ def _as_gguf(model: ModelSpec, name: str) -> QuantizationSpec:
         main,
         kept=kept,
         bits=bits,
+        mix=name,
         kv_cache=have.kv_cache,
         kv_group_size=have.kv_group_size,
         kv_recent=have.kv_recent,

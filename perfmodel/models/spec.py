@@ -89,6 +89,7 @@ class ModelSpec:
     weight_sparsity, exits: of changed models, see there
     dtype_rate:   the peak rate that multiplies operands in `dtype` in linear layers, where it is not the format's own:
                   tf32 for fp32, fp16_acc16 for fp16
+    converts_fp8: cached FP8 becomes 16-bit numbers without an instruction, which no calibrated kernel has in it
     changed_from: of a changed model whose original has a file with weights: a run makes its weights of those
     """
 
@@ -126,6 +127,7 @@ class ModelSpec:
     weight_sparsity: WeightSparsity | None = None
     exits: ExitSpec | None = None
     dtype_rate: str | None = None
+    converts_fp8: bool = False
     changed_from: ChangedFrom | None = None
 
     @property

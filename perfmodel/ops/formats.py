@@ -119,7 +119,10 @@ def _kv_format(name: str, model: ModelSpec) -> str:
 
 
 def on_device(model: ModelSpec, hardware: HardwareSpec) -> ModelSpec:
-    """The model as a device stores and multiplies it: 2:4 as if dense where no unit skips the zeros."""
+    """The model as a device stores and multiplies it: 2:4 as if dense where no unit skips the zeros; a CPU converts
+    FP8 keys and values by other instructions, while GPUs' attention kernels are calibrated with what they do."""
+    if hardware.kind == "cpu":
+        model = replace(model, converts_fp8=True)
     sparsity = model.weight_sparsity
     if sparsity is None or not sparsity.is_2_4 or hardware.declared.sparsity_speedup > 1.0:
         return model

@@ -15,7 +15,7 @@ import numpy as np
 from perfmodel.calibrate.bench.predictions import BenchPair, predict_runs
 from perfmodel.calibrate.bench.recognise import read_bench_files
 from perfmodel.calibrate.bench.scenarios import GivenSetup
-from perfmodel.cost import load_engine_profile
+from perfmodel.cost import profile_of
 from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.errors import SpecError
 from perfmodel.planning.sweeps.step_report import mean_step
@@ -127,7 +127,7 @@ def _steps(pair: BenchPair, prompt: int | None = None) -> TypicalSteps | None:
         return None
     prompt = prompt or round(pair.run.load.prompt or 0) or None
     choice = mean_step(pair.result.steps, pair.scenario.model.attention_spans)
-    server = load_engine_profile(pair.scenario.engine.profile).server
+    server = profile_of(pair.scenario.engine).server
     return TypicalSteps.of(pair.scenario, choice, prompt, server)
 
 

@@ -8,6 +8,7 @@ WITHOUT_A_FILE = ["--model", "--hardware", "--rate", "--ttft", "--tpot", "--e2e"
 WITHOUT_LIMITS = ["--model", "--hardware", "--rate", "--traffic"]
 FROZEN = {
     "calibrate": [
+        "[FILE...]",
         "--device",
         "--model",
         "--from",
@@ -19,6 +20,7 @@ FROZEN = {
         "--overheads",
         "--kernel-errors",
         "--softmax",
+        *("--name", "--scenario", "--hardware", "--set", "--to", "--force"),
         "--out",
         "--json",
     ],

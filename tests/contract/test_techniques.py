@@ -62,6 +62,7 @@ NO_TECHNIQUE = {
     "engine.mamba_ssm_cache_dtype": "in which format a model's own states are kept",
     "engine.scheduling_policy": "who goes first, at no cost to the whole",
     "engine.profile": ENGINE,
+    "engine.calibration": "the numbers of one's own server, which `engine.profile` names",
     "engine.version": ENGINE,
     "engine.poll_every": ENGINE,
     "engine.backend": ENGINE,

@@ -16,19 +16,23 @@ from perfmodel_executors.kernels import KERNELS, load_kernels  # noqa: E402
 from perfmodel_executors.kernels.apply_linear import OPERATORS, apply_linear  # noqa: E402
 from perfmodel_executors.kernels.linear_low_precision.reference import quantize_tokens_int8  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
+    Int4Int8Weight,
     Int4Weight,
     Int8Weight,
     dequantize,
     fp4_from_pairs,
     quantize_fp8,
     quantize_fp8_block,
+    quantize_gguf,
     quantize_int4,
+    quantize_int4_int8,
     quantize_int8,
     quantize_mxfp4,
     quantize_nvfp4,
     quantize_signs,
     sparsify_24,
 )
+from perfmodel_executors.kernels.weight_formats.dequantize import int8_values  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder, load_decoder  # noqa: E402
 from perfmodel_executors.models.smoothing import loads_smoothed  # noqa: E402
@@ -46,6 +50,9 @@ FORMATS = {
     "mxfp4": quantize_mxfp4,
     "nvfp4": quantize_nvfp4,
     "2:4": sparsify_24,
+    "w4a8": quantize_int4_int8,
+    "q4_0": lambda w: quantize_gguf(w, "q4_0"),
+    "q6_k": lambda w: quantize_gguf(w, "q6_k"),
 }
 
 
@@ -64,6 +71,23 @@ def test_integer_codes_are_at_most_half_a_step_off():
         int4 = quantize_int4(weight, group_size=64, has_zeros=has_zeros)
         steps = int4.scales_GN.T.repeat_interleave(64, dim=1)
         assert ((dequantize(int4) - weight).abs() <= steps * 0.501).all()
+
+
+def test_progressive_groups_are_int8_numbers_half_a_step_off():
+    """Lin et al. 2024 (QServe), 4.1: within 119 and half a step of 16, so that no INT8 number overflows; what is lost
+    is half a step of the group beside half a step of the output."""
+    weight = random_weight()
+    stored = quantize_int4_int8(weight, group_size=64)
+    values = int8_values(stored)
+    assert values.dtype == torch.int8
+    assert int(values.int().abs().max()) <= 127
+    steps = stored.scales_GN.T.float()
+    assert (steps <= 16).all()
+    assert torch.equal(
+        values.int().view(96, -1, 64) % steps[..., None].int(), torch.zeros(96, 4, 64, dtype=torch.int32)
+    )
+    bound = (steps.repeat_interleave(64, dim=1) / 2 + 0.5) * stored.row_scales_N[:, None]
+    assert ((dequantize(stored) - weight).abs() <= bound * 1.001).all()
 
 
 @pytest.mark.parametrize("has_zeros", [False, True])
@@ -142,6 +166,7 @@ def test_stored_sizes_are_the_formats():
     sizes = {name: quantize(weight).num_bytes * 8 / weight.numel() for name, quantize in FORMATS.items()}
     assert sizes["int8"] == sizes["fp8"] == 8 + 32 / 256
     assert sizes["int4"] == 4 + 16 / 128
+    assert sizes["w4a8"] == 4 + (8 + 8) / 128 + 32 / 256
     assert sizes["2:4"] == 16 / 2 + 1
     assert sizes["mxfp4"] == 4 + 8 / 32
     assert sizes["nvfp4"] == 4 + 8 / 16 + 32 / 256
@@ -161,7 +186,7 @@ def test_each_operator_multiplies_by_what_is_stored(name, rows, dtype):
     expected = x.double() @ dequantize(stored).double().T + bias.double()
     tolerance = 1e-5 if dtype == torch.float32 else 1.2e-2
     if stored.quantizes_input:
-        tolerance += 0.02 if isinstance(stored, Int8Weight) else 0.05
+        tolerance += 0.02 if isinstance(stored, Int8Weight | Int4Int8Weight) else 0.05
     assert actual.shape == expected.shape
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * float(expected.abs().max()))
 
@@ -202,13 +227,13 @@ def test_a_quantised_decoder_says_much_the_same_and_differs(method):
     assert (ours - theirs).norm() < 0.15 * theirs.norm()
 
 
-@pytest.mark.parametrize("method", ["mxfp4", "nvfp4", "fp8_block"])
-def test_formats_in_groups_are_served(method):
+@pytest.mark.parametrize(("method", "size"), [("mxfp4", None), ("nvfp4", None), ("fp8_block", None), ("w4a8_int8", 64)])
+def test_formats_in_groups_are_served(method, size):
     """MXFP4 is some 13 % off in each of the four matrices that x passes, 26 % together, before attention and the
     activation add theirs; a model of other weights would be off by sqrt(2)."""
     model = tiny((attention(head_dim=16, v_head_dim=16), DenseFFN(128)), hidden_size=64)
     plain = Decoder(model, torch.float32, seed=1)
-    quantised = Decoder(with_quantization(model, method), torch.float32, seed=1)
+    quantised = Decoder(with_quantization(model, method, size), torch.float32, seed=1)
     ours, theirs = logits_of(quantised), logits_of(plain)
     assert 0 < (ours - theirs).norm() < 0.5 * theirs.norm()
 

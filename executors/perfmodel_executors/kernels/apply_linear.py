@@ -4,6 +4,7 @@ __all__ = ["OPERATORS", "apply_linear", "rows_of"]
 
 from types import MappingProxyType
 
+import torch
 from torch import Tensor
 
 from perfmodel_executors.kernels.dispatch import Kernels
@@ -11,9 +12,12 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     BlockFp8Weight,
     Fp4Weight,
     Fp8Weight,
+    GgufWeight,
+    Int4Int8Weight,
     Int4Weight,
     Int8Weight,
     LowRankWeight,
+    RowsWeight,
     SignsWeight,
     Sparse24Weight,
     Weight,
@@ -26,9 +30,11 @@ OPERATORS = MappingProxyType(
         (Fp8Weight, False): "linear_w8a16",
         (Fp4Weight, False): "linear_w4a16",
         (Int4Weight, False): "linear_w4a16",
+        (Int4Int8Weight, True): "linear_w4a8",
         (Int8Weight, True): "linear_w8a8",
         (Fp8Weight, True): "linear_fp8",
         (SignsWeight, True): "linear_signs",
+        (GgufWeight, False): "linear_gguf",
         (BlockFp8Weight, True): "linear_fp8_block",
         (Sparse24Weight, False): "linear_sparse24",
     }
@@ -42,6 +48,9 @@ def apply_linear(kernels: Kernels, x_TC: Tensor, weight: Weight, bias_D: Tensor 
         return product_TD
     if isinstance(weight, LowRankWeight):
         return apply_linear(kernels, apply_linear(kernels, x_TC, weight.inputs_RK), weight.outputs_NR, bias_D)
+    if isinstance(weight, RowsWeight):
+        product_TD = torch.cat([apply_linear(kernels, x_TC, part) for part in weight.parts], dim=-1)
+        return product_TD if bias_D is None else product_TD + bias_D
     if isinstance(weight, Int8Weight) and weight.outlier_threshold is not None:
         return _with_outliers_apart(kernels, x_TC, weight, weight.outlier_threshold, bias_D)
     operator = OPERATORS[type(weight), weight.quantizes_input]

@@ -92,6 +92,7 @@ class StepBatch:
                     `tables_GM` names are rows of the step itself
     num_layers_D:   how many layers each of the one-token segments passes; None: all pass all
     draws_S:        random numbers of the tokens after `sample_rows`; None: the likeliest ones are wanted
+    state_rows_D:   rows of the one-token segments' sequences among those with states; None: to be looked up
     """
 
     tokens_T: Tensor
@@ -109,6 +110,7 @@ class StepBatch:
     keeps_kv: bool = True
     num_layers_D: tuple[int, ...] | None = None
     draws_S: Tensor | None = None
+    state_rows_D: Tensor | None = None
 
     @property
     def num_decodes(self) -> int:

@@ -70,6 +70,12 @@ class KVCache:
         if num_blocks > self.num_blocks:
             self._allocate(max(num_blocks, self.num_blocks * 3 // 2, 64))
 
+    def reserve_states(self, num_rows: int) -> None:
+        """Make room for the states of so many sequences, where the model has some."""
+        more = max(0, num_rows - self.states.num_rows)
+        check_memory(f"states of {num_rows} sequences", more * self.states.row_bytes, self.device)
+        self.states.reserve(num_rows)
+
     def _allocate(self, num_blocks: int) -> None:
         per_block = sum(pages.block_bytes for pages in self.pages)
         check_memory(f"{num_blocks} KV blocks", num_blocks * per_block, self.device)

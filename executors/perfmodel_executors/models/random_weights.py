@@ -6,7 +6,7 @@ make equal weights on every machine; a GPU draws others, which are its own, in s
 tensor parallelism every rank draws the whole model, matrix by matrix, and keeps its part.
 """
 
-__all__ = ["random_weights"]
+__all__ = ["random_layers", "random_matrix", "random_weights"]
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.kernels.weight_formats import LowRankWeight, Weight
 from perfmodel_executors.models.popularity import TRAINED, with_popularity
-from perfmodel_executors.models.quantized import layer_quantizer
+from perfmodel_executors.models.quantized import layer_quantizer, table_quantizer
 from perfmodel_executors.models.support import CPU
 from perfmodel_executors.models.weights import (
     AttentionWeights,
@@ -103,17 +103,29 @@ def random_weights(
     routing: which experts the routers prefer
     """
     draw = _Draw(dtype, seed, device)
-    embedding = shard_rows(draw.matrix(model.vocab_size, model.hidden_size), group)
+    table = table_quantizer(model)
+    embedding = table(shard_rows(draw.matrix(model.vocab_size, model.hidden_size), group), "embedding")
     head = embedding
     if not model.tie_word_embeddings:
-        head = shard_rows(draw.matrix(model.vocab_size, model.hidden_size), group)
+        head = table(shard_rows(draw.matrix(model.vocab_size, model.hidden_size), group), "lm_head")
     quantize = layer_quantizer(model)  # layer by layer, so that only one is held in full
     layers = [
-        quantize(shard_layer_weights(_layer(draw, model, layer), layer, group), layer)
-        for layer in list(model.iter_layers())[: model.num_distinct_layers]
+        quantize(shard_layer_weights(_layer(draw, model, layer), layer, group), layer, index)
+        for index, layer in enumerate(list(model.iter_layers())[: model.num_distinct_layers])
     ]
     layers = with_popularity(layers, list(model.iter_layers())[: model.num_distinct_layers], routing)
     return DecoderWeights(embedding, head, draw.ones(model.hidden_size), used_in_turn(layers, model.num_layers))
+
+
+def random_layers(model: ModelSpec, dtype: torch.dtype, seed: int, device: torch.device = CPU) -> list[LayerWeights]:
+    """Weights of the layers of a small `model` alone, in its dtype."""
+    draw = _Draw(dtype, seed, device)
+    return [_layer(draw, model, layer) for layer in model.iter_layers()]
+
+
+def random_matrix(num_out: int, num_in: int, dtype: torch.dtype, seed: int, device: torch.device = CPU) -> Tensor:
+    """A matrix as those of layers, [out, in]."""
+    return _Draw(dtype, seed, device).matrix(num_out, num_in)
 
 
 def _layer(draw: _Draw, model: ModelSpec, layer: Layer) -> LayerWeights:

@@ -4,13 +4,14 @@ first of its KV blocks.
 A sequence that begins (no token computed before), or that no step has seen, finds zeros, whoever had the row before
 it: so a sequence that was preempted and starts anew needs no word about it. A block belongs to one sequence at a time,
 prefixes being not shared where a model has states; so what began with a block that another sequence now has inside is
-over, and its row is free.
+over, and its row is free; sooner, if the engine says that the sequence has lost its blocks (`release`).
 """
 
 __all__ = ["LayerState", "StatePool", "StateRows"]
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -47,14 +48,15 @@ class StateRows(NamedTuple):
 class StatePool:
     """The states of all layers of a model that keep some for each sequence; it grows with the sequences that it meets.
 
-    tiers: in which attention keeps its newest tokens
+    tiers:    in which attention keeps its newest tokens
+    num_rows: for which there is memory; whoever remembers tensors of `layers` finds others where it has grown
     """
 
     def __init__(self, model: ModelSpec, dtype: torch.dtype, device: torch.device, tiers: Sequence[Tier] = ()) -> None:
         self.layers: dict[int, RowTensors] = {}
         self._rows: dict[int, int] = {}  # first block of a sequence -> row
         self._free: list[int] = []
-        self._num_rows = 0
+        self.num_rows = 0
         for index, layer in enumerate(model.iter_layers()):
             mixer = layer.mixer
             if isinstance(mixer, Mamba | GatedDeltaNet | LinearAttention):
@@ -66,18 +68,44 @@ class StatePool:
 
     def rows_of(self, batch: StepBatch, block_size: int) -> StateRows:
         """The rows of a step's sequences; of those that begin, they are zeroed."""
+        if batch.state_rows_D is not None:
+            return StateRows(batch.state_rows_D, batch.tokens_T[:0])
         if not self.layers:
             return StateRows(batch.tokens_T[:0], batch.tokens_T[:0])
         computed, new = (batch.contexts_D - 1).tolist(), batch.starts_G.diff().tolist()
-        decodes = [
-            self._row(table, before, 1, block_size)
-            for table, before in zip(batch.tables_DM.tolist(), computed, strict=True)
-        ]
+        decodes = self.rows_of_decodes(zip(batch.tables_DM.tolist(), computed, strict=True), block_size)
         chunks = [
             self._row(table, before, count, block_size)
             for table, before, count in zip(batch.tables_GM.tolist(), batch.computed_G.tolist(), new, strict=True)
         ]
         return StateRows(**on_device(batch.tokens_T.device, decodes=decodes, chunks=chunks))
+
+    def rows_of_decodes(self, sequences: Iterable[tuple[Sequence[int], int]], block_size: int) -> list[int]:
+        """The rows of sequences with one new token: (block table, tokens before it) each."""
+        return [self._row(table, before, 1, block_size) for table, before in sequences] if self.layers else []
+
+    def take_row(self) -> int:
+        """A row that no sequence gets."""
+        if not self._free:
+            self._grow(1)
+        return self._free.pop()
+
+    def reserve(self, num_rows: int) -> None:
+        """Make room for so many sequences, if there are states; contents are kept."""
+        if self.layers and num_rows > self.num_rows:
+            self._grow(num_rows - self.num_rows)
+
+    def release(self, first_block: int) -> None:
+        """The sequence that begins with this block has lost it; nothing is known of it any more."""
+        row = self._rows.pop(first_block, None)
+        if row is not None:
+            self._free.append(row)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one sequence's states."""
+        tensors = (tensor for layer in self.layers.values() for tensor in layer)
+        return sum(prod(tensor.shape[1:]) * tensor.element_size() for tensor in tensors)
 
     @contextmanager
     def restored(self, first_blocks: Sequence[int]) -> Iterator[None]:
@@ -89,7 +117,7 @@ class StatePool:
             for tensor, values in zip(self.layers[index], tensors, strict=True):
                 tensor[rows] = values
 
-    def _row(self, table: list[int], num_computed: int, num_new: int, block_size: int) -> int:
+    def _row(self, table: Sequence[int], num_computed: int, num_new: int, block_size: int) -> int:
         first = table[0]
         if num_computed and first in self._rows:
             return self._rows[first]
@@ -99,7 +127,7 @@ class StatePool:
                 self._free.append(over)
         if first not in self._rows:
             if not self._free:
-                self._grow()
+                self._grow(max(_FIRST_ROWS, self.num_rows))
             self._rows[first] = self._free.pop()
         row = self._rows[first]
         for layer in self.layers.values():
@@ -107,10 +135,9 @@ class StatePool:
                 tensor[row] = 0
         return row
 
-    def _grow(self) -> None:
-        more = max(_FIRST_ROWS, self._num_rows)
-        self._free += range(self._num_rows, self._num_rows + more)
-        self._num_rows += more
+    def _grow(self, more: int) -> None:
+        self._free += range(self.num_rows, self.num_rows + more)
+        self.num_rows += more
         for index, layer in self.layers.items():
             grown = [torch.cat((tensor, tensor.new_zeros(more, *tensor.shape[1:]))) for tensor in layer]
             kind = type(layer)

@@ -27,7 +27,6 @@ from perfmodel.errors import DoesNotFitError, PerfmodelError
 from perfmodel.models.architecture import (
     Attention,
     GatedDeltaNet,
-    LatentAttention,
     LinearAttention,
     Mamba,
     Mixer,
@@ -66,7 +65,7 @@ def torch_dtype(model: ModelSpec) -> torch.dtype:
 
 
 def with_plain_weights(model: ModelSpec) -> ModelSpec:
-    """The model as it is executed: the quantised weights of GGUF files are dequantised when they are loaded."""
+    """The model with the weights of a GGUF file dequantised when they are loaded, for what changes or compares them."""
     if model.weights_origin is None or model.quantization.method != "gguf":
         return model
     return replace(model, quantization=QuantizationSpec(kv_cache=model.quantization.kv_cache))
@@ -252,7 +251,7 @@ def keeps_beside_blocks(model: ModelSpec) -> bool:
 
 def check_served(model: ModelSpec, engine: EngineSpec) -> None:
     """Raises PerfmodelError for what the engine does with keys and values of a model that keeps something else."""
-    model = served_model(with_plain_weights(model), engine)
+    model = served_model(model, engine)
     if engine.kv_cache == "off" and keeps_beside_blocks(model):
         raise PerfmodelError(
             f"{model.name}: steps without a KV cache (engine.kv_cache=off) have no tokens to evict or to round; leave "
@@ -288,7 +287,6 @@ def check_capturable(model: ModelSpec, attention: str) -> None:
         "a KV cache in several precisions": bool(model.quantization.kv_recent),
         "outliers multiplied apart (llm_int8)": model.quantization.outlier_share > 0,
         "early exit (model_changes.early_exit)": model.exits is not None,
-        "recurrent layers": any(not isinstance(m, Attention | LatentAttention | None) for m in _mixers(model)),
     }
     for reason, is_used in reasons.items():
         if is_used:

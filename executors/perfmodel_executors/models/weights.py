@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from perfmodel_executors.kernels.weight_formats import ExpertWeight, Weight
+from perfmodel_executors.kernels.weight_formats import ExpertWeight, GgufWeight, Weight
 
 
 @dataclass(slots=True)
@@ -42,13 +42,13 @@ class LatentWeights:
     """q_down [r_q, C] and its norm, if there are; q_up: [N * (P + r), r_q or C]; kv_down: [R + r, C], and the norm of
     its first R rows' outputs; keys [N, P, R] and values [N, V, R]: what latents expand to; out: [C, N * V]."""
 
-    q_up: Tensor
-    kv_down: Tensor
+    q_up: Weight
+    kv_down: Weight
     kv_norm: Tensor
     keys_NPR: Tensor  # noqa: N815 (fields carry the suffix of their shape)
     values_NVR: Tensor  # noqa: N815
-    out: Tensor
-    q_down: Tensor | None = None
+    out: Weight
+    q_down: Weight | None = None
     q_norm: Tensor | None = None
 
 
@@ -140,8 +140,8 @@ class LayerWeights:
 class DecoderWeights:
     """embedding: [V, C]; lm_head: [V, C] (the same tensor when tied)."""
 
-    embedding: Tensor
-    lm_head: Tensor
+    embedding: Tensor | GgufWeight
+    lm_head: Tensor | GgufWeight
     final_norm: Tensor
     layers: list[LayerWeights] = field(default_factory=list)
 

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from perfmodel_executors.kernels.weight_formats import GgufWeight, table_rows
+
 
 class TensorGroup(Protocol):
     """`rank` of `size` ranks; every rank makes the same calls in the same order."""
@@ -61,11 +63,18 @@ class DistributedGroup:
         return torch.cat(parts, dim=-1)[..., :size]
 
 
-def embed(embedding_VC: Tensor, tokens_T: Tensor, group: TensorGroup) -> Tensor:
-    """[T, C]: rows of a table of which each rank holds an equal number, in order; the others' rows count as zeros."""
+def embed(embedding_VC: Tensor | GgufWeight, tokens_T: Tensor, group: TensorGroup, dtype: torch.dtype) -> Tensor:
+    """[T, C]: rows of a table of which each rank holds an equal number, in order; the others' rows count as zeros.
+
+    embedding_VC: as it is stored
+    tokens_T:     ids of the whole vocabulary
+    group:        the ranks that share the table
+    dtype:        of what is dequantised
+    """
     if group.size == 1:
-        return embedding_VC[tokens_T]
+        return table_rows(embedding_VC, tokens_T, dtype)
     held = embedding_VC.shape[0]
     local_T = tokens_T - group.rank * held
     is_held_T = (local_T >= 0) & (local_T < held)
-    return group.all_reduce(embedding_VC[local_T.clamp(0, held - 1)] * is_held_T[:, None])
+    rows_TC = table_rows(embedding_VC, local_T.clamp(0, held - 1), dtype)
+    return group.all_reduce(rows_TC * is_held_T[:, None])

@@ -47,6 +47,10 @@ class LeadingRunner:
         if self._local.cache.num_blocks > before:
             self._tell(("reserve", self._local.cache.num_blocks))
 
+    def release(self, first_block: int) -> None:
+        """Models with states are not shared out over ranks."""
+        self._local.release(first_block)
+
     def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
         self._tell(("run", (segments, is_warm_up)))
         return self._local.run(segments, is_warm_up)

@@ -19,7 +19,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.sharding import Sharding
-from perfmodel_executors.kernels.weight_formats import ExpertWeight, LowRankWeight, Weight
+from perfmodel_executors.kernels.weight_formats import ExpertWeight, GgufWeight, LowRankWeight, Weight
 from perfmodel_executors.models.weights import AttentionWeights, FFNWeights, LayerWeights, MoEWeights
 from perfmodel_executors.parallel.group import TensorGroup
 
@@ -38,6 +38,11 @@ def shard_model(model: ModelSpec, num_ranks: int) -> ModelSpec:
 
 def check_divisible(model: ModelSpec, num_ranks: int) -> None:
     """Raises PerfmodelError for heads or widths that `num_ranks` does not divide (engines refuse these too)."""
+    if model.quantization.method == "gguf":
+        raise PerfmodelError(
+            f"{model.name}: weights in llama.cpp's blocks are not executed on several ranks; set tensor_parallel_size "
+            f"to 1, or engine.quantization to none."
+        )
     for layer, _ in model.layers:
         missing = _not_shared_out(layer)
         if missing:
@@ -75,10 +80,11 @@ def _sizes(layer: Layer) -> list[tuple[str, int]]:
     return sizes
 
 
-def shard_rows(table_VC: Tensor, group: TensorGroup) -> Tensor:
+def shard_rows(table_VC: Tensor | GgufWeight, group: TensorGroup) -> Tensor | GgufWeight:
     """This rank's rows of the embedding or the LM head."""
     if group.size == 1:
         return table_VC
+    assert isinstance(table_VC, Tensor), "in blocks on several ranks"
     rows = -(-table_VC.shape[0] // group.size)
     part = table_VC[group.rank * rows : (group.rank + 1) * rows]
     if part.shape[0] == rows:

@@ -180,5 +180,5 @@ class _Variants:
         for index, layer in enumerate(model.iter_layers()):
             key = (index, layer.formats)
             if key not in self.held:
-                self.held[key] = quantize(self.plain[index], layer)
+                self.held[key] = quantize(self.plain[index], layer, index)
             self.layers[index] = self.held[key]

@@ -1,10 +1,11 @@
-"""Decoders that draft with the model's own weights: its first layers, or all of them in fewer bits."""
+"""Decoders that draft with the model's own weights: its first layers, all of them in fewer bits, or one more layer."""
 
-__all__ = ["first_layers", "in_fewer_bits"]
+__all__ = ["eagle_layer", "eagle_projection", "first_layers", "in_fewer_bits"]
 
 from dataclasses import replace
 from math import gcd
 
+import torch
 from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
@@ -14,6 +15,7 @@ from perfmodel.ops.formats import served_model
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.models.quantized import check_quantization, layer_quantizer
+from perfmodel_executors.models.random_weights import random_layers, random_matrix
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights
 
 
@@ -43,8 +45,8 @@ def in_fewer_bits(decoder: Decoder, quantization: str) -> Decoder:
     served_in = model.quantization.weights or "several formats"
     if model.quantization.weights is not None or any(layer.formats for layer, _ in model.layers):
         raise PerfmodelError(
-            f"{model.name} is served in {served_in} already, and is quantised from its full weights "
-            f"only; leave engine.quantization out to draft with method: self_quantized."
+            f"{model.name} is served in {served_in} already, and is quantised from its full weights only; leave "
+            f"engine.quantization out (none for a file that is quantised) to draft with method: self_quantized."
         )
     served = served_model(model, EngineSpec(quantization=quantization))
     check_quantization(served)
@@ -55,9 +57,26 @@ def in_fewer_bits(decoder: Decoder, quantization: str) -> Decoder:
     drafting = replace(model, name=f"{model.name}-{quantization}", quantization=served.quantization)
     weights = replace(
         decoder.weights,
-        layers=[quantize(*pair) for pair in zip(decoder.weights.layers, model.iter_layers(), strict=True)],
+        layers=[
+            quantize(own, layer, index)
+            for index, (own, layer) in enumerate(zip(decoder.weights.layers, model.iter_layers(), strict=True))
+        ],
     )
     return _with(decoder, drafting, weights)
+
+
+def eagle_layer(decoder: Decoder, layer: ModelSpec, seed: int) -> Decoder:
+    """`layer`, a model of one layer with random weights, between the embedding and the head of `decoder`."""
+    layers = random_layers(layer, decoder.dtype, seed, decoder.device)
+    return _with(decoder, layer, replace(decoder.weights, layers=layers))
+
+
+def eagle_projection(decoder: Decoder, seed: int) -> Tensor:
+    """EAGLE's projection of embedding and state, [C, 2 C], untrained: random weights for the embedding, and the state
+    as it is, so that a draft begins as what the model said last."""
+    hidden, dtype, device = decoder.model.hidden_size, decoder.dtype, decoder.device
+    random_CD = random_matrix(hidden, 2 * hidden, dtype, seed, device)
+    return torch.cat((random_CD[:, :hidden], torch.eye(hidden, dtype=dtype, device=device)), dim=1)
 
 
 def _widths(weights: DecoderWeights) -> list[int]:

@@ -8,7 +8,15 @@ under an engine's version on a device in a number format) that each fit leaves o
 those of whole devices.
 """
 
-__all__ = ["cell_of", "fit_steady_profile", "fitting_rows", "log_errors", "parameters_of", "with_steady_residuals"]
+__all__ = [
+    "HIDDEN_PARAMETERS",
+    "cell_of",
+    "fit_steady_profile",
+    "fitting_rows",
+    "log_errors",
+    "parameters_of",
+    "with_steady_residuals",
+]
 
 from collections.abc import Callable, Sequence
 
@@ -39,7 +47,7 @@ _OF_PROMPTS = (
 # Begins where launches show behind the device: below, nothing would move it.
 _OF_LATENTS = (Parameter("host.hidden_prompt_latent_layer_s", 2e-3, 1e-5, 1e-2),)
 # Hidden beside the device when scheduled asynchronously; seen where an engine plans synchronously.
-_HIDDEN = (
+HIDDEN_PARAMETERS = (
     Parameter("host.hidden_step_s", 1e-3, 5e-5, 5e-3),
     Parameter("host.hidden_per_sequence_s", 1e-5, 2e-7, 1e-4),
 )
@@ -143,7 +151,7 @@ def parameters_of(begin: EngineProfile, rows: Sequence[SteadyState]) -> list[Par
     """The parameters of an engine that `rows` determine and nothing else has."""
     parameters = [*_OF_PROMPTS, *_of_layers(rows)]
     if not all(row.scenario.engine.async_scheduling for row in rows):
-        parameters += _HIDDEN
+        parameters += HIDDEN_PARAMETERS
     if not begin.latency_residuals.num_rows:
         parameters += _OF_STEPS
     return parameters

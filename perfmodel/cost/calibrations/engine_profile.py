@@ -4,7 +4,7 @@ It belongs to the engine, not to the device: `hardware_specs/calibrations/engine
 serving runs by `perfmodel calibrate`, never by hand. An engine without a fit adds nothing, and the answer says so.
 """
 
-__all__ = ["EngineProfile", "ServerFit", "load_engine_profile", "save_engine_profile"]
+__all__ = ["EngineProfile", "ServerFit", "load_engine_profile", "profile_of", "save_engine_profile"]
 
 import datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted, save_fitted
 from perfmodel.models.spec import ModelSpec
+from perfmodel.specs.engine.spec import EngineSpec
 
 # Tables of experts whose kernels Python launched one by one while they were timed: OpenAI's Triton kernels, which have
 # 64 to 100 us beside their work, where all others, replayed from CUDA graphs, have 18 to 43 for as many kernels.
@@ -46,8 +47,9 @@ class ServerFit(Spec):
 
 
 class EngineProfile(Spec):
-    """Host and server of one engine.
+    """Host and server of one engine, or as they are on somebody's own servers.
 
+    name:                     of the latter, "" of an engine's own
     graph_kernel_s:           of a kernel of the experts that a CUDA graph replays, beside its work; tables that timed
                               them launch by launch have several times as much
     sampling_bytes_per_logit: memory traffic of sampling beyond greedy (sort, softmax, cumulative sum), per logit
@@ -61,6 +63,7 @@ class EngineProfile(Spec):
     """
 
     engine: str
+    name: str = ""
     source: str = ""
     date: datetime.date | None = None
     command: str = ""
@@ -112,6 +115,13 @@ class EngineProfile(Spec):
 def save_engine_profile(profile: EngineProfile, path: Path) -> Path:
     """Write a profile as YAML; reading it back gives an equal one."""
     return save_fitted(profile, path)
+
+
+def profile_of(engine: EngineSpec) -> EngineProfile:
+    """The profile that a scenario's engine has: that of a server of one's own, or the engine's fitted one."""
+    if engine.calibration is None:
+        return load_engine_profile(engine.profile)
+    return load_fitted(EngineProfile, Path(engine.calibration))
 
 
 def load_engine_profile(engine: str) -> EngineProfile:

@@ -14,7 +14,7 @@ from typing import Any
 
 from perfmodel.cost.calibrations.backends import BackendFits, engine_calibration
 from perfmodel.cost.calibrations.calibration import Calibration
-from perfmodel.cost.calibrations.engine_profile import EngineProfile, load_engine_profile
+from perfmodel.cost.calibrations.engine_profile import EngineProfile, profile_of
 from perfmodel.cost.calibrations.files import PASSED_ON
 from perfmodel.cost.calibrations.unmeasured import GenerationFit, load_generation
 from perfmodel.files.base import Spec
@@ -47,7 +47,7 @@ class FittedSource:
         """The source that `fitted` names."""
         date = fitted.date.isoformat() if fitted.date else ""
         if isinstance(fitted, EngineProfile):
-            key, source = f"engine@{fitted.engine}", fitted.source or "not fitted: adds nothing"
+            key, source = f"engine@{fitted.name or fitted.engine}", fitted.source or "not fitted: adds nothing"
             return cls(key, source, date, key, _digest(fitted))
         if isinstance(fitted, BackendFits):
             key = f"backend@{fitted.engine}"
@@ -107,11 +107,14 @@ def provenance_of(
     calibration: used for all devices, in place of their own; profile: for all engines
     """
     pools = [(pool.hardware or each.hardware, pool.engine) for each in scenarios for pool in each.pools]
-    asked = {(hardware.name, engine.profile, engine.version): (hardware, engine) for hardware, engine in pools}
+    asked = {
+        (hardware.name, engine.profile, engine.version, engine.calibration): (hardware, engine)
+        for hardware, engine in pools
+    }
     fits: list[Fit] = []
     for hardware, engine in asked.values():
         fits.append(calibration or engine_calibration(_as_in_its_file(hardware), engine))
-        fits.append(profile or load_engine_profile(engine.profile))
+        fits.append(profile or profile_of(engine))
         generation = load_generation(hardware.declared.architecture) if calibration is None else None
         fits += [generation] if generation is not None else []
     engines = {EngineSource.of(engine) for _, engine in asked.values()}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from perfmodel.cost.calibrations.backends import engine_calibration
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.draws import Draw
-from perfmodel.cost.calibrations.engine_profile import EngineProfile, load_engine_profile
+from perfmodel.cost.calibrations.engine_profile import EngineProfile, profile_of
 from perfmodel.cost.calibrations.routing import routing_of
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.drafts import DraftTables, draft_tables
@@ -109,7 +109,7 @@ def scenario_fits(
 
     Intervals are wider for an engine of a version older or newer than any that is described: it may do otherwise.
     """
-    profile = profile or load_engine_profile(scenario.engine.profile)
+    profile = profile or profile_of(scenario.engine)
     engine = scenario.engine
     calibration = calibration or engine_calibration(scenario.hardware, engine)
     if engine.described.version.age != "described":

@@ -18,6 +18,9 @@ from perfmodel.models.hf.fields import Fields
 from perfmodel.models.number_formats import BITS_PER_WEIGHT
 
 _KEPT = QuantizationSpec().kept
+# What stays where `quant_method: mxfp4` quantizes a mixture of experts: Hugging Face's and vLLM's loaders know experts
+# alone in it, whatever modules_to_not_convert names (transformers' integrations/mxfp4.py; gpt-oss).
+_BESIDE_EXPERTS = frozenset({"attention", "linear_attention", "dense_ffn", "shared_experts"})
 _IGNORE_KEYS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "llm_int8_skip_modules")
 
 # (weights, activations, group_size, group_rows)
@@ -92,6 +95,8 @@ def quantization_from_config(fields: Fields, layers: Sequence[Layer]) -> Quantiz
 def _from_settings(fields: Fields, settings: Mapping[str, Any], layers: Sequence[Layer]) -> QuantizationSpec:
     method = _method(settings)
     kept = _KEPT | _kept(_ignored(settings), layers)
+    if method == "mxfp4" and any("experts" in _components(layer) for layer in layers):
+        kept |= _BESIDE_EXPERTS
     kv_cache = _kv_cache(settings)
     if isinstance(settings.get("config_groups"), Mapping) and settings["config_groups"]:
         return _from_groups(fields, method, settings, kept, kv_cache)
@@ -112,7 +117,9 @@ def _from_settings(fields: Fields, settings: Mapping[str, Any], layers: Sequence
             f"allowed: {', '.join([*(r for r in readers if r != 'gguf'), 'compressed-tensors'])}."
         )
     weights, activations, group_size, group_rows = readers[method](settings)
-    return QuantizationSpec(method, weights, activations, group_size, group_rows, kv_cache, kept)
+    bits = tuple(sorted((settings.get("bits") or {}).items())) if method == "gguf" else ()
+    kept -= {component for component, _ in bits}
+    return QuantizationSpec(method, weights, activations, group_size, group_rows, kv_cache, kept, bits=bits)
 
 
 def _settings(fields: Fields) -> dict[str, Any]:

@@ -5,9 +5,11 @@ Reads versions 2 and 3, little-endian; standard library only. Knows the containe
 
 __all__ = ["GGML_BLOCKS", "GgufHeader", "config_from_gguf", "read_gguf"]
 
+import re
 import struct
 from collections import Counter
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -44,6 +46,22 @@ GGML_BLOCKS = MappingProxyType(
         35: ("tq2_0", 256, 66),
         39: ("mxfp4", 32, 17),
         40: ("nvfp4", 64, 36),
+    }
+)
+
+_UNKNOWN = ("unknown", 1, 2)
+_PLAIN = MappingProxyType({"f32": "float32", "f16": "float16", "bf16": "bfloat16"})
+
+# Component -> names of its matrices.
+_COMPONENTS = MappingProxyType(
+    {
+        "attention": re.compile(r"blk\.\d+\.attn_(q|k|v|qkv|output|q_a|q_b|kv_a_mqa|kv_b|k_b|v_b)\.weight$"),
+        "dense_ffn": re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.weight$"),
+        "experts": re.compile(r"blk\.\d+\.ffn_(gate|up|down|gate_up)_exps\.weight$"),
+        "shared_experts": re.compile(r"blk\.\d+\.ffn_(gate|up|down)_shexp\.weight$"),
+        "linear_attention": re.compile(r"blk\.\d+\.ssm_(in|out)\.weight$"),
+        "embedding": re.compile(r"token_embd\.weight$"),
+        "lm_head": re.compile(r"output\.weight$"),
     }
 )
 
@@ -237,14 +255,31 @@ def _set_from_tensors(config: dict[str, Any], tensors: dict[str, tuple[tuple[int
     elements: Counter[str] = Counter()
     for name, (shape, kind) in tensors.items():
         if name.startswith("blk.") and len(shape) > 1:
-            size = 1
-            for extent in shape:
-                size *= extent
-            elements[GGML_BLOCKS.get(kind, ("unknown", 1, 2))[0]] += size
+            elements[GGML_BLOCKS.get(kind, _UNKNOWN)[0]] += prod(shape)
     if not elements:
         return
     main = elements.most_common(1)[0][0]
-    if main in ("f32", "f16", "bf16"):
-        config["dtype"] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}[main]
+    if main in _PLAIN:
+        config["dtype"] = _PLAIN[main]
     else:
-        config["quantization_config"] = {"quant_method": "gguf", "format": main}
+        config["quantization_config"] = {"quant_method": "gguf", "format": main, "bits": _component_bits(tensors)}
+
+
+def _component_bits(tensors: dict[str, tuple[tuple[int, ...], int]]) -> dict[str, float]:
+    """Mean bits of a stored weight of each component that has some in blocks; of those it is all that is stored."""
+    totals: dict[str, list[float]] = {}
+    in_blocks = set()
+    for name, (shape, kind) in tensors.items():
+        component = next((each for each, pattern in _COMPONENTS.items() if pattern.match(name)), None)
+        if component is None:
+            continue
+        form, per_block, size = GGML_BLOCKS.get(kind, _UNKNOWN)
+        total = totals.setdefault(component, [0.0, 0.0])
+        total[0] += prod(shape)
+        total[1] += 8 * prod(shape) * size / per_block
+        if form not in _PLAIN:
+            in_blocks.add(component)
+    if "output.weight" not in tensors and "embedding" in in_blocks:  # one table of words for both
+        totals["lm_head"] = totals["embedding"]
+        in_blocks.add("lm_head")
+    return {name: totals[name][1] / totals[name][0] for name in totals if name in in_blocks}

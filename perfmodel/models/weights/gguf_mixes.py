@@ -6,7 +6,7 @@ format. Source: `llama_tensor_get_type` in llama.cpp's src/llama-quant.cpp, for 
 matrix.
 """
 
-__all__ = ["GGUF_MIXES", "GgufMix", "component_bits"]
+__all__ = ["GGUF_MIXES", "GgufMix", "component_bits", "table_formats", "tensor_formats"]
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -82,25 +82,44 @@ GGUF_MIXES: MappingProxyType[str, GgufMix] = MappingProxyType(
 )
 
 
+def tensor_formats(model: ModelSpec, name: str) -> list[dict[str, str]]:
+    """The formats that each layer's tensors `qk`, `v`, `out`, `up` and `down` have in the mix `name`."""
+    mix, layers = GGUF_MIXES[name], list(model.iter_layers())
+    return [
+        {
+            tensor.removesuffix("_shared"): _format_of(mix, tensor, i, len(layers))
+            for _, tensor, _ in _tensors(layer, model.hidden_size)
+        }
+        for i, layer in enumerate(layers)
+    ]
+
+
+def table_formats(model: ModelSpec, name: str) -> dict[str, str]:
+    """The formats of `embedding` and `lm_head`; a table of words that is both is stored as the LM head."""
+    mix = GGUF_MIXES[name]
+    return {"lm_head": mix.head, "embedding": mix.head if model.tie_word_embeddings else mix.embedding or mix.main}
+
+
 def component_bits(model: ModelSpec, name: str, bits: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
     """(component, mean bits of a stored weight) of `model` in the mix `name`; `bits`: of a weight in each format.
 
-    A table of words that is the LM head, too, is stored as that. Mixers and blocks of other kinds are in the main
-    format.
+    Mixers and blocks of other kinds are in the main format.
     """
     mix, layers = GGUF_MIXES[name], list(model.iter_layers())
     totals: dict[str, list[float]] = {}
     for i, layer in enumerate(layers):
         for component, tensor, size in _tensors(layer, model.hidden_size):
-            rules = mix.tensors.get(tensor, mix.tensors.get(tensor.removesuffix("_shared"), ()))
-            format = next((wide for wide, where in rules if where(i, len(layers))), mix.main)
             total = totals.setdefault(component, [0.0, 0.0])
             total[0] += size
-            total[1] += size * bits[format]
+            total[1] += size * bits[_format_of(mix, tensor, i, len(layers))]
     found = {component: total / size for component, (size, total) in totals.items()}
-    found["lm_head"] = bits[mix.head]
-    found["embedding"] = bits[mix.head if model.tie_word_embeddings else mix.embedding or mix.main]
+    found |= {component: bits[form] for component, form in table_formats(model, name).items()}
     return tuple(sorted(found.items()))
+
+
+def _format_of(mix: GgufMix, tensor: str, layer: int, num_layers: int) -> str:
+    rules = mix.tensors.get(tensor, mix.tensors.get(tensor.removesuffix("_shared"), ()))
+    return next((wide for wide, where in rules if where(layer, num_layers)), mix.main)
 
 
 def _tensors(layer: Layer, hidden: int) -> list[tuple[str, str, int]]:

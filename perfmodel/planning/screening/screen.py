@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost import load_engine_profile
+from perfmodel.cost import profile_of
 from perfmodel.errors import SpecError
 from perfmodel.planning.screening.candidates import Candidate, Layout
 from perfmodel.planning.screening.demand import Demand, demand_of
@@ -240,7 +240,7 @@ def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfa
 
     held = [candidate.memory.max_batch(max(int(demand.context), 1)) for candidate in candidates]
     moved = [_transfer(candidate) for candidate in candidates]
-    server = load_engine_profile(candidates[0].layout.scenario.engine.profile).server
+    server = profile_of(candidates[0].layout.scenario.engine).server
     ones = np.ones((len(candidates), 1))
     return Service(
         surfaces,

@@ -1,12 +1,13 @@
 """Runs of load tools as blocks: predicted beside measured, where the time goes, and what the answer rests on."""
 
-__all__ = ["bench_blocks"]
+__all__ = ["bench_blocks", "own_server_view"]
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from perfmodel.calibrate.own_server import OwnServerFit
 from perfmodel.planning.metrics import metric_of
-from perfmodel.report.document import Block, Item, Sentences, Span, Table
+from perfmodel.report.document import Block, Document, Item, Notes, Sentences, Span, Table
 
 _HEAD = ("figure", "predicted", "measured", "error", "80 % interval", "")
 _LEAST_SHARE = 0.005
@@ -66,3 +67,27 @@ def _facts(runs: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
             f"(--scenario), or with --set."
         )
         yield Table(("fact", "simulated as", "said by", "of"), rows, "What the answer rests on", left=4, note=note)
+
+
+def own_server_view(fit: OwnServerFit) -> Document:
+    """What the fit to one's own server has moved, and how far its predictions are off before and after."""
+    said = ("shipped", "fitted", "held out")
+    errors = [
+        (metric_of(metric).label, *(f"{found[each]:.1%}" if each in found else "" for each in said))
+        for metric, found in fit.errors.items()
+    ]
+    moved = [
+        (name, f"{old * 1e6:,.1f} µs", f"{new * 1e6:,.1f} µs", f"{new / old:.2f}x")
+        for name, (old, new) in fit.moved.items()
+    ]
+    note = (
+        "Medians of |predicted / measured - 1| over the runs: under the shipped profile, under the fitted one, and of "
+        "each run under what the others say."
+    )
+    blocks: list[Block] = [
+        Table(("figure", *said), errors, "How far predictions are off", note=note),
+        Table(("number", "shipped", "fitted", "moved"), moved, "What moved"),
+        Notes(fit.notes),
+    ]
+    title = f"{fit.profile.name}: {fit.profile.engine} as {len(fit.runs)} load test{'s' * (len(fit.runs) > 1)} have it"
+    return Document(title, blocks, fit.profile.source)

@@ -2,6 +2,7 @@
 
 __all__ = ["run_view"]
 
+import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -260,6 +261,7 @@ def _origin(result: RunResult) -> str:
     if result.clock == "executed":
         return "Step times: measured while the model ran on this machine, on a clock that counts those times alone."
     if result.summary.get("origin") == "calibrated":
-        profile = result.scenario.engine.profile
+        own = result.scenario.engine.calibration
+        profile = result.scenario.engine.profile if own is None else pathlib.Path(own).stem.partition("@")[2]
         return f"Step times: predicted by a calibration fitted to measurements (profile {profile!r})."
     return "Step times: predicted from the datasheet alone; no measurement of this device was used."

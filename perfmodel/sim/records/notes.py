@@ -4,7 +4,7 @@ __all__ = ["eager_notes", "network_notes", "run_notes", "workload_notes"]
 
 from math import ceil
 
-from perfmodel.cost import Calibration, step_costs
+from perfmodel.cost import Calibration, profile_of, step_costs
 from perfmodel.cost.steps.host import host_fit, launch_seconds
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.routing import dropped_share, popularity_of
@@ -25,6 +25,10 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
             f"a lower bound that real kernels exceed, often by half or more."
         )
     notes += network_notes(scenario)
+    if scenario.engine.calibration is not None:
+        own = profile_of(scenario.engine)
+        fitted_to = own.source.partition(";")[0]
+        notes.append(f"Host and front end as calibrated on one's own server: {own.name}, {fitted_to}.")
     if scenario.routing.capacity_factor is not None:
         notes += _dropped(scenario, requests, num_steps)
     return (*notes, *_engine_notes(scenario), *stale_price_notes(scenario))

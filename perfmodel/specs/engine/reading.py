@@ -11,6 +11,7 @@ from perfmodel.files.catalog import find_file
 from perfmodel.files.yaml_loader import Path, Positions
 from perfmodel.models.number_formats import kv_format
 from perfmodel.specs.engine.description import EngineDescription, describe_engine, load_engine_description
+from perfmodel.specs.engine.own_calibration import own_calibration
 from perfmodel.specs.engine.spec import EngineSpec
 
 
@@ -33,6 +34,9 @@ def resolve_engine(engine: Any, positions: Positions, folder: pathlib.Path, plac
     try:
         field: Path = ("profile",)
         if isinstance(engine.get("profile"), str):
+            own = own_calibration(engine["profile"], folder)
+            if own is not None:
+                engine |= {"profile": own.engine, "calibration": str(own.file)}
             engine["profile"] = _profile(engine["profile"], folder)
         field = ("version",)
         if isinstance(engine.get("version"), str):

@@ -96,7 +96,10 @@ class EngineSpec(Spec):
     batch_timeout_ms: Milliseconds = Field(
         default=100.0, ge=0
     )  # dynamic batching: start a partial batch after this wait
-    profile: str = "vllm"  # which engine: a name in hardware_specs/engines, whose facts and fits count
+    # Which engine: a name in hardware_specs/engines, whose facts and fits count; or one's own server's, as `perfmodel
+    # calibrate --name` called it, which stands for its engine and `calibration`
+    profile: str = "vllm"
+    calibration: str | None = None  # the file of one's own server's host and front end, in place of the engine's
     version: str | None = None  # of that engine, as its --version prints it; None: the newest described
     prefill_exclusive: bool | None = None  # steps of prompts or of decodes, never both; None: as the profile's engine
     # Admit with KV blocks for the whole answer, or for its length rounded up to a power of two; None: as the profile's

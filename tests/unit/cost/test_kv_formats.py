@@ -5,7 +5,8 @@ import pytest
 from perfmodel.cost import plan_memory, step_costs
 from perfmodel.cost.memory.footprint import kv_bytes
 from perfmodel.errors import SpecError
-from perfmodel.ops.formats import served_model
+from perfmodel.models.kv_formats import unpack_operations
+from perfmodel.ops.formats import on_device, served_model
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, decode_shape
 from perfmodel.specs import EngineSpec, load_hardware, load_model, load_scenario
@@ -27,6 +28,14 @@ def test_bytes_of_groups_are_exact(form, bits, group):
 
 def test_fp8_and_int8_without_groups_stay_a_byte():
     assert held(1, kv_cache_dtype="fp8") == held(1, kv_cache_dtype="int8") == _PER_TOKEN
+
+
+@pytest.mark.parametrize(("hardware", "operations"), [("cpu", 4.0), ("a100-sxm-80gb", 0.0), ("h100-sxm-80gb", 0.0)])
+def test_fp8_is_converted_by_instructions_of_a_cpu_alone(hardware, operations):
+    """GPUs' attention kernels were calibrated on FP8 as they are."""
+    model = on_device(load_model("llama-2-7b"), load_hardware(hardware))
+    assert unpack_operations(served_model(model, EngineSpec(kv_cache_dtype="fp8"))) == operations
+    assert unpack_operations(served_model(model, EngineSpec())) == 0
 
 
 @pytest.mark.parametrize("context", [1, 128, 1000])

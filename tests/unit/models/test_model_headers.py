@@ -9,6 +9,7 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.models import Attention, LatentAttention, MoEFFN, load_model
+from perfmodel.models.params import weight_bytes
 from perfmodel.models.spec import ModelSpec
 
 GGUF_TYPES = {"u32": (4, "<I"), "f32": (6, "<f"), "bool": (7, "<?")}
@@ -75,12 +76,23 @@ def test_a_gguf_header_is_the_same_model_as_its_card(tmp_path: Path) -> None:
 def test_a_gguf_in_blocks_says_how_many_bits(tmp_path: Path) -> None:
     tensors = LLAMA_TENSORS | {
         "blk.0.attn_q.weight": ((512, 512), Q8_0),
+        "blk.0.ffn_up.weight": ((512, 1408), BF16),
         "blk.0.ffn_down.weight": ((1408, 512), Q4_K),
+        "blk.0.ffn_gate.weight": ((512, 1408), Q4_K),
     }
     del tensors["output.weight"]
     model = load_model(write_gguf(tmp_path / "tiny.gguf", LLAMA_META, tensors))
     assert model.quantization.weights == "q4_k"
     assert model.tie_word_embeddings
+    assert dict(model.quantization.bits) == {"attention": 8.5, "dense_ffn": (2 * 4.5 + 16) / 3}
+    assert {"embedding", "lm_head"} <= model.quantization.kept  # a table of words in BF16
+
+
+def test_a_table_of_words_in_blocks_is_counted_so(tmp_path: Path) -> None:
+    tensors = LLAMA_TENSORS | dict.fromkeys(("token_embd.weight", "output.weight"), ((512, 8192), Q8_0))
+    tensors |= {f"blk.0.ffn_{name}.weight": ((512, 1408), Q4_K) for name in ("gate", "up", "down")}
+    model = load_model(write_gguf(tmp_path / "tiny.gguf", LLAMA_META, tensors))
+    assert weight_bytes(model)["embedding"] == weight_bytes(model)["lm_head"] == 512 * 8192 * 34 / 32
 
 
 def test_a_gguf_of_deepseek_has_latent_attention_and_experts(tmp_path: Path) -> None:

@@ -69,7 +69,6 @@ def test_an_unknown_format_offers_the_nearest() -> None:
         ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "int4", None, (128, 1)),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, "int8", None, (0, 1)),
         ({"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True}, "int4", None, (64, 1)),
-        ({"quant_method": "mxfp4"}, "mxfp4", None, (32, 1)),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4", "nvfp4", (16, 1)),
         ({"quant_algo": "FP8", "producer": {"name": "modelopt"}}, "fp8", "fp8", (0, 1)),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "nf4", None, (64, 1)),
@@ -82,6 +81,17 @@ def test_settings_of_checkpoints(
     assert (found.weights, found.activations) == (weights, activations)
     assert (found.group_size, found.group_rows) == group
     assert found.kept == ALWAYS
+
+
+def test_mxfp4_is_a_format_of_experts_alone() -> None:
+    """As Hugging Face's loader has it, whatever modules_to_not_convert says; gpt-oss names what stays beside them."""
+    found = read({"quant_method": "mxfp4"})
+    assert (found.weights, found.activations, found.group_size, found.group_rows) == ("mxfp4", None, 32, 1)
+    assert found.kept == set(COMPONENTS) - {"experts"}
+    assert load_model("gpt-oss-20b").quantization.kept <= found.kept
+    dense = {name: value for name, value in MOE.items() if "expert" not in name} | {"model_type": "llama"}
+    settings = {"quantization_config": {"quant_method": "mxfp4"}}
+    assert model_from_config(dense | settings, "x").quantization.kept == ALWAYS
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from perfmodel_executors.kernels.swapped_product.tiling import FEW_TOKENS
 from perfmodel_executors.kernels.swapped_product.triton import swapped_product
 from perfmodel_executors.kernels.tiles import TileConfig, compute_units, pick
 from perfmodel_executors.kernels.weight_formats.operand import operand_of
+from perfmodel_executors.kernels.weight_formats.triton import add_values
 
 _GROUP = 8  # tiles of tokens that are walked together
 _NOWHERE = 1 << 30  # bytes that no device has
@@ -86,15 +87,7 @@ def _many_tokens_kernel(
         # Rows beyond the end wrap around: they are computed and not stored, which is cheaper than a mask in the loop.
         x_ptrs = x_ptr + (m % M).to(tl.int64)[:, None] * x_stride + k[None, :]
         weight_ptrs = weight_ptr + (n % N).to(tl.int64)[None, :] * weight_stride + k[:, None]
-        for block in range(first, last):
-            if EVEN_K:
-                x = tl.load(x_ptrs + block * BLOCK_K)
-                weight = tl.load(weight_ptrs + block * BLOCK_K)
-            else:
-                inside = k < K - block * BLOCK_K
-                x = tl.load(x_ptrs + block * BLOCK_K, mask=inside[None, :], other=0.0)
-                weight = tl.load(weight_ptrs + block * BLOCK_K, mask=inside[:, None], other=0.0)
-            acc = tl.dot(x, weight, acc, input_precision="ieee")
+        acc = add_values(acc, weight_ptrs, x_ptrs, K, first, last, BLOCK_K, EVEN_K, READ_ONCE=False)
     if SPLIT_K > 1:
         out_ptr += tl.program_id(1).to(tl.int64) * slice_stride
     elif bias_ptr is not None:

@@ -9,6 +9,7 @@ __all__ = [
     "int8_product",
     "linear_fp8",
     "linear_fp8_block",
+    "linear_w4a8",
     "linear_w8a8",
     "linear_w8a8_static",
     "quantize_tokens_fp8",
@@ -23,8 +24,10 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     FP8_BLOCK,
     BlockFp8Weight,
     Fp8Weight,
+    Int4Int8Weight,
     Int8Weight,
 )
+from perfmodel_executors.kernels.weight_formats.dequantize import int8_values
 from perfmodel_executors.kernels.weight_formats.expanded import expanded
 from perfmodel_executors.kernels.weight_formats.quantize import FP8_MAX, INT8_MAX
 
@@ -59,6 +62,12 @@ def linear_w8a8(x_MK: Tensor, weight: Int8Weight, bias_N: Tensor | None = None) 
     """The product [M, N] in x's dtype."""
     codes_MK, scales_M = quantize_tokens_int8(x_MK)
     return _scaled(int8_product(codes_MK, weight.values_NK), scales_M, weight.scales_N, bias_N, x_MK.dtype)
+
+
+def linear_w4a8(x_MK: Tensor, weight: Int4Int8Weight, bias_N: Tensor | None = None) -> Tensor:
+    """As `linear_w8a8`, by the INT8 numbers that the codes are unpacked to at each call."""
+    codes_MK, scales_M = quantize_tokens_int8(x_MK)
+    return _scaled(int8_product(codes_MK, int8_values(weight)), scales_M, weight.row_scales_N, bias_N, x_MK.dtype)
 
 
 def linear_w8a8_static(x_MK: Tensor, weight: Int8Weight, bias_N: Tensor | None = None) -> Tensor:

@@ -10,10 +10,13 @@ __all__ = [
     "BlockFp8Weight",
     "Fp4Weight",
     "Fp8Weight",
+    "GgufWeight",
+    "Int4Int8Weight",
     "Int4Weight",
     "Int8Weight",
     "LowRankWeight",
     "MatrixWeight",
+    "RowsWeight",
     "SignsWeight",
     "Sparse24Weight",
     "Weight",
@@ -22,6 +25,8 @@ __all__ = [
 from dataclasses import dataclass
 
 from torch import Tensor
+
+from perfmodel_executors.kernels.weight_formats.gguf_reading import BLOCK_SIZES
 
 FP8_BLOCK = 128  # rows and columns that share a scale of a BlockFp8Weight
 
@@ -142,6 +147,32 @@ class Int4Weight:
 
 
 @dataclass(frozen=True, eq=False)
+class Int4Int8Weight:
+    """w = (q - zero) * scale * row scale, q in 0..15, where (q - zero) * scale is an INT8 number: what INT8 activations
+    are multiplied by (QServe's progressive groups; Lin et al. 2024, section 4.1).
+
+    packed_NJ:           as of an Int4Weight
+    scales_GN, zeros_GN: uint8 [K / G, N]
+    row_scales_N:        fp32
+    """
+
+    packed_NJ: Tensor
+    scales_GN: Tensor
+    zeros_GN: Tensor
+    row_scales_N: Tensor
+    group_size: int
+    quantizes_input: bool = True
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.packed_NJ.shape[0], 2 * self.packed_NJ.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.nbytes for each in (self.packed_NJ, self.scales_GN, self.zeros_GN, self.row_scales_N))
+
+
+@dataclass(frozen=True, eq=False)
 class Sparse24Weight:
     """Two of each four consecutive inputs are kept (2:4).
 
@@ -190,7 +221,40 @@ class SignsWeight:
         return self.bytes_NJ.nbytes + self.scale.nbytes
 
 
-MatrixWeight = Tensor | Int8Weight | Int4Weight | Fp8Weight | BlockFp8Weight | Fp4Weight | Sparse24Weight | SignsWeight
+@dataclass(frozen=True, eq=False)
+class GgufWeight:
+    """Rows in llama.cpp's blocks, whose scales lie beside their codes.
+
+    blocks_NJ: uint8 [N, K / weights of a block * bytes of a block]
+    form:      q4_0, q8_0, q4_k, ...: a key of BLOCK_SIZES
+    """
+
+    blocks_NJ: Tensor
+    form: str
+    quantizes_input: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        weights, size = BLOCK_SIZES[self.form]
+        return self.blocks_NJ.shape[0], self.blocks_NJ.shape[1] // size * weights
+
+    @property
+    def num_bytes(self) -> int:
+        return self.blocks_NJ.nbytes
+
+
+MatrixWeight = (
+    Tensor
+    | Int8Weight
+    | Int4Weight
+    | Int4Int8Weight
+    | Fp8Weight
+    | BlockFp8Weight
+    | Fp4Weight
+    | Sparse24Weight
+    | SignsWeight
+    | GgufWeight
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,4 +269,15 @@ class LowRankWeight:
         return self.outputs_NR.shape[0], self.inputs_RK.shape[1]
 
 
-Weight = MatrixWeight | LowRankWeight
+@dataclass(frozen=True, eq=False)
+class RowsWeight:
+    """Parts of the outputs one below the other, each in a format of its own."""
+
+    parts: tuple[MatrixWeight, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+
+Weight = MatrixWeight | LowRankWeight | RowsWeight

@@ -1,6 +1,6 @@
 """What a stored weight means: the matrix that its container stands for."""
 
-__all__ = ["dequantize", "int4_codes", "sign_fields"]
+__all__ = ["dequantize", "int4_codes", "int8_values", "sign_fields"]
 
 from collections.abc import Iterator
 
@@ -12,14 +12,18 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     BlockFp8Weight,
     Fp4Weight,
     Fp8Weight,
+    GgufWeight,
+    Int4Int8Weight,
     Int4Weight,
     Int8Weight,
     LowRankWeight,
+    RowsWeight,
     SignsWeight,
     Sparse24Weight,
     Weight,
 )
 from perfmodel_executors.kernels.weight_formats.fp4 import dequantize_fp4
+from perfmodel_executors.kernels.weight_formats.gguf_reading import unpack_blocks
 
 
 def dequantize(weight: Weight) -> Tensor:
@@ -28,14 +32,18 @@ def dequantize(weight: Weight) -> Tensor:
         return weight.float()
     if isinstance(weight, LowRankWeight):
         return dequantize(weight.outputs_NR) @ dequantize(weight.inputs_RK)
-    if isinstance(weight, Int8Weight):
-        return weight.values_NK.float() * weight.scales_N[:, None]
-    if isinstance(weight, Fp8Weight):
+    if isinstance(weight, RowsWeight):
+        return torch.cat([dequantize(part) for part in weight.parts])
+    if isinstance(weight, GgufWeight):
+        return unpack_blocks(weight.blocks_NJ, weight.form)
+    if isinstance(weight, Int8Weight | Fp8Weight):
         return weight.values_NK.float() * weight.scales_N[:, None]
     if isinstance(weight, BlockFp8Weight):
         n, k = weight.shape
         scales_NK = weight.scales_RG.repeat_interleave(FP8_BLOCK, dim=0)[:n].repeat_interleave(FP8_BLOCK, dim=1)[:, :k]
         return weight.values_NK.float() * scales_NK
+    if isinstance(weight, Int4Int8Weight):
+        return int8_values(weight).float() * weight.row_scales_N[:, None]
     if isinstance(weight, Fp4Weight):
         return dequantize_fp4(weight)
     if isinstance(weight, Int4Weight):
@@ -56,7 +64,16 @@ def sign_fields(weight: SignsWeight) -> Iterator[Tensor]:
         yield (weight.bytes_NJ >> place * weight.bits & mask).view(torch.int8)
 
 
-def int4_codes(weight: Int4Weight) -> Tensor:
+def int8_values(weight: Int4Int8Weight) -> Tensor:
+    """The INT8 numbers that 4-bit codes stand for, [N, K]."""
+    shape = (weight.shape[0], -1, weight.group_size)
+    zeros_NG, scales_NG = (
+        each.T.contiguous().view(torch.int8)[..., None] for each in (weight.zeros_GN, weight.scales_GN)
+    )
+    return int4_codes(weight).view(torch.int8).view(shape).sub_(zeros_NG).mul_(scales_NG).view(weight.shape)
+
+
+def int4_codes(weight: Int4Weight | Int4Int8Weight) -> Tensor:
     """The codes 0..15, uint8 [N, K]."""
     n, k = weight.shape
     bytes_NGJ = weight.packed_NJ.view(n, -1, weight.group_size // 2)

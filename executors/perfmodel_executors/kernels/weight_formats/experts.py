@@ -1,11 +1,12 @@
 """Matrices of all experts of a layer in one weight format, laid out for one launch over all of them."""
 
-__all__ = ["ExpertWeight", "Stacked", "quantize_experts"]
+__all__ = ["ExpertWeight", "Stacked", "quantize_experts", "stack_experts"]
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
@@ -18,6 +19,7 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     Int8Weight,
     Weight,
 )
+from perfmodel_executors.kernels.weight_formats.rows import join_rows
 
 Stacked = Int8Weight | Int4Weight | Fp8Weight | BlockFp8Weight | Fp4Weight
 
@@ -62,16 +64,37 @@ def quantize_experts(weight_ENK: Tensor, quantize: Callable[[Tensor], Weight]) -
     Raises PerfmodelError for a format that grouped products do not know.
     """
     stacked = quantize(weight_ENK.flatten(0, 1))
-    if isinstance(stacked, BlockFp8Weight) and weight_ENK.shape[1] % FP8_BLOCK:
-        raise PerfmodelError(
-            f"experts in blocks of {FP8_BLOCK} x {FP8_BLOCK} have whole blocks of outputs; {weight_ENK.shape[1]} are "
-            f"none. Set engine.quantization to fp8."
-        )
+    if isinstance(stacked, BlockFp8Weight):
+        _check_blocks(weight_ENK.shape[1])
     if not isinstance(stacked, Stacked):
         raise PerfmodelError(
             f"experts are not stored as {type(stacked).__name__}; use int8, int4 or fp8 weights, or 4-bit floats."
         )
     return ExpertWeight(stacked, len(weight_ENK))
+
+
+def stack_experts(weights: Sequence[Weight]) -> Tensor | ExpertWeight:
+    """The experts' own matrices as those of a layer: all plain ones, or all in e4m3 blocks.
+
+    Raises PerfmodelError for blocks that are not whole in each expert.
+    """
+    plain = [weight for weight in weights if isinstance(weight, Tensor)]
+    if len(plain) == len(weights):
+        return torch.stack(plain)
+    in_blocks = [weight for weight in weights if isinstance(weight, BlockFp8Weight)]
+    _check_blocks(weights[0].shape[0])
+    stacked = join_rows(in_blocks)
+    assert isinstance(stacked, BlockFp8Weight)
+    assert len(in_blocks) == len(weights), "experts in different formats"
+    return ExpertWeight(stacked, len(weights))
+
+
+def _check_blocks(rows: int) -> None:
+    if rows % FP8_BLOCK:
+        raise PerfmodelError(
+            f"experts in blocks of {FP8_BLOCK} x {FP8_BLOCK} have whole blocks of outputs; {rows} are none. Set "
+            f"engine.quantization to fp8, or to none where a checkpoint has them."
+        )
 
 
 def _rows(weight: Stacked, rows: slice) -> Stacked:

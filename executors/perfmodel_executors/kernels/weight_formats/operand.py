@@ -11,6 +11,8 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     FP8_BLOCK,
     BlockFp8Weight,
     Fp4Weight,
+    GgufWeight,
+    Int4Int8Weight,
     Int4Weight,
     MatrixWeight,
     SignsWeight,
@@ -77,8 +79,8 @@ class Operand(NamedTuple):
 
 
 def operand_of(weight: MatrixWeight) -> Operand:
-    """What kernels are given of a weight, which is neither sparse nor made of signs."""
-    assert not isinstance(weight, Sparse24Weight | SignsWeight)
+    """What kernels are given of a weight, which is in one of the formats that they know."""
+    assert not isinstance(weight, Sparse24Weight | SignsWeight | GgufWeight | Int4Int8Weight)
     if isinstance(weight, Tensor):
         return Operand("plain", 8 * weight.element_size(), (weight.shape[0], weight.shape[1]), weight)
     if isinstance(weight, Int4Weight):

@@ -11,6 +11,7 @@ __all__ = [
     "quantize_fp8",
     "quantize_fp8_block",
     "quantize_int4",
+    "quantize_int4_int8",
     "quantize_int8",
     "quantize_signs",
     "sparsify_24",
@@ -27,6 +28,7 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     FP8_BLOCK,
     BlockFp8Weight,
     Fp8Weight,
+    Int4Int8Weight,
     Int4Weight,
     Int8Weight,
     SignsWeight,
@@ -37,6 +39,7 @@ FP8_MAX = 448.0  # largest finite e4m3
 INT8_MAX = 127.0
 OUTLIER_THRESHOLD = 6.0  # of LLM.int8 (Dettmers et al. 2022), and bitsandbytes' default
 _INT4_SYMMETRIC_MAX = 7.0
+_PROTECTED_MAX = 119.0  # so that half a step of a group, 8 at most, leaves an INT8 number (QServe, section 4.1)
 _ROW_GROUP = 128  # at most, where all inputs of an output share a scale
 _TINY = 1e-12  # in place of the scale of a row of zeros
 
@@ -81,11 +84,7 @@ def quantize_int4(weight_NK: Tensor, group_size: int = 128, has_zeros: bool = Fa
     """
     n, k = weight_NK.shape
     shares_row, group_size = not group_size, group_size or gcd(k, _ROW_GROUP)
-    if group_size % 2 or k % group_size:
-        raise PerfmodelError(
-            f"a weight with {k} inputs has no whole groups of {group_size}; choose a group size that divides {k}, "
-            f"or a format without groups (engine.quantization: w8a16)."
-        )
+    _check_groups(k, group_size)
     grouped_NGI = weight_NK.float().view(n, k // group_size, group_size)
     shape = (n, k // group_size)
     spans_NSI = grouped_NGI.view(n, 1, k) if shares_row else grouped_NGI
@@ -99,10 +98,41 @@ def quantize_int4(weight_NK: Tensor, group_size: int = 128, has_zeros: bool = Fa
     zeros_NG = (-low / wide_scales).round_().clamp_(0, 15) if has_zeros else torch.full_like(wide_scales, 8.0)
     codes = (grouped_NGI / wide_scales[..., None]).round_() + zeros_NG[..., None]
     codes_NGI = codes.clamp_(0 if has_zeros else 1, 15).to(torch.uint8)
-    half = group_size // 2
-    packed_NJ = (codes_NGI[..., :half] | (codes_NGI[..., half:] << 4)).reshape(n, k // 2)
     zeros_GN = zeros_NG.to(torch.uint8).T.contiguous() if has_zeros else None
-    return Int4Weight(packed_NJ, scales_NG.T.contiguous(), zeros_GN, group_size)
+    return Int4Weight(_in_pairs(codes_NGI), scales_NG.T.contiguous(), zeros_GN, group_size)
+
+
+def quantize_int4_int8(weight_NK: Tensor, group_size: int = 128) -> Int4Int8Weight:
+    """Each output's weights as integers up to 119 first, then each group of those as 0..15 about a zero point, with a
+    step that is an integer, too.
+
+    Raises PerfmodelError where the groups do not fill the rows.
+    """
+    n, k = weight_NK.shape
+    _check_groups(k, group_size)
+    wide = weight_NK.float()
+    rows_N = (wide.abs().amax(dim=1) / _PROTECTED_MAX).clamp_min(_TINY)
+    whole_NGI = (wide / rows_N[:, None]).round_().view(n, k // group_size, group_size)
+    low_NG = whole_NGI.amin(dim=2).clamp_max(0.0)
+    steps_NG = ((whole_NGI.amax(dim=2).clamp_min(0.0) - low_NG) / 15.0).ceil_().clamp_min(1.0)
+    zeros_NG = (-low_NG / steps_NG).round_()
+    codes_NGI = ((whole_NGI / steps_NG[..., None]).round_() + zeros_NG[..., None]).clamp_(0, 15).to(torch.uint8)
+    scales_GN, zeros_GN = (each.to(torch.uint8).T.contiguous() for each in (steps_NG, zeros_NG))
+    return Int4Int8Weight(_in_pairs(codes_NGI), scales_GN, zeros_GN, rows_N, group_size)
+
+
+def _check_groups(inputs: int, group_size: int) -> None:
+    if group_size % 2 or inputs % group_size:
+        raise PerfmodelError(
+            f"a weight with {inputs} inputs has no whole groups of {group_size}; choose a group size that divides "
+            f"{inputs}, or a format without groups (engine.quantization: w8a16)."
+        )
+
+
+def _in_pairs(codes_NGI: Tensor) -> Tensor:
+    """The bytes [N, K / 2] of an Int4Weight."""
+    low, high = codes_NGI.chunk(2, dim=2)
+    return (low | (high << 4)).flatten(1)
 
 
 def quantize_signs(weight_NK: Tensor, bits: int = 2) -> SignsWeight:

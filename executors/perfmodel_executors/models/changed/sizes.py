@@ -92,4 +92,6 @@ def with_tied_table(
     weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes: ModelChanges
 ) -> DecoderWeights:
     """The embedding as LM head, or a copy of its own."""
-    return replace(weights, lm_head=weights.embedding if after.tie_word_embeddings else weights.lm_head.clone())
+    head = weights.lm_head
+    assert isinstance(head, Tensor), "a model is changed before it is quantised"
+    return replace(weights, lm_head=weights.embedding if after.tie_word_embeddings else head.clone())

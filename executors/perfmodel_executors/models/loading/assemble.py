@@ -13,12 +13,13 @@ from torch import Tensor
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.executed import FAMILIES
 from perfmodel.models.spec import ModelSpec
+from perfmodel_executors.kernels.weight_formats import GgufWeight
 from perfmodel_executors.models.changed import changed_weights
 from perfmodel_executors.models.loading.blocks import feed_forward_weights
 from perfmodel_executors.models.loading.files import open_tensors
 from perfmodel_executors.models.loading.mixers import mixer_weights
 from perfmodel_executors.models.loading.reader import Reader
-from perfmodel_executors.models.quantized import layer_quantizer
+from perfmodel_executors.models.quantized import keeps_format, layer_quantizer, table_quantizer
 from perfmodel_executors.models.weights import DecoderWeights, LayerWeights, used_in_turn
 from perfmodel_executors.parallel.group import TensorGroup
 from perfmodel_executors.parallel.sharding import shard_layer_weights, shard_rows
@@ -36,8 +37,9 @@ def load_weights(model: ModelSpec, dtype: torch.dtype, device: torch.device, gro
     lacks a tensor or has one of another shape; MissingExtraError.
     """
     if model.changed_from is None:
-        return _served(*_weights_of(model, dtype, device), model, group)
-    around, layers = _weights_of(model.changed_from.original, dtype, device)
+        keeps = group.size == 1 and keeps_format(model)
+        return _served(*_weights_of(model, dtype, device, keeps), model, group)
+    around, layers = _weights_of(model.changed_from.original, dtype, device, keeps_format=False)
     changed = changed_weights(replace(around, layers=list(layers)), model.changed_from)
     return _served(changed, changed.layers, model, group)
 
@@ -46,25 +48,28 @@ def _served(
     weights: DecoderWeights, layers: Iterable[LayerWeights], model: ModelSpec, group: TensorGroup
 ) -> DecoderWeights:
     """This rank's part, quantised layer by layer, so that only one is held in full unless all are already."""
-    embedding = shard_rows(weights.embedding, group)
-    head = embedding if model.tie_word_embeddings else shard_rows(weights.lm_head, group)
+    table = table_quantizer(model)
+    embedding = table(shard_rows(weights.embedding, group), "embedding")
+    head = embedding if model.tie_word_embeddings else table(shard_rows(weights.lm_head, group), "lm_head")
     quantize = layer_quantizer(model)
-    pairs = zip(islice(layers, model.num_distinct_layers), model.iter_layers(), strict=False)
-    held = [quantize(shard_layer_weights(layer, spec, group), spec) for layer, spec in pairs]
+    pairs = enumerate(zip(islice(layers, model.num_distinct_layers), model.iter_layers(), strict=False))
+    held = [quantize(shard_layer_weights(layer, spec, group), spec, i) for i, (layer, spec) in pairs]
     return DecoderWeights(embedding, head, weights.final_norm, used_in_turn(held, model.num_layers))
 
 
 def _weights_of(
-    model: ModelSpec, dtype: torch.dtype, device: torch.device
+    model: ModelSpec, dtype: torch.dtype, device: torch.device, keeps_format: bool
 ) -> tuple[DecoderWeights, Iterator[LayerWeights]]:
     """What is in the model's file: around the layers, and the layers, each read when it is asked for."""
     assert model.weights_path is not None
     path = Path(model.weights_path)
     _check_family(model, path)
-    reader = Reader(open_tensors(path, model.model_type), path, dtype, device, model)
+    reader = Reader(open_tensors(path, model.model_type), path, dtype, device, model, keeps_format)
     table = (model.vocab_size, model.hidden_size)
-    embedding = reader.tensor("embedding", *table)
-    head = embedding if model.tie_word_embeddings else reader.tensor("lm_head", *table)
+    embedding = reader.matrix("embedding", *table)
+    head = embedding if model.tie_word_embeddings else reader.matrix("lm_head", *table)
+    assert isinstance(embedding, Tensor | GgufWeight)
+    assert isinstance(head, Tensor | GgufWeight)
     layers = (_layer(reader, model, index) for index in range(model.num_layers))
     return DecoderWeights(embedding, head, reader.norm("final_norm", 0, model.hidden_size)), layers
 

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from perfmodel.models.architecture import DenseFFN, FeedForward, MoEFFN
-from perfmodel_executors.kernels.weight_formats import ExpertWeight, dequantize, fp4_from_pairs
+from perfmodel_executors.kernels.weight_formats import (
+    ExpertWeight,
+    Weight,
+    dequantize,
+    fp4_from_pairs,
+    join_rows,
+    stack_experts,
+)
 from perfmodel_executors.models.loading.layouts import split_pairs
 from perfmodel_executors.models.loading.reader import Reader
 from perfmodel_executors.models.weights import FFNWeights, MoEWeights
@@ -38,15 +45,17 @@ def feed_forward_weights(reader: Reader, ffn: FeedForward, index: int) -> FFNWei
 
 
 def _dense(reader: Reader, ffn: DenseFFN, index: int) -> FFNWeights:
-    tensor, width, hidden = partial(reader.tensor, layer=index), ffn.intermediate_size, reader.model.hidden_size
+    tensor, matrix = partial(reader.tensor, layer=index), partial(reader.matrix, layer=index)
+    width, hidden = ffn.intermediate_size, reader.model.hidden_size
     names = ("gate", "up") if ffn.gated else ("up",)
+    up: Weight
     if reader.has("gate_up", index):
-        up = tensor("gate_up", 2 * width, hidden)
+        up = matrix("gate_up", 2 * width, hidden)
     else:
-        up = torch.cat([tensor(name, width, hidden) for name in names])
+        up = join_rows([matrix(name, width, hidden) for name in names])
     return FFNWeights(
         up=up,
-        down=tensor("down", hidden, width),
+        down=matrix("down", hidden, width),
         up_bias=torch.cat([tensor(name, width, kind="bias") for name in names]) if ffn.bias else None,
         down_bias=tensor("down", hidden, kind="bias") if ffn.bias else None,
     )
@@ -57,16 +66,18 @@ def _shared(reader: Reader, ffn: MoEFFN, index: int) -> FFNWeights | None:
     if not width:
         return None
     names = ("shared_gate", "shared_up") if ffn.gated else ("shared_up",)
-    up = torch.cat([reader.tensor(name, width, hidden, layer=index) for name in names])
-    return FFNWeights(up=up, down=reader.tensor("shared_down", hidden, width, layer=index))
+    up = join_rows([reader.matrix(name, width, hidden, layer=index) for name in names])
+    return FFNWeights(up=up, down=reader.matrix("shared_down", hidden, width, layer=index))
 
 
-def _separate(reader: Reader, ffn: MoEFFN, index: int, names: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+def _separate(
+    reader: Reader, ffn: MoEFFN, index: int, names: tuple[str, ...]
+) -> tuple[Tensor | ExpertWeight, Tensor | ExpertWeight]:
     """Experts with tensors of their own."""
     width, hidden, experts = ffn.intermediate_size, reader.model.hidden_size, range(ffn.num_experts)
-    tensor = partial(reader.tensor, layer=index)
-    up = torch.stack([torch.cat([tensor(name, width, hidden, expert=i) for name in names]) for i in experts])
-    return up, torch.stack([tensor("expert_down", hidden, width, expert=i) for i in experts])
+    matrix = partial(reader.matrix, layer=index)
+    up = [join_rows([matrix(name, width, hidden, expert=i) for name in names]) for i in experts]
+    return stack_experts(up), stack_experts([matrix("expert_down", hidden, width, expert=i) for i in experts])
 
 
 def _stacked(

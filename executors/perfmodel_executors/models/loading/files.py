@@ -1,7 +1,8 @@
 """`TensorFile`: the tensors of a .gguf file or of .safetensors files by our names, in the layout that we compute with.
 
-Differences between the formats end here. GGUF: blocks of quantised weights are dequantised; the rows of q and k of the
-`llama` architecture lie in pairs (elements 2i and 2i + 1 of a head rotate together) and are put back into halves.
+Differences between the formats end here. GGUF: the rows of q and k of the `llama` architecture lie in pairs (elements
+2i and 2i + 1 of a head rotate together) and are put back into halves. Matrices in blocks are asked for as they are
+stored (`matrix`), or dequantised (`get`).
 """
 
 __all__ = ["GgufFile", "SafetensorsFiles", "TensorFile", "open_tensors"]
@@ -16,7 +17,18 @@ from torch import Tensor
 
 from perfmodel.errors import MissingExtraError, SpecError
 from perfmodel.models.weights.headers import weight_files
+from perfmodel_executors.kernels.weight_formats import (
+    BLOCK_SIZES,
+    FP8_BLOCK,
+    BlockFp8Weight,
+    GgufWeight,
+    MatrixWeight,
+    dequantize,
+    reordered,
+)
 from perfmodel_executors.models.loading.names import NAMES
+
+_PLAIN = ("f32", "f16", "bf16")
 
 
 class TensorFile(Protocol):
@@ -31,6 +43,13 @@ class TensorFile(Protocol):
         the rows of q and k. kind: what follows the name.
 
         Raises SpecError if the file has none.
+        """
+        ...
+
+    def matrix(self, name: str, layer: int = 0, num_heads: int = 1, expert: int = 0) -> MatrixWeight:
+        """The same as it is stored, where that is a format that we multiply by.
+
+        Raises SpecError if the file has none, or in blocks that we do not know.
         """
         ...
 
@@ -65,16 +84,35 @@ class GgufFile:
     def get(self, name: str, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0) -> Tensor:
         from gguf import dequantize
 
-        full = f"{NAMES[name].gguf.format(layer)}.{kind}"
-        entry = self._tensors.get(full)
-        if entry is None:
-            raise SpecError(f"{self._path}: no tensor {full}.")
+        full, entry = self._entry(name, layer, kind)
         try:
             values = np.array(dequantize(entry.data, entry.tensor_type), dtype=np.float32)
         except NotImplementedError:
             raise SpecError(f"{self._path}: {full} is in {entry.tensor_type.name}, which gguf cannot read.") from None
         tensor = torch.from_numpy(values)
         return _halves(tensor, num_heads) if self._is_paired and name in ("q", "k") else tensor
+
+    def matrix(self, name: str, layer: int = 0, num_heads: int = 1, expert: int = 0) -> MatrixWeight:
+        full, entry = self._entry(name, layer, "weight")
+        form = entry.tensor_type.name.lower()
+        if form in _PLAIN:
+            return self.get(name, layer, num_heads=num_heads)
+        if form not in BLOCK_SIZES:
+            raise SpecError(
+                f"{self._path}: {full} is in {form}, and products are executed in {', '.join(BLOCK_SIZES)}; set "
+                f"engine.quantization to none, which dequantises the weights when they are loaded."
+            )
+        blocks = GgufWeight(torch.from_numpy(np.array(entry.data, dtype=np.uint8)), form)
+        if self._is_paired and name in ("q", "k"):
+            return reordered(blocks, lambda rows: _halves(rows, num_heads))
+        return blocks
+
+    def _entry(self, name: str, layer: int, kind: str) -> tuple[str, Any]:
+        full = f"{NAMES[name].gguf.format(layer)}.{kind}"
+        entry = self._tensors.get(full)
+        if entry is None:
+            raise SpecError(f"{self._path}: no tensor {full}.")
+        return full, entry
 
 
 class SafetensorsFiles:
@@ -102,10 +140,31 @@ class SafetensorsFiles:
         return any(full in self._files for full in self._names(name, layer, kind, 0))
 
     def get(self, name: str, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0) -> Tensor:
+        stored = self._stored(name, layer, kind, expert)
+        return stored if isinstance(stored, Tensor) else dequantize(stored)
+
+    def matrix(self, name: str, layer: int = 0, num_heads: int = 1, expert: int = 0) -> MatrixWeight:
+        return self._stored(name, layer, "weight", expert)
+
+    def _stored(self, name: str, layer: int, kind: str, expert: int) -> Tensor | BlockFp8Weight:
         names = self._names(name, layer, kind, expert)
         full = next((each for each in names if each in self._files), None)
         if full is None:
             raise SpecError(f"{self._path}: no tensor {names[-1]}.")
+        tensor = self._tensor(full)
+        scales = f"{full}_scale_inv"
+        if tensor.dtype != torch.float8_e4m3fn or scales not in self._files:
+            return tensor
+        blocks = BlockFp8Weight(tensor, self._tensor(scales).float())
+        wanted = tuple(-(-size // FP8_BLOCK) for size in tensor.shape)
+        if blocks.scales_RG.shape != wanted:
+            raise SpecError(
+                f"{self._path}: {scales} has the shape {tuple(blocks.scales_RG.shape)}, but a weight of "
+                f"{tuple(tensor.shape)} in blocks of {FP8_BLOCK} x {FP8_BLOCK} has {wanted}."
+            )
+        return blocks
+
+    def _tensor(self, full: str) -> Tensor:
         tensor: Tensor = self._files[full].get_tensor(full)
         return tensor
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from perfmodel.models.architecture import Attention, GatedDeltaNet, LatentAttention, Mamba, Mixer
+from perfmodel_executors.kernels.weight_formats import MatrixWeight, Weight, join_rows, reordered
 from perfmodel_executors.models.loading.layouts import halved, rotated_rows
 from perfmodel_executors.models.loading.reader import Reader
 from perfmodel_executors.models.weights import (
@@ -38,9 +39,9 @@ def _attention(reader: Reader, mixer: Attention, index: int) -> AttentionWeights
         return rotated_rows(reader.norm(name, index, count * mixer.head_dim), count, mixer.rope)
 
     return AttentionWeights(
-        qkv=_stacked(reader, mixer, index, "weight", hidden),
-        out=tensor("out", hidden, mixer.num_heads * mixer.v_head_dim),
-        qkv_bias=_stacked(reader, mixer, index, "bias") if mixer.qkv_bias else None,
+        qkv=_products(reader, mixer, index),
+        out=reader.matrix("out", hidden, mixer.num_heads * mixer.v_head_dim, layer=index),
+        qkv_bias=_biases(reader, mixer, index) if mixer.qkv_bias else None,
         out_bias=tensor("out", hidden, kind="bias") if mixer.out_bias else None,
         q_norm=norm("q_norm", mixer.num_heads),
         k_norm=norm("k_norm", mixer.num_kv_heads),
@@ -48,42 +49,78 @@ def _attention(reader: Reader, mixer: Attention, index: int) -> AttentionWeights
     )
 
 
-def _stacked(reader: Reader, mixer: Attention, index: int, kind: str, *columns: int) -> Tensor:
+def _products(reader: Reader, mixer: Attention, index: int) -> Weight:
     """Rows of queries, keys, values and gates."""
-    heads, kv_heads = mixer.num_heads, mixer.num_kv_heads
-    sizes = [heads * mixer.head_dim, kv_heads * mixer.head_dim, kv_heads * mixer.v_head_dim]
-    gates: list[Tensor] = []
-    if reader.has("qkv", index, kind):
-        fused = reader.tensor("qkv", sum(sizes), *columns, layer=index, kind=kind)
-        q, k, v = torch.split(fused, sizes)
+    heads, kv_heads, hidden = mixer.num_heads, mixer.num_kv_heads, reader.model.hidden_size
+    sizes = _sizes(mixer)
+    gates: list[MatrixWeight] = []
+    q: MatrixWeight
+    if reader.has("qkv", index):
+        return _rotated(reader.tensor("qkv", sum(sizes), hidden, layer=index), mixer)
+    matrix = partial(reader.matrix, layer=index)
+    if mixer.output_gate:
+        q, gate = halved(reader.tensor("q", 2 * sizes[0], hidden, layer=index), heads)
+        gates.append(gate)
     else:
-        tensor = partial(reader.tensor, layer=index, kind=kind)
-        if mixer.output_gate:
-            q, gate = halved(tensor("q", 2 * sizes[0], *columns), heads)
-            gates.append(gate)
-        else:
-            q = tensor("q", sizes[0], *columns, num_heads=heads)
-        k, v = tensor("k", sizes[1], *columns, num_heads=kv_heads), tensor("v", sizes[2], *columns)
-    return torch.cat((rotated_rows(q, heads, mixer.rope), rotated_rows(k, kv_heads, mixer.rope), v, *gates))
+        q = matrix("q", sizes[0], hidden, num_heads=heads)
+    k, v = matrix("k", sizes[1], hidden, num_heads=kv_heads), matrix("v", sizes[2], hidden)
+    rows = (
+        reordered(part, partial(rotated_rows, num_heads=count, rope=mixer.rope))
+        for part, count in ((q, heads), (k, kv_heads))
+    )
+    return join_rows([*rows, v, *gates])
+
+
+def _biases(reader: Reader, mixer: Attention, index: int) -> Tensor:
+    """The same of the biases."""
+    sizes = _sizes(mixer)
+    if reader.has("qkv", index, "bias"):
+        return _rotated(reader.tensor("qkv", sum(sizes), layer=index, kind="bias"), mixer)
+    tensor = partial(reader.tensor, layer=index, kind="bias")
+    if mixer.output_gate:
+        q, *gate = halved(tensor("q", 2 * sizes[0]), mixer.num_heads)
+    else:
+        q, gate = tensor("q", sizes[0], num_heads=mixer.num_heads), []
+    k, v = tensor("k", sizes[1], num_heads=mixer.num_kv_heads), tensor("v", sizes[2])
+    return torch.cat((_rotated(torch.cat((q, k, v)), mixer), *gate))
+
+
+def _sizes(mixer: Attention) -> list[int]:
+    kv_heads = mixer.num_kv_heads
+    return [mixer.num_heads * mixer.head_dim, kv_heads * mixer.head_dim, kv_heads * mixer.v_head_dim]
+
+
+def _rotated(fused: Tensor, mixer: Attention) -> Tensor:
+    q, k, v = torch.split(fused, _sizes(mixer))
+    heads, kv_heads = mixer.num_heads, mixer.num_kv_heads
+    return torch.cat((rotated_rows(q, heads, mixer.rope), rotated_rows(k, kv_heads, mixer.rope), v))
 
 
 def _latent(reader: Reader, mixer: LatentAttention, index: int) -> LatentWeights:
-    tensor, hidden, heads = partial(reader.tensor, layer=index), reader.model.hidden_size, mixer.num_heads
+    tensor, matrix = partial(reader.tensor, layer=index), partial(reader.matrix, layer=index)
+    hidden, heads = reader.model.hidden_size, mixer.num_heads
     rank, nope, rotary, values = mixer.kv_lora_rank, mixer.qk_nope_head_dim, mixer.qk_rope_head_dim, mixer.v_head_dim
     thin = mixer.q_lora_rank
-    q_up = tensor("q_up", heads * (nope + rotary), thin or hidden).view(heads, nope + rotary, -1)
-    kv_down = tensor("kv_down", rank + rotary, hidden)
+    # Keys and values are expanded from latents by a kernel that knows plain weights only, as in engines.
     up = tensor("kv_up", heads * (nope + values), rank).view(heads, nope + values, rank)
-    q_rotary = rotated_rows(q_up[:, nope:].flatten(0, 1), heads, mixer.rope).view(heads, rotary, -1)
+
+    def of_heads(rows: Tensor) -> Tensor:
+        each = rows.view(heads, nope + rotary, -1)
+        turned = rotated_rows(each[:, nope:].flatten(0, 1), heads, mixer.rope).view(heads, rotary, -1)
+        return torch.cat((each[:, :nope], turned), dim=1).flatten(0, 1)
+
+    def of_latents(rows: Tensor) -> Tensor:
+        return torch.cat((rows[:rank], rotated_rows(rows[rank:], 1, mixer.rope)))
+
     return LatentWeights(
-        q_down=None if thin is None else tensor("q_down", thin, hidden),
+        q_down=None if thin is None else matrix("q_down", thin, hidden),
         q_norm=None if thin is None else reader.norm("q_down_norm", index, thin),
-        q_up=torch.cat((q_up[:, :nope], q_rotary), dim=1).flatten(0, 1),
-        kv_down=torch.cat((kv_down[:rank], rotated_rows(kv_down[rank:], 1, mixer.rope))),
+        q_up=reordered(matrix("q_up", heads * (nope + rotary), thin or hidden), of_heads),
+        kv_down=reordered(matrix("kv_down", rank + rotary, hidden), of_latents),
         kv_norm=reader.norm("kv_norm", index, rank),
         keys_NPR=up[:, :nope].contiguous(),
         values_NVR=up[:, nope:].contiguous(),
-        out=tensor("out", hidden, heads * values),
+        out=matrix("out", hidden, heads * values),
     )
 
 

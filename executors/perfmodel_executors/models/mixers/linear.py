@@ -57,8 +57,9 @@ def linear_attention(
         tokens = (q_TKGH[own], k_TKH[own], v_TKV[own], projection, columns_T[own])
         out_DKGV, layer.state[rows] = kind.decodes(*tokens, layer.state[rows])
         found.append(out_DKGV)
-    starts: list[int] = (batch.starts_G + split).tolist()
-    for row, begin, end in zip(step.state_rows.chunks.tolist(), starts, starts[1:], strict=False):
+    rows_G = step.state_rows.chunks
+    starts: list[int] = (batch.starts_G + split).tolist() if len(rows_G) else []  # decodes do not ask the host
+    for row, begin, end in zip(rows_G.tolist() if len(rows_G) else [], starts, starts[1:], strict=False):
         for first in range(begin, end, _CHUNK):
             own = slice(first, min(first + _CHUNK, end))
             inputs = (q_TKGH[own].permute(1, 2, 0, 3), k_TKH[own].transpose(0, 1), v_TKV[own].transpose(0, 1))

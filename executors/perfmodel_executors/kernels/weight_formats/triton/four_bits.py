@@ -74,14 +74,8 @@ def add_int4(
             x_low = tl.load(x_ptrs + group * GROUP_SIZE)
             x_high = tl.load(x_ptrs + group * GROUP_SIZE + HALF)
             scale = tl.load(scales_ptr + group * num_rows + row).to(tl.float32)
-            if BY_BITS and dtype == tl.bfloat16:
-                low, high = tl.inline_asm_elementwise(
-                    _WIDEN_BF16, _WIDEN_REGISTERS, [packed], (tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-                )
-            elif BY_BITS:
-                low, high = tl.inline_asm_elementwise(
-                    _WIDEN_FP16, _WIDEN_REGISTERS, [packed], (tl.float16, tl.float16), is_pure=True, pack=4
-                )
+            if BY_BITS:
+                low, high = _by_bits(packed, dtype, _WIDEN_BF16, _WIDEN_FP16)
             else:
                 low, high = (packed & 15).to(dtype), (packed >> 4).to(dtype)
             if zeros_ptr is not None:
@@ -121,16 +115,24 @@ def add_fp4(
 
 
 @triton.jit
+def _by_bits(packed, dtype: tl.constexpr, TO_BF16: tl.constexpr, TO_FP16: tl.constexpr):
+    """(low, high) codes of four bytes at a time, by the instructions for their dtype."""
+    if dtype == tl.bfloat16:
+        low, high = tl.inline_asm_elementwise(
+            TO_BF16, _WIDEN_REGISTERS, [packed], (tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+    else:
+        low, high = tl.inline_asm_elementwise(
+            TO_FP16, _WIDEN_REGISTERS, [packed], (tl.float16, tl.float16), is_pure=True, pack=4
+        )
+    return low, high
+
+
+@triton.jit
 def _widen_e2m1(packed, dtype: tl.constexpr, BY_BITS: tl.constexpr):
     """(low, high) codes: by their bits, smaller by the lift of their dtype, else as they are."""
-    if BY_BITS and dtype == tl.bfloat16:
-        low, high = tl.inline_asm_elementwise(
-            _E2M1_BF16, _WIDEN_REGISTERS, [packed], (tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-        )
-    elif BY_BITS:
-        low, high = tl.inline_asm_elementwise(
-            _E2M1_FP16, _WIDEN_REGISTERS, [packed], (tl.float16, tl.float16), is_pure=True, pack=4
-        )
+    if BY_BITS:
+        low, high = _by_bits(packed, dtype, _E2M1_BF16, _E2M1_FP16)
     else:
         low, high = _e2m1(packed & 15).to(dtype), _e2m1(packed >> 4).to(dtype)
     return low, high

@@ -6,7 +6,7 @@ Plain weights are multiplied as they come. INT8 and e4m3 become the activations'
 activations are in 8 bits, too), and the scale of each output multiplies the sum. Four bits are widened in `four_bits`.
 """
 
-__all__ = ["check_format", "scaled", "tile_sums"]
+__all__ = ["add_values", "check_format", "scaled", "tile_sums"]
 
 import torch
 import triton
@@ -57,7 +57,7 @@ def tile_sums(
     else:
         dtype: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
         acc = tl.zeros((BLOCK_N, BLOCK_M), dtype)
-        acc = _add_values(acc, x_ptrs, values_ptrs, K, first, last, BLOCK_K, EVEN_K, FORMAT == "plain")
+        acc = add_values(acc, x_ptrs, values_ptrs, K, first, last, BLOCK_K, EVEN_K, FORMAT == "plain")
         sums = acc.to(tl.float32)
     return sums
 
@@ -73,7 +73,7 @@ def scaled(sums, x_scales_ptr, x_row, row_scales_ptr, row, FORMAT: tl.constexpr)
 
 
 @triton.jit
-def _add_values(
+def add_values(
     acc, x_ptrs, values_ptrs, K, first, last, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, READ_ONCE: tl.constexpr
 ):
     """acc [N, M] plus values [N, K] x [K, M] over the blocks `first` .. `last` - 1 of K.

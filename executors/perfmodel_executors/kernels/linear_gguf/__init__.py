@@ -1,0 +1,1 @@
+"""Matrix multiplication by a weight in llama.cpp's blocks, at the activations' own precision."""

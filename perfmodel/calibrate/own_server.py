@@ -1,0 +1,364 @@
+"""The few numbers of an engine's host and front end, fitted to load tests of somebody's own server.
+
+Kernels are not touched. Each number begins where the engine's shipped profile has it, as likely to be elsewhere as
+the shipped engines differ in it; each figure is believed as far as predictions of the shipped profile are off for
+others, and further the better the runs agree with one another. So what the runs say nothing of stays as shipped, and
+one run, which cannot tell its own errors from the server's, moves little.
+
+The held-out error is that of each run under what all others say, runs being files or rates of a sweep.
+"""
+
+__all__ = ["OwnServerFit", "fit_own_server", "refuse_written", "save_own_server"]
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.calibrate.bench.runs import BenchRun
+from perfmodel.calibrate.bench.scenarios import GivenSetup
+from perfmodel.calibrate.own_server_runs import METRICS, FittedRun, prepared_runs
+from perfmodel.calibrate.profile_fit import with_facts, with_values
+from perfmodel.calibrate.robust import of_one_more, residuals_of
+from perfmodel.calibrate.serving.simulation import PARAMETERS
+from perfmodel.calibrate.steady.profile import HIDDEN_PARAMETERS, parameters_of
+from perfmodel.cost import EngineProfile, Residuals, load_calibration, load_engine_profile, save_engine_profile
+from perfmodel.dates import today
+from perfmodel.errors import SpecError
+from perfmodel.files.catalog import data_dir
+from perfmodel.sim import simulate
+from perfmodel.specs.engine.own_calibration import refuse_shipped_name
+from perfmodel.specs.scenario import Scenario
+
+Floats = NDArray[np.float64]
+Progress = Callable[[int, int | None], None]
+
+_FIELDS = (
+    *("host.serial_step_s", "host.serial_per_sequence_s", "host.hidden_step_s", "host.prompt_step_s"),
+    *("server.in_s", "server.in_per_prompt_token_s", "server.out_per_sequence_s"),
+)
+_LEAST_SPREAD, _MOST_SPREAD = 0.5, 1.5  # of a number's logarithm among engines: three engines say little of either end
+_UNKNOWN = {"mean_tpot_ms": 0.1, "mean_ttft_ms": 0.4}  # log errors of an engine without residuals
+_Q80 = 2 * 1.2816  # standard deviations between the 10th and the 90th percentile
+_ROUNDS = 2
+_STEP = 0.3  # of a number, to see what it does: well above the noise of changed schedules
+_LEAST_OF = 0.2  # of a figure, where a linear function of the numbers has run out of sense
+_LOSS_SCALE = 2.0  # standard deviations from which on an error counts by its size, not its square
+_FEWEST_FOR_INTERVALS = 5  # runs from which on what is left of them says more than what ships
+
+
+@dataclass(frozen=True)
+class OwnServerFit:
+    """A server's profile, and how far it may be believed.
+
+    profile, shipped: as fitted, and the engine's
+    runs:             names of the runs that it was fitted to; left_out: (run, reason) of others
+    errors:           metric -> what is said of it -> median |predicted / measured - 1| of the runs: "shipped" of the
+                      shipped profile, "fitted", "held out" of each run under what the others say (not with one run)
+    """
+
+    profile: EngineProfile
+    shipped: EngineProfile
+    runs: tuple[str, ...]
+    left_out: tuple[tuple[str, str], ...]
+    errors: Mapping[str, Mapping[str, float]]
+
+    @property
+    def moved(self) -> dict[str, tuple[float, float]]:
+        """Field -> (shipped, fitted) seconds."""
+        names = [name for name in _FIELDS if _number(self.shipped, name)]
+        return {name: (_number(self.shipped, name), _number(self.profile, name)) for name in names}
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences that a reader needs beside the figures."""
+        notes = [f"left out: {name}: {reason}" for name, reason in self.left_out]
+        if len(self.runs) == 1:
+            notes.append(
+                "One run changes little: its own errors cannot be told from the server's, and nothing is left to check "
+                "the fit with. Runs at three or more rates, or lengths, say more."
+            )
+        return notes
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.profile.name,
+            "engine": self.profile.engine,
+            "source": self.profile.source,
+            "runs": list(self.runs),
+            "left_out": [list(each) for each in self.left_out],
+            "errors": {metric: dict(found) for metric, found in self.errors.items()},
+            "moved": {name: {"shipped": old, "fitted": new} for name, (old, new) in self.moved.items()},
+            "notes": self.notes,
+        }
+
+
+@dataclass(frozen=True)
+class _Prior:
+    """A number of the profile: where it begins, how far it may well be from there (the standard deviation of its
+    logarithm), and its plausible range; seconds."""
+
+    field: str  # "host.serial_step_s"
+    start: float
+    least: float
+    most: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """Figures (metric by metric, run by run) as a linear function of the numbers around `here`: what is spent in
+    another place adds up in seconds, which a function of logarithms would overshoot."""
+
+    priors: Sequence[_Prior]
+    measured: Floats
+    here: Floats
+    at_here: Floats
+    slopes: Floats
+
+    def errors(self, values: Floats) -> Floats:
+        """log(predicted / measured)"""
+        predicted = self.at_here + self.slopes @ (values - self.here)
+        return np.log(np.maximum(predicted, _LEAST_OF * self.at_here) / self.measured)
+
+    def optimum(self, spreads: Floats, keep: NDArray[np.bool_] | None = None) -> Floats:
+        """The numbers at which the (kept) errors, in units of their `spreads`, and how far each number has moved, in
+        units of its own, are least together."""
+        from scipy.optimize import least_squares
+
+        chosen = np.ones(len(spreads), dtype=bool) if keep is None else keep
+        start, spread = (np.array([getattr(each, name) for each in self.priors]) for name in ("start", "spread"))
+        ends = [np.log([getattr(each, name) for each in self.priors]) for name in ("least", "most")]
+
+        def misses(logs: Floats) -> Floats:
+            return np.append(self.errors(np.exp(logs))[chosen] / spreads[chosen], (logs - np.log(start)) / spread)
+
+        begin = np.clip(np.log(self.here), ends[0] + 1e-6, ends[1] - 1e-6)
+        found: Floats = least_squares(misses, begin, bounds=ends, loss="soft_l1", f_scale=_LOSS_SCALE).x
+        return np.exp(found)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Where a fit has ended: the figures around its last point but one, what each error is believed to vary by, the
+    optimum, and the errors at its beginning and its end."""
+
+    figures: _Figures
+    spreads: Floats
+    values: Floats
+    at_start: Floats
+    at_end: Floats
+
+    def held_out(self, runs: NDArray[np.str_]) -> Floats:
+        """The errors of each run at the optimum of the others; runs: the run of each error."""
+        found = np.empty(len(self.at_end))
+        for run in np.unique(runs):
+            mine = runs == run
+            found[mine] = self.figures.errors(self.figures.optimum(self.spreads, ~mine))[mine]
+        return found
+
+
+def fit_own_server(
+    name: str,
+    runs: Sequence[BenchRun],
+    given: GivenSetup,
+    engine: str,
+    progress: Progress | None = None,
+    unread: Sequence[tuple[str, str]] = (),
+) -> OwnServerFit:
+    """Fit the profile called `name` to load tests of one's own server.
+
+    runs, given: what was measured, and what the user says of the setup
+    engine:      whose shipped profile it begins from; runs of another are left out
+    progress:    called with (simulations done, of how many)
+    unread:      (run, reason) of those that could not even be read
+
+    Raises SpecError for the name of a shipped engine, and where no run can be fitted to.
+    """
+    refuse_shipped_name(name)
+    shipped = with_facts(load_engine_profile(engine))
+    with TemporaryDirectory() as folder:
+        mine, left_out = prepared_runs(runs, given, engine, Path(folder))
+        if not mine:
+            raise SpecError(left_out[0][1])
+        fit = _fitted(shipped, mine, progress)
+    metrics = np.array([metric for run in mine for metric in run.measured])
+    said = {"shipped": fit.at_start, "fitted": fit.at_end}
+    if len(mine) > 1:
+        said["held out"] = fit.held_out(np.array([run.name for run in mine for _ in run.measured]))
+    errors = {
+        metric: {name: _median_error(found[metrics == metric]) for name, found in said.items()}
+        for metric in METRICS
+        if metric in metrics
+    }
+    left_out = [*unread, *left_out]
+    profile = _described(_at(shipped, fit.figures.priors, fit.values), name, mine, errors, shipped)
+    if len(mine) >= _FEWEST_FOR_INTERVALS:
+        profile = _with_residuals(profile, mine, metrics, said["held out"])
+    return OwnServerFit(profile, shipped, tuple(run.name for run in mine), tuple(left_out), errors)
+
+
+def save_own_server(fit: OwnServerFit, folder: Path, is_forced: bool = False) -> Path:
+    """Write the profile into `folder`, where its name finds it. Raises SpecError for one that is there already.
+
+    is_forced: write over it
+    """
+    return save_engine_profile(fit.profile, refuse_written(fit.profile.name, folder, is_forced))
+
+
+def refuse_written(name: str, folder: Path, is_forced: bool = False) -> Path:
+    """The file in `folder` that `name` finds. Raises SpecError where it is there already, unless `is_forced`."""
+    refuse_shipped_name(name)
+    file = folder / f"engine@{name}.yaml"
+    if file.exists() and not is_forced:
+        raise SpecError(f"{file}: is there already; give another --name, or --force to write over it.")
+    return file
+
+
+def _priors(shipped: EngineProfile) -> list[_Prior]:
+    """The numbers that the engine has, from where it has them; how far engines differ in each is how far it may go."""
+    known = {each.field: each for each in (*PARAMETERS, *HIDDEN_PARAMETERS, *parameters_of(shipped, ()))}
+    engines = [load_engine_profile(file.stem.partition("@")[2]) for file in data_dir("calibrations").glob("engine@*")]
+    found = []
+    for name in _FIELDS:
+        if not _number(shipped, name):
+            continue
+        values = [value for each in engines if (value := _number(each, name)) > 0]
+        spread = float(np.std(np.log(values), ddof=1)) if len(values) > 1 else _MOST_SPREAD
+        range_ = known[name]
+        start = min(max(_number(shipped, name), range_.least), range_.most)
+        found.append(_Prior(name, start, range_.least, range_.most, min(max(spread, _LEAST_SPREAD), _MOST_SPREAD)))
+    return found
+
+
+def _number(profile: EngineProfile, name: str) -> float:
+    value: Any = profile
+    for part in name.split("."):
+        value = getattr(value, part)
+    return float(value or 0.0)
+
+
+def _at(shipped: EngineProfile, priors: Sequence[_Prior], values: Floats) -> EngineProfile:
+    """`shipped` with the numbers at `values`."""
+    return with_values(shipped, dict(zip((each.field for each in priors), values.tolist(), strict=True)))
+
+
+def _fitted(shipped: EngineProfile, runs: Sequence[FittedRun], progress: Progress | None) -> _Fit:
+    priors = _priors(shipped)
+    measured = np.array([value for run in runs for value in run.measured.values()])
+    done, total = 0, (_ROUNDS * (len(priors) + 1) + 1) * len(runs)
+
+    def predicted(values: Floats) -> Floats:
+        nonlocal done
+        found, profile = [], _at(shipped, priors, values)
+        for run in runs:
+            found += _predicted(run, profile)
+            done += 1
+            if progress is not None:
+                progress(done, total)
+        return np.array(found)
+
+    values = np.array([each.start for each in priors])
+    at_here = at_start = predicted(values)
+    for _ in range(_ROUNDS):
+        steps = _STEP * values
+        columns = [(predicted(values + step) - at_here) / step.max() for step in np.diag(steps)]
+        figures = _Figures(priors, measured, values, at_here, np.stack(columns, axis=1))
+        spreads = _spreads(figures, runs, shipped)
+        values = figures.optimum(spreads)
+        at_here = predicted(values)
+    return _Fit(figures, spreads, values, np.log(at_start / measured), np.log(at_here / measured))
+
+
+def _predicted(run: FittedRun, profile: EngineProfile) -> list[float]:
+    """The run's figures. Raises SpecError for one that the simulation does not have."""
+    summary = simulate(run.scenario, profile=profile, keep_steps=False).summary
+    if any(not summary.get(metric) for metric in run.measured):
+        raise SpecError(f"{run.name}: its answers are of one token, which have no time per token; leave it out.")
+    return [float(summary[metric]) for metric in run.measured]
+
+
+def _spreads(figures: _Figures, runs: Sequence[FittedRun], shipped: EngineProfile) -> Floats:
+    """What the error of each figure is believed to vary by: as for others, as if that were one more run, and as these
+    runs do around their own optimum."""
+    metrics = np.array([metric for run in runs for metric in run.measured])
+    others = np.array([_spread_of(metric, run.scenario, shipped) for run in runs for metric in run.measured])
+    spreads = others
+    for _ in range(4):  # settles to a per mille
+        left = figures.errors(figures.optimum(spreads))
+        squares = {metric: float(np.sum(left[metrics == metric] ** 2)) for metric in set(metrics)}
+        count = {metric: int(np.sum(metrics == metric)) for metric in set(metrics)}
+        spreads = np.sqrt(
+            [(other**2 + squares[metric]) / (1 + count[metric]) for metric, other in zip(metrics, others, strict=True)]
+        )
+    return spreads
+
+
+def _spread_of(metric: str, scenario: Scenario, shipped: EngineProfile) -> float:
+    """Standard deviation of what the shipped profile leaves unexplained of others' runs, in logarithms."""
+    residuals = shipped.tpot_residuals if metric == "mean_tpot_ms" else shipped.ttft_residuals
+    if not residuals.num_rows:
+        return _UNKNOWN[metric]
+    units = _units(scenario) if metric == "mean_tpot_ms" else 1.0
+    return (residuals.p90 - residuals.p10) / _Q80 * units
+
+
+def _units(scenario: Scenario) -> float:
+    """How far the fits of the run's device have come."""
+    return load_calibration(scenario.hardware, scenario.engine.profile).spread
+
+
+def _median_error(logs: Floats) -> float:
+    return float(np.median(np.abs(np.exp(logs) - 1)))
+
+
+def _described(
+    fitted: EngineProfile,
+    name: str,
+    runs: Sequence[FittedRun],
+    errors: Mapping[str, Mapping[str, float]],
+    shipped: EngineProfile,
+) -> EngineProfile:
+    """`fitted` with its name and where it comes from.
+
+    fitted, name: what it is; runs, errors: what it was fitted to, and how well
+    shipped:      what it began from
+    """
+    tools = ", ".join(dict.fromkeys(run.tool for run in runs))
+    devices = ", ".join(dict.fromkeys(run.scenario.hardware.name for run in runs))
+    plural = "s" * (len(runs) > 1)
+    held_out = [
+        f"{metric.removeprefix('mean_').removesuffix('_ms').upper()} {found['held out']:.1%}"
+        for metric, found in errors.items()
+        if "held out" in found
+    ]
+    checked = f"each left out in turn: {', '.join(held_out)} off in the median" if held_out else "one run: not checked"
+    source = (
+        f"{len(runs)} run{plural} of {tools} on {devices} ({checked}); what they say nothing of as engine@"
+        f"{shipped.engine} of {shipped.date or 'no date'}: {shipped.source or 'not fitted'}"
+    )
+    command = f"perfmodel calibrate --from <load tests> --engine {shipped.engine} --name {name}"
+    return fitted.model_copy(update={"name": name, "source": source, "date": today(), "command": command})
+
+
+def _with_residuals(
+    profile: EngineProfile, runs: Sequence[FittedRun], metrics: NDArray[np.str_], held_out: Floats
+) -> EngineProfile:
+    """`profile` with what is left of runs at a fixed concurrency under the fits of the others, as of one more run.
+
+    runs, metrics, held_out: the runs; of each error its metric, and the error of its run left out
+    """
+    units = np.array([_units(run.scenario) for run in runs for _ in run.measured])
+    update: dict[str, Any] = {}
+    for metric, name in (("mean_tpot_ms", "tpot_residuals"), ("mean_ttft_ms", "ttft_residuals")):
+        mine = metrics == metric
+        if mine.sum() >= _FEWEST_FOR_INTERVALS:
+            spread: Floats | float = units[mine] if metric == "mean_tpot_ms" else 1.0
+            residuals: Residuals = residuals_of(np.exp(held_out[mine]), np.ones(int(mine.sum())), spread)
+            update[name] = of_one_more(residuals, len(runs))
+    devices = dict.fromkeys((*profile.devices, *(run.scenario.hardware.name for run in runs)))
+    return profile.model_copy(update={**update, "devices": tuple(devices)})
