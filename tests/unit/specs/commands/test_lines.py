@@ -96,7 +96,9 @@ def test_speculation(config: str, expected: str) -> None:
         (f'{SERVE} --speculative-config \'{{"methd": "ngram"}}\'', "Did you mean 'method'"),
         (f"{SERVE} --max-num-seqs $(nproc)", "output of a command, and none is ever run"),
         (f"{SERVE} --max-num-seqs `nproc`", "output of a command, and none is ever run"),
-        (f"{SERVE} --max-num-seqs $((2*8))", "arithmetic"),
+        (f"{SERVE} --max-num-seqs $((2*N))", "arithmetic on more than whole numbers"),
+        (f"{SERVE} --max-num-seqs $((2**64))", "arithmetic on more than whole numbers"),
+        (f"{SERVE} --max-num-seqs $((1/0))", "arithmetic on more than whole numbers"),
         (f"{SERVE} --max-num-seqs $SEQS", "$SEQS is not set; put SEQS=... before"),
         ("vllm serve $MODEL", "$MODEL is not set"),
         (f"{SERVE} --max-num-seqs ${{SEQS//a/b}}", "is not read"),
@@ -110,7 +112,7 @@ def test_speculation(config: str, expected: str) -> None:
         ("vllm serve /models/llama-3.1-8b", "a path of the server's"),
         ("vllm serve --port 80", "names no model"),
         (f"{SERVE} -tp 2\n{SERVE} -tp 4", "a second server that differs"),
-        ("vllm serve " + "x" * 1_000_001, "allowed 1,000,000"),
+        ("vllm serve " + "x" * 200_001, "allowed 200,000"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence_with_its_line(text: str, said: str) -> None:
@@ -174,7 +176,8 @@ def test_a_script_s_own_variables_files_and_wrappers() -> None:
     assert engine(inner) == {"tensor_parallel_size": 2}
     module = "python3.12 -u -m vllm.entrypoints.openai.api_server --model a/b -tp 2"
     assert engine(module) == {"tensor_parallel_size": 2}
-    assert engine("/opt/venv/bin/vllm serve a/b -tp 2") == {"tensor_parallel_size": 2}
+    assert engine("echo vllm serve c/d -tp 8\n/opt/venv/bin/vllm serve a/b -tp 2") == {"tensor_parallel_size": 2}
+    assert engine("env A=b vllm serve a/b -tp 2") == {"tensor_parallel_size": 2}
 
 
 def test_containers_of_a_compose_file_and_of_a_manifest() -> None:
@@ -258,6 +261,21 @@ def test_any_text_is_read_or_refused_in_a_sentence(text: str) -> None:
     for each in (text, f"{SERVE} {text}"):
         with suppress(PerfmodelError):
             assert read(each).data["model"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("$((2*8))", 16),
+        ("$(( $N * 10 ))", 80),
+        ("$((N+${N}*2))", 24),
+        ("$(( (N - 1) / 2 ))", 3),
+        ("$((-7 % 4 + 8))", 5),
+    ],
+)
+def test_arithmetic_on_whole_numbers(text: str, expected: int) -> None:
+    """As C has it: division towards zero, remainders with the sign of what is divided."""
+    assert engine(f"N=8\n{SERVE} --max-num-seqs {text}") == {"max_num_seqs": expected}
 
 
 def test_nothing_is_run(tmp_path: Path) -> None:
