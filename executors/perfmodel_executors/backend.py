@@ -24,8 +24,9 @@ from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.runner import Runner, StepRunner
 from perfmodel_executors.sampling import Draws
+from perfmodel_executors.speculation.pipelined import PipelinedSpeculator
 from perfmodel_executors.speculation.proposer import Drafting
-from perfmodel_executors.speculation.speculator import Speculator
+from perfmodel_executors.speculation.speculator import Speculator, Verified
 from perfmodel_executors.tokens import TokenStore
 
 PS_PER_NS = 1000
@@ -54,7 +55,7 @@ class ExecutedBackend:
         warms_up: bool = True,
         drift: DriftMeter | None = None,
         runner: Runner | None = None,
-        speculator: Speculator | None = None,
+        speculator: Speculator | PipelinedSpeculator | None = None,
         text: Sequence[int] = (),
         draws: Draws | None = None,
     ) -> None:
@@ -97,22 +98,31 @@ class ExecutedBackend:
         return duration
 
     def _speculate(
-        self, speculator: Speculator, plan: StepPlan, chunks: list[TokenSegment], sampled: list[tuple[Request, int]]
+        self,
+        speculator: Speculator | PipelinedSpeculator,
+        plan: StepPlan,
+        chunks: list[TokenSegment],
+        sampled: list[tuple[Request, int]],
     ) -> Outcome:
         """As `execute`, with drafts; the tokens of a request come together."""
         proposer, drafting = speculator.proposer, self._drafting(plan)
         proposer.reserve_for(list(plan.block_tables.values()))
         shape = (*self._shape(plan), *(speculator.shape(drafting, chunks) if self.warms_up else ()))
-        duration, verified = self._timed(partial(speculator.run, drafting, chunks), shape)
+
+        def settle(verified: Verified) -> int:
+            speculator.settle(drafting, verified)
+            return verified.waited_ns
+
+        duration, verified = self._timed(partial(speculator.run, drafting, chunks), shape, settle)
         for (request, position), tokens in zip(sampled, verified.tokens, strict=True):
             for place, token in enumerate(tokens, start=position):
                 self.tokens.put(request, place, token)
-        proposer.settle(drafting, verified.num_accepted)
         for grant in plan.chunks:
             proposer.release(grant.request.request_id)
         assert self.acceptance is not None
-        for each, path, num_drafted in zip(drafting, verified.paths, verified.num_drafted, strict=True):
-            self.acceptance.add(each.depth, path, num_drafted)
+        guessed = verified.guessed or [None] * len(drafting)
+        for each, path, count, guess in zip(drafting, verified.paths, verified.num_drafted, guessed, strict=True):
+            self.acceptance.add(each.depth, path, count, guess)
         return Outcome(duration, [token for tokens in verified.tokens for token in tokens], verified.num_accepted)
 
     def release(self, request: Request) -> None:
@@ -131,8 +141,13 @@ class ExecutedBackend:
         if first is not None:
             self.runner.release(first)
 
-    def _timed(self, run: Callable[..., Result], shape: Hashable | None = None) -> tuple[int, Result]:
-        """What `run` takes, in ticks, and returns; a `shape` not seen before is run untimed first."""
+    def _timed(
+        self, run: Callable[..., Result], shape: Hashable | None = None, settle: Callable[[Result], int] | None = None
+    ) -> tuple[int, Result]:
+        """What `run` takes, in ticks, and returns; a `shape` not seen before is run untimed first.
+
+        settle: to be done once with the result, timed, too; returns nanoseconds that the clock does not see
+        """
         if self.warms_up and shape is not None and shape not in self._seen:
             self._seen.add(shape)
             run(is_warm_up=True)
@@ -140,7 +155,8 @@ class ExecutedBackend:
             factor = self._drift.measure() if self._drift is not None else 1.0
             start = self._clock_ns()
             result = run()
-            duration = self._clock_ns() - start
+            unseen = settle(result) if settle is not None else 0
+            duration = self._clock_ns() - start + unseen
         return max(1, round(duration * PS_PER_NS * factor)), result
 
     def _shape(self, plan: StepPlan) -> tuple[Hashable, ...]:
@@ -148,6 +164,7 @@ class ExecutedBackend:
 
     def _drafting(self, plan: StepPlan) -> list[Drafting]:
         depths = plan.draft_depths or [0] * len(plan.decodes)
+        ahead = self.speculator.ahead if self.speculator is not None and plan.draft_depths else 0
         return [
             Drafting(
                 request.request_id,
@@ -156,6 +173,7 @@ class ExecutedBackend:
                 depth,
                 is_prompt=position < request.num_prompt_tokens,
                 draws=self._drawn(request, position + 1, depth + 1),
+                ahead=ahead,
             )
             for request, position, depth in zip(plan.decodes, plan.positions, depths, strict=True)
         ]

@@ -183,7 +183,7 @@ def _predictor(scenario: Scenario, calibration: Calibration) -> Backend:
         return backend
     # What it makes of drafts is not looked at: durations of a given plan do not depend on it.
     config = config.model_copy(update={"acceptance": Acceptance(rate=0.0)})
-    return SimulatedBackend(costs.pricer(), SimulatedAcceptance(config, scenario.seed))
+    return SimulatedBackend(costs.pricer(), SimulatedAcceptance(config, scenario.seed), config.ahead)
 
 
 def as_executed(scenario: Scenario) -> Scenario:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.spec import ModelSpec
@@ -84,6 +85,17 @@ class StepRunner:
         decoder = self.decoder
         batch = build_batch(segments, self.cache.block_size, decoder.device, decoder.ring, self.keeps_kv)
         return decoder.step(batch, self.cache)
+
+    def run_with_states(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> tuple[list[int], Tensor]:
+        """As `run`, without graphs; and what the last layer gives for all tokens, [T, C], in the rows of the batch."""
+        decoder, cache = self.decoder, self.cache
+        with torch.inference_mode(), tuning() if is_warm_up else nullcontext():
+            batch = build_batch(segments, cache.block_size, decoder.device, decoder.ring)
+            x_TC = decoder.through(batch, cache)
+            if not len(batch.sample_rows_S):
+                return [], x_TC
+            tokens: list[int] = decoder.chooser.choose(decoder.logits(x_TC, batch), batch.draws_S).tolist()
+            return tokens, x_TC
 
     def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
         self.host_pages.copy(out, back)

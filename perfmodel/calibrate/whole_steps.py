@@ -25,6 +25,7 @@ from scipy.optimize import lsq_linear  # type: ignore[import-untyped, unused-ign
 
 from perfmodel.cost.calibrations.calibration import Calibration, FamilyFit, Residuals
 from perfmodel.cost.operator_timer import OperatorTimer
+from perfmodel.ops.attention.decode import VERIFYING
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.work import BatchShape, Work
 from perfmodel.specs.hardware import HardwareSpec
@@ -106,14 +107,20 @@ def features(graph: StepGraph, hardware: HardwareSpec, shape: BatchShape) -> dic
             ("memory", at_peak.memory_s),
             ("vector", work.vector_ops),
         ):
-            key = (_fitted_family(work), quantity)
+            key = (_fitted_family(work, quantity), quantity)
             totals[key] = totals.get(key, 0.0) + node.expected_runs(shape) * value
     return totals
 
 
-def _fitted_family(work: Work) -> str:
-    """The family whose parameters time `work`: multiplications in other formats than the model's have their own."""
-    if work.family not in _BY_FORMAT:
+def _fitted_family(work: Work, quantity: str) -> str:
+    """The family whose parameter for `quantity` times `work`.
+
+    Multiplications in other formats than the model's have their own; so has what a sequence takes in decodes that
+    verify drafted tokens, since the prompts' kernel serves them.
+    """
+    if work.format == VERIFYING and quantity != "items":
+        return work.family
+    if work.family not in _BY_FORMAT and work.format != VERIFYING:
         return work.family
     format = work.format or (work.rate if work.rate in _QUANTIZED_RATES else "")
     return f"{work.family}/{format}" if format else work.family
@@ -197,14 +204,15 @@ def _families(fitted: dict[StepParameter, float], residuals: Residuals) -> dict[
     fits = {}
     formats = {p.family for p in fitted if p.family is not None and "/" in p.family}
     for family in (*_FAMILIES, *sorted(formats)):
-        compute = value.get((family, "compute"), 1.0)
-        memory = value.get((_LIKE["memory"].get(family, family), "memory"), 1.0)
+        like = family if (family, "compute") in value else family.split("/")[0]
+        compute = value.get((like, "compute"), 1.0)
+        memory = value.get((_LIKE["memory"].get(like, like), "memory"), 1.0)
         fits[family] = FamilyFit(
             compute_fraction=min(1.0, 1 / compute),
             memory_fraction=min(1.0, 1 / memory),
             overhead_s=value.get((None if _is_shared(family) else family, "kernels"), 0.0),
             overhead_per_item_s=value.get((family, "items"), 0.0),
-            vector_op_s=value.get((_LIKE["vector"].get(family, family), "vector"), 0.0),
+            vector_op_s=value.get((_LIKE["vector"].get(like, like), "vector"), 0.0),
             knee=1.0,
             residuals=residuals,
         )

@@ -144,7 +144,8 @@ class Work:
                 scan | elementwise | sampling | embedding | collective
     flops:      floating-point operations (a multiply-add is two)
     rate:       the dtype whose peak rate does them, a key of `peak_flops_per_s` (bf16, fp8, int8, ...)
-    format:     the number format where the rate leaves open which kernels run (fp8_block, int4_wo)
+    format:     what the rate leaves open and decides which kernels run: a number format (fp8_block, int4_wo), or that
+                decodes have several queries (verify)
     weight_bytes, activation_bytes, kv_bytes: HBM traffic by what it carries (read and written)
     sram_bytes: traffic between SRAM and L2 where it differs from HBM traffic (re-reads of tiles); 0 if not counted
     vector_ops: instructions of the vector units beside the products: cached integers made into numbers

@@ -1,5 +1,6 @@
 """Greedy speculation changes which steps there are, not one token: whoever drafts, under any engine, in fp32."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -18,10 +19,13 @@ from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402
 from perfmodel.specs.engine.speculation import Acceptance, MeasuredAcceptance, SpeculativeConfig  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
 from perfmodel_executors.driver import serve  # noqa: E402
+from perfmodel_executors.models.batch import TokenSegment  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
-from perfmodel_executors.speculation import build_speculator  # noqa: E402
-from perfmodel_executors.speculation.ngram import lookup  # noqa: E402
+from perfmodel_executors.speculation import AcceptanceCounts, build_speculator  # noqa: E402
+from perfmodel_executors.speculation.proposer import Drafting  # noqa: E402
+from perfmodel_executors.speculation.proposers.ngram import lookup  # noqa: E402
+from perfmodel_executors.speculation.proposers.pipelined import DraftedAhead  # noqa: E402
 from perfmodel_executors.speculation.tree import DraftTree  # noqa: E402
 from workloads import BLOCK_SIZE, Case, cases  # noqa: E402
 
@@ -36,6 +40,17 @@ METHODS = {
     "another": SpeculativeConfig(method="draft_model", model=MODELS["gqa"], num_speculative_tokens=4),
     "skip": SpeculativeConfig(method="self_skip", draft_layers=1, num_speculative_tokens=3),
     "quantized": SpeculativeConfig(method="self_quantized", quantization="w8a16", num_speculative_tokens=2),
+    "medusa": SpeculativeConfig(method="medusa", num_speculative_tokens=3),
+    "medusa in a tree": SpeculativeConfig(method="medusa", tree=(3, 2, 1)),
+    "eagle": SpeculativeConfig(method="eagle", num_speculative_tokens=3),
+    "eagle in a tree": SpeculativeConfig(method="eagle", tree=(2, 2, 1)),
+    "lookahead": SpeculativeConfig(method="lookahead", lookahead={"window": 3, "ngram": 4, "guesses": 3}),
+    "itself ahead": SpeculativeConfig(
+        method="draft_model", model=MODELS["gqa"], num_speculative_tokens=3, pipelined=True, has_own_device=True
+    ),
+    "another ahead": SpeculativeConfig(
+        method="draft_model", model=MODELS["gqa"], num_speculative_tokens=3, pipelined=True, has_own_device=True
+    ),
     "itself in a tree": SpeculativeConfig(method="draft_model", model=MODELS["gqa"], tree=(3, 2, 1)),
     "skip in a tree": SpeculativeConfig(method="self_skip", draft_layers=1, tree=(2, 2, 2)),
 }
@@ -46,11 +61,16 @@ def served(decoder, case_config, num_blocks, requests, method, has_prefix_cache=
     """Outputs by request, and the backend, of an engine that drafts as METHODS[method] says."""
     config = METHODS[method]
     engine = EngineSpec(speculative_config=config, block_size=BLOCK_SIZE)
-    draft = {"itself": decoder, "itself in a tree": decoder, "another": OTHER}.get(method)
+    draft = OTHER if method.startswith("another") else decoder if method.startswith("itself") else None
     runner = StepRunner(decoder, decoder.new_cache(BLOCK_SIZE))
     speculator = build_speculator(runner, engine, draft)
     backend = ExecutedBackend(decoder, BLOCK_SIZE, warms_up=False, runner=runner, speculator=speculator)
-    scheduling = replace(case_config, record_positions=True, spans=(), speculation=Speculation(config.nodes_by_depth))
+    scheduling = replace(
+        case_config,
+        record_positions=True,
+        spans=(),
+        speculation=Speculation(config.nodes_by_depth, pipelined=config.pipelined),
+    )
     loop = ServeLoop(Scheduler(scheduling, KVBlockManager(num_blocks, BLOCK_SIZE, has_prefix_cache)), False)
     outputs = {}
 
@@ -75,7 +95,7 @@ def executed_cases(draw):
 @settings(max_examples=40, deadline=None)
 def test_the_tokens_are_those_of_the_request_alone_without_drafts(case: Case, method: str, name: str) -> None:
     """All batching disciplines, chunked and shared prompts, preemption, KV in int8."""
-    if METHODS[method].tree and name not in WITHOUT_SPANS:
+    if (METHODS[method].tree or METHODS[method].lookahead) and name not in WITHOUT_SPANS:
         name = "gqa"
     decoder = DECODERS[name]
     outputs, _, _ = served(decoder, case.config, case.num_blocks, case.requests(), method, case.has_prefix_cache)
@@ -92,7 +112,7 @@ def test_preempted_requests_draft_on_to_the_same_tokens(method):
     assert outputs == {r.request_id: alone(DECODERS["gqa"], r) for r in requests}
 
 
-@pytest.mark.parametrize("method", ["itself", "itself in a tree"])
+@pytest.mark.parametrize("method", ["itself", "itself ahead", "itself in a tree"])
 def test_a_drafter_that_is_the_model_is_always_right(method):
     """Also behind prefixes that only another request has computed, so its KV is what the model's would be."""
     config = SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=64, block_size=BLOCK_SIZE)
@@ -155,7 +175,7 @@ def test_a_tree_counts_its_nodes_by_depth():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"method": "eagle", "num_speculative_tokens": 2}, "method=eagle is simulated only, since it needs a layer"),
+        ({"method": "lookahead", "lookahead": {}}, "window=15, ngram=5 and guesses=15 has 120 nodes, and 64 are"),
         ({"method": "self_skip", "draft_layers": 2, "num_speculative_tokens": 2}, "draft_layers=2, but .* has 2"),
         ({"method": "self_skip", "draft_layers": 1, "tree": (8, 8)}, "has 73 nodes, and 64 are executed at most"),
         (
@@ -179,3 +199,43 @@ def test_a_tree_needs_layers_that_see_everything_and_one_device():
     engine = EngineSpec(speculative_config=METHODS["skip"], tensor_parallel_size=2)
     with pytest.raises(PerfmodelError, match="executed on one device"):
         build_speculator(StepRunner(decoder, decoder.new_cache(BLOCK_SIZE)), engine)
+
+
+def test_a_drafter_in_a_thread_of_its_own_makes_a_step_as_long_as_the_longer_of_both():
+    """Half a second of the drafter's thread beside a step of the model: the clock has not seen what is beyond."""
+    config = METHODS["itself ahead"]
+    decoder = DECODERS["gqa"]
+    runner = StepRunner(decoder, decoder.new_cache(BLOCK_SIZE))
+    speculator = build_speculator(runner, EngineSpec(speculative_config=config, block_size=BLOCK_SIZE), decoder)
+    proposer, table = speculator.proposer, list(range(8))
+    runner.cache.reserve(8)
+    proposer.reserve_for([table])
+    [[token]] = speculator.run([], [TokenSegment([5, 7, 9], 0, table)]).tokens
+    drafting = [Drafting(0, [5, 7, 9, token], table, 0, ahead=speculator.ahead)]
+    drafted = proposer._go_on(drafting, [[]], ())
+    assert len(drafted.tokens[0]) == 1 + config.depth
+    quick = speculator.run(drafting, [])
+    assert quick.guessed == [True]  # the drafter is the model
+    assert quick.num_accepted == [1]
+    proposer.go_on = lambda *asked: _done(DraftedAhead(drafted.tokens, 500_000_000))
+    assert 0.4e9 < speculator.run(drafting, []).waited_ns <= 0.5e9
+    proposer.go_on = lambda *asked: _done(DraftedAhead(drafted.tokens, 0))
+    assert speculator.run(drafting, []).waited_ns == 0
+
+
+def _done(result):
+    future = Future()
+    future.set_result(result)
+    return future
+
+
+def test_a_drafter_ahead_is_judged_by_its_guesses_too():
+    """A guess counts where it was asked for and all before it was right; it brings no token."""
+    counts = AcceptanceCounts(DraftTree((1, 1)))
+    counts.add(0, [], 0, True)
+    counts.add(2, [1, 2], 2, False)
+    counts.add(2, [1], 2, None)
+    assert (counts.examined, counts.accepted) == ([3, 3], [3, 1])
+    assert counts.mean_length == 1 + 3 / 2
+    assert counts.acceptance().offered == 1.0
+    assert counts.measured().offered is None

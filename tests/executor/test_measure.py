@@ -13,9 +13,12 @@ from perfmodel.cost import OperatorTimer, estimate_step  # noqa: E402
 from perfmodel.cost.calibrations.calibration import Calibration, FamilyFit  # noqa: E402
 from perfmodel.models.spec import QuantizationSpec  # noqa: E402
 from perfmodel.ops import build_graph  # noqa: E402
+from perfmodel.ops.graphs.drafting import drafter_of  # noqa: E402
 from perfmodel.specs import EngineSpec, load_hardware, load_model  # noqa: E402
+from perfmodel.specs.engine.speculation import SpeculativeConfig  # noqa: E402
 from perfmodel_executors.measure.bench import StepBench, StepGrants  # noqa: E402
-from perfmodel_executors.measure.cpu_steps import StepRange, calibration_grid  # noqa: E402
+from perfmodel_executors.measure.calibrate import widest_pass  # noqa: E402
+from perfmodel_executors.measure.cpu_steps import StepRange, calibration_grid, drafting_grid  # noqa: E402
 from perfmodel_executors.measure.drift import DriftMeter  # noqa: E402
 from perfmodel_executors.measure.protocol import measure_paired, quantile  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
@@ -84,7 +87,18 @@ def test_the_grid_spans_its_range_and_no_more(span):
     assert max(max((new for new, _, _ in shape.chunks), default=0) for shape in grid) == span.max_chunk
 
 
-def synthetic(model):
+@pytest.mark.parametrize(("config", "widest"), [({"tree": (4, 2, 2)}, 8), ({"num_speculative_tokens": 3}, 4)])
+def test_a_drafters_widest_pass_is_in_the_grid(config, widest):
+    """Of a tree the pass that drafts the last level, of a chain the one that reads what the last round added."""
+    config = SpeculativeConfig(method="eagle", **config)
+    drafter = drafter_of(load_model("tiny-llama"), EngineSpec(speculative_config=config), "greedy")
+    assert widest_pass(config, drafter) == widest
+    grid = drafting_grid(StepRange(), widest, drafter.computes_prompts)
+    assert {1, widest} <= {shape.queries for shape in grid}
+    assert max(shape.queries for shape in grid) == widest
+
+
+def synthetic(model, span=None):
     """(shapes, features, seconds) of a machine that obeys the cost formula exactly."""
     attention = {"compute_fraction": 0.02, "memory_fraction": 0.05, "vector_op_s": UNPACKING_S, "knee": 1}
     families = {
@@ -94,12 +108,13 @@ def synthetic(model):
         "embedding": FamilyFit(memory_fraction=0.08, overhead_s=4e-6, knee=1),
         "attention_prefill": FamilyFit(overhead_per_item_s=4e-5, **attention),
         "attention_decode": FamilyFit(overhead_per_item_s=2e-5, **attention),
+        "attention_decode/verify": FamilyFit(overhead_per_item_s=9e-5, **attention),
         "scan": FamilyFit(compute_fraction=0.05, memory_fraction=0.1, overhead_s=2e-4, knee=1),
         "moe": FamilyFit(compute_fraction=0.1, memory_fraction=0.07, overhead_per_item_s=3e-5, knee=1),
     }
     timer = OperatorTimer(CPU, Calibration(device="cpu", engine="test", families=families))
     graph = build_graph(model, ENGINE)
-    shapes = [shape.batch_shape(model.attention_spans) for shape in calibration_grid(StepRange())]
+    shapes = [shape.batch_shape(model.attention_spans) for shape in calibration_grid(span or StepRange())]
     rows = [features(graph, CPU, shape) for shape in shapes]
     return graph, shapes, rows, [estimate_step(graph, timer, shape).duration_s for shape in shapes]
 
@@ -113,6 +128,17 @@ def test_unpacking_cached_integers_is_found_beside_the_bytes_that_it_saves():
     assert max(map(abs, fit.errors)) < 0.02
     found = fit.calibration.families["attention_decode"].vector_op_s
     assert found == pytest.approx(UNPACKING_S, rel=0.3)
+
+
+def test_what_a_sequence_takes_that_verifies_is_found_apart():
+    """The prompts' kernel serves it; all else is a decode's."""
+    _, _, rows, seconds = synthetic(load_model("tiny-llama"), StepRange(max_queries=9))
+    fit = fit_steps(CPU, rows, [[second] for second in seconds])
+    assert max(map(abs, fit.errors)) < 0.03
+    decode, verify = (fit.calibration.families[f"attention_decode{each}"] for each in ("", "/verify"))
+    assert decode.overhead_per_item_s == pytest.approx(2e-5, rel=0.2)
+    assert verify.overhead_per_item_s == pytest.approx(9e-5, rel=0.2)
+    assert verify.model_copy(update={"overhead_per_item_s": decode.overhead_per_item_s}) == decode
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-moe", "tiny-swa", "tiny-hybrid"])

@@ -11,7 +11,7 @@ from perfmodel.ops.work import BatchShape
 from perfmodel_executors.kernels.sampling.reference import DRAW_BITS
 from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.models.decoder import Decoder
-from perfmodel_executors.runner import StepRunner
+from perfmodel_executors.speculation.proposer import Passes
 
 _NUM_VARIANTS = 4
 
@@ -63,7 +63,7 @@ class StepGrants:
 class StepBench:
     """Builds steps for one runner. All steps share its cache, filled with random keys and values."""
 
-    def __init__(self, runner: StepRunner, seed: int = 0) -> None:
+    def __init__(self, runner: Passes, seed: int = 0) -> None:
         self.runner = runner
         self._rng = random.Random(seed)
         self._filled = 0

@@ -14,6 +14,7 @@ __all__ = [
     "documented",
     "time_steps",
     "time_together",
+    "widest_pass",
 ]
 
 import platform
@@ -29,16 +30,19 @@ import torch
 from perfmodel.calibrate.whole_steps import FitResult, features, fit_steps
 from perfmodel.cost import Calibration, save_calibration
 from perfmodel.cost.calibrations.routing import routing_of
+from perfmodel.cost.steps.drafts import passes_of
 from perfmodel.errors import DoesNotFitError, SpecError
 from perfmodel.files.catalog import data_dir
 from perfmodel.models.params import count_parameters
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import on_device
-from perfmodel.ops.graphs.drafting import drafter_of
+from perfmodel.ops.graphs.drafting import Drafter, drafter_of
 from perfmodel.ops.graphs.step import StepGraph, build_graph
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
+from perfmodel.ops.work import BatchShape
 from perfmodel.specs import load_hardware, load_model
 from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.speculation import SpeculativeConfig
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import ExpertRouting, Sampling
@@ -59,7 +63,7 @@ from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.popularity import TRAINED
 from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.sampling import settings_of
-from perfmodel_executors.speculation import Speculator, build_speculator
+from perfmodel_executors.speculation import PipelinedSpeculator, Speculator, build_speculator
 
 ENGINE = "perfmodel"  # the engine that a calibration of this executor is for
 DEFAULT_MODELS = ("tiny-llama", "tiny-moe")
@@ -110,7 +114,7 @@ class StepTimes:
     """
 
     runner: StepRunner
-    speculator: Speculator | None
+    speculator: Speculator | PipelinedSpeculator | None
     measured: Measured[StepCase]
     rows: list[dict[tuple[str, str], float]]
     reference: Callable[[], object] = field(repr=False)
@@ -241,7 +245,9 @@ class _Timing:
         if drafter is not None and passes is not None:
             self._graphs[True] = drafter.graph
             bench = StepBench(passes, served.seed)
-            cases |= {StepCase(s, True): bench.step(s) for s in drafting_grid(span, drafter.computes_prompts)}
+            assert engine.speculative_config is not None
+            grid = drafting_grid(span, widest_pass(engine.speculative_config, drafter), drafter.computes_prompts)
+            cases |= {StepCase(s, True): bench.step(s) for s in grid}
         self.group = PairedCases(cases, reference)
         self.copies = None if engine.kv_offload is None else PairedCases(copy_cases(self._runner), reference)
 
@@ -265,6 +271,12 @@ class _Timing:
             for shape, is_draft in self.group.cases
         ]
         return StepTimes(self._runner, self._speculator, measured, rows, self.group.reference, copies)
+
+
+def widest_pass(config: SpeculativeConfig, drafter: Drafter) -> int:
+    """Tokens of a sequence in that of a round's passes which has most."""
+    one = BatchShape(1, 1, num_decodes=1, decode_context=1, drafting=(1,) * config.depth)
+    return max(each.queries for each in passes_of(config, drafter, one))
 
 
 def _check_size(model: ModelSpec) -> None:

@@ -119,14 +119,17 @@ def _whole_sequences(span: StepRange, max_tokens: int) -> list[StepGrants]:
     return list(dict.fromkeys(steps)) or [StepGrants(chunks=((max_tokens, 0, True),))]
 
 
-def drafting_grid(span: StepRange, computes_prompts: bool) -> list[StepGrants]:
-    """Passes of a drafter: one token of each sequence, or some; prompts too, if it has a KV cache of its own."""
+def drafting_grid(span: StepRange, max_queries: int, computes_prompts: bool) -> list[StepGrants]:
+    """Passes of a drafter: one token of each sequence, or some; prompts too, if it has a KV cache of its own.
+
+    max_queries: tokens of a sequence in the widest pass of a round
+    """
     low, high = min(24, span.max_context), span.max_context
     steps = [
         StepGrants(contexts=(context,) * batch, queries=queries)
         for batch in _geometric(1, span.max_batch, 4)
         for context in (low, high)
-        for queries in (1, 2)
+        for queries in _geometric(1, max_queries, 3)
     ]
     if computes_prompts:
         steps += [StepGrants(chunks=((chunk, 0, False),)) for chunk in _geometric(8, span.max_chunk, 4)]

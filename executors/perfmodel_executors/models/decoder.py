@@ -117,12 +117,12 @@ class Decoder:
 
         asks = self.model.exits is not None and self.model.exits.asks_lm_head
         fill = partial(self._fill, cache)
-        x_TC = leave_early(batch, self.model.num_layers, run_layers, fill, self._head if asks else None)
+        x_TC = leave_early(batch, self.model.num_layers, run_layers, fill, self.head if asks else None)
         return self.logits(x_TC, batch)
 
     def logits(self, x_TC: Tensor, batch: StepBatch) -> Tensor:
         """Logits of the sampled rows, [S, V], from what the last layer gives for all."""
-        return self._head(x_TC[batch.sample_rows_S])
+        return self.head(x_TC[batch.sample_rows_S])
 
     def through(
         self, batch: StepBatch, cache: KVCache, first: int = 0, stop: int | None = None, x_TC: Tensor | None = None
@@ -133,7 +133,7 @@ class Decoder:
         rotations = Rotations(self._tables, batch.positions_T)
         states = cache.states.rows_of(batch, cache.block_size)
         step = MixerStep(self.kernels, batch, rotations, states, model.norm_eps, self.is_standard)
-        residual_TC = self._embed(batch) if x_TC is None else x_TC
+        residual_TC = self.embedded(batch) if x_TC is None else x_TC
         update_TC: Tensor | None = None  # what the last block adds to the residual stream
         layers = list(enumerate(zip(self.part.iter_layers(), weights.layers, strict=True)))
         for index, (layer, own) in layers[first:stop]:
@@ -159,8 +159,8 @@ class Decoder:
         tokens: list[int] = self.next_tokens(batch, cache).tolist()
         return tokens
 
-    def _head(self, x_RC: Tensor) -> Tensor:
-        """What the LM head makes of states, [R, V]."""
+    def head(self, x_RC: Tensor) -> Tensor:
+        """What the final norm and the LM head make of states, [R, V]."""
         model = self.model
         normed_RC = self.kernels.rms_norm(x_RC, self.weights.final_norm, model.norm_eps)
         logits_RV = self.group.gather(apply_linear(self.kernels, normed_RC, self.weights.lm_head), model.vocab_size)
@@ -168,7 +168,8 @@ class Decoder:
             logits_RV = logits_RV * model.logit_scale
         return logits_RV if model.logit_cap is None else model.logit_cap * torch.tanh(logits_RV / model.logit_cap)
 
-    def _embed(self, batch: StepBatch) -> Tensor:
+    def embedded(self, batch: StepBatch) -> Tensor:
+        """[T, C]: what comes before the first layer."""
         x_TC = embed(self.weights.embedding, batch.tokens_T, self.group, self.dtype)
         scale = self.model.embedding_scale
         # Rounded as the table is, which is how Gemma was trained.

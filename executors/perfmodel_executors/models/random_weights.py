@@ -6,7 +6,7 @@ make equal weights on every machine; a GPU draws others, which are its own, in s
 tensor parallelism every rank draws the whole model, matrix by matrix, and keeps its part.
 """
 
-__all__ = ["random_weights"]
+__all__ = ["random_layers", "random_matrix", "random_weights"]
 
 import math
 from collections.abc import Callable
@@ -115,6 +115,17 @@ def random_weights(
     ]
     layers = with_popularity(layers, list(model.iter_layers())[: model.num_distinct_layers], routing)
     return DecoderWeights(embedding, head, draw.ones(model.hidden_size), used_in_turn(layers, model.num_layers))
+
+
+def random_layers(model: ModelSpec, dtype: torch.dtype, seed: int, device: torch.device = CPU) -> list[LayerWeights]:
+    """Weights of the layers of a small `model` alone, in its dtype."""
+    draw = _Draw(dtype, seed, device)
+    return [_layer(draw, model, layer) for layer in model.iter_layers()]
+
+
+def random_matrix(num_out: int, num_in: int, dtype: torch.dtype, seed: int, device: torch.device = CPU) -> Tensor:
+    """A matrix as those of layers, [out, in]."""
+    return _Draw(dtype, seed, device).matrix(num_out, num_in)
 
 
 def _layer(draw: _Draw, model: ModelSpec, layer: Layer) -> LayerWeights:

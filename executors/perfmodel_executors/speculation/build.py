@@ -5,26 +5,27 @@ __all__ = ["build_speculator", "check_speculation"]
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.architecture import Attention
 from perfmodel.models.spec import ModelSpec
+from perfmodel.ops.graphs.drafting import draft_model_of
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import SpeculativeConfig
 from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.runner import StepRunner
-from perfmodel_executors.speculation.drafters import first_layers, in_fewer_bits
-from perfmodel_executors.speculation.model import ModelProposer, SelfProposer
-from perfmodel_executors.speculation.ngram import NgramProposer
+from perfmodel_executors.speculation.drafters import eagle_layer, eagle_projection, first_layers, in_fewer_bits
+from perfmodel_executors.speculation.pipelined import PipelinedSpeculator
 from perfmodel_executors.speculation.proposer import Proposer
-from perfmodel_executors.speculation.skipping import SkippingProposer
+from perfmodel_executors.speculation.proposers.eagle import EaglePasses, EagleProposer
+from perfmodel_executors.speculation.proposers.lookahead import LookaheadBranches, LookaheadProposer
+from perfmodel_executors.speculation.proposers.medusa import MedusaHeads, MedusaProposer
+from perfmodel_executors.speculation.proposers.model import ModelProposer, SelfProposer
+from perfmodel_executors.speculation.proposers.ngram import NgramProposer
+from perfmodel_executors.speculation.proposers.pipelined import PipelinedProposer
+from perfmodel_executors.speculation.proposers.skipping import SkippingProposer
 from perfmodel_executors.speculation.speculator import Speculator
 from perfmodel_executors.speculation.tree import DraftTree
 
 _LOOKUP = 5  # vLLM's default for the longest and the shortest n-gram
 _MOST_NODES = 64  # bits of an int64: what a node of a tree sees of it
-_NOT_EXECUTED = {
-    "medusa": "heads that were trained on a model's own answers: random ones would be right as often as chance",
-    "eagle": "a layer that was trained on a model's own features: a random one would be right as often as chance",
-    "lookahead": "a mask of its own (Jacobi windows beside the guesses), which no kernel here has",
-}
 
 
 def check_speculation(model: ModelSpec, engine: EngineSpec) -> None:
@@ -32,15 +33,10 @@ def check_speculation(model: ModelSpec, engine: EngineSpec) -> None:
     config = engine.speculative_config
     if config is None:
         return
-    if config.method in _NOT_EXECUTED:
+    if config.pipelined and not config.has_own_device:
         raise PerfmodelError(
-            f"speculative_config.method={config.method} is simulated only, since it needs "
-            f"{_NOT_EXECUTED[config.method]}; execute draft_model, ngram, self_skip or self_quantized."
-        )
-    if config.pipelined:
-        raise PerfmodelError(
-            "speculative_config.pipelined is simulated only: draft and verification share the one device that "
-            "executes, and would take turns; leave it out."
+            "speculative_config.pipelined is executed with a thread of the drafter's own, on another core than the "
+            "model's: where both share one device it is simulated only; set speculative_config.has_own_device to true."
         )
     if engine.tensor_parallel_size > 1:
         raise PerfmodelError(
@@ -52,26 +48,27 @@ def check_speculation(model: ModelSpec, engine: EngineSpec) -> None:
             f"{model.name} overwrites keys and values that left its windows, and drafted tokens that are turned down "
             f"would have overwritten some that are still seen; execute it without speculative_config."
         )
-    if config.tree is not None:
-        _check_tree(model, DraftTree(config.tree))
+    if config.tree is not None or config.lookahead is not None:
+        _check_branches(model, config)
 
 
-def _check_tree(model: ModelSpec, tree: DraftTree) -> None:
-    if len(tree.parents) > _MOST_NODES:
-        raise PerfmodelError(
-            f"the tree {list(tree.widths)} has {len(tree.parents)} nodes, and {_MOST_NODES} are executed at most; "
-            f"narrow it."
-        )
+def _check_branches(model: ModelSpec, config: SpeculativeConfig) -> None:
+    num_nodes, shape = 1 + config.nodes_by_depth[-1], config.lookahead
+    if num_nodes > _MOST_NODES:
+        found = f"the tree {list(config.tree or ())}"
+        if shape is not None:
+            found = f"lookahead with window={shape.window}, ngram={shape.ngram} and guesses={shape.guesses}"
+        raise PerfmodelError(f"{found} has {num_nodes} nodes, and {_MOST_NODES} are executed at most; narrow it.")
     if any(isinstance(layer.mixer, Attention) and layer.mixer.span for layer in model.iter_layers()):
         raise PerfmodelError(
             f"{model.name} has layers that see a window or chunk only, where a node's slot says nothing about its "
-            f"place; draft a chain (num_speculative_tokens) instead of a tree."
+            f"place; draft a chain (num_speculative_tokens) instead of branches."
         )
 
 
 def build_speculator(
     runner: StepRunner, engine: EngineSpec, draft: Decoder | None = None, seed: int = 0
-) -> Speculator | None:
+) -> Speculator | PipelinedSpeculator | None:
     """What drafts for `runner`; None without `engine.speculative_config`.
 
     draft: the decoder of the draft model, where it is there already; else it is loaded as the engine says
@@ -80,8 +77,33 @@ def build_speculator(
     if config is None:
         return None
     check_speculation(runner.decoder.model, engine)
+    if config.lookahead is not None:
+        branches = LookaheadBranches(config.lookahead)
+        return Speculator(runner, LookaheadProposer(branches), branches, config.method)
     tree = DraftTree(config.tree or (1,) * config.depth)
+    if config.pipelined:
+        return _pipelined(runner, engine, config, tree, draft, seed)
     return Speculator(runner, _proposer(runner, engine, config, tree, draft, seed), tree, config.method)
+
+
+def _pipelined(
+    runner: StepRunner,
+    engine: EngineSpec,
+    config: SpeculativeConfig,
+    tree: DraftTree,
+    draft: Decoder | None,
+    seed: int,
+) -> PipelinedSpeculator:
+    """Raises PerfmodelError on a GPU, where two threads would take turns at one device."""
+    if runner.decoder.device.type != "cpu":
+        raise PerfmodelError(
+            "speculative_config.pipelined is executed on a CPU, with a core for the drafter's thread; on a GPU it is "
+            "simulated only: leave it out."
+        )
+    drafter = draft or _load(runner.decoder, engine, config, seed)
+    cache = drafter.new_cache(runner.cache.block_size)
+    proposer = PipelinedProposer(StepRunner(drafter, cache), tree.depth, engine.max_num_seqs)
+    return PipelinedSpeculator(Speculator(runner, proposer, tree, config.method), proposer)
 
 
 def _proposer(
@@ -100,6 +122,12 @@ def _proposer(
         drafter = draft or _load(target, engine, config, seed)
         cache = drafter.new_cache(runner.cache.block_size, runner.cache.num_blocks)
         return ModelProposer(_beside(runner, drafter, cache), tree)
+    if config.method == "medusa":
+        return MedusaProposer(MedusaHeads(target, runner.cache, tree.widths), tree)
+    if config.method == "eagle":
+        layer = eagle_layer(target, draft_model_of(target.model, config), seed)
+        cache = layer.new_cache(runner.cache.block_size, runner.cache.num_blocks)
+        return EagleProposer(EaglePasses(layer, cache, eagle_projection(target, seed)), tree)
     if config.method == "self_skip":
         assert config.draft_layers is not None
         skipping = _beside(runner, first_layers(target, config.draft_layers), runner.cache)

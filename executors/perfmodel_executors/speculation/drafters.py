@@ -1,10 +1,11 @@
-"""Decoders that draft with the model's own weights: its first layers, or all of them in fewer bits."""
+"""Decoders that draft with the model's own weights: its first layers, all of them in fewer bits, or one more layer."""
 
-__all__ = ["first_layers", "in_fewer_bits"]
+__all__ = ["eagle_layer", "eagle_projection", "first_layers", "in_fewer_bits"]
 
 from dataclasses import replace
 from math import gcd
 
+import torch
 from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
@@ -14,6 +15,7 @@ from perfmodel.ops.formats import served_model
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.models.quantized import check_quantization, layer_quantizer
+from perfmodel_executors.models.random_weights import random_layers, random_matrix
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights
 
 
@@ -61,6 +63,20 @@ def in_fewer_bits(decoder: Decoder, quantization: str) -> Decoder:
         ],
     )
     return _with(decoder, drafting, weights)
+
+
+def eagle_layer(decoder: Decoder, layer: ModelSpec, seed: int) -> Decoder:
+    """`layer`, a model of one layer with random weights, between the embedding and the head of `decoder`."""
+    layers = random_layers(layer, decoder.dtype, seed, decoder.device)
+    return _with(decoder, layer, replace(decoder.weights, layers=layers))
+
+
+def eagle_projection(decoder: Decoder, seed: int) -> Tensor:
+    """EAGLE's projection of embedding and state, [C, 2 C], untrained: random weights for the embedding, and the state
+    as it is, so that a draft begins as what the model said last."""
+    hidden, dtype, device = decoder.model.hidden_size, decoder.dtype, decoder.device
+    random_CD = random_matrix(hidden, 2 * hidden, dtype, seed, device)
+    return torch.cat((random_CD[:, :hidden], torch.eye(hidden, dtype=dtype, device=device)), dim=1)
 
 
 def _widths(weights: DecoderWeights) -> list[int]:

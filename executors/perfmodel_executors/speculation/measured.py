@@ -7,25 +7,36 @@ from pathlib import Path
 
 from perfmodel.specs.engine.speculation import Acceptance, MeasuredAcceptance
 from perfmodel.specs.scenario import Scenario
-from perfmodel_executors.speculation.tree import DraftTree
+from perfmodel_executors.speculation.tree import DraftShape
 
 
 class AcceptanceCounts:
     """Counts over a run. A token is examined when all before it were right; where a drafter that was asked for one had
     none to offer, that counts as a wrong one: it brings as much."""
 
-    def __init__(self, tree: DraftTree, method: str = "", model: str = "") -> None:
+    def __init__(self, tree: DraftShape, method: str = "", model: str = "") -> None:
         self._tree = tree
         self._method = method
         self._model = model
         self.examined = [0] * tree.depth
         self.by_rank = [[0] * width for width in tree.widths]
+        self._num_guessed, self._has_guesses = 0, False  # pipelined: of `accepted`, the model's own tokens
         self.num_steps = 0  # of a sequence that drafts
         self.num_offered = 0  # of these, with something to verify
 
-    def add(self, depth: int, path: Sequence[int], num_drafted: int) -> None:
-        """A sequence was to draft `depth` deep, had `num_drafted` tokens verified, and those of `path` were right."""
+    def add(self, depth: int, path: Sequence[int], num_drafted: int, guess: bool | None = None) -> None:
+        """A sequence was to draft `depth` deep, had `num_drafted` tokens verified, and those of `path` were right.
+
+        guess: pipelined: whether the drafter has guessed the model's token behind them; None: it was not judged. It
+        counts with the tokens drafted in its place, the deepest ones at last, and brings nothing.
+        """
         self.num_steps += bool(depth)
+        if guess is not None:
+            place = min(len(path), self._tree.depth - 1)
+            self.examined[place] += 1
+            self.by_rank[place][0] += guess
+            self._num_guessed += guess
+            self._has_guesses = True
         self.num_offered += bool(num_drafted)
         for i in range(min(depth, len(path) + 1)):
             self.examined[i] += 1
@@ -44,7 +55,7 @@ class AcceptanceCounts:
     @property
     def mean_length(self) -> float:
         """Tokens that a drafting sequence got from a step on average, the one that comes in any case included."""
-        return 1 + sum(self.accepted) / max(1, self.num_steps)
+        return 1 + (sum(self.accepted) - self._num_guessed) / max(1, self.num_steps)
 
     def in_words(self) -> str:
         """The measured rates in a sentence."""
@@ -63,16 +74,17 @@ class AcceptanceCounts:
             model=self._model,
             examined=tuple(self.examined),
             accepted=tuple(self.accepted),
-            by_rank=None if self._tree.is_chain else tuple(map(tuple, self.by_rank)),
-            offered=self.num_offered,
+            by_rank=tuple(map(tuple, self.by_rank)) if self._tree.has_ranks else None,
+            offered=None if self._has_guesses else self.num_offered,
         )
 
     def acceptance(self) -> Acceptance | None:
         """What was counted, for a simulation; None if nothing was drafted. Depths that nothing got to are left out."""
-        if not self.num_steps:
+        if not any(self.examined):
             return None
-        if self._tree.is_chain:
-            return Acceptance(per_position=tuple(self.rates), offered=self.num_offered / self.num_steps)
+        if not self._tree.has_ranks:
+            offered = 1.0 if self._has_guesses else self.num_offered / self.num_steps
+            return Acceptance(per_position=tuple(self.rates), offered=offered)
         counted = [(n, ranks) for n, ranks in zip(self.examined, self.by_rank, strict=True) if n]
         return Acceptance(per_rank=tuple(tuple(a / n for a in ranks) for n, ranks in counted))
 

@@ -1,12 +1,17 @@
 """What a drafter is asked, and what it answers."""
 
-__all__ = ["Drafting", "Proposer"]
+__all__ = ["Drafting", "Passes", "Proposer", "by_row"]
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
-from perfmodel_executors.models.batch import TokenSegment
+from perfmodel_executors.graphs import DecodeGraphs
+from perfmodel_executors.models.batch import TokenSegment, first_rows
+from perfmodel_executors.models.decoder import Decoder
+from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.runner import StepRunner
+
+Part = TypeVar("Part")
 
 
 class Drafting(NamedTuple):
@@ -18,6 +23,7 @@ class Drafting(NamedTuple):
     depth:        how deep to draft; 0: not at all
     is_prompt:    whether its last token is of the prompt (and its block may be found by others from now on)
     draws:        random numbers of the tokens behind its last one, by depth; none: the likeliest ones are wanted
+    ahead:        pipelined: how many tokens to draft behind its draft, while that is verified
     """
 
     key: int
@@ -26,11 +32,29 @@ class Drafting(NamedTuple):
     depth: int
     is_prompt: bool = False
     draws: Sequence[int] = ()
+    ahead: int = 0
 
     @property
     def num_computed(self) -> int:
         """Tokens in the KV cache."""
         return len(self.tokens) - 1
+
+
+class Passes(Protocol):
+    """What takes a drafter's passes, as far as timing one of them needs it; a `StepRunner` is one."""
+
+    decoder: Decoder
+    cache: KVCache
+    graphs: DecodeGraphs | None
+    keeps_kv: bool
+
+    def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
+        """Make room for what the pass writes."""
+        ...
+
+    def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
+        """One pass over `segments`, whatever states come with them: the likeliest token behind each wanted row."""
+        ...
 
 
 class Proposer(Protocol):
@@ -39,8 +63,8 @@ class Proposer(Protocol):
     depends_on_text: bool  # how many tokens are drafted is known only when they are
 
     @property
-    def runner(self) -> StepRunner | None:
-        """What drafts, where a decoder does."""
+    def runner(self) -> Passes | None:
+        """What drafts, where a decoder, its head or a part of it does."""
         ...
 
     def reserve_for(self, block_tables: Sequence[Sequence[int]]) -> None:
@@ -65,10 +89,16 @@ class Proposer(Protocol):
         """What `runner.run` gives for the step's `segments`, those of `drafting` with their drafts first."""
         ...
 
-    def settle(self, drafting: Sequence[Drafting], num_accepted: Sequence[int]) -> None:
-        """So many tokens of each were right."""
+    def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
+        """These nodes of each were right."""
         ...
 
     def release(self, key: int) -> None:
         """A request is done, or has lost its KV."""
         ...
+
+
+def by_row(segments: Sequence[TokenSegment], parts: Sequence[Part]) -> list[Part]:
+    """What each segment has, in the order of the segments' rows in their batch."""
+    starts = first_rows(segments)
+    return [parts[i] for i in sorted(range(len(starts)), key=starts.__getitem__)]

@@ -14,7 +14,7 @@ from perfmodel_executors.models.batch import TokenSegment, slot
 from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.speculation.measured import AcceptanceCounts
 from perfmodel_executors.speculation.proposer import Drafting, Proposer
-from perfmodel_executors.speculation.tree import DraftTree
+from perfmodel_executors.speculation.tree import DraftShape
 
 
 class Verified(NamedTuple):
@@ -23,25 +23,37 @@ class Verified(NamedTuple):
     tokens:  for each sequence those it got, then one for each chunk that is sampled
     paths:   for each sequence the nodes of its tree that were right
     num_drafted: for each sequence the tokens that were there to be verified
+    guessed: pipelined: for each sequence whether the drafter, with all of its draft right, guessed the model's token;
+             None where it was not asked, or something before was wrong
+    waited_ns: what the device's clock does not see: how much longer a drafter beside it took
     """
 
     tokens: list[list[int]]
     paths: list[list[int]]
     num_drafted: list[int]
+    guessed: Sequence[bool | None] = ()
+    waited_ns: int = 0
 
     @property
     def num_accepted(self) -> list[int]:
-        return [len(path) for path in self.paths]
+        """As `Outcome` has it: of each sequence the nodes that were right, and a guess that was."""
+        counts = [len(path) for path in self.paths]
+        return [n + bool(guess) for n, guess in zip(counts, self.guessed, strict=True)] if self.guessed else counts
 
 
 class Speculator:
     """Drafts with `proposer` in the shape of `tree`, verifies with `runner`; `method` is for the reader."""
 
-    def __init__(self, runner: StepRunner, proposer: Proposer, tree: DraftTree, method: str = "") -> None:
+    def __init__(self, runner: StepRunner, proposer: Proposer, tree: DraftShape, method: str = "") -> None:
         self.proposer = proposer
         self.tree = tree
         self._runner = runner
         self._method = method
+
+    @property
+    def ahead(self) -> int:
+        """How many tokens are drafted behind a draft while it is verified."""
+        return 0
 
     def new_counts(self) -> AcceptanceCounts:
         """Nothing drafted yet."""
@@ -63,34 +75,42 @@ class Speculator:
             chosen.append(flat[start : start + segment.num_wanted])
             start += segment.num_wanted
         last = self._verify([segment.tokens for segment in segments], chosen[: len(segments)])
-        paths = [self.tree.path(node) for node in last]
+        paths = [self.tree.path(node)[: each.depth] for each, node in zip(drafting, last, strict=True)]
         tokens = [
-            [*(segment.tokens[node] for node in path), after[end]]
-            for segment, path, after, end in zip(segments, paths, chosen[: len(segments)], last, strict=True)
+            [*(segment.tokens[node] for node in path), after[path[-1] if path else 0]]
+            for segment, path, after in zip(segments, paths, chosen[: len(segments)], strict=True)
         ]
         self._move(drafting, paths)
         return Verified(
             tokens + [sampled for sampled in chosen[len(segments) :] if sampled], paths, list(map(len, drafts))
         )
 
+    def settle(self, drafting: Sequence[Drafting], verified: Verified) -> None:
+        """Remember what was right."""
+        self.proposer.settle(drafting, verified.paths)
+
     def _segment(self, drafting: Drafting, draft: Sequence[int]) -> TokenSegment:
         tokens = [drafting.tokens[-1], *draft]
         where = (drafting.num_computed, drafting.block_table)
         if not draft:
             return TokenSegment(tokens, *where, draws=drafting.draws[:1])
-        nodes = None if self.tree.is_chain else self.tree.nodes(0, len(tokens))
-        depths = range(len(tokens)) if nodes is None else nodes.depths
-        draws = [drafting.draws[depth] for depth in depths] if drafting.draws else ()
+        nodes, depths = None, list(range(len(tokens)))
+        if not self.tree.is_chain:
+            nodes = self.tree.nodes(0, len(tokens))
+            most = self._runner.decoder.model.max_position_embeddings - 1 - drafting.num_computed
+            depths = [min(depth, most) for depth in nodes.depths]  # behind it nothing is right
+            nodes = nodes._replace(depths=depths)
+        draws = [drafting.draws[min(depth, drafting.depth)] for depth in depths] if drafting.draws else ()
         return TokenSegment(tokens, *where, is_verified=True, nodes=nodes, draws=draws)
 
     def _verify(self, nodes: Sequence[Sequence[int]], chosen: Sequence[Sequence[int]]) -> list[int]:
         """The last node kept of each sequence."""
-        longest = max(map(len, nodes), default=1)
+        longest = min(max(map(len, nodes), default=1), len(self.tree.parents))
         if longest == 1:
             return [0] * len(nodes)
 
         def padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
-            return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+            return torch.tensor([[*row[:longest], *[0] * (longest - len(row))] for row in rows])
 
         verify = self._runner.decoder.kernels.verify_greedy
         counts = torch.tensor([len(row) for row in nodes])

@@ -1,11 +1,54 @@
-"""`DraftTree`: the shape of a draft. A chain is a tree with one candidate at each depth."""
+"""`DraftShape`, the shape of a draft, and `DraftTree`. A chain is a tree with one candidate at each depth."""
 
-__all__ = ["DraftTree"]
+__all__ = ["DraftShape", "DraftTree"]
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Protocol
 
 from perfmodel_executors.models.batch import TreeNodes
+
+
+class DraftShape(Protocol):
+    """Nodes behind the last known token, which is node 0, and what each sees.
+
+    parents: the node before each of those that are judged, which come first; -1 for node 0
+    depths:  how far each is behind node 0
+    widths:  candidates by depth, as far as they are counted
+    """
+
+    parents: list[int]
+    widths: tuple[int, ...]
+
+    @property
+    def depth(self) -> int:
+        """How many drafted tokens can be right."""
+        ...
+
+    @property
+    def depths(self) -> list[int]: ...
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether the nodes are a text."""
+        ...
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether candidates of one depth are distinguished."""
+        ...
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from below node 0 to `node`; empty for node 0."""
+        ...
+
+    def rank(self, node: int) -> int:
+        """Which candidate of its parent a node is, the likeliest first."""
+        ...
+
+    def nodes(self, first: int, stop: int) -> TreeNodes:
+        """Nodes [first, stop) as a segment's, those before them being computed."""
+        ...
 
 
 class DraftTree:
@@ -31,6 +74,10 @@ class DraftTree:
     @property
     def is_chain(self) -> bool:
         return all(width == 1 for width in self.widths)
+
+    @property
+    def has_ranks(self) -> bool:
+        return not self.is_chain
 
     @cached_property
     def depths(self) -> list[int]:

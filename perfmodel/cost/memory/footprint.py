@@ -218,7 +218,7 @@ class DraftFootprint(NamedTuple):
 def draft_footprint(model: ModelSpec, engine: EngineSpec) -> DraftFootprint:
     """Memory of the drafter that `engine.speculative_config` asks for, beside `model`; nothing without one."""
     config = engine.speculative_config
-    if config is None or config.method in ("self_skip", "ngram", "lookahead"):
+    if config is None or config.has_own_device or config.method in ("self_skip", "ngram", "lookahead"):
         return DraftFootprint()
     shard = Sharding.of(engine)
     if config.method == "medusa":

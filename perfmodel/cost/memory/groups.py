@@ -110,7 +110,7 @@ def layer_groups(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -
 def _can_have_groups(model: ModelSpec, engine: EngineSpec) -> bool:
     """Whether blocks are handed out as tokens come, for the model's own layers alone, and nothing else moves them."""
     drafter = engine.speculative_config
-    has_own_layers = drafter is not None and drafter.method in ("draft_model", "eagle")
+    has_own_layers = drafter is not None and drafter.method in ("draft_model", "eagle") and not drafter.has_own_device
     is_paged = engine.kv_cache == "paged" and engine.batching == "continuous" and not engine.rules.reserves_output
     rolls = any(isinstance(layer.mixer, Attention) and layer.mixer.is_rolling for layer, _ in model.layers)
     is_moved = engine.kv_offload is not None or bool(surplus_tokens(model))

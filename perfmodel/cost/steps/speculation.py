@@ -9,8 +9,9 @@ where both want the same resource, and everything where they do not:
     round = max( verification, drafting, for each resource the time that both together need of it )
 
 A resource is what bounds an operator: compute, memory, communication; what is left of an operator's time (launches, the
-host) runs beside the other's. What comes of a round in which a draft was wrong (the next one has none to verify) is the
-engine's business (`perfmodel.engine.config`).
+host) runs beside the other's. A drafter on devices of its own shares none of them: round = max(verification, drafting).
+What comes of a round in which a draft was wrong (the next one has none to verify) is the engine's business
+(`perfmodel.engine.config`).
 """
 
 __all__ = ["SpeculativePricer"]
@@ -80,12 +81,14 @@ class SpeculativePricer:
 
     def price(self, shape: BatchShape) -> int:
         """Picoseconds of a step, which is counted as taken."""
-        verification, drafting = self._verify(shape), self._draft(shape)
-        if not (self.drafts.config.pipelined and shape.drafting):
-            return verification + drafting
-        verified, drafted = self._shares_of(shape)
-        together = max([a * verification + b * drafting for a, b in zip(verified, drafted, strict=True)])
-        duration = max(verification, drafting, round(together))
+        verification, drafting, config = self._verify(shape), self._draft(shape), self.drafts.config
+        duration = max(verification, drafting)
+        if not config.has_own_device:
+            if not (config.pipelined and shape.drafting):
+                return verification + drafting
+            verified, drafted = self._shares_of(shape)
+            together = max([a * verification + b * drafting for a, b in zip(verified, drafted, strict=True)])
+            duration = max(duration, round(together))
         self._overlapped += verification + drafting - duration
         return duration
 
@@ -206,7 +209,7 @@ class SpeculativePricer:
             found = part.pricer.explain(part.shape)
             rows += _labelled(part, found)
             duration += part.times * found.duration_s
-        if self.drafts.config.pipelined and shape.drafting:
+        if self.drafts.config.has_own_device or (self.drafts.config.pipelined and shape.drafting):
             duration = SpeculativePricer(self.tables, self.drafts).price(shape) / PS_PER_S
         return summed(rows, duration, host, timer)
 

@@ -3,7 +3,7 @@
 How unequal the contexts of sequences are that decode side by side is a `ContextSpread`.
 """
 
-__all__ = ["ContextSpread", "attention_decode", "mixed_attention"]
+__all__ = ["VERIFYING", "ContextSpread", "attention_decode", "mixed_attention"]
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -17,6 +17,7 @@ from perfmodel.ops.attention.prefill import SCORE_SUM_BYTES, Heads, flash_prefil
 from perfmodel.ops.extents import DecodeExtent, MixedExtent, PrefillExtent
 from perfmodel.ops.work import Work
 
+VERIFYING = "verify"  # `Work.format` of decodes with several queries each
 _SPLIT_TOKENS = 256  # the least KV tokens that are worth a split of their own
 _MAX_GROUP = 64  # query heads of one KV head that share a thread block
 
@@ -124,6 +125,7 @@ def attention_decode(
         kv_bytes=heads.cached_bytes(read, num_seqs),
         num_kernels=num_kernels,
         vector_ops=0.0 if heads.is_plain else heads.cached_ops(read, num_seqs),
+        format=VERIFYING if queries > 1.0 else "",
         extent=DecodeExtent(
             heads.extent,
             num_seqs,

@@ -93,7 +93,8 @@ def drafter_of(
         graph = _with_projection(graph, drafting, own)
         return Drafter(graph, computes_prompts=True, first_tokens=config.depth + 1)
     is_own = config.method == "draft_model"
-    return Drafter(graph, computes_prompts=is_own, first_tokens=2 if is_own else 1)
+    # Pipelined, the drafter has gone on behind its last token, or begins behind the newest one.
+    return Drafter(graph, computes_prompts=is_own, first_tokens=2 if is_own and not config.pipelined else 1)
 
 
 def draft_model_of(model: ModelSpec, config: SpeculativeConfig) -> ModelSpec:

@@ -194,7 +194,7 @@ def _backend(scenario: Scenario, pricer: StepPricer, is_split: bool) -> Simulate
             f"the file that `perfmodel execute` has measured."
         )
     acceptance = SimulatedAcceptance(config, scenario.seed)
-    return SimulatedBackend(pricer, acceptance, config.depth + 1 if config.pipelined else None, is_split)
+    return SimulatedBackend(pricer, acceptance, config.ahead, is_split)
 
 
 class FleetRouter:

@@ -35,6 +35,7 @@ _OWN_FIELDS = (
     ("lookahead", ("lookahead",), True),
     ("tree", ("draft_model", "self_skip", "self_quantized", "medusa", "eagle"), False),
     ("pipelined", ("draft_model",), False),
+    ("has_own_device", ("draft_model",), False),
 )
 
 
@@ -197,6 +198,7 @@ class SpeculativeConfig(Spec):
     adaptive:     the draft length is chosen for each step: what gives most tokens per second with so many sequences
     disable_by_batch_size: steps with more decoding sequences than this draft nothing
     pipelined:    the next round is drafted while this one is verified     (draft_model)
+    has_own_device: pipelined: the drafter runs on as many devices of its own, and shares none of the model's
     acceptance:   how many tokens are right: needed to simulate, measured when executed
     """
 
@@ -212,6 +214,7 @@ class SpeculativeConfig(Spec):
     adaptive: bool = False
     disable_by_batch_size: PositiveInt | None = None
     pipelined: bool = False
+    has_own_device: bool = False
     acceptance: Acceptance | None = None
 
     @model_validator(mode="after")
@@ -249,6 +252,8 @@ class SpeculativeConfig(Spec):
                 f"found {self.nodes_by_depth[-1]} tokens to verify at once for each sequence, allowed {_MOST_NODES}; "
                 f"narrow the tree"
             )
+        if self.has_own_device and not self.pipelined:
+            raise ValueError("found has_own_device without pipelined: drafts and verification take turns; add it")
         if self.pipelined and self.tree:
             raise ValueError("found pipelined with a tree, whose next round has no single place to start; use a chain")
         return self
@@ -278,6 +283,12 @@ class SpeculativeConfig(Spec):
             return self.lookahead.ngram - 1
         assert self.num_speculative_tokens is not None
         return self.num_speculative_tokens
+
+    @property
+    def ahead(self) -> int | None:
+        """Pipelined: how many tokens every sequence is drafted while a step is verified, the guess of the model's own
+        token first; None: drafts and verification take turns."""
+        return self.depth + 1 if self.pipelined else None
 
     @cached_property
     def nodes_by_depth(self) -> tuple[int, ...]:

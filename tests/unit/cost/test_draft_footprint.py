@@ -47,6 +47,17 @@ def test_who_drafts_with_the_model_itself_takes_no_room(config: dict[str, Any]) 
     assert plan(**config).num_kv_blocks == PLAIN.num_kv_blocks
 
 
+def test_a_drafter_on_its_own_device_takes_no_room_on_the_models() -> None:
+    config = {
+        "method": "draft_model",
+        "model": SMALL,
+        "num_speculative_tokens": 4,
+        "pipelined": True,
+    }
+    assert plan(**config).num_kv_blocks < PLAIN.num_kv_blocks
+    assert plan(**config, has_own_device=True).num_kv_blocks == PLAIN.num_kv_blocks
+
+
 def test_heads_layers_and_quantized_weights() -> None:
     d, vocab, layer = LLAMA.hidden_size, LLAMA.vocab_size, LLAMA.layers[0]
     medusa = plan(method="medusa", num_speculative_tokens=4)

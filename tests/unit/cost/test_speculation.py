@@ -149,6 +149,15 @@ def test_pipelined_rounds_are_shorter_but_not_than_their_longest_part() -> None:
     assert max(verification, round_s - verification) * 0.999 <= pipelined_s < round_s
 
 
+def test_a_drafter_on_its_own_device_takes_nothing_from_the_models() -> None:
+    apart = pricers(DRAFT, calibration=SERVED)
+    own = pricers(DRAFT | {"pipelined": True, "has_own_device": True}, calibration=SERVED)
+    shape = own.drafting_step(4, 4, 1000)
+    verification = apart._verify(apart.drafting_step(4, 4, 1000))
+    assert own.price(shape) == max(verification, own.fresh()._draft(shape))
+    assert own.explain(shape).duration_s == pytest.approx(own.price(shape) / 1e12)
+
+
 def test_skipped_layers_are_not_verified_again() -> None:
     """LayerSkip: k passes of E layers, and one of all layers in which drafted tokens pass L - E of them."""
     config = {"method": "self_skip", "num_speculative_tokens": 4, "draft_layers": 8}

@@ -14,6 +14,8 @@ from perfmodel.errors import SpecError
 from perfmodel.specs import EngineSpec, load_model, load_scenario
 from perfmodel.specs.engine.speculation import Acceptance, Lookahead, MeasuredAcceptance, SpeculativeConfig
 
+SMALL = load_model("qwen3-0.6b")
+
 
 def chain(**fields: Any) -> SpeculativeConfig:
     return SpeculativeConfig.model_validate({"method": "eagle", "num_speculative_tokens": 4} | fields)
@@ -33,6 +35,7 @@ def chain(**fields: Any) -> SpeculativeConfig:
         ({"num_speculative_tokens": None}, "no num_speculative_tokens"),
         ({"num_speculative_tokens": None, "tree": [64, 64, 2]}, "narrow the tree"),
         ({"pipelined": True}, "belongs to draft_model"),
+        ({"method": "draft_model", "model": SMALL, "has_own_device": True}, "has_own_device without pipelined"),
         ({"acceptance": {}}, "found nothing; give one of rate"),
         ({"acceptance": {"rate": 0.7, "per_position": [0.7]}}, "rate and per_position"),
         ({"acceptance": {"per_rank": [[0.6]]}}, "per_rank without a tree"),

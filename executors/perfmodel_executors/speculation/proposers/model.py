@@ -7,7 +7,7 @@ prompts, and catches up on tokens that were right but that it has not computed, 
 from end to end.
 """
 
-__all__ = ["ModelProposer", "SelfProposer"]
+__all__ = ["ModelProposer", "SelfProposer", "level_of"]
 
 from collections.abc import Sequence
 
@@ -49,7 +49,7 @@ class SelfProposer:
     ) -> list[int]:
         return runner.run(segments, is_warm_up)
 
-    def settle(self, drafting: Sequence[Drafting], num_accepted: Sequence[int]) -> None:
+    def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
         """The KV is that of the model that has verified."""
 
     def release(self, key: int) -> None:
@@ -61,15 +61,9 @@ class SelfProposer:
 
     def _level(self, drafting: Drafting, draft: Sequence[int], depth: int) -> TokenSegment:
         """The nodes of `depth`, whose successors are wanted."""
-        computed = drafting.num_computed
         if depth == 0:
-            return TokenSegment([drafting.tokens[-1]], computed, drafting.block_table)
-        if self._tree.is_chain:
-            return TokenSegment([draft[-1]], computed + depth, drafting.block_table)
-        level = self._tree.levels[depth]
-        tokens = draft[level.start - 1 : level.stop - 1]
-        nodes = self._tree.nodes(level.start, level.stop)
-        return TokenSegment(tokens, computed, drafting.block_table, is_verified=True, nodes=nodes)
+            return TokenSegment([drafting.tokens[-1]], drafting.num_computed, drafting.block_table)
+        return level_of(self._tree, drafting, draft, depth)
 
     def _next(self, segments: Sequence[TokenSegment], depth: int, active: Sequence[int]) -> list[list[int]]:
         """The nodes of the next depth, for each of the sequences that draft."""
@@ -101,8 +95,8 @@ class ModelProposer(SelfProposer):
                 self.runner.run(unasked)
         return super().propose(drafting, chunks)
 
-    def settle(self, drafting: Sequence[Drafting], num_accepted: Sequence[int]) -> None:
-        for each, accepted in zip(drafting, num_accepted, strict=True):
+    def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
+        for each, accepted in zip(drafting, map(len, paths), strict=True):
             if each.depth:
                 # Nodes of a tree lie elsewhere than the path that was right, so the drafter computes that again.
                 kept = min(accepted, each.depth - 1) if self._tree.is_chain else 0
@@ -130,3 +124,14 @@ class ModelProposer(SelfProposer):
             return super()._level(drafting, draft, depth)
         start = drafting.num_computed - self._behind.get(drafting.key, 0)
         return TokenSegment(drafting.tokens[start:], start, drafting.block_table)
+
+
+def level_of(tree: DraftTree, drafting: Drafting, draft: Sequence[int], depth: int) -> TokenSegment:
+    """The drafted nodes of `depth`, at least 1, behind the newest token; `draft`: all down to there."""
+    computed = drafting.num_computed
+    if tree.is_chain:
+        return TokenSegment([draft[-1]], computed + depth, drafting.block_table)
+    level = tree.levels[depth]
+    tokens = draft[level.start - 1 : level.stop - 1]
+    nodes = tree.nodes(level.start, level.stop)
+    return TokenSegment(tokens, computed, drafting.block_table, is_verified=True, nodes=nodes)

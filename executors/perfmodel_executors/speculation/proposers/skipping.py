@@ -14,8 +14,8 @@ from torch import Tensor
 
 from perfmodel_executors.models.batch import TokenSegment, build_batch, first_rows
 from perfmodel_executors.runner import StepRunner
-from perfmodel_executors.speculation.model import SelfProposer
 from perfmodel_executors.speculation.proposer import Drafting
+from perfmodel_executors.speculation.proposers.model import SelfProposer
 from perfmodel_executors.speculation.tree import DraftTree
 
 

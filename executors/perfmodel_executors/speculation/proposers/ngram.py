@@ -59,7 +59,7 @@ class NgramProposer:
     ) -> list[int]:
         return runner.run(segments, is_warm_up)
 
-    def settle(self, drafting: Sequence[Drafting], num_accepted: Sequence[int]) -> None:
+    def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
         """Nothing is remembered."""
 
     def release(self, key: int) -> None:

@@ -1,0 +1,1 @@
+"""Who drafts: text, a decoder, heads or a layer on the model's own states."""
